@@ -210,8 +210,8 @@ class QuotaService(Configurable):
         3,
         min=0,
         max=100,
-        help="How often a job is started again whose process vanished or was stopped by others; losses with their node "
-        "do not count (MAKEWAY_MAX_FAILURES_LOST).",
+        help="How often a job is started again whose process vanished, was stopped by others, or used more of a node "
+        "that ran short than its pod requested; losses with their node do not count (MAKEWAY_MAX_FAILURES_LOST).",
     ).tag(config=True, env="MAKEWAY_MAX_FAILURES_LOST")
     keep_workloads_days = Float(
         90.0,

@@ -220,13 +220,16 @@ async def test_the_next_leader_deletes_the_pod_that_an_earlier_one_left(site: Si
     await site.folders.close()
 
 
-async def test_the_pod_is_neither_a_jobs_nor_foreign_and_has_no_rights(site: Site) -> None:
+async def test_the_pod_is_of_no_job_counts_on_its_node_and_has_no_rights(site: Site) -> None:
     site.purge("rnd", "j-1")
     await site.done()
     (pod,) = site.server.ran
     spec, (container,) = pod["spec"], pod["spec"]["containers"]
     listed: Object = {**pod, "metadata": {**pod["metadata"], "uid": "u"}, "spec": {**spec, "nodeName": "n0"}}
-    assert (project_job_pod(listed), project_share(listed, SETTINGS.instance)) == (None, None)
+    assert project_job_pod(listed) is None
+    held = project_share(listed, SETTINGS.instance)
+    assert held is not None, "a plan that fills its node without it would be refused by the scheduler"
+    assert (held.workload, held.requests) == ("", (("cpu", 10), ("memory", 32)))
     assert (spec["automountServiceAccountToken"], spec["restartPolicy"]) == (False, "Never")
     assert not [name for name in container["resources"]["requests"] if "/" in name], "no GPU"
     assert container["securityContext"]["allowPrivilegeEscalation"] is False

@@ -17,18 +17,24 @@ from makeway_quota.backends.base import (
     BackendUnavailable,
     NoticeOrder,
     Phase,
+    Seen,
     WorkerPlace,
 )
-from makeway_quota.backends.kubernetes.attempt_pods import LIMITS, MOST_REMADE
+from makeway_quota.backends.kubernetes.attempt_pods import MOST_REMADE
 from makeway_quota.backends.kubernetes.backend import AWAY_SECONDS, LEFT_SECONDS, KubernetesBackend
 from makeway_quota.backends.kubernetes.client import REQUEST_SECONDS, ApiClient, ApiRefusal, ApiUnreachable, Object
 from makeway_quota.backends.kubernetes.connection import Connection
+from makeway_quota.backends.kubernetes.manifest import TOKEN
+from makeway_quota.backends.kubernetes.pod_waits import LIMITS
 from makeway_quota.backends.kubernetes.pulse import BEAT, Beat, Pulse
 from makeway_quota.backends.remote import PATIENCE
 from makeway_quota.backends.workers import WorkerSeen
 from makeway_quota.control.attempt_tokens import AttemptTokens
+from makeway_quota.control.reconcile import reconcile
 from makeway_quota.control.worker_channel import WorkerChannel
 from makeway_quota.policy import read
+from makeway_quota.store.records import NewWorkload, Place
+from makeway_quota.store.rows import submitted
 from makeway_quota.store.store import open_store
 from pod_backend import POLICY, SETTINGS, Backend, order
 
@@ -424,6 +430,37 @@ async def test_a_killed_worker_is_explained_by_the_end_of_its_pod(backend: Backe
     assert (seen.phase, seen.message) == (Phase.EXITED, killed.message), "its pod does not end"
 
 
+@pytest.mark.parametrize("resource", ["memory", "ephemeral-storage"])
+async def test_a_job_that_exhausts_node_after_node_ends_and_one_that_is_evicted_once_returns_to_the_queue(
+    backend: Backend, resource: str
+) -> None:
+    backend.hear("ADDED", pod("j1"))
+    backend.report("j1", RUNS)
+    await backend.observe()
+    evicted = pod("j1", "Failed")
+    evicted["status"] |= {
+        "reason": "Evicted",
+        "message": f"The node was low on resource: {resource}. Threshold quantity: 100Mi, available: 91244Ki. "
+        f"Container worker was using 62914560Ki, request is 0, has larger consumption of {resource}. ",
+        "containerStatuses": [{"name": "worker", "state": {"terminated": {"exitCode": 137, "reason": "Error"}}}],
+    }
+    backend.hear("MODIFIED", evicted)
+    await backend.observe()
+    backend.now += PATIENCE
+    seen = await backend.seen("j1")
+    assert (seen.phase, seen.exit_code, seen.node_lost, seen.never_ran) == (Phase.LOST, None, False, False)
+    job = submitted(NewWorkload("j1", "job", "rnd", "gpu1", "ana", name="x"), 0.0)
+    for times in range(1, 4):
+        place = Place(f"n{times}", (0,), (1000,))
+        job = job._replace(state="running", attempt=1, started_at=10.0, placement=(place,))
+        (change,) = reconcile({"j1": job}, Seen((), (seen,)), now=100.0, lost_budget=2).changes
+        job = job._replace(**change.fields)  # type: ignore[arg-type]
+        assert (job.state, job.infra_failures) == (("pending", times) if times < 3 else ("failed", 2))
+        assert f"Container worker was using 62914560Ki, request is 0, has larger consumption of {resource}" in (
+            job.reason_message
+        )
+
+
 async def test_a_worker_that_ends_without_a_report_is_over_though_its_sidecar_runs(backend: Backend) -> None:
     backend.hear("ADDED", pod("j1"))
     backend.report("j1", RUNS)
@@ -500,6 +537,80 @@ async def test_a_job_whose_image_does_not_exist_fails_soon_unless_the_site_chose
     else:
         assert (seen.phase, seen.exit_code) == (Phase.EXITED, 127)
         assert seen.message == f"its image cannot be pulled: {missing}"
+
+
+def of_gang(worker: int, waits: str, message: str = "", ready: str = "True") -> Object:
+    """Return a pod of a gang of two whose own image is not there, or that waits for what `ready` leaves open."""
+    found = pod("j1", "Pending", worker=worker, of=2)
+    found["metadata"]["annotations"] = {"makeway/own-image": "true"}
+    state = {"waiting": {"reason": waits, "message": message}}
+    found["status"]["containerStatuses"] = [{"name": "worker", "image": "notebook:1", "state": state}]
+    found["status"]["conditions"] = [{"type": "PodReadyToStartContainers", "status": ready}]
+    return found
+
+
+def unplaced(worker: int) -> Object:
+    """Return a pod of a gang of two for which no node has room."""
+    found = pod("j1", "Pending", worker=worker, of=2)
+    del found["spec"]["nodeName"]
+    refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no node has room"}
+    found["status"]["conditions"] = [refused]
+    return found
+
+
+@pytest.mark.parametrize("blocked", [0, 1])
+async def test_the_worker_of_a_gang_that_may_wait_the_shortest_is_the_one_that_counts(
+    backend: Backend, blocked: int
+) -> None:
+    backend.hear("ADDED", of_gang(1 - blocked, "ContainerCreating"))
+    assert (await backend.seen("j1")).message == "its image is being pulled"
+    backend.now += LIMITS["unschedulable"] * 2
+    backend.hear("ADDED", unplaced(blocked))
+    said = "Kubernetes does not place its pod: no node has room"
+    assert (await backend.seen("j1")).message == said
+    backend.now += LIMITS["unschedulable"] + PATIENCE
+    await backend.observe()
+    backend.now += PATIENCE
+    seen = await backend.seen("j1")
+    assert (seen.phase, seen.never_ran, seen.worker) == (Phase.LOST, True, blocked)
+    assert said in seen.message
+
+
+async def test_a_worker_of_a_gang_without_its_token_is_noticed_while_another_pulls_its_image(backend: Backend) -> None:
+    backend.hear("ADDED", of_gang(0, "ContainerCreating"))
+    waits = of_gang(1, "CreateContainerConfigError", 'secret "makeway-tokens-1" not found')
+    source = {"secretKeyRef": {"name": "makeway-tokens-1", "key": "makeway-j1-1-1"}}
+    env = [{"name": TOKEN, "valueFrom": source}]
+    waits["spec"]["containers"] = [{"name": "worker", "env": env}]
+    backend.hear("ADDED", waits)
+    for _ in range(2):
+        seen = await backend.seen("j1")
+        backend.now += LIMITS["token"]
+    assert (seen.phase, seen.unfinished) == (Phase.STARTING, True)
+
+
+async def test_the_clock_of_a_gang_goes_on_between_two_tries_to_pull_an_image(backend: Backend) -> None:
+    missing = "code = NotFound desc = x: not found"
+    backend.hear("ADDED", of_gang(1, "ContainerCreating", ready="False"))
+    for _ in range(5):
+        backend.hear("MODIFIED", of_gang(0, "ErrImagePull", missing))
+        await backend.observe()
+        backend.now += 5.0
+        backend.hear("MODIFIED", of_gang(0, "ImagePullBackOff", 'Back-off pulling image "x"'))
+        seen = await backend.seen("j1")
+        backend.now += LIMITS["no_image"] / 3
+    assert (seen.phase, seen.exit_code, seen.message) == (Phase.EXITED, 127, f"its image cannot be pulled: {missing}")
+
+
+async def test_a_worker_that_reports_does_not_wait_though_its_pod_is_shown_as_pending(backend: Backend) -> None:
+    backend.hear("ADDED", of_gang(0, "ContainerCreating"))
+    backend.hear("ADDED", of_gang(1, "ContainerCreating", ready="False"))
+    found = {("j1", 1): {1: RUNS}}
+    backend.channel.seen = lambda: found  # type: ignore[method-assign]
+    backend.channel.changed = lambda: set(found)  # type: ignore[method-assign]
+    for _ in range(2):
+        assert (await backend.seen("j1")).message == "its image is being pulled"
+        backend.now += LIMITS["volumes"]
 
 
 async def test_the_others_of_a_gang_save_as_long_as_they_may_after_one_pod_was_drained(backend: Backend) -> None:

@@ -18,8 +18,9 @@ from makeway_quota.backends.kubernetes.manifest import (
     worker_pod,
 )
 from makeway_quota.backends.kubernetes.nodes import toleration
+from makeway_quota.backends.kubernetes.pod_ends import gone, machines_of
 from makeway_quota.backends.kubernetes.pod_requests import pod_requests
-from makeway_quota.backends.kubernetes.pod_states import JobPod, gone, machines_of, project_job_pod
+from makeway_quota.backends.kubernetes.pod_states import JobPod, project_job_pod
 from makeway_quota.backends.kubernetes.template import merged
 from makeway_quota.backends.machines import Machines
 from makeway_quota.policy import PolicyInvalid, read
@@ -344,6 +345,16 @@ def test_a_forbidden_field_of_a_template_is_named(pod: Any, named: str) -> None:
 # -- states
 
 RUNS = {"n1": True, "n2": False}
+OVER_ITS_LIMIT = (
+    "Pod ephemeral local storage usage exceeds the total limit of containers 1Gi. ",
+    'Container worker exceeded its local ephemeral storage limit "1Gi". ',
+    'Usage of EmptyDir volume "work" exceeds the limit "1Gi". ',
+)
+LOW = "The node was low on resource: ephemeral-storage. Threshold quantity: 46993491787, available: 45494108Ki. "
+USING = "using 1Gi, request is 0, has larger consumption of ephemeral-storage. "
+LOW_ON_MEMORY = "The node was low on resource: memory. Threshold quantity: 750Mi, available: 225800Ki. "
+USING_MEMORY = "using 4395616Ki, request is 0, has larger consumption of memory. "
+"""As the kubelet of Kubernetes 1.37 has them (pkg/kubelet/eviction/helpers.go)."""
 NO_PYTHON = 'runc create failed: exec: "python3": executable file not found in $PATH'
 
 
@@ -511,11 +522,27 @@ def test_a_pod_that_waits_says_for_what(kept: JobPod, reason: str, message: str)
         (pod("Failed", **over(255, "Unknown")), True, None, "its node n1 was restarted, or lost its container"),
         (pod("Failed", **over(137, "ContainerStatusUnknown")), True, None, "its node n1 was restarted"),
         (pod("Failed", reason="Evicted", message="The node was low on resource: memory."), True, None, "short of"),
+        *((pod("Failed", reason="Evicted", message=said), False, 137, said) for said in OVER_ITS_LIMIT),
         (
-            pod("Failed", reason="Evicted", message="Pod ephemeral local storage usage exceeds the total limit"),
-            False,
-            137,
-            "Pod ephemeral local storage usage exceeds",
+            pod("Failed", reason="Evicted", message=f"{LOW}Container beside was {USING}"),
+            True,
+            None,
+            f"its node n1 was short of a resource and evicted its pod: {LOW}",
+        ),
+        *(
+            (pod("Failed", **status), False, None, f"than it requested of what its node n1 was short of: {said}")
+            for said in (f"{LOW}Container worker was {USING}", f"{LOW_ON_MEMORY}Container worker was {USING_MEMORY}")
+            for status in (
+                {"reason": "Evicted", "message": said, **over(137, "ContainerStatusUnknown")},
+                {"reason": "Evicted", "message": said},
+                condition("DisruptionTarget", "True", "TerminationByKubelet", said),
+            )
+        ),
+        (
+            pod("Failed", reason="Evicted", message="The node was low on resource: inodes. "),
+            True,
+            None,
+            "short of a resource and evicted its pod: The node was low on resource: inodes",
         ),
         (
             pod("Failed", **condition("DisruptionTarget", "True", "EvictionByEvictionAPI", "drained")),
@@ -597,6 +624,16 @@ def test_the_fault_of_the_job_counts_before_that_of_a_node() -> None:
     ends = [pod("Failed", node="n2", workers=2), pod("Failed", worker=1, workers=2, **over(137, "OOMKilled"))]
     found = machines_of(ends, RUNS)
     assert (found.workers, found.exit_code, found.node_lost) == (2, 137, False)
+
+
+def test_a_gang_of_which_one_worker_used_more_of_its_node_than_it_requested_does_not_blame_nodes() -> None:
+    evicted = condition("DisruptionTarget", "True", "TerminationByKubelet", f"{LOW}Container worker was {USING}")
+    other = pod("Failed", reason="Evicted", message=f"{LOW}", workers=2, **over(137))
+    still = [pod(workers=2), pod(worker=1, workers=2, **evicted)]
+    assert machines_of(still, RUNS) == Machines(2), "it saves, and its end counts then"
+    found = machines_of([other, replace(still[1], phase="Failed")], RUNS)
+    assert (found.present, found.node_lost, found.worker) == (False, False, 1)
+    assert found.message.startswith("worker 1: its pod was evicted")
 
 
 def test_a_pod_that_was_deleted_while_it_ran_is_judged_by_its_last_state() -> None:

@@ -19,9 +19,9 @@ from informing import client
 from job_service import JOBS, NAMESPACE, PODS, RUN_AS, Serving, make_namespace, training, weights
 from makeway_api.models import Job, JobRequest
 from makeway_quota.backends.base import StartOrder, WorkerPlace
-from makeway_quota.backends.kubernetes.attempt_pods import LIMITS
 from makeway_quota.backends.kubernetes.client import ApiClient, ApiRefusal, ApiUnreachable, Object
 from makeway_quota.backends.kubernetes.manifest import PodSettings, WorkerResources, worker_pod
+from makeway_quota.backends.kubernetes.pod_waits import LIMITS
 from makeway_quota.main import main
 
 from kube_cluster.api import GPU

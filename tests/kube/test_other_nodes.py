@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from job_service import NAMESPACE, Serving, make_namespace
 from job_service import PODS as JOB_PODS
-from makeway_quota.backends.kubernetes.attempt_pods import LIMITS
+from makeway_quota.backends.kubernetes.pod_waits import LIMITS
 from pods import PODS, phase, simulated_pod, wait_until
 
 from kube_cluster.cluster import Cluster

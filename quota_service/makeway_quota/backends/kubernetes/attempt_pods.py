@@ -15,31 +15,10 @@ from makeway_api.durations import duration
 from ..base import Key
 from ..machines import Machines
 from ..workers import WorkerSeen
-from .pod_states import NO_COMMAND, JobPod, gone, machines_of, never_ran
+from .pod_ends import NO_COMMAND, gone, machines_of, never_ran
+from .pod_states import JobPod
+from .pod_waits import LIMITS, with_cause
 
-LIMITS: Mapping[str, float] = {
-    "scheduler": 3600.0,
-    "unschedulable": 60.0,
-    "incomplete": 60.0,
-    "container": 120.0,
-    "token": 30.0,
-    "no_image": 60.0,
-    "site_image": 60.0,
-    "image_pull": 21_600.0,
-    "image": 21_600.0,
-    "volumes": 1800.0,
-    "init": 21_600.0,
-}
-"""Seconds that a pod may wait, by what it waits for; then its job gives its GPUs back, is delayed, and is planned anew.
-
-Without its token no worker has run: such an attempt is not lost, but started again, and so is one without some of its
-pods. The kubelet looks for a token again every 15 seconds at least.
-
-A job whose image the registry refuses fails, where it or its profile chose that image. A registry that does not answer
-says nothing about the image, and the kubelet asks it again every five minutes at least. Without the condition
-PodReadyToStartContainers a pod that is being created may be pulling its image, which may be large.
-Of a scheduler that says nothing about a pod nothing is known: jobs wait for it.
-"""
 UNFINISHED = Machines(0, unfinished=True)
 MOST_REMADE = 3
 """How often the pods of an attempt are made again that others deleted before they ran; then its job waits longer."""
@@ -98,7 +77,8 @@ class AttemptPods:
         for one in changed:
             name = one.partition("/")[2]
             if (pod := pods.get(one)) is not None:
-                self._by_key.setdefault(pod.key, {})[name] = pod
+                of_key = self._by_key.setdefault(pod.key, {})
+                of_key[name] = with_cause(pod, of_key.get(name))
                 self._key_of[name] = pod.key
                 if pod.termination_message:
                     self._with_final_report.add(pod.key)
@@ -225,12 +205,10 @@ class AttemptPods:
                 return None
             self._started.pop(key, None)
             over = [number for number, worker in workers.items() if worker.ended]
-            machines = machines_of([*pods.values()], self._usable, over, last)
+            machines = machines_of(_as_reported(pods.values(), workers), self._usable, over, last, self._limits)
             torn = not machines.present and any(pod.present for pod in pods.values())
             (self._torn.add if torn else self._torn.discard)(key)
             self._stranded.discard(key)
-            if machines.waiting_reason not in ("", "incomplete") and len(workers) >= machines.workers:
-                machines = replace(machines, waiting_reason="", message="")  # all run: their node has not said so yet
             return self._in_time(key, machines, now, reported=bool(workers))
         if last:
             again = self._remade.get(key, 0) < MOST_REMADE and not workers and never_ran(last, self._usable)
@@ -243,8 +221,6 @@ class AttemptPods:
             self._waiting.pop(key, None)
             return machines
         before, since = self._waiting.get(key, (machines, now))
-        if before.waiting_reason in ("no_image", "site_image") and "back-off" in machines.message.lower():
-            machines = before  # between two tries, without the cause of the last one
         if before.waiting_reason != machines.waiting_reason:
             since = now
         self._waiting[key] = machines, since
@@ -264,3 +240,8 @@ class AttemptPods:
         if machines.waiting_reason == "no_image":
             return replace(over, exit_code=NO_COMMAND)
         return replace(over, never_ran=True, message=f"its pod waited for {duration(limit)}: {machines.message}")
+
+
+def _as_reported(pods: Iterable[JobPod], workers: Collection[int]) -> list[JobPod]:
+    """Return pods, of which those of workers that report run, although their nodes have not said so yet."""
+    return [replace(pod, phase="Running") if pod.phase == "Pending" and pod.worker in workers else pod for pod in pods]

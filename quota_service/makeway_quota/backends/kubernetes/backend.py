@@ -19,7 +19,7 @@ from ...policy import Document
 from ..base import BackendError, BackendRefusal, BackendUnavailable, Key, NodeSeen, StartOrder
 from ..machines import Machines
 from ..remote import LOST_AFTER, REPORT_WITHIN, RemoteBackend
-from .attempt_pods import LIMITS, AttemptPods
+from .attempt_pods import AttemptPods
 from .checkpoint_folders import CheckpointFolders
 from .client import SILENT, ApiClient, ApiRefusal, ApiUnreachable, Object, together
 from .creation import create_once
@@ -32,6 +32,7 @@ from .nodes import Toleration
 from .pod_events import PodEvents
 from .pod_requests import JOB
 from .pod_states import JobPod, project_job_pod
+from .pod_waits import LIMITS
 from .pulse import BEAT, Beat, Pulse
 from .removals import Removals
 from .start_errors import start_error

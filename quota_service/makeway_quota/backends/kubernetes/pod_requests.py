@@ -25,7 +25,7 @@ Requests = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class PodShare:
-    """The resources that a pod holds on its node. `workload`: it is a pod of one of ours, so not foreign."""
+    """The resources that a pod holds on its node; it is foreign without a `workload` of ours."""
 
     node: str
     requests: Requests
@@ -38,6 +38,7 @@ def project_share(item: Object, instance: str) -> PodShare | None:
     """Return the resources that a pod holds on its node; None while it holds none, and for pods of jobs that run.
 
     A pod of a job that is deleted may outlive its job: its node is out of reach, or a process of it cannot be killed.
+    A pod of ours that is of no workload, as one that removes checkpoints, is in no plan: it counts as foreign.
     """
     spec, status = item.get("spec") or {}, item.get("status") or {}
     node = spec.get("nodeName")
@@ -47,7 +48,7 @@ def project_share(item: Object, instance: str) -> PodShare | None:
     workload, attempt = "", None
     if labels.get(MANAGED_BY) == MANAGER and labels.get(INSTANCE) == instance:
         workload = labels.get(SESSION, "")
-        if not workload:
+        if not workload and JOB in labels:
             if "deletionTimestamp" not in item["metadata"] or not str(labels.get(ATTEMPT, "")).isdecimal():
                 return None
             workload, attempt = labels.get(JOB, ""), int(labels[ATTEMPT])
