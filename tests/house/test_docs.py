@@ -22,6 +22,7 @@ LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SETTING = re.compile(r"\bMAKEWAY_[A-Z][A-Z_]*[A-Z]\b")
 PICTURE = re.compile(r"(?:src|srcset)=\"([^\"]+)\"|!\[[^\]]*\]\(([^)]+)\)")
+CODE_PATH = re.compile(r"`((?:[\w.-]+/)*[\w.-]+\.py|(?:[\w.-]+/)+[\w.-]+\.(?:css|html|js|json|toml|tpl|ts|ya?ml))`")
 LARGEST_PICTURE = 200_000
 
 
@@ -49,6 +50,18 @@ def test_every_link_leads_somewhere(root: Path) -> None:
             if not aim.exists() or (anchor and anchor not in anchors(aim)):
                 broken.append(f"{file.relative_to(root)}: {target}")
     assert not broken
+
+
+def test_every_code_path_in_the_docs_exists(root: Path, tracked: list[Path]) -> None:
+    known = {f"/{file.relative_to(root).as_posix()}" for file in tracked}
+    named = [
+        (file.relative_to(root).as_posix(), path)
+        for file in handbook(root)
+        if file.name != "CHANGELOG.md"  # names what was there once
+        for path in CODE_PATH.findall(file.read_text(encoding="utf-8"))
+    ]
+    assert len(named) > 100
+    assert not [each for each in named if not any(path.endswith(f"/{each[1]}") for path in known)]
 
 
 def test_every_page_is_reached_from_the_index(root: Path) -> None:
