@@ -69,7 +69,7 @@ async def test_a_decision_is_an_event_of_each_pod_of_the_attempt() -> None:
     first = server.posted[0]
     assert (first["reason"], first["type"], first["message"]) == ("MadeWay", "Normal", "fit made way for owner.")
     assert (first["involvedObject"]["uid"], first["lastTimestamp"]) == ("u0", "2027-01-15T08:00:00Z")
-    events.publish_events([worker()], "node_failed", "x" * 2000)
+    events.publish_events([worker()], "lost", "x" * 2000)
     await idle(events)
     assert (server.posted[-1]["type"], len(server.posted[-1]["message"])) == ("Warning", 1000)
 
@@ -156,14 +156,14 @@ async def test_a_pod_that_is_gone_gets_the_event_of_its_loss(backend: Backend) -
     for number in range(2):
         backend.hear("DELETED", pod("j1", worker=number, of=2, version="30"))
     await backend.observe()
-    backend.publish_event(("j1", 1), "node_failed", "fit was lost.")
+    backend.publish_event(("j1", 1), "lost", "fit was lost.")
     await idle(backend._events)
     assert {found["involvedObject"]["uid"] for found in server.posted} == {"j1-0", "j1-1"}
 
 
 async def test_a_replica_that_leads_no_more_posts_nothing(backend: Backend) -> None:
     backend.guard(lambda: False)
-    backend.publish_event(("j1", 1), "node_failed", "fit was lost.")
+    backend.publish_event(("j1", 1), "lost", "fit was lost.")
     await idle(backend._events)
     assert f"POST {EVENTS}" not in backend.server.asked
 

@@ -238,7 +238,7 @@ async def test_a_silent_worker_is_lost_fenced_and_its_job_starts_again(tmp_path:
         os.kill(first.pid, signal.SIGSTOP)
         await service.said(job, "up", attempt=2)
         decisions = await service.run.client("ana").job_events(job.id)
-        [lost] = [each.message for each in decisions if each.code == "node_failed"]
+        [lost] = [each.message for each in decisions if each.code == "lost"]
         assert "worker 0 was not heard of for 12 s" in lost
         row = await service.run.service.components.world.row(job.id)
         assert row is not None

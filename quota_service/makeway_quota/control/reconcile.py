@@ -214,7 +214,7 @@ class _Reports:
             self._finish(row, seen, "failed", for_good)
         else:
             lost = self._saved(row, seen).lost
-            self._requeue(row, seen, "lost", "node_failed", message, fields, lost)
+            self._requeue(row, seen, "lost", "lost", message, fields, lost)
 
     def _requeue(
         self,
