@@ -91,11 +91,20 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_nodes(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     nodes = commands.add_parser("nodes", help="list the nodes of a Kubernetes cluster as the service sees them")
+    nodes.add_argument("--config", help="a Python file of settings of the service")
     nodes.add_argument(
-        "--kubeconfig", type=Path, help="a kubeconfig file (default: KUBECONFIG, else this pod's service account)"
+        "--kubeconfig",
+        type=Path,
+        help="a kubeconfig file (default: that of the settings, else KUBECONFIG, else this pod's service account)",
     )
-    nodes.add_argument("--context", default="", help="context of the kubeconfig (default: its current one)")
-    nodes.add_argument("--policy", metavar="FILE", help="a policy document with pools; without it, all are in one pool")
+    nodes.add_argument(
+        "--context", default="", help="context of the kubeconfig (default: that of the settings, else its current one)"
+    )
+    nodes.add_argument(
+        "--policy",
+        metavar="FILE",
+        help="a policy document with pools, - reads standard input; without it, all are in one pool",
+    )
     nodes.add_argument(
         "--resource",
         default="nvidia.com/gpu",
@@ -106,7 +115,8 @@ def _add_nodes(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         action="append",
         default=[],
         metavar="TAINT",
-        help="a taint that jobs tolerate: key, key=value, key:effect or key=value:effect; may be repeated",
+        help="a taint that jobs tolerate besides those of the settings (MAKEWAY_KUBE_TOLERATIONS): key, key=value, "
+        "key:effect or key=value:effect; may be repeated",
     )
     nodes.set_defaults(run=_nodes)
 
@@ -157,9 +167,14 @@ def _nodes(args: argparse.Namespace) -> int:
     from .backends.kubernetes.nodes import toleration
     from .policy import read
 
-    document = read(Path(args.policy).read_text(encoding="utf-8"), args.policy) if args.policy else None
-    tolerations = [toleration(text) for text in args.tolerate]
-    print(nodes_command(document, args.resource, args.kubeconfig, args.context, tolerations))
+    document = None
+    if args.policy:
+        text = sys.stdin.read() if args.policy == "-" else Path(args.policy).read_text(encoding="utf-8")
+        document = read(text, args.policy)
+    settings = load(args.config).kubernetes
+    tolerations = [toleration(text) for text in (*settings.tolerations, *args.tolerate)]
+    kubeconfig, context = args.kubeconfig or settings.kubeconfig, args.context or settings.context
+    print(nodes_command(document, args.resource, kubeconfig, context, tolerations))
     return 0
 
 

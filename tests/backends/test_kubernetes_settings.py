@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import pytest
 from makeway_quota.backends.base import Backend
 from makeway_quota.backends.kubernetes.backend import KubernetesBackend
-from makeway_quota.main import make_backend
+from makeway_quota.backends.kubernetes.nodes import Toleration
+from makeway_quota.main import main, make_backend
+from makeway_quota.policy import Document
 from makeway_quota.settings import load
 
 
@@ -72,3 +75,25 @@ def test_an_address_in_the_cluster_is_what_pods_are_given(tmp_path: Path, url: s
     backend = made(tmp_path, MAKEWAY_WORKER_URL=url)
     assert isinstance(backend, KubernetesBackend)
     assert backend.settings.address == url
+
+
+def test_the_command_for_nodes_has_the_settings_of_the_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[object, ...]] = []
+
+    def nodes_command(*given: object) -> str:
+        asked.append(given)
+        return ""
+
+    monkeypatch.setattr("makeway_quota.backends.kubernetes.listing.nodes_command", nodes_command)
+    monkeypatch.setenv("MAKEWAY_KUBECONFIG", str(tmp_path / "of-the-service"))
+    monkeypatch.setenv("MAKEWAY_KUBE_TOLERATIONS", "batch=yes:NoSchedule")
+    assert main(["nodes", "--tolerate", "night", "--context", "c"]) == 0
+    text = json.dumps({"version": 1, "pools": [{"name": "a"}], "profiles": [], "policies": []})
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+    assert main(["nodes", "--kubeconfig", str(tmp_path / "another"), "--policy", "-"]) == 0
+    batch, night = Toleration("batch", "Equal", "yes", "NoSchedule"), Toleration("night", "Exists")
+    assert asked[0] == (None, "nvidia.com/gpu", tmp_path / "of-the-service", "c", [batch, night])
+    document, *rest = asked[1]
+    assert isinstance(document, Document)
+    assert [pool.name for pool in document.pools] == ["a"]
+    assert rest == ["nvidia.com/gpu", tmp_path / "another", "", [batch]]
