@@ -80,7 +80,7 @@ async def test_a_job_gets_the_image_of_the_notebook_that_it_is_submitted_from(tm
         outside = await run.submit("ana", profile="gpu3")
         assert (outside.image, outside.notes) == (
             None,
-            ["The job runs in the image site/base:1 (the default of this site)."],
+            ["The job runs in the image site/base:1 (the default image of jobs)."],
         )
 
 

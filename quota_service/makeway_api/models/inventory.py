@@ -84,7 +84,11 @@ class Profile(Wire):
     kinds: list[Kind] = Field(default_factory=lambda: [Kind.SESSION, Kind.JOB])
     grace: int = Field(30, description="seconds between checkpoint notice and SIGKILL")
     time_limit: int | None = None
-    image: str | None = Field(None, description="without a choice; none: that of the site")
+    image: str | None = Field(
+        None,
+        description="container image without a choice; null: the default image of jobs (`MAKEWAY_KUBE_IMAGE`), and "
+        "that of notebooks (`c.KubeSpawner.image`)",
+    )
     images: list[Image] = Field(default_factory=list, description="to choose from")
 
 

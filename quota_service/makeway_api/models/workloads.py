@@ -163,9 +163,13 @@ class Job(Wire):
     source: str = ""
     private: bool = Field(False, description="the caller may not read its log, result, files and code")
     clone_of: str | None = None
-    image: str | None = Field(None, description="of its pods; none: that of the site")
+    image: str | None = Field(
+        None, description="container image of its pods; null: the default image of jobs (`MAKEWAY_KUBE_IMAGE`)"
+    )
     notes: list[str] = Field(
-        default_factory=list, description="in the answer to a submission: what its pods have and what they lack"
+        default_factory=list,
+        description="in the answer to a submission: sentences for the owner: which image its pods use and why, and why "
+        "they have no home",
     )
     virtual: bool = False
     durable_checkpoints: bool = Field(True, description="whether an attempt finds the checkpoints of the one before")
@@ -180,8 +184,13 @@ class DryRun(Wire):
     files: int
     bytes: int
     risk: str = Field("", description="what running over quota would mean for it; empty in quota")
-    image: str | None = Field(None, description="of its pods; none: that of the site")
-    notes: list[str] = Field(default_factory=list, description="what its pods would have and what they would lack")
+    image: str | None = Field(
+        None, description="container image of its pods; null: the default image of jobs (`MAKEWAY_KUBE_IMAGE`)"
+    )
+    notes: list[str] = Field(
+        default_factory=list,
+        description="sentences for the owner: which image its pods would use and why, and why they would have no home",
+    )
 
 
 class JobPage(Wire):

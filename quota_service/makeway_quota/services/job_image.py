@@ -14,7 +14,7 @@ from .eligibility import find_image, offers_image, title_of
 
 
 class ImageChoice(NamedTuple):
-    """The reference of an image, None for that of the site, and why it is this one, as the end of a sentence."""
+    """The reference of an image, None for the default image of jobs, and why it is this one, to end a sentence."""
 
     image: str | None
     why: str
@@ -41,7 +41,7 @@ def choose_image(document: Document, profile: Profile, wanted: str | None, sessi
     if wanted:
         return ImageChoice(default, "as requested")
     title = title_of(document, profile)
-    why = f"the default of {title}" if default else "the default of this site"
+    why = f"the default of {title}" if default else "the default image of jobs"
     if session is None or session.image is None:
         return ImageChoice(default, why)
     if default is None or offers_image(document, profile.name, session.image):
@@ -49,7 +49,7 @@ def choose_image(document: Document, profile: Profile, wanted: str | None, sessi
     return ImageChoice(default, f"{why}; this profile does not offer the notebook's image {session.image}")
 
 
-def image_note(image: str | None, choice: ImageChoice, site: str) -> str:
-    """Return a sentence for the owner of a job with this image; `site` is the image of jobs that have none."""
+def image_note(image: str | None, choice: ImageChoice, default: str) -> str:
+    """Return a sentence for the owner of a job with this image; `default` is the default image of jobs."""
     why = f" ({choice.why})" if image == choice.image else ""
-    return f"The job runs in the image {image or site}{why}."
+    return f"The job runs in the image {image or default}{why}."
