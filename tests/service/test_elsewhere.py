@@ -186,10 +186,14 @@ async def test_without_a_place_for_checkpoints_a_job_is_told_that_it_starts_from
             if dry.risk:
                 break
             await service.train("import time; time.sleep(600)")
-        assert dry.risk.endswith("and then starts from the beginning: here checkpoints end with a job's pod.")
+        assert dry.risk.endswith("and then starts from the beginning, because checkpoints are not kept here.")
         over = await service.train("import time; time.sleep(600)")
         assert over.reason is not None
-        assert "(its checkpoints end with its pod: it starts from the beginning then)" in over.reason.message
+        assert re.fullmatch(
+            r"Runs over quota on \d GPUs?: it makes way when their owners need them, and then starts from the "
+            r"beginning, because checkpoints are not kept here\.",
+            over.reason.message,
+        ), over.reason.message
         for each in (await service.run.client("ana").jobs(limit=50)).jobs:
             await service.run.client("ana").cancel(each.id)
             await service.ended(each)

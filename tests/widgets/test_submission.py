@@ -194,7 +194,7 @@ def test_outside_of_a_makeway_notebook_the_message_says_what_to_set(monkeypatch:
 @pytest.mark.covers("F44")
 def test_the_risk_over_quota_is_to_begin_anew_where_checkpoints_end_with_their_pod() -> None:
     wanted = Submission(source="from makeway import checkpoint")
-    for durable, ends in ((True, "`%job` shows the newest one."), (False, "here checkpoints end with a job's pod.")):
+    for durable, ends in ((True, "`%job` shows the newest one."), (False, "because checkpoints are not kept here.")):
         over = samples.job(over_quota=True, durable_checkpoints=durable)
         assert " ".join(risk(Job(over), wanted).split()).endswith(ends)
 

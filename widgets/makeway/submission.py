@@ -166,7 +166,7 @@ def risk(job: Job, submission: Submission) -> str:
         "their owner needs them; then it gets a notice, "
     )
     if not data.durable_checkpoints:
-        text += "makes way, and later starts from the beginning by itself: here checkpoints end with a job's pod."
+        text += "makes way, and later starts from the beginning by itself, because checkpoints are not kept here."
         return textwrap.fill(text, 100)
     text += "saves, makes way, and resumes later by itself. "
     if submission.source and not any("checkpoint" in code for code in _code(submission)):

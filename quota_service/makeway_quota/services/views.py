@@ -118,9 +118,9 @@ def _job_reason(row: Workload, now: float, durable: bool) -> Reason | None:
     if not row.over_quota:
         return Reason(code="running", message=f"Runs on {size} within the team's reservation.")
     saved = f"last checkpoint {duration(now - row.checkpoint_at)} ago" if row.checkpoint_at else "no checkpoint yet"
-    if not durable:
-        saved = "its checkpoints end with its pod: it starts from the beginning then"
-    message = f"Runs over quota on {size}: it makes way when their owners need them ({saved})."
+    again = ", and then starts from the beginning, because checkpoints are not kept here"
+    cost = f" ({saved})" if durable else again
+    message = f"Runs over quota on {size}: it makes way when their owners need them{cost}."
     return Reason(code="running_over_quota", message=message)
 
 
