@@ -1,4 +1,4 @@
-"""The way to workers that are no processes of the service: what remote backends need of `control/worker_channel.py`."""
+"""Protocol through which remote backends read reports of their workers; `control/worker_channel.py` implements it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .workers import WorkerSeen
 
 
 class Channel(Protocol):
-    """The way to the workers: what they report and send, and their credentials."""
+    """The reports, the outputs and the credentials of workers that are no processes of the service."""
 
     def on_change(self, wake: Callable[[], None]) -> None:
         """Call `wake` whenever a worker reports something new."""
@@ -27,7 +27,10 @@ class Channel(Protocol):
         """Return the attempts whose workers reported something new, or were forgotten, since the last call."""
 
     def silent(self, seconds: float) -> Mapping[Key, int]:
-        """Return attempts with a worker that was not heard of for so long while the service could hear; and which."""
+        """Map each attempt to a worker that has neither reported for `seconds` nor ended.
+
+        Time in which the service itself was not running does not count.
+        """
 
     async def record_final_reports(self, ends: Mapping[tuple[str, int, int], WorkerReportIn]) -> None:
         """Record ends of workers that their machines report; not of one that reported an end itself, or never began."""

@@ -7,25 +7,25 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Machines:
-    """The machines of one attempt as a subclass sees them."""
+    """State of the pods (or hosts) of one attempt, as a remote backend observes it."""
 
     workers: int
     present: bool = True
-    """False: none of them is there any more"""
+    """whether any of them still exists"""
     node_lost: bool = False
-    """the node is gone, or Kubernetes ends a machine for a reason of its own, so that it says nothing about the job"""
+    """whether a node is gone, or Kubernetes ended a pod for a reason of its own, which says nothing about the job"""
     waiting_reason: str = ""
     message: str = ""
-    """why it waits; with absence: what became of the machines"""
+    """why one of them waits; if not present: how they ended"""
     exit_code: int | None = None
-    """with absence: it was the job that made its machine end, with this exit code"""
+    """if not present: the job's own exit code; None where the job did not end them"""
     unfinished: bool = False
-    """their start broke off before anything ran"""
+    """whether their start was interrupted before anything ran"""
     never_ran: bool = False
-    """with absence: at least one worker did not start, and the job is not to blame"""
+    """if not present: whether at least one worker did not start, through no fault of the job"""
     worker: int = 0
-    """the one that the message and `node_lost` are about"""
+    """number of the worker that the message and `node_lost` are about"""
 
 
 GONE = Machines(0, present=False)
-"""Machines that are in no list any more"""
+"""State of pods that are listed no more"""

@@ -62,7 +62,7 @@ def _after(stamps: OrderedDict[K, int], version: int) -> Iterator[K]:
 
 
 class Changes:
-    """The versions of a backend's nodes and attempts together. Not for several threads."""
+    """The versions of a backend's nodes and attempts together. Not thread-safe."""
 
     def __init__(self) -> None:
         self._version = 1

@@ -122,7 +122,10 @@ class WorkerChannel:
         return changed
 
     def silent(self, seconds: float) -> Mapping[Key, int]:
-        """Return attempts with a worker that was not heard of for so long while the service could hear; and which."""
+        """Map each attempt to a worker that has neither reported for `seconds` nor ended.
+
+        Time in which this process did not observe, as before it started, does not count.
+        """
         since = self._awake - seconds
         late = [key for key, at in self._heard.items() if at <= since]
         return {key[:2]: key[2] for key in late if (w := self._seen.get(key[:2], {}).get(key[2])) and not w.ended}

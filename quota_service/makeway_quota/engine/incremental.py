@@ -21,7 +21,7 @@ from .snapshot import Node, Policy, Snapshot, Workload
 
 
 class IncrementalEngine:
-    """One cluster and its queues. Not for several threads at once.
+    """One cluster and its queues. Not thread-safe.
 
     `keeps_bounds`: the next decision is likely to search victims for the same requests. `pause` is called between the
     steps of a search for victims, and may block.

@@ -20,7 +20,7 @@ ASKING = "?"
 class WhatIf:
     """Answer what-if requests about a snapshot, each as if it were the only one.
 
-    Not for several threads at once. `pause` is called between the steps of a search for victims, and may block.
+    Not thread-safe. `pause` is called between the steps of a search for victims, and may block.
     """
 
     def __init__(self, snapshot: Snapshot, pause: Callable[[], None] | None = None) -> None:

@@ -14,7 +14,7 @@ LONGEST = 300
 
 
 class Outage:
-    """The time in which a service is not reached, for several threads; the first failure is written, and one a minute.
+    """Log an outage of the service to standard error, at most one line a minute. Thread-safe.
 
     What would have to wait for a reader of standard error is left out: nothing may hold up the work.
     """

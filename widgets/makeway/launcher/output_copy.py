@@ -16,7 +16,10 @@ CLOSE_SECONDS = 2.0
 
 
 class OutputCopy:
-    """A copy that a thread of its own writes. At most `limit` bytes of output; gaps and the end of them are told."""
+    """Copy at most `limit` bytes of output, in a thread of its own.
+
+    Gaps, and reaching the limit, are marked in the copy.
+    """
 
     def __init__(self, descriptor: int, limit: int) -> None:
         self._descriptor = descriptor
@@ -38,7 +41,7 @@ class OutputCopy:
             if self._size + len(part) > HELD:
                 self._missing += len(part)
                 return
-            self._tell_missing()
+            self._mark_gap()
             self._room -= len(part)
             self._hold(part)
             if not self._room:
@@ -48,13 +51,13 @@ class OutputCopy:
     def close(self) -> None:
         """Write what is held, as far as the reader takes it soon."""
         with self._changed:
-            self._tell_missing()
+            self._mark_gap()
             self._over = True
             self._changed.notify()
         if self._thread is not None:
             self._thread.join(CLOSE_SECONDS)
 
-    def _tell_missing(self) -> None:
+    def _mark_gap(self) -> None:
         if self._missing:
             self._hold(b"\nmakeway: %d bytes are missing here, which were not read in time\n" % self._missing)
             self._missing = 0
@@ -92,5 +95,5 @@ class OutputCopy:
         while rest:
             try:
                 rest = rest[os.write(self._descriptor, rest) :]
-            except BlockingIOError:  # others who have it made it so
+            except BlockingIOError:  # another process that shares the descriptor set O_NONBLOCK
                 select.select([], [self._descriptor], [], 1.0)

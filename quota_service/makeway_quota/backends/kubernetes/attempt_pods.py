@@ -34,7 +34,7 @@ class _Left:
 
 
 class AttemptPods:
-    """The pods by attempt, as the informer showed them last. Not for several threads."""
+    """The pods by attempt, as the informer showed them last. Not thread-safe."""
 
     def __init__(self, limits: Mapping[str, float] = LIMITS, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits = limits

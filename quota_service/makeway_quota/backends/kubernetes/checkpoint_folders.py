@@ -1,7 +1,7 @@
 """Remove the checkpoints of jobs that are no longer kept from their claims, by a small pod that mounts the whole claim.
 
-The retention orders each removal again until its folder is gone, and its order is a row of the store: what is kept here
-may be lost. There is one pod at a time for each claim. It is told apart from pods of jobs by its labels.
+Each removal is a row in the store, and the retention pass requests it again until the folder is gone, so the state of
+this module may be lost. One pod at a time per claim; its labels differ from those of job pods.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class _Claim:
 
 
 class CheckpointFolders:
-    """The removals of one installation. Not for several threads."""
+    """The removals of one installation. Not thread-safe."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Make the pods of an attempt as the policy document in force and the nodes of the cluster have it.
+"""Build the pod manifests of an attempt from the policy in force and the cluster's nodes.
 
 Called by the backend, which creates them. No requests to the API server.
 """
