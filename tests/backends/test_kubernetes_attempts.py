@@ -504,6 +504,21 @@ async def test_a_pod_that_a_restored_database_does_not_know_is_not_adopted(backe
     assert f"DELETE {PODS}/makeway-j2-1-0" in backend.server.asked
 
 
+async def test_a_pod_that_goes_while_its_start_is_repeated_is_no_administrators_task(backend: Backend) -> None:
+    async def get(path: str, query: object = None) -> Object:
+        raise ApiRefusal(404, "NotFound", 'pods "makeway-j1-1-0" not found')
+
+    def exists(method: str, path: str) -> None:
+        if method == "POST" and path == PODS:
+            raise ApiRefusal(409, "AlreadyExists", "exists")
+
+    backend.server.get = get  # type: ignore[method-assign]
+    backend.server.answer = exists
+    with pytest.raises(BackendUnavailable, match="makeway-j1-1-0 was there, and was just removed") as refused:
+        await backend.start(order("j1"))
+    assert "administrator" not in str(refused.value)
+
+
 async def test_a_registry_that_does_not_answer_keeps_its_jobs_waiting(backend: Backend) -> None:
     for _ in range(60):
         backend.hear("MODIFIED", fetching("ErrImagePull", "dial tcp 10.0.0.9:443: i/o timeout"))

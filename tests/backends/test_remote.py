@@ -155,6 +155,7 @@ def test_a_failure_of_one_worker_is_that_of_the_gang() -> None:
     assert not gang(saved, killed).acknowledged
     assert gang(replace(ENDED, completed=True), ENDED).completed
     assert not gang(replace(ENDED, completed=True), saved).completed
+    assert not gang(replace(ENDED, result_unsent=True), replace(ENDED, completed=True)).completed
 
 
 def test_an_unavailable_service_says_nothing_about_the_job() -> None:

@@ -44,6 +44,8 @@ def test_what_the_installation_lacks_is_waited_for(status: int, message: str) ->
     found = start_error(ApiRefusal(status, "", message), 1)
     assert type(found) is BackendRefusal
     assert message in str(found)
+    acts = f"Kubernetes does not create the pods of this job, and an administrator has to act: {message}"
+    assert (str(found) == acts) is (status in (403, 404))
 
 
 @pytest.mark.parametrize(("status", "message"), OF_THE_POD)

@@ -68,6 +68,16 @@ async def test_a_pod_tells_that_its_worker_finished(backend: Backend, store: Sto
     assert seen.message.startswith("saved at step 9; its launcher did not reach the service any more")
 
 
+async def test_a_pod_that_was_killed_while_its_result_was_sent_tells_so(backend: Backend, store: Store) -> None:
+    began(store)
+    store.outputs.append(("j1", 1, 0), "result", 0, b"a part", 100)
+    said = words({**END, "completed": True, "result_unsent": True}, noticed=True)
+    backend.hear("ADDED", pod("j1", "Failed", words=said))
+    seen = await outcome(backend)
+    assert (seen.phase, seen.exit_code, seen.noticed, seen.completed) == (Phase.EXITED, 0, True, False)
+    assert not store.outputs.has("j1", 1, "result")
+
+
 @pytest.mark.parametrize("deleted", [False, True])
 async def test_a_pod_tells_that_its_worker_saved_because_the_service_was_away(
     backend: Backend, store: Store, deleted: bool

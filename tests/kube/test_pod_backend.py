@@ -308,7 +308,7 @@ async def test_a_gang_that_a_quota_refuses_waits_and_leaves_nothing_meanwhile(
 async def test_what_the_installation_lacks_is_no_fault_of_a_job(cluster: Cluster, tmp_path: Path) -> None:
     for lacks in ("service_account", "priority_class", "namespace"):
         async with replica(cluster, tmp_path, replace(SETTINGS, **{lacks: "forgotten"})) as backend:
-            with pytest.raises(BackendRefusal, match=r"until an administrator changes something: .*forgotten"):
+            with pytest.raises(BackendRefusal, match=r"an administrator has to act: .*forgotten"):
                 await backend.start(order(f"j-{lacks.replace('_', '-')}", "simulated-0012"))
     cluster.api.create(ACCOUNTS, {"metadata": {"name": "no-rights"}})
     request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}

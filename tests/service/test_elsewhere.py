@@ -14,7 +14,7 @@ import pytest
 from elsewhere import Processes
 from makeway_api.models import Job, JobRequest
 from makeway_quota.services import attempts
-from running import Running, python, running
+from running import SAMPLE, Running, python, running
 from web.portal import serving
 
 pytestmark = pytest.mark.slow
@@ -213,6 +213,33 @@ async def test_a_sigterm_is_a_notice_and_the_job_is_not_to_blame(tmp_path: Path)
         assert job.failures == 0
         await service.run.client("ana").cancel(job.id)
         await service.ended(job)
+
+
+async def test_a_job_that_ends_on_a_drain_with_a_result_that_takes_too_long_runs_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempts, "RESULT_RATE", 1)
+    monkeypatch.setattr(attempts, "RESULT_BURST", 600_000)
+    code = """
+import os, signal, sys, threading
+stopped = threading.Event()
+signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+first = os.environ["MAKEWAY_ATTEMPT"] == "1"
+print("up", flush=True)
+if first:
+    stopped.wait()
+with open(os.environ["MAKEWAY_RESULT_FILE"], "wb") as file:
+    file.write(b"r" * (2_000_000 if first else 1_000))
+"""
+    async with far(tmp_path, policy=SAMPLE.read_text(encoding="utf-8").replace("grace: 30", "grace: 1")) as service:
+        job = await service.train(code)
+        await service.said(job, "up")
+        service.backend.launcher(job.id).send_signal(signal.SIGTERM)
+        job = await service.ended(job)
+        assert [(one.outcome, one.exit_code) for one in job.attempts] == [("lost", 0), ("succeeded", 0)]
+        assert job.attempts[0].message == "its result could not be sent in time"
+        assert await service.run.client("ana").result(job.id) == b"r" * 1_000
+        assert "its result could not be sent in time" in await service.log(job)
 
 
 async def test_a_cancelled_job_ends_at_once_whatever_it_does(tmp_path: Path) -> None:

@@ -147,6 +147,20 @@ def test_a_result_is_the_first_workers_and_has_a_limit(store: Store) -> None:
     assert outputs.read("j1", 1, "result", 0, 0) == (b"", 5_001)
 
 
+def test_a_part_of_a_result_goes_with_the_report_that_the_rest_will_not_come(store: Store) -> None:
+    for key in (KEY, SECOND):
+        store.worker_reports.claim(key, "a-launcher", 1.0)
+        store.outputs.append(key, "result", 0, b"r" * 5_000, LIMIT)
+    store.outputs.append(KEY, "log", 0, b"log", LIMIT)
+    store.worker_reports.write(SECOND, {"exit": {"exit_code": 0, "ended_at": 5.0, "result_unsent": False}}, 5.0)
+    assert store.outputs.read("j1", 1, "result", 0, 0) == (b"", 5_000)
+    for key in (SECOND, KEY):
+        assert store.outputs.has("j1", 1, "result")
+        store.worker_reports.write(key, {"exit": {"exit_code": 0, "ended_at": 5.0, "result_unsent": True}}, 6.0)
+    assert not store.outputs.has("j1", 1, "result"), "or it would be taken for the whole"
+    assert log(store) == b"log"
+
+
 def test_large_pieces_are_outside_and_go_with_their_workload(store: Store, tmp_path: Path) -> None:
     store.outputs.append(KEY, "log", 0, b"l" * LARGE, LIMIT)
     store.outputs.append(KEY, "result", 0, b"r" * LARGE, LIMIT)

@@ -246,6 +246,7 @@ async def test_a_result_beyond_the_services_limit_is_refused(tmp_path: Path) -> 
         await worker.claim()
         assert (await worker.send("result", 0, b"r" * 900_000)).json() == {"end": 900_000}
         assert code(await worker.send("result", 900_000, b"r" * 200_000)) == (413, "too_large")
+        assert not web.run.service.components.store.outputs.has(*worker.key[:2], "result"), "a part is not the whole"
 
 
 async def test_a_flood_of_log_is_slowed_down_and_hinders_no_other_worker(web: Portal, worker: Worker) -> None:

@@ -20,7 +20,7 @@ from makeway.launcher import log as launcher_log
 from makeway.launcher.attempt import Attempt
 from makeway.launcher.durations import duration
 from makeway.launcher.log import Log
-from makeway.launcher.run import _time_left
+from makeway.launcher.run import Run, _time_left
 from makeway_api import durations
 
 FOLDER = Path(__file__).parents[2] / "widgets" / "makeway" / "launcher"
@@ -68,6 +68,21 @@ def test_its_exit_code_is_the_jobs(container: Container) -> None:
     assert container.run("sh", "-c", "exit 7") == 7
     assert container.run("sh", "-c", "kill -9 $$", attempt=2) == 137
     assert container.status(2)["message"] == "killed by SIGKILL (out of memory?)"
+
+
+def test_who_reports_its_end_knows_the_deadline_of_its_notice(tmp_path: Path) -> None:
+    class Reports:
+        def finish(self, attempt: Attempt, status: dict[str, Any], log: Log, deadline: float | None = None) -> None:
+            self.deadline = deadline
+
+    attempt = Attempt({"workload": "j-1", "attempt": 1, "directory": str(tmp_path)})
+    assert attempt.claim()
+    reports = Reports()
+    run = Run(attempt, reports, None)  # type: ignore[arg-type]
+    run.kill_at = 12.0
+    run._report(0, "")
+    run.log._file.close()
+    assert reports.deadline == 12.0
 
 
 SLOW_DISK = """

@@ -24,7 +24,10 @@ import pytest
 from makeway.launcher import log_sender, outage, output_copy, remote
 from makeway.launcher.attempt import Attempt
 from makeway.launcher.log import Log
-from makeway.launcher.remote import LogSender, Pause, Remote, _report
+from makeway.launcher.log_sender import LogSender
+from makeway.launcher.pause import LONGEST_PAUSE, Pause
+from makeway.launcher.remote import Remote
+from makeway.launcher.report import report_of
 from makeway.launcher.service import AttemptEnded, Rejected, Service, Unavailable
 from makeway.launcher.termination_message import MOST, write_termination_message
 
@@ -653,7 +656,7 @@ def test_whatever_a_job_writes_a_report_can_be_read(
     (tmp_path / "attempt-1" / "progress.json").write_text(json.dumps(progress))
     status = {"exit_code": -9, "ended_at": 5.0, "noticed": False, "message": "a\0b\udc80" * 3000}
     status |= dict.fromkeys(("killed", "acknowledged", "completed", "timed_out"), False)
-    report = _report(made, status)
+    report = report_of(made, status)
     assert (report["step"], report["saved_at"]) == (step, saved_at)
     assert len(report["exit"]["message"]) == 4000
     assert "\0" not in report["exit"]["message"]
@@ -664,8 +667,8 @@ def test_pauses_grow_and_differ() -> None:
     pause = Pause()
     seconds = [pause.next() for _ in range(12)]
     assert seconds[0] < 1
-    assert max(seconds) <= remote.LONGEST_PAUSE * 1.5
-    assert min(seconds[6:]) >= remote.LONGEST_PAUSE / 2
+    assert max(seconds) <= LONGEST_PAUSE * 1.5
+    assert min(seconds[6:]) >= LONGEST_PAUSE / 2
     assert pause.next(100.0) >= 50
     assert len(set(seconds)) == len(seconds)
 
@@ -799,6 +802,85 @@ def test_a_launcher_whose_machine_is_stopping_does_not_wait_for_a_service_that_i
     far._service.close()
 
 
+TOO_FAST = (429, {"code": "too_fast", "detail": "send the rest later"})
+FINISHED = dict.fromkeys(("killed", "acknowledged", "timed_out"), False) | {
+    "noticed": True,
+    "completed": True,
+    "exit_code": 0,
+    "ended_at": 5.0,
+    "message": "saved at step 7",
+}
+
+
+def finish_on_a_drain(quota: Quota, folder: Path, seconds: float) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Finish a job with a result of several parts so long before its deadline; return its end, and what its pod has."""
+    words = folder / "termination-message"
+    far = Remote(Service(quota.url, "t"), {"MAKEWAY_TERMINATION_FILE": str(words)})
+    far.order()
+    with opened(folder) as (here, log):
+        Path(here.path("result.pkl")).write_bytes(b"r" * 3 * log_sender.PART)
+        log.write(b"the end of the log\n")
+        far.finish(here, FINISHED, log, time.monotonic() + seconds)
+    far._service.close()
+    end = quota.end()
+    assert end is not None
+    return end, json.loads(words.read_text())["exit"]
+
+
+def test_a_result_is_sent_for_as_long_as_its_machine_waits(
+    quota: Quota, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "STOPPING_SECONDS", 0.5)
+    quota.troubles = {"outputs": [TOO_FAST] * 4}
+    end, left = finish_on_a_drain(quota, tmp_path, 60.0)
+    assert len(quota.outputs["result"]) == 3 * log_sender.PART
+    assert quota.outputs["log"] == b"the end of the log\n"
+    assert (end["completed"], end["result_unsent"], end["message"]) == (True, False, "saved at step 7")
+    assert left == end
+
+
+def test_a_result_that_its_machine_does_not_wait_for_is_said_to_be_missing(
+    quota: Quota, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "STOPPING_SECONDS", 0.5)
+    monkeypatch.setattr(remote, "STOPPING_MARGIN", 0.5)
+    append, refused = Answers.append, (503, {"code": "busy", "detail": "later"})
+
+    def slow(answers: Answers, kind: str, offset: int, dropped: bool, data: bytes) -> tuple[int, dict[str, Any]]:
+        return refused if kind == "result" and offset else append(answers, kind, offset, dropped, data)
+
+    monkeypatch.setattr(Answers, "append", slow)
+    end, left = finish_on_a_drain(quota, tmp_path, 0.0)
+    assert len(quota.outputs["result"]) == log_sender.PART, "a part of it"
+    assert end["result_unsent"]
+    assert left["result_unsent"], "its pod tells it, too, should this report not arrive"
+    assert end["message"] == "saved at step 7; its result could not be sent in time"
+    assert quota.outputs["log"].startswith(b"the end of the log\n"), "it has its turn all the same"
+    assert b"its result could not be sent in time" in quota.outputs["log"]
+
+
+def test_no_more_of_a_result_is_sent_after_its_last_moment(quota: Quota, tmp_path: Path) -> None:
+    far = Remote(Service(quota.url, "t"), {})
+    with opened(tmp_path) as (here, log):
+        Path(here.path("result.pkl")).write_bytes(b"r" * 3 * log_sender.PART)
+        with pytest.raises(Unavailable, match="the time is up"):
+            far._send_file(here, "result", "result.pkl", log.note, time.monotonic())
+    far._service.close()
+    assert len(quota.outputs["result"]) == log_sender.PART
+
+
+def test_a_worker_that_is_told_to_wait_goes_on_as_soon_as_it_may(
+    quota: Quota, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paused: list[float] = []
+    monkeypatch.setattr(remote.time, "sleep", paused.append)
+    quota.troubles = {"outputs": [TOO_FAST] * 12}
+    finish_on_a_drain(quota, tmp_path, 60.0)
+    assert len(quota.outputs["result"]) == 3 * log_sender.PART
+    assert len(paused) == 12
+    assert max(paused) <= 1.5, "pauses that grow would leave most of what is taken unused"
+
+
 def test_an_end_is_reported_as_long_as_the_service_may_wait_for_it(
     quota: Quota, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -847,7 +929,7 @@ def test_a_job_that_removes_its_folder_is_heard_of_to_its_end(quota: Quota, tmp_
 def test_progress_that_is_too_deep_is_none(tmp_path: Path) -> None:
     made = attempt(tmp_path)
     (tmp_path / "attempt-1" / "progress.json").write_text("[" * 100_000)
-    assert _report(made, None)["step"] is None
+    assert report_of(made, None)["step"] is None
 
 
 SEES = """

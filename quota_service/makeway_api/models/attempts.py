@@ -70,6 +70,10 @@ class WorkerExit(Wire):
     completed: bool = Field(False, description="it reported a result, or the end of its `checkpoint.loop()`")
     timed_out: bool = Field(False, description="its time limit ended it")
     unheard: bool = Field(False, description="it was ended because the service was not reached for too long")
+    result_unsent: bool = Field(
+        False,
+        description="its result was not taken whole: nothing of it is kept, and the worker counts as not completed",
+    )
     message: str = Field("", max_length=4000, description="how it ended, in a sentence for its owner")
 
 

@@ -27,6 +27,8 @@ class WorkerSeen:
     timed_out: bool = False
     service_unavailable: bool = False
     """it was ended because it did not reach the service, which was unavailable"""
+    result_unsent: bool = False
+    """it left a result that was not taken whole, so a job that got a notice is not done"""
     message: str = ""
 
     @property
@@ -84,7 +86,7 @@ def _over(seen: AttemptSeen, found: list[WorkerSeen]) -> AttemptSeen:
         exit_code=code,
         killed=any(w.killed for w in found),
         acknowledged=any(w.acknowledged for w in found) and all(w.acknowledged or w.exit_code == 0 for w in found),
-        completed=code == 0 and any(w.completed for w in found),
+        completed=code == 0 and any(w.completed for w in found) and not any(w.result_unsent for w in found),
         timed_out=any(w.timed_out for w in found),
         node_lost=any(w.service_unavailable for w in found),
         message="" if says is None else says.message,

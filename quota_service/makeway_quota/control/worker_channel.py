@@ -261,8 +261,9 @@ def worker_of(report: Mapping[str, Any]) -> WorkerSeen:
         exit_code=end.get("exit_code"),
         killed=bool(end.get("killed")),
         acknowledged=bool(end.get("acknowledged")),
-        completed=bool(end.get("completed")),
+        completed=bool(end.get("completed")) and not end.get("result_unsent"),
         timed_out=bool(end.get("timed_out")),
         service_unavailable=bool(end.get("service_unavailable") or end.get("service_away")),  # its name before
+        result_unsent=bool(end.get("result_unsent")),
         message=str(end.get("message") or ""),
     )

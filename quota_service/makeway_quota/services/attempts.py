@@ -169,6 +169,7 @@ class AttemptService:
             message = f"The output is known up to offset {error.expected}: send what follows."
             raise refuse(message, "out_of_place", 409, expected=error.expected) from error
         except TooLong as error:
+            await self._context.call(self._context.store.outputs.drop, key, kind)
             message = f"The output is longer than {size(error.limit)}, the most that is kept."
             raise refuse(message, "too_large", 413, limit_bytes=error.limit) from error
         return OutputReceipt(end=end)

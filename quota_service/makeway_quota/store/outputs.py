@@ -141,6 +141,11 @@ class Outputs:
         with self._database.read() as connection:
             return _first_worker(connection, workload, attempt, kind) is not None
 
+    def drop(self, key: WorkerKey, kind: Kind) -> None:
+        """Remove an output of one worker which will never be whole."""
+        with self._database.write(quiet=True) as connection:
+            connection.execute(delete(outputs).where(*_of(*key[:2], kind, key[2])))
+
     def gap(self, workload: str, attempt: int) -> tuple[int, int] | None:
         """Return the bytes of a long log that were dropped (from, to); None while it is whole."""
         with self._database.read() as connection:

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, bindparam, delete, insert, select, update
 from . import rows
 from .database import Database
 from .statements import AT_ONCE, Many
-from .tables import serials, worker_reports
+from .tables import outputs, serials, worker_reports
 
 R = worker_reports.c
 NAME = worker_reports.name
@@ -71,7 +71,8 @@ class WorkerReports:
     def write(self, key: WorkerKey, report: Mapping[str, Any], at: float) -> WorkerReport | None:
         """Replace a worker's report and return it; None where the worker was never claimed, or is forgotten.
 
-        An end stays: a report without one may have been on its way for long.
+        An end stays: a report without one may have been on its way for long. With it goes a result that did not come
+        whole, so that a part of it is never taken for the whole.
         """
         with self._database.write(quiet=True) as connection:
             found = _one(connection, key)
@@ -81,6 +82,8 @@ class WorkerReports:
                 return found
             found = found._replace(serial=_next(connection), heard_at=at, report=report)
             connection.execute(update(worker_reports).where(*_is(key)).values(_values(found)))
+            if (report.get("exit") or {}).get("result_unsent"):
+                connection.execute(delete(outputs).where(*_result_of(key)))
         return found
 
     def heard(self, times: Mapping[WorkerKey, float]) -> None:
@@ -111,6 +114,11 @@ class WorkerReports:
 
 def _is(key: WorkerKey) -> Iterable[Any]:
     return R.workload == rows.clean(key[0]), R.attempt == key[1], R.worker == key[2]
+
+
+def _result_of(key: WorkerKey) -> Iterable[Any]:
+    o = outputs.c
+    return o.workload == rows.clean(key[0]), o.attempt == key[1], o.worker == key[2], o.kind == "result"
 
 
 def _one(connection: Connection, key: WorkerKey) -> WorkerReport | None:

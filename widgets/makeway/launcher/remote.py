@@ -13,7 +13,6 @@ import hashlib
 import json
 import math
 import os
-import random
 import signal
 import threading
 import time
@@ -21,25 +20,27 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from .attempt import Attempt, read_json
+from .attempt import Attempt
 from .durations import duration
 from .log import Log
 from .log_sender import PART, LogSender
-from .service import AttemptEnded, Rejected, Service, Unavailable
+from .pause import Pause
+from .report import report_of, time_of
+from .service import AttemptEnded, Rejected, Service, TooFast, Unavailable
 from .termination_message import write_termination_message
 
 POLL_SECONDS = 25.0
 """Seconds that one long poll for orders takes at most; as long as from one heartbeat to the next"""
 EVERY = 1.0
 """Seconds between two looks for output and progress"""
-LONGEST_PAUSE = 10.0
-"""Seconds between two tries while the service is unavailable, at most (half as much more by chance)"""
 ORDERS_PAUSE = 3.0
-"""The same for orders: a notice that waits there has a deadline"""
+"""Seconds between two tries to get orders, at most: a notice that waits there has a deadline"""
 FINISH_SECONDS = 900.0
 """Seconds for which a launcher tries to report an end at least: as long as the service believes that it may run"""
 STOPPING_SECONDS = 10.0
 """The same where the machine is stopping: what it runs on is waited for, and it is killed soon anyway"""
+STOPPING_MARGIN = 12.0
+"""Seconds after the deadline of such a notice for which outputs are sent still: a pod is killed 20 s after it"""
 REPORT_SECONDS = 60.0
 """Seconds that are left for the report of the end, however long the outputs took"""
 VOID_SECONDS = 60.0
@@ -50,6 +51,8 @@ MARGIN = 45.0
 """Seconds before the service starts the work elsewhere by which it has ended here: to kill it takes 5 s, and what the
 service remembers of a worker may be 35 s older than its last answer"""
 OUTPUTS = {"result": "result.pkl", "error": "error.json"}
+NAMES = {"result": "its result", "error": "its exception", "log": "the end of its log"}
+"""What outputs are called in the sentence about those that were not sent"""
 
 
 class Remote:
@@ -129,49 +132,82 @@ class Remote:
             thread.start()
             self._threads.append(thread)
 
-    def finish(self, attempt: Attempt, status: dict[str, Any], log: Log) -> None:
+    def finish(self, attempt: Attempt, status: dict[str, Any], log: Log, deadline: float | None = None) -> None:
         """Send result, exception and the rest of the log, then how it ended; give up after a long time."""
         self._done.set()
         report = self._report(attempt, status)
-        report["exit"]["unheard"] = self._unheard
-        if path := self._environ.get("MAKEWAY_TERMINATION_FILE"):  # before all else, however it ends from here on
-            write_termination_message(path, report, log.last_lines(10))
+        end, result = report["exit"], self._worker == 0 and os.path.isfile(attempt.path(OUTPUTS["result"]))
+        end |= {"unheard": self._unheard, "result_unsent": result}
+        self._leave(report, log)  # before all else, however it ends from here on
         for thread in self._threads[:1]:  # the others may wait for orders, and end with the process
             thread.join(30.0)
         stopping = status["noticed"] and not self._notice  # by its machine, which keeps what it has written
-        patience = STOPPING_SECONDS if stopping else max(FINISH_SECONDS, self._lost_after)
+        patience = max(FINISH_SECONDS, self._lost_after)
+        if stopping:
+            patience = max(STOPPING_SECONDS, (deadline or 0.0) + STOPPING_MARGIN - time.monotonic())
         ends = time.monotonic() + patience
-        for kind, name in OUTPUTS.items():
-            if kind == "error" or self._worker == 0:
-                self._until_taken(attempt, partial(self._send_file, attempt, kind, name, log.note), ends)
-        sender = self._log or LogSender(attempt, self._service)
-        self._until_taken(attempt, partial(sender.send, final=True), ends)
-        ends = max(ends, time.monotonic() + min(patience, REPORT_SECONDS))
+        unsent = self._send_outputs(attempt, log, ends, ends if stopping else math.inf)
+        if not self._ended:
+            end["result_unsent"] = "result" in unsent
+            if result and not end["result_unsent"]:
+                self._leave(report, log)
+        if unsent:
+            note = f"{' and '.join(NAMES[kind] for kind in unsent)} could not be sent in time"
+            end["message"] = "; ".join(filter(None, [end["message"][:3800], note]))
+        ends = max(ends, time.monotonic() + min(patience, STOPPING_SECONDS if stopping else REPORT_SECONDS))
         try:
             self._until_taken(attempt, partial(self._send_report, report), ends)
         except Rejected:  # what the job wrote about itself cannot be read: its end can
-            end = {key: report["exit"][key] for key in ("exit_code", "ended_at")}
+            least = {key: end[key] for key in ("exit_code", "ended_at", "result_unsent")}
             with contextlib.suppress(Rejected):
-                self._until_taken(attempt, partial(self._send_report, {"exit": end}), ends)
+                self._until_taken(attempt, partial(self._send_report, {"exit": least}), ends)
 
-    def _until_taken(self, attempt: Attempt, work: Callable[[], object], ends: float) -> None:
-        """Do something until the service has taken it, the attempt has ended, time is up, or its files are gone."""
+    def _leave(self, report: dict[str, Any], log: Log) -> None:
+        """Write how it ended where its machine keeps it."""
+        if path := self._environ.get("MAKEWAY_TERMINATION_FILE"):
+            write_termination_message(path, report, log.last_lines(10))
+
+    def _send_outputs(self, attempt: Attempt, log: Log, ends: float, stops: float) -> list[str]:
+        """Send result, exception and log; return those that were not taken. A file under way is left at `stops`."""
+        unsent = []
+        for kind, name in OUTPUTS.items():
+            if kind == "error" or self._worker == 0:
+                send = partial(self._send_file, attempt, kind, name, log.note, stops)
+                if not self._until_taken(attempt, send, ends):
+                    unsent.append(kind)
+                    if not self._ended:
+                        log.note(f"{NAMES[kind]} could not be sent in time")
+        sender = self._log or LogSender(attempt, self._service)
+        if not self._until_taken(attempt, partial(sender.send, final=True), ends):
+            unsent.append("log")
+        return unsent
+
+    def _until_taken(self, attempt: Attempt, work: Callable[[], object], ends: float) -> bool:
+        """Do something, once at least, until time is up; return whether the service has taken it.
+
+        It does not where the attempt has ended, or a file cannot be read.
+        """
         pause = Pause()
-        while not self._ended and time.monotonic() < ends:
+        while not self._ended:
             try:
                 if self._service.expired:
                     self._renew(attempt)
                 work()
-                return
+                return True
             except AttemptEnded:
                 self._ended = True
             except Unavailable as error:
                 self._ended |= self._service.void_for > VOID_SECONDS
-                time.sleep(pause.next(error.wait))
+                if (left := ends - time.monotonic()) <= 0:
+                    return False
+                if isinstance(error, TooFast):  # it takes a little every second: longer pauses would waste them
+                    pause = Pause()
+                time.sleep(min(left, pause.next(error.wait)))
             except Rejected:
                 raise
             except OSError:
-                return
+                return False
+        return False
 
     def _follow(self, attempt: Attempt) -> None:
         """Turn orders into the notice of this attempt, and a signal to this process."""
@@ -238,9 +274,9 @@ class Remote:
 
     def _send_report(self, report: dict[str, Any]) -> None:
         receipt = self._service.post("report", report)
-        self._heartbeat = _time(receipt.get("heartbeat")) or self._heartbeat
-        self._pace = _time(receipt.get("pace")) or EVERY
-        self._lost_after = _time(receipt.get("lost_after")) or self._lost_after
+        self._heartbeat = time_of(receipt.get("heartbeat")) or self._heartbeat
+        self._pace = time_of(receipt.get("pace")) or EVERY
+        self._lost_after = time_of(receipt.get("lost_after")) or self._lost_after
 
     def _renew(self, attempt: Attempt) -> None:
         """Get a new token by a report; the next try shows whether that went well."""
@@ -249,35 +285,26 @@ class Remote:
 
     def _report(self, attempt: Attempt, status: dict[str, Any] | None) -> dict[str, Any]:
         """Return a report that takes nothing back, also where the job has removed its files."""
-        report = _report(attempt, status)
+        report = report_of(attempt, status)
         for key in self._progress:
             self._progress[key] = self._progress[key] if report[key] is None else report[key]
         return {**report, **self._progress}
 
-    def _send_file(self, attempt: Attempt, kind: str, name: str, note: Callable[[str], None]) -> None:
-        """Send a result or an exception, part by part, from where the service knows it."""
+    def _send_file(
+        self, attempt: Attempt, kind: str, name: str, note: Callable[[str], None], stops: float = math.inf
+    ) -> None:
+        """Send a result or an exception, part by part, from where the service knows it; Unavailable at `stops`."""
         if not os.path.isfile(attempt.path(name)):
             return
         with open(attempt.path(name), "rb") as file:
             try:
                 at = self._service.append(kind, 0, file.read(PART), False)
                 while file.seek(at) == at and (data := file.read(PART)):
+                    if time.monotonic() >= stops:
+                        raise Unavailable("the time is up")
                     at = self._service.append(kind, at, data, False)
             except Rejected as error:
                 note(f"the {kind} was not kept: {error.strerror}")
-
-
-class Pause:
-    """Growing pauses between tries, with some chance in them, so that workers do not come back all at once."""
-
-    def __init__(self, longest: float = LONGEST_PAUSE) -> None:
-        self._seconds = 0.5
-        self._longest = longest
-
-    def next(self, least: float = 0.0) -> float:
-        """Return the next pause in seconds."""
-        seconds, self._seconds = self._seconds, min(self._longest, self._seconds * 2)
-        return max(least, seconds) * (0.5 + random.random())
 
 
 def _order(start: dict[str, Any], environ: dict[str, str]) -> dict[str, Any]:
@@ -290,37 +317,3 @@ def _order(start: dict[str, Any], environ: dict[str, str]) -> dict[str, Any]:
         "workers": [{"env": env}],
         "progress": {"step": start["step"], "saved_at": start["saved_at"]} if start["saved_at"] is not None else {},
     }
-
-
-def _report(attempt: Attempt, status: dict[str, Any] | None) -> dict[str, Any]:
-    """Return how far the worker is, and (with a status) how it ended; the job may have written anything there."""
-    progress = read_json(attempt.path("progress.json"))
-    report: dict[str, Any] = {
-        "started_at": _time(read_json(attempt.path("running.json")).get("at")),
-        "step": _step(progress.get("step")),
-        "saved_at": _time(progress.get("saved_at")),
-        "noticed": os.path.exists(attempt.path("stop.json")),
-    }
-    if status is not None:
-        report["noticed"] = bool(status["noticed"])
-        report["exit"] = {
-            **{key: bool(status[key]) for key in ("killed", "acknowledged", "completed", "timed_out")},
-            "exit_code": int(status["exit_code"]),
-            "ended_at": _time(status["ended_at"]) or 0.0,
-            "message": _text(str(status["message"] or ""))[:4000],
-        }
-    return report
-
-
-def _time(value: object) -> float | None:
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
-        return None
-    return float(value) if 0 <= value < 1e11 else None
-
-
-def _step(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53 else None
-
-
-def _text(text: str) -> str:
-    return text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")

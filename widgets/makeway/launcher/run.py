@@ -305,7 +305,7 @@ class Run:
         }
         with contextlib.suppress(OSError):
             write_json(self.attempt.path("status.json"), status)
-        self.transport.finish(self.attempt, status, self.log)
+        self.transport.finish(self.attempt, status, self.log, self.kill_at)
         return code if code >= 0 else 128 - code
 
     def _message(self, code: int) -> str:

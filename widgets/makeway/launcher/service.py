@@ -35,6 +35,10 @@ class Unavailable(OSError):
         self.wait = wait
 
 
+class TooFast(Unavailable):
+    """The service has taken much from this worker just now, and takes more after `wait` seconds."""
+
+
 class Void(Unavailable):
     """The service knows no such token; replicas with another secret say so for a while, too."""
 
@@ -186,6 +190,8 @@ class Service:
         if reply.status in (400, 404, 409, 413, 422) and code:
             raise Rejected(reply.status, code, detail, numbers)
         # Others may come from a proxy while the service is unavailable.
+        if reply.status == TOO_FAST and code == "too_fast":
+            raise TooFast(detail, reply.wait)
         if reply.status != TOO_FAST:
             self._outage.failed(detail)
         raise Unavailable(detail, reply.wait)

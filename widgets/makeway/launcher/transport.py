@@ -26,8 +26,11 @@ class Transport(Protocol):
     def notice(self, attempt: Attempt) -> dict[str, Any]:
         """Return the newest order to end, empty without one; asked after a SIGTERM, and from time to time."""
 
-    def finish(self, attempt: Attempt, status: dict[str, Any], log: Log) -> None:
-        """Report how the attempt ended; return when that is done. It may add notes to the log."""
+    def finish(self, attempt: Attempt, status: dict[str, Any], log: Log, deadline: float | None = None) -> None:
+        """Report how the attempt ended; return when that is done. It may add notes to the log.
+
+        `deadline`: that of its notice, by the monotonic clock.
+        """
 
 
 class Beside:
@@ -48,5 +51,5 @@ class Beside:
         """Read the notice that the service wrote beside the attempt's files."""
         return read_json(attempt.path("notice.json"))
 
-    def finish(self, attempt: Attempt, status: dict[str, Any], log: Log) -> None:
+    def finish(self, attempt: Attempt, status: dict[str, Any], log: Log, deadline: float | None = None) -> None:
         """Do nothing: the service reads the status from its file."""

@@ -28,7 +28,12 @@ async def create_once(client: ApiClient, settings: PodSettings, manifest: Object
     if manifest["kind"] != "Pod":  # it may belong to pods of an earlier try, and would go with them
         await client.delete(f"{path}/{name}")
         return await client.create(path, manifest)
-    found = await client.get(f"{path}/{name}")
+    try:
+        found = await client.get(f"{path}/{name}")
+    except ApiRefusal as refusal:
+        if refusal.status == 404:  # which would mean that the installation lacks something
+            raise ApiRefusal(409, "Conflict", f"{name} was there, and was just removed") from refusal
+        raise
     if (found["metadata"].get("labels") or {}).get(INSTANCE) != settings.instance:
         raise ApiRefusal(409, "AlreadyExists", f"{name} belongs to another installation")
     if since is not None and seconds_of(found["metadata"].get("creationTimestamp")) < since - SKEW:

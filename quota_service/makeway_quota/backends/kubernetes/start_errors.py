@@ -39,7 +39,9 @@ def start_error(error: Exception, pods: int) -> BackendError:
     if error.reason == "AlreadyExists" or (pods and _is_of_pod(error)):
         return BackendError(f"Kubernetes refuses its pod: {error.message}")
     if error.status in (400, 403, 404, 422):
-        return BackendRefusal(f"Kubernetes refuses this until an administrator changes something: {error.message}")
+        return BackendRefusal(
+            f"Kubernetes does not create the pods of this job, and an administrator has to act: {error.message}"
+        )
     return BackendRefusal(str(error))
 
 

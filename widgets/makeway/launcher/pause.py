@@ -1,0 +1,21 @@
+"""Make the pauses between two tries of a launcher; used by `remote.py`."""
+
+from __future__ import annotations
+
+import random
+
+LONGEST_PAUSE = 10.0
+"""Seconds between two tries while the service is unavailable, at most (half as much more by chance)"""
+
+
+class Pause:
+    """Growing pauses between tries, with some chance in them, so that workers do not come back all at once."""
+
+    def __init__(self, longest: float = LONGEST_PAUSE) -> None:
+        self._seconds = 0.5
+        self._longest = longest
+
+    def next(self, least: float = 0.0) -> float:
+        """Return the next pause in seconds."""
+        seconds, self._seconds = self._seconds, min(self._longest, self._seconds * 2)
+        return max(least, seconds) * (0.5 + random.random())
