@@ -1,7 +1,8 @@
 """Provision volumes for the claims of the cluster: each is a folder of this machine, mounted by its path.
 
-A thread of the cluster's process does what a storage provisioner does elsewhere, for claims of every storage class. The
-folder is removed when its claim is deleted, and all of them with the cluster.
+A thread of the cluster's process does what a storage provisioner does elsewhere, for claims of every storage class that
+are not labelled `makeway.test/provisioned: "false"`. The folder is removed when its claim is deleted, and all of them
+with the cluster.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def running(folder: Path, kubeconfig: Path) -> Iterator[None]:
 def look(api: Api, folder: Path) -> None:
     """Make the volumes that claims wait for, and remove those whose claims are deleted."""
     there = {one["metadata"]["name"]: one for one in api.items(VOLUMES, labelSelector=LABEL)}
-    for claim in api.items(CLAIMS):
+    for claim in api.items(CLAIMS, labelSelector=f"{LABEL}!=false"):
         waits = claim["status"].get("phase") == "Pending" and not claim["spec"].get("volumeName")
         if waits and name_of(claim) not in there:
             try:

@@ -91,7 +91,7 @@ async def test_the_inventory_follows_nodes_and_foreign_pods(big: Cluster, invent
     pod["spec"]["nodeName"] = "simulated-0001"
     pod["spec"]["containers"][0]["resources"]["requests"] = {"cpu": "1500m", "memory": "1Gi"}
     big.api.create(PODS, pod)
-    big.api.create(PODS, owned("job"))
+    big.api.create(PODS, owned("job", **{"makeway/job": "j-1"}))
     big.api.create(PODS, owned("session", **{"makeway/session": "s-1"}))
     await soon(lambda: node(inventory, "simulated-0001").pods, "the session's pod is there")
     await soon(lambda: node(inventory, "simulated-0001").foreign_gpus, "the foreign pod is there")

@@ -19,6 +19,7 @@ from makeway_spawner.refusal import Refused
 from pods import PODS
 
 from kube_cluster.api import Api
+from kube_cluster.provisioner import LABEL
 
 pytestmark = [pytest.mark.kube, pytest.mark.usefixtures("kwok_cluster")]
 
@@ -44,16 +45,17 @@ def manifest(spawner: MakewayKubeSpawner, monkeypatch: pytest.MonkeyPatch) -> di
 
 @pytest.fixture
 def claim(api: Api, manifest: dict[str, Any]) -> Iterator[Callable[[str], None]]:
-    """Have the pod need a claim `home` of a storage class that binds so, and makes no volumes."""
+    """Have the pod need a claim `home` of a storage class that binds so, for which nothing makes volumes."""
 
     def create(mode: str) -> None:
         api.create(CLASSES, {"metadata": {"name": "no"}, "provisioner": "makeway.test/no", "volumeBindingMode": mode})
+        home = {"name": "home", "labels": {LABEL: "false"}}
         spec = {
             "accessModes": ["ReadWriteOnce"],
             "resources": {"requests": {"storage": "1Gi"}},
             "storageClassName": "no",
         }
-        api.create(f"{DEFAULT}/persistentvolumeclaims", {"metadata": {"name": "home"}, "spec": spec})
+        api.create(f"{DEFAULT}/persistentvolumeclaims", {"metadata": home, "spec": spec})
 
     manifest["spec"]["volumes"] = [{"name": "home", "persistentVolumeClaim": {"claimName": "home"}}]
     yield create

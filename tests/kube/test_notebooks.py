@@ -291,7 +291,7 @@ def refusal(portal: Notebooks, user: str, server: str = "", **options: Any) -> s
         return str(answer.json()["message"])
     last = progress(portal, user, server)[-1]
     assert last["failed"], last
-    return str(last["message"])
+    return str(last["message"]).removeprefix("Spawn failed: ")
 
 
 def progress(portal: Notebooks, user: str, server: str = "") -> list[dict[str, Any]]:
