@@ -39,7 +39,7 @@ class PodSpawner(KubeSpawner):  # type: ignore[misc]
     """A notebook server in a pod, from its creation until its containers have ended."""
 
     lost_seconds = Float(
-        15.0,
+        10.0,
         min=0.0,
         help="A deleted pod that is still listed this many seconds after its grace counts as lost: its node is gone.",
     ).tag(config=True)
