@@ -156,7 +156,9 @@ class Started:
     def hub(self, method: str, path: str, **more: Any) -> httpx2.Response:
         """Call the Hub's API as an administrator."""
         headers = {"Authorization": f"token {self.token}"}
-        return httpx2.request(method, f"{self.base}/hub/api{path}", headers=headers, timeout=60, **more)
+        return httpx2.request(
+            method, f"{self.base}/hub/api{path}", headers=headers, timeout=60, trust_env=False, **more
+        )
 
     def user_token(self, name: str) -> str:
         """Make a token of a user with all that user's rights."""

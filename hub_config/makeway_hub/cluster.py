@@ -6,12 +6,15 @@ site has set stays, except what Makeway cannot work without.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from jupyterhub.app import JupyterHub
+from makeway_api.proxies import without_proxy
 from makeway_spawner.kube import MakewayKubeSpawner
 from traitlets.config.loader import LazyConfigValue
 
@@ -46,11 +49,24 @@ class ClusterSettings:
 
 def configure_cluster(c: Any, settings: ClusterSettings) -> None:
     """Set the Hub's traits on `c`, a JupyterHub configuration; ValueError names a service without a token."""
+    os.environ.update(without_proxy(os.environ, _internal_hosts(c, settings)))
     base = str(c.JupyterHub.get("base_url", "/")).rstrip("/")
     tokens = _services(c, settings)
     _roles(c, settings)
     _hub(c, base)
     _spawner(c, settings, tokens[SPAWNER], base)
+
+
+def _internal_hosts(c: Any, settings: ClusterSettings) -> list[str]:
+    """Return the hosts that the Hub reaches inside of the cluster, with its token or theirs."""
+    urls = [
+        settings.service_url,
+        settings.notebook_url,
+        str(_set(c.JupyterHub, "hub_connect_url", "")),
+        str(_set(c.ConfigurableHTTPProxy, "api_url", "")),
+    ]
+    named = [urlsplit(url).hostname or "" for url in urls]
+    return [*named, os.environ.get("KUBERNETES_SERVICE_HOST", ""), "kubernetes.default.svc", ".svc", ".cluster.local"]
 
 
 def _set(section: Any, name: str, default: Any) -> Any:

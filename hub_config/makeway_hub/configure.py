@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jupyterhub.services import service as services
+from makeway_api.proxies import USERS_VARIABLES, without_proxy
 from makeway_spawner.local import MakewayLocalSpawner
 from traitlets import default
 
@@ -21,9 +22,9 @@ from .users import SampleAuthenticator, SystemAuthenticator
 
 GROUPS_SECONDS = 5
 """Seconds for which the Hub keeps a user's Unix groups before it reads them again."""
-PASSED_ON = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR", "TZ")
-"""Variables of the Hub's environment that the service gets, too."""
-PASSED_ON_PREFIXES = ("MAKEWAY_", "AWS_")
+PASSED_ON = (*USERS_VARIABLES, "TMPDIR")
+"""Variables of the Hub's environment that the service gets, too: for its jobs, and to reach object storage."""
+PASSED_ON_PREFIXES = ("MAKEWAY_", "AWS_", "LC_")
 """The same, by prefix: the service's settings, and region, endpoint and credentials of its object storage."""
 
 
@@ -31,6 +32,7 @@ def configure(c: Any, settings: Settings | None = None) -> Settings:
     """Set the Hub's traits on `c`, a JupyterHub configuration; return the settings they were made from."""
     settings = settings or read()
     settings.state.create()
+    os.environ.update(without_proxy(os.environ))  # for the Hub, the service and users' processes alike
     ports = settings.state.ports()
     _hub(c, settings, ports["hub"])
     _proxy(c, settings, ports["proxy_api"])

@@ -20,6 +20,7 @@ from .retries import retries
 from .routes import TIMEOUT, Call, Routes, raise_for
 
 T = TypeVar("T")
+H = TypeVar("H")
 
 STREAM_TIMEOUT = httpx2.Timeout(TIMEOUT, read=60)
 """Of the live stream, whose server sends a comment at least every 15 seconds."""
@@ -37,6 +38,27 @@ def _where(url: str | None, token: str | None) -> tuple[str, str]:
     return url.rstrip("/"), token
 
 
+def _http(kind: Callable[..., H], url: str, token: str, given: dict[str, Any]) -> H:
+    """Return an HTTP client of the service. A proxy of the environment gets no token in clear.
+
+    An http address is reached directly, because it is that of the portal's own network; an https one as the environment
+    says, through a proxy by CONNECT alone.
+    """
+    settings = {"trust_env": url.startswith("https:"), "timeout": TIMEOUT, **given}
+    try:
+        return kind(base_url=url + API_PREFIX, headers=_headers(token), **settings)
+    except (
+        ImportError,
+        ValueError,
+        httpx2.InvalidURL,
+    ) as error:  # an unknown kind of proxy, or one for which a package is missing
+        raise MakewayError(
+            f"The proxy that HTTPS_PROXY or ALL_PROXY names cannot be used ({error}). Correct it, or add the host of "
+            f"{url} to NO_PROXY.",
+            code="not_configured",
+        ) from error
+
+
 def _headers(token: str) -> dict[str, str]:
     return {"Authorization": f"token {token}", "Accept": "application/json", "Content-Type": "application/json"}
 
@@ -46,7 +68,7 @@ class Client(Routes[Any]):
 
     def __init__(self, url: str | None = None, token: str | None = None, **http: Any) -> None:
         self.url, self.token = _where(url, token)
-        self.http = httpx2.Client(base_url=self.url + API_PREFIX, headers=_headers(self.token), timeout=TIMEOUT, **http)
+        self.http = _http(httpx2.Client, self.url, self.token, http)
 
     def __enter__(self) -> Client:
         return self
@@ -95,9 +117,7 @@ class AsyncClient(Routes[Awaitable[Any]]):
 
     def __init__(self, url: str | None = None, token: str | None = None, **http: Any) -> None:
         self.url, self.token = _where(url, token)
-        self.http = httpx2.AsyncClient(
-            base_url=self.url + API_PREFIX, headers=_headers(self.token), timeout=TIMEOUT, **http
-        )
+        self.http = _http(httpx2.AsyncClient, self.url, self.token, http)
 
     async def __aenter__(self) -> AsyncClient:
         return self

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from jupyterhub.spawner import LocalProcessSpawner
+from makeway_api.proxies import USERS_VARIABLES
 from traitlets import Enum, Unicode, default
 
 from .home import home_of, prepare
@@ -49,6 +50,11 @@ class MakewayLocalSpawner(LeaseMixin, LocalProcessSpawner):  # type: ignore[misc
     @default("cmd")
     def _default_cmd(self) -> list[str]:
         return [sys.executable, "-m", "jupyterhub.singleuser"]
+
+    @default("env_keep")
+    def _default_env_keep(self) -> list[str]:
+        locale = [name for name in os.environ if name.startswith("LC_")]
+        return sorted({*USERS_VARIABLES, *locale, "JUPYTERHUB_SINGLEUSER_APP"})
 
     @default("default_url")
     def _default_default_url(self) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, TypeVar
 
+import aiohttp
 from jupyterhub.utils import exponential_backoff
 from kubernetes_asyncio.client import V1DeleteOptions
 from kubernetes_asyncio.client.rest import ApiException
@@ -24,6 +25,8 @@ from . import api_refusal, pod_end
 from .pod_watch import PodWatch
 
 T = TypeVar("T")
+READ_BYTES = 2**21
+"""The read buffer of kubernetes_asyncio: an object of a watch is one line, of 1.5 MiB at most."""
 _NOT_FOUND = 404
 _SAVED_AS = "makeway_pod"
 """The key under which the Hub stores that a pod was created and not seen to go."""
@@ -58,6 +61,11 @@ class PodSpawner(KubeSpawner):  # type: ignore[misc]
     """the pod that is being deleted, by its UID, and since when (monotonic)"""
     _end = ""
     """How the pod ended, as `poll` found it: a sentence for its user."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if (api := getattr(self, "api", None)) is not None:
+            direct_api(api)
 
     @default("delete_grace_period")
     def _default_delete_grace_period(self) -> int:
@@ -289,6 +297,20 @@ class PodSpawner(KubeSpawner):  # type: ignore[misc]
         if self._created:
             state[_SAVED_AS] = True
         return state
+
+
+def direct_api(api: Any) -> None:
+    """Make a client of KubeSpawner reach the API server directly; its library has no setting for this.
+
+    Else the Hub's requests went through a proxy of its environment, and a .netrc file would break or replace its
+    credentials. A proxy that the kubeconfig names stays.
+    """
+    rest = api.api_client.rest_client
+    session = rest.pool_manager
+    if session.trust_env:
+        connector = session.connector
+        session.detach()
+        rest.pool_manager = aiohttp.ClientSession(connector=connector, trust_env=False, read_bufsize=READ_BYTES)
 
 
 def _gave_up(reflector: Any) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ssl
+
 import httpx2
 from makeway_api.client import AsyncClient
 from makeway_api.errors import MakewayError
@@ -11,11 +13,16 @@ _CLIENTS: dict[tuple[str, str], AsyncClient] = {}
 
 
 def client_for(url: str, token: str) -> AsyncClient:
-    """Return the client for this service; each waiting start holds a connection, so their number is not bounded."""
+    """Return the client for this service, which never goes through a proxy of the Hub's environment.
+
+    Each waiting start holds a connection, so their number is not bounded.
+    """
     key = (url, token)
     if key not in _CLIENTS:
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=20)
-        _CLIENTS[key] = AsyncClient(url, token, limits=limits)
+        # ssl's own context: it reads SSL_CERT_FILE, which httpx2 does not without the environment.
+        own = ssl.create_default_context() if url.startswith("https:") else True
+        _CLIENTS[key] = AsyncClient(url, token, limits=limits, trust_env=False, verify=own)
     return _CLIENTS[key]
 
 

@@ -64,7 +64,7 @@ class Portal(Started):
 
     def browser(self, user: str, password: str | None = None) -> httpx2.Client:
         """Return a logged-in session, by default with the sample users' password."""
-        session = httpx2.Client(base_url=self.url, follow_redirects=True, timeout=60)
+        session = httpx2.Client(base_url=self.url, follow_redirects=True, timeout=60, trust_env=False)
         self._sessions.append(session)
         session.get("/hub/login")
         answer = session.post(

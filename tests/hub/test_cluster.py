@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any
 
@@ -118,6 +119,20 @@ def test_what_the_site_has_appended_stays() -> None:
     assert "site" in [role["name"] for role in c.JupyterHub.load_roles]
     assert c.JupyterHub.template_paths[1:] == ["/site"]
     assert c.JupyterHub.tornado_settings["headers"] == {}
+
+
+def test_the_hub_reaches_its_cluster_without_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    c = zero_to_jupyterhub()
+    c.JupyterHub.hub_connect_url = "http://hub:8081"
+    c.ConfigurableHTTPProxy.api_url = "http://proxy-api:8001"
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example:3128")
+    monkeypatch.setenv("NO_PROXY", "intranet.example")
+    monkeypatch.setenv("no_proxy", "")
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
+    configure_cluster(c, SETTINGS)
+    wanted = {"intranet.example", "makeway-service", "proxy-public", "hub", "proxy-api", "10.96.0.1", "127.0.0.1"}
+    assert wanted <= set(os.environ["NO_PROXY"].split(","))
+    assert os.environ["no_proxy"] == os.environ["NO_PROXY"]
 
 
 def test_a_hub_below_a_path_is_known_by_it() -> None:

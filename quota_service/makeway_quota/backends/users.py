@@ -13,16 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from makeway_api.proxies import USERS_VARIABLES, without_proxy
+
 from .base import BackendError
 
-KEPT = frozenset(
-    {
-        *("PATH", "PYTHONPATH", "CONDA_ROOT", "CONDA_DEFAULT_ENV", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "CUDA_HOME"),
-        *("LANG", "LANGUAGE", "TZ", "TMPDIR", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"),
-        *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
-    }
-)
-"""Variables of the service that jobs get too; everything else, its tokens above all, stays with the service."""
 OWN = ("HOME", "USER", "LOGNAME", "SHELL")
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 
@@ -40,10 +34,9 @@ class UnixAccount:
 
     def environment(self, python: str) -> dict[str, str]:
         """Return the environment of a job of this account; `python`'s folder comes first in PATH."""
-        kept = {name: os.environ[name] for name in KEPT if name in os.environ}
-        kept |= {name: value for name, value in os.environ.items() if name.startswith("LC_")}
-        if self.switch:
-            kept.pop("TMPDIR", None)
+        known = USERS_VARIABLES if self.switch else (*USERS_VARIABLES, "TMPDIR")
+        kept = {name: value for name, value in os.environ.items() if name in known or name.startswith("LC_")}
+        kept |= without_proxy(kept)
         path = [os.path.dirname(python), kept.get("PATH") or DEFAULT_PATH]
         return {**kept, "PATH": os.pathsep.join(filter(None, path)), **self.personal}
 

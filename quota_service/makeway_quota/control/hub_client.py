@@ -7,6 +7,7 @@ Every call ends within `CALL_SECONDS`, however slowly the Hub answers. The sched
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,7 +42,11 @@ class HubApi:
 
     def __init__(self, url: str, token: str, *, keep_seconds: float = 5.0, timeout: float = CALL_SECONDS) -> None:
         self._http = httpx2.AsyncClient(
-            base_url=url.rstrip("/"), headers={"Authorization": f"token {token}"}, timeout=timeout
+            base_url=url.rstrip("/"),
+            headers={"Authorization": f"token {token}"},
+            timeout=timeout,
+            trust_env=False,  # no proxy of the environment sees the token
+            verify=ssl.create_default_context() if url.startswith("https:") else True,  # it reads SSL_CERT_FILE
         )
         self._timeout = timeout
         self._keep = keep_seconds
