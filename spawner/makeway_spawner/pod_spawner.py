@@ -18,10 +18,10 @@ import aiohttp
 from jupyterhub.utils import exponential_backoff
 from kubernetes_asyncio.client import V1DeleteOptions
 from kubernetes_asyncio.client.rest import ApiException
-from kubespawner import KubeSpawner
 from traitlets import Float, default
 
 from . import api_refusal, pod_end
+from .home_claim import HomeClaim
 from .pod_watch import PodWatch
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ _GLANCE = 0.1
 """Seconds between two looks at the watched pods, which cost no request."""
 
 
-class PodSpawner(KubeSpawner):  # type: ignore[misc]
+class PodSpawner(HomeClaim):
     """A notebook server in a pod, from its creation until its containers have ended."""
 
     lost_seconds = Float(
