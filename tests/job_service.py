@@ -65,6 +65,7 @@ def policy_of(cluster: Cluster, checkpoints: Path) -> str:
             {"name": "gpu1", **profile},
             {"name": "other", **profile, "image": "127.0.0.1:5999/nothing:1"},
             {"name": "small", **profile, "memory": 64},
+            {"name": "scratch", **profile, "disk": 64},
             {"name": "gang", **profile, "workers": 2},
         ],
         "policies": [

@@ -150,6 +150,16 @@ class QuotaService(Configurable):
         help="Taints that jobs and notebooks tolerate besides those named like their pool's resource, as key, "
         "key=value or key=value:NoSchedule, with commas between (MAKEWAY_KUBE_TOLERATIONS).",
     ).tag(config=True, env="MAKEWAY_KUBE_TOLERATIONS")
+    kube_disk_request = Unicode(
+        "1Gi",
+        help="What the pod of a job requests of its node's disk where its profile has no disk; a job that used more "
+        "may be to blame for a full disk (MAKEWAY_KUBE_DISK_REQUEST).",
+    ).tag(config=True, env="MAKEWAY_KUBE_DISK_REQUEST")
+    kube_disk_limit = Unicode(
+        "50Gi",
+        help="The most that the pod of a job may write to its node's disk where its profile has no disk, and never "
+        "more than half of that disk; empty: no limit (MAKEWAY_KUBE_DISK_LIMIT).",
+    ).tag(config=True, env="MAKEWAY_KUBE_DISK_LIMIT")
     virtual_gpus = Int(
         10, min=0, max=100_000, help="Virtual GPUs in all, where the machine has no real one (MAKEWAY_VIRTUAL_GPUS)."
     ).tag(config=True, env="MAKEWAY_VIRTUAL_GPUS")
@@ -283,6 +293,8 @@ def _kubernetes(service: QuotaService, public_url: str) -> KubernetesSettings:
         home_path=service.kube_home_path,
         tolerations=tuple(text.strip() for text in service.kube_tolerations.split(",") if text.strip()),
         lost_after=service.lost_after_seconds,
+        disk_request=service.kube_disk_request,
+        disk_limit=service.kube_disk_limit,
     )
 
 

@@ -11,7 +11,7 @@ from makeway_api.quantities import gpus, listed
 
 @dataclass(slots=True)
 class Lease:
-    """One session's lease. CPU is in cores, memory in MiB; 0 leaves either to the spawner's own settings.
+    """One session's lease. CPU is in cores, memory and disk in MiB; 0 leaves each to the spawner's own settings.
 
     `started` is None before the server starts, False until the service knows of the server, then True.
     """
@@ -32,6 +32,7 @@ class Lease:
     image: str = ""
     resource: str = ""
     tolerations: list[str] = field(default_factory=list)
+    disk: int = 0
 
     @classmethod
     def of(cls, session: Session, started: bool | None = None) -> Lease:
@@ -53,6 +54,7 @@ class Lease:
             image=session.image or "",
             resource=session.resource or "",
             tolerations=list(session.tolerations),
+            disk=session.disk,
         )
 
     def env(self) -> dict[str, str]:

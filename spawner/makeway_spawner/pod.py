@@ -83,6 +83,11 @@ def compute(lease: Lease) -> dict[str, float | int]:
     return found
 
 
+def disk(lease: Lease) -> dict[str, str]:
+    """Return the disk of the profile as KubeSpawner's extra resources, as request and limit alike; else nothing."""
+    return {"ephemeral-storage": f"{lease.disk}Mi"} if lease.disk else {}
+
+
 def node_affinity(lease: Lease, terms: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return required node affinity terms that also require the granted node.
 
@@ -122,7 +127,7 @@ def settings(lease: Lease, owner: str, instance: str, own: Mapping[str, Any]) ->
     KubeSpawner's common labels win over its extra ones and name it as the manager, so the labels are among the common.
     """
     resource = lease.resource or USUAL
-    asked = devices(lease, resource)
+    asked = devices(lease, resource) | disk(lease)
     return {
         "common_labels": {**own["common_labels"], **labels(lease, instance)},
         "extra_annotations": {**own["extra_annotations"], **pod_annotations(lease, owner)},

@@ -430,6 +430,44 @@ async def test_a_killed_worker_is_explained_by_the_end_of_its_pod(backend: Backe
     assert (seen.phase, seen.message) == (Phase.EXITED, killed.message), "its pod does not end"
 
 
+STOPPED = replace(RUNS, noticed=True, ended_at=20.0, exit_code=-15, message="killed by SIGTERM")
+
+
+@pytest.mark.parametrize("report", [STOPPED, SAVED], ids=["killed", "saved"])
+async def test_a_stop_for_more_disk_than_it_may_use_is_the_fault_of_the_job(
+    backend: Backend, report: WorkerSeen
+) -> None:
+    backend.hear("ADDED", pod("j1"))
+    backend.report("j1", report)
+    assert (await backend.seen("j1")).phase is Phase.RUNNING, "its pod says in a moment why it was stopped"
+    evicted = pod("j1", "Failed")
+    evicted["status"] |= {
+        "reason": "Evicted",
+        "message": 'Usage of EmptyDir volume "makeway" exceeds the limit "1Gi". ',
+    }
+    backend.hear("MODIFIED", evicted)
+    seen = await backend.seen("j1")
+    assert (seen.phase, seen.exit_code, seen.noticed) == (Phase.EXITED, 137, False)
+    assert "wrote more to the disk" in seen.message
+
+
+async def test_a_stop_by_others_and_what_was_done_before_it_stay_what_they_are(backend: Backend) -> None:
+    for job in ("deleted", "hangs"):
+        backend.hear("ADDED", pod(job))
+        backend.report(job, SAVED)
+        await backend.observe()
+    backend.hear("DELETED", pod("deleted"))
+    backend.report("deleted", SAVED)
+    seen = await backend.seen("deleted")
+    assert (seen.phase, seen.exit_code, seen.acknowledged) == (Phase.EXITED, 75, True)
+    backend.now += PATIENCE
+    backend.report("hangs", SAVED)
+    assert (await backend.seen("hangs")).phase is Phase.EXITED, "its pod does not end"
+    backend.hear("ADDED", pod("done"))
+    backend.report("done", replace(RUNS, noticed=True, ended_at=20.0, exit_code=0, completed=True))
+    assert (await backend.seen("done")).phase is Phase.EXITED, "nothing that its pod says would change that"
+
+
 @pytest.mark.parametrize("resource", ["memory", "ephemeral-storage"])
 async def test_a_job_that_exhausts_node_after_node_ends_and_one_that_is_evicted_once_returns_to_the_queue(
     backend: Backend, resource: str

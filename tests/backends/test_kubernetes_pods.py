@@ -522,7 +522,7 @@ def test_a_pod_that_waits_says_for_what(kept: JobPod, reason: str, message: str)
         (pod("Failed", **over(255, "Unknown")), True, None, "its node n1 was restarted, or lost its container"),
         (pod("Failed", **over(137, "ContainerStatusUnknown")), True, None, "its node n1 was restarted"),
         (pod("Failed", reason="Evicted", message="The node was low on resource: memory."), True, None, "short of"),
-        *((pod("Failed", reason="Evicted", message=said), False, 137, said) for said in OVER_ITS_LIMIT),
+        *((pod("Failed", reason="Evicted", message=said), False, 137, said.strip()) for said in OVER_ITS_LIMIT),
         (
             pod("Failed", reason="Evicted", message=f"{LOW}Container beside was {USING}"),
             True,

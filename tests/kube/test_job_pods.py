@@ -107,7 +107,7 @@ async def test_a_job_is_a_pod_makes_way_and_resumes(serving: Serving, real_node:
         pod = serving.cluster.api.get(f"{PODS}/makeway-{second.id}-1-0")
         assert pod["spec"]["nodeName"] == real_node.name
         assert pod["metadata"]["labels"]["cost"] == "12"
-        assert pod["spec"]["containers"][0]["resources"]["limits"] == {GPU: "1"}
+        assert pod["spec"]["containers"][0]["resources"]["limits"][GPU] == "1"
         owner = await serving.submit("bo", "owner", "sleep", "3")
         await serving.reaches(owner, "running", "succeeded")
         evicted = await serving.reaches(second, "starting", "running", "pending", attempt=1)
@@ -430,6 +430,26 @@ async def test_a_job_that_uses_too_much_memory_fails_with_that_reason(serving: S
             "it used more memory than the 64 MiB that its container may use: choose a profile with more memory, "
             "or use less"
         )
+
+
+@pytest.mark.parametrize("folder", ["/tmp", "/makeway/job"])
+async def test_a_job_that_fills_the_disk_fails_with_that_reason_and_ends_no_other(
+    serving: Serving, folder: str
+) -> None:
+    async with serving.running():
+        calm = await serving.submit("bo", "calm", "sleep", "600")
+        await serving.reaches(calm, "running")
+        code = f"import time\nopen('{folder}/large', 'wb').write(bytes(200 * 2**20))\ntime.sleep(600)"
+        job = await serving.submit("ana", "large", "python3", "-c", code, profile="scratch")
+        done = await serving.reaches(job, "failed")
+        assert len(done.attempts) == 1, done
+        assert done.message.startswith("it wrote more to the disk of its node than its pod may: write large files to")
+        assert "64Mi" in done.message
+        pod = serving.cluster.api.get(f"{PODS}/makeway-{calm.id}-1-0")["spec"]["containers"][0]["resources"]
+        assert pod["requests"]["ephemeral-storage"] == "1Gi", "the default"
+        assert "ephemeral-storage" in pod["limits"]
+        assert (await serving.reaches(calm, "running")).attempt == 1
+        await serving.client("bo").cancel(calm.id)
 
 
 async def delayed_because(serving: Serving, job: Job, *words: str) -> Job:

@@ -86,6 +86,14 @@ def test_cpu_and_memory_are_requests_and_limits() -> None:
     assert pod.compute(CPU) == {}, "the site's own settings stay"
 
 
+def test_the_disk_of_the_profile_is_request_and_limit() -> None:
+    own = {name: {} for name in pod.SITE} | {"tolerations": [], "node_affinity_required": []}
+    found = pod.settings(replace(LEASE, disk=100 * 1024), "ana", "here", own)
+    for kind in ("extra_resource_limits", "extra_resource_guarantees"):
+        assert found[kind]["ephemeral-storage"] == "102400Mi"
+    assert "ephemeral-storage" not in pod.settings(LEASE, "ana", "here", own)["extra_resource_limits"]
+
+
 def test_a_taint_with_the_name_of_the_resource_is_tolerated_by_those_who_use_it() -> None:
     own = [{"key": "zone", "operator": "Exists"}]
     mine = {"key": "nvidia.com/gpu", "operator": "Exists"}

@@ -59,6 +59,7 @@ class Session(Wire):
     gpus: float
     cpu: float = Field(0, description="cores; 0: the spawner's own setting")
     memory: int = Field(0, description="MiB; 0: the spawner's own setting")
+    disk: int = Field(0, description="MiB of its node's disk on a cluster; 0: the spawner's own setting")
     profile_title: str = ""
     team_title: str = ""
     preemptible: bool = False

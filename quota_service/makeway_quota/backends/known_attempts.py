@@ -26,8 +26,8 @@ class Known:
     absent_since: dict[Key, float] = field(default_factory=dict)
     unheard_since: dict[Key, float] = field(default_factory=dict)
     """when the machines of attempts were there first, with workers that have not reported yet"""
-    killed_since: dict[Key, float] = field(default_factory=dict)
-    """when attempts reported first that something killed them, while their machines were still there"""
+    ended_since: dict[Key, float] = field(default_factory=dict)
+    """when attempts reported first that something killed or stopped them, while their machines were still there"""
     lost: dict[Key, AttemptSeen] = field(default_factory=dict)
     """ends that no worker reported, as this replica concluded them while it led"""
     silent: frozenset[Key] = frozenset()
@@ -45,9 +45,9 @@ class Known:
         Workers that have not reported change theirs when they are unheard of since a moment.
         """
         unheard = [key for key, since in self.unheard_since.items() if since <= unheard_before]
-        return {*self.endings, *self.absent_since, *self.killed_since, *unheard, *self.silent}
+        return {*self.endings, *self.absent_since, *self.ended_since, *unheard, *self.silent}
 
     def drop(self, key: Key) -> None:
         """Forget an attempt."""
-        for by_key in (self.endings, self.absent_since, self.unheard_since, self.killed_since, self.lost):
+        for by_key in (self.endings, self.absent_since, self.unheard_since, self.ended_since, self.lost):
             by_key.pop(key, None)

@@ -23,7 +23,7 @@ from .channel import Channel
 from .known_attempts import Ending, Known
 from .machines import GONE, Machines
 from .versions import Changes
-from .workers import WorkerSeen, attempt_of, killed_by_others, ran_or_ended
+from .workers import WorkerSeen, attempt_of, ended_by_others, ran_or_ended
 
 log = logging.getLogger("makeway.remote")
 
@@ -289,16 +289,18 @@ class RemoteBackend(ABC):
     def _exited(self, key: Key, seen: AttemptSeen, machines: Machines | None) -> AttemptSeen:
         """Return an end that the workers reported, with what the machines say about it.
 
-        A launcher cannot know who killed its worker: for a short time it runs on until its machine has ended, too.
+        A launcher cannot know who killed or stopped its worker, such as a kubelet whose disk the job fills: for a short
+        time it runs on until its machine has ended, too.
         """
         if machines is None:
             return seen
-        if killed_by_others(seen) and key not in self._known.endings:
+        if ended_by_others(seen) and not machines.node_lost and key not in self._known.endings:
             now = self._monotonic()
-            if machines.present and now - self._known.killed_since.setdefault(key, now) < PATIENCE:
+            if machines.present and now - self._known.ended_since.setdefault(key, now) < PATIENCE:
                 return replace(seen, phase=Phase.RUNNING, ended_at=None, exit_code=None, message="")
             if machines.exit_code is not None:
-                return replace(seen, message=machines.message)
+                code = machines.exit_code if seen.noticed else seen.exit_code
+                return replace(seen, message=machines.message, exit_code=code, noticed=False, acknowledged=False)
         return replace(seen, node_lost=True, worker=machines.worker) if machines.node_lost else seen
 
     def _absent(

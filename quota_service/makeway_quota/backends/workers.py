@@ -65,9 +65,14 @@ def ran_or_ended(seen: AttemptSeen, workers: Mapping[int, WorkerSeen]) -> bool:
     return seen.phase is not Phase.STARTING or any(w.ended for w in workers.values())
 
 
-def killed_by_others(seen: AttemptSeen) -> bool:
-    """Whether SIGKILL ended the command of an attempt, and none of Makeway's deadlines did."""
-    return seen.exit_code in KILLED and not (seen.killed or seen.noticed or seen.timed_out)
+def ended_by_others(seen: AttemptSeen) -> bool:
+    """Whether SIGKILL or a stop ended the command of an attempt, and none of Makeway's deadlines did.
+
+    Whether a stop was Makeway's own is not known here; what had finished before it stays finished.
+    """
+    if seen.timed_out or seen.completed:
+        return False
+    return seen.noticed or (seen.exit_code in KILLED and not seen.killed)
 
 
 def exit_code_of(codes: list[int]) -> int:

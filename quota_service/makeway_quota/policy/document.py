@@ -56,6 +56,8 @@ class ProfileFacts:
     pod: Mapping[str, Any] = field(default_factory=dict)
     """what the pods of its jobs have on a cluster besides what Makeway gives them: part of a Pod of Kubernetes"""
     images: tuple[Image, ...] = ()
+    disk: int = 0
+    """MiB that a worker requests of its node's disk on a cluster, and the most that it may use; 0: the site's"""
 
     @property
     def default_image(self) -> str | None:

@@ -214,6 +214,7 @@ class DocumentProfile(ProfileTable):
     env: Annotated[Texts, AfterValidator(_env)] = Field(default_factory=dict)
     signal: Literal["SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2"] = "SIGTERM"
     pod: Annotated[dict[str, Any], AfterValidator(_pod)] = Field(default_factory=dict)
+    disk: Mib = 0
 
 
 class VolumeTable(Table):

@@ -203,7 +203,9 @@ class SessionService:
         found = views.session(row, virtual=virtual, url=context.settings.public_url, titles=titles)
         settings = context.settings
         tolerations = settings.kubernetes.tolerations if settings.backend == "kubernetes" else ()
-        return found.model_copy(update={"resource": self._resource(row), "tolerations": list(tolerations)})
+        disk = facts.disk if facts else 0
+        more = {"resource": self._resource(row), "tolerations": list(tolerations), "disk": disk}
+        return found.model_copy(update=more)
 
     def _resource(self, row: Workload) -> str | None:
         """Return what a session's GPUs are called on a cluster, by the pool that they are in; None without GPUs."""

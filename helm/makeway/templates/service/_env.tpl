@@ -56,6 +56,8 @@
 - {name: MAKEWAY_KUBE_SERVICE_ACCOUNT, value: makeway-job}
 - {name: MAKEWAY_KUBE_RUN_AS, value: {{ .Values.jobs.runAs | quote }}}
 - {name: MAKEWAY_KUBE_CHECKPOINT_CLAIM, value: {{ .Values.jobs.checkpoints.existingClaim | default "makeway-checkpoints" | quote }}}
+- {name: MAKEWAY_KUBE_DISK_REQUEST, value: {{ dig "disk" "request" "1Gi" .Values.jobs | quote }}}
+- {name: MAKEWAY_KUBE_DISK_LIMIT, value: {{ dig "disk" "limit" "50Gi" .Values.jobs | quote }}}
 {{- with dig "home" "claim" "" .Values.jobs }}
 - {name: MAKEWAY_KUBE_HOME_CLAIM, value: {{ . | quote }}}
 - {name: MAKEWAY_KUBE_HOME_PATH, value: {{ dig "home" "path" "/home/jovyan" $.Values.jobs | quote }}}

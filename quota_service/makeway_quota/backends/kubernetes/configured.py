@@ -29,6 +29,8 @@ class KubernetesSettings:
     home_path: str
     tolerations: tuple[str, ...]
     lost_after: float
+    disk_request: str = ""
+    disk_limit: str = ""
 
 
 def check_worker_url(url: str) -> None:
@@ -52,6 +54,7 @@ def backend_of(found: KubernetesSettings) -> Backend:
     from .backend import KubernetesBackend
     from .client import ApiClient
     from .connection import connection
+    from .disk import setting
     from .homes import home_setting
     from .manifest import PodSettings, user_and_group
     from .nodes import toleration
@@ -70,6 +73,7 @@ def backend_of(found: KubernetesSettings) -> Backend:
         priority_class=found.priority_class,
         run_as=user_and_group(found.run_as),
         checkpoint_claim=found.checkpoint_claim,
+        disk=setting(found.disk_request, found.disk_limit),
     )
     tolerations = [toleration(text) for text in found.tolerations]
     home = home_setting(found.home_claim, found.home_path)

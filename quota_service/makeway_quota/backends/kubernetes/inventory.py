@@ -99,6 +99,11 @@ class KubernetesInventory:
                 self._seen.pop(name, None)
         return self._seen
 
+    def allocatable(self, node: str, resource: str) -> int:
+        """Return what a node offers of a resource, in the units of ClusterNode; 0 where it offers none, or is gone."""
+        found = self.nodes.objects.get(node)
+        return found.allocatable.get(resource, 0) if found is not None else 0
+
     def _all(self) -> list[tuple[str, ClusterNode]]:
         return list(self.nodes.objects.items())
 

@@ -19,6 +19,7 @@ from ...policy.pod_template import WORKER
 from ..base import Key, StartOrder
 from .client import Object
 from .compute import share_compute
+from .disk import Disk, bound_disk
 from .nodes import Toleration
 from .pod_requests import ATTEMPT, JOB
 from .template import merged
@@ -68,6 +69,8 @@ class PodSettings:
     """user and group"""
     checkpoint_claim: str = ""
     """the PersistentVolumeClaim of a team's checkpoints; {team} stands for its name; "": they end with the pod"""
+    disk: Disk = field(default_factory=Disk)
+    """of pods whose profile names none"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,10 @@ class WorkerResources:
     tolerations: tuple[Toleration, ...] = ()
     template: Mapping[str, Any] = field(default_factory=dict)
     """of the profile"""
+    disk: int = 0
+    """of the profile, in MiB"""
+    node_disk: int = 0
+    """what its node offers of its disk to pods, in MiB; 0: it does not count its disk"""
 
 
 def user_and_group(text: str) -> tuple[int, int]:
@@ -173,6 +180,7 @@ def worker_pod(
     }
     pod = merged(pod, given.template)
     share_compute(pod, order)
+    bound_disk(pod, _disk(settings, given), order.memory)
     for container in (*pod["spec"]["initContainers"], *pod["spec"]["containers"]):
         container["securityContext"] = {**container_security(), **(container.get("securityContext") or {})}
         _hide_gpus(container, given)
@@ -305,6 +313,13 @@ def _resources(given: WorkerResources) -> Object:
     if given.devices:
         requests[given.resource] = limits[given.resource] = str(given.devices)
     return {"requests": requests, "limits": limits}
+
+
+def _disk(settings: PodSettings, given: WorkerResources) -> Disk:
+    """Return the disk of a worker's pod: as its profile says, even on a node that is too small, else the settings."""
+    if given.disk:
+        return Disk(given.disk if given.node_disk else 0, given.disk)
+    return settings.disk.on(given.node_disk)
 
 
 def _volumes(settings: PodSettings, order: StartOrder) -> list[Object]:

@@ -111,7 +111,7 @@ def _own_fault(pod: JobPod) -> Machines | None:
     if pod.reason == "OOMKilled":
         return Machines(1, present=False, message=_out_of_memory(pod.memory), exit_code=KILLED)
     if pod.reason == "Evicted" and any(word in pod.message for word in OWN_FAULT):
-        return Machines(1, present=False, message=pod.message, exit_code=KILLED)
+        return Machines(1, present=False, message=_over_disk(pod.message), exit_code=KILLED)
     if pod.reason in NO_START and any(words in pod.message for words in NO_PYTHON):
         said = pod.message[max(0, pod.message.find(NO_PYTHON[0])) :]
         if pod.own_image:
@@ -134,6 +134,14 @@ def _out_of_memory(limit: int) -> str:
     return (
         f"it used more memory than the {memory(limit)} that its container may use: choose a profile with more memory, "
         "or use less"
+    )
+
+
+def _over_disk(message: str) -> str:
+    """Return that a pod wrote too much to the disk of its node; the kubelet's message names the limit."""
+    return (
+        "it wrote more to the disk of its node than its pod may: write large files to its checkpoint folder or to a "
+        f"volume, or choose a profile with more disk. Kubernetes said: {message.strip()}"
     )
 
 

@@ -11,9 +11,11 @@ from ...engine.snapshot import GPU
 from ...policy import Document
 from ..base import BackendError, BackendUnavailable, NodeSeen, StartOrder
 from .client import Object
+from .disk import RESOURCE
 from .inventory import KubernetesInventory
 from .manifest import PodSettings, WorkerResources, worker_pod
 from .nodes import NodeSelector, Toleration, selectors
+from .quantities import MIB
 
 
 class WorkerPods:
@@ -78,6 +80,8 @@ class WorkerPods:
             devices=len(place.devices),
             tolerations=selector.tolerations if selector else self._tolerations,
             template=facts.pod if facts else {},
+            disk=facts.disk if facts else 0,
+            node_disk=self._inventory.allocatable(place.node, RESOURCE) // MIB,
         )
         path = self._path(order.workload, order.attempt, number)
         return worker_pod(self._settings, order, number, path, tokens, given)
