@@ -249,3 +249,27 @@ def test_a_migration_waits_for_the_writer_of_another_replica(postgres: str) -> N
             assert other.execute(text("SELECT version_num FROM alembic_version")).scalar() != "0010"
     finally:
         engine.dispose()
+
+
+def test_a_command_of_an_earlier_version_is_weighed_and_kept(url: str) -> None:
+    parsed = parse(url)
+    engine = engine_for(parsed, migrating=True)
+    command_then, source = ("x" * 1_000_000, "é"), "print()"
+    try:
+        store = open_store(url)
+        new = NewWorkload("j1", "job", "rnd", "gpu1", "ana", command=command_then, env={"A": "b"}, source=source)
+        store.add_workload(new, now=1.0)
+        store.close()
+        with engine.begin() as connection:
+            command.downgrade(alembic_config(connection), "0013")
+        store = open_store(url)
+        [row] = store.active()
+        assert row.command == ()
+        assert 1_000_000 < row.weight < 1_000_100
+        whole = store.workload("j1")
+        assert whole is not None
+        assert (whole.command, whole.env, whole.source) == (command_then, {"A": "b"}, source)
+        assert store.whole_workloads(["j1"])["j1"].command == command_then
+        store.close()
+    finally:
+        engine.dispose()

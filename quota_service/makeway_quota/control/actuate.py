@@ -33,6 +33,7 @@ from ..store.records import Change, Notice, Workload
 from ..store.store import Store
 from ..wording import IDS, Names, outcomes
 from .change_set import ChangeSet, decide
+from .commands import Commands
 from .hub_servers import HubServers
 from .leader import Leader
 from .leases import end_session
@@ -112,10 +113,11 @@ class Actuator:
     async def begin(self, rows: Iterable[Workload], now: float, started: Started) -> None:
         """Start at once what was just committed as starting; `give` then leaves that alone."""
         due = [row for row in rows if row.kind == "job" and row.state == "starting" and not row.cancel_requested]
+        commands = Commands(self._store, due, AT_ONCE if self._backend.shared else 1)
         if not self._backend.shared:
             for row in due:
                 started.attempts.add((row.id, row.attempt))
-                await self._start(started, row, now)
+                await self._start(started, row, now, commands)
             return
         room, errors = asyncio.Semaphore(AT_ONCE), list[Exception]()
 
@@ -124,7 +126,7 @@ class Actuator:
                 if not errors:
                     started.attempts.add((row.id, row.attempt))
                     try:
-                        await self._start(started, row, now)
+                        await self._start(started, row, now, commands)
                     except Exception as error:  # those under way go on to their end
                         errors.append(error)
 
@@ -195,13 +197,15 @@ class Actuator:
         if await self._try("given its notice", key, lambda: self._backend.notice(*key, _notice(notice))):
             self._noticed[key] = notice.at
 
-    async def _start(self, started: Started, row: Workload, now: float) -> None:
+    async def _start(self, started: Started, row: Workload, now: float, commands: Commands | None = None) -> None:
         key = (row.id, row.attempt)
         if self.retries.wait(key):
             started.postponed.add(key)
             return
         try:
-            await self._order(lambda: self._backend.start(self._start_order(row)))
+            whole = await (commands or Commands(self._store, [row])).whole(row)
+            order = self._start_order(whole)
+            await self._order(lambda: self._backend.start(order))
         except BackendFull as error:
             log.warning("%s returns to the queue: %s", _job(row), error)
             started.postponed.add(key)

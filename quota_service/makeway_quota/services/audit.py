@@ -10,6 +10,7 @@ from makeway_api.models import Decision, Event, Health, RetentionReport
 
 from ..store.records import Decision as DecisionRow
 from ..store.records import Event as EventRow
+from .answer_size import decision_bytes, first_that_fit
 from .caller import Caller
 from .context import Context
 from .event_feed import KEPT, EventFeed
@@ -47,7 +48,10 @@ class AuditService:
         before: int | None = None,
         own: bool = True,
     ) -> list[Decision]:
-        """Return the decision log, newest first: the lines of the caller's teams and (`own`) of its own work."""
+        """Return the decision log, newest first: the lines of the caller's teams and (`own`) of its own work.
+
+        A page ends early, with at least one line, where it would be too large.
+        """
         context = self._context
         teams = context.visible_teams(caller)
         if team is not None:
@@ -58,7 +62,7 @@ class AuditService:
 
         def read() -> list[Decision]:  # a thousand lines take tens of milliseconds: not in the event loop
             rows = context.store.decisions(workload, teams, limit, before, owner=owner)
-            return [decision_model(row) for row in rows]
+            return [decision_model(row) for row in first_that_fit(rows, decision_bytes)]
 
         return await context.call(read)
 

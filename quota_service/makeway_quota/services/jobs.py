@@ -6,7 +6,9 @@ from makeway_api.models import Decision, Job, JobPage, State
 
 from ..control.change_set import decide
 from ..engine.snapshot import ADMITTED, LIVE
+from ..store.pages import cursor_after
 from ..store.records import Change, Notice, Workload
+from .answer_size import decision_bytes, first_that_fit, job_bytes
 from .audit import decision_model
 from .caller import Caller
 from .context import Context
@@ -40,7 +42,11 @@ class JobService:
         limit: int = 100,
         cursor: str | None = None,
     ) -> JobPage:
-        """Return jobs that the caller may see, newest first. `state`: one, several by comma, or `live`."""
+        """Return jobs that the caller may see, newest first. `state`: one, several by comma, or `live`.
+
+        They come without command, source and attempts. A page ends early, with at least one job, where it would be
+        too large.
+        """
         context = self._context
         teams = context.visible_teams(caller)
         if team is not None:
@@ -49,14 +55,17 @@ class JobService:
             teams = (team,)
         states = _states(state)
         owner = caller.name if mine else None
-        shown = None if mine else teams
+        within = None if mine else teams
 
         def read() -> JobPage:  # a thousand jobs take tens of milliseconds: not in the event loop
             try:
-                rows, following = context.store.workloads("job", owner, shown, states, limit, cursor)
+                rows, following = context.store.workloads("job", owner, within, states, limit, cursor)
             except ValueError:
                 raise refuse("That cursor does not come from this service.", "bad_cursor", 422) from None
-            return JobPage(jobs=[self._access.view(caller, row) for row in rows], next=following)
+            shown = first_that_fit(rows, job_bytes)
+            if len(shown) < len(rows):
+                following = cursor_after(shown[-1])
+            return JobPage(jobs=[self._access.view(caller, row) for row in shown], next=following)
 
         return await context.call(read)
 
@@ -113,7 +122,8 @@ class JobService:
         }
         decision = decide(row, "submit", "resumed", message)
         await context.learn_limits()
-        with context.limits.submitting(row.owner, 1):
+        with context.limits.submitting(row.owner, 1, row.weight) as reservation:
+            reservation.expect(id)
             applied = await context.call(context.store.commit, [Change(id, fields, row.version)], [decision], now=now)
         if id not in applied:
             raise refuse(f"{row.name} changed meanwhile, so it was not resumed: look at it again.", "changed", 409)
@@ -138,12 +148,13 @@ class JobService:
         return await self.job(caller, id)
 
     async def events(self, caller: Caller, id: str) -> list[Decision]:
-        """Return everything that was decided about a job, oldest first."""
+        """Return what was decided about a job, oldest first: the newest 1,000 lines, or fewer if they are long."""
         await self._access.visible(caller, id)
         store = self._context.store
 
         def read() -> list[Decision]:
-            return [decision_model(row) for row in reversed(store.decisions(id, None, 1000, None))]
+            newest = first_that_fit(store.decisions(id, None, 1000, None), decision_bytes)
+            return [decision_model(row) for row in reversed(newest)]
 
         return await self._context.call(read)
 

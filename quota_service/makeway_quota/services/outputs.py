@@ -22,8 +22,8 @@ from .refusals import refuse
 LOG_POLL = 0.1
 """Seconds after which a log without new output is read again; the pause grows by half each time."""
 LONGEST_POLL = 1.0
-MOST_LOG = 1_000_000
-"""Bytes of one answer"""
+MOST_LOG = 700_000
+"""Bytes of a log in one answer: in JSON a control character takes six"""
 RESULT_CHUNK = 1_000_000
 """Bytes of a result that are in memory at a time"""
 

@@ -143,10 +143,11 @@ class SessionService:
         return self._session(await self._context.wait_for_change(id, fetch, wait, version))
 
     async def sessions(self, caller: Caller, all: bool = False) -> list[Session]:
-        """Return the caller's live sessions; with `all` those of their teams too."""
+        """Return the caller's live sessions without their environment; with `all` those of their teams too."""
         teams = self._context.visible_teams(caller)
         mine = [r for r in await self._live() if r.owner == caller.name or (all and (teams is None or r.team in teams))]
-        return [self._session(row) for row in sorted(mine, key=lambda row: (row.submitted_at, row.id))]
+        found = [self._session(row) for row in sorted(mine, key=lambda row: (row.submitted_at, row.id))]
+        return [one.model_copy(update={"env": {}}) for one in found]  # thousands of them are one answer
 
     async def started(self, id: str) -> Session:
         """Record that the notebook server is up, and renew the lease."""

@@ -17,6 +17,7 @@ from ..engine.snapshot import Profile
 from ..policy import Document
 from ..store.errors import Conflict
 from ..store.records import FilesOf, NewDecision, SubmissionKey, Workload
+from ..store.rows import weight_of
 from ..wording import gpus
 from .caller import Caller
 from .context import Context
@@ -29,7 +30,7 @@ from .repeated import RequestsUnderWay, clone_key, key_of, submitted_before
 from .submission_batches import Files, SubmissionBatcher
 from .submission_check import Files as DecodedFiles
 from .submission_check import check_process, new_job, read_files
-from .user_limits import Reservation, bytes_of
+from .user_limits import Reservation
 
 FIRST_DECISION = 0.15
 """Seconds that a submission waits for its first decision, so that the answer can say more than `pending`."""
@@ -64,7 +65,7 @@ class SubmissionService:
                 before = await submitted_before(self._context, caller, [known] if known else [], refused)
                 if before is None:
                     raise
-                return await self._access.shown(caller, before[0])
+                return await self._access.shown(caller, before[0], whole=True)
 
     async def _submit(self, caller: Caller, request: JobRequest, key: SubmissionKey | None) -> Job | DryRun:
         context = self._context
@@ -79,7 +80,8 @@ class SubmissionService:
             notes = await self._notes(caller, team, choice, choice.image)
             return answer.model_copy(update={"image": choice.image, "notes": notes})
         await context.learn_limits()
-        with context.limits.submitting(caller.name, 1, bytes_of(request.command, request.env)) as reservation:
+        size = weight_of(request.command, request.env, request.source)
+        with context.limits.submitting(caller.name, 1, size) as reservation:
             await self._keep(files)
             job = await self._add(caller, request, team, profile, files, reservation, key)
         return job.model_copy(update={"notes": await self._notes(caller, team, choice, job.image)})
@@ -118,13 +120,14 @@ class SubmissionService:
         if "files" in overrides:
             files = await self._files(request)
         await context.learn_limits()
-        size = bytes_of(request.command, request.env)
+        size = weight_of(request.command, request.env, request.source)
         with context.limits.submitting(caller.name, len(keys), size) as reservation:
             await self._keep(files)
             first = await self._add(caller, request, team, profile, files, reservation, keys[0])
             shared = FilesOf(first.id)
             rest = [self._add(caller, request, team, profile, shared, reservation, key) for key in keys[1:]]
-            return [first, *await asyncio.gather(*rest)]
+            jobs = [first, *await asyncio.gather(*rest)]
+            return jobs if len(jobs) == 1 else [job.model_copy(update={"command": [], "source": ""}) for job in jobs]
 
     async def _files(self, request: JobRequest) -> DecodedFiles:
         context = self._context
@@ -167,10 +170,11 @@ class SubmissionService:
                         await self._access.visible(caller, files.workload)
                     continue
                 if row.id != new.id:
-                    return await self._access.shown(caller, row)
+                    return await self._access.shown(caller, row, whole=True)
                 context.wake()
                 if context.limits.waiting <= SHORT_QUEUE:
-                    row = await _first_decision(row, follower)
+                    now = await _first_decision(row, follower)
+                    row = now._replace(command=row.command, env=row.env, source=row.source)
             return await self._access.shown(caller, row)
 
     async def _image(self, caller: Caller, request: JobRequest, profile: Profile) -> ImageChoice:

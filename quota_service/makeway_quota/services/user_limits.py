@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ from ..wording import count
 from .refusals import busy, refuse
 
 MOST_BYTES = 64 * 2**20
-"""Bytes of commands and environments of one person's pending jobs: they are kept in memory"""
+"""Bytes of commands, environments and sources of one person's jobs that have not ended"""
 
 
 @dataclass(slots=True)
@@ -39,9 +39,11 @@ LOOK_UPS = 30
 class Reservation:
     """Room for jobs that are being written: each takes its part until the store has it."""
 
-    def __init__(self, user: str, left: int, expected: dict[str, Reservation]) -> None:
+    def __init__(self, user: str, left: int, size: int, expected: dict[str, Reservation]) -> None:
         self.user = user
         self.left = left
+        self.size = size
+        """bytes of each"""
         self._expected = expected
 
     def expect(self, id: str) -> None:
@@ -68,10 +70,13 @@ class UserLimits:
         self._guard = threading.Lock()
         self._versions: dict[str, int] = {}
         self._waits: dict[str, tuple[str, int]] = {}
-        """job id to owner and bytes, for jobs that wait"""
+        """job id to owner and 1, for jobs that wait"""
+        self._live: dict[str, tuple[str, int]] = {}
+        """job id to owner and bytes, for jobs that have not ended: each of them may return to the queue"""
         self._pending: Counter[str] = Counter()
         self._bytes: Counter[str] = Counter()
         self._arriving: Counter[str] = Counter()
+        self._arriving_bytes: Counter[str] = Counter()
         self._expected: dict[str, Reservation] = {}
         self._buckets: dict[str, Bucket] = {}
         self._look_ups: dict[str, Bucket] = {}
@@ -106,16 +111,11 @@ class UserLimits:
                 if (reservation := self._expected.pop(row.id, None)) is not None:
                     reservation.left -= 1
                     self._less(self._arriving, reservation.user)
+                    self._less(self._arriving_bytes, reservation.user, reservation.size)
                 if row.kind != "job" or self._versions.get(row.id, -1) >= row.version:
                     continue
-                if (waited := self._waits.pop(row.id, None)) is not None:
-                    self._less(self._pending, waited[0])
-                    self._less(self._bytes, *waited)
-                if row.state == "pending":
-                    size = bytes_of(row.command, row.env)
-                    self._waits[row.id] = row.owner, size
-                    self._pending[row.owner] += 1
-                    self._bytes[row.owner] += size
+                _count(self._pending, self._waits, row, 1 if row.state == "pending" else None)
+                _count(self._bytes, self._live, row, row.weight if row.live else None)
                 if row.live:
                     self._versions[row.id] = row.version
                     self._ended_unlearned.discard(row.id)
@@ -128,17 +128,19 @@ class UserLimits:
     @contextmanager
     def submitting(self, user: str, many: int, size: int = 0) -> Iterator[Reservation]:
         """Reserve room for `many` jobs of `size` bytes each while they are written; refuse what exceeds a limit."""
-        reservation = Reservation(user, many, self._expected)
+        reservation = Reservation(user, many, size, self._expected)
         with self._guard:
             self._check_pending(user, many)
             self._check_bytes(user, many * size)
             self._check_rate(user, many)
             self._arriving[user] += many
+            self._arriving_bytes[user] += many * size
         try:
             yield reservation
         finally:
             with self._guard:
                 self._less(self._arriving, user, reservation.left)
+                self._less(self._arriving_bytes, user, reservation.left * size)
                 for id in [id for id, each in self._expected.items() if each is reservation]:
                     del self._expected[id]
 
@@ -157,11 +159,12 @@ class UserLimits:
             )
 
     def _check_bytes(self, user: str, size: int) -> None:
-        there = self._bytes[user]
+        there = self._bytes[user] + self._arriving_bytes[user]
         if self._most_pending and size and there + size > MOST_BYTES:
             raise refuse(
-                f"The commands and environments of {user}'s pending jobs have {there // 2**20} MiB, and "
-                f"{MOST_BYTES // 2**20} MiB is the most for one person: put long ones into a file of the job.",
+                f"The commands, environments and sources of {user}'s pending and running jobs have "
+                f"{there // 2**20} MiB, and {MOST_BYTES // 2**20} MiB is the most for one person: put long ones into a "
+                "file of the job, or wait until some jobs have ended.",
                 "pending_too_large",
                 429,
                 bytes=there,
@@ -233,6 +236,10 @@ class UserLimits:
             del counter[name]
 
 
-def bytes_of(command: Iterable[str], env: Mapping[str, str]) -> int:
-    """Return the characters of a command and an environment."""
-    return sum(map(len, command)) + sum(len(name) + len(value) for name, value in env.items())
+def _count(counter: Counter[str], counted: dict[str, tuple[str, int]], row: Workload, amount: int | None) -> None:
+    """Count an amount of a job for its owner in place of what was counted of it before; None: not any more."""
+    if (before := counted.pop(row.id, None)) is not None:
+        UserLimits._less(counter, *before)
+    if amount is not None:
+        counted[row.id] = row.owner, amount
+        counter[row.owner] += amount

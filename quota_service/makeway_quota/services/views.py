@@ -21,6 +21,7 @@ from ..store.records import Attempt as AttemptRow
 from ..store.records import Notice as NoticeRow
 from ..store.records import Place, Workload
 from ..wording import duration, gpus
+from .answer_size import MOST_GRANTS, newest_attempts, shown_text, shown_words
 from .times import at, when
 
 
@@ -30,8 +31,8 @@ def gpu(milli: int | float) -> float:
 
 
 def grants(placement: Sequence[Place]) -> list[Grant]:
-    """Return a placement, one grant for each worker."""
-    return [Grant(node=p.node, devices=list(p.devices), gpus=gpu(sum(p.milli))) for p in placement]
+    """Return a placement, one grant for each worker, of a very large gang for the first MOST_GRANTS."""
+    return [Grant(node=p.node, devices=list(p.devices), gpus=gpu(sum(p.milli))) for p in placement[:MOST_GRANTS]]
 
 
 RECLAIMING = "reclaiming"
@@ -99,9 +100,9 @@ def job(row: Workload, *, virtual: bool, durable: bool, attempts: Sequence[Attem
         checkpoint=checkpoint(row.checkpoint_step, row.checkpoint_at),
         notice=notice(row.notice),
         placement=grants(row.placement),
-        attempts=[attempt_model(a) for a in attempts],
-        command=list(row.command),
-        source=row.source,
+        attempts=[attempt_model(a) for a in newest_attempts(attempts)],
+        command=shown_words(row.command),
+        source=shown_text(row.source),
         clone_of=row.clone_of,
         image=row.image,
         virtual=virtual,

@@ -57,11 +57,16 @@ def workload_page(
     ids = connection.execute(newest(walks, limit + 1, "submitted_at", "id")).scalars().all()
     page = list(by_id(connection, ids[:limit]).values())
     page.sort(key=lambda row: (row.submitted_at, row.id), reverse=True)
-    return page, f"{page[-1].submitted_at!r}~{page[-1].id}" if len(ids) > limit else None
+    return page, cursor_after(page[-1]) if page and len(ids) > limit else None
+
+
+def cursor_after(last: Workload) -> str:
+    """Return the cursor of the page after a workload."""
+    return f"{last.submitted_at!r}~{last.id}"
 
 
 def by_id(connection: Connection, ids: Sequence[str]) -> dict[str, Workload]:
-    """Return these workloads by id, without `source`; ids that do not exist are missing."""
+    """Return these workloads by id, without what is large; ids that do not exist are missing."""
     found: dict[str, Workload] = {}
     for begin in range(0, len(ids), 500):
         query = select(*COLUMNS).where(W.id.in_([rows.clean(id) for id in ids[begin : begin + 500]]))

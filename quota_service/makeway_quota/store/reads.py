@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from sqlalchemy import ColumnElement, Connection, TextClause, bindparam, func, select, union_all
+from sqlalchemy import ColumnElement, Connection, TextClause, bindparam, func, literal, select, union_all
 
 from . import rows
 from .pages import COLUMNS, W, bounded, by_id
@@ -17,7 +17,11 @@ ATTEMPT_COLUMNS = [attempts.c[name] for name in rows.ATTEMPT_FIELDS]
 VERSIONS = Lookup(W.id, W.id, W.version)
 IDS = Lookup(W.id, W.id)
 PURGES = Lookup(purges.c.workload, purges.c.workload)
-ONE = select(*COLUMNS, sources.c.source).outerjoin_from(workloads, sources).where(W.id == bindparam("one"))
+ONE = (
+    select(*COLUMNS, W.command, W.env, sources.c.source)
+    .outerjoin_from(workloads, sources)
+    .where(W.id == bindparam("one"))
+)
 ACTIVE = select(*COLUMNS).where(LIVE_ROW).order_by(W.submitted_at, W.id)
 
 
@@ -27,19 +31,22 @@ NEWEST_TERM = select(terms.c.term, terms.c.holder).order_by(terms.c.term.desc())
 def workload(connection: Connection, id: str) -> Workload | None:
     """Return one workload with its source, or None."""
     row = connection.execute(ONE, {"one": rows.clean(id)}).first()
-    if row is None:
-        return None
-    *values, source = row
-    return rows.workload(values, source or "")
+    return None if row is None else rows.whole(row)
+
+
+def whole_workloads(connection: Connection, ids: Sequence[str]) -> dict[str, Workload]:
+    """Return these workloads by id with command and environment, without source."""
+    query = select(*COLUMNS, W.command, W.env, literal("")).where(W.id.in_([rows.clean(id) for id in ids]))
+    return {row.id: row for row in map(rows.whole, connection.execute(query))}
 
 
 def active(connection: Connection) -> list[Workload]:
-    """Return all live workloads, first submitted first."""
+    """Return all live workloads, first submitted first, without what is large."""
     return rows.workloads(connection.execute(ACTIVE).all())
 
 
 def current(connection: Connection, ids: Sequence[str], known: Mapping[str, Workload]) -> dict[str, Workload]:
-    """Return these workloads by id, without `source`; those `known` in their present version are not read again."""
+    """Return these workloads by id, without what is large; those `known` in their present version are not read."""
     found = {
         id: known[id] for id, version in VERSIONS.run(connection, ids) if id in known and known[id].version == version
     }

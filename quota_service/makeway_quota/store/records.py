@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 Kind = Literal["session", "job"]
@@ -125,8 +126,8 @@ class Submission(NamedTuple):
 class Workload(NamedTuple):
     """A session or a job as it is now. `attempt` is 0 before the first start; `gpus` is per worker.
 
-    A tuple, because one is made at every change. `version` grows by one with every change. `source` is empty where
-    many are read at once: ask for the one.
+    A tuple, because one is made at every change. `version` grows by one with every change. `command`, `env` and
+    `source` may be large: they are empty but where one workload is read (`Store.workload`).
     """
 
     id: str
@@ -176,8 +177,6 @@ class Workload(NamedTuple):
     server: str
     expires_at: float | None
     server_started: bool
-    command: tuple[str, ...]
-    env: Mapping[str, str]
     clone_of: str | None
     ran: float
     """seconds that its attempts held their GPUs, those that are over"""
@@ -186,6 +185,10 @@ class Workload(NamedTuple):
     lost_on: tuple[str, ...]
     """the nodes on which attempts were lost without a cause that is known, one entry a loss, the last few"""
     version: int
+    weight: int = 0
+    """bytes of its command, environment and source"""
+    command: tuple[str, ...] = ()
+    env: Mapping[str, str] = MappingProxyType({})
     source: str = ""
 
     @property

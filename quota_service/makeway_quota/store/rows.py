@@ -6,6 +6,7 @@ writes of `statements.py`, which hands values to the driver as they are.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -17,10 +18,13 @@ import orjson
 
 from .records import Attempt, Decision, Event, NewWorkload, Notice, Place, Workload
 
-WORKLOAD_FIELDS = tuple(name for name in Workload._fields if name != "source")
+LARGE_FIELDS = ("command", "env", "source")
+"""What is read with one workload only: a person may have submitted thousands of the largest ones."""
+WORKLOAD_FIELDS = tuple(name for name in Workload._fields if name not in LARGE_FIELDS)
 ATTEMPT_FIELDS = tuple(f.name for f in fields(Attempt))
-CHANGEABLE = frozenset(WORKLOAD_FIELDS) - {"id", "kind", "owner", "version", "clone_of"}
+CHANGEABLE = frozenset(WORKLOAD_FIELDS) - {"id", "kind", "owner", "version", "clone_of", "weight"}
 ATTEMPT_CHANGEABLE = frozenset(ATTEMPT_FIELDS) - {"workload", "number"}
+NOTHING: Mapping[str, str] = Workload._field_defaults["env"]
 _POSITION = {name: at for at, name in enumerate(Workload._fields)}
 _VERSION = _POSITION["version"]
 _ASKED = tuple(f.name for f in fields(NewWorkload))
@@ -29,6 +33,9 @@ _NUMBERS = frozenset({int, float, bool})
 
 _AS_IS = frozenset({type(None), bool, float})
 LARGEST = 2**63 - 1
+MESSAGES = frozenset({"message", "reason_message"})
+MOST_MESSAGE = 4000
+"""Characters of a sentence about a workload, which may quote the output of a job: each is kept in memory"""
 
 
 def clean(value: object) -> object:
@@ -51,6 +58,14 @@ def _storable(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-8", "replace").decode()
     return text
+
+
+def message(text: str) -> str:
+    """Return a sentence as it is kept: of one that is too long the beginning and the end."""
+    if len(text) <= MOST_MESSAGE:
+        return text
+    half = MOST_MESSAGE // 2 - 2
+    return f"{text[:half]} … {text[-half:]}"
 
 
 def refuse_unstorable(value: object, where: str) -> None:
@@ -141,8 +156,6 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
     "placement": _places,
     "nomination": _places,
     "notice": _notice,
-    "command": _strings,
-    "env": _mapping,
 }
 _WORKLOAD_DECODERS = tuple((WORKLOAD_FIELDS.index(name), decode) for name, decode in _DECODERS.items())
 _PLACEMENT = ATTEMPT_FIELDS.index("placement")
@@ -152,6 +165,8 @@ def encode(values: Mapping[str, object]) -> dict[str, object]:
     """Return fields of a record as columns."""
     columns: dict[str, object] = {}
     for name, value in values.items():
+        if name in MESSAGES and isinstance(value, str):
+            value = message(value)
         if name in _ENCODERS:
             columns[name] = _ENCODERS[name](value)
         elif name != "source":
@@ -172,13 +187,29 @@ def decode(columns: Mapping[str, object]) -> dict[str, Any]:
     return {name: _DECODERS[name](value) if name in _DECODERS else value for name, value in columns.items()}
 
 
-def workload(row: Iterable[Any], source: str = "") -> Workload:
-    """Return the workload of a row whose columns are WORKLOAD_FIELDS in that order."""
+def workload(row: Iterable[Any]) -> Workload:
+    """Return the workload of a row whose columns are WORKLOAD_FIELDS in that order, without LARGE_FIELDS."""
     values = list(row)
     for index, decode in _WORKLOAD_DECODERS:
         values[index] = decode(values[index])
-    values.append(source)
-    return Workload._make(values)
+    return Workload(*values)
+
+
+def whole(row: Iterable[Any]) -> Workload:
+    """Return the workload of a row whose columns are WORKLOAD_FIELDS and LARGE_FIELDS in that order."""
+    *values, command, env, source = row
+    return workload(values)._replace(command=_strings(command), env=_mapping(env), source=source or "")
+
+
+def light(given: Workload) -> Workload:
+    """Return a workload as it is read among many, without LARGE_FIELDS."""
+    return given._replace(command=(), env=NOTHING, source="")
+
+
+def weight_of(command: Iterable[str], env: Mapping[str, str], source: str) -> int:
+    """Return the bytes of a command, an environment and a source as UTF-8."""
+    texts = itertools.chain(command, env, env.values(), (source,))
+    return sum(len(text) if text.isascii() else len(text.encode("utf-8", "replace")) for text in texts)
 
 
 def changed(before: Workload, fields: Mapping[str, Any]) -> Workload:
@@ -221,6 +252,7 @@ def submitted(new: NewWorkload, now: float) -> Workload:
         if value and type(value) not in _NUMBERS:
             refuse_unstorable(value, name)
     given["min_workers"] = new.workers if new.min_workers is None else new.min_workers
+    given["weight"] = weight_of(new.command, new.env, new.source)
     return Workload(
         **given,
         attempt=0,
@@ -251,6 +283,10 @@ def submitted(new: NewWorkload, now: float) -> Workload:
     )
 
 
+MOST_NODES = 100
+"""Workers whose nodes the event about a change names"""
+
+
 def event_data(workload: Workload) -> dict[str, Any]:
     """Return what a page needs to redraw the row of a workload; GPUs are whole devices here."""
     notice = workload.notice
@@ -269,7 +305,7 @@ def event_data(workload: Workload) -> dict[str, Any]:
         "preemptions": workload.preemptions,
         "over_quota": workload.over_quota,
         "borrowed_from": list(workload.borrowed_from),
-        "nodes": [place.node for place in workload.placement],
+        "nodes": [place.node for place in workload.placement[:MOST_NODES]],
         "reason": {"code": workload.reason_code, "message": workload.reason_message}
         if workload.reason_code or workload.reason_message
         else None,

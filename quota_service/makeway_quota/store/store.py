@@ -147,7 +147,7 @@ class Store:
             found = writes.add_workloads(connection, list(able.values()), now)
             for (at, submission), answer in zip(able.items(), found, strict=True):
                 if answer is None:
-                    changed.append(submission.workload._replace(source=""))
+                    changed.append(rows.light(submission.workload))
                 else:
                     answers[at] = answer
             added = {workload.id for workload in changed}
@@ -161,12 +161,17 @@ class Store:
             return submission_keys.earlier(connection, keys)
 
     def workload(self, id: str) -> Workload | None:
-        """Return one workload with its source, or None."""
+        """Return one workload with its command, environment and source, or None."""
         with self._database.read() as connection:
             return reads.workload(connection, id)
 
+    def whole_workloads(self, ids: Sequence[str]) -> dict[str, Workload]:
+        """Return these workloads by id with command and environment; ids that do not exist are missing."""
+        with self._database.read() as connection:
+            return reads.whole_workloads(connection, ids)
+
     def active(self) -> list[Workload]:
-        """Return all live workloads, first submitted first, without `source`."""
+        """Return all live workloads, first submitted first, without command, environment and source."""
         with self._database.read() as connection:
             found = reads.active(connection)
         self._known.add_read(found)
@@ -181,7 +186,7 @@ class Store:
         limit: int = 100,
         cursor: str | None = None,
     ) -> tuple[list[Workload], str | None]:
-        """Return one page, newest submission first, without `source`, and the cursor of the next page."""
+        """Return one page, newest submission first, without what is large, and the cursor of the next page."""
         with self._database.read() as connection:
             return pages.workload_page(connection, kind, owner, teams, states, limit, cursor)
 
@@ -195,7 +200,7 @@ class Store:
             return reads.attempts_of(connection, id)
 
     def with_attempts(self, id: str) -> tuple[Workload, list[Attempt]] | None:
-        """Return a workload with its source and its attempts as they are at one moment, or None."""
+        """Return a workload with its command, environment, source and attempts as they are at one moment, or None."""
         with self._database.read() as connection:
             found = reads.workload(connection, id)
             return None if found is None else (found, reads.attempts_of(connection, id))

@@ -135,7 +135,8 @@ def _id_taken(connection: Connection, new: Workload) -> Conflict:
 
 def _insert(connection: Connection, added: Sequence[Checked]) -> None:
     if added:
-        values = [{name: getattr(s.workload, name) for name in rows.WORKLOAD_FIELDS} for s in added]
+        named = (*rows.WORKLOAD_FIELDS, "command", "env")
+        values = [{name: getattr(s.workload, name) for name in named} for s in added]
         ADD_WORKLOADS.run(connection, [rows.encode(each) for each in values])
     given = [{"workload": s.workload.id, "source": s.workload.source} for s in added if s.workload.source]
     if given:
@@ -257,7 +258,10 @@ def log(connection: Connection, changed: Iterable[Workload], made: Sequence[NewD
     """Write decisions to their log, and an event for every changed workload and every decision."""
     events = [_event(w.kind, w.team, w.owner, w.id, rows.event_data(w), now) for w in changed]
     if made:
-        facts = [{name: getattr(new, name) for name in DECISION_FIELDS} for new in made]
+        facts = [
+            {name: getattr(new, name) for name in DECISION_FIELDS} | {"message": rows.message(new.message)}
+            for new in made
+        ]
         ids = _decision_ids(connection, len(made))
         ADD_DECISIONS.run(connection, [_decision(id, each, now) for id, each in zip(ids, facts, strict=True)])
         events += [

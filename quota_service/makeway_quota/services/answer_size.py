@@ -1,0 +1,88 @@
+"""Bound the bytes of answers: a list ends before the item that would make it too large, a text is cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+
+import orjson
+
+from ..store.records import Attempt, Decision, Workload
+
+T = TypeVar("T")
+
+MOST_LIST = 3_000_000
+"""Bytes of the items of one list; the next page goes on"""
+MOST_ATTEMPTS = 1_000_000
+"""Bytes of the attempts in the answer about one job: the newest ones"""
+MOST_SHOWN = 1_000_000
+"""Bytes of a command or a source in the answer about one job; older versions took longer ones"""
+MOST_GRANTS = 10_000
+"""Workers whose places are shown of one job"""
+
+JOB = 1300
+PLACE = 120
+ATTEMPT = 400
+DECISION = 300
+"""Bytes of an item as JSON without what may be long, at least"""
+
+
+def first_that_fit(items: Iterable[T], size: Callable[[T], int], most: int = MOST_LIST) -> list[T]:
+    """Return the first items that have `most` bytes together, and always the first one."""
+    found: list[T] = []
+    for item in items:
+        most -= size(item)
+        if most < 0 and found:
+            break
+        found.append(item)
+    return found
+
+
+def text_bytes(text: str) -> int:
+    """Return the bytes of a text in JSON, in which a control character takes six."""
+    return (
+        len(text)
+        if text.isascii() and text.isprintable()
+        else len(orjson.dumps(text.encode("utf-8", "replace").decode()))
+    )
+
+
+def job_bytes(row: Workload) -> int:
+    """Return the bytes that a job has in a list, at least."""
+    texts = (row.name, row.owner, row.message, row.reason_message, row.image or "")
+    numbers = len(orjson.dumps(dict(row.reason_numbers))) if row.reason_numbers else 0
+    return JOB + sum(map(text_bytes, texts)) + numbers + PLACE * min(len(row.placement), MOST_GRANTS)
+
+
+def attempt_bytes(row: Attempt) -> int:
+    """Return the bytes that an attempt has in the answer about its job, at least."""
+    return ATTEMPT + text_bytes(row.message) + PLACE * min(len(row.placement), MOST_GRANTS)
+
+
+def decision_bytes(row: Decision) -> int:
+    """Return the bytes that a line of the decision log has in a list, at least."""
+    return DECISION + text_bytes(row.message) + len(orjson.dumps(dict(row.numbers)))
+
+
+def newest_attempts(attempts: Sequence[Attempt]) -> list[Attempt]:
+    """Return the newest attempts that fit into the answer about their job, first one first."""
+    return first_that_fit(reversed(attempts), attempt_bytes, MOST_ATTEMPTS)[::-1]
+
+
+def shown_text(text: str, most: int = MOST_SHOWN) -> str:
+    """Return a text that has at most so many bytes in JSON, with a note where its end is left out."""
+    if (size := text_bytes(text)) <= most:
+        return text
+    kept = text[: most // 6]
+    return f"{kept}\n… ({size - text_bytes(kept):,} more bytes are not shown)"
+
+
+def shown_words(words: Sequence[str], most: int = MOST_SHOWN) -> list[str]:
+    """Return a command with at most so many bytes, its last word cut."""
+    left, found = most, list[str]()
+    for word in words:
+        found.append(shown_text(word, max(0, left)))
+        left -= text_bytes(word) + 3
+        if left < 0:
+            break
+    return found
