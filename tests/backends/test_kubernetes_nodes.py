@@ -265,11 +265,14 @@ def test_pods_of_this_installation_are_not_foreign() -> None:
     session["metadata"]["labels"] = {**mine, "makeway/session": "s-1"}
     other["metadata"]["labels"] = {**mine, "makeway/instance": "there"}
     job["metadata"] |= {"labels": {**mine, "makeway/job": "j-1", "makeway/attempt": "2"}}
-    assert project_share(job, "here") is None, "what a job holds is what was planned for it"
-    job["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    runs = project_share(job, "here")
+    assert runs is not None
+    assert (runs.workload, runs.attempt, runs.ends_at) == ("j-1", 2, None), "it may outlive its job's row at any moment"
+    job["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": 30}
     deleted = project_share(job, "here")
     assert deleted is not None
     assert (deleted.workload, deleted.attempt, deleted.requests) == ("j-1", 2, ((GPU, 1),)), "its containers still run"
+    assert (deleted.ends_at, deleted.grace) == (1767225600.0, 30.0)
     job["status"]["phase"] = "Failed"
     assert project_share(job, "here") is None
     found = project_share(session, "here")
@@ -278,6 +281,20 @@ def test_pods_of_this_installation_are_not_foreign() -> None:
     foreign = project_share(other, "here")
     assert foreign is not None
     assert foreign.workload == ""
+
+
+@pytest.mark.parametrize("labels", [{"makeway/job": "j-1", "makeway/attempt": "2"}, {"makeway/job": "j-1"}])
+def test_labels_of_our_jobs_are_believed_only_where_we_make_their_pods(labels: dict[str, str]) -> None:
+    fake = pod()
+    mine = {"app.kubernetes.io/managed-by": "makeway", "makeway/instance": "here"}
+    fake["metadata"] |= {"namespace": "theirs", "labels": {**mine, **labels}}
+    share = project_share(fake, "here", "jobs")
+    assert share is not None
+    assert share.workload == "", "it is foreign"
+    fake["metadata"]["namespace"] = "jobs"
+    share = project_share(fake, "here", "jobs")
+    assert share is not None
+    assert share.workload == ("j-1" if "makeway/attempt" in labels else "")
 
 
 def test_equal_requests_are_kept_once() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from makeway_quota.engine import GPU, Plan, Policy, Profile, QuotaLine, Snapshot, Workload
-from makeway_quota.engine.snapshot import ADMITTED, LIVE, Placement
+from makeway_quota.engine.snapshot import ADMITTED, LIVE, Placement, Terminating
 
 PLENTY = 10**15
 
@@ -45,6 +45,13 @@ class Remaining:
             self.devices[at] -= sign * min(profile.gpus, GPU)
         self.cpu -= sign * profile.cpu
         self.memory -= sign * profile.memory
+
+    def hold(self, ended: Terminating) -> None:
+        """Take what an ended attempt still holds."""
+        for at in ended.devices:
+            self.devices[at] -= ended.milli
+        self.cpu -= ended.cpu
+        self.memory -= ended.memory
 
 
 RemainingByNode = dict[str, Remaining]
@@ -93,8 +100,19 @@ class Facts:
     def usable(self, node: str) -> bool:
         return self.nodes[node].ready and not self.nodes[node].cordoned
 
-    def rooms(self, held: Iterable[tuple[Workload, Placement]]) -> RemainingByNode:
-        """Return what is left on every node beside foreign pods and what these hold."""
+    def is_late(self, deadline: float) -> bool:
+        """Whether what terminates with this deadline is stuck."""
+        return self.snapshot.now >= deadline + self.snapshot.settings.stuck_after
+
+    def is_stuck(self, w: Workload) -> bool:
+        """Whether an evicted workload is stuck."""
+        return w.state == "checkpointing" and w.deadline is not None and self.is_late(w.deadline)
+
+    def rooms(self, held: Iterable[tuple[Workload, Placement]], now: bool = False) -> RemainingByNode:
+        """Return what is left on every node beside foreign pods, what these hold, and what is stuck there.
+
+        `now`: also beside what else ended attempts still hold.
+        """
         rooms = {
             n.name: Remaining(
                 [GPU] * n.gpus,
@@ -106,6 +124,10 @@ class Facts:
         for w, placement in held:
             for placed in placement:
                 rooms[placed.node].take(self.profile(w), placed.devices)
+        for node in self.snapshot.nodes:
+            for each in node.terminating:
+                if now or self.is_late(each.deadline):
+                    rooms[node.name].hold(each)
         for node in self.snapshot.nodes:
             rest = node.foreign_gpus
             for at in range(node.gpus - 1, -1, -1):
@@ -173,10 +195,11 @@ def amount(facts: Facts, w: Workload, placement: Placement) -> int:
 
 @dataclass(slots=True)
 class State:
-    """The allocations once a plan is applied and all terminating work is gone."""
+    """The allocations once a plan is applied and all terminating work is gone; `now`: before it is."""
 
     facts: Facts
     held: dict[str, tuple[Workload, Placement]] = field(default_factory=dict)
+    now: bool = False
 
     def usage(self, policy: str, line: QuotaLine, guaranteed: bool = False) -> int:
         """Count what a line covers."""
@@ -198,12 +221,12 @@ class State:
             before = {(placed.node, placed.devices) for placed in w.placement}
             if kept := tuple(placed for placed in placement if (placed.node, placed.devices) in before):
                 held[name] = w, kept
-        return State(self.facts, held)
+        return State(self.facts, held, self.now)
 
     def rooms(self, without: Iterable[str] = ()) -> RemainingByNode:
         """Return what is left on the nodes."""
         gone = set(without)
-        return self.facts.rooms(each for name, each in self.held.items() if name not in gone)
+        return self.facts.rooms((each for name, each in self.held.items() if name not in gone), self.now)
 
     def admits(self, w: Workload, pool: str, request: int) -> bool:
         """Whether limits and the pool's capacity have room for a request."""
@@ -227,7 +250,8 @@ def future(snapshot: Snapshot, plan: Plan) -> State:
     """Return the state after a plan, once all terminating work is gone and every nomination has started."""
     facts = Facts(snapshot)
     state = State(facts)
-    gone = {e.id for e in plan.evict} | {m.id for m in plan.move} | set(plan.terminating)
+    ending = {id for id in plan.terminating if not facts.is_stuck(facts.live[id])}
+    gone = {e.id for e in plan.evict} | {m.id for m in plan.move} | ending
     for w in facts.live.values():
         if w.state in ADMITTED and w.id not in gone and w.placement:
             state.held[w.id] = w, w.placement

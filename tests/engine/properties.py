@@ -134,7 +134,7 @@ def the_order_of_the_input_does_not_matter(snapshot: Snapshot, plan: Plan, engin
 def nothing_is_exceeded(facts: Facts, plan: Plan, after: State) -> None:
     """Check I1 now, and once all terminating work is gone."""
     running = {w.id: (w, w.placement) for w in facts.live.values() if w.placement}
-    now = State(facts, running | {s.id: (facts.live[s.id], s.placement) for s in plan.start})
+    now = State(facts, running | {s.id: (facts.live[s.id], s.placement) for s in plan.start}, now=True)
     new = {s.id: s.placement for s in plan.start} | {w.id: w.nomination for w in plan.pending if w.nomination}
     touched = {placed.node for placement in new.values() for placed in placement}
     for state in (now, after):
@@ -149,7 +149,8 @@ def nothing_is_exceeded(facts: Facts, plan: Plan, after: State) -> None:
         assert facts.least(w) <= len(placement) <= facts.profile(w).workers, "I1: gangs are all or nothing"
         pool = facts.pool(placement)
         for placed in placement:
-            assert facts.usable(placed.node), "I1"
+            kept = name not in now.held and not facts.nodes[placed.node].ready  # a nomination, for a moment
+            assert facts.usable(placed.node) or kept, "I1"
             assert len(placed.devices) * placed.milli == facts.profile(w).gpus, "I1"
         assert not amount(facts, w, placement) or state.admits(w, pool, 0) or _exceeded_before(facts, w, pool), "I1"
 
@@ -284,7 +285,8 @@ def above(facts: Facts, state: State, w: Workload, pool: str, victim: Workload) 
 def nothing_idles(world: World, plan: Plan, after: State) -> None:
     """Check I6: no workload waits that is admissible and fits into free GPUs without a nomination or hold."""
     facts = after.facts
-    now = State(facts, {w.id: (w, w.placement) for w in world.workloads.values() if w.id in facts.live and w.placement})
+    placed = {w.id: (w, w.placement) for w in world.workloads.values() if w.id in facts.live and w.placement}
+    now = State(facts, placed, now=True)
     for waiting in plan.pending:
         w = facts.live[waiting.id]
         grows = waiting.rule == "scale_up"  # a static quota or a hold may be why it waits for a node

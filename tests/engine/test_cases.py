@@ -37,6 +37,7 @@ EXPECTED = {
     "10-static-quota-after-own-team": Expected({"a1": "b2", "b1": "b2"}),
     "10b-static-quota-on-another-node": Expected({"a1": "b1", "c1": "b1"}),
     "11-static-quota-within-capacity": Expected({"b1": "b2"}),
+    "stuck-victim": Expected({"a1": "b1"}),
 }
 NOT_YET: set[str] = set()
 """Engines that still break these rules."""

@@ -145,8 +145,8 @@ EDITS = (
     ),
     Edit(
         "rules/victims/preemptor.py",
-        "if allocation.terminating or victim.non_preemptible or allocation.pool",
-        "if allocation.terminating or allocation.pool",
+        "if evicted or victim.non_preemptible or allocation.pool",
+        "if evicted or allocation.pool",
         "sessions are never victims",
     ),
     Edit(
@@ -265,8 +265,8 @@ EDITS = (
     ),
     Edit(
         "rules/consolidation.py",
-        "if allocation.terminating or allocation.fresh or victim.non_preemptible or victim.kind",
-        "if allocation.terminating or allocation.fresh or victim.kind",
+        "if evicted or allocation.fresh or victim.non_preemptible or victim.kind",
+        "if evicted or allocation.fresh or victim.kind",
         "sessions are not moved",
     ),
     Edit(

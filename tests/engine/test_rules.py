@@ -85,6 +85,8 @@ def test_min_runtime_protects_from_jobs_but_not_from_sessions() -> None:
     assert not world.submit("b1", "b", "two").step().evict
     assert world.reason("b1")[0] == "no_free_gpus"
     assert [e.id for e in world.session("s", "b", "one").step().evict] == ["a4"]
+    world.release()
+    world.step()
     world.now += 200
     assert [e.preemptor for e in world.step().evict] == ["b1"]
 

@@ -17,6 +17,7 @@ from makeway_quota.engine import (
     QuotaLine,
     Settings,
     Snapshot,
+    Terminating,
     Workload,
     schedule,
 )
@@ -96,9 +97,15 @@ def test_a_snapshot_survives_being_written(tmp_path: Path) -> None:
 
 EVERYTHING = Snapshot(
     now=1234.5,
-    settings=Settings(False, "cheapest", 60.0, 3600.5, False, "reclaim", False, 12.0, 57_600.0),
+    settings=Settings(False, "cheapest", 60.0, 3600.5, False, "reclaim", False, 12.0, 57_600.0, 5.0),
     pools=(Pool("p", "amd.com/gpu", 5000, "autoscaled", "spread", ("f",), False, 3, 1, 8, 64000, 4096), Pool("q")),
-    nodes=(Node("n", "p", 4, 64500, 4096, False, True, (3, 1, 2, 0), (3,), 500, 1500, 100, "H100"),),
+    nodes=(
+        Node(
+            *("n", "p", 4, 64500, 4096, False, True, (3, 1, 2, 0), (3,), 500, 1500, 100, "H100"),
+            terminating=(Terminating("i", (2,), 500, 250, 7, 99.5),),
+            down_since=1230.5,
+        ),
+    ),
     profiles=(
         Profile("f", 2000, 3, 2, 1500, 4096, ("q", "p"), (("a",), ("b", "c")), 1.5, 2.5, 9.0, 99.0, ("H100", "A100")),
     ),
@@ -144,7 +151,13 @@ EVERYTHING = Snapshot(
 def test_every_field_of_the_engine_survives_being_written() -> None:
     """Without a field, the replay of a dumped cycle would be another plan."""
     records = [EVERYTHING, EVERYTHING.settings, EVERYTHING.workloads[0], EVERYTHING.workloads[0].placement[0]]
-    records += [EVERYTHING.pools[0], EVERYTHING.nodes[0], EVERYTHING.profiles[0], EVERYTHING.policies[0]]
+    records += [
+        EVERYTHING.pools[0],
+        EVERYTHING.nodes[0],
+        EVERYTHING.nodes[0].terminating[0],
+        EVERYTHING.profiles[0],
+        EVERYTHING.policies[0],
+    ]
     for record in (*records, EVERYTHING.policies[0].quotas[0]):
         for field in fields(record):
             assert getattr(record, field.name) != field.default, f"give {type(record).__name__}.{field.name} a value"

@@ -11,7 +11,19 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from makeway_quota.engine import Node, Placed, Policy, Pool, Profile, QuotaLine, Settings, Snapshot, Workload, schedule
+from makeway_quota.engine import (
+    Node,
+    Placed,
+    Policy,
+    Pool,
+    Profile,
+    QuotaLine,
+    Settings,
+    Snapshot,
+    Terminating,
+    Workload,
+    schedule,
+)
 from makeway_quota.policy import Issue
 from makeway_quota.policy import models as policy_models
 from makeway_quota.policy.tables import Table
@@ -51,6 +63,7 @@ some_settings = one_of(
     in_team_preemption=st.booleans(),
     grace=spans,
     yields_after=spans,
+    stuck_after=spans,
 )
 some_pools = one_of(
     Pool,
@@ -67,6 +80,15 @@ some_pools = one_of(
     node_cpu=milli,
     node_memory=counts,
 )
+outliving = one_of(
+    Terminating,
+    workload=names,
+    devices=devices,
+    milli=milli,
+    cpu=milli,
+    memory=counts,
+    deadline=times,
+)
 some_nodes = one_of(
     Node,
     name=names,
@@ -82,6 +104,8 @@ some_nodes = one_of(
     foreign_cpu=milli,
     foreign_memory=counts,
     model=texts,
+    terminating=many(outliving),
+    down_since=st.none() | times,
 )
 some_profiles = one_of(
     Profile,

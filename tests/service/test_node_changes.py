@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from random import Random
 
@@ -201,36 +201,46 @@ def test_a_change_of_one_node_converts_no_row_again() -> None:
     asyncio.run(change())
 
 
+def held(world: World, rows: Mapping[str, Workload], now: float = 2.0) -> list[tuple[tuple[int, ...], float]]:
+    """Return what ended attempts hold on node n1, and until when."""
+    (node,) = [each for each in world.snapshot(rows, now).nodes if each.name == "n1"]
+    assert not node.foreign_gpus
+    return [(each.devices, each.deadline) for each in node.terminating]
+
+
 def test_the_pod_of_an_ended_session_holds_its_gpus_until_it_is_gone() -> None:
     async def change() -> None:
         rows, changes = Rows(), Changes()
         new = NewWorkload("s-1", "session", "dev", "gpu2", "ana", gpus=2000)
         running = submitted(new, 1.0)._replace(state="running", placement=(Place("n1", (0, 1), (1000, 1000)),))
         rows.put(running)
-        pods = (WorkloadPod("s-1", gpus=2000, cpu=500, memory=64), WorkloadPod("s-0", gpus=1000))
+        pods = (
+            WorkloadPod("s-1", gpus=2000, cpu=500, memory=64),
+            WorkloadPod("s-0", gpus=1000, ends_at=30.0, grace=60),
+        )
         nodes = {name: NodeSeen(name, "cloud", (0, 1, 2, 3), pods=pods if name == "n1" else ()) for name in NAMES}
         world = World(rows, DOCUMENTS[0], 1, lambda: 2.0)  # type: ignore[arg-type]
         world.see(changes.seen(nodes, {}, None))
-
-        async def foreign() -> tuple[int, int, int]:
-            (node,) = [each for each in world.snapshot(await world.rows(), 2.0).nodes if each.name == "n1"]
-            return node.foreign_gpus, node.foreign_cpu, node.foreign_memory
-
-        assert await foreign() == (1000, 0, 0), "s-0 ended before this service was started"
+        assert held(world, await world.rows()) == [((2,), 30.0)], "s-0 ended before this service was started"
         assert world.changes(await world.rows(), 2.0).whole
         rows.put(changed(running, {"state": "stopped", "placement": ()}))
-        assert [each.name for each in world.changes(await world.rows(), 2.0).nodes] == ["n1"]
-        assert await foreign() == (3000, 500, 64)
+        (node,) = world.changes(await world.rows(), 2.0).nodes
+        assert [(each.workload, each.devices) for each in node.terminating if each.devices] == [
+            ("s-1", (0,)),
+            ("s-1", (1,)),
+            ("s-0", (2,)),
+        ]
+        assert [(each.cpu, each.memory) for each in node.terminating if each.cpu] == [(500, 64)]
         nodes["n1"] = replace(nodes["n1"], pods=())
         world.see(changes.seen(nodes, {}, world.since))
         assert [each.name for each in world.changes(await world.rows(), 2.0).nodes] == ["n1"]
-        assert await foreign() == (0, 0, 0)
+        assert held(world, await world.rows()) == []
 
     asyncio.run(change())
 
 
 def test_the_pod_of_an_earlier_attempt_holds_its_gpus_until_it_is_gone() -> None:
-    """As on a node that came back, or where a process cannot be killed, whether or not the job runs there again."""
+    """As on a node that came back, or where a process cannot be killed; a start on its devices counts once."""
 
     async def change() -> None:
         rows, changes = Rows(), Changes()
@@ -238,23 +248,64 @@ def test_the_pod_of_an_earlier_attempt_holds_its_gpus_until_it_is_gone() -> None
         here = (Place("n1", (0, 1), (1000, 1000)),)
         first = submitted(new, 1.0)._replace(state="running", attempt=1, placement=here)
         rows.put(first)
-        nodes = {"n1": NodeSeen("n1", "cloud", (0, 1, 2, 3), pods=(WorkloadPod("j-1", gpus=2000, attempt=1),))}
+        pod = WorkloadPod("j-1", gpus=2000, attempt=1, worker=0)
+        nodes = {"n1": NodeSeen("n1", "cloud", (0, 1, 2, 3), pods=(pod,))}
         world = World(rows, DOCUMENTS[0], 1, lambda: 2.0)  # type: ignore[arg-type]
         world.see(changes.seen(nodes, {}, None))
-
-        async def foreign() -> int:
-            (node,) = world.snapshot(await world.rows(), 2.0).nodes
-            return node.foreign_gpus
-
-        assert await foreign() == 0, "it is the pod of the attempt that holds them"
+        assert held(world, await world.rows()) == [], "it is the pod of the attempt that holds them"
         requeued = changed(first, {"state": "pending", "placement": ()})
         rows.put(requeued)
-        assert await foreign() == 2000
-        rows.put(changed(requeued, {"state": "starting", "attempt": 2, "placement": here}))
-        assert await foreign() == 2000
+        assert held(world, await world.rows()) == [((0,), 2.0), ((1,), 2.0)]
+        elsewhere = (Place("n1", (2, 3), (1000, 1000)),)
+        again = changed(requeued, {"state": "starting", "attempt": 2, "placement": elsewhere})
+        rows.put(again)
+        assert held(world, await world.rows()) == [((0,), 2.0), ((1,), 2.0)]
+        rows.put(changed(again, {"placement": here}))
+        assert held(world, await world.rows()) == [], "the new pod waits for the old one"
         nodes["n1"] = replace(nodes["n1"], pods=())
         world.see(changes.seen(nodes, {}, world.since))
-        assert await foreign() == 0
+        assert held(world, await world.rows()) == []
+
+    asyncio.run(change())
+
+
+def test_a_service_that_was_restarted_takes_what_is_nominated_for_free_if_anything_is() -> None:
+    async def change() -> None:
+        rows = Rows()
+        waiting = submitted(NewWorkload("j-2", "job", "dev", "gpu1", "ana", gpus=1000), 1.0)
+        rows.put(waiting._replace(nomination=(Place("n1", (0,), (1000,)),)))
+        pod = WorkloadPod("j-1", gpus=1000, attempt=1, worker=0, ends_at=9.0, grace=30)
+        world = World(rows, DOCUMENTS[0], 1, lambda: 2.0)  # type: ignore[arg-type]
+        world.see(Seen((NodeSeen("n1", "cloud", (0, 1), pods=(pod,)),)))
+        assert held(world, await world.rows()) == [((1,), 9.0)]
+
+    asyncio.run(change())
+
+
+@pytest.mark.parametrize(
+    ("pods", "foreign"),
+    [
+        ((WorkloadPod("s-1", gpus=1000),), 0),
+        ((WorkloadPod("s-1", gpus=8000),), 7000),
+        ((WorkloadPod("s-1", gpus=1000), WorkloadPod("s-1", gpus=8000)), 8000),
+        (
+            (WorkloadPod("j-1", gpus=1000, attempt=1, worker=0), WorkloadPod("j-1", gpus=4000, attempt=1, worker=0)),
+            4000,
+        ),
+        ((WorkloadPod("j-1", gpus=1000, attempt=1, worker=7),), 1000),
+    ],
+    ids=["its own", "more than planned", "a second pod", "a second pod of a worker", "a worker that is not there"],
+)
+def test_labels_of_a_workload_hide_no_more_than_it_holds(pods: tuple[WorkloadPod, ...], foreign: int) -> None:
+    async def change() -> None:
+        rows = Rows()
+        for id, kind in (("s-1", "session"), ("j-1", "job")):
+            new = submitted(NewWorkload(id, kind, "dev", "gpu1", "ana", gpus=1000), 1.0)  # type: ignore[arg-type]
+            rows.put(new._replace(state="running", attempt=1, placement=(Place("n1", (int(id == "j-1"),), (1000,)),)))
+        world = World(rows, DOCUMENTS[0], 1, lambda: 2.0)  # type: ignore[arg-type]
+        world.see(Seen((NodeSeen("n1", "cloud", tuple(range(16)), pods=pods),)))
+        (node,) = world.snapshot(await world.rows(), 2.0).nodes
+        assert (node.foreign_gpus, node.terminating) == (foreign, ())
 
     asyncio.run(change())
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from ..engine.snapshot import Terminating
+
 Key = tuple[str, int]
 """The id of a workload and the number of one of its attempts."""
 
@@ -26,6 +28,12 @@ class WorkloadPod:
     memory: int = 0
     attempt: int | None = None
     """of a job"""
+    worker: int | None = None
+    """of a job"""
+    ends_at: float | None = None
+    """when it is killed at the latest, as it is deleted (Unix seconds); None: it is not"""
+    grace: float = 0.0
+    """the seconds that it got when it was deleted"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +64,11 @@ class NodeSeen:
     taints: tuple[str, ...] = ()
     """opaque: compared and shown, never read"""
     pods: tuple[WorkloadPod, ...] = ()
-    """the pods of sessions that are here, and those of jobs that are deleted and have not ended; not foreign while
-    their workloads hold something here (`workload_pods`)"""
+    """the pods of sessions and jobs that are here and have not ended, until `workload_pods` has looked at them"""
+    terminating: tuple[Terminating, ...] = ()
+    """what those of them hold that outlive their attempts"""
+    down_since: float | None = None
+    """since when it is not ready, in Unix seconds, where the backend knows it"""
 
 
 class Phase(StrEnum):

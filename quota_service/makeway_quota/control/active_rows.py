@@ -44,6 +44,8 @@ class ActiveRows:
         """Those that hold GPUs or have a lease; not the thousands of jobs that wait."""
         self.urgent: dict[str, Workload] = {}
         """Jobs and sessions that a cycle may have to act upon: starting, noticed, terminating or cancelled."""
+        self.nominated: dict[str, Workload] = {}
+        """Those that wait for a nomination."""
         self.on_node: dict[str, set[str]] = {}
         """Node to the ids of the workloads that are placed there."""
         self._by_team: dict[str, dict[str, Workload]] = {}
@@ -129,6 +131,7 @@ class ActiveRows:
         self.changed.add(row.id)
         _put(self.watched, row, is_watched(row))
         _put(self.urgent, row, is_urgent(row))
+        _put(self.nominated, row, row.live and bool(row.nomination))
         _group(self._by_team, known and (known.team or ""), row.team or "", row)
         _group(self._by_owner, known and known.owner, row.owner, row)
         before, now = known.placement if known else (), row.placement if row.live else ()

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from ..backends.base import NodeSeen
-from ..engine.snapshot import GPU, Node, Placed, Placement
+from ..engine.snapshot import GPU, Node, Placed, Placement, Terminating
 from ..policy import Document
 from ..store.records import Place, Workload
 
@@ -96,6 +96,8 @@ class PoolAssignment:
             foreign_cpu=seen.foreign_cpu,
             foreign_memory=seen.foreign_memory,
             model=seen.model,
+            terminating=seen.terminating,
+            down_since=seen.down_since,
         )
 
     def _name_for(self, place: Place, pools: Sequence[str]) -> str:
@@ -173,6 +175,7 @@ def _parts(seen: NodeSeen, document: Document) -> tuple[NodeSeen, ...]:
                 foreign_gpus=0 if found else seen.foreign_gpus,
                 foreign_cpu=seen.foreign_cpu * len(devices) // total,
                 foreign_memory=seen.foreign_memory * len(devices) // total,
+                terminating=_terminating_on(seen, devices, first=not found),
             )
         found.append(part)
     return tuple(found)
@@ -185,6 +188,17 @@ def _by_labels(seen: NodeSeen, document: Document) -> str | None:
         if labels and all(seen.labels.get(name) == value for name, value in labels.items()):
             return pool.name
     return None
+
+
+def _terminating_on(seen: NodeSeen, devices: Sequence[int], first: bool) -> tuple[Terminating, ...]:
+    """Return what ended attempts hold of these devices; their CPU and memory count on the `first` part."""
+    found = []
+    for each in seen.terminating:
+        held = tuple(device for device in each.devices if device in devices)
+        if held or first:
+            cpu, memory = (each.cpu, each.memory) if first else (0, 0)
+            found.append(replace(each, devices=held, cpu=cpu, memory=memory))
+    return tuple(found)
 
 
 def _of(seen: NodeSeen, devices: Sequence[int]) -> dict[int, int]:

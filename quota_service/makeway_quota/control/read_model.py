@@ -286,5 +286,9 @@ def use_of(node: NodeSeen, rows: Sequence[Workload]) -> NodeUse:
                     if index in taken:
                         taken[index] += milli
                         used += milli
+    for ended in node.terminating:
+        for index in ended.devices:
+            if index in taken:
+                taken[index] += ended.milli
     free = sum(max(0, 1000 - held - node.foreign.get(index, 0)) for index, held in taken.items())
     return NodeUse(node, tuple(rows), used, max(0, free - node.foreign_gpus))

@@ -27,7 +27,7 @@ from .observed import Observed
 from .pool_assignment import PoolAssignment, divide, sizes
 from .start_backoff import StartBackoff
 from .work_queue import WorkQueue
-from .workload_pods import with_ended
+from .workload_pods import WorkloadPods
 
 START_DEADLINE = 120.0
 """Seconds, by default, after which an attempt that was ordered to start and never seen counts as lost."""
@@ -54,7 +54,8 @@ class World:
         """whether the loop has been through a cycle, or through an observation as a follower"""
         self.observed = Observed()
         self._nodes: dict[str, NodeSeen] = {}
-        """The nodes of `observed`, with what the pods of ended workloads hold as foreign."""
+        """The nodes of `observed`, with what the pods of ended attempts hold."""
+        self._pods = WorkloadPods(clock)
         self.assignment = PoolAssignment()
         """Which pool every GPU is in; the same object while nodes and document are."""
         self._seen_at: float | None = None
@@ -92,12 +93,13 @@ class World:
         """Take these nodes as they are now, and drop those that are gone."""
         changed = []
         for name in names:
-            node = with_ended(self.observed.nodes[name], self._active.found)
+            node = self._shown(self.observed.nodes[name])
             if self._nodes.get(name) != node:
                 self._nodes[name] = node
                 changed.append(node)
         for name in gone:
             self._nodes.pop(name, None)
+            self._pods.forget(name)
         names = {*gone, *(node.name for node in changed)}
         if not names:
             return
@@ -107,6 +109,12 @@ class World:
         moved = [name for name in names if before.pools_of(name) != self.assignment.pools_of(name)]
         rows = self._active.found or {}
         self.accounting.follow([rows[id] for id in sorted(self._active.on(moved))])
+
+    def _shown(self, seen: NodeSeen) -> NodeSeen:
+        """Return a node with what the pods of ended attempts hold there."""
+        rows, active = self._active.found, self._active
+        here = [rows[id] for id in sorted(active.on_node.get(seen.name, ()))] if rows and seen.pods else ()
+        return self._pods.shown(seen, rows, here, active.nominated.values)
 
     def use(self, document: Document, version: int) -> None:
         """Use a policy document from now on; an older version than the one in force is ignored."""
@@ -203,6 +211,7 @@ class World:
         taken = self._active.follow()
         for known, row in taken:
             self._view.stale.add(row.id)
+            self._pods.note(known, row)
             if known is not None and not row.live and self.durations.learn(row):
                 team = self._active.of((row.team or "",), "")
                 self._view.stale.update(w.id for w in team if w.profile == row.profile)

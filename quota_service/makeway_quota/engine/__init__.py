@@ -26,6 +26,7 @@ from .snapshot import (
     QuotaLine,
     Settings,
     Snapshot,
+    Terminating,
     Workload,
 )
 from .what_if import WhatIf
@@ -51,6 +52,7 @@ __all__ = [
     "Snapshot",
     "Start",
     "TeamUsage",
+    "Terminating",
     "Waiting",
     "WhatIf",
     "Workload",

@@ -97,8 +97,8 @@ class IncrementalEngine:
     def plan(self, now: float, why: bool = True) -> Plan:
         """Return the plan for the present state; without `why`, it has no reasons for waiting."""
         self.cluster.reset()
-        self.cluster.now = now
-        self._let_yield()
+        before, self.cluster.now = self.cluster.now, now
+        self._let_time_pass(before)
         self.cluster.begin()
         try:
             return decide(self.cluster, self.queues, why)
@@ -106,11 +106,15 @@ class IncrementalEngine:
             self.queues.close()
             self.cluster.reset_except_starts()
 
-    def _let_yield(self) -> None:
-        """Lower the priority of jobs that ran for `yields_after` by now."""
+    def _let_time_pass(self, before: float) -> None:
+        """Lower the priority of jobs that ran for `yields_after` by now; what terminates for too long is stuck."""
         cluster, due = self.cluster, set()
-        while cluster.yields_at and cluster.yields_at[0][0] <= cluster.now:
-            due.add(heappop(cluster.yields_at)[1])
+        for moments in (cluster.yields_at, cluster.late.workloads):
+            while moments and moments[0][0] <= cluster.now:
+                due.add(heappop(moments)[1])
+        if cluster.now < before:  # the clock was set back: what was stuck may not be any more
+            due.update(cluster.terminating)
+        node_changes.let_stick(cluster, anew=cluster.now < before)
         found = [cluster.workloads[name] for name in sorted(due) if name in cluster.workloads]
         if found:
             self.change(found)

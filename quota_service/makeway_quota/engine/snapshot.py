@@ -30,6 +30,7 @@ class Settings:
     """The administrator's settings for all pools.
 
     A job that ran for `yields_after` in all counts one priority lower from then on (0: never).
+    What terminates for `stuck_after` beyond its deadline is stuck: its GPUs count as gone until they are free.
     """
 
     consolidation: bool = True
@@ -41,6 +42,7 @@ class Settings:
     in_team_preemption: bool = True
     grace: float = 30.0
     yields_after: float = 0.0
+    stuck_after: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +68,28 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True)
+class Terminating:
+    """What a pod or process holds on its node that outlives its workload's attempt, until `deadline` as planned.
+
+    `devices` are those that the attempt was planned on, with `milli` of each.
+    """
+
+    workload: str
+    devices: tuple[int, ...] = ()
+    milli: int = GPU
+    cpu: int = 0
+    memory: int = 0
+    deadline: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
     """One node. `gpus` counts devices; `foreign_*` is what pods outside Makeway hold.
 
     `devices` names the indices a backend hands out (default 0..gpus-1); `foreign_devices` those that are
     known to be taken, `foreign_gpus` (milli) what is taken on top of them, on unknown devices.
     A node with `cpu` or `memory` 0 does not limit it. `model` names its kind of GPU.
+    `terminating` is what ended attempts still hold there; `down_since` when the node was last ready, if that is known.
     """
 
     name: str
@@ -87,6 +105,8 @@ class Node:
     foreign_cpu: int = 0
     foreign_memory: int = 0
     model: str = ""
+    terminating: tuple[Terminating, ...] = ()
+    down_since: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

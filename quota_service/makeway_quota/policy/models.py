@@ -108,6 +108,7 @@ class SettingsTable(Table):
     history_half_life: Seconds = 0.0
     starvation_after: Seconds = 86_400.0
     grace: Seconds = 30.0
+    stuck_after: Seconds = 60.0
 
 
 class PoolTable(Table):

@@ -16,6 +16,7 @@ from ..engine.snapshot import (
     Settings,
     Snapshot,
     State,
+    Terminating,
     Workload,
 )
 from ..policy.models import PolicyTable, PoolTable, ProfileTable, SettingsTable
@@ -64,6 +65,19 @@ class FileForeign(Table):
     devices: Many[Count] = ()
 
 
+class FileTerminating(Table):
+    """What an ended attempt still holds on a node."""
+
+    record = Terminating
+
+    workload: Name
+    devices: Many[Count] = ()
+    milli: Gpus = Field(1000, alias="gpu_share")
+    cpu: Cores = 0
+    memory: Mib = 0
+    deadline: Time = 0.0
+
+
 class FileNode(Table):
     """An entry of `nodes`."""
 
@@ -79,6 +93,8 @@ class FileNode(Table):
     devices: Many[Count] = ()
     model: str = ""
     foreign: FileForeign = FileForeign()
+    terminating: Many[FileTerminating] = ()
+    down_since: Time | None = None
 
     def as_value(self, kind: type[T], **computed: Any) -> T:
         """Return the node; what is foreign has its own fields there."""

@@ -81,7 +81,9 @@ class KubernetesBackend(RemoteBackend):
         self._away_until = 0.0
         """until when the API server is not asked, as it did not answer (monotonic)"""
         self._wake: Callable[[], None] = lambda: None
-        self.inventory = KubernetesInventory(client, (), settings.instance, self._changed, timing)
+        self.inventory = KubernetesInventory(
+            client, (), settings.instance, self._changed, timing, namespace=settings.namespace
+        )
         self.pods: Informer[JobPod] = Informer(
             client,
             f"{self._namespace}/pods",

@@ -1,8 +1,7 @@
 """Keep the nodes of one cluster as the control loop needs them, from informers on nodes and on pods.
 
-Only nodes that changed, or on which a pod came or went, are looked at again. Pods of our jobs are not foreign; those of
-our sessions, and of jobs that are deleted and have not ended, are listed apart; every other pod counts by its requests,
-until its containers have ended.
+Only nodes that changed, or on which a pod came or went, are looked at again. Pods of our jobs and sessions are listed
+apart, as long as their containers run; every other pod is foreign and counts by its requests, likewise.
 """
 
 from __future__ import annotations
@@ -34,10 +33,11 @@ class KubernetesInventory:
         instance: str = "",
         wake: Callable[[], None] = lambda: None,
         timing: Timing = USUAL,
+        namespace: str = "",
     ) -> None:
-        """`instance` is the installation whose pods are ours."""
+        """`instance` is the installation whose pods are ours, `namespace` that of its jobs' pods ("": any)."""
         self._selectors = tuple(selectors)
-        share = partial(project_share, instance=instance)
+        share = partial(project_share, instance=instance, namespace=namespace)
         self.nodes: Informer[ClusterNode] = Informer(client, "/api/v1/nodes", project_node, wake=wake, timing=timing)
         self.pods: Informer[PodShare] = Informer(
             client, "/api/v1/pods", share, query={"fieldSelector": HELD}, wake=wake, timing=timing
@@ -140,6 +140,7 @@ def _seen(node: ClusterNode, selectors: Sequence[NodeSelector], shares: Sequence
         cpu=node.allocatable.get("cpu", 0),
         memory=node.allocatable.get("memory", 0),
         ready=node.ready,
+        down_since=node.down_since,
         foreign_gpus=GPU * foreign.get(selector.resource, 0) if selector else 0,
         foreign_cpu=foreign.get("cpu", 0),
         foreign_memory=foreign.get("memory", 0),
@@ -153,4 +154,7 @@ def _seen(node: ClusterNode, selectors: Sequence[NodeSelector], shares: Sequence
 def _workload_pod(share: PodShare, selector: NodeSelector | None) -> WorkloadPod:
     asked = dict(share.requests)
     gpus = GPU * asked.get(selector.resource, 0) if selector else 0
-    return WorkloadPod(share.workload, gpus, asked.get("cpu", 0), asked.get("memory", 0), share.attempt)
+    cpu, memory = asked.get("cpu", 0), asked.get("memory", 0)
+    return WorkloadPod(
+        share.workload, gpus, cpu, memory, share.attempt, share.worker, ends_at=share.ends_at, grace=share.grace
+    )

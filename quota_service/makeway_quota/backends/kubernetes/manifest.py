@@ -21,10 +21,9 @@ from .client import Object
 from .compute import share_compute
 from .disk import Disk, bound_disk
 from .nodes import Toleration
-from .pod_requests import ATTEMPT, JOB
+from .pod_requests import ATTEMPT, JOB, NUMBER
 from .template import merged
 
-NUMBER = "makeway/worker"
 WORKERS = "makeway/workers"
 OWN_IMAGE = "makeway/own-image"
 """The annotation of pods whose image neither the job nor its profile chose."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from sys import intern
 from typing import Literal
 
@@ -18,6 +19,10 @@ from .quantities import resources
 
 NO_SCHEDULE = ("NoSchedule", "NoExecute")
 """The effects that keep a pod away; PreferNoSchedule does not."""
+DOWN = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable", "node.kubernetes.io/network-unavailable")
+"""The taints that Kubernetes gives to nodes that are not ready, and takes away some time after they are again."""
+AGAINST = {"Ready": "True", "NetworkUnavailable": "False"}
+"""The conditions by which a node is ready, and the status that they need."""
 CORDON = "node.kubernetes.io/unschedulable"
 MODELS = ("nvidia.com/gpu.product", "cloud.google.com/gke-accelerator", "k8s.amazonaws.com/accelerator")
 """Labels with the model of a node's GPUs: of GPU feature discovery, then of clouds."""
@@ -70,6 +75,8 @@ class ClusterNode:
     allocatable: Mapping[str, int]
     taints: tuple[Taint, ...] = ()
     ready: bool = False
+    down_since: float | None = None
+    """since when it is not ready, in Unix seconds, where Kubernetes says so"""
     unschedulable: bool = False
     """cordoned, or about to be removed"""
 
@@ -91,7 +98,9 @@ class NodeSelector:
 def project_node(item: Object) -> ClusterNode:
     """Return what is kept of a node."""
     metadata, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
-    conditions = {one["type"]: one["status"] for one in status.get("conditions") or ()}
+    conditions = {one["type"]: one for one in status.get("conditions") or ()}
+    down = [one for one in spec.get("taints") or () if one["key"] in DOWN]
+    ready = not down and _is(conditions, "Ready", "True") and _is(conditions, "NetworkUnavailable", "False")
     labels = {intern(str(name)): intern(str(value)) for name, value in (metadata.get("labels") or {}).items()}
     offered = resources(status.get("allocatable") or status.get("capacity"))
     return ClusterNode(
@@ -102,10 +111,24 @@ def project_node(item: Object) -> ClusterNode:
         taints=tuple(
             Taint(intern(one["key"]), intern(one.get("value") or ""), intern(one["effect"]))
             for one in spec.get("taints") or ()
+            if one["key"] not in DOWN
         ),
-        ready=conditions.get("Ready") == "True" and conditions.get("NetworkUnavailable", "False") == "False",
+        ready=ready,
+        down_since=None if ready else _down_since(conditions, down),
         unschedulable=bool(spec.get("unschedulable")) or "deletionTimestamp" in metadata,
     )
+
+
+def _is(conditions: Mapping[str, Object], name: str, wanted: str) -> bool:
+    """Whether a condition has a status; one that is not there is not against it, but for Ready."""
+    return bool(conditions.get(name, {"status": "" if name == "Ready" else wanted})["status"] == wanted)
+
+
+def _down_since(conditions: Mapping[str, Object], taints: Iterable[Object]) -> float | None:
+    """Return since when a node is not ready: by its conditions, or the taints that outlive them; None: not said."""
+    against = [one for name, one in conditions.items() if name in AGAINST and one["status"] != AGAINST[name]]
+    times = [one.get("lastTransitionTime") for one in against] or [one.get("timeAdded") for one in taints]
+    return min((datetime.fromisoformat(text).timestamp() for text in times if text), default=None)
 
 
 def selectors(document: Document, tolerations: Iterable[Toleration] = ()) -> tuple[NodeSelector, ...]:

@@ -6,7 +6,8 @@ Pure: no requests to the API server.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import lru_cache
 from sys import intern
 
@@ -18,6 +19,7 @@ from .quantities import requests
 ENDED = ("Succeeded", "Failed")
 JOB = "makeway/job"
 ATTEMPT = "makeway/attempt"
+NUMBER = "makeway/worker"
 
 Requests = tuple[tuple[str, int], ...]
 """Amounts by resource, in the order of the resources' names."""
@@ -32,28 +34,43 @@ class PodShare:
     workload: str = ""
     attempt: int | None = None
     """of a job"""
+    worker: int | None = None
+    """of a job"""
+    ends_at: float | None = None
+    """when it is killed at the latest, in Unix seconds; None while it is not deleted"""
+    grace: float = 0.0
+    """the seconds that it got when it was deleted"""
 
 
-def project_share(item: Object, instance: str) -> PodShare | None:
-    """Return the resources that a pod holds on its node; None while it holds none, and for pods of jobs that run.
+def project_share(item: Object, instance: str, namespace: str = "") -> PodShare | None:
+    """Return the resources that a pod holds on its node; None while it holds none.
 
-    A pod of a job that is deleted may outlive its job: its node is out of reach, or a process of it cannot be killed.
-    A pod of ours that is of no workload, as one that removes checkpoints, is in no plan: it counts as foreign.
+    `namespace` is that of the pods of our jobs ("": any). A pod of a workload may outlive it: its worker has reported
+    its end, containers beside it run on, its node is out of reach, or a process of it cannot be killed. A pod of ours
+    that is of no workload, as one that removes checkpoints, is in no plan and counts as foreign; so does one with the
+    labels of our jobs' pods that is not where we make them.
     """
     spec, status = item.get("spec") or {}, item.get("status") or {}
     node = spec.get("nodeName")
     if not node or status.get("phase") in ENDED:
         return None
-    labels = item["metadata"].get("labels") or {}
-    workload, attempt = "", None
+    metadata = item["metadata"]
+    labels = metadata.get("labels") or {}
+    workload, attempt, worker = "", None, None
     if labels.get(MANAGED_BY) == MANAGER and labels.get(INSTANCE) == instance:
-        workload = labels.get(SESSION, "")
-        if not workload and JOB in labels:
-            if "deletionTimestamp" not in item["metadata"] or not str(labels.get(ATTEMPT, "")).isdecimal():
-                return None
-            workload, attempt = labels.get(JOB, ""), int(labels[ATTEMPT])
+        workload = str(labels.get(SESSION, ""))
+        numbers = [
+            int(text) if text.isdecimal() else None for text in (labels.get(ATTEMPT, ""), labels.get(NUMBER, ""))
+        ]
+        where = not namespace or metadata.get("namespace", namespace) == namespace
+        if not workload and where and numbers[0] is not None:
+            workload, attempt, worker = str(labels.get(JOB, "")), numbers[0], numbers[1]
     asked = tuple(sorted((intern(name), value) for name, value in pod_requests(spec, status).items()))
-    return PodShare(intern(node), _same(asked), workload, attempt)
+    share = PodShare(intern(node), _same(asked), workload, attempt, worker)
+    if not workload or "deletionTimestamp" not in metadata:
+        return share
+    ends_at = datetime.fromisoformat(metadata["deletionTimestamp"]).timestamp()
+    return replace(share, ends_at=ends_at, grace=float(metadata.get("deletionGracePeriodSeconds") or 0))
 
 
 @lru_cache(maxsize=4096)

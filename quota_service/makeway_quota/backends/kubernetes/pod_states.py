@@ -12,8 +12,8 @@ from sys import intern
 from ...policy.pod_template import WORKER
 from ..base import Key
 from .client import Object
-from .manifest import NUMBER, OWN_IMAGE, WORKERS, token_secret_of
-from .pod_requests import ATTEMPT, ENDED, JOB
+from .manifest import OWN_IMAGE, WORKERS, token_secret_of
+from .pod_requests import ATTEMPT, ENDED, JOB, NUMBER
 from .quantities import amount
 
 IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")

@@ -102,7 +102,7 @@ class Rounds:
         released = builder.progress.releases != before.releases or cluster.ledger.counts_twice
         if released or builder.nominated or cluster.settings.fair_share == "reclaim":
             return False
-        return not (cluster.terminating or builder.evicted or builder.moved)
+        return not (cluster.terminating or cluster.late.nodes or builder.evicted or builder.moved)
 
     def _quota_gains_nothing(self, before: Progress) -> bool:
         """Whether the starts of the round made no work a candidate that work in quota could evict.

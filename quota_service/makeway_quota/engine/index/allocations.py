@@ -22,7 +22,8 @@ def build(cluster: ClusterState, nodes: Iterable[Node], workloads: Iterable[Work
         if pool is None:
             pool = cluster.pools[node.pool] = PoolState(Pool(node.pool))
             cluster.pool_now[node.pool] = cluster.pool_future[node.pool] = 0
-        state = NodeState(node, pool, len(pool.nodes))
+        state = NodeState(node, pool, len(pool.nodes), cluster.stuck_before)
+        note_outlived(cluster, node)
         pool.nodes.append(state)
         cluster.nodes[node.name] = state
     for pool in cluster.pools.values():
@@ -140,7 +141,9 @@ def _yields_from(cluster: ClusterState, workload: Workload) -> float:
 
 
 def _time(cluster: ClusterState, workload: Workload) -> None:
-    """Record whether a workload counts one priority lower, or from when on."""
+    """Record whether a workload counts one priority lower, or from when on; and when it is stuck."""
+    if workload.state == "checkpointing" and workload.deadline is not None and not cluster.is_stuck(workload):
+        heappush(cluster.late.workloads, (workload.deadline + cluster.settings.stuck_after, workload.id))
     at = _yields_from(cluster, workload)
     if at <= cluster.now:
         cluster.yielding.add(workload.id)
@@ -166,6 +169,8 @@ def _allocate(cluster: ClusterState, workload: Workload, crowded: dict[str, Node
     )
     if allocation is None:
         return
+    allocation.stuck = cluster.is_stuck(workload)
+    allocation.terminating = workload.state == "checkpointing" and not allocation.stuck
     cluster.allocations[workload.id] = allocation
     _record(cluster, allocation, 1)
     for part in parts:
@@ -226,13 +231,21 @@ def _remove(cluster: ClusterState, allocation: Allocation, crowded: dict[str, No
 def _record(cluster: ClusterState, allocation: Allocation, sign: int) -> None:
     """Add an allocation of the snapshot to the ledger (1), or remove it (-1)."""
     if sign > 0:
-        allocation.terminating = allocation.workload.state == "checkpointing"
         allocation.amount = (
             sum(p.milli * len(p.devices) for p in allocation.parts) if allocation.parts else allocation.need.total
         )
     amount = sign * allocation.amount
     cluster.record(allocation, now=amount, terminating=amount if allocation.terminating else 0)
     cluster.count(allocation, sign)
+
+
+def note_outlived(cluster: ClusterState, node: Node, there: bool = True) -> None:
+    """Record, or forget, what ended attempts hold on a node, and when that is stuck."""
+    cluster.late.nodes.discard(node.name)
+    if there and node.terminating:
+        cluster.late.nodes.add(node.name)
+        for deadline in {each.deadline for each in node.terminating if each.deadline > cluster.stuck_before}:
+            heappush(cluster.late.nodes_at, (deadline + cluster.settings.stuck_after, node.name))
 
 
 def repack(cluster: ClusterState, node: NodeState, shown: Node | None = None) -> None:
@@ -242,7 +255,7 @@ def repack(cluster: ClusterState, node: NodeState, shown: Node | None = None) ->
     for allocation in placed:
         _record(cluster, allocation, -1)
     with node.inadmissible():
-        node.empty(shown or node.node)
+        node.empty(shown or node.node, cluster.stuck_before)
         for allocation in placed:
             here = _on(node, allocation.workload, allocation.need)
             _rearrange(cluster, allocation, node, here)

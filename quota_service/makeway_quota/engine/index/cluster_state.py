@@ -7,6 +7,7 @@ and undoes them; what remains is the plan.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..request import Need, need_of
@@ -23,6 +24,18 @@ _MOST_NEEDS = 8_192
 
 def _no_pause() -> None:
     """Go on at once."""
+
+
+@dataclass(slots=True)
+class Late:
+    """When what terminates is stuck (rule 5.2)."""
+
+    workloads: list[tuple[float, str]] = field(default_factory=list)
+    """A heap of the times at which evicted workloads are stuck if they still terminate, with their ids."""
+    nodes: set[str] = field(default_factory=set)
+    """The nodes on which ended attempts still hold something."""
+    nodes_at: list[tuple[float, str]] = field(default_factory=list)
+    """A heap of the times at which what they hold is stuck, with the names of the nodes."""
 
 
 class ClusterState:
@@ -76,6 +89,7 @@ class ClusterState:
         self.yields_at: list[tuple[float, str]] = []
         """A heap of the times at which other jobs will, with their ids."""
         self.terminating_for: dict[str, list[Allocation]] = {}
+        self.late = Late()
         self.attached: dict[tuple[str, str], bool] = {}
         """Policy and profile to whether the policy may use the profile."""
         self._priorities: dict[tuple[str, str], dict[int, int]] = {}
@@ -160,6 +174,16 @@ class ClusterState:
                 if teams and policy in teams:
                     found = min(found, teams[policy])
         return found
+
+    @property
+    def stuck_before(self) -> float:
+        """The deadline before which whatever still terminates is stuck (rule 5.2)."""
+        return self.now - self.settings.stuck_after
+
+    def is_stuck(self, workload: Workload) -> bool:
+        """Whether an evicted workload should have ended long ago."""
+        evicted = workload.state == "checkpointing" and workload.deadline is not None
+        return evicted and (workload.deadline or 0.0) <= self.stuck_before
 
     def grace(self, workload: Workload) -> float:
         """Return the seconds that a workload may take to terminate."""
@@ -258,7 +282,7 @@ class ClusterState:
         workload, pool = allocation.workload, allocation.pool.pool.name
         for line in self.account(workload).limiting(pool):
             line.see(workload.id, allocation if sign > 0 else None)
-        if workload.non_preemptible:
+        if workload.non_preemptible or allocation.stuck:
             return
         if not allocation.amount:
             light = self.without_gpus.setdefault(pool, {})

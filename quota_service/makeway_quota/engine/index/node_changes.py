@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
+from heapq import heappop
 
 from ..snapshot import ADMITTED, Node, Workload
-from .allocations import change, repack
+from .allocations import change, note_outlived, repack
 from .capacity import emptied
 from .cluster import Cluster
 from .nodes import NodeState, PoolState
@@ -38,6 +39,7 @@ def _renew(cluster: Cluster, state: NodeState, node: Node) -> None:
     """Change a node: readiness, cordon, model, size or foreign pods."""
     room = emptied(state)
     cluster.capacities.subtract(state)
+    note_outlived(cluster, node)
     repack(cluster, state, node)
     cluster.capacities.add(state)
     packing = state.pool.packing
@@ -48,7 +50,8 @@ def _renew(cluster: Cluster, state: NodeState, node: Node) -> None:
 def _add(cluster: Cluster, node: Node) -> set[str]:
     pool = cluster.pools[node.pool]
     at = bisect_left(pool.nodes, node.name, key=lambda each: each.node.name)
-    state = NodeState(node, pool, at)
+    state = NodeState(node, pool, at, cluster.stuck_before)
+    note_outlived(cluster, node)
 
     def insert() -> None:
         _catch_up(pool)
@@ -71,6 +74,15 @@ def _add(cluster: Cluster, node: Node) -> set[str]:
     return others
 
 
+def let_stick(cluster: Cluster, anew: bool) -> None:
+    """Take what ended attempts hold longer than they may off the future of its nodes; `anew`: look at all of them."""
+    due = set(cluster.late.nodes) if anew else set()
+    while cluster.late.nodes_at and cluster.late.nodes_at[0][0] <= cluster.now:
+        due.add(heappop(cluster.late.nodes_at)[1])
+    for name in sorted(due & cluster.late.nodes):
+        _renew(cluster, cluster.nodes[name], cluster.nodes[name].node)
+
+
 def remove(cluster: Cluster, name: str) -> set[str]:
     """Remove a node from its pool; return the ids whose nomination this may change.
 
@@ -82,6 +94,7 @@ def remove(cluster: Cluster, name: str) -> set[str]:
 
     def remove_state() -> None:
         pool = state.pool
+        note_outlived(cluster, state.node, there=False)
         cluster.capacities.subtract(state)
         cluster.capacities.forget(state)
         _catch_up(pool)

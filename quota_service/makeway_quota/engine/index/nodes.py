@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from ..request import Need, Shape
-from ..snapshot import GPU, Node, Placed, Placement, Pool, Workload
+from ..snapshot import GPU, Node, Placed, Placement, Pool, Terminating, Workload
 
 UNLIMITED = 1 << 60
 _MOST_TOUCHED = 50_000
@@ -46,16 +46,19 @@ class NodeState:
         "whole_future",
     )
 
-    def __init__(self, node: Node, pool: PoolState, position: int) -> None:
+    def __init__(self, node: Node, pool: PoolState, position: int, stuck_before: float) -> None:
         self.pool, self.position, self.indexed, self.listed = pool, position, False, True
         self.allocations: dict[str, Allocation] = {}
         self.guessed = 0
         self.placed: dict[str, Allocation] = {}
         """Allocations whose placement names this node, also where no device is left for them."""
-        self.empty(node)
+        self.empty(node, stuck_before)
 
-    def empty(self, node: Node) -> None:
-        """Remove all allocations and apply the node's present record; only while it is `inadmissible`."""
+    def empty(self, node: Node, stuck_before: float) -> None:
+        """Remove all allocations and apply the node's present record; only while it is `inadmissible`.
+
+        What terminates on it with a deadline of `stuck_before` or earlier is gone from the future, too.
+        """
         self.node = node
         self.usable = node.ready and not node.cordoned
         self.open = [0 if d in node.foreign_devices else GPU for d in devices_of(node)]
@@ -64,9 +67,22 @@ class NodeState:
         self.memory_open = node.memory - node.foreign_memory if node.memory else UNLIMITED
         self.cpu_future, self.memory_future = self.cpu_open, self.memory_open
         self.future = list(self.open)
-        self.free = list(self.open)
-        self.whole_free = self.whole_future = self.open.count(GPU)
+        for each in node.terminating:
+            self._hold(each, each.deadline <= stuck_before)
+        self.free = [min(pair) for pair in zip(self.open, self.future, strict=True)]
+        self.whole_free, self.whole_future = self.free.count(GPU), self.future.count(GPU)
         self.allocations.clear()
+
+    def _hold(self, ended: Terminating, stuck: bool) -> None:
+        """Take what an ended attempt still holds off what is open; what is stuck, off the future as well."""
+        at = {index: position for position, index in enumerate(devices_of(self.node))}
+        for position in (at[device] for device in ended.devices if device in at):
+            self.open[position] -= ended.milli
+            self.future[position] -= stuck * ended.milli
+        self.cpu_open -= ended.cpu
+        self.memory_open -= ended.memory
+        self.cpu_future -= stuck * ended.cpu
+        self.memory_future -= stuck * ended.memory
 
     @contextmanager
     def inadmissible(self) -> Iterator[None]:
@@ -155,7 +171,11 @@ class Part(NamedTuple):
 
 @dataclass(slots=True)
 class Allocation:
-    """The devices that a workload holds. `terminating`: it was evicted and still holds them."""
+    """The devices that a workload holds.
+
+    `terminating`: it was evicted and still holds them. `stuck`: it was, and should have ended long ago: nothing counts
+    on its end any more, and nothing evicts it again.
+    """
 
     workload: Workload
     need: Need
@@ -163,6 +183,7 @@ class Allocation:
     parts: tuple[Part, ...]
     amount: int
     terminating: bool = False
+    stuck: bool = False
     fresh: bool = False
     """Started by this very plan: its start is withdrawn instead of evicted or moved."""
     moving: int = 0

@@ -7,20 +7,36 @@ from collections.abc import Iterable
 from ..request import Need
 from .allocations import parts_of
 from .cluster_state import ClusterState
-from .nodes import Part
+from .nodes import Part, devices_of
 
 
 def restore_nominations(cluster: ClusterState) -> None:
     """Restore the nominations that can still be kept."""
     for workload in sorted(cluster.nominees.values(), key=lambda w: (w.submitted_at, w.id)):
+        if cluster.is_stuck(workload):
+            continue  # it does not move any more
         need = cluster.need(workload)
         parts = parts_of(cluster.nodes, workload.nomination, need)
-        if not parts or len(parts) < need.least or not all(p.node.usable for p in parts):
+        if not parts or len(parts) < need.least or not all(p.node.usable or _is_back_soon(cluster, p) for p in parts):
             continue
         if any(len(p.devices) * p.milli != need.gpus for p in parts):
             continue  # a nominated device is gone
         if fits_later(parts, need):
             cluster.nominate(workload, need, parts)
+
+
+def _is_back_soon(cluster: ClusterState, part: Part) -> bool:
+    """Whether a node is not ready for a moment only: for less than `stuck_after`, or while the devices terminate."""
+    node = part.node.node
+    if node.ready or node.cordoned:
+        return False
+    if node.down_since is not None:
+        return cluster.now < node.down_since + cluster.settings.stuck_after
+    here = part.node.allocations.values()
+    terminating = {at for a in here if a.terminating for p in a.parts if p.node is part.node for at in p.devices}
+    devices = devices_of(node)
+    held = {d for each in node.terminating if each.deadline > cluster.stuck_before for d in each.devices}
+    return not terminating.isdisjoint(part.devices) or any(devices[at] in held for at in part.devices)
 
 
 def fits_later(parts: Iterable[Part], need: Need) -> bool:

@@ -46,7 +46,8 @@ def openings(node: NodeState, need: Need, now: float, allocations: Allocations, 
     if many:
         when = now
         if node.workers(need, False) < many:
-            when = max((end or UNKNOWN for allocation, end in allocations if allocation.terminating), default=now)
+            ends = [end or UNKNOWN for allocation, end in allocations if allocation.terminating]
+            when = max([*ends, *(each.deadline for each in node.node.terminating)], default=now)
         if (when, 0, 0) < before:
             yield Opening((when, 0, 0), node, min(many, need.least), whole, cpu, memory)
     if many >= need.least:
@@ -193,7 +194,8 @@ class OpeningForecast:
         """Return the sort keys of one node's openings, computed again."""
         need, name = self.need, node.node.name
         allocations = [(allocation, ends(allocation)) for allocation in node.allocations.values()]
-        stands = min([end for _, end in allocations if end is not None and end > now], default=UNKNOWN)
+        ends_here = [*(end for _, end in allocations), *(each.deadline for each in node.node.terminating)]
+        stands = min([end for end in ends_here if end is not None and end > now], default=UNKNOWN)
         before = self._stands.get(name)
         self._stands[name] = stands, node
         if stands < UNKNOWN and (before is None or before[0] != stands):

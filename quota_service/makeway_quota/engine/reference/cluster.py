@@ -93,7 +93,7 @@ class Cluster:
         self.live = {w.id: w for w in sorted(snapshot.workloads, key=lambda w: w.id) if w.state in LIVE}
         self.capacity = {n.name: [0 if d in n.foreign_devices else GPU for d in devices_of(n)] for n in snapshot.nodes}
         self.running: dict[str, Allocation] = {}
-        self.terminating = {w.id for w in self.live.values() if w.state == "checkpointing"}
+        self.terminating = {w.id for w in self.live.values() if w.state == "checkpointing" and not self.is_stuck(w)}
         self.nominations: dict[str, Allocation] = {}
         self.blocked: tuple[Blocked, ...] = ()
         self._place_running_workloads()
@@ -156,13 +156,24 @@ class Cluster:
     def _keep_nominations(self) -> None:
         """Keep the nominations of the snapshot that can still be kept, the oldest workload first."""
         nominees = [w for w in self.live.values() if w.nomination and w.state in ("pending", "checkpointing")]
+        nominees = [w for w in nominees if not self.is_stuck(w)]
         for workload in sorted(nominees, key=lambda w: (w.submitted_at, w.id)):
             need = self.need(workload)
             parts = self._read(workload.nomination, need)
             exact = all(len(part.devices) * part.milli == need.gpus for part in parts)
-            up = all(self.usable(part.node) for part in parts)
+            up = all(self.usable(part.node) or self._is_back_soon(part) for part in parts)
             if len(parts) >= max(1, need.least) and up and exact and self.holds_parts(need, parts, self.future):
                 self.nominate(workload, parts)
+
+    def _is_back_soon(self, part: Part) -> bool:
+        """Whether a node is not ready for less than `stuck_after`, or its devices are about to be free all the same."""
+        node = self.nodes[part.node]
+        if node.ready or node.cordoned:
+            return False
+        if node.down_since is not None:
+            return self.now < node.down_since + self.settings.stuck_after
+        opened, later = self.open(part.node).devices, self.future_without_nominations(part.node).devices
+        return any(opened[at] < later[at] for at in part.devices)
 
     # Facts about the snapshot
 
@@ -192,6 +203,11 @@ class Cluster:
         known = self.profiles.get(profile)
         names = known.pools if known and known.pools else tuple(sorted(self.pools))
         return tuple(name for name in names if name in self.pools)
+
+    def is_stuck(self, workload: Workload) -> bool:
+        """Whether an evicted workload should have ended `stuck_after` ago (rule 5.2)."""
+        evicted = workload.state == "checkpointing" and workload.deadline is not None
+        return evicted and self.now >= (workload.deadline or 0.0) + self.settings.stuck_after
 
     def usable(self, node: str) -> bool:
         """Whether a node is ready and not cordoned."""
@@ -233,12 +249,18 @@ class Cluster:
 
     def open(self, node: str) -> Left:
         """Return what nothing holds now."""
-        return self._without(node, self.running.values(), ())
+        return self._without(node, self.running.values(), (), now=True)
 
     def future(self, node: str) -> Left:
         """Return what nothing will hold once terminating workloads are gone and nominations and holds are used."""
-        staying = [a for a in self.running.values() if a.id not in self.terminating]
-        return self._without(node, [*staying, *self.nominations.values()], self.blocked)
+        return self._without(node, [*self._staying(), *self.nominations.values()], self.blocked)
+
+    def future_without_nominations(self, node: str) -> Left:
+        """Return what nothing holds once terminating workloads are gone, before it is given to others."""
+        return self._without(node, self._staying(), ())
+
+    def _staying(self) -> list[Allocation]:
+        return [a for a in self.running.values() if a.id not in self.terminating]
 
     def free(self, node: str) -> Left:
         """Return what a workload could start on now: open, and not spoken for in the future."""
@@ -250,7 +272,10 @@ class Cluster:
         """Return what is free now, or in the future."""
         return self.future(node) if later else self.free(node)
 
-    def _without(self, name: str, allocations: Iterable[Allocation], blocked: Iterable[Blocked]) -> Left:
+    def _without(
+        self, name: str, allocations: Iterable[Allocation], blocked: Iterable[Blocked], now: bool = False
+    ) -> Left:
+        """Return what is left of a node; what ended attempts hold is taken off `now`, or where it is stuck."""
         node, devices = self.nodes[name], list(self.capacity[name])
         cpu = node.cpu - node.foreign_cpu if node.cpu else UNLIMITED
         memory = node.memory - node.foreign_memory if node.memory else UNLIMITED
@@ -261,6 +286,11 @@ class Cluster:
                     memory -= allocation.need.memory
                     for at in part.devices:
                         devices[at] -= part.milli
+        for ended in node.terminating:
+            if now or self.now >= ended.deadline + self.settings.stuck_after:
+                cpu, memory = cpu - ended.cpu, memory - ended.memory
+                for at in [at for at, device in enumerate(devices_of(node)) if device in ended.devices]:
+                    devices[at] -= ended.milli
         for each in blocked:
             if each.node == name:
                 cpu, memory = cpu - each.cpu, memory - each.memory
@@ -329,5 +359,6 @@ class Cluster:
                 allocation.pool == pool
                 and not allocation.workload.non_preemptible
                 and allocation.id not in self.terminating
+                and allocation.workload.state != "checkpointing"
             ):
                 yield allocation

@@ -217,7 +217,8 @@ class Cycle:
 
     def free_now(self, parts: tuple[Part, ...], queue: Queue) -> bool:
         """Whether nominated devices are free by now."""
-        return bool(parts) and self.cluster.holds_parts(queue.need, parts, self.cluster.free)
+        up = bool(parts) and all(self.cluster.usable(part.node) for part in parts)
+        return up and self.cluster.holds_parts(queue.need, parts, self.cluster.free)
 
     def nominate(
         self, queue: Queue, workload: Workload, pools: list[str], nominated: tuple[Part, ...], over: bool

@@ -213,7 +213,7 @@ def ends_at(cluster: Cluster, allocation: Allocation) -> float | None:
     """Return when a running workload is over at the latest; None if nothing says so."""
     workload = allocation.workload
     if workload.state == "checkpointing":
-        return workload.deadline
+        return None if cluster.is_stuck(workload) else workload.deadline
     if allocation.id in cluster.terminating:
         return cluster.now + cluster.grace(workload)
     limit = cluster.time_limit(workload)
@@ -227,7 +227,8 @@ def likely_end(cluster: Cluster, allocation: Allocation) -> float | None:
     """Return when a running workload is over if it takes as long as such work took before; else its latest end."""
     latest, workload = ends_at(cluster, allocation), allocation.workload
     known = workload.expected is not None and workload.started_at is not None
-    if allocation.id in cluster.terminating or allocation.fresh or not known:
+    evicted = allocation.id in cluster.terminating or workload.state == "checkpointing"
+    if evicted or allocation.fresh or not known:
         return latest
     likely = (workload.started_at or 0.0) + (workload.expected or 0.0)
     if likely <= cluster.now:
@@ -287,7 +288,7 @@ def _openings(cluster: Cluster, node: str, need: Need) -> Iterator[Opening]:
         when = cluster.now
         if cluster.free(node).workers(need) < many:
             ends = [end or inf for a, end in here if a.id in cluster.terminating]
-            when = max(ends, default=cluster.now)
+            when = max([*ends, *(each.deadline for each in cluster.nodes[node].terminating)], default=cluster.now)
         yield Opening((when, 0, 0), node, min(many, need.least), left.whole, left.cpu, left.memory)
     staying = [(a, end) for a, end in here if a.id not in cluster.terminating]
     for moment, allocation in _leaving_order(cluster, staying):

@@ -151,8 +151,9 @@ def _enough(options: list[_Option], missing: int) -> list[_Option]:
 
 def _may_move(preemptor: Preemptor, allocation: Allocation) -> bool:
     victim = allocation.workload
-    if allocation.terminating or allocation.fresh or victim.non_preemptible or victim.kind != "job":
-        return allocation.fresh and not allocation.terminating
+    evicted = allocation.terminating or allocation.stuck
+    if evicted or allocation.fresh or victim.non_preemptible or victim.kind != "job":
+        return allocation.fresh and not evicted
     return victim.started_at is not None and not preemptor.cluster.is_protected(victim)
 
 

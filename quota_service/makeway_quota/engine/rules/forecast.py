@@ -33,7 +33,7 @@ def ends_at(cluster: Cluster, allocation: Allocation) -> float | None:
     """Return the latest end of a running workload; None if nothing limits it."""
     workload = allocation.workload
     if workload.state == "checkpointing":
-        return workload.deadline
+        return None if allocation.stuck else workload.deadline
     if allocation.terminating:
         return cluster.now + cluster.grace(workload)
     limit = cluster.time_limit(workload)
@@ -46,7 +46,9 @@ def ends_at(cluster: Cluster, allocation: Allocation) -> float | None:
 def likely_end(cluster: Cluster, allocation: Allocation) -> float | None:
     """Return the expected end of a running workload from past durations; without them, its latest end."""
     latest, workload = ends_at(cluster, allocation), allocation.workload
-    if allocation.terminating or allocation.fresh or workload.expected is None or workload.started_at is None:
+    if allocation.terminating or allocation.stuck or allocation.fresh:
+        return latest
+    if workload.expected is None or workload.started_at is None:
         return latest
     likely = workload.started_at + workload.expected
     if likely <= cluster.now:

@@ -127,7 +127,8 @@ class VictimBounds:
     def _bound(self, node: NodeState) -> NodeBound | None:
         if not node.allocations or not node.suits(self.need):
             return None
-        allocations = [a for a in node.allocations.values() if not (a.terminating or a.workload.non_preemptible)]
+        here = node.allocations.values()
+        allocations = [a for a in here if not (a.terminating or a.stuck or a.workload.non_preemptible)]
         missing = self.need.whole - node.whole_future
         least = _fewest(node, allocations, missing)
         if not allocations or least > len(allocations):

@@ -72,7 +72,8 @@ class Preemptor:
     def is_candidate(self, allocation: Allocation) -> bool:
         """Whether an allocation may be evicted first; if not, it may not be evicted after other victims either."""
         victim = allocation.workload
-        if allocation.terminating or victim.non_preemptible or allocation.pool is not self.pool:
+        evicted = allocation.terminating or allocation.stuck
+        if evicted or victim.non_preemptible or allocation.pool is not self.pool:
             return False
         if allocation.amount:
             return self.is_candidate_policy(victim.policy) and self._may_evict(victim)
