@@ -289,7 +289,7 @@ EDITS = (
     ),
     Edit(
         "rules/consolidation.py",
-        "        return allocation.fresh and not allocation.terminating",
+        "        return allocation.fresh and not evicted",
         "        return False",
         "what starts in a plan is put elsewhere, not moved later",
     ),
