@@ -14,35 +14,46 @@ from typing import Any
 
 from .base import AttemptSeen, NoticeOrder, Phase
 from .jobdir import AttemptFiles
-from .processes import Mark, Process, boot_id
+from .processes import MAX_PID, MAX_TICKS, Mark, Process, boot_id
+from .untrusted import UnreadableJson, number, text, whole
 
 PATIENCE = 8.0
 """Seconds after the deadline (or 3 after a kill) that a launcher gets to end its job before it is ended itself."""
 KILL_PATIENCE = 3.0
 TRIES = 3
 """How often a launcher that never came up is started again."""
-FOREVER = 1e11
-"""Seconds since the epoch that no clock shows; NaN and infinity are not below it."""
+MAX_EXIT_CODE = 1000
 LOST = "its launcher vanished without a report (killed, or out of memory)"
 REBOOTED = "the machine was restarted"
+ALL_LOST = "all jobs of this machine vanished at once (as by a restart of it)"
+DAMAGED = "its order on this machine is damaged"
 
 
 class LocalAttempt:
-    """The state of one attempt."""
+    """The state of one attempt.
 
-    def __init__(self, header: Mapping[str, Any], files: AttemptFiles) -> None:
+    Reading may raise OSError while the service itself cannot open files: nothing is concluded from that.
+    """
+
+    def __init__(self, header: Mapping[str, Any], files: AttemptFiles, damaged: str = "") -> None:
+        """`damaged`: why its order cannot be read; what runs of it goes on, but no launcher can be started."""
         self.workload = str(header["workload"])
         self.number = int(header["attempt"])
         self.owner = str(header.get("owner", ""))
         self.grace = float(header.get("grace", 30.0))
         self.header = dict(header)
         self.files = files
+        self.damaged = damaged
+        self.problem = ""
+        """what cannot be understood of it: it is to be ended"""
+        self.held_until: float | None = None
+        """monotonic seconds until which a launcher of an earlier process may still claim it"""
         self.mark = Mark(str(files.job), self.number)
         self.process: Process | None = None
         self.spawning = False
         self.tries = 0
         self.forgotten = False
-        self._claim: dict[str, Any] = {}
+        self._claim: dict[str, Any] | None = None
         self._notice: NoticeOrder | None = None
         self._leave_by: float | None = None
         self._kill_at: float | None = None
@@ -62,20 +73,35 @@ class LocalAttempt:
     @property
     def claimed(self) -> bool:
         """True when a launcher took this attempt, now or ever."""
-        if not self._claim:
-            self._claim = self.files.read_json("launcher.json")
-        return bool(self._claim)
+        if self._claim is None:
+            try:
+                self._claim = self.files.report("launcher.json")
+                if self._claim is not None and not _names_process(self._claim):
+                    raise UnreadableJson("it names no process")
+            except UnreadableJson as error:
+                self._claim = {}
+                self.problem = f"its file launcher.json cannot be read: {error}"
+        return self._claim is not None
 
     @property
     def wants_launcher(self) -> bool:
         """Whether a launcher has to be started for it."""
-        return not (self.ended or self.spawning or self._kill_at is not None or self.claimed)
+        if self.ended or self.spawning or self._kill_at is not None or self.damaged or self.held_until is not None:
+            return False
+        return not self.claimed
 
     def refresh(self, now: float) -> bool:
         """Check it and do what is due; return True when its launcher is gone, so that its end can be concluded."""
-        if self.ended or self.spawning or not self.claimed:
-            self._cancel_unstarted(now)
+        if self.ended or self.spawning:
             return False
+        if self.problem:
+            return True
+        if not self.claimed:
+            self._cancel_unstarted(now)
+            return bool(self.damaged) and not self.ended
+        self.held_until = None
+        if self.problem:
+            return True
         if self.process is None and not self._adopt():
             return True
         assert self.process is not None
@@ -85,22 +111,58 @@ class LocalAttempt:
         self._enforce(now)
         return False
 
-    def conclude(self, now: float) -> None:
-        """Write down how it ended; only after everything that carried its mark is gone."""
+    @property
+    def vanished(self) -> bool:
+        """Whether, with its launcher gone, nothing says how it ended: no report, no restart and no order of ours."""
+        return not (self._report() or self.problem or self._rebooted() or self._was_ended_by_us())
+
+    def conclude(self, now: float, *, all_vanished: bool = False) -> None:
+        """Write down how it ended; only after everything that carried its mark is gone.
+
+        `all_vanished`: everything that ran on this machine vanished together, which says nothing about this job.
+        """
         self._look()
-        status = self.files.read_json("status.json")
-        if _number(status.get("ended_at")) is not None:
+        status = self._report()
+        if status:
             self._seen = _reported(self._seen, status)
-            return
-        boot = self._claim.get("boot")
-        if boot == boot_id() and self._was_ended_by_us():
+        elif self._rebooted():
+            self._lose(REBOOTED, now, with_machine=True)
+        elif self._was_ended_by_us():
             self._seen = replace(
                 self._seen, phase=Phase.EXITED, ended_at=now, exit_code=-signal.SIGKILL, killed=True,
                 message="did not leave in time and was killed",
             )  # fmt: skip
-            return
-        message = LOST if boot == boot_id() else REBOOTED
-        self._seen = replace(self._seen, phase=Phase.LOST, ended_at=now, message=message)
+        elif self.problem:
+            self.end(self.problem, now)
+        elif self.damaged:
+            self._lose(f"{DAMAGED}: {self.damaged}", now, with_machine=True)
+        else:
+            self._lose(ALL_LOST if all_vanished else LOST, now, with_machine=all_vanished)
+
+    def end(self, why: str, now: float) -> None:
+        """Report an end that nothing more is known of."""
+        self._seen = replace(self._seen, phase=Phase.EXITED, ended_at=now, exit_code=None, message=why)
+
+    def _lose(self, message: str, now: float, *, with_machine: bool) -> None:
+        self._seen = replace(
+            self._seen, phase=Phase.LOST, ended_at=now, message=message, node_lost=with_machine, restarted=with_machine
+        )
+
+    def _report(self) -> dict[str, Any]:
+        """Return the launcher's report of the end, {} without one; one that is unreadable is a problem."""
+        try:
+            status = self.files.report("status.json")
+            if status is not None and number(status.get("ended_at")) is None:
+                raise UnreadableJson("it has no time of the end")
+        except UnreadableJson as error:
+            self.problem = self.problem or f"its report, the file status.json, cannot be read: {error}"
+            return {}
+        return status or {}
+
+    def _rebooted(self) -> bool:
+        """Whether the machine was started anew since its launcher, or (without a claim) its order, was there."""
+        boot = (self._claim or {}).get("boot") or self.header.get("boot")
+        return isinstance(boot, str) and boot != boot_id()
 
     def could_not_start(self, why: str, now: float) -> None:
         """Report that no launcher ever came up."""
@@ -127,7 +189,7 @@ class LocalAttempt:
 
     def _adopt(self) -> bool:
         """Take hold of the launcher by its claim; False when that process is gone."""
-        self.process = Process.find(self._claim, self.files.uid, self.mark)
+        self.process = Process.find(self._claim or {}, self.files.uid, self.mark)
         if self.process is None:
             return False
         earlier = self.files.read_json("notice.json")
@@ -173,12 +235,10 @@ class LocalAttempt:
         """Read what is new: the start, a checkpoint, a requested stop."""
         seen = self._seen
         if seen.started_at is None and self._is_new("running.json"):
-            seen = replace(
-                seen, phase=Phase.RUNNING, started_at=_number(self.files.read_json("running.json").get("at"))
-            )
+            seen = replace(seen, phase=Phase.RUNNING, started_at=number(self.files.read_json("running.json").get("at")))
         if self._is_new("progress.json"):
             progress = self.files.read_json("progress.json")
-            seen = replace(seen, step=_whole(progress.get("step")), checkpoint_at=_number(progress.get("saved_at")))
+            seen = replace(seen, step=whole(progress.get("step")), checkpoint_at=number(progress.get("saved_at")))
         if seen.phase is Phase.RUNNING and (self._notice is not None or self.files.stamp("stop.json") is not None):
             seen = replace(seen, phase=Phase.STOPPING)
         self._seen = seen
@@ -196,17 +256,17 @@ def _reported(seen: AttemptSeen, status: Mapping[str, Any]) -> AttemptSeen:
     return replace(
         seen,
         phase=Phase.EXITED,
-        started_at=_number(status.get("started_at")),
-        ended_at=_number(status.get("ended_at")),
-        exit_code=_whole(status.get("exit_code")),
+        started_at=number(status.get("started_at")),
+        ended_at=number(status.get("ended_at")),
+        exit_code=whole(status.get("exit_code"), MAX_EXIT_CODE),
         killed=status.get("killed") is True,
         acknowledged=status.get("acknowledged") is True,
         noticed=seen.noticed or status.get("noticed") is True,
         completed=status.get("completed") is True,
         timed_out=status.get("timed_out") is True,
-        step=_whole(status.get("step")),
-        checkpoint_at=_number(status.get("checkpoint_at")),
-        message=str(status.get("message") or "")[:2000],
+        step=whole(status.get("step")),
+        checkpoint_at=number(status.get("checkpoint_at")),
+        message=text(status.get("message"), 2000),
     )
 
 
@@ -224,23 +284,17 @@ def _words(notice: NoticeOrder | None) -> dict[str, Any]:
 
 
 def _notice_of(words: Mapping[str, Any]) -> NoticeOrder | None:
-    deadline, at = _number(words.get("deadline")), _number(words.get("at"))
+    deadline, at = number(words.get("deadline")), number(words.get("at"))
     if deadline is None:
         return None
-    by = {
-        key: str(words[key]) if words.get(key) is not None else None for key in ("by_team", "by_owner", "by_workload")
-    }
+    by = {key: text(words.get(key), 300) or None for key in ("by_team", "by_owner", "by_workload")}
     preempt_test = words.get("preempt_test") is True
     return NoticeOrder(
-        reason=str(words.get("reason", "")), **by, at=at or deadline, deadline=deadline, preempt_test=preempt_test
+        reason=text(words.get("reason"), 2000), **by, at=at or deadline, deadline=deadline, preempt_test=preempt_test
     )
 
 
-def _number(value: object) -> float | None:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return None
-    return float(value) if abs(value) < FOREVER else None
-
-
-def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+def _names_process(claim: Mapping[str, Any]) -> bool:
+    """Whether a claim has what a launcher writes: a pid, a start time, and the boot that they are of."""
+    pid, start_time = whole(claim.get("pid"), MAX_PID), whole(claim.get("start_time"), MAX_TICKS)
+    return pid is not None and pid > 1 and start_time is not None and isinstance(claim.get("boot"), str)

@@ -112,6 +112,8 @@ class AttemptSeen:
     """when the present phase, or the cause for waiting, began"""
     node_lost: bool = False
     """its node is gone, drained or down, so that a loss, or an end that others asked for, says nothing about the job"""
+    restarted: bool = False
+    """with `node_lost`: its node is back already, and as good for it as before"""
     unfinished: bool = False
     """its start broke off before anything ran, and is to be ordered again"""
     never_ran: bool = False

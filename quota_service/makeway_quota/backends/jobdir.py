@@ -21,11 +21,19 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from .base import BackendError, JobFile
+from .service_faults import raise_own
+from .untrusted import NOT_JSON, UnreadableJson, read_table
 from .users import UnixAccount
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,126}")
+ORDER = re.compile(r".+@[1-9]\d{0,8}")
 SMALL = 256 * 1024
 """Bytes of a report that are read at most."""
+MOST_ORDER = 64 * 2**20
+"""Bytes of an order's line of JSON, with the command and the environment of its job"""
+PIECE = re.compile(r"log(\.[1-9]\d{0,15})?")
+LOG_PIECES = 64
+"""Pieces of a log that are looked at; a launcher keeps three"""
 
 
 class Layout:
@@ -38,6 +46,7 @@ class Layout:
         self.spool = self.root / "spool"
         self.programs = self.root / "bin"
         self._shared = shared
+        self._mark = self.root / "local-backend.open"
 
     def make(self) -> None:
         """Create the missing folders and set their access rights."""
@@ -82,7 +91,24 @@ class Layout:
 
     def orders(self) -> Iterator[Path]:
         """Return the paths of all orders that are not forgotten yet."""
-        return (path for path in sorted(self.spool.iterdir()) if re.fullmatch(r".+@\d+", path.name))
+        return (path for path in sorted(self.spool.iterdir()) if ORDER.fullmatch(path.name))
+
+    def opened(self) -> bool:
+        """Note that a service works here; return whether the one before was killed, rather than closed."""
+        crashed = self._mark.exists()
+        self._mark.touch(mode=0o600)
+        return crashed
+
+    def closed(self) -> None:
+        """Note that the service was closed as it should be."""
+        self._mark.unlink(missing_ok=True)
+
+    def owner(self, workload: str) -> int:
+        """Return the account that a job's folder belongs to, -1 where there is none."""
+        try:
+            return self.job(workload).lstat().st_uid
+        except OSError:
+            return -1
 
 
 def beside(path: Path) -> Path:
@@ -102,13 +128,30 @@ def write_order(path: Path, header: Mapping[str, Any], files: Sequence[JobFile])
 
 
 def read_order(path: Path) -> dict[str, Any] | None:
-    """Read an order's line of JSON; None when it is gone."""
+    """Read an order's line of JSON; None when it is gone, UnreadableJson when it is damaged, as by a loss of power."""
     try:
+        found = path.lstat()
+        if not stat.S_ISREG(found.st_mode):
+            raise UnreadableJson("it is not a plain file")
         with path.open("rb") as file:
-            header = json.loads(file.readline())
-    except (FileNotFoundError, ValueError):
+            header = json.loads(file.readline(min(found.st_size, MOST_ORDER)))
+    except FileNotFoundError:
         return None
-    return header if isinstance(header, dict) else None
+    except (ValueError, RecursionError):
+        raise UnreadableJson(NOT_JSON) from None
+    needed = {"workload": str, "attempt": int, "uid": int}
+    if not isinstance(header, dict) or not all(isinstance(header.get(key), kind) for key, kind in needed.items()):
+        raise UnreadableJson("it is not an order")
+    return header
+
+
+def remove_order(path: Path) -> None:
+    """Remove an order, or what is in its place."""
+    with suppress(FileNotFoundError):
+        if stat.S_ISDIR(path.lstat().st_mode):
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def check_files(files: Sequence[JobFile]) -> None:
@@ -141,7 +184,8 @@ class AttemptFiles:
         """Return a file's change time and size, to see whether it is new; None when there is none."""
         try:
             found = os.lstat(self.path / name)
-        except OSError:
+        except OSError as error:
+            raise_own(error)
             return None
         return found.st_mtime_ns, found.st_size
 
@@ -158,14 +202,24 @@ class AttemptFiles:
             file.seek(offset)
             return file.read(size), os.fstat(file.fileno()).st_size
 
+    def report(self, name: str) -> dict[str, Any] | None:
+        """Read a report; None when there is none, UnreadableJson when something else is in its place.
+
+        OSError where the service itself cannot open files at the moment.
+        """
+        data = self.read(name, SMALL + 1)
+        if data is not None:
+            return read_table(data, SMALL)
+        if self.stamp(name) is None:
+            return None
+        raise UnreadableJson("it is not a plain file of the job's account")
+
     def read_json(self, name: str) -> dict[str, Any]:
-        """Read a report; an absent or broken one counts as empty."""
-        data = self.read(name, SMALL)
+        """Read a report; an absent or unreadable one counts as empty."""
         try:
-            value = json.loads(data) if data else {}
-        except ValueError:
+            return self.report(name) or {}
+        except UnreadableJson:
             return {}
-        return value if isinstance(value, dict) else {}
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> bool:
         """Write a file for the launcher, atomically; False when the attempt has no folder."""
@@ -209,12 +263,16 @@ class AttemptFiles:
         """List (first byte, length, file name) of the log's pieces, in order."""
         found = []
         with self._folder() as folder:
-            for name in os.listdir(folder) if folder is not None else ():
-                if re.fullmatch(r"log(\.\d{1,18})?", name):
-                    with suppress(FileNotFoundError):
-                        size = os.stat(name, dir_fd=folder, follow_symlinks=False).st_size
-                        found.append((int(name[4:] or 0), size, name))
-        return sorted(found)
+            names = os.listdir(folder) if folder is not None else ()
+            pieces = sorted(
+                (int(name[4:] or 0), name) for name in names if re.fullmatch(r"log(\.[1-9]\d{0,15})?", name)
+            )
+            for start, name in pieces[:LOG_PIECES]:
+                with suppress(OSError):
+                    status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                    if stat.S_ISREG(status.st_mode):
+                        found.append((start, status.st_size, name))
+        return found
 
     @contextmanager
     def _folder(self) -> Iterator[int | None]:
@@ -222,9 +280,11 @@ class AttemptFiles:
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
         handles: list[int] = []
         try:
-            with suppress(OSError):
+            try:
                 handles.append(os.open(self.job, flags))
                 handles.append(os.open(self.path.name, flags, dir_fd=handles[0]))
+            except OSError as error:
+                raise_own(error)
             yield handles[1] if len(handles) == 2 and os.fstat(handles[1]).st_uid == self.uid else None
         finally:
             for handle in handles:
@@ -239,9 +299,14 @@ class AttemptFiles:
                 return
             try:
                 handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
-            except OSError:
+            except OSError as error:
+                raise_own(error)
+                yield None
+                return
+            found = os.fstat(handle)
+            if not stat.S_ISREG(found.st_mode) or found.st_uid != self.uid:
+                os.close(handle)
                 yield None
                 return
             with open(handle, "rb") as file:
-                found = os.fstat(handle)
-                yield file if stat.S_ISREG(found.st_mode) and found.st_uid == self.uid else None
+                yield file

@@ -7,6 +7,7 @@ service; a restarted service finds it again by its spooled order, its pid and it
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -18,17 +19,25 @@ from typing import TypeVar
 from .attempts import PATIENCE, TRIES, LocalAttempt
 from .base import BackendError, Key, NodeSeen, NoticeOrder, Seen, StartOrder
 from .gpus import nodes_here
-from .jobdir import AttemptFiles, Layout, read_order, write_order
-from .processes import Process, sweep
+from .jobdir import AttemptFiles, Layout, read_order, remove_order, write_order
+from .processes import Process, carried, sweep
 from .starting import check_shared, install_launcher, spawn, spool
+from .untrusted import UnreadableJson
 from .users import UnixAccount, account_of, this_account
+from .vanished import Vanished
 from .versions import Changes
+
+log = logging.getLogger("makeway.local")
 
 T = TypeVar("T")
 
 LOG_LIMIT = 64 * 2**20
 CLOSE_SECONDS = 10.0
 """The longest grace that jobs get when Makeway itself stops."""
+CLAIM_SECONDS = 5.0
+"""Seconds for which a launcher that an earlier process started may still claim its attempt"""
+ORDER_FIELDS = {"owner": "", "grace": 30.0}
+"""What is taken for an attempt whose order is damaged"""
 
 
 class LocalBackend:
@@ -69,6 +78,9 @@ class LocalBackend:
         self._attempts: dict[Key, LocalAttempt] = {}
         self._watched: dict[Key, Process] = {}
         self._silent: set[Key] = set()
+        self._vanished = Vanished()
+        self._troubled: dict[Key, str] = {}
+        """attempts that cannot be looked at at the moment, and why"""
         self._changes = Changes()
         self._hand = ThreadPoolExecutor(1, thread_name_prefix="makeway-local")
         self._starters = ThreadPoolExecutor(4, thread_name_prefix="makeway-start")
@@ -101,6 +113,7 @@ class LocalBackend:
             await self._stop_all()
         for key in list(self._watched):
             self._unwatch(key)
+        await self._do(self._layout.closed)
 
     async def observe(self, since: int | None = None) -> Seen:
         """Return the nodes, and the attempts that are not forgotten."""
@@ -167,18 +180,33 @@ class LocalBackend:
         self._launcher = install_launcher(self._layout)
         if self._system_users:
             check_shared(self._layout, self._python)
+        self._vanished.crashed = self._layout.opened()
         for path in self._layout.orders():
             self._follow(path)
+        self._hold_back()
         self._refresh()
+        self._vanished.opened()
 
     def _follow(self, path: Path) -> None:
-        """Take up an attempt from its spooled order."""
-        header = read_order(path)
-        if header is None:
-            return
+        """Take up an attempt from its spooled order; a damaged one too, which may still run."""
         workload, _, number = path.name.rpartition("@")
+        damaged = ""
+        try:
+            header = read_order(path)
+            if header is None:
+                return
+        except UnreadableJson as error:
+            damaged = str(error)
+            header = {**ORDER_FIELDS, "workload": workload, "attempt": int(number), "uid": self._layout.owner(workload)}
         files = AttemptFiles(self._layout, workload, int(number), int(header["uid"]), -1)
-        self._attempts.setdefault((workload, int(number)), LocalAttempt(header, files))
+        self._attempts.setdefault((workload, int(number)), LocalAttempt(header, files, damaged))
+
+    def _hold_back(self) -> None:
+        """Start no second launcher of an attempt that a process is there of: it may claim the attempt in a moment."""
+        attempts = self._attempts.values()
+        unclaimed = {each.mark: each for each in attempts if self._look(each, lambda a: not a.claimed)}
+        for mark in carried({mark: each.files.uid for mark, each in unclaimed.items()}) if unclaimed else ():
+            unclaimed[mark].held_until = time.monotonic() + CLAIM_SECONDS
 
     def _prepare(self, order: StartOrder) -> None:
         if (order.workload, order.attempt) in self._attempts:
@@ -192,21 +220,62 @@ class LocalBackend:
         self._follow(path)
 
     def _refresh(self) -> bool:
-        """Check every attempt; conclude those whose launcher is gone; return whether something is new."""
+        """Check every attempt; conclude those whose launcher is gone; return whether something is new.
+
+        Each is checked by itself: one that cannot be understood ends, and holds up no other.
+        """
         now = self._clock()
         before = {key: attempt.seen for key, attempt in self._attempts.items()}
-        gone = [attempt for attempt in self._attempts.values() if attempt.refresh(now)]
+        gone = [attempt for attempt in list(self._attempts.values()) if self._look(attempt, lambda a: a.refresh(now))]
         if gone:
-            left = sweep({attempt.mark: attempt.files.uid for attempt in gone})
-            for attempt in gone:
-                if attempt.mark not in left:
-                    attempt.conclude(now)
+            self._conclude(gone, now)
         for attempt in list(self._attempts.values()):
-            if attempt.header.get("files") and attempt.seen.started_at is not None:
-                self._trim(attempt)
-            if attempt.forgotten:
-                self._drop(attempt)
+            self._look(attempt, self._tidy)
+        self._troubled = {key: why for key, why in self._troubled.items() if key in self._attempts}
         return before != {key: attempt.seen for key, attempt in self._attempts.items()}
+
+    def _look(self, attempt: LocalAttempt, look: Callable[[LocalAttempt], T]) -> T | None:
+        """Check one attempt in some way; None where that fails, which is its end unless the service itself is in trouble."""
+        key = (attempt.workload, attempt.number)
+        try:
+            found = look(attempt)
+        except (OSError, MemoryError) as error:
+            if self._troubled.get(key) != str(error):
+                log.warning("Attempt %s of %s is looked at again later: %s", key[1], key[0], error or "no memory")
+            self._troubled[key] = str(error)
+            return None
+        except Exception as error:
+            log.exception("Attempt %s of %s is ended: it cannot be looked at", key[1], key[0])
+            attempt.problem = attempt.problem or f"its files cannot be understood ({type(error).__name__})"
+            return None
+        self._troubled.pop(key, None)
+        return found
+
+    def _conclude(self, gone: Sequence[LocalAttempt], now: float) -> None:
+        """Kill what is left of attempts without a launcher, and write down how they ended."""
+        left = sweep({attempt.mark: attempt.files.uid for attempt in gone})
+        over = [attempt for attempt in gone if attempt.mark not in left]
+        alone = [attempt for attempt in over if self._look(attempt, lambda a: a.vanished)]
+        others = [each for each in self._attempts.values() if each not in gone]
+        running = sum(each.process is not None and not each.ended for each in others)
+        all_vanished = self._vanished.all_at_once({(a.workload, a.number) for a in alone}, running)
+        for attempt in over:
+            if attempt not in alone:
+                self._look(attempt, lambda a: a.conclude(now))
+            elif all_vanished is not None:
+                self._look(attempt, lambda a: a.conclude(now, all_vanished=all_vanished))
+
+    def _tidy(self, attempt: LocalAttempt) -> None:
+        """End what cannot be understood, trim the order of what runs, and drop what is forgotten."""
+        if attempt.problem and not attempt.ended and attempt.mark not in sweep({attempt.mark: attempt.files.uid}):
+            attempt.end(attempt.problem, self._clock())
+        if attempt.held_until is not None and time.monotonic() > attempt.held_until:
+            sweep({attempt.mark: attempt.files.uid})
+            attempt.held_until = None
+        if attempt.header.get("files") and attempt.seen.started_at is not None:
+            self._trim(attempt)
+        if attempt.forgotten:
+            self._drop(attempt)
 
     def _trim(self, attempt: LocalAttempt) -> None:
         """Keep the order of an attempt that has its files, without them."""
@@ -218,7 +287,7 @@ class LocalBackend:
         if not attempt.ended:
             attempt.kill(self._clock())
             return
-        self._layout.order(attempt.workload, attempt.number).unlink(missing_ok=True)
+        remove_order(self._layout.order(attempt.workload, attempt.number))
         self._attempts.pop((attempt.workload, attempt.number), None)
 
     # -- in the event loop --------------------------------------------------------------------------------------
@@ -241,22 +310,24 @@ class LocalBackend:
 
     async def _read(self, workload: str, attempt: int, read: Callable[[AttemptFiles], T]) -> T:
         def work() -> T:
-            uid = self._layout.job(workload).lstat().st_uid if self._layout.job(workload).exists() else -1
-            return read(AttemptFiles(self._layout, workload, attempt, uid, -1))
+            return read(AttemptFiles(self._layout, workload, attempt, self._layout.owner(workload), -1))
 
         return await asyncio.to_thread(work)
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(self._every)
-            if await self._do(self._refresh):
-                self._wake()
-            self._follow_up()
+            try:
+                if await self._do(self._refresh):
+                    self._wake()
+                self._follow_up()
+            except Exception:  # the next look, or the cycle's own, shows it
+                log.exception("The jobs of this machine could not be looked at; this is repeated")
 
     def _follow_up(self) -> None:
         """Start the launchers that are wanted, and watch exactly the processes that run."""
         for key, attempt in list(self._attempts.items()):
-            if attempt.wants_launcher:
+            if self._look(attempt, lambda a: a.wants_launcher):
                 attempt.spawning = True
                 task = asyncio.create_task(self._spawn(attempt))
                 self._tasks.add(task)
@@ -288,14 +359,23 @@ class LocalBackend:
         loop = asyncio.get_running_loop()
         order = self._layout.order(attempt.workload, attempt.number)
         work = (attempt, order, self._launcher, self._python, self._account_of)
-        why = await loop.run_in_executor(self._starters, spawn, *work)
+        try:
+            why = await loop.run_in_executor(self._starters, spawn, *work)
+        except Exception as error:  # of this job's start alone
+            log.exception("The launcher of %s could not be started", attempt.workload)
+            why = f"{type(error).__name__}: {error}"
         attempt.tries += 1
         attempt.spawning = False
-        if not await self._do(lambda: attempt.claimed) and attempt.tries >= TRIES:
-            attempt.could_not_start(why or "its launcher did not come up", self._clock())
+        await self._do(lambda: self._look(attempt, lambda a: self._came_up(a, why)))
         await self._do(self._refresh)
         self._follow_up()
         self._wake()
+
+    def _came_up(self, attempt: LocalAttempt, why: str | None) -> None:
+        """End an attempt whose launcher did not come up, however often it was started."""
+        if not attempt.claimed and attempt.tries >= TRIES:
+            sweep({attempt.mark: attempt.files.uid})
+            attempt.could_not_start(why or "its launcher did not come up", self._clock())
 
     async def _stop_all(self) -> None:
         now = self._clock()

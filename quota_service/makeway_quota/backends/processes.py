@@ -6,6 +6,7 @@ Used by the local backend to hold on to launchers, and to find and kill whatever
 from __future__ import annotations
 
 import os
+import re
 import select
 import signal
 import time
@@ -14,8 +15,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from .service_faults import raise_own
+from .untrusted import whole
+
 PROC = Path("/proc")
 SWEEP_SECONDS = 2.0
+MAX_PID = 2**22
+"""The largest pid of Linux"""
+MAX_TICKS = 2**63
+MAX_ENVIRONMENT = 8 * 2**20
+"""Bytes of an environment that are read; the kernel starts no process with more than 6 MiB"""
+NUMBER = re.compile(rb"[0-9]{1,9}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +37,19 @@ class Mark:
 
     @classmethod
     def of(cls, pid: int) -> Mark | None:
-        """Return the mark of a process; None if it has none, is gone, or may not be read."""
+        """Return the mark of a process; None if it has none, is gone, or may not be read.
+
+        OSError where this process cannot read at the moment (`service_faults`); so for all that read here.
+        """
         try:
-            entries = (PROC / str(pid) / "environ").read_bytes().split(b"\0")
-        except OSError:
+            with (PROC / str(pid) / "environ").open("rb") as file:
+                entries = file.read(MAX_ENVIRONMENT).split(b"\0")
+        except OSError as error:
+            raise_own(error)
             return None
         found = dict(entry.split(b"=", 1) for entry in entries if entry.startswith(b"MAKEWAY_") and b"=" in entry)
         directory, attempt = found.get(b"MAKEWAY_JOB_DIR"), found.get(b"MAKEWAY_ATTEMPT", b"")
-        if directory is None or not attempt.isdigit():
+        if directory is None or not NUMBER.fullmatch(attempt):
             return None
         return cls(os.fsdecode(directory), int(attempt))
 
@@ -52,9 +67,12 @@ class Stat:
         """Return the fields of a process; None when there is no such process."""
         try:
             fields = (PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
-        except OSError:
+            return cls(fields[0].decode(), int(fields[1]), int(fields[19]))
+        except OSError as error:
+            raise_own(error)
             return None
-        return cls(fields[0].decode(), int(fields[1]), int(fields[19]))
+        except (ValueError, IndexError):
+            return None
 
     @property
     def dead(self) -> bool:
@@ -66,7 +84,8 @@ def boot_id() -> str:
     """Return the id of this boot: pids and start times of another one mean nothing."""
     try:
         return (PROC / "sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
+    except OSError as error:
+        raise_own(error)
         return ""
 
 
@@ -81,8 +100,8 @@ class Process:
     @classmethod
     def find(cls, claim: Mapping[str, object], uid: int, mark: Mark) -> Process | None:
         """Open the process of a launcher's claim: same boot, pid, start time, account and mark, or None."""
-        pid, start_time = claim.get("pid"), claim.get("start_time")
-        if not isinstance(pid, int) or not isinstance(start_time, int) or pid <= 1 or claim.get("boot") != boot_id():
+        pid, start_time = whole(claim.get("pid"), MAX_PID), whole(claim.get("start_time"), MAX_TICKS)
+        if pid is None or start_time is None or pid <= 1 or claim.get("boot") != boot_id():
             return None
         try:
             fd = _pidfd(pid)
@@ -104,7 +123,7 @@ class Process:
 
     def send(self, number: int) -> None:
         """Send a signal, if the process is still there."""
-        with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError, PermissionError):  # one that has changed its account is none of the job's
             if self.fd is not None:
                 signal.pidfd_send_signal(self.fd, number)
             elif self._same():
@@ -137,6 +156,11 @@ def sweep(marks: Mapping[Mark, int]) -> set[Mark]:
         time.sleep(0.005)
 
 
+def carried(marks: Mapping[Mark, int]) -> set[Mark]:
+    """Return the marks that any process of their accounts carries."""
+    return {mark for _, _, mark in _carriers(marks)}
+
+
 def _carriers(marks: Mapping[Mark, int]) -> Iterable[tuple[int, int, Mark]]:
     """Return (pid, start time, mark) of processes with a mark, and of descendants, which may have dropped it."""
     stats = {pid: stat for pid in _pids() if (stat := Stat.of(pid)) is not None and not stat.dead}
@@ -155,7 +179,8 @@ def _carriers(marks: Mapping[Mark, int]) -> Iterable[tuple[int, int, Mark]]:
 
 
 def _pids() -> list[int]:
-    return [int(name) for name in os.listdir(PROC) if name.isdigit() and int(name) not in (1, os.getpid())]
+    pids = [int(name) for name in os.listdir(PROC) if name.isascii() and name.isdecimal() and len(name) < 10]
+    return [pid for pid in pids if pid not in (1, os.getpid())]
 
 
 def _kill(pid: int, start_time: int) -> None:

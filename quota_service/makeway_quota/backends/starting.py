@@ -16,6 +16,7 @@ from typing import Any
 from .attempts import LocalAttempt
 from .base import BackendError, NodeSeen, StartOrder
 from .jobdir import Layout, beside, check_files, write_order
+from .processes import boot_id
 from .users import UnixAccount, closed_folder
 
 SPAWN_SECONDS = 120.0
@@ -82,6 +83,7 @@ def spool(layout: Layout, order: StartOrder, account: UnixAccount, nodes: Sequen
         "signal": order.signal,
         "time_limit": order.time_limit,
         "log_limit": log_limit,
+        "boot": boot_id(),
     }
     write_order(layout.order(order.workload, order.attempt), header, files)
 
@@ -142,7 +144,7 @@ def spawn(
                 check=False,
                 **switch,
             )
-    except (OSError, BackendError, subprocess.TimeoutExpired) as error:
+    except (OSError, ValueError, BackendError, subprocess.SubprocessError) as error:
         return str(error)
     said = done.stderr.decode("utf-8", "replace").strip().splitlines()
     return said[-1][:500] if said else None

@@ -17,15 +17,23 @@ from urllib.parse import quote
 
 import httpx2
 
+from ..backends.untrusted import UnreadableJson, read_value
+
 CALL_SECONDS = 10.0
 """The longest that one request may take, from its first byte to its last."""
 
 PAGE = 200
+MOST_ANSWER = 64 * 2**20
+"""Bytes of one answer: a page of users with their servers has some hundred kilobytes"""
 PAGINATION = "application/jupyterhub-pagination+json"
 
 
 class HubUnreachable(Exception):
     """The Hub does not answer, or answers with an error: its servers are unknown."""
+
+
+class HubUnreadable(HubUnreachable):
+    """The Hub answers with something that cannot be read; what it says about others may be readable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +121,10 @@ class HubApi:
             return None
         if not response.is_success:
             raise HubUnreachable(f"the Hub answered {response.status_code}")
-        try:
-            return response.json()
-        except ValueError as error:
-            raise HubUnreachable("the answer from the Hub's address is not JSON: is it the Hub's API?") from error
+        try:  # in a thread, as it has all of a stack for what people gave their servers as options
+            return await asyncio.to_thread(read_value, response.content, MOST_ANSWER)
+        except UnreadableJson as error:
+            raise HubUnreadable(f"the Hub's answer cannot be read: {error}. Is it the Hub's API?") from error
 
     async def _request(self, method: str, path: str, **more: Any) -> httpx2.Response:
         try:
@@ -134,7 +142,7 @@ def _known_form(what: str) -> Iterator[None]:
     try:
         yield
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise HubUnreachable(f"the Hub's {what} has a form that this service does not know") from error
+        raise HubUnreadable(f"the Hub's {what} has a form that this service does not know") from error
 
 
 def _page(answer: Any, offset: int) -> tuple[list[dict[str, Any]], tuple[int, int] | None]:
@@ -145,6 +153,6 @@ def _page(answer: Any, offset: int) -> tuple[list[dict[str, Any]], tuple[int, in
     if isinstance(answer, list):
         return answer, (offset + len(answer), PAGE) if answer else None
     if not isinstance(answer, dict) or not isinstance(answer.get("items"), list):
-        raise HubUnreachable("the Hub's list of users has a form that this service does not know")
+        raise HubUnreadable("the Hub's list of users has a form that this service does not know")
     following = (answer.get("_pagination") or {}).get("next")
     return answer["items"], (int(following["offset"]), int(following["limit"])) if following else None

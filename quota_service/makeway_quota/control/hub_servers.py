@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..wording import duration
-from .hub_client import HubApi, HubUnreachable
+from .hub_client import HubApi, HubUnreachable, HubUnreadable
 
 log = logging.getLogger("makeway.hub")
 
@@ -130,6 +130,9 @@ class HubServers:
             try:
                 async with self._slots:
                     active = await self._hub.active_servers()
+            except HubUnreadable as error:  # by what one user's server has in it: the others are asked about one by one
+                log.warning("The Hub's list of servers cannot be read, and its users are asked for: %s", error)
+                active = set()
             except HubUnreachable as error:
                 log.warning("The Hub cannot tell which servers run: %s", error)
                 return dict.fromkeys(servers, "unreachable")

@@ -208,7 +208,7 @@ class _Reports:
         fields: dict[str, object] = {"failed_node": ", ".join(nodes) or "its node"}
         if self.losses.counts(row, seen):
             fields |= {"infra_failures": row.infra_failures + 1, "lost_on": self.losses.remembered(row, nodes)}
-        elif seen.node_lost:
+        elif seen.node_lost and not seen.restarted:
             self._avoid(row, seen)
         if "lost_on" in fields and self.losses.ends_job(row, (*row.lost_on, *nodes)):
             self._finish(row, seen, "failed", for_good)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import nullcontext
@@ -12,6 +11,7 @@ from typing import Any
 from makeway_api.models import LogChunk
 from makeway_api.quantities import size
 
+from ..backends.untrusted import UnreadableJson, read_table, text
 from ..engine.snapshot import ADMITTED
 from ..store.records import Workload
 from .caller import Caller
@@ -26,6 +26,13 @@ MOST_LOG = 700_000
 """Bytes of a log in one answer: in JSON a control character takes six"""
 RESULT_CHUNK = 1_000_000
 """Bytes of a result that are in memory at a time"""
+
+MOST_ERROR = 2**20
+"""Bytes of a report of an exception"""
+ERROR_FIELDS = {"type": 500, "message": 20_000}
+"""Texts of such a report, and the characters that are shown of each"""
+MOST_TRACEBACK = 200_000
+NO_LINES = {"traceback": ""}
 
 
 class Result:
@@ -121,11 +128,7 @@ class OutputService:
             return None
         async with self._context.file_reads:
             data = await self._context.backend.error(id, number)
-        try:
-            found = json.loads(data) if data else None
-        except ValueError:
-            return None
-        return found if isinstance(found, dict) else None
+        return _failure(data) if data else None
 
     async def _newest(self, row: Workload) -> int:
         """Return the newest attempt that was started, 0 where none was: one that found no room has no record."""
@@ -141,6 +144,19 @@ class OutputService:
     async def _gap(self, id: str, attempt: int) -> tuple[int, int] | None:
         async with self._context.file_reads:
             return await self._context.backend.log_gap(id, attempt)
+
+
+def _failure(data: bytes) -> dict[str, Any]:
+    """Return an exception as pages show it; the job may have written anything there."""
+    try:
+        report = read_table(data, MOST_ERROR)
+    except UnreadableJson as error:
+        return {"type": "Error", "message": f"The job's report of its exception cannot be read: {error}.", **NO_LINES}
+    found = {name: text(report.get(name), most) for name, most in ERROR_FIELDS.items()}
+    lines = report.get("traceback")
+    traceback = "".join(line for line in lines if isinstance(line, str)) if isinstance(lines, list) else lines
+    found["traceback"] = text(traceback, MOST_TRACEBACK)
+    return found
 
 
 def _decode(data: bytes, *, final: bool) -> tuple[str, int]:
