@@ -235,7 +235,7 @@ class LocalBackend:
         return before != {key: attempt.seen for key, attempt in self._attempts.items()}
 
     def _look(self, attempt: LocalAttempt, look: Callable[[LocalAttempt], T]) -> T | None:
-        """Check one attempt in some way; None where that fails, which is its end unless the service itself is in trouble."""
+        """Check one attempt; None where that fails, which is its end unless the service itself is in trouble."""
         key = (attempt.workload, attempt.number)
         try:
             found = look(attempt)
