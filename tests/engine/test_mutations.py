@@ -374,7 +374,7 @@ EDITS = (
     ),
     Edit(
         "cycle/rounds.py",
-        "return not (cluster.terminating or builder.evicted or builder.moved)",
+        "return not (cluster.terminating or cluster.late.nodes or builder.evicted or builder.moved)",
         "return True",
         "who loses what was on its way to be free may stop its own team's work",
     ),
