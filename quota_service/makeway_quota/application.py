@@ -142,7 +142,8 @@ def able_with(backend: Backend) -> Callable[[], bool]:
 def store_of(settings: ServiceSettings) -> Store:
     """Open the database and the storage of large files that the settings name."""
     artifacts = chosen(settings.artifacts_dir, settings.artifacts_s3)
-    return open_store(settings.db_url, artifacts, settings.large_file_bytes)
+    elsewhere = settings.backend != "local"  # a power cut of this machine does not take the jobs
+    return open_store(settings.db_url, artifacts, settings.large_file_bytes, durable=elsewhere)
 
 
 async def _lead_alone(leader: Leader, settings: ServiceSettings) -> None:

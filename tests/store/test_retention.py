@@ -9,16 +9,20 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from makeway_quota.backends.base import BackendError
 from makeway_quota.history import retention as history
 from makeway_quota.history.retention import DAY, FASTEST, AgeClock, Keep, Retention
-from makeway_quota.store import Conflict, Deposed, Store, open_store
+from makeway_quota.store import Conflict, Deposed, Store, open_store, pruning
+from makeway_quota.store.connections import postgres_engine
 from makeway_quota.store.records import Attempt, Change, NewDecision, SubmissionKey
 from makeway_quota.store.space import SLACK_PAGES
-from makeway_quota.store.tables import attempts, blobs, files, purges, sources, workloads
-from sqlalchemy import func, select
+from makeway_quota.store.tables import attempts, blobs, files, outputs, purges, sources, workloads
+from postgres import empty_database
+from sqlalchemy import func, make_url, select, text
+from sqlalchemy.exc import DBAPIError
 
 
 class Folders:
@@ -335,3 +339,59 @@ async def test_an_id_that_was_used_again_is_removed_again(store: Store, job) -> 
         assert removal is not None
         assert (removal.kind, removal.owner, removal.team) == ("job", owner, "rnd")
     assert store.pruning.removed("j2") is None
+
+
+async def test_outputs_go_in_small_transactions_and_a_pass_that_is_cut_off_has_removed_some(
+    store: Store, job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    piece = 20 * 1024
+    monkeypatch.setattr(pruning, "PARTS_BYTES", 3 * piece)
+    for number in range(4):
+        store.add_workload(job(f"j{number}"), now=0.0)
+        for at in range(10):
+            store.outputs.append((f"j{number}", 1, at % 2), "result", at // 2 * piece, bytes([at]) * piece, 10**9)
+        store.commit([Change(f"j{number}", {"state": "failed"})], now=1.0)
+
+    def held() -> int:
+        with store._database.read() as connection:
+            return int(connection.execute(select(func.coalesce(func.sum(outputs.c.size), 0))).scalar_one())
+
+    assert held() == 40 * piece
+    removed: list[int] = []
+    forget = store.pruning.forget_outputs
+
+    def watched(*given: Any) -> int:
+        there = held()
+        count = forget(*given)
+        removed.append(there - held())
+        if len(removed) == 5:
+            raise OSError("cut off")
+        return count
+
+    monkeypatch.setattr(store.pruning, "forget_outputs", watched)
+    keeper = retention(store, 1e6, Keep(workloads=10.0), Folders().purge)
+    with pytest.raises(OSError, match="cut off"):
+        await keeper.sweep()
+    assert held() == 40 * piece - sum(removed), "what a pass removed stays removed"
+    assert 0 < max(removed) <= 3 * piece, "no transaction removes many bytes"
+    assert rows(store)["workloads"] == 4, "no workload goes before its outputs"
+    await keeper.sweep()
+    assert (held(), rows(store)["workloads"]) == (0, 0)
+
+
+def test_workloads_with_large_sources_go_a_few_at_a_time(store: Store, job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pruning, "PARTS_BYTES", 2500)
+    for number in range(5):
+        store.add_workload(job(f"j{number}", source="x" * 1000), now=0.0)
+        store.commit([Change(f"j{number}", {"state": "failed"})], now=1.0)
+    assert [store.pruning.forget_workloads(10.0, 50) for _ in range(4)] == [2, 2, 1, 0]
+
+
+def test_postgresql_ends_a_statement_before_its_client_gives_up(postgres: str) -> None:
+    engine = postgres_engine(make_url(empty_database(postgres)), silence=2.0)
+    with engine.connect() as connection:
+        assert connection.execute(text("SHOW client_connection_check_interval")).scalar_one() == "2s"
+        with pytest.raises(DBAPIError, match="statement timeout") as ended:
+            connection.execute(text("SELECT pg_sleep(5)"))
+        assert not ended.value.connection_invalidated, "the connection goes on, and nothing runs at the server"
+    engine.dispose()

@@ -154,9 +154,7 @@ class Retention:
         pruning, keep = self._store.pruning, self.keep
         self.longest = 0.0
         removed = {
-            "workloads": await self._all(
-                keep.workloads, lambda n: pruning.forget_workloads(now - keep.workloads, n, term)
-            ),
+            "workloads": await self._forget_workloads(now - keep.workloads, term) if keep.workloads else 0,
             "decisions": await self._all(
                 keep.decisions, lambda n: pruning.forget_decisions(now - keep.decisions, n, term)
             ),
@@ -201,6 +199,27 @@ class Retention:
             total += count
         self.longest = max(self.longest, pace.longest)
         return total
+
+    async def _forget_workloads(self, before: float, term: int | None) -> int:
+        """Remove workloads, their outputs first: each transaction is short, and none is done again."""
+        total = 0
+        whole, parts = Pace(rest=self._rest, threads=self._threads), Pace(rest=self._rest, threads=self._threads)
+        while True:
+            among = whole.rows
+            while await parts.run(partial(self._forget_outputs, before, among, term)):
+                pass
+            count = await whole.run(partial(self._forget_these_workloads, before, among, term))
+            if not count:
+                break
+            total += count
+        self.longest = max(self.longest, whole.longest, parts.longest)
+        return total
+
+    def _forget_outputs(self, before: float, among: int, term: int | None, rows: int) -> int:
+        return self._store.pruning.forget_outputs(before, among, rows, term)
+
+    def _forget_these_workloads(self, before: float, among: int, term: int | None, rows: int) -> int:
+        return self._store.pruning.forget_workloads(before, min(rows, among), term)
 
     async def _forget_blobs(self, term: int | None) -> int:
         """Remove the file contents that no workload refers to any more, some megabytes in one transaction."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
 import orjson
 
+from ..store.pages import first_that_fit
 from ..store.records import Attempt, Decision, Workload
-
-T = TypeVar("T")
 
 MOST_LIST = 3_000_000
 """Bytes of the items of one list; the next page goes on"""
@@ -25,17 +23,6 @@ PLACE = 120
 ATTEMPT = 400
 DECISION = 300
 """Bytes of an item as JSON without what may be long, at least"""
-
-
-def first_that_fit(items: Iterable[T], size: Callable[[T], int], most: int = MOST_LIST) -> list[T]:
-    """Return the first items that have `most` bytes together, and always the first one."""
-    found: list[T] = []
-    for item in items:
-        most -= size(item)
-        if most < 0 and found:
-            break
-        found.append(item)
-    return found
 
 
 def text_bytes(text: str) -> int:

@@ -8,9 +8,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 
 from makeway_api.models import Decision, Event, Health, RetentionReport
 
+from ..store.pages import first_that_fit
 from ..store.records import Decision as DecisionRow
 from ..store.records import Event as EventRow
-from .answer_size import decision_bytes, first_that_fit
+from .answer_size import MOST_LIST, decision_bytes
 from .caller import Caller
 from .context import Context
 from .event_feed import KEPT, EventFeed
@@ -62,7 +63,7 @@ class AuditService:
 
         def read() -> list[Decision]:  # a thousand lines take tens of milliseconds: not in the event loop
             rows = context.store.decisions(workload, teams, limit, before, owner=owner)
-            return [decision_model(row) for row in first_that_fit(rows, decision_bytes)]
+            return [decision_model(row) for row in first_that_fit(rows, decision_bytes, MOST_LIST)]
 
         return await context.call(read)
 

@@ -6,9 +6,9 @@ from makeway_api.models import Decision, Job, JobPage, State
 
 from ..control.change_set import decide
 from ..engine.snapshot import ADMITTED, LIVE
-from ..store.pages import cursor_after
+from ..store.pages import cursor_after, first_that_fit
 from ..store.records import Change, Notice, Workload
-from .answer_size import decision_bytes, first_that_fit, job_bytes
+from .answer_size import MOST_LIST, decision_bytes, job_bytes
 from .audit import decision_model
 from .caller import Caller
 from .context import Context
@@ -62,7 +62,7 @@ class JobService:
                 rows, following = context.store.workloads("job", owner, within, states, limit, cursor)
             except ValueError:
                 raise refuse("That cursor does not come from this service.", "bad_cursor", 422) from None
-            shown = first_that_fit(rows, job_bytes)
+            shown = first_that_fit(rows, job_bytes, MOST_LIST)
             if len(shown) < len(rows):
                 following = cursor_after(shown[-1])
             return JobPage(jobs=[self._access.view(caller, row) for row in shown], next=following)
@@ -153,7 +153,7 @@ class JobService:
         store = self._context.store
 
         def read() -> list[Decision]:
-            newest = first_that_fit(store.decisions(id, None, 1000, None), decision_bytes)
+            newest = first_that_fit(store.decisions(id, None, 1000, None), decision_bytes, MOST_LIST)
             return [decision_model(row) for row in reversed(newest)]
 
         return await self._context.call(read)

@@ -44,7 +44,7 @@ class PolicyService:
     async def history(self, caller: Caller) -> list[PolicyVersion]:
         """Return every version without its document, newest first."""
         context = self._context
-        return [self._shown(caller, row) for row in await context.call(context.store.policies.history)]
+        return [self._shown(caller, row) for row in await context.call(context.store.policies.history, documents=False)]
 
     async def version(self, caller: Caller, n: int) -> PolicyVersion:
         """Return one version with its document, as far as the caller may read it."""

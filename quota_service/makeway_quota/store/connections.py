@@ -2,7 +2,9 @@
 
 A network that swallows packets, a server that is frozen and a service that is stopped all look the same from outside:
 silence. The client gives up after `SILENCE` seconds and closes the connection; the server ends a transaction that is
-left open for `IDLE_IN_TRANSACTION` seconds, so that a stopped replica never keeps the writers' lock.
+left open for `IDLE_IN_TRANSACTION` seconds, so that a stopped replica never keeps the writers' lock, and a statement
+before the client gives up on it (`ENDED_BEFORE`), so that none goes on with that lock though nothing waits for its end.
+A client that is gone is noticed in the middle of its statement, too, where the server can.
 """
 
 from __future__ import annotations
@@ -20,6 +22,10 @@ SILENCE = 10.0
 """Seconds without a byte from the server, while a statement runs, after which the connection is closed."""
 
 IDLE_IN_TRANSACTION = 5.0
+ENDED_BEFORE = 0.9
+"""Part of the silence after which the server ends a statement"""
+CHECK_CLIENT = "SELECT set_config('client_connection_check_interval', '2s', false)"
+"""Refused by servers on systems that cannot look for a client meanwhile"""
 
 KEEPALIVE = {
     "connect_timeout": 5,
@@ -41,8 +47,12 @@ def postgres_engine(url: URL, *, silence: float | None = None, pooled: bool = Tr
         engine = create_engine(url, connect_args=arguments, poolclass=QueuePool, pool_pre_ping=True)
     else:
         engine = create_engine(url, connect_args=arguments, poolclass=NullPool)
-    limited = _limited(SILENCE if silence is None else silence)
-    begin = f"SET idle_in_transaction_session_timeout = '{IDLE_IN_TRANSACTION:g}s'; {settings}"
+    silence = SILENCE if silence is None else silence
+    limited = _limited(silence)
+    begin = (
+        f"SET idle_in_transaction_session_timeout = '{IDLE_IN_TRANSACTION:g}s'; "
+        f"SET statement_timeout = {round(silence * ENDED_BEFORE * 1000)}; {settings}"
+    )
 
     def connect(dialect: object, record: object, args: Any, more: Any) -> Any:
         return limited.connect(*args, **more)
@@ -51,6 +61,7 @@ def postgres_engine(url: URL, *, silence: float | None = None, pooled: bool = Tr
         try:
             connection.execute(begin)
             connection.commit()
+            _check_client(connection)
         except BaseException:
             connection.close()
             raise
@@ -58,6 +69,16 @@ def postgres_engine(url: URL, *, silence: float | None = None, pooled: bool = Tr
     event.listen(engine, "do_connect", connect)
     event.listen(engine, "connect", connected)
     return engine
+
+
+def _check_client(connection: Any) -> None:
+    from psycopg import Error
+
+    try:
+        connection.execute(CHECK_CLIENT)
+        connection.commit()
+    except Error:
+        connection.rollback()
 
 
 def _limited(silence: float) -> Any:

@@ -1,8 +1,9 @@
 """Run transactions on SQLite (one file, the default) or PostgreSQL (production).
 
-SQLite: WAL, so that readers never wait; every writing transaction begins IMMEDIATE, so that two never deadlock;
-`synchronous=NORMAL`, because a commit then survives any death of the service, and costs 0.1 ms instead of a disk
-flush. A power cut may take the last moments' commits, but on one machine it takes the jobs they speak of as well.
+SQLite: WAL, so that readers never wait; every writing transaction begins IMMEDIATE, so that two never deadlock.
+A commit survives any death of the service. What a person is told has to survive a power cut, too: such a commit is
+`durable` (`synchronous=FULL`), which costs a flush of the disk and takes all earlier commits along. All others are so
+where jobs are elsewhere (`durable` of the database): a power cut takes processes of this machine along, but no pods.
 PostgreSQL: writers take one advisory lock, so that event ids are committed in their order and none is ever missed; each
 commit notifies the other replicas, which then read what changed (`follow`). A COMMIT that the server does not answer
 is neither a failure nor repeated: its outcome is looked up by the number of its transaction.
@@ -32,7 +33,7 @@ from .pages import by_id
 
 log = logging.getLogger(__name__)
 BUSY_SECONDS = 10
-PRAGMAS = ("auto_vacuum=INCREMENTAL", "journal_mode=WAL", "synchronous=NORMAL", "journal_size_limit=67108864")
+PRAGMAS = ("auto_vacuum=INCREMENTAL", "journal_mode=WAL", "synchronous=FULL", "journal_size_limit=67108864")
 """`auto_vacuum` comes first: it counts only before an empty file is written to."""
 
 WRITERS = 0x4D414B45
@@ -60,11 +61,13 @@ class Unanswered(NamedTuple):
 class Database:
     """Transactions, one writer at a time, and the listeners that are called after each commit.
 
-    `origin` tells the commits of this process from those of other replicas.
+    `origin` tells the commits of this process from those of other replicas. `durable`: every commit survives a power
+    cut, not only those that are said to.
     """
 
-    def __init__(self, url: URL) -> None:
+    def __init__(self, url: URL, *, durable: bool = False) -> None:
         self.url = url
+        self._durable = durable
         self.sqlite = url.get_backend_name() == "sqlite"
         self.engine = engine_for(url)
         self.origin = uuid.uuid4().hex
@@ -114,8 +117,10 @@ class Database:
                 yield connection
 
     @contextmanager
-    def write(self, changed: Sequence[Any] = (), *, quiet: bool = False) -> Iterator[Connection]:
+    def write(self, changed: Sequence[Any] = (), *, quiet: bool = False, durable: bool = False) -> Iterator[Connection]:
         """Write all or nothing, one writer at a time; then call the listeners with `changed`, unless `quiet`.
+
+        `durable`: once this returns, the commit survives a power cut.
 
         OutcomeUnknown when the connection broke during COMMIT and the server cannot be asked what became of it; the
         listeners are called later then, before the next write, if it was committed.
@@ -125,7 +130,9 @@ class Database:
             number, committing = 0, False
             try:
                 with self._connected() as plain:
-                    connection = plain.execution_options(makeway_writes=True)
+                    connection = plain.execution_options(
+                        makeway_writes="FULL" if durable or self._durable else "NORMAL"
+                    )
                     with connection.begin():
                         if not self.sqlite:
                             number = int(connection.execute(BEGIN_WRITE, {"origin": self.origin}).one()[0])
@@ -327,8 +334,10 @@ def engine_for(url: URL, *, migrating: bool = False) -> Engine:
             connection.execute(f"PRAGMA {pragma}")
 
     def started_now(connection: Connection) -> None:
-        writes = migrating or connection.get_execution_options().get("makeway_writes", False)
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+        synchronous = connection.get_execution_options().get("makeway_writes", "FULL" if migrating else "")
+        if synchronous:
+            connection.exec_driver_sql(f"PRAGMA synchronous={synchronous}")
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if synchronous else "BEGIN")
 
     event.listen(engine, "connect", connected)
     event.listen(engine, "begin", started_now)

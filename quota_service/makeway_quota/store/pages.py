@@ -6,8 +6,8 @@ size of the page and not on the length of the history.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, Select, TextClause, or_, select, tuple_, union
 
@@ -15,6 +15,7 @@ from . import rows
 from .records import ENDED, LIVE, Decision, Workload
 from .tables import ENDED_ROW, LIVE_ROW, decisions, workloads
 
+T = TypeVar("T")
 W = workloads.c
 D = decisions.c
 COLUMNS = [workloads.c[name] for name in rows.WORKLOAD_FIELDS]
@@ -28,6 +29,17 @@ Conditions = tuple[ColumnElement[bool] | TextClause, ...]
 def bounded(limit: int) -> int:
     """Return a page size between 1 and MOST_ROWS."""
     return max(1, min(limit, MOST_ROWS))
+
+
+def first_that_fit(items: Iterable[T], size: Callable[[T], int], most: int) -> list[T]:
+    """Return the first items that have `most` bytes together, and always the first one."""
+    found: list[T] = []
+    for item in items:
+        most -= size(item)
+        if most < 0 and found:
+            break
+        found.append(item)
+    return found
 
 
 def workload_page(

@@ -23,14 +23,14 @@ class PolicyVersions:
         with self._database.read() as connection:
             return reads.policy(connection, n)
 
-    def history(self, limit: int = 100) -> list[PolicyVersion]:
-        """Return the last `limit` versions, newest first."""
+    def history(self, limit: int = 100, *, documents: bool = True) -> list[PolicyVersion]:
+        """Return the last `limit` versions, newest first, with or without their `documents`."""
         with self._database.read() as connection:
-            return reads.policy_history(connection, limit)
+            return reads.policy_history(connection, limit, documents)
 
     def add(self, document: str, author: str, comment: str, base: int | None, now: float) -> PolicyVersion:
         """Add a version, which is in force then; Conflict unless `base` is the current one (0: none yet, None: any)."""
-        with self._database.write() as connection:
+        with self._database.write(durable=True) as connection:
             added = writes.add_policy(connection, PolicyVersion(0, now, author, comment, document), base)
             data = {"version": added.version, "author": author, "comment": comment}
             writes.add_event(connection, "policy", None, author, data, now)

@@ -11,15 +11,49 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Table, delete, exists, func, insert, select, tuple_
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Table,
+    bindparam,
+    delete,
+    exists,
+    func,
+    insert,
+    literal,
+    select,
+    tuple_,
+)
 
 from . import rows, writes
 from .database import Database
+from .pages import first_that_fit
 from .space import give_back
-from .tables import blobs, decisions, events, files, outputs, purges, removals, retention, submission_keys, workloads
+from .tables import (
+    attempts,
+    blobs,
+    decisions,
+    events,
+    files,
+    outputs,
+    purges,
+    removals,
+    retention,
+    submission_keys,
+    workloads,
+)
 
+PARTS_BYTES = 8 * 2**20
+"""Bytes of outputs, or of commands and sources, that one transaction removes, or a single one that has more"""
+ROW_BYTES = 200
+"""What a row of a file or an attempt counts for"""
 W = workloads.c
 R = removals.c
+ROWS = sum(
+    (select(func.count()).where(table.c.workload == W.id).scalar_subquery() for table in (files, attempts)),
+    start=literal(0),
+)
+FORGET_OUTPUT = delete(outputs).where(*(column == bindparam(f"one_{column.name}") for column in outputs.primary_key))
 USED = exists().where(files.c.blob == blobs.c.digest) | exists().where(outputs.c.blob == blobs.c.digest)
 
 
@@ -52,13 +86,37 @@ class Pruning:
     def __init__(self, database: Database) -> None:
         self._database = database
 
+    def forget_outputs(self, ended_before: float, among: int, limit: int, term: int | None = None) -> int:
+        """Remove outputs of the first `among` workloads that ended before: at most `limit` pieces, of PARTS_BYTES."""
+        old = select(W.id).where(W.ended_at < ended_before).order_by(W.ended_at).limit(among)
+        keys, gone = outputs.primary_key.columns.keys(), list[Any]()
+        with self._writing(term) as connection:
+            ids = list(connection.execute(old).scalars())
+            for begin in range(0, len(ids), 500):
+                some = select(outputs.c.size, *outputs.primary_key).where(
+                    outputs.c.workload.in_(ids[begin : begin + 500])
+                )
+                gone += connection.execute(some.limit(limit - len(gone))).mappings().all()
+                if len(gone) >= limit:
+                    break
+            gone = first_that_fit(gone, lambda row: int(row["size"]), PARTS_BYTES)
+            for row in gone:
+                connection.execute(FORGET_OUTPUT, {f"one_{name}": row[name] for name in keys})
+        return len(gone)
+
     def forget_workloads(self, ended_before: float, limit: int, term: int | None = None) -> int:
-        """Remove workloads that ended before, with attempts, source and files; note whose folders are to be purged."""
+        """Remove workloads that ended before, with everything of theirs; note whose folders are to be purged.
+
+        Beyond one, as many as have PARTS_BYTES together, their outputs not counted: `forget_outputs` removes those.
+        """
         with self._writing(term) as connection:
             query = (
-                select(W.id, W.kind, W.owner, W.team).where(W.ended_at < ended_before).order_by(W.ended_at).limit(limit)
+                select(W.id, W.kind, W.owner, W.team, (W.weight + ROW_BYTES * ROWS).label("size"))
+                .where(W.ended_at < ended_before)
+                .order_by(W.ended_at)
+                .limit(limit)
             )
-            found = connection.execute(query).all()
+            found = first_that_fit(connection.execute(query).all(), lambda row: int(row.size), PARTS_BYTES)
             jobs = [{"workload": row.id, "at": ended_before} for row in found if row.kind == "job"]
             if found:
                 at = {"at": ended_before}

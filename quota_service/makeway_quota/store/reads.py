@@ -166,9 +166,11 @@ def policy(connection: Connection, version: int | None) -> PolicyVersion | None:
     return None if row is None else PolicyVersion(*row)
 
 
-def policy_history(connection: Connection, limit: int) -> list[PolicyVersion]:
-    """Return the versions of the policy document, newest first."""
-    query = select(policies).order_by(policies.c.version.desc()).limit(bounded(limit))
+def policy_history(connection: Connection, limit: int, documents: bool) -> list[PolicyVersion]:
+    """Return the versions of the policy document, newest first, with or without their text."""
+    of = policies.c
+    document = of.document if documents else literal("")
+    query = select(of.version, of.at, of.author, of.comment, document).order_by(of.version.desc()).limit(bounded(limit))
     return [PolicyVersion(*row) for row in connection.execute(query)]
 
 

@@ -40,17 +40,18 @@ from .space import allow_give_back, free_bytes
 from .worker_reports import WorkerReports
 
 
-def open_store(url: str, artifacts: Artifacts | None = None, large: int = LARGE) -> Store:
+def open_store(url: str, artifacts: Artifacts | None = None, large: int = LARGE, *, durable: bool = False) -> Store:
     """Open the database at `url` and bring its tables up to date; raise StoreError where that cannot be done.
 
     Files of `large` bytes or more are in `artifacts`; None: a folder beside an SQLite file, or PostgreSQL itself.
+    `durable`: every commit survives a power cut, not only those that a person is told of.
     """
     parsed = parse(url)
     upgrade(parsed)
     allow_give_back(parsed)
     if artifacts is None and parsed.get_backend_name() == "sqlite":
         artifacts = ArtifactFolder(Path(parsed.database or "").with_name("artifacts"))
-    database = Database(parsed)
+    database = Database(parsed, durable=durable)
     try:
         return Store(database, Contents(database, artifacts, large).set_up())
     except BaseException:
@@ -143,7 +144,7 @@ class Store:
         if not able:
             return answers
         changed: list[Workload] = []
-        with self._database.write(changed) as connection:
+        with self._database.write(changed, durable=True) as connection:
             found = writes.add_workloads(connection, list(able.values()), now)
             for (at, submission), answer in zip(able.items(), found, strict=True):
                 if answer is None:
@@ -211,10 +212,11 @@ class Store:
         """Apply changes and log decisions; return the ids whose change was applied.
 
         A change whose expectation fails is skipped, and the decisions about the same workload with it; all others
-        commit together. At most one change for each workload. A field that does not exist is a ValueError.
+        commit together. At most one change for each workload. A field that does not exist is a ValueError. Without a
+        `term` it is a person's request, whose answer has to survive a power cut.
         """
         committed: list[Workload] = []
-        with self._database.write(committed) as connection:
+        with self._database.write(committed, durable=term is None) as connection:
             if term is not None:
                 writes.lead(connection, term)
             changed = writes.change(connection, changes, self._known.live, now)
