@@ -156,6 +156,9 @@ def test_a_failure_of_one_worker_is_that_of_the_gang() -> None:
     assert gang(replace(ENDED, completed=True), ENDED).completed
     assert not gang(replace(ENDED, completed=True), saved).completed
     assert not gang(replace(ENDED, result_unsent=True), replace(ENDED, completed=True)).completed
+    assert gang(replace(ENDED, result_unsent=True), ENDED).result_lost
+    assert gang(replace(ENDED, result_refused=True, completed=True), ENDED).result_lost
+    assert not gang(ENDED, ENDED).result_lost
 
 
 def test_an_unavailable_service_says_nothing_about_the_job() -> None:

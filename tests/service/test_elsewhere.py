@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from elsewhere import Processes
+from makeway_api.errors import MakewayError
 from makeway_api.models import Job, JobRequest
 from makeway_quota.services import attempts
 from running import SAMPLE, Running, python, running
@@ -240,6 +241,20 @@ with open(os.environ["MAKEWAY_RESULT_FILE"], "wb") as file:
         assert job.attempts[0].message == "its result could not be sent in time"
         assert await service.run.client("ana").result(job.id) == b"r" * 1_000
         assert "its result could not be sent in time" in await service.log(job)
+
+
+async def test_a_job_whose_result_was_lost_has_succeeded_and_says_so(tmp_path: Path) -> None:
+    code = 'import os; open(os.environ["MAKEWAY_RESULT_FILE"], "wb").write(b"r" * 2_000_000)'
+    async with far(tmp_path, MAKEWAY_MAX_RESULT_MB=1) as service:
+        job = await service.ended(await service.train(code))
+        assert job.state.value == "succeeded"
+        assert job.reason is not None
+        assert "but its result was lost: the service did not receive the whole of it" in job.reason.message
+        assert job.reason.message.endswith("1 GPU is free again.")
+        assert "the result was not kept: The output is longer than 1.0 MB" in job.message
+        with pytest.raises(MakewayError, match="succeeded, but its result was lost") as lost:
+            await service.run.client("ana").result(job.id)
+        assert (lost.value.status, lost.value.code) == (410, "result_lost")
 
 
 async def test_a_cancelled_job_ends_at_once_whatever_it_does(tmp_path: Path) -> None:

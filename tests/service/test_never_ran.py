@@ -10,10 +10,12 @@ from makeway_quota import policy
 from makeway_quota.backends.base import AttemptSeen, NodeSeen, Phase, Seen, StartOrder
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.control.engine_view import EngineView
+from makeway_quota.control.observed import Observed
 from makeway_quota.control.pool_assignment import divide
 from makeway_quota.control.reconcile import reconcile
 from makeway_quota.control.start_backoff import (
     CLOCKS_DIFFER,
+    FIRST,
     FIRST_AVOIDED,
     LONGEST,
     MANY,
@@ -239,3 +241,68 @@ async def test_a_job_that_a_node_rejects_is_delayed_and_runs_on_another(
         assert said == [
             f"“train” of ana cannot be started yet: {SAYS}. Its GPUs go to others; it waits 0.5 s before the next try."
         ]
+
+
+def test_another_process_knows_the_tries_and_the_avoided_nodes_of_a_job_that_is_being_started() -> None:
+    first = StartBackoff()
+    waits = many(first, 100.0)
+    started = waits._replace(state="starting", reason_code="starting", reason_numbers={}, not_before=None)
+    second = StartBackoff()
+    second.committed([started])
+    assert second.refused == first.refused == {"j-1": MANY + 1}
+    assert avoided(second, 100.0) == avoided(first, 100.0) == ["n1"]
+    again = after(started, refused(started, second, 200.0))
+    assert again.start_tries == MANY + 2
+    assert again.not_before == 200.0 + RARE
+
+
+def test_a_job_that_runs_begins_its_tries_anew_in_its_row() -> None:
+    waits = many(StartBackoff(), 100.0)._replace(state="starting")
+    running = AttemptSeen("j-1", 1, Phase.RUNNING)
+    (change,) = reconcile({"j-1": waits}, Seen(NODES, (running,)), now=200.0, lost_budget=0, document=POLICY).changes
+    assert (change.fields["start_tries"], change.fields["avoids"]) == (0, ())
+
+
+@pytest.mark.parametrize("returned", [["n1"], ["n3"]])
+def test_a_node_that_returns_ends_a_long_wait(returned: list[str]) -> None:
+    backoff = StartBackoff()
+    waits = many(backoff, 100.0)
+    assert waits.not_before == 100.0 + RARE
+    (change,) = backoff.wake({"j-1": waits}, returned, 1000.0)
+    woken = after(waits, change)
+    assert woken.not_before == 1000.0
+    assert backoff_until(woken, 1000.0) is None
+    assert [node for node, _ in woken.avoids] == ([] if returned == ["n1"] else ["n1"])
+    assert woken.reason_message == (
+        f"“x” of ana could not be started: {SAYS}. Nodes are back ({returned[0]}), so it is tried again soon."
+    )
+    assert backoff.wake({"j-1": woken}, returned, 1001.0) == [], "it waits for nothing any more"
+
+
+def test_a_node_that_comes_and_goes_has_a_job_tried_once_a_minute_at_most() -> None:
+    backoff = StartBackoff()
+    waits = many(backoff, 100.0)
+    for now in (101.0, 130.0, 159.0):
+        changes = backoff.wake({"j-1": waits}, ["n1"], now)
+        waits = after(waits, changes[0]) if changes else waits
+        assert waits.not_before == 100.0 + FIRST
+    assert backoff.wake({"j-1": waits}, [], 500.0) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "returns"),
+    [
+        (NodeSeen("n1", "", (0,), ready=False), NodeSeen("n1", "", (0,)), True),
+        (NodeSeen("n1", "", (0,), cordoned=True), NodeSeen("n1", "", (0,)), True),
+        (NodeSeen("n1", "", (0,)), NodeSeen("n1", "", (0, 1)), True),
+        (None, NodeSeen("n1", "", (0,)), True),
+        (NodeSeen("n1", "", (0,)), NodeSeen("n1", "", (0,), foreign_cpu=1), False),
+        (NodeSeen("n1", "", (0,), ready=False), NodeSeen("n1", "", (0,), ready=False, cordoned=True), False),
+    ],
+)
+def test_a_node_returns_where_it_may_take_more_than_before(
+    before: NodeSeen | None, now: NodeSeen, returns: bool
+) -> None:
+    observed = Observed()
+    assert observed.take(Seen((before,) if before else (), version=1)).returned == (), "the first list returns nothing"
+    assert observed.take(Seen((now,), version=2)).returned == (("n1",) if returns else ())

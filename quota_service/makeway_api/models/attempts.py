@@ -74,6 +74,7 @@ class WorkerExit(Wire):
         False,
         description="its result was not taken whole: nothing of it is kept, and the worker counts as not completed",
     )
+    result_refused: bool = Field(False, description="its result was not kept, for example as it is too large")
     message: str = Field("", max_length=4000, description="how it ended, in a sentence for its owner")
 
 

@@ -99,6 +99,8 @@ class AttemptSeen:
     noticed: bool = False
     completed: bool = False
     """it reported that its work is done: a result, or the end of its `checkpoint.loop()`"""
+    result_lost: bool = False
+    """its result was not received as a whole, and nothing of it is kept"""
     timed_out: bool = False
     """its time limit ended it"""
     step: int | None = None

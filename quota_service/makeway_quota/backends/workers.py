@@ -29,6 +29,8 @@ class WorkerSeen:
     """it was ended because it did not reach the service, which was unavailable"""
     result_unsent: bool = False
     """it left a result that was not taken whole, so a job that got a notice is not done"""
+    result_refused: bool = False
+    """its result was not kept, for example as it is too large"""
     message: str = ""
 
     @property
@@ -92,6 +94,7 @@ def _over(seen: AttemptSeen, found: list[WorkerSeen]) -> AttemptSeen:
         killed=any(w.killed for w in found),
         acknowledged=any(w.acknowledged for w in found) and all(w.acknowledged or w.exit_code == 0 for w in found),
         completed=code == 0 and any(w.completed for w in found) and not any(w.result_unsent for w in found),
+        result_lost=any(w.result_unsent or w.result_refused for w in found),
         timed_out=any(w.timed_out for w in found),
         node_lost=any(w.service_unavailable for w in found),
         message="" if says is None else says.message,

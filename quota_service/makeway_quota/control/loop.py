@@ -214,6 +214,7 @@ class Loop:
         note_launched(reconciled, work_queue.unwritten(now))
         expired = self.leases.reconcile((await self.world.watched()).values(), now)
         changed = await self._commit(reconciled, now) | await self._commit(expired, now)
+        changed |= await self._try_soon(now)
         rows = await self.world.rows_as_of_now()
         change_set = await self._plan(rows, now, explain) if self.world.observed.synced else ChangeSet()
         names = self._names(rows)
@@ -262,6 +263,16 @@ class Loop:
                 rows = await self.world.watched()
                 await self.actuator.begin([rows[c.workload] for c in part.changes if c.workload in rows], now, started)
         return changed
+
+    async def _try_soon(self, now: float) -> bool:
+        """Have jobs in backoff tried soon where nodes came back; return whether the store changed."""
+        returned, change_set = set(self.world.returned), ChangeSet()
+        if returned:
+            for change in self.world.backoff.wake(await self.world.rows_as_of_now(), returned, now):
+                change_set.add(change)
+        woken = await self._commit(change_set, now)
+        self.world.returned -= returned
+        return woken
 
     async def _commit(self, change_set: ChangeSet, now: float) -> bool:
         if not change_set.changes and not change_set.decisions:

@@ -20,6 +20,8 @@ class NodeChanges(NamedTuple):
 
     changed: tuple[NodeSeen, ...]
     gone: tuple[str, ...]
+    returned: tuple[str, ...] = ()
+    """those that may take work now, or more of it, and did not before"""
 
 
 class Observed:
@@ -46,14 +48,22 @@ class Observed:
             gone_nodes |= self.nodes.keys() - {node.name for node in seen.nodes}
             gone_attempts |= self.attempts.keys() - {attempt.key for attempt in seen.attempts}
         self.synced |= seen.synced
-        self.version = seen.version
         self.problem = seen.problem
         self._take_attempts(seen.attempts, gone_attempts)
         changed = tuple(node for node in seen.nodes if _differs(self.nodes, node.name, node))
         left = tuple(name for name in sorted(gone_nodes) if self.nodes.pop(name, None) is not None)
+        returned = tuple(node.name for node in changed if self.version is not None and self._returns(node))
         for node in changed:
             self.nodes[node.name] = node
-        return NodeChanges(changed, left)
+        self.version = seen.version
+        return NodeChanges(changed, left, returned)
+
+    def _returns(self, node: NodeSeen) -> bool:
+        """Whether a node may take work, or has more devices, and had not at the last observation."""
+        before = self.nodes.get(node.name)
+        if not node.ready or node.cordoned:
+            return False
+        return before is None or not before.ready or before.cordoned or len(before.devices) < len(node.devices)
 
     def _take_attempts(self, attempts: Iterable[AttemptSeen], gone: Iterable[Key]) -> None:
         for attempt in attempts:

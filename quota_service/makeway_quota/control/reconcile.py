@@ -14,6 +14,7 @@ from ..engine.snapshot import ADMITTED
 from ..policy import Document
 from ..store.records import Change, Notice, Workload
 from ..wording import IDS, Names, outcomes
+from ..wording.outcomes import RESULT_LOST
 from .change_set import ChangeSet, decide
 from .losses import Losses
 from .start_backoff import START_DEFERRED, StartBackoff
@@ -81,6 +82,8 @@ def _alive(change_set: ChangeSet, row: Workload, seen: AttemptSeen) -> None:
     fields: dict[str, object] = {}
     if row.state == "starting" and seen.phase is not Phase.STARTING:
         fields["state"] = "running"
+        if row.start_tries or row.avoids:
+            fields |= {"start_tries": 0, "avoids": ()}
     elif row.state == "starting" and seen.waiting_reason and row.reason_message != seen.message:
         fields |= {"reason_code": seen.waiting_reason, "reason_message": seen.message or seen.waiting_reason}
     fields |= _progress(row, seen)
@@ -115,7 +118,8 @@ class _Reports:
             self._finish(row, seen, "cancelled", outcomes.cancelled(job, row.size))
         elif finished:
             ran = _ran(row, seen, self.now) - row.ran
-            self._finish(row, seen, "succeeded", outcomes.succeeded(job, ran, row.size))
+            message = outcomes.succeeded(job, ran, row.size, result_lost=seen.result_lost)
+            self._finish(row, seen, "succeeded", message)
         elif row.notice is not None:
             self._evicted(row, seen, row.notice)
         elif seen.phase is Phase.LOST and seen.never_ran and row.state == "starting":
@@ -143,7 +147,7 @@ class _Reports:
             "evicted_for": None,
             "reason_code": state,
             "reason_message": message,
-            "reason_numbers": {},
+            "reason_numbers": {RESULT_LOST: True} if state == "succeeded" and seen.result_lost else {},
             "not_before": None,
             "over_quota": False,
             "borrowed_from": (),
@@ -210,6 +214,7 @@ class _Reports:
             fields |= {"infra_failures": row.infra_failures + 1, "lost_on": self.losses.remembered(row, nodes)}
         elif seen.node_lost and not seen.restarted:
             self._avoid(row, seen)
+            fields["avoids"] = self.backoff.of(row.id)
         if "lost_on" in fields and self.losses.ends_job(row, (*row.lost_on, *nodes)):
             self._finish(row, seen, "failed", for_good)
         else:

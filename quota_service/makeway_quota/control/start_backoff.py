@@ -7,7 +7,7 @@ engine which nodes a job avoids for a while.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from makeway_api.durations import duration
 
@@ -36,7 +36,7 @@ Refusals = tuple[tuple[str, float], ...]
 
 
 class StartBackoff:
-    """Counts in a row how often each job was refused, and remembers by which nodes; another process begins anew.
+    """Knows how often in a row each job was refused, and by which nodes, as the rows have it.
 
     The tries are those of the rows as they are committed, by whichever replica: one that was not committed is none.
     """
@@ -46,13 +46,17 @@ class StartBackoff:
         self._refusals: dict[str, Refusals] = {}
 
     def committed(self, rows: Sequence[Workload]) -> None:
-        """Take the tries of jobs that wait, and forget those that run or are over; called by the thread that wrote."""
+        """Take the tries of jobs as they were read, or committed by the thread that calls."""
         for row in rows:
-            if not row.live or row.state == "running":
-                self.refused.pop(row.id, None)
-                self._refusals.pop(row.id, None)
-            elif tries := _tries(row):
+            tries = max(row.start_tries, _tries(row) or 0) if row.live and row.state != "running" else 0
+            if tries:
                 self.refused[row.id] = tries
+            else:
+                self.refused.pop(row.id, None)
+            if row.live and row.avoids:
+                self._refusals[row.id] = row.avoids
+            else:
+                self._refusals.pop(row.id, None)
 
     def avoid(self, id: str, nodes: Iterable[str], now: float) -> None:
         """Remember the nodes that a job avoids from now on, instead of those that it avoided before."""
@@ -60,6 +64,10 @@ class StartBackoff:
         delay = delay_after(self.refused.get(id, 0) + 1, START_DEFERRED)
         until = now + max(FIRST_AVOIDED, delay + min(delay, LONGEST))
         self._refusals[id] = tuple((node, before.get(node, until)) for node in sorted(nodes))
+
+    def of(self, id: str) -> Refusals:
+        """Return the nodes that the row of a job has to name from now on."""
+        return self._refusals.get(id, ())
 
     def avoided(self, id: str, now: float) -> Refusals:
         """Return the nodes that a job avoids at the moment."""
@@ -82,12 +90,42 @@ class StartBackoff:
             "reason_message": message,
             "reason_numbers": {"tries": tries},
             "not_before": now + delay,
+            "start_tries": tries,
+            "avoids": self.of(row.id),
             "over_quota": False,
             "borrowed_from": (),
         }
         # Not where it was cancelled meanwhile: only a job that is admitted is ended by that request.
         change = Change(row.id, fields, row.version, expect_states=("starting",), drop_attempt=True)
         return change, decide(row, "requeue", code, message, attempt=row.attempt)
+
+    def wake(self, rows: Mapping[str, Workload], returned: Iterable[str], now: float) -> list[Change]:
+        """Return the changes by which jobs in backoff are tried soon, as these nodes came back, or were repaired.
+
+        A job is tried FIRST seconds after its last try at the soonest, so that a node that comes and goes does not
+        have others make way for it all the time. It no longer avoids these nodes.
+        """
+        nodes = frozenset(returned)
+        changes = []
+        for id in sorted(self.refused if nodes else ()):
+            row = rows.get(id)
+            if row is None or row.reason_code != START_DEFERRED or row.reason_numbers.get("soon"):
+                continue
+            if (until := backoff_until(row, now)) is None:
+                continue
+            tried = until - delay_after(self.refused[id], START_DEFERRED)
+            soon = max(now, tried + FIRST)
+            if soon >= until:
+                continue
+            job = outcomes.job_of(row.name or row.id, row.owner)
+            fields: dict[str, object] = {
+                "not_before": soon,
+                "reason_numbers": {**row.reason_numbers, "soon": True},
+                "avoids": tuple(one for one in row.avoids if one[0] not in nodes),
+                "reason_message": outcomes.start_soon(job, sorted(nodes), row.reason_message),
+            }
+            changes.append(Change(id, fields, row.version, expect_states=("pending",)))
+        return changes
 
 
 def delay_after(tries: int, code: str) -> float:

@@ -265,5 +265,6 @@ def worker_of(report: Mapping[str, Any]) -> WorkerSeen:
         timed_out=bool(end.get("timed_out")),
         service_unavailable=bool(end.get("service_unavailable") or end.get("service_away")),  # its name before
         result_unsent=bool(end.get("result_unsent")),
+        result_refused=bool(end.get("result_refused")),
         message=str(end.get("message") or ""),
     )

@@ -67,6 +67,8 @@ class World:
         """Whether an attempt finds the checkpoints of the one before."""
         self.backoff = StartBackoff()
         """How often the jobs that wait were refused, and by which nodes."""
+        self.returned: set[str] = set()
+        """Nodes that may take work again; the loop takes them."""
         self._view = self._new_view()
         self._followers = Followers()
         self._kept: tuple[Mapping[str, float], float] = {}, 0.0
@@ -86,6 +88,7 @@ class World:
         """Take a new observation; only what belongs to the nodes that changed is looked at."""
         self._seen_at = time.monotonic()
         changes = self.observed.take(seen)
+        self.returned.update(changes.returned)
         self.work_queue.expectations.seen(seen.attempts)
         self._show([node.name for node in changes.changed], changes.gone)
 
@@ -227,7 +230,9 @@ class World:
         self.durations.add(await asyncio.to_thread(self._store.past_runs))
         kept, at = await asyncio.to_thread(self._store.histories)
         self._kept = kept, self._clock() - at
-        return await asyncio.to_thread(self._store.active)
+        rows = await asyncio.to_thread(self._store.active)
+        self.backoff.committed(rows)
+        return rows
 
     # What the engine sees
 

@@ -14,6 +14,7 @@ from makeway_api.quantities import size
 from ..backends.untrusted import UnreadableJson, read_table, text
 from ..engine.snapshot import ADMITTED
 from ..store.records import Workload
+from ..wording.outcomes import RESULT_LOST, no_result
 from .caller import Caller
 from .context import LONGEST_WAIT, Context
 from .job_access import JobAccess
@@ -107,6 +108,8 @@ class OutputService:
             return None
         async with self._context.file_reads:
             part = await self._context.backend.result_part(id, number, 0, 0)
+        if part is None and row.reason_numbers.get(RESULT_LOST):
+            raise refuse(f"“{row.name or row.id}” succeeded, but {no_result()}", RESULT_LOST, 410)
         if part is None:
             return None
         total, most = part[1], self._context.settings.max_result_bytes

@@ -184,6 +184,10 @@ class Workload(NamedTuple):
     """when the present attempt was ordered to start, where it was not running soon after"""
     lost_on: tuple[str, ...]
     """the nodes on which attempts were lost without a cause that is known, one entry a loss, the last few"""
+    start_tries: int
+    """how often in a row it was not started, or nothing of it ran; 0 once it ran"""
+    avoids: tuple[tuple[str, float], ...]
+    """nodes that it avoids, each until a time"""
     version: int
     weight: int = 0
     """bytes of its command, environment and source"""

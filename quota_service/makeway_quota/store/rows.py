@@ -131,6 +131,10 @@ def _places(text: str) -> tuple[Place, ...]:
     return tuple(Place(node, tuple(devices), tuple(milli)) for node, devices, milli in orjson.loads(text))
 
 
+def _avoided(text: str) -> tuple[tuple[str, float], ...]:
+    return tuple((str(node), float(until)) for node, until in orjson.loads(text)) if text != "[]" else ()
+
+
 def _notice_to_json(value: Any) -> str | None:
     return None if value is None else to_json(asdict(cast(Notice, value)))
 
@@ -143,6 +147,7 @@ _ENCODERS: dict[str, Callable[[Any], str | None]] = {
     "reason_numbers": _mapping_to_json,
     "borrowed_from": lambda value: to_json(list(value)) if value else "[]",
     "lost_on": lambda value: to_json(list(value)) if value else "[]",
+    "avoids": lambda value: to_json([list(one) for one in value]) if value else "[]",
     "placement": _places_to_json,
     "nomination": _places_to_json,
     "notice": _notice_to_json,
@@ -153,6 +158,7 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
     "reason_numbers": _mapping,
     "borrowed_from": _strings,
     "lost_on": _strings,
+    "avoids": _avoided,
     "placement": _places,
     "nomination": _places,
     "notice": _notice,
@@ -279,6 +285,8 @@ def submitted(new: NewWorkload, now: float) -> Workload:
         ran=0.0,
         launched_at=None,
         lost_on=(),
+        start_tries=0,
+        avoids=(),
         version=1,
     )
 

@@ -104,6 +104,8 @@ workloads = Table(
     Column("ran", Double, nullable=False, server_default=text("0")),
     Column("launched_at", Double),
     Column("lost_on", Text, nullable=False, server_default=text("'[]'")),
+    Column("start_tries", Integer, nullable=False, server_default=text("0")),
+    Column("avoids", Text, nullable=False, server_default=text("'[]'")),
     Column("version", Integer, nullable=False),
     Column("weight", BigInteger, nullable=False, server_default=text("0"), comment="bytes of command, env and source"),
     Index("ix_workloads_submitted_at_id", "submitted_at", "id"),

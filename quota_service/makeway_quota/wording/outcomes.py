@@ -51,9 +51,24 @@ def free_again(milli: int) -> str:
 # -- jobs ------------------------------------------------------------------------------------------------------
 
 
-def succeeded(job: str, ran: float, milli: int) -> str:
+RESULT_LOST = "result_lost"
+"""The number, in a job's reason, by which it succeeded and its result did not reach the service; an error code, too"""
+
+
+def succeeded(job: str, ran: float, milli: int, *, result_lost: bool = False) -> str:
     """Return that a job succeeded; `ran` are the seconds of its last attempt."""
+    if result_lost:
+        free = free_again(milli)
+        return f"{job} succeeded after {duration(ran)}, but {no_result()} {free[:1].upper()}{free[1:]}"
     return f"{job} succeeded after {duration(ran)}; {free_again(milli)}"
+
+
+def no_result() -> str:
+    """Return what became of a result that did not reach the service as a whole, and what to do."""
+    return (
+        "its result was lost: the service did not receive the whole of it, as its pod ended first or it was too large. "
+        "Write large results to shared storage; resume the job to run it again from its checkpoint."
+    )
 
 
 def cancelled(job: str, milli: int) -> str:
@@ -85,6 +100,13 @@ def start_delayed(job: str, cause: str, tries: int, delay: str) -> str:
     if tries > 1:
         waits = f"after {tries} tries in a row it waits {delay} before the next one"
     return f"{job} cannot be started yet: {cause.rstrip('.')}. Its GPUs go to others; {waits}."
+
+
+def start_soon(job: str, nodes: Sequence[str], before: str) -> str:
+    """Return that a job which was not started is tried soon, as nodes are back; `before` says why it was not."""
+    cause = before.partition(" cannot be started yet: ")[2].partition(" Its GPUs go to others;")[0]
+    first = f"{job} could not be started: {cause}" if cause else f"{job} could not be started."
+    return f"{first} Nodes are back ({names(nodes)}), so it is tried again soon."
 
 
 def failed(job: str, cause: str, milli: int) -> str:

@@ -73,6 +73,8 @@ class Remote:
         """Whether the work was ended because the service was not reached"""
         self._ended = False
         """Whether the service has ended the attempt"""
+        self._refused = ""
+        """Why the service did not keep the result"""
         self._log: LogSender | None = None
         self._threads: list[threading.Thread] = []
 
@@ -149,6 +151,9 @@ class Remote:
         unsent = self._send_outputs(attempt, log, ends, ends if stopping else math.inf)
         if not self._ended:
             end["result_unsent"] = "result" in unsent
+            if self._refused:
+                end["result_refused"] = True
+                end["message"] = "; ".join(filter(None, [end["message"][:3400], self._refused[:500]]))
             if result and not end["result_unsent"]:
                 self._leave(report, log)
         if unsent:
@@ -304,7 +309,10 @@ class Remote:
                         raise Unavailable("the time is up")
                     at = self._service.append(kind, at, data, False)
             except Rejected as error:
-                note(f"the {kind} was not kept: {error.strerror}")
+                said = f"the {kind} was not kept: {error.strerror}"
+                note(said)
+                if kind == "result":
+                    self._refused = said
 
 
 def _order(start: dict[str, Any], environ: dict[str, str]) -> dict[str, Any]:
