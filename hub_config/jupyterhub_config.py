@@ -7,4 +7,4 @@ from makeway_hub.configure import configure
 
 c = get_config()  # noqa: F821 (JupyterHub provides it)
 configure(c)
-# Below this line everything of JupyterHub may be set as usual, e.g. c.Authenticator.admin_users = {"ana"}
+# Everything of JupyterHub may be set as usual, above the call or below it, e.g. c.Authenticator.admin_users = {"ana"}

@@ -13,18 +13,13 @@ from pathlib import Path
 from typing import IO
 
 from . import nodejs
-from .ports import holder
+from .address import CannotStart as CannotStart
 from .settings import Settings
-from .state_directory import is_free
 
 PYTHON = (3, 11)
 FREE_MB = 500
 LONGEST_ROOT = 44
 """Characters: a socket's path has 107 at most, of which run/ACCOUNT/kernel-…-ipc-5 takes the others."""
-
-
-class CannotStart(Exception):
-    """The portal cannot start: what is wrong, and what to do."""
 
 
 def check_python() -> None:
@@ -104,17 +99,6 @@ def check_node() -> None:
         )
     if not nodejs.proxy_command():
         raise CannotStart("JupyterHub's proxy is not installed: run `make setup`, or `npm ci` in the project.")
-
-
-def check_port(settings: Settings) -> None:
-    """Raise CannotStart if another process listens on the port, with its name where it can be seen."""
-    if is_free(settings.port):
-        return
-    process = holder(settings.port)
-    raise CannotStart(
-        f"Port {settings.port} is taken{f' by {process}' if process else ''}: "
-        f"stop that program, or choose another port with PORT={settings.port + 1} make run."
-    )
 
 
 class OneAtATime:

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from jupyterhub.app import JupyterHub
 from makeway_api.proxies import without_proxy
 from makeway_spawner.kube import MakewayKubeSpawner
-from traitlets.config.loader import LazyConfigValue
 
-from .access import CUSTOM_SCOPES, FOR_SERVERS, FOR_USERS, SERVER_SCOPES, SERVICE, SPAWNER, roles, service_fields
-from .pages import TEMPLATES, with_pages
+from .access import SERVICE, SPAWNER, service_fields
 from .settings import SERVICE_PATH
+from .site_settings import merge_pages, merge_roles, merge_server_scopes, value
 
 __all__ = ["SERVICE", "SPAWNER", "ClusterSettings", "configure_cluster"]
 
@@ -52,8 +49,12 @@ def configure_cluster(c: Any, settings: ClusterSettings) -> None:
     os.environ.update(without_proxy(os.environ, _internal_hosts(c, settings)))
     base = str(c.JupyterHub.get("base_url", "/")).rstrip("/")
     tokens = _services(c, settings)
-    _roles(c, settings)
-    _hub(c, base)
+    merge_roles(c, settings.admin_users, settings.admin_groups)
+    # A start that waits for GPUs must block no other start, and a refusal is not a failure of the Hub.
+    c.JupyterHub.concurrent_spawn_limit = 0
+    c.Spawner.consecutive_failure_limit = 0
+    merge_pages(c, f"{base}{SERVICE_PATH}/")
+    merge_server_scopes(c)
     _spawner(c, settings, tokens[SPAWNER], base)
 
 
@@ -62,22 +63,16 @@ def _internal_hosts(c: Any, settings: ClusterSettings) -> list[str]:
     urls = [
         settings.service_url,
         settings.notebook_url,
-        str(_set(c.JupyterHub, "hub_connect_url", "")),
-        str(_set(c.ConfigurableHTTPProxy, "api_url", "")),
+        str(value(c.JupyterHub, "hub_connect_url", "")),
+        str(value(c.ConfigurableHTTPProxy, "api_url", "")),
     ]
     named = [urlsplit(url).hostname or "" for url in urls]
     return [*named, os.environ.get("KUBERNETES_SERVICE_HOST", ""), "kubernetes.default.svc", ".svc", ".cluster.local"]
 
 
-def _set(section: Any, name: str, default: Any) -> Any:
-    """Return what a configuration has set, also by `append` or `update` without an assignment; else the default."""
-    found = section.get(name, default)
-    return found.get_value(copy(default)) if isinstance(found, LazyConfigValue) else found
-
-
 def _services(c: Any, settings: ClusterSettings) -> dict[str, str]:
     """Complete the entries of the two services and return their tokens by name; other services stay."""
-    services = list(_set(c.JupyterHub, "services", []))
+    services = [dict(one) for one in value(c.JupyterHub, "services", [])]
     wanted: dict[str, dict[str, Any]] = {
         SERVICE: service_fields(settings.service_url),
         SPAWNER: {"display": False},
@@ -96,32 +91,6 @@ def _services(c: Any, settings: ClusterSettings) -> dict[str, str]:
     return tokens
 
 
-def _roles(c: Any, settings: ClusterSettings) -> None:
-    """Add Makeway's scopes to the role of all users, and Makeway's own roles; the site's stay."""
-    c.JupyterHub.custom_scopes = dict(_set(c.JupyterHub, "custom_scopes", {})) | CUSTOM_SCOPES
-    found = [dict(role) for role in _set(c.JupyterHub, "load_roles", [])]
-    user = next((role for role in found if role.get("name") == "user"), None)
-    if user is None:
-        user = {"name": "user", "scopes": ["self"]}
-        found.append(user)
-    user["scopes"] = list(dict.fromkeys([*user.get("scopes", []), *FOR_USERS]))
-    c.JupyterHub.load_roles = [*found, *roles(settings.admin_users, settings.admin_groups)]
-
-
-def _hub(c: Any, base: str) -> None:
-    # A start that waits for GPUs must block no other start, and a refusal is not a failure of the Hub.
-    c.JupyterHub.tornado_settings = {**_set(c.JupyterHub, "tornado_settings", {}), "slow_spawn_timeout": 1}
-    c.JupyterHub.concurrent_spawn_limit = 0
-    c.Spawner.consecutive_failure_limit = 0
-    c.JupyterHub.template_paths = [str(TEMPLATES), *_set(c.JupyterHub, "template_paths", [])]
-    c.JupyterHub.template_vars = {
-        **_set(c.JupyterHub, "template_vars", {}),
-        "makeway_panel": f"{base}{SERVICE_PATH}/",
-    }
-    named = c.JupyterHub.get("authenticator_class", JupyterHub.authenticator_class.default_value)
-    c.JupyterHub.authenticator_class = with_pages(JupyterHub.authenticator_class.validate(None, named))
-
-
 def _spawner(c: Any, settings: ClusterSettings, token: str, base: str) -> None:
     c.JupyterHub.spawner_class = MakewayKubeSpawner
     c.MakewayKubeSpawner.makeway_api_url = f"{settings.service_url}{base}{SERVICE_PATH}"
@@ -132,5 +101,3 @@ def _spawner(c: Any, settings: ClusterSettings, token: str, base: str) -> None:
     c.MakewayKubeSpawner.instance = settings.instance
     c.MakewayKubeSpawner.guaranteed_priority_class = settings.guaranteed_priority_class
     c.MakewayKubeSpawner.preemptible_priority_class = settings.preemptible_priority_class
-    scopes = _set(c.Spawner, "server_token_scopes", SERVER_SCOPES)
-    c.Spawner.server_token_scopes = list(dict.fromkeys([*scopes, *FOR_SERVERS]))

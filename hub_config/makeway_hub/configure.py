@@ -1,23 +1,39 @@
-"""Configure JupyterHub with one call, `configure(c)`: users, proxy, quota service, spawner."""
+"""Configure JupyterHub on one machine with one call, `configure(c)`: users, proxy, quota service, spawner.
+
+The site's settings may come before the call or after it. What the call sets are defaults; what Makeway cannot work
+without is merged again into the whole configuration, and checked, once JupyterHub has read it, before anything listens.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+from jupyterhub.app import JupyterHub
+from jupyterhub.proxy import ConfigurableHTTPProxy
 from jupyterhub.services import service as services
 from makeway_api.proxies import USERS_VARIABLES, without_proxy
+from makeway_spawner.lease import LeaseMixin
 from makeway_spawner.local import MakewayLocalSpawner
 from traitlets import default
 
-from .access import CUSTOM_SCOPES, FOR_SERVERS, FOR_USERS, SERVER_SCOPES, SERVICE, SPAWNER, roles, service_fields
+from . import address as addresses
+from .access import SERVICE, SPAWNER, service_fields
+from .address import Address, CannotStart
 from .nodejs import proxy_command
-from .pages import TEMPLATES
 from .sample import SAMPLE_ADMIN, SAMPLE_GROUPS, SAMPLE_USERS
 from .settings import SERVICE_PATH, Settings, read
-from .state_directory import free_port
+from .site_settings import (
+    hidden_templates,
+    merge_pages,
+    merge_roles,
+    merge_server_scopes,
+    merge_services,
+    set_default,
+    value,
+)
 from .users import SampleAuthenticator, SystemAuthenticator
 
 GROUPS_SECONDS = 5
@@ -33,73 +49,159 @@ def configure(c: Any, settings: Settings | None = None) -> Settings:
     settings = settings or read()
     settings.state.create()
     os.environ.update(without_proxy(os.environ))  # for the Hub, the service and users' processes alike
-    ports = settings.state.ports()
-    _hub(c, settings, ports["hub"])
-    _proxy(c, settings, ports["proxy_api"])
-    _users(c, settings)
-    service_url = f"http://127.0.0.1:{os.environ.get('MAKEWAY_SERVICE_PORT') or free_port()}"
-    _services(c, settings, service_url)
-    _spawner(c, settings, service_url)
+    configuration = Configuration(settings)
+    configuration.set_defaults(c)
+    app = JupyterHub.instance() if JupyterHub.initialized() else None
+    try:
+        configuration.complete(c)
+    except CannotStart as error:
+        if app is None:
+            raise
+        configuration.end(app, error)
+    if app is not None:
+        configuration.complete_once_read(app)
     return settings
 
 
-def _hub(c: Any, settings: Settings, port: int) -> None:
+class Configuration:
+    """The configuration of one Hub: defaults, and what is completed once the site has set everything."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._ports = settings.state.ports()
+        self._service_url = f"http://127.0.0.1:{os.environ.get('MAKEWAY_SERVICE_PORT') or self._ports['service']}"
+        self._address = settings.address
+        self._ours: dict[str, Any] = {}
+        """The traits of the address that were set here, and not by the site."""
+
+    def set_defaults(self, c: Any) -> None:
+        """Set what the site has not set; its later assignments replace it."""
+        for section, name, found in _defaults(self.settings, self._ports):
+            set_default(c[section], name, found)
+        _set_users(c, self.settings)
+        _set_spawner(c, self.settings)
+
+    def complete(self, c: Any) -> Address:
+        """Set what follows from the address, and merge what Makeway cannot work without; the same each time."""
+        hub = c.JupyterHub
+        self._take_inner_port(hub)
+        self._address = found = addresses.chosen(hub, self._address, self._ours)
+        self._ours |= found.traits()
+        hub.update(found.traits())
+        path = f"{found.base_url.rstrip('/')}{SERVICE_PATH}"
+        direct = self._service_url + path
+        # The proxy's own certificate is for the names by which browsers know it.
+        inside = direct if found.secure else found.own + SERVICE_PATH
+        watch_services_closely()
+        merge_services(c, _services(self.settings, self._service_url, inside))
+        merge_roles(c, *_administrators(self.settings))
+        merge_pages(c, f"{path}/")
+        merge_server_scopes(c)
+        c.MakewayLocalSpawner.makeway_api_url = direct
+        c.MakewayLocalSpawner.makeway_url = inside
+        c.MakewayLocalSpawner.makeway_public_path = f"{path}/"
+        c.MakewayLocalSpawner.makeway_token = self.settings.state.secret("spawner_token")
+        return found
+
+    def _take_inner_port(self, hub: Any) -> None:
+        """Make the port that a site chose for the Hub itself a part of its URL, beside which it counts for nothing."""
+        if "hub_port" in hub and hub.get("hub_bind_url") == self._ours.get("hub_bind_url"):
+            hub.hub_bind_url = f"http://127.0.0.1:{hub.hub_port}"
+        self._ours["hub_bind_url"] = hub.get("hub_bind_url")
+
+    def complete_once_read(self, app: Any) -> None:
+        """Complete and check the configuration when JupyterHub has read all of it; end the Hub where it cannot be.
+
+        JupyterHub has no hook for this: it hands what it has read, with its command line, to `update_config`.
+        """
+        update = app.update_config
+
+        def complete_and_update(c: Any) -> None:
+            app.update_config = update
+            try:
+                found = self.complete(c)
+                self.check(c, found)
+            except CannotStart as error:
+                self.end(app, error)
+            for path in hidden_templates(c):
+                app.log.warning("The template %s has no effect: Makeway's of the same name comes first", path)
+            update(c)
+            found.write(self.settings.state.address_file)
+
+        app.update_config = complete_and_update
+
+    def end(self, app: Any, error: CannotStart) -> NoReturn:
+        """End the Hub with a sentence that `make run` shows."""
+        self.settings.state.problem_file.write_text(f"{error}\n", encoding="utf-8")
+        app.log.critical("Makeway cannot start. %s", error)
+        sys.exit(1)
+
+    def check(self, c: Any, found: Address) -> None:
+        """Raise CannotStart where the portal would be open to others, or could not work, with the site's settings."""
+        settings = self.settings
+        addresses.check_certificate(c.JupyterHub)
+        addresses.check_open(found, settings.mode, settings.open)
+        addresses.check_inner(c, settings.open)
+        addresses.check_proxy(c)
+        _check_classes(c)
+        _check_traits(c)
+        if addresses.started_by_launcher():
+            addresses.check_free(found)
+
+
+def _defaults(settings: Settings, ports: dict[str, int]) -> list[tuple[str, str, Any]]:
+    """Return the section, name and value of the traits that a site may set to something else."""
     state = settings.state
-    c.JupyterHub.bind_url = settings.url
-    c.JupyterHub.hub_bind_url = f"http://127.0.0.1:{port}"
-    c.JupyterHub.db_url = f"sqlite:///{state.root / 'jupyterhub.sqlite'}"
     state.secret("cookie_secret")
-    c.JupyterHub.cookie_secret_file = str(state.secrets / "cookie_secret")
-    c.JupyterHub.pid_file = str(state.root / "hub.pid")
-    # Kept notebooks find the next Hub by its address and their token; both stay the same.
-    c.JupyterHub.cleanup_servers = not settings.keep
-    c.JupyterHub.cleanup_proxy = not settings.keep
-    # A start that waits for GPUs must block neither other starts nor its own page, and a refusal is not a failure:
-    # JupyterHub 5 would stop after five failures in a row.
-    c.JupyterHub.tornado_settings = {"slow_spawn_timeout": 1}
-    c.JupyterHub.concurrent_spawn_limit = 0
-    c.Spawner.consecutive_failure_limit = 0
-    c.JupyterHub.allow_named_servers = True
-    c.JupyterHub.named_server_limit_per_user = 3
-    c.JupyterHub.template_paths = [str(TEMPLATES)]
-    c.JupyterHub.template_vars = {"makeway_panel": f"{SERVICE_PATH}/"}
-
-
-def _proxy(c: Any, settings: Settings, api_port: int) -> None:
     command = proxy_command()
-    if command:  # otherwise JupyterHub searches for the proxy itself and reports what is missing
-        c.ConfigurableHTTPProxy.command = command
-    c.ConfigurableHTTPProxy.log_level = "warn"
-    c.ConfigurableHTTPProxy.api_url = f"http://127.0.0.1:{api_port}"
-    c.ConfigurableHTTPProxy.auth_token = settings.state.secret("proxy_token")
-    c.ConfigurableHTTPProxy.pid_file = str(settings.state.proxy_pid)
+    return [
+        ("JupyterHub", "hub_bind_url", f"http://127.0.0.1:{ports['hub']}"),
+        ("JupyterHub", "db_url", f"sqlite:///{state.root / 'jupyterhub.sqlite'}"),
+        ("JupyterHub", "cookie_secret_file", str(state.secrets / "cookie_secret")),
+        ("JupyterHub", "pid_file", str(state.root / "hub.pid")),
+        # Kept notebooks find the next Hub by its address and their token; both stay the same.
+        ("JupyterHub", "cleanup_servers", not settings.keep),
+        ("JupyterHub", "cleanup_proxy", not settings.keep),
+        # A start that waits for GPUs must block no other start, and a refusal is not a failure: JupyterHub 5 would
+        # stop after five failures in a row.
+        ("JupyterHub", "concurrent_spawn_limit", 0),
+        ("Spawner", "consecutive_failure_limit", 0),
+        ("JupyterHub", "allow_named_servers", True),
+        ("JupyterHub", "named_server_limit_per_user", 3),
+        # otherwise JupyterHub searches for the proxy itself and reports what is missing
+        *([("ConfigurableHTTPProxy", "command", command)] if command else []),
+        ("ConfigurableHTTPProxy", "log_level", "warn"),
+        ("ConfigurableHTTPProxy", "api_url", f"http://127.0.0.1:{ports['proxy_api']}"),
+        ("ConfigurableHTTPProxy", "auth_token", state.secret("proxy_token")),
+        ("ConfigurableHTTPProxy", "pid_file", str(state.proxy_pid)),
+    ]
 
 
-def _users(c: Any, settings: Settings) -> None:
-    c.JupyterHub.custom_scopes = CUSTOM_SCOPES
-    admin_users: list[str] = []
-    admin_groups: list[str] = []
+def _set_users(c: Any, settings: Settings) -> None:
     if settings.mode == "demo":
-        c.JupyterHub.authenticator_class = SampleAuthenticator
-        c.SampleAuthenticator.password = settings.state.password()
-        c.Authenticator.allowed_users = set(SAMPLE_USERS)
-        c.Authenticator.admin_users = {SAMPLE_ADMIN}
-        c.JupyterHub.load_groups = {name: {"users": users} for name, users in SAMPLE_GROUPS.items()}
-        admin_users = [SAMPLE_ADMIN]
+        set_default(c.JupyterHub, "authenticator_class", SampleAuthenticator)
+        set_default(c.SampleAuthenticator, "password", settings.state.password())
+        set_default(c.Authenticator, "allowed_users", set(SAMPLE_USERS))
+        set_default(c.Authenticator, "admin_users", {SAMPLE_ADMIN})
+        groups = {name: {"users": users} for name, users in SAMPLE_GROUPS.items()}
+        set_default(c.JupyterHub, "load_groups", groups)
+        return
+    set_default(c.JupyterHub, "authenticator_class", SystemAuthenticator)
+    set_default(c.Authenticator, "manage_groups", True)
+    set_default(c.Authenticator, "auth_refresh_age", GROUPS_SECONDS)
+    set_default(c.Authenticator, "refresh_pre_spawn", True)
+    if hasattr(SystemAuthenticator, "auth_refresh_strict"):  # JupyterHub 6; 5 is always strict
+        set_default(c.Authenticator, "auth_refresh_strict", True)
+    if settings.allowed_groups:
+        set_default(c.LocalAuthenticator, "allowed_groups", set(settings.allowed_groups))
     else:
-        c.JupyterHub.authenticator_class = SystemAuthenticator
-        c.Authenticator.manage_groups = True
-        c.Authenticator.auth_refresh_age = GROUPS_SECONDS
-        c.Authenticator.refresh_pre_spawn = True
-        if hasattr(SystemAuthenticator, "auth_refresh_strict"):  # JupyterHub 6; 5 is always strict
-            c.Authenticator.auth_refresh_strict = True
-        if settings.allowed_groups:
-            c.LocalAuthenticator.allowed_groups = set(settings.allowed_groups)
-        else:
-            c.Authenticator.allow_all = True
-        admin_groups = _existing(settings.admin_groups)
-        c.PAMAuthenticator.admin_groups = set(admin_groups)
-    c.JupyterHub.load_roles = [{"name": "user", "scopes": ["self", *FOR_USERS]}, *roles(admin_users, admin_groups)]
+        set_default(c.Authenticator, "allow_all", True)
+    set_default(c.PAMAuthenticator, "admin_groups", set(_existing(settings.admin_groups)))
+
+
+def _administrators(settings: Settings) -> tuple[list[str], list[str]]:
+    """Return the users, and the groups, that administer Makeway."""
+    return ([SAMPLE_ADMIN], []) if settings.mode == "demo" else ([], _existing(settings.admin_groups))
 
 
 def _existing(groups: frozenset[str]) -> list[str]:
@@ -109,17 +211,16 @@ def _existing(groups: frozenset[str]) -> list[str]:
     return sorted(groups & known)
 
 
-def _services(c: Any, settings: Settings, service_url: str) -> None:
+def _services(settings: Settings, service_url: str, inside: str) -> list[dict[str, Any]]:
     state = settings.state
-    watch_services_closely()
-    c.JupyterHub.services = [
+    return [
         {
             "name": SERVICE,
             **service_fields(service_url),
             "command": [sys.executable, "-m", "makeway_quota.main", "serve"],
             "cwd": str(state.root),
             "api_token": state.secret("service_token"),
-            "environment": _service_environment(settings),
+            "environment": _service_environment(settings, inside),
         },
         {"name": SPAWNER, "api_token": state.secret("spawner_token"), "display": False},
     ]
@@ -141,7 +242,7 @@ def watch_services_closely(seconds: int = 1) -> None:
     services._ServiceSpawner = Watched
 
 
-def _service_environment(settings: Settings) -> dict[str, str]:
+def _service_environment(settings: Settings, inside: str) -> dict[str, str]:
     env = {key: value for key, value in os.environ.items() if key.startswith(PASSED_ON_PREFIXES) or key in PASSED_ON}
     env.update(
         MAKEWAY_STATE_DIR=str(settings.state.root),
@@ -149,7 +250,7 @@ def _service_environment(settings: Settings) -> dict[str, str]:
         MAKEWAY_KEEP="1" if settings.keep else "",
         MAKEWAY_LEASE_SECONDS=f"{settings.lease_seconds:g}",
         MAKEWAY_TICKET_SECRET=settings.state.secret("ticket_secret"),
-        MAKEWAY_URL=settings.url + SERVICE_PATH,
+        MAKEWAY_URL=inside,
         MAKEWAY_HUB_PID=str(os.getpid()),
     )
     here = Path(__file__).resolve().parent
@@ -159,18 +260,43 @@ def _service_environment(settings: Settings) -> dict[str, str]:
     return env
 
 
-def _spawner(c: Any, settings: Settings, service_url: str) -> None:
-    c.JupyterHub.spawner_class = MakewayLocalSpawner
-    c.MakewayLocalSpawner.mode = settings.mode
-    c.MakewayLocalSpawner.homes = str(settings.state.homes)
-    c.MakewayLocalSpawner.logs = str(settings.state.notebook_logs)
-    c.MakewayLocalSpawner.sockets = str(settings.state.sockets)
-    c.MakewayLocalSpawner.makeway_api_url = service_url + SERVICE_PATH
-    c.MakewayLocalSpawner.makeway_url = settings.url + SERVICE_PATH
-    c.MakewayLocalSpawner.makeway_public_path = f"{SERVICE_PATH}/"
-    c.MakewayLocalSpawner.makeway_token = settings.state.secret("spawner_token")
-    c.MakewayLocalSpawner.renew_seconds = settings.lease_seconds / 3
-    c.Spawner.poll_interval = 5
-    c.Spawner.poll_jitter = 0
-    c.Spawner.http_timeout = 120
-    c.Spawner.server_token_scopes = [*SERVER_SCOPES, *FOR_SERVERS]
+def _set_spawner(c: Any, settings: Settings) -> None:
+    set_default(c.JupyterHub, "spawner_class", MakewayLocalSpawner)
+    spawner = c.MakewayLocalSpawner
+    set_default(spawner, "mode", settings.mode)
+    set_default(spawner, "homes", str(settings.state.homes))
+    set_default(spawner, "logs", str(settings.state.notebook_logs))
+    set_default(spawner, "sockets", str(settings.state.sockets))
+    set_default(spawner, "renew_seconds", settings.lease_seconds / 3)
+    set_default(c.Spawner, "poll_interval", 5)
+    set_default(c.Spawner, "poll_jitter", 0)
+    set_default(c.Spawner, "http_timeout", 120)
+
+
+def _check_classes(c: Any) -> None:
+    """Raise CannotStart for a spawner without leases, and for a proxy that the portal does not know how to start."""
+    for name, needed, what in (
+        ("spawner_class", LeaseMixin, "makeway_spawner.local.MakewayLocalSpawner or a class of yours that extends it"),
+        ("proxy_class", ConfigurableHTTPProxy, "JupyterHub's configurable-http-proxy, which is the default"),
+    ):
+        if name in c.JupyterHub:
+            found = getattr(JupyterHub, name).validate(None, c.JupyterHub[name])
+            if not issubclass(found, needed):
+                raise CannotStart(f"c.JupyterHub.{name} = {found.__name__} cannot be used with Makeway: use {what}.")
+
+
+def _check_traits(c: Any) -> None:
+    """Raise CannotStart for traits that take the place of what the portal does."""
+    for kind in ("Spawner", "LocalProcessSpawner", "MakewayLocalSpawner"):
+        for name in ("options_form", "options_from_form", "apply_user_options"):
+            if name in c.get(kind, {}):
+                raise CannotStart(
+                    f"c.{kind}.{name} would replace Makeway's spawn page, which chooses profile and team: remove it. "
+                    "Profiles are in the policy, and what each server gets besides in c.Spawner.environment and hooks."
+                )
+    manages = value(c.Authenticator, "manage_groups", False)
+    if manages and value(c.JupyterHub, "load_groups", {}):
+        raise CannotStart(
+            "c.JupyterHub.load_groups lists groups, and c.Authenticator.manage_groups has the authenticator manage "
+            "them: set c.Authenticator.manage_groups = False for groups of your own, or remove load_groups."
+        )

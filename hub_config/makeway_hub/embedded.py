@@ -18,9 +18,9 @@ from typing import IO
 import httpx2
 
 from . import checks, leftovers
+from .address import Address
 from .sample import SAMPLE_USERS
 from .settings import SERVICE_PATH, Settings, read
-from .state_directory import is_free
 
 STOP_PATIENCE = 75.0
 """Seconds that jobs and notebooks get to save and end after Ctrl-C."""
@@ -66,6 +66,7 @@ class Portal:
         self.log = settings.state.logs / "hub.log"
         self._signals = 0
         self._up = False
+        self._address = settings.address
         self._problem = ""
         self._problem_since = 0.0
 
@@ -74,16 +75,16 @@ class Portal:
         for stopped in leftovers.clear(self.settings):
             print(f"Stopped {stopped} of an earlier run.")
         checks.check_node()
-        checks.check_port(self.settings)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._on_signal)
         print("Starting Makeway …", flush=True)
         self.settings.state.problem_file.unlink(missing_ok=True)
+        self.settings.state.address_file.unlink(missing_ok=True)
         with self._open_log() as log:
             hub = self._start(log)
         self._up = self._wait_until_up(hub)
         if self._up:
-            print(announcement(self.settings), flush=True)
+            print(announcement(self.settings, self._address), flush=True)
         elif hub.poll() is None and self._problem:
             print(f"Makeway cannot start. {self._problem}", file=sys.stderr, flush=True)
             self._stop(hub)
@@ -109,6 +110,7 @@ class Portal:
             MAKEWAY_STATE_DIR=str(self.settings.state.root),
             MAKEWAY_MODE=self.settings.mode,
             MAKEWAY_KEEP="1" if self.settings.keep else "",
+            MAKEWAY_LAUNCHED="1",
         )
         return subprocess.Popen(
             [sys.executable, "-m", "jupyterhub", "--config", str(self._config())],
@@ -135,9 +137,11 @@ class Portal:
 
     def _wait_until_up(self, hub: subprocess.Popen[bytes]) -> bool:
         deadline = time.monotonic() + START_PATIENCE
-        wanted = [f"{self.settings.url}/hub/health", f"{self.settings.url}{SERVICE_PATH}/healthz"]
+        wanted = ["/hub/health", f"{SERVICE_PATH}/healthz"]
         while wanted and hub.poll() is None and not self._signals:
-            if not is_free(self.settings.port) and answers(wanted[0]):
+            found = Address.read(self.settings.state.address_file)
+            self._address = found or self._address
+            if found and answers(found.own + wanted[0]):
                 wanted.pop(0)
             elif len(wanted) == 1 and self._cannot_start():
                 return False
@@ -194,9 +198,11 @@ class Portal:
         return 0 if orderly else 1
 
 
-def announcement(settings: Settings) -> str:
+def announcement(settings: Settings, address: Address) -> str:
     """Return the text for the terminal: the address, the sample users, the log, how to stop."""
-    lines = ["", f"  Makeway is ready at  {settings.url}", ""]
+    lines = ["", f"  Makeway is ready at  {address.url}", ""]
+    if not address.local and not address.secure:
+        lines += ["  It is open to the network, without TLS (MAKEWAY_OPEN=1).", ""]
     if settings.mode == "demo":
         lines += [f"    {name:<8} {text}" for name, text in SAMPLE_USERS.items()]
         lines += ["", f"  The password of all is in  {_short(settings.state.password_file)}"]
@@ -211,9 +217,12 @@ def announcement(settings: Settings) -> str:
 
 
 def answers(url: str) -> bool:
-    """Whether the portal itself answers at this address with 200; no proxy of the environment is asked."""
+    """Whether the portal itself answers at this address with 200; no proxy of the environment is asked.
+
+    Its certificate is for the names by which browsers know it, not for 127.0.0.1.
+    """
     try:
-        return httpx2.get(url, timeout=5, trust_env=False).status_code == 200
+        return httpx2.get(url, timeout=5, trust_env=False, verify=False).status_code == 200
     except httpx2.HTTPError:
         return False
 

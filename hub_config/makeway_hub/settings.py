@@ -10,6 +10,7 @@ from makeway_api.environment import read_environment
 from traitlets import Bool, Enum, Float, Int, Unicode
 from traitlets.config import Configurable
 
+from .address import Address
 from .state_directory import PORT, StateDirectory
 
 SERVICE_PATH = "/services/makeway"
@@ -26,11 +27,17 @@ class Settings:
     lease_seconds: float
     admin_groups: frozenset[str]
     allowed_groups: frozenset[str]
+    open: bool
+
+    @property
+    def address(self) -> Address:
+        """Where the portal listens, unless the site's configuration says otherwise."""
+        return Address(port=self.port)
 
     @property
     def url(self) -> str:
-        """The portal's address for browsers."""
-        return f"http://127.0.0.1:{self.port}"
+        """The portal's address for browsers, unless the site's configuration says otherwise."""
+        return self.address.own
 
 
 class PortalSettings(Configurable):
@@ -65,6 +72,11 @@ class PortalSettings(Configurable):
     allowed_groups = Unicode(
         "", help="System mode: only members of these Unix groups may log in; empty: everyone (MAKEWAY_ALLOWED_GROUPS)."
     ).tag(config=True, env="MAKEWAY_ALLOWED_GROUPS")
+    open = Bool(
+        False,
+        help="Allow a configuration of the site that opens the demo, inner parts of the portal, or passwords in clear "
+        "to the network, as inside of a container or behind a firewall (MAKEWAY_OPEN=1).",
+    ).tag(config=True, env="MAKEWAY_OPEN")
 
 
 def read(env: Mapping[str, str] = os.environ) -> Settings:
@@ -81,6 +93,7 @@ def read(env: Mapping[str, str] = os.environ) -> Settings:
         lease_seconds=found.lease_seconds,
         admin_groups=_names(env.get("MAKEWAY_ADMIN_GROUPS", found.admin_groups)),
         allowed_groups=_names(found.allowed_groups),
+        open=found.open,
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PORT = 8000
-_PORTS = ("hub", "proxy_api")
+_PORTS = ("hub", "proxy_api", "service")
 LISTENING = range(20_000, 32_768)
 """Ports that Linux gives to no outgoing connection."""
 
@@ -56,6 +56,11 @@ class StateDirectory:
     def problem_file(self) -> Path:
         """The file in which the quota service writes why it cannot start."""
         return self.root / "trouble.txt"
+
+    @property
+    def address_file(self) -> Path:
+        """The file in which the Hub writes where its proxy listens, before it does."""
+        return self.root / "address.json"
 
     @property
     def password_file(self) -> Path:

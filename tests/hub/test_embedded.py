@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hub.portal import Portal, until
 from makeway_hub import checks, nodejs
+from makeway_hub.address import Address, check_free
 from makeway_hub.ports import holder
 from makeway_hub.settings import read
 from makeway_hub.state_directory import LISTENING, StateDirectory, free_port, is_free
@@ -58,7 +59,7 @@ def test_a_taken_port_is_named_with_the_program_that_has_it(tmp_path: Path) -> N
         port = other.getsockname()[1]
         assert f"process {os.getpid()}" in (holder(port) or "")
         with pytest.raises(checks.CannotStart, match=rf"Port {port} is taken by .*process {os.getpid()}"):
-            checks.check_port(settings(tmp_path, PORT=str(port)))
+            check_free(Address(port=port))
     assert is_free(port)
 
 
