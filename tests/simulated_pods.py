@@ -17,6 +17,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from makeway_api.pod_labels import SESSION
 from makeway_quota.application import Application
 from makeway_quota.backends.base import Key
 from makeway_quota.backends.kubernetes.backend import KubernetesBackend
@@ -68,8 +69,15 @@ class Running:
 
     @property
     def key(self) -> tuple[str, int, int]:
+        """Workload, attempt and worker; of a notebook its session, 0 and 0."""
         labels = self.pod["metadata"]["labels"]
+        if SESSION in labels:
+            return labels[SESSION], 0, 0
         return labels[JOB], int(labels[ATTEMPT]), int(labels[NUMBER])
+
+    @property
+    def is_notebook(self) -> bool:
+        return SESSION in self.pod["metadata"]["labels"]
 
     @property
     def node(self) -> str:
@@ -171,7 +179,8 @@ class SimulatedCluster(ApiClient):
             return {"metadata": {"resourceVersion": "0"}, "items": [dict(node) for node in self.nodes.values()]}
         if path in (PODS, "/api/v1/pods"):
             held = "fieldSelector" in (query or {})
-            found = [_copy(p.pod) for p in self.pods.values() if not held or (p.node and not p.over)]
+            there = [p for p in self.pods.values() if path != PODS or not p.is_notebook]
+            found = [_copy(p.pod) for p in there if not held or (p.node and not p.over)]
             return {"metadata": {"resourceVersion": "0"}, "items": found}
         name = path.rpartition("/")[2]
         if path.startswith(PODS) and name in self.pods:
@@ -242,7 +251,8 @@ class SimulatedCluster(ApiClient):
         running = {"name": "worker", "state": {"running": {}}}
         found.pod["status"] = {"phase": "Running", "containerStatuses": [running]}
         self._tell("MODIFIED", found)
-        self.reports.report(found, WorkerSeen(started_at=self.now))
+        if not found.is_notebook:
+            self.reports.report(found, WorkerSeen(started_at=self.now))
 
     def notice(self, row: Workload) -> None:
         """Make the workers of an attempt save and end, as they read its notice; a repetition does nothing."""
@@ -339,7 +349,8 @@ class SimulatedCluster(ApiClient):
     def _tell(self, kind: str, found: Running) -> None:
         if self.backend is None:
             return
-        self._send(self.backend.pods, kind, found.pod)
+        if not found.is_notebook:
+            self._send(self.backend.pods, kind, found.pod)
         if found.node:
             self._send(self.backend.inventory.pods, "DELETED" if found.over else kind, found.pod)
 

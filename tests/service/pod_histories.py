@@ -1,0 +1,238 @@
+"""Random histories of a service on simulated pods, each eviction of which is compared with perfect knowledge.
+
+Perfect knowledge: the pods as they are, on the devices that their attempts were planned on, and every nomination that
+was ever given and not used. What the reference engine evicts with it is needed; whatever else is evicted is needless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from random import Random
+
+from makeway_api.pod_labels import INSTANCE, MANAGED_BY, MANAGER, SESSION
+from makeway_quota.control.leases import end_session
+from makeway_quota.engine import Plan, Snapshot, Terminating, reference
+from makeway_quota.engine.snapshot import Placement
+from makeway_quota.store.records import Change, Place, Workload
+from simulated_pods import GPU, PODS, Habits, SimulatedCluster, Site
+
+POLICY = """
+version: 1
+settings: {{consolidation: {moves}}}
+pools: [{{name: p}}]
+profiles:
+  - {{name: one, gpus: 1, pools: [p], policies: [[rnd, devops, ops]], grace: 30}}
+  - {{name: two, gpus: 2, pools: [p], policies: [[rnd, devops, ops]], grace: 30}}
+  - {{name: gang, gpus: 1, workers: 2, pools: [p], policies: [[rnd, devops, ops]], grace: 30}}
+  - {{name: patient, gpus: 1, reclaim_after: 5, pools: [p], policies: [[rnd, devops, ops]], grace: 30}}
+policies:
+  - {{name: rnd, groups: [rnd], quotas: [{{pools: [p], reserved: 0}}]}}
+  - {{name: devops, groups: [devops], quotas: [{{pools: [p], reserved: {devops}}}]}}
+  - {{name: ops, groups: [ops], quotas: [{{pools: [p], reserved: {ops}}}]}}
+"""
+GPUS = {"one": 1000, "two": 2000, "gang": 1000, "patient": 1000}
+EVENTS = ("borrow", "borrow", "claim", "claim", "claim", "notebook", "stop", "finish", "cancel", "blip", "restart", "wait")
+
+
+@dataclass(slots=True)
+class Evictions:
+    """The evictions of a history, and those of them that perfect knowledge would not plan."""
+
+    total: int = 0
+    needless: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Oracle:
+    """Looks at each plan of a site before it is carried out."""
+
+    site: Site
+    evictions: Evictions = field(default_factory=Evictions)
+    nominations: dict[str, Placement] = field(default_factory=dict)
+    planned: dict[tuple[str, int], tuple[Place, ...]] = field(default_factory=dict)
+
+    def watch(self) -> None:
+        """Look at the plans of the service that runs now."""
+        planner, plan_of = self.site.loop._planner, self.site.loop._planner.plan
+
+        async def plan(rows: Mapping[str, Workload], now: float, explain: bool = True) -> Plan:
+            found = await plan_of(rows, now, explain)
+            self._look(dict(rows), now, found)
+            return found
+
+        planner.plan = plan  # type: ignore[method-assign]
+
+    def _look(self, rows: dict[str, Workload], now: float, plan: Plan) -> None:
+        for row in rows.values():
+            if row.placement:
+                self.planned[row.id, row.attempt if row.kind == "job" else 0] = row.placement
+        victims = [*plan.evict, *plan.move]
+        if victims:
+            self.evictions.total += len(victims)
+            perfect = self.snapshot(rows, now)
+            needed = reference.schedule(perfect)
+            if len(victims) > len(needed.evict) + len(needed.move):
+                told = [f"{each.id} for {each.preemptor}" for each in victims]
+                wanted = [f"{each.id} for {each.preemptor}" for each in (*needed.evict, *needed.move)]
+                self.evictions.needless.append(f"at {now:.2f}: {told}, needed: {wanted}")
+        pending = {row.id for row in rows.values() if row.state == "pending"}
+        self.nominations = {id: found for id, found in self.nominations.items() if id in pending}
+        self.nominations |= {each.id: each.nomination for each in plan.pending if each.nomination}
+
+    def snapshot(self, rows: dict[str, Workload], now: float) -> Snapshot:
+        """Return the world as who knows everything sees it."""
+        world = self.site.service.components.world
+        shown = world.snapshot(rows, now)
+        nodes = []
+        for node in shown.nodes:
+            held = {d for row in rows.values() for p in row.placement if p.node == node.name for d in p.devices}
+            found = [
+                Terminating(id, tuple(d for d in place.devices if d not in held), deadline=now)
+                for id, place in self._outliving(rows, node.name)
+            ]
+            nodes.append(replace(node, ready=True, cordoned=False, down_since=None, terminating=tuple(found)))
+        workloads = [
+            replace(w, nomination=self.nominations[w.id]) if w.id in self.nominations and w.state == "pending" else w
+            for w in shown.workloads
+        ]
+        return replace(shown, nodes=tuple(nodes), workloads=tuple(workloads))
+
+    def _outliving(self, rows: dict[str, Workload], node: str) -> list[tuple[str, Place]]:
+        found = []
+        for pod in self.site.cluster.pods.values():
+            if pod.node != node or pod.over:
+                continue
+            id, attempt, worker = pod.key
+            row = rows.get(id)
+            if row is not None and row.placement and attempt in (0, row.attempt):
+                continue
+            places = self.planned.get((id, attempt), ())
+            found += [(id, places[worker])] if worker < len(places) else []
+        return found
+
+
+@dataclass(slots=True)
+class History:
+    """One random history."""
+
+    site: Site
+    random: Random
+    oracle: Oracle
+    number: int = 0
+    notebooks: dict[str, bool] = field(default_factory=dict)
+    """the notebooks that were submitted, and whether their pods were made"""
+
+    async def live(self, events: int) -> None:
+        """Let so many things happen, and come to rest."""
+        for _ in range(sum(self.site.cluster.free(node) for node in self.site.cluster.nodes)):
+            await self._happen("borrow")
+            await self.run(self.random.choice([0.0, 0.5]))
+        await self.run(3.0)
+        for _ in range(events):
+            await self._happen(self.random.choice(EVENTS))
+            await self.run(self.random.choice([0.0, 0.05, 0.5, 3.0]))
+        for node in self.site.cluster.nodes:
+            self.site.cluster.set_ready(node, True)
+        await self.run(60.0)
+
+    async def run(self, seconds: float) -> None:
+        """Let time pass in small steps, and start the notebooks that were granted."""
+        end = self.site.cluster.now + seconds
+        while True:
+            await self._notebooks()
+            await self.site.run(min(2.0, max(0.01, end - self.site.cluster.now)))
+            if self.site.cluster.now >= end:
+                return
+
+    async def _happen(self, event: str) -> None:
+        cluster, rows = self.site.cluster, await self.site.rows()
+        live = [row for row in rows.values() if row.kind == "job"]
+        if event in ("borrow", "claim") and len(live) < 30:
+            team = "rnd" if event == "borrow" else self.random.choice(["devops", "ops"])
+            profile = self.random.choice(list(GPUS))
+            id = self._name(team)
+            workers = 2 if profile == "gang" else 1
+            self.site.submit(id, team, profile, gpus=GPUS[profile], workers=workers)
+        elif event == "notebook" and len(self.notebooks) < 3:
+            id = self._name("s")
+            profile = self.random.choice(["one", "patient"])
+            self.site.submit(id, "devops", profile, kind="session", preemptible=False, server=id, expires_at=None)
+            self.notebooks[id] = False
+        elif event == "stop" and self.notebooks:
+            await self._stop(self.random.choice(sorted(self.notebooks)), rows)
+        elif event == "finish" and live:
+            cluster.finish(self.random.choice(live).id)
+        elif event == "cancel" and live:
+            self._commit(Change(self.random.choice(live).id, {"cancel_requested": True}))
+        elif event == "blip":
+            node = self.random.choice(sorted(cluster.nodes))
+            cluster.set_ready(node, False)
+            cluster.at(self.random.choice([0.1, 2.0, 20.0]), lambda: cluster.set_ready(node, True))
+        elif event == "restart" and self.random.random() < 0.5:
+            await self.site.restart()
+            self.oracle.watch()
+
+    def _name(self, team: str) -> str:
+        self.number += 1
+        id = f"{team}{self.number}"
+        saves = self.random.choice([0.0, 0.1, 1.0, 4.0, 12.0, 100.0])
+        lingers = self.random.choice([0.0, 0.0, 0.0, 0.3, 3.0])
+        self.site.cluster.habits[id] = Habits(saves, self.random.choice([0.0, 0.02, 1.0]), lingers)
+        return id
+
+    async def _notebooks(self) -> None:
+        rows = await self.site.rows()
+        for id, made in list(self.notebooks.items()):
+            row = rows.get(id)
+            if row is None:
+                del self.notebooks[id]
+                continue
+            self.site.service.components.leases.renew(id)
+            if row.state == "starting" and not made:
+                await self.site.cluster.create(PODS, _notebook(row))
+                self.notebooks[id] = True
+                self._commit(Change(id, {"state": "running"}, expect_states=("starting",)))
+
+    async def _stop(self, id: str, rows: Mapping[str, Workload]) -> None:
+        if (row := rows.get(id)) is None:
+            return
+        if self.notebooks.pop(id):
+            await self.site.cluster.delete(f"{PODS}/{id}", grace=30)
+        self._commit(end_session(row, self.site.cluster.now, "released", "stopped"))
+
+    def _commit(self, change: Change) -> None:
+        components = self.site.service.components
+        components.store.commit([change], [], now=self.site.cluster.now)
+
+
+def _notebook(row: Workload) -> dict[str, object]:
+    labels = {MANAGED_BY: MANAGER, INSTANCE: "here", SESSION: row.id}
+    node = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [row.placement[0].node]}]}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [node]}}}
+    container = {"name": "notebook", "resources": {"requests": {GPU: "1"}}}
+    return {
+        "metadata": {"name": row.id, "namespace": "jobs", "labels": labels},
+        "spec": {"affinity": affinity, "containers": [container], "terminationGracePeriodSeconds": 30},
+    }
+
+
+async def lived(folder: Path, seed: int, events: int = 25) -> Evictions:
+    """Live through one history and return its evictions."""
+    random = Random(seed)
+    sizes = random.choice([[4], [4], [2, 2], [3, 4], [8], [1, 1, 2]])
+    nodes = {f"n{at}": gpus for at, gpus in enumerate(sizes)}
+    devops = random.randint(1, max(1, sum(sizes) // 2))
+    moves = "true" if random.random() < 0.3 else "false"
+    policy = POLICY.format(moves=moves, devops=devops, ops=random.randint(0, sum(sizes) - devops))
+    cluster = SimulatedCluster(nodes, random, lag=random.choice([0.0, 0.01, 0.3]))
+    site = Site(cluster, folder, policy)
+    await site.start()
+    oracle = Oracle(site)
+    oracle.watch()
+    try:
+        await History(site, random, oracle).live(events)
+    finally:
+        await site.stop()
+    return oracle.evictions
