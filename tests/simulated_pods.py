@@ -336,7 +336,12 @@ class SimulatedCluster(ApiClient):
         found = self.nodes[node]
         taint = {"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}
         found["spec"]["taints"] = [] if ready else [taint, {**taint, "effect": "NoExecute"}]
-        found["status"]["conditions"] = [{"type": "Ready", "status": "True" if ready else "False"}]
+        condition = {
+            "type": "Ready",
+            "status": "True" if ready else "False",
+            "lastTransitionTime": self._time(self.now),
+        }
+        found["status"]["conditions"] = [condition]
         if self.backend is not None:
             self._send(self.backend.inventory.nodes, "MODIFIED", found)
         self.at(0.005, self.schedule)

@@ -221,3 +221,34 @@ def test_the_incremental_engine_plans_as_a_new_one_while_pods_outlive_their_atte
         carry_out(world, random)
         follower.check()
         world.now += random.choice([1, 5, 31, 61, 600, -20])
+
+
+@pytest.mark.covers("F20")
+@pytest.mark.parametrize("engine", [*ENGINES, "incremental"])
+@pytest.mark.parametrize("blip", [False, True])
+@pytest.mark.parametrize("requeued", [False, True])
+def test_patience_that_ends_while_gpus_are_on_their_way_evicts_nothing(engine: str, blip: bool, requeued: bool) -> None:
+    """The victim terminates, or waits again while its pod still does, as the session's `reclaim_after` ends."""
+    world = World().pool("p", nodes=2, gpus=1).team("a").team("b", 1).profile("one", 1, grace=60)
+    world.profile("patient", 1, reclaim_after=20)
+    for at in range(2):
+        world.run(f"a{at}", "a", "one", f"p-{at + 1}")
+        world.change(f"a{at}", placement=(Placed(0, f"p-{at + 1}", (0,)),))
+    follower = Follower(world) if engine == "incremental" else None
+    world.engine = ENGINES.get(engine, schedule)
+    world.session("s", "b", "patient")
+    assert not world.step().evict
+    world.now += 18
+    world.change("a1", state="checkpointing", evicted_for="s", deadline=world.now + 60)
+    world.change("s", nomination=(Placed(0, "p-2", (0,)),))
+    for _ in range(4):
+        world.now += 2
+        if requeued and "a1" in world.named("checkpointing"):
+            world.release("a1")
+            outlived(world, 0, deadline=30, node="p-2")
+        world.nodes["p-2"] = replace(world.nodes["p-2"], ready=not blip)
+        if follower is not None:
+            follower.check()
+        plan = world.step()
+        assert not plan.evict
+        assert world.workloads["s"].nomination == (Placed(0, "p-2", (0,)),)

@@ -33,7 +33,20 @@ policies:
   - {{name: ops, groups: [ops], quotas: [{{pools: [p], reserved: {ops}}}]}}
 """
 GPUS = {"one": 1000, "two": 2000, "gang": 1000, "patient": 1000}
-EVENTS = ("borrow", "borrow", "claim", "claim", "claim", "notebook", "stop", "finish", "cancel", "blip", "restart", "wait")
+EVENTS = (
+    "borrow",
+    "borrow",
+    "claim",
+    "claim",
+    "claim",
+    "notebook",
+    "stop",
+    "finish",
+    "cancel",
+    "blip",
+    "restart",
+    "wait",
+)
 
 
 @dataclass(slots=True)

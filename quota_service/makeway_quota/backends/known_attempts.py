@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 
 from .base import AttemptSeen, Key, NoticeOrder
 
+LONGEST_PAUSE = 300.0
+"""Seconds between two removals of machines that stay."""
+
 
 @dataclass(slots=True)
 class Ending:
@@ -14,8 +17,16 @@ class Ending:
     remove_at: float
     notice: NoticeOrder | None = None
     removed: bool = False
+    """whether a removal was accepted; one whose machines stay is ordered again"""
     problem: str = ""
     """why the machines could not be removed at the last try"""
+    pause: float = 0.0
+    """the seconds before the last try"""
+
+    def try_again(self, now: float, first: float) -> None:
+        """Make the next removal wait for twice as long as this one did; `first` seconds the first time."""
+        self.pause = min(LONGEST_PAUSE, 2.0 * self.pause) if self.pause else first
+        self.remove_at = now + self.pause
 
 
 @dataclass(slots=True)
@@ -36,7 +47,7 @@ class Known:
     def order_end(self, key: Key, ending: Ending) -> None:
         """Remember an end that was ordered, unless an earlier one was."""
         known = self.endings.get(key)
-        if known is None or ending.remove_at < known.remove_at:
+        if known is None or (not known.removed and not known.pause and ending.remove_at < known.remove_at):
             self.endings[key] = ending
 
     def timed(self, unheard_before: float) -> set[Key]:

@@ -32,7 +32,10 @@ LOST_AFTER = 300.0
 REPORT_WITHIN = 300.0
 """Seconds within which all workers of an attempt have to report, once their machines wait for nothing."""
 PATIENCE = 15.0
-"""Seconds after a deadline or a kill for which a worker may report its end itself before its machine is removed."""
+"""Seconds after a deadline or a kill for which a worker may report its end itself before its machine is removed, and
+after which a machine that is still there is removed again."""
+REFUSED_PAUSE = 1.0
+"""Seconds after which a removal that was refused twice is tried again; then twice as long, and so on."""
 
 
 class Folders(Protocol):
@@ -160,17 +163,26 @@ class RemoteBackend(ABC):
                 self._known.drop(key)
         self._known.silent = frozenset(silent)
         for key in [key for key, ending in self._known.endings.items() if self._is_due(key, ending)]:
-            try:
-                await self.remove(*key)
-                self._known.endings[key].removed = True
-                self._again.add(key)
-            except BackendError as error:  # the next observation tries again
-                ending = self._known.endings[key]
-                if ending.problem != str(error):
-                    log.warning("The machines of attempt %s of %s could not be removed: %s", key[1], key[0], error)
-                ending.problem = str(error)
+            await self._remove(key, self._known.endings[key])
         seen = self._changes.seen(await self.nodes(), self._attempts, since, synced=listed is not None)
         return replace(seen, problem=self.problem) if self.problem else seen
+
+    async def _remove(self, key: Key, ending: Ending) -> None:
+        """Remove machines whose time is over; where they stay, again and again, less and less often."""
+        try:
+            await self.remove(*key)
+        except BackendError as error:
+            if ending.problem != str(error):
+                log.warning("The machines of attempt %s of %s could not be removed: %s", key[1], key[0], error)
+            if ending.problem:
+                ending.try_again(self._monotonic(), REFUSED_PAUSE)
+            ending.problem = str(error)
+            return
+        if ending.removed:
+            log.warning("The machines of attempt %s of %s are still there, and were removed again", key[1], key[0])
+        ending.removed, ending.problem = True, ""
+        ending.try_again(self._monotonic(), PATIENCE)
+        self._again.add(key)
 
     def _due_to_look_at(self, machines: dict[Key, Machines], synced: bool) -> set[Key]:
         """Return the attempts that may not be what they were at the last observation."""
@@ -248,7 +260,7 @@ class RemoteBackend(ABC):
         """Whether the machines of an attempt that was to end are removed now."""
         seen = self._attempts.get(key)
         alive = seen is not None and seen.phase not in (Phase.EXITED, Phase.LOST)
-        return alive and not ending.removed and self._monotonic() >= ending.remove_at and self._may_act()
+        return alive and self._monotonic() >= ending.remove_at and self._may_act()
 
     def _seen(
         self, key: Key, machines: Machines | None, workers: Mapping[int, WorkerSeen], silent: int | None

@@ -82,7 +82,9 @@ class KubernetesBackend(RemoteBackend):
         """until when the API server is not asked, as it did not answer (monotonic)"""
         self._wake: Callable[[], None] = lambda: None
         self.inventory = KubernetesInventory(
-            client, (), settings.instance, self._changed, timing, namespace=settings.namespace
+            *(client, (), settings.instance, self._changed, timing),
+            namespace=settings.namespace,
+            clock=lambda: self._clock(),
         )
         self.pods: Informer[JobPod] = Informer(
             client,

@@ -7,8 +7,10 @@ apart, as long as their containers run; every other pod is foreign and counts by
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -34,8 +36,12 @@ class KubernetesInventory:
         wake: Callable[[], None] = lambda: None,
         timing: Timing = USUAL,
         namespace: str = "",
+        clock: Callable[[], float] = time.time,
     ) -> None:
         """`instance` is the installation whose pods are ours, `namespace` that of its jobs' pods ("": any)."""
+        self._clock = clock
+        self._down_since: dict[str, float] = {}
+        """since when nodes are not ready of which Kubernetes does not say it"""
         self._selectors = tuple(selectors)
         share = partial(project_share, instance=instance, namespace=namespace)
         self.nodes: Informer[ClusterNode] = Informer(client, "/api/v1/nodes", project_node, wake=wake, timing=timing)
@@ -82,7 +88,8 @@ class KubernetesInventory:
         """Use these selectors from now on, as a policy document came into force."""
         if tuple(selectors) != self._selectors:
             self._selectors = tuple(selectors)
-            self._seen = {name: _seen(node, self._selectors, self._shares(name)) for name, node in self._all()}
+            each = ((name, self._dated(node)) for name, node in self._all())
+            self._seen = {name: _seen(node, self._selectors, self._shares(name)) for name, node in each}
 
     def seen(self) -> Mapping[str, NodeSeen]:
         """Return the nodes by name as they are now; those in no pool have the pool "" and no devices."""
@@ -94,15 +101,23 @@ class KubernetesInventory:
             self._move(key, before, now)
         for name in changed:
             if (node := self.nodes.objects.get(name)) is not None:
-                self._seen[name] = _seen(node, self._selectors, self._shares(name))
+                self._seen[name] = _seen(self._dated(node), self._selectors, self._shares(name))
             else:
                 self._seen.pop(name, None)
+                self._down_since.pop(name, None)
         return self._seen
 
     def allocatable(self, node: str, resource: str) -> int:
         """Return what a node offers of a resource, in the units of ClusterNode; 0 where it offers none, or is gone."""
         found = self.nodes.objects.get(node)
         return found.allocatable.get(resource, 0) if found is not None else 0
+
+    def _dated(self, node: ClusterNode) -> ClusterNode:
+        """Return a node that is not ready with the time since when; where Kubernetes does not say it, as was seen."""
+        if node.ready or node.down_since is not None:
+            self._down_since.pop(node.name, None)
+            return node
+        return replace(node, down_since=self._down_since.setdefault(node.name, self._clock()))
 
     def _all(self) -> list[tuple[str, ClusterNode]]:
         return list(self.nodes.objects.items())
