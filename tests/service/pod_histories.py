@@ -59,7 +59,7 @@ class Evictions:
 
 @dataclass(slots=True)
 class Oracle:
-    """Looks at each plan of a site before it is carried out."""
+    """What is known about a site that the service has to find out; it compares each plan before it is carried out."""
 
     site: Site
     evictions: Evictions = field(default_factory=Evictions)
@@ -67,7 +67,7 @@ class Oracle:
     planned: dict[tuple[str, int], tuple[Place, ...]] = field(default_factory=dict)
 
     def watch(self) -> None:
-        """Look at the plans of the service that runs now."""
+        """Compare the plans of the service that runs now."""
         planner, plan_of = self.site.loop._planner, self.site.loop._planner.plan
 
         async def plan(rows: Mapping[str, Workload], now: float, explain: bool = True) -> Plan:
@@ -105,7 +105,7 @@ class Oracle:
                 Terminating(id, tuple(d for d in place.devices if d not in held), deadline=now)
                 for id, place in self._outliving(rows, node.name)
             ]
-            nodes.append(replace(node, ready=True, cordoned=False, down_since=None, terminating=tuple(found)))
+            nodes.append(replace(node, cordoned=False, foreign_gpus=0, terminating=tuple(found)))
         workloads = [
             replace(w, nomination=self.nominations[w.id]) if w.id in self.nominations and w.state == "pending" else w
             for w in shown.workloads
@@ -138,7 +138,7 @@ class History:
     """the notebooks that were submitted, and whether their pods were made"""
 
     async def live(self, events: int) -> None:
-        """Let so many things happen, and come to rest."""
+        """Go through so many events, and come to rest."""
         for _ in range(sum(self.site.cluster.free(node) for node in self.site.cluster.nodes)):
             await self._happen("borrow")
             await self.run(self.random.choice([0.0, 0.5]))
@@ -151,7 +151,7 @@ class History:
         await self.run(60.0)
 
     async def run(self, seconds: float) -> None:
-        """Let time pass in small steps, and start the notebooks that were granted."""
+        """Spend time in small steps, and start the notebooks that were granted."""
         end = self.site.cluster.now + seconds
         while True:
             await self._notebooks()
