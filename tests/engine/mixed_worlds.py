@@ -240,3 +240,43 @@ def with_holds(world: World, random: Random) -> World:
     ended = {w.id for w in world.workloads.values() if w.state == "running" and random.random() < 0.15}
     world.workloads = {name: w for name, w in world.workloads.items() if name not in ended}
     return world
+
+
+def with_relabelled_nodes(world: World, random: Random) -> World:
+    """Return a world some of whose nodes have just moved to another pool, under the workloads that run there."""
+    world.pools.setdefault("q", replace(world.pools["p"], name="q", capacity=None))
+    pools = [*world.pools, *random.choice([(), (), ("unnamed",)])]
+    for name in random.sample(list(world.nodes), random.randint(1, len(world.nodes))):
+        world.nodes[name] = replace(world.nodes[name], pool=random.choice(pools))
+    for profile in list(world.profiles.values()):
+        served = random.choice([("p",), ("q",), ("p", "q"), ("q", "p"), ()])
+        world.profiles[profile.name] = replace(profile, pools=served)
+    return world
+
+
+def with_vanished_devices(world: World, random: Random) -> World:
+    """Return a world some of whose nodes show fewer devices than before, at times none, as while a plugin restarts."""
+    for name in random.sample(list(world.nodes), random.randint(1, len(world.nodes))):
+        node = world.nodes[name]
+        if random.random() < 0.3:  # devices with names of their own
+            left = tuple(at for at in range(node.gpus) if random.random() < 0.7)
+            world.nodes[name] = replace(node, gpus=len(left), devices=left)
+        else:
+            world.nodes[name] = replace(node, gpus=random.choice([0, *range(node.gpus), node.gpus - 1]))
+    return world
+
+
+def with_another_policy(world: World, random: Random) -> World:
+    """Return a world whose policy was edited under the workloads that run."""
+    for name, policy in list(world.policies.items()):
+        line = policy.quotas[0]
+        reserved = random.choice([0, line.reserved, 1000 * random.randint(0, 6)])
+        limit = random.choice([None, line.limit, reserved, reserved + 1000])
+        world.policies[name] = replace(policy, quotas=(replace(line, reserved=reserved, limit=limit, lend=None),))
+    return world
+
+
+def with_a_clock_set_back(world: World, random: Random) -> World:
+    """Return a world whose clock shows an earlier time than when some workloads were submitted and started."""
+    world.now -= random.choice([1, 60, 10_000])
+    return world

@@ -38,6 +38,7 @@ EXPECTED = {
     "10b-static-quota-on-another-node": Expected({"a1": "b1", "c1": "b1"}),
     "11-static-quota-within-capacity": Expected({"b1": "b2"}),
     "stuck-victim": Expected({"a1": "b1"}),
+    "12-node-changed-pools-under-a-gang": Expected({"a1": "a2"}),
 }
 NOT_YET: set[str] = set()
 """Engines that still break these rules."""

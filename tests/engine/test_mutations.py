@@ -145,8 +145,8 @@ EDITS = (
     ),
     Edit(
         "rules/victims/preemptor.py",
-        "if evicted or victim.non_preemptible or allocation.pool",
-        "if evicted or allocation.pool",
+        "if evicted or victim.non_preemptible or self.pool",
+        "if evicted or self.pool",
         "sessions are never victims",
     ),
     Edit(
@@ -169,7 +169,7 @@ EDITS = (
     ),
     Edit(
         "rules/victims/preemptor.py",
-        "-account.share(allocation.pool.pool.name),",
+        "-account.share(pool.pool.name),",
         "0,",
         "who is most over its share leaves first",
     ),

@@ -63,6 +63,9 @@ class NodeSeen:
     labels: Mapping[str, str] = field(default_factory=dict)
     taints: tuple[str, ...] = ()
     """opaque: compared and shown, never read"""
+    counted: bool = False
+    """a device plugin hands the devices out: only their number says anything, and what is free is what it shows less
+    what is held"""
     pods: tuple[WorkloadPod, ...] = ()
     """the pods of sessions and jobs that are here and have not ended, until `workload_pods` has looked at them"""
     terminating: tuple[Terminating, ...] = ()

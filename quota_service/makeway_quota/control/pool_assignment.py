@@ -90,7 +90,7 @@ class PoolAssignment:
             memory=seen.memory,
             ready=seen.ready,
             cordoned=seen.cordoned,
-            devices=seen.devices,
+            devices=() if seen.counted else seen.devices,
             foreign_devices=tuple(sorted(whole)),
             foreign_gpus=part + seen.foreign_gpus,
             foreign_cpu=seen.foreign_cpu,

@@ -151,6 +151,7 @@ def _seen(node: ClusterNode, selectors: Sequence[NodeSelector], shares: Sequence
         name=node.name,
         pool=selector.pool if selector else "",
         devices=tuple(range(devices)),
+        counted=True,
         model=model_of(node),
         cpu=node.allocatable.get("cpu", 0),
         memory=node.allocatable.get("memory", 0),

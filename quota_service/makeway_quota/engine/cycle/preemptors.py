@@ -53,7 +53,7 @@ def _new_preemptor(victim: Allocation, served: Sequence[Allocation]) -> Allocati
     def order(each: Allocation) -> tuple[object, ...]:
         shared = [(a, b) for a in victim.parts for b in each.parts if a.node is b.node]
         same = any(not set(a.devices).isdisjoint(b.devices) for a, b in shared)
-        return each.pool is not victim.pool, not same, not shared, *age(each.workload)
+        return each.pool not in victim.pools, not same, not shared, *age(each.workload)
 
     return min(served, key=order)
 

@@ -66,11 +66,12 @@ def _holders(cluster: Cluster, policy: str, pool: PoolState) -> list[tuple[str, 
     lines = cluster.ledger.account(policy).reserving(pool.pool.name)
     for allocation in allocations:
         workload = allocation.workload
-        if not workload.non_preemptible or not any(line.quota.covers(allocation.pool.pool.name) for line in lines):
+        amount = max((allocation.counts_on(line.quota) for line in lines), default=0)
+        if not workload.non_preemptible or not amount:
             continue
         if any(account.policy.name == policy for account in cluster.account(workload).chain):
             name = workload.owner or workload.id
-            found[name] = found.get(name, 0) + allocation.amount
+            found[name] = found.get(name, 0) + amount
     return sorted(found.items(), key=lambda item: (-item[1], item[0]))
 
 
@@ -237,7 +238,7 @@ def _nominated(cluster: Cluster, queue: Queue, pool: PoolState) -> Reason | None
     need, name = queue.need, pool.pool.name
     names = _nominees(cluster, pool)  # none: the idle GPUs are held for this very workload
     if names and _keeper(cluster, queue, pool) is None and _fits(cluster, pool, need, "open"):
-        idle = sum(sum(node.open) for node in pool.nodes if node.usable)
+        idle = sum(left for node in pool.nodes if node.usable for left in node.open if left > 0)
         numbers: dict[str, Number] = {
             "needs": from_milli(need.total),
             "idle": from_milli(idle),

@@ -34,7 +34,7 @@ def spare(builder: PlanBuilder, spared: set[Eviction]) -> bool:
     found += [(move.id, move.preemptor, len(move.to)) for move in builder.moved.values()]
     victims = [(cluster.allocations[each[0]], each) for each in found if each not in spared]
     able = [(victim, eviction) for victim, eviction in victims if _could_stay(cluster, victim)]
-    able.sort(key=lambda each: order_of(cluster, each[0]), reverse=True)
+    able.sort(key=lambda each: order_of(cluster, each[0], each[0].pool), reverse=True)
     before = len(spared)
     for victim, eviction in able:
         if _spared(builder, victim):
@@ -43,12 +43,15 @@ def spare(builder: PlanBuilder, spared: set[Eviction]) -> bool:
 
 
 def _could_stay(cluster: Cluster, victim: Allocation) -> bool:
-    """Whether the pool has as many free GPUs in the future as the victim, or one more worker of it, would hold."""
+    """Whether its pools have as many free GPUs in the future as the victim, or one more worker of it, would hold."""
     target = cluster.nominations.get(victim.workload.id)
-    holds = sum(part.milli * len(part.devices) for part in victim.parts if part.node.usable)
+    parts = [part for part in victim.parts if part.node.usable and len(part.devices) * part.milli == victim.need.gpus]
+    held = {pool.pool.name: 0 for pool in victim.pools}
+    for part in parts:
+        held[part.node.pool.pool.name] += part.milli * len(part.devices)
     if target is None:
-        return victim.pool.future >= holds
-    return victim.pool.future + target.amount >= min(holds, target.amount + victim.need.gpus)
+        return all(cluster.pools[name].future >= amount for name, amount in held.items())
+    return victim.pool.future + target.amount >= min(held[victim.pool.pool.name], target.amount + victim.need.gpus)
 
 
 def _spared(builder: PlanBuilder, victim: Allocation) -> bool:
@@ -71,21 +74,20 @@ def _spared(builder: PlanBuilder, victim: Allocation) -> bool:
 
 def _with_one_more_worker(builder: PlanBuilder, victim: Allocation, kept: tuple[Part, ...]) -> bool:
     """Keep one more worker of a gang that shrinks, the lowest number first; return whether one could be kept."""
-    cluster, stays = builder.cluster, {(part.node.position, part.devices) for part in kept}
+    cluster, stays = builder.cluster, {part.worker for part in kept}
     workers = sorted(victim.parts, key=lambda part: part.worker)
     able = [part for part in workers if part.node.usable and len(part.devices) * part.milli == victim.need.gpus]
     found = False
     for one in able:
-        if (one.node.position, one.devices) in stays:
+        if one.worker in stays:
             continue
-        more = [part for part in able if part is one or (part.node.position, part.devices) in stays]
-        cluster.nominate(victim.workload, victim.need, tuple(p._replace(worker=at) for at, p in enumerate(more)))
+        more = tuple(part for part in able if part is one or part.worker in stays)
+        cluster.nominate(victim.workload, victim.need, more)
         if len(more) < len(victim.parts) and _try(builder, victim):
-            stays.add((one.node.position, one.devices))
+            stays.add(one.worker)
             found = True
         cluster.withdraw_nomination(victim.workload)
-    stay = [part for part in able if (part.node.position, part.devices) in stays]
-    parts = tuple(part._replace(worker=at) for at, part in enumerate(stay))
+    parts = tuple(part for part in able if part.worker in stays)
     cluster.nominate(victim.workload, victim.need, parts)
     if found:
         builder.keep_workers(victim, parts)
@@ -129,8 +131,8 @@ def _try(builder: PlanBuilder, victim: Allocation) -> bool:
     if _exceeds(cluster, victim):
         return False
     nominations = _nominations(builder, victim)
-    nodes = {part.node.position for part in victim.parts}
-    near = _Nominations(cluster, [p for p in nominations if any(part.node.position in nodes for part in p[2])])
+    nodes = {part.node.node.name for part in victim.parts}
+    near = _Nominations(cluster, [p for p in nominations if any(part.node.node.name in nodes for part in p[2])])
     near.withdraw()
     if _overbooked(builder, victim):
         near.restore()
@@ -182,9 +184,9 @@ def _planned_on(builder: PlanBuilder, node: NodeState) -> Iterator[tuple[Part, N
             yield from ((part, allocation.need) for part in allocation.parts if part.node is node)
     for allocation in cluster.nominations.values():
         held = cluster.allocations.get(allocation.workload.id)
-        kept = {part.devices for part in held.parts if part.node is node} if held else set()
+        kept = {(part.worker, part.devices) for part in held.parts if part.node is node} if held else set()
         for part in allocation.parts:
-            if part.node is node and part.devices not in kept:
+            if part.node is node and (part.worker, part.devices) not in kept:
                 yield part, allocation.need
     for hold in builder.holds.values():
         yield from ((part, need) for part, need in hold.parts if part.node is node)
@@ -192,12 +194,13 @@ def _planned_on(builder: PlanBuilder, node: NodeState) -> Iterator[tuple[Part, N
 
 def _exceeds(cluster: Cluster, victim: Allocation) -> bool:
     """Whether a limit, the pool's capacity or a static quota has no room for what a victim keeps."""
-    pool, account = victim.pool, cluster.account(victim.workload)
-    if any(line.future > (line.quota.limit or 0) for line in account.limiting(pool.pool.name)):
-        return True
-    if cluster.over_capacity(pool, 0, True):
-        return True
-    return static_quota(cluster, account, pool, 0, True) is not None
+    account = cluster.account(victim.workload)
+    for pool in victim.pools:
+        if any(line.future > (line.quota.limit or 0) for line in account.limiting(pool.pool.name)):
+            return True
+        if cluster.over_capacity(pool, 0, True) or static_quota(cluster, account, pool, 0, True) is not None:
+            return True
+    return False
 
 
 def _nominations(builder: PlanBuilder, victim: Allocation) -> list[_Nomination]:
@@ -207,6 +210,6 @@ def _nominations(builder: PlanBuilder, victim: Allocation) -> list[_Nomination]:
         (workload, queue, parts)
         for workload, queue in builder.nominated.values()
         if workload.id in nominations
-        and nominations[workload.id].pool is victim.pool
+        and nominations[workload.id].pool in victim.pools
         and placement_of(parts := nominations[workload.id].parts) != workload.nomination
     ]

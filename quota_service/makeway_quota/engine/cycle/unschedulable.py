@@ -66,7 +66,7 @@ class Unschedulable:
             return True
         gone: dict[int, int] = {}
         for allocation in self.cluster.less_than(pool, queue.account.policy.name, queue.priority):
-            for part in allocation.parts:
+            for part in allocation.parts_in(pool):
                 at = part.node.position
                 gone[at] = gone.get(at, 0) + len(part.devices)
         workers = sum(len(bucket) * (size // whole) for size, bucket in enumerate(pool.by_future))

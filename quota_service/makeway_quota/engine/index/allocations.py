@@ -10,7 +10,7 @@ from math import inf
 from ..request import Need, need_of
 from ..snapshot import ADMITTED, GPU, LIVE, Node, Placed, Pool, Workload
 from .cluster_state import ClusterState
-from .nodes import Allocation, NodeState, Part, PoolState, devices_of, pick, placement_of
+from .nodes import Allocation, NodeState, Part, PoolState, devices_of, finds_devices, placement_of, stand_in
 
 _AT_WORK = ("starting", "running")
 
@@ -164,11 +164,10 @@ def _allocate(cluster: ClusterState, workload: Workload, crowded: dict[str, Node
     need = cluster.need(workload)
     _note_absent(cluster, workload, True)
     parts = _parts(cluster, workload, need)
-    allocation = (
-        Allocation(workload, need, parts[0].node.pool, parts, 0) if parts else _unplaced(cluster, workload, need)
-    )
-    if allocation is None:
+    pools = _pools_of_nodes(cluster, workload) or cluster.pools_of(workload)[:1]
+    if not pools:
         return
+    allocation = Allocation(workload, need, pools[0], parts, 0)
     allocation.stuck = cluster.is_stuck(workload)
     allocation.terminating = workload.state == "checkpointing" and not allocation.stuck
     cluster.allocations[workload.id] = allocation
@@ -176,12 +175,11 @@ def _allocate(cluster: ClusterState, workload: Workload, crowded: dict[str, Node
     for part in parts:
         part.node.shift(part, need, -1, 0 if allocation.terminating else -1)
         part.node.allocations[workload.id] = allocation
-    vague = allocation.vague
     for name in {placed.node for placed in workload.placement}:
         node = cluster.nodes.get(name)
         if node is not None:
             node.placed[workload.id] = allocation
-            node.guessed += vague
+            node.guessed += _guessed(allocation, node)
             if node.crowded:
                 crowded[name] = node
     if workload.state == "checkpointing" and workload.evicted_for is not None:
@@ -200,15 +198,15 @@ def _note_absent(cluster: ClusterState, workload: Workload, there: bool) -> None
                 del cluster.absent[placed.node]
 
 
-def _unplaced(cluster: ClusterState, workload: Workload, need: Need) -> Allocation | None:
-    """Return an allocation without parts, in the first pool of the profile: all nodes of the workload are gone."""
-    pools = cluster.pools_of(workload)
-    return Allocation(workload, need, pools[0], (), 0) if pools else None
+def _pools_of_nodes(cluster: ClusterState, workload: Workload) -> tuple[PoolState, ...]:
+    """Return the pools in which the nodes of a workload are now, in the order of its workers; none if all are gone."""
+    nodes = [cluster.nodes.get(placed.node) for placed in workload.placement]
+    return tuple({node.pool.pool.name: node.pool for node in nodes if node is not None}.values())
 
 
 def _remove(cluster: ClusterState, allocation: Allocation, crowded: dict[str, NodeState]) -> None:
     """Remove a workload's allocation from its nodes and quota lines."""
-    workload, vague = allocation.workload, allocation.vague
+    workload = allocation.workload
     del cluster.allocations[workload.id]
     _record(cluster, allocation, -1)
     for part in allocation.parts:
@@ -220,7 +218,7 @@ def _remove(cluster: ClusterState, allocation: Allocation, crowded: dict[str, No
             if node.crowded:
                 crowded[name] = node
             node.placed.pop(workload.id, None)
-            node.guessed -= vague
+            node.guessed -= _guessed(allocation, node)
     terminating = cluster.terminating_for.get(workload.evicted_for or "")
     if terminating and allocation in terminating:
         terminating.remove(allocation)
@@ -231,9 +229,7 @@ def _remove(cluster: ClusterState, allocation: Allocation, crowded: dict[str, No
 def _record(cluster: ClusterState, allocation: Allocation, sign: int) -> None:
     """Add an allocation of the snapshot to the ledger (1), or remove it (-1)."""
     if sign > 0:
-        allocation.amount = (
-            sum(p.milli * len(p.devices) for p in allocation.parts) if allocation.parts else allocation.need.total
-        )
+        _count_request(cluster, allocation)
     amount = sign * allocation.amount
     cluster.record(allocation, now=amount, terminating=amount if allocation.terminating else 0)
     cluster.count(allocation, sign)
@@ -248,39 +244,58 @@ def note_outlived(cluster: ClusterState, node: Node, there: bool = True) -> None
             heappush(cluster.late.nodes_at, (deadline + cluster.settings.stuck_after, node.name))
 
 
+def _count_request(cluster: ClusterState, allocation: Allocation) -> None:
+    """Count what an allocation was started with, whatever its nodes show, in the pools where its nodes are now.
+
+    A worker whose node is gone counts with the first of the others.
+    """
+    workload, need = allocation.workload, allocation.need
+    pools = _pools_of_nodes(cluster, workload)
+    if pools:
+        allocation.pool = pools[0]
+    amounts = dict.fromkeys(pools, 0)
+    for placed in workload.placement:
+        node = cluster.nodes.get(placed.node)
+        pool = allocation.pool if node is None else node.pool
+        held = placed.milli * len(placed.devices) if placed.devices and node is not None else need.gpus
+        amounts[pool] = amounts.get(pool, 0) + held
+    allocation.amount = sum(amounts.values()) if workload.placement else need.total
+    allocation.shares = tuple(amounts.items()) if len(amounts) > 1 else ()
+    allocation.fixed = len(amounts) > 1 or allocation.pool not in cluster.pools_of(workload)
+
+
 def repack(cluster: ClusterState, node: NodeState, shown: Node | None = None) -> None:
     """Assign a node's devices again: allocations with known devices first, the others by age, then foreign pods."""
     placed = sorted(node.placed.values(), key=lambda t: t.workload.id)
-    placed.sort(key=lambda t: (True, t.workload.started_at or 0.0) if _guessed(t) else (False, 0.0))
+    placed.sort(key=lambda t: (True, t.workload.started_at or 0.0) if _guessed(t, node) else (False, 0.0))
     for allocation in placed:
         _record(cluster, allocation, -1)
     with node.inadmissible():
         node.empty(shown or node.node, cluster.stuck_before)
         for allocation in placed:
             here = _on(node, allocation.workload, allocation.need)
-            _rearrange(cluster, allocation, node, here)
+            _rearrange(allocation, node, here)
             for part in here:
                 node.shift(part, allocation.need, -1, 0 if allocation.terminating else -1)
                 node.allocations[allocation.workload.id] = allocation
+        node.see_overfull()
         _place_foreign(node)
     for allocation in placed:
         _record(cluster, allocation, 1)
 
 
-def _guessed(allocation: Allocation) -> bool:
-    return not all(placed.devices for placed in allocation.workload.placement)
+def _guessed(allocation: Allocation, node: NodeState) -> bool:
+    """Whether devices of an allocation on a node are unknown."""
+    name, gpus = node.node.name, allocation.need.gpus
+    here = [placed for placed in allocation.workload.placement if placed.node == name]
+    return any(not finds_devices(node.node, placed, gpus) for placed in here)
 
 
-def _rearrange(cluster: ClusterState, allocation: Allocation, node: NodeState, here: Iterable[Part]) -> None:
+def _rearrange(allocation: Allocation, node: NodeState, here: Iterable[Part]) -> None:
     """Replace an allocation's parts on one node."""
     by_worker = {p.worker: p for p in allocation.parts if p.node is not node} | {p.worker: p for p in here}
     order = [placed.worker for placed in allocation.workload.placement]
     allocation.parts = tuple(by_worker[worker] for worker in order if worker in by_worker)
-    if allocation.parts:
-        allocation.pool = allocation.parts[0].node.pool
-    else:
-        found = _unplaced(cluster, allocation.workload, allocation.need)
-        allocation.pool = found.pool if found else allocation.pool
 
 
 def _parts(cluster: ClusterState, workload: Workload, need: Need) -> tuple[Part, ...]:
@@ -292,22 +307,20 @@ def _on(node: NodeState, workload: Workload, need: Need) -> tuple[Part, ...]:
 
 
 def parts_of(nodes: Mapping[str, NodeState], placement: Iterable[Placed], need: Need) -> tuple[Part, ...]:
-    """Return a placement's parts; where only the node is known, on its lowest free devices."""
+    """Return a placement's parts; where devices are not known, `stand_in` chooses some."""
     parts = []
     taken: dict[str, list[int]] = {}
     for placed in placement:
         node = nodes.get(placed.node)
         if node is None:
             continue
-        if placed.devices or not need.gpus:
+        if finds_devices(node.node, placed, need.gpus):
             at = {index: position for position, index in enumerate(devices_of(node.node))}
             devices = tuple(at[d] for d in placed.devices if d in at)
             parts.append(Part(placed.worker, node, devices, placed.milli))
             continue
         left = taken.setdefault(placed.node, list(node.free))
-        if any(free >= min(need.gpus, GPU) for free in left):
-            devices, milli = pick(need, left)
-            parts.append(Part(placed.worker, node, devices, milli))
+        parts.append(Part(placed.worker, node, *stand_in(node.node, placed, need, left)))
     return tuple(parts)
 
 

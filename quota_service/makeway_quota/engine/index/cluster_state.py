@@ -14,7 +14,7 @@ from ..request import Need, need_of
 from ..snapshot import Profile, Snapshot, Workload
 from .capacity import CapacityCache
 from .ledger import Account, Ledger, LineState
-from .nodes import Allocation, NodeState, Part, PoolState
+from .nodes import Allocation, NodeState, Part, PoolState, numbered
 
 NO_PRIORITY = 1 << 30
 """Higher than every priority: no candidate."""
@@ -211,7 +211,8 @@ class ClusterState:
     # Operations
 
     def start(self, workload: Workload, need: Need, parts: tuple[Part, ...]) -> Allocation:
-        """Start a workload on GPUs that are free now."""
+        """Start a workload on GPUs that are free now; its workers are numbered from 0."""
+        parts = numbered(parts)
         allocation = self._allocation(workload, need, parts)
         allocation.fresh = True
         self.allocations[workload.id] = self.fresh[workload.id] = allocation
@@ -260,8 +261,8 @@ class ClusterState:
         allocation = self._allocation(workload, need, parts)
         self.nominations[workload.id] = allocation
         old = self.allocations.get(workload.id)
-        if old is not None and old.pool is allocation.pool:
-            allocation.moving = min(old.amount, allocation.amount)
+        if old is not None:
+            allocation.moving = min(old.amount_in(allocation.pool), allocation.amount)
         self.record(allocation, nominated=allocation.amount, moving=allocation.moving)
         for part in parts:
             part.node.shift(part, need, 0, -1)
@@ -279,11 +280,21 @@ class ClusterState:
 
     def count(self, allocation: Allocation, sign: int) -> None:
         """Add an allocation to the candidates and to the limits that count it (-1: remove it)."""
-        workload, pool = allocation.workload, allocation.pool.pool.name
-        for line in self.account(workload).limiting(pool):
+        workload = allocation.workload
+        for line in self._limits(allocation):
             line.see(workload.id, allocation if sign > 0 else None)
-        if workload.non_preemptible or allocation.stuck:
-            return
+        for pool in () if workload.non_preemptible or allocation.stuck else allocation.pools:
+            self._count_candidate(allocation, pool.pool.name, sign)
+
+    def _limits(self, allocation: Allocation) -> Iterable[LineState]:
+        """Return the limits that count an allocation, each once."""
+        account = self.account(allocation.workload)
+        if not allocation.shares:
+            return account.limiting(allocation.pool.pool.name)
+        return dict.fromkeys(line for pool in allocation.pools for line in account.limiting(pool.pool.name))
+
+    def _count_candidate(self, allocation: Allocation, pool: str, sign: int) -> None:
+        workload = allocation.workload
         if not allocation.amount:
             light = self.without_gpus.setdefault(pool, {})
             light.update({workload.id: allocation}) if sign > 0 else light.pop(workload.id)
@@ -306,7 +317,7 @@ class ClusterState:
 
     def note(self, allocation: Allocation) -> None:
         """Record a changed end of an allocation on the limits that count it."""
-        for line in self.account(allocation.workload).limiting(allocation.pool.pool.name):
+        for line in self._limits(allocation):
             line.changes += 1
 
     def _shift(self, allocation: Allocation, later: int) -> None:
@@ -320,11 +331,23 @@ class ClusterState:
     def record(
         self, allocation: Allocation, now: int = 0, terminating: int = 0, nominated: int = 0, moving: int = 0
     ) -> None:
-        """Add amounts that an allocation holds, releases or is nominated for to its lines and its pool."""
-        workload, pool = allocation.workload, allocation.pool.pool.name
+        """Add amounts that an allocation holds, releases or is nominated for to its lines and its pools."""
+        workload = allocation.workload
         account, non_preemptible, owner = self.account(workload), workload.non_preemptible, workload.owner
-        self.ledger.record(
-            account, pool, non_preemptible, owner, now=now, terminating=terminating, nominated=nominated, moving=moving
-        )
-        self.pool_now[pool] += now
-        self.pool_future[pool] += now - terminating + nominated
+        amounts, of = (now, terminating, nominated, moving), max(1, allocation.amount)
+        for state, part in allocation.shares or ((allocation.pool, allocation.amount),):
+            pool = state.pool.name
+            if allocation.shares:  # all of it starts, ends or terminates at once
+                now, terminating, nominated, moving = (each * part // of for each in amounts)
+            self.ledger.record(
+                account,
+                pool,
+                non_preemptible,
+                owner,
+                now=now,
+                terminating=terminating,
+                nominated=nominated,
+                moving=moving,
+            )
+            self.pool_now[pool] += now
+            self.pool_future[pool] += now - terminating + nominated

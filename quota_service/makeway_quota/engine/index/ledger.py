@@ -250,7 +250,9 @@ class Ledger:
                 return line
         return None
 
-    def above(self, account: Account, pool: str, preemptor: Account, amount: int, gone: Mapping[Account, int]) -> bool:
+    def above(
+        self, account: Account, pool: str, preemptor: Account, amount: int, gone: Mapping[LineState, int]
+    ) -> bool:
         """Whether work of `account` may be evicted for `preemptor`, which needs `amount` within its reservation.
 
         Every level from the victim up must be above its reservation, except those that only stand over
@@ -265,8 +267,7 @@ class Ledger:
             if not lines:
                 continue
             extra = amount if level in preemptor.chain else 0
-            less = gone.get(level, 0)
-            if not any(ln.future - less + extra > ln.quota.reserved for ln in lines):
+            if not any(ln.future - gone.get(ln, 0) + extra > ln.quota.reserved for ln in lines):
                 return False
         return True
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from ..request import Need, Shape
-from ..snapshot import GPU, Node, Placed, Placement, Pool, Terminating, Workload
+from ..snapshot import GPU, Node, Placed, Placement, Pool, QuotaLine, Terminating, Workload
 
 UNLIMITED = 1 << 60
 _MOST_TOUCHED = 50_000
@@ -37,6 +37,7 @@ class NodeState:
         "memory_open",
         "node",
         "open",
+        "overfull",
         "placed",
         "pool",
         "position",
@@ -60,6 +61,8 @@ class NodeState:
         What terminates on it with a deadline of `stuck_before` or earlier is gone from the future, too.
         """
         self.node = node
+        self.overfull = False
+        """Whether workloads hold more devices than the node shows, so that an eviction may free none of them."""
         self.usable = node.ready and not node.cordoned
         self.open = [0 if d in node.foreign_devices else GPU for d in devices_of(node)]
         self.size = max(0, sum(self.open) - node.foreign_gpus)
@@ -100,6 +103,10 @@ class NodeState:
         """Whether the devices of each allocation depend on the others of the node, as some are unknown."""
         return bool(self.guessed or self.node.foreign_gpus)
 
+    def future_sum(self) -> int:
+        """Return the milli-GPUs that will be free; what an overfull node lacks is not taken off the other nodes'."""
+        return sum([left for left in self.future if left > 0]) if self.overfull else sum(self.future)
+
     def shift(self, part: Part, need: Need, now: int, later: int, for_a_while: bool = False) -> None:
         """Add `now` times the part to what is open and `later` times to the future (each -1, 0 or 1).
 
@@ -110,7 +117,7 @@ class NodeState:
         if not for_a_while:
             self.pool.moved.append(self)
         whole_free, whole_future = self.whole_free, self.whole_future
-        freed = 0
+        freed, before = 0, self.future_sum() if self.overfull and later else 0
         for at in part.devices:
             if later:
                 whole_future -= future[at] == GPU
@@ -118,6 +125,8 @@ class NodeState:
                 whole_future += future[at] == GPU
             opened[at] += now * milli
             free_now = opened[at] if opened[at] < future[at] else future[at]
+            if free_now < 0 and self.overfull:
+                free_now = 0
             whole_free += (free_now == GPU) - (free[at] == GPU)
             freed += free_now - free[at]
             free[at] = free_now
@@ -127,10 +136,17 @@ class NodeState:
         self.memory_future += later * need.memory
         if self.usable and self.indexed:
             self.pool.free += freed
-            self.pool.future += later * milli * len(part.devices)
+            more = self.future_sum() - before if self.overfull and later else later * milli * len(part.devices)
+            self.pool.future += more
             if whole_free != self.whole_free or whole_future != self.whole_future:
                 self.pool.reindex(self, whole_free, whole_future)
         self.whole_free, self.whole_future = whole_free, whole_future
+
+    def see_overfull(self) -> None:
+        """Note whether more is held than the node shows; only while it is `inadmissible` and nothing is nominated."""
+        self.overfull = bool(self.guessed) and min(self.open, default=0) < 0
+        if self.overfull:
+            self.free = [max(0, left) for left in self.free]
 
     def suits(self, need: Need) -> bool:
         """Whether workers of this request may run on the node at all."""
@@ -188,16 +204,44 @@ class Allocation:
     """Started by this very plan: its start is withdrawn instead of evicted or moved."""
     moving: int = 0
     """Of a nomination: the milli-GPUs that the workload still holds elsewhere until it moves, and that count once."""
+    shares: tuple[tuple[PoolState, int], ...] = ()
+    """Each pool and the milli-GPUs that count there, where the nodes are in several pools; empty where all of them are
+    in `pool`."""
+    fixed: bool = False
+    """Whether it can only be evicted as a whole, as it could not restart on its nodes: they are in several pools, or
+    in one that does not serve its profile."""
 
     @property
-    def vague(self) -> bool:
-        """Whether some of its devices are unknown."""
-        return self.need.gpus > 0 and not all(placed.devices for placed in self.workload.placement)
+    def pools(self) -> tuple[PoolState, ...]:
+        """Return the pools in which it counts."""
+        return tuple([pool for pool, _ in self.shares]) if self.shares else (self.pool,)
+
+    def parts_in(self, pool: PoolState) -> tuple[Part, ...]:
+        """Return the parts on nodes of one pool, the only ones whose positions are positions of that pool."""
+        return tuple([part for part in self.parts if part.node.pool is pool]) if self.shares else self.parts
+
+    def amount_in(self, pool: PoolState) -> int:
+        """Return the milli-GPUs that count in a pool."""
+        if not self.shares:
+            return self.amount if pool is self.pool else 0
+        return sum([amount for other, amount in self.shares if other is pool])
+
+    def counts_on(self, quota: QuotaLine) -> int:
+        """Return the milli-GPUs that count on a line of its policy, or of a department above it."""
+        if not self.shares:
+            return self.amount if quota.covers(self.pool.pool.name) else 0
+        return sum([amount for pool, amount in self.shares if quota.covers(pool.pool.name)])
+
+
+def numbered(parts: Sequence[Part]) -> tuple[Part, ...]:
+    """Return parts in the order of their workers, numbered from 0."""
+    ordered = sorted(parts, key=lambda part: part.worker)
+    return tuple([p if p.worker == at else p._replace(worker=at) for at, p in enumerate(ordered)])
 
 
 def nodes_of(parts: Iterable[Part]) -> list[NodeState]:
     """Return the nodes of some parts, each once."""
-    return list({part.node.position: part.node for part in parts}.values())
+    return list({part.node.node.name: part.node for part in parts}.values())
 
 
 class PoolPacking(Protocol):
@@ -307,7 +351,7 @@ class PoolState:
         self.moved.append(node)
         if node.usable:
             self.free -= sum(node.free)
-            self.future -= sum(node.future)
+            self.future -= node.future_sum()
             self.total -= node.size
             for buckets, at in ((self.by_free, node.whole_free), (self.by_future, node.whole_future)):
                 del buckets[at][bisect_left(buckets[at], node.position)]
@@ -316,7 +360,7 @@ class PoolState:
         """Add a node to the sums and the index."""
         if node.usable:
             self.free += sum(node.free)
-            self.future += sum(node.future)
+            self.future += node.future_sum()
             self.total += node.size
             insort(self.by_free[node.whole_free], node.position)
             insort(self.by_future[node.whole_future], node.position)
@@ -340,12 +384,45 @@ def devices_of(node: Node) -> Sequence[int]:
     return node.devices or range(node.gpus)
 
 
+def finds_devices(node: Node, placed: Placed, gpus: int) -> bool:
+    """Whether the devices of a worker with so many milli-GPUs are known on its node.
+
+    Where a node only counts its devices, as a device plugin does, an index that it no longer shows means nothing: the
+    worker holds one of those that are left.
+    """
+    if not gpus:
+        return True
+    return bool(placed.devices) and (bool(node.devices) or max(placed.devices) < node.gpus)
+
+
 def placement_of(parts: Iterable[Part]) -> Placement:
     """Return parts as the placement that a plan carries."""
     return tuple(
         Placed(p.worker, p.node.node.name, tuple(devices_of(p.node.node)[at] for at in p.devices), p.milli)
         for p in parts
     )
+
+
+def stand_in(node: Node, placed: Placed, need: Need, left: list[int]) -> tuple[tuple[int, ...], int]:
+    """Return devices and milli-GPUs for a worker whose devices are not known, and subtract them from what is `left`.
+
+    It keeps those of its devices that the node shows; the others stand for the last free ones, and where only the node
+    is known, the lowest free ones. A worker that finds too few holds all devices of its node: more is in use there than
+    the node shows, and none of it is free before that worker ends.
+    """
+    many = len(placed.devices)
+    if many and need.gpus >= GPU:
+        at = {index: position for position, index in enumerate(devices_of(node))}
+        kept = [at[index] for index in placed.devices if index in at and left[at[index]] == GPU]
+        free = [position for position in range(len(left) - 1, -1, -1) if left[position] == GPU and position not in kept]
+        if len(kept) + len(free) >= many:
+            chosen = tuple(sorted([*kept, *free[: many - len(kept)]]))
+            for position in chosen:
+                left[position] = 0
+            return chosen, GPU
+    elif left.count(GPU) >= need.whole if need.gpus >= GPU else any(free >= need.gpus for free in left):
+        return pick(need, left)
+    return tuple(range(len(left))), GPU
 
 
 def pick(need: Need, left: list[int], avoid: Sequence[int] | None = None) -> tuple[tuple[int, ...], int]:

@@ -21,6 +21,10 @@ def restore_nominations(cluster: ClusterState) -> None:
             continue
         if any(len(p.devices) * p.milli != need.gpus for p in parts):
             continue  # a nominated device is gone
+        if not {p.node.pool.pool.name for p in parts} <= {pool.pool.name for pool in cluster.pools_of(workload)}:
+            continue  # a nominated node is in another pool by now
+        if len({p.node.pool.pool.name for p in parts}) > 1:
+            continue
         if fits_later(parts, need):
             cluster.nominate(workload, need, parts)
 

@@ -55,7 +55,7 @@ def may_cascade(p: Preemptor, evicted: Victims, victim: Allocation) -> bool:
     if not victim.need.total or settings.fair_share == "reclaim":
         return bool(victim.need.total)
     pools = cluster.pools_of(workload)
-    team = [a for a in cluster.running.values() if a.levels[0] == victim.levels[0] and a.pool in pools and a.amount]
+    team = [a for a in cluster.running.values() if a.levels[0] == victim.levels[0] and a.amount_in(pools)]
     lower = [
         a for a in team if not a.workload.non_preemptible and cluster.priority(a.workload) < cluster.priority(workload)
     ]

@@ -5,12 +5,12 @@ Nothing is kept in step and nothing is remembered: a trial is a copy of the clus
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import NamedTuple
 
-from ..index.nodes import UNLIMITED, devices_of, hosts, pick
+from ..index.nodes import UNLIMITED, devices_of, finds_devices, hosts, stand_in
 from ..request import Need, need_of
 from ..snapshot import ADMITTED, GPU, LIVE, Node, Placed, Placement, Policy, Pool, Profile, Snapshot, Workload
 
@@ -55,6 +55,19 @@ class Allocation:
     amount: int
     levels: tuple[str, ...]
     fresh: bool = False
+    shares: tuple[tuple[str, int], ...] = ()
+    """Each pool and the milli-GPUs that count there, where the nodes are in several pools."""
+    fixed: bool = False
+    """Whether it could not restart on its nodes: they are in several pools, or in one that does not serve it."""
+
+    @property
+    def pools(self) -> tuple[str, ...]:
+        """Return the pools in which it counts."""
+        return tuple(pool for pool, _ in self.shares) or (self.pool,)
+
+    def amount_in(self, pools: Container[str]) -> int:
+        """Return the milli-GPUs that count in some pools."""
+        return sum(amount for pool, amount in self.shares or ((self.pool, self.amount),) if pool in pools)
 
     @property
     def id(self) -> str:
@@ -96,6 +109,8 @@ class Cluster:
         self.terminating = {w.id for w in self.live.values() if w.state == "checkpointing" and not self.is_stuck(w)}
         self.nominations: dict[str, Allocation] = {}
         self.blocked: tuple[Blocked, ...] = ()
+        self.overfull: set[str] = set()
+        """The nodes that show fewer devices than workloads hold there."""
         self._place_running_workloads()
         self._place_foreign_pods()
         self.first = {name: self.open(name) for name in self.nodes}
@@ -112,35 +127,66 @@ class Cluster:
     # The snapshot
 
     def _place_running_workloads(self) -> None:
-        """Place known devices first, then by age on the lowest free devices where only the node is known."""
-        admitted = [w for w in self.live.values() if w.state in ADMITTED]
-        vague = {w.id for w in admitted if not all(placed.devices for placed in w.placement)}
-        order = sorted(admitted, key=lambda w: (w.id in vague, (w.started_at or 0.0) if w.id in vague else 0.0, w.id))
-        for workload in order:
-            need, pools = self.need(workload), self.pools_of(workload)
-            parts = self._read(workload.placement, need)
-            amount = sum(part.milli * len(part.devices) for part in parts) if parts else need.total
-            if parts or pools:  # a workload whose node is gone counts in the first pool of its profile
-                pool = self.nodes[parts[0].node].pool if parts else pools[0]
-                found = Allocation(workload, need, pool, parts, amount, self.levels(workload.policy))
+        """Count all that runs by its request, then place it on its nodes."""
+        for workload in self.live.values():
+            found = self._counted(workload) if workload.state in ADMITTED else None
+            if found is not None:
                 self.running[workload.id] = found
-        self.running = dict(sorted(self.running.items()))
+        for node in self.nodes.values():
+            self._place_on(node)
 
-    def _read(self, placement: Placement, need: Need) -> tuple[Part, ...]:
+    def _counted(self, workload: Workload) -> Allocation | None:
+        """Return what a workload was started with, in the pools where its nodes are now; it has no parts yet.
+
+        A worker whose node is gone counts with the first of the others, else in the first pool of the profile.
+        """
+        need, serving = self.need(workload), self.pools_of(workload)
+        pools = [self.nodes[placed.node].pool for placed in workload.placement if placed.node in self.nodes]
+        first = next(iter([*pools, *serving]), None)
+        if first is None:
+            return None
+        amounts = dict.fromkeys(pools, 0)
+        for placed in workload.placement:
+            pool = self.nodes[placed.node].pool if placed.node in self.nodes else first
+            named = placed.devices and placed.node in self.nodes
+            held = placed.milli * len(placed.devices) if named else need.gpus
+            amounts[pool] = amounts.get(pool, 0) + held
+        amount = sum(amounts.values()) if workload.placement else need.total
+        shares = tuple(amounts.items()) if len(amounts) > 1 else ()
+        fixed = bool(shares) or first not in serving
+        return Allocation(workload, need, first, (), amount, self.levels(workload.policy), False, shares, fixed)
+
+    def _place_on(self, node: Node) -> None:
+        """Place what runs on a node: known devices first, then by age on the lowest free ones."""
+        here: list[tuple[bool, float, str]] = []
+        for allocation in self.running.values():
+            placed = [p for p in allocation.workload.placement if p.node == node.name]
+            known = all(finds_devices(node, p, allocation.need.gpus) for p in placed)
+            if placed:
+                here.append((not known, 0.0 if known else allocation.workload.started_at or 0.0, allocation.id))
+        for _, _, name in sorted(here):
+            allocation = self.running[name]
+            mine = [placed for placed in allocation.workload.placement if placed.node == node.name]
+            parts = {part.worker: part for part in (*allocation.parts, *self._read(mine, allocation.need))}
+            order = [placed.worker for placed in allocation.workload.placement]
+            self.running[name] = replace(allocation, parts=tuple(parts[at] for at in order if at in parts))
+        if any(unknown for unknown, _, _ in here) and min(self.open(node.name).devices, default=0) < 0:
+            self.overfull.add(node.name)
+
+    def _read(self, placement: Sequence[Placed], need: Need) -> tuple[Part, ...]:
         parts: list[Part] = []
         left: dict[str, list[int]] = {}
         for placed in placement:
             node = self.nodes.get(placed.node)
             if node is None:
                 continue
-            if placed.devices or not need.gpus:
+            if finds_devices(node, placed, need.gpus):
                 names = list(devices_of(node))
                 devices = tuple(names.index(d) for d in placed.devices if d in names)
                 parts.append(Part(placed.worker, node.name, devices, placed.milli))
                 continue
             free = left.setdefault(node.name, self.free(node.name).devices)
-            if any(each >= min(need.gpus, GPU) for each in free):
-                parts.append(Part(placed.worker, node.name, *pick(need, free)))
+            parts.append(Part(placed.worker, node.name, *stand_in(node, placed, need, free)))
         return tuple(parts)
 
     def _place_foreign_pods(self) -> None:
@@ -162,6 +208,8 @@ class Cluster:
             parts = self._read(workload.nomination, need)
             exact = all(len(part.devices) * part.milli == need.gpus for part in parts)
             up = all(self.usable(part.node) or self._is_back_soon(part) for part in parts)
+            pools = {self.nodes[part.node].pool for part in parts}
+            up = up and len(pools) == 1 and pools <= set(self.pools_of(workload))
             if len(parts) >= max(1, need.least) and up and exact and self.holds_parts(need, parts, self.future):
                 self.nominate(workload, parts)
 
@@ -266,6 +314,8 @@ class Cluster:
         """Return what a workload could start on now: open, and not spoken for in the future."""
         now, later = self.open(node), self.future(node)
         devices = [min(pair) for pair in zip(now.devices, later.devices, strict=True)]
+        if node in self.overfull:
+            devices = [max(0, left) for left in devices]
         return Left(devices, min(now.cpu, later.cpu), min(now.memory, later.memory))
 
     def left(self, node: str, later: bool) -> Left:
@@ -299,8 +349,13 @@ class Cluster:
         return Left(devices, cpu, memory)
 
     def free_gpus(self, pool: str, later: bool) -> int:
-        """Return the free milli-GPUs of a pool's usable nodes, now or in the future."""
-        return sum(sum(self.left(node, later).devices) for node in self.nodes_of(pool) if self.usable(node))
+        """Return the free milli-GPUs of a pool's usable nodes, now or in the future.
+
+        What an overfull node lacks is not taken off what the others have.
+        """
+        usable = [node for node in self.nodes_of(pool) if self.usable(node)]
+        each = [(left, node in self.overfull) for node in usable for left in self.left(node, later).devices]
+        return sum(max(0, left) if overfull else left for left, overfull in each)
 
     def total_gpus(self, pool: str) -> int:
         """Return the milli-GPUs of a pool's usable nodes, without what foreign pods hold."""
@@ -331,8 +386,10 @@ class Cluster:
         return Allocation(workload, need, pool, tuple(parts), need.gpus * len(parts), levels, fresh)
 
     def start(self, workload: Workload, parts: Sequence[Part]) -> Allocation:
-        """Start a pending workload on these parts now."""
-        self.running[workload.id] = found = self.allocation(workload, parts, True)
+        """Start a pending workload on these parts now; its workers are numbered from 0."""
+        ordered = sorted(parts, key=lambda part: part.worker)
+        numbered = [part._replace(worker=at) for at, part in enumerate(ordered)]
+        self.running[workload.id] = found = self.allocation(workload, numbered, True)
         return found
 
     def widen(self, allocation: Allocation, part: Part) -> Allocation:
@@ -356,7 +413,7 @@ class Cluster:
         """Iterate over the running workloads of a pool that may be evicted and are not terminating yet."""
         for allocation in self.running.values():
             if (
-                allocation.pool == pool
+                pool in allocation.pools
                 and not allocation.workload.non_preemptible
                 and allocation.id not in self.terminating
                 and allocation.workload.state != "checkpointing"

@@ -9,7 +9,7 @@ from ..snapshot import Workload
 from .cluster import Allocation, Cluster, Part
 from .holds import Hold
 from .moves import Rearrangement
-from .placement import find, renumbered
+from .placement import find
 from .queues import Queue
 from .quota import allowed, in_quota
 from .selection import Choice
@@ -81,7 +81,7 @@ class Decisions:
                 self.came_from.pop(victim.id).members.append(victim.workload)
                 continue
             self.cluster.terminating.add(victim.id)
-            parts = renumbered(member.kept)
+            parts = member.kept
             if parts:
                 self.cluster.nominate(victim.workload, parts)
             self.evicted[victim.id] = Eviction(workload.id, right, parts)

@@ -243,8 +243,10 @@ def limit_falls(cluster: Cluster, queue: Queue, pool: str) -> float:
         return inf
     each = counts(cluster, line)
     missing = max(each.now, each.future) + queue.need.total - (line.quota.limit or 0)
-    counted = [a for a in cluster.running.values() if line.policy in a.levels and line.quota.covers(a.pool)]
-    endings = [(end, a.id, a.amount) for a in counted if (end := likely_end(cluster, a)) is not None]
+    pools = line.quota.pools or tuple(cluster.pools)
+    team = [a for a in cluster.running.values() if line.policy in a.levels]
+    counted = [a for a in team if any(pool in pools for pool in a.pools)]
+    endings = [(end, a.id, a.amount_in(pools)) for a in counted if (end := likely_end(cluster, a)) is not None]
     for end, _, amount in sorted(endings):
         missing -= amount
         if missing <= 0:

@@ -153,7 +153,7 @@ def _may_move(p: Preemptor, job: Allocation) -> bool:
     workload = job.workload
     if job.fresh:
         return True
-    if workload.non_preemptible or workload.kind != "job" or workload.state == "checkpointing":
+    if workload.non_preemptible or workload.kind != "job" or workload.state == "checkpointing" or job.fixed:
         return False
     profile = p.cluster.profiles.get(workload.profile)
     least = profile.min_runtime if profile is not None else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from ..index.capacity import NodeCapacity
 from ..index.nodes import UNLIMITED, devices_of, pick
@@ -112,8 +112,3 @@ def _mix(cluster: Cluster, pool: str) -> dict[Shape, int]:
         if pool in cluster.serving(profile):
             found[need.shape] = found.get(need.shape, 0) + need.least
     return found
-
-
-def renumbered(parts: Sequence[Part]) -> tuple[Part, ...]:
-    """Return parts in the order of their workers, numbered from 0."""
-    return tuple(p._replace(worker=at) for at, p in enumerate(sorted(parts, key=lambda p: p.worker)))

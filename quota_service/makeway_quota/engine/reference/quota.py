@@ -52,19 +52,19 @@ NOTHING = Request()
 
 def _count(cluster: Cluster, policy: str, pools: Sequence[str]) -> Counts:
     """Count one policy (with the teams of a department) in some pools."""
-    running = [a for a in cluster.running.values() if policy in a.levels and a.pool in pools]
+    running = [a for a in cluster.running.values() if policy in a.levels]
     nominations = [c for c in cluster.nominations.values() if policy in c.levels and c.pool in pools]
     moving = 0
     for nomination in nominations:
         old = cluster.running.get(nomination.id)
-        if old is not None and old.pool == nomination.pool:
-            moving += min(old.amount, nomination.amount)
+        if old is not None:
+            moving += min(old.amount_in((nomination.pool,)), nomination.amount)
     return Counts(
-        sum(a.amount for a in running),
-        sum(a.amount for a in running if a.id in cluster.terminating),
+        sum(a.amount_in(pools) for a in running),
+        sum(a.amount_in(pools) for a in running if a.id in cluster.terminating),
         sum(c.amount for c in nominations),
         moving,
-        sum(a.amount for a in (*running, *nominations) if a.workload.non_preemptible),
+        sum(a.amount_in(pools) for a in (*running, *nominations) if a.workload.non_preemptible),
     )
 
 
@@ -151,10 +151,10 @@ def over_limit(cluster: Cluster, levels: Sequence[str], pool: str, amount: int, 
 
 def pool_usage(cluster: Cluster, pool: str, later: bool) -> int:
     """Return what runs (or will) in a pool, as its capacity counts it."""
-    now = [a for a in cluster.running.values() if a.pool == pool]
-    future = sum(a.amount for a in now if a.id not in cluster.terminating)
+    now = list(cluster.running.values())
+    future = sum(a.amount_in((pool,)) for a in now if a.id not in cluster.terminating)
     future += sum(c.amount for c in cluster.nominations.values() if c.pool == pool)
-    return future if later else max(future, sum(a.amount for a in now))
+    return future if later else max(future, sum(a.amount_in((pool,)) for a in now))
 
 
 def over_capacity(cluster: Cluster, pool: str, amount: int, later: bool = False) -> bool:
@@ -284,8 +284,15 @@ def above(
         if level in shared:
             break
         lines = reserving(cluster, level, pool)
-        less = sum(amount for allocation, amount in gone if level in allocation.levels)
-        more = (request.amount if level in request.levels else 0) - less
-        if lines and not any(counts(cluster, line).future + more > line.quota.reserved for line in lines):
+        more = request.amount if level in request.levels else 0
+        rest = [counts(cluster, line).future - counted_on(cluster, line, gone) - line.quota.reserved for line in lines]
+        if lines and not any(beyond + more > 0 for beyond in rest):
             return False
     return True
+
+
+def counted_on(cluster: Cluster, line: PolicyLine, gone: Sequence[tuple[Allocation, int]]) -> int:
+    """Return how much of what is gone counted on a line."""
+    pools = line.quota.pools or tuple(cluster.pools)
+    mine = [(allocation, amount) for allocation, amount in gone if line.policy in allocation.levels and amount]
+    return sum(amount * allocation.amount_in(pools) // allocation.amount for allocation, amount in mine)

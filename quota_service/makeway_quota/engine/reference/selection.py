@@ -101,7 +101,7 @@ def _exists(p: Preemptor) -> bool:
 
 def _options(p: Preemptor, victim: Allocation, node: str | None = None) -> list[Member | None]:
     """Return what may happen to a candidate: nothing, a shrink (on one node) by its highest workers, a stop."""
-    extra = len(victim.parts) - victim.need.least
+    extra = 0 if victim.fixed else len(victim.parts) - victim.need.least
     found: list[Member | None] = [None]
     if extra > 0:
         names = [node] if node is not None else list(dict.fromkeys(part.node for part in victim.parts))

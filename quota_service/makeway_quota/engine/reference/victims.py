@@ -9,7 +9,6 @@ from typing import Literal, NamedTuple
 from ..request import Need
 from ..snapshot import Workload
 from .cluster import Allocation, Cluster, Part
-from .placement import renumbered
 from .queues import Key, rank
 from .quota import Request, above, fair_share, over, shares
 
@@ -74,7 +73,7 @@ def shrunk(cluster: Cluster, victim: Allocation, gone: Sequence[Part]) -> Member
 
     A worker on a node that is not usable, or whose devices are gone, cannot stay either.
     """
-    if victim.fresh or not gone:
+    if victim.fresh or victim.fixed or not gone:
         return None
     gpus = victim.need.gpus
     stay = [p for p in victim.parts if cluster.usable(p.node) and len(p.devices) * p.milli == gpus]
@@ -95,7 +94,7 @@ def without(cluster: Cluster, victims: Iterable[Member], released: bool = False)
         else:
             trial.terminating.add(victim.id)
         if member.kept:
-            trial.nominate(victim.workload, renumbered(member.kept))
+            trial.nominate(victim.workload, member.kept)
     return trial
 
 
@@ -178,7 +177,8 @@ def legal_order(p: Preemptor, victims: Sequence[Member]) -> Victims | None:
 def items(member: Member) -> list[tuple[int, bool]]:
     """Split a member into (milli-GPUs, whether it is a block): extra workers one by one, the rest at once."""
     victim = member.allocation
-    extra = len(member.gone) if not member.whole else 0 if victim.fresh else len(victim.parts) - victim.need.least
+    indivisible = victim.fresh or victim.fixed
+    extra = len(member.gone) if not member.whole else 0 if indivisible else len(victim.parts) - victim.need.least
     extra = max(0, extra)
     rest = member.amount - extra * victim.need.gpus
     items = [(victim.need.gpus, False)] * extra

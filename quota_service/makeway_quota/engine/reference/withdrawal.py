@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from .cluster import Allocation, Cluster, Part
 from .decisions import Decisions, Eviction
-from .placement import find, renumbered
+from .placement import find
 from .queues import age
 from .quota import allowed, counts, covering, over_capacity, static_quota
 from .victims import Preemptor, order
@@ -34,8 +34,8 @@ def withdraw_superfluous(decisions: Decisions, spared: set[tuple[str, str, int]]
         if change.right is None or not change.to:
             continue
         for part in _given_up(cluster, victim):
-            kept = [each for each in victim.parts if each in (*_kept(cluster, victim), part)]
-            if _spare(decisions, victim, renumbered(kept)):
+            kept = tuple(each for each in victim.parts if each in (*_kept(cluster, victim), part))
+            if _spare(decisions, victim, kept):
                 spared.add(found[victim.id])
     return len(spared) > before
 
@@ -55,7 +55,7 @@ def replace_preemptors(decisions: Decisions) -> None:
 
 def _distance(victim: Allocation, other: Allocation) -> tuple[object, ...]:
     """Return the order in which to look for what got a victim's devices: the same devices, nodes, pool; then by age."""
-    elsewhere = other.pool != victim.pool
+    elsewhere = other.pool not in victim.pools
     other_nodes = {part.node for part in other.parts}.isdisjoint(part.node for part in victim.parts)
     other_devices = _devices(other).isdisjoint(_devices(victim))
     return elsewhere, other_devices, other_nodes, *age(other.workload)
@@ -72,8 +72,8 @@ def _bystander(cluster: Cluster, victim: Allocation) -> Preemptor:
 
 def _kept(cluster: Cluster, victim: Allocation) -> list[Part]:
     """Return the parts of its old place on which a gang that shrinks goes on."""
-    places = {(part.node, part.devices) for part in cluster.nominations[victim.id].parts}
-    return [part for part in victim.parts if (part.node, part.devices) in places]
+    workers = {part.worker for part in cluster.nominations[victim.id].parts}
+    return [part for part in victim.parts if part.worker in workers]
 
 
 def _given_up(cluster: Cluster, victim: Allocation) -> list[Part]:
@@ -94,7 +94,7 @@ def _spare(decisions: Decisions, victim: Allocation, smaller: tuple[Part, ...] =
         trial.nominate(victim.workload, smaller)
     if _exceeds_caps(trial, victim):
         return False
-    ours = [name for name in decisions.nominated if _new(trial, name, victim.pool)]
+    ours = [name for name in decisions.nominated if any(_new(trial, name, pool) for pool in victim.pools)]
     if _overbooked(trial, ours, victim):
         return False
     placed = _replace(trial, ours, True)
@@ -144,8 +144,7 @@ def _without_decisions(cluster: Cluster) -> Cluster:
     trial = cluster.copy()
     trial.blocked, trial.nominations = (), {}
     for name, old in cluster.nominations.items():
-        places = {(p.node, p.devices) for p in cluster.running[name].parts} if name in cluster.running else set()
-        kept = [part for part in old.parts if (part.node, part.devices) in places]
+        kept = [part for part in old.parts if name in cluster.running and part in cluster.running[name].parts]
         if kept:
             trial.nominate(old.workload, kept)
     trial.running = {name: allocation for name, allocation in trial.running.items() if not allocation.fresh}
@@ -186,10 +185,10 @@ def _displaced(trial: Cluster, names: Sequence[str]) -> list[str]:
 
 def _exceeds_caps(trial: Cluster, victim: Allocation) -> bool:
     """Whether a limit that the victim counts on, or its pool's capacity or a static quota, is exceeded if it stays."""
-    lines = [line for level in victim.levels for line in covering(trial, level, victim.pool)]
-    for line in lines:
-        if line.quota.limit is not None and counts(trial, line).future > line.quota.limit:
+    for pool in victim.pools:
+        lines = [line for level in victim.levels for line in covering(trial, level, pool)]
+        if any(ln.quota.limit is not None and counts(trial, ln).future > ln.quota.limit for ln in lines):
             return True
-    if over_capacity(trial, victim.pool, 0, True):
-        return True
-    return static_quota(trial, victim.levels, victim.pool, 0, True) is not None
+        if over_capacity(trial, pool, 0, True) or static_quota(trial, victim.levels, pool, 0, True) is not None:
+            return True
+    return False

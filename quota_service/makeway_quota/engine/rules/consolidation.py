@@ -65,7 +65,7 @@ class _Option:
     @property
     def key(self) -> tuple[object, ...]:
         """Return the sort key: milli-GPUs of the jobs that restart per worker gained, then of the workers that move."""
-        moving = sum(len(part.devices) * part.milli for each in self.chosen for part in each.parts)
+        moving = sum(each.allocation.need.gpus * len(each.parts) for each in self.chosen)
         return self.cost, moving, self.orders, self.node.position
 
 
@@ -154,13 +154,15 @@ def _may_move(preemptor: Preemptor, allocation: Allocation) -> bool:
     evicted = allocation.terminating or allocation.stuck
     if evicted or allocation.fresh or victim.non_preemptible or victim.kind != "job":
         return allocation.fresh and not evicted
+    if allocation.fixed:
+        return False
     return victim.started_at is not None and not preemptor.cluster.is_protected(victim)
 
 
 def _least(preemptor: Preemptor, node: NodeState) -> int:
     """Return a lower bound of the milli-GPUs that must move off a node: those in use on the devices that are needed."""
     missing = preemptor.need.whole - node.whole_future
-    if missing <= 0 or any(allocation.fresh for allocation in node.allocations.values()):
+    if missing <= 0 or node.overfull or any(allocation.fresh for allocation in node.allocations.values()):
         return 0
     return sum(sorted([GPU - left for left in node.future if left < GPU])[:missing])
 

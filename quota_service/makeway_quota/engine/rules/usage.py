@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from ..index.cluster import Cluster
 from ..index.ledger import Account, Ledger, LineState, kept_free
-from ..index.nodes import Allocation
 from ..placement.fit import static_quota
 from ..plan import LineUsage, TeamUsage
 from ..snapshot import Snapshot
@@ -70,7 +69,9 @@ def count_usage(ledger: Ledger, totals: Mapping[str, int], used: UsageByPool) ->
 def _usage_by_pool(cluster: Cluster) -> UsageByPool:
     found: dict[str, dict[str, tuple[int, int]]] = {}
     for allocation in cluster.allocations.values():
-        add_usage(found, cluster.account(allocation.workload), allocation.pool.pool.name, *_amounts(allocation))
+        account, guaranteed = cluster.account(allocation.workload), allocation.workload.non_preemptible
+        for pool, amount in allocation.shares or ((allocation.pool, allocation.amount),):
+            add_usage(found, account, pool.pool.name, amount if guaranteed else 0, amount)
     return found
 
 
@@ -82,10 +83,6 @@ def add_usage(
         pools = used.setdefault(level.policy.name, {})
         before = pools.get(pool, (0, 0))
         pools[pool] = (before[0] + non_preemptible, before[1] + total)
-
-
-def _amounts(allocation: Allocation) -> tuple[int, int]:
-    return allocation.amount if allocation.workload.non_preemptible else 0, allocation.amount
 
 
 def _pools(cluster: Cluster, account: Account) -> list[str]:

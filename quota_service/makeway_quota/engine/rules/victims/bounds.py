@@ -134,6 +134,8 @@ class VictimBounds:
         if not allocations or least > len(allocations):
             return None
         used = sorted([GPU - left for left in node.future if left < GPU])[:missing] if missing > 0 else ()
+        if node.overfull:
+            used = ()  # one worker holds all devices, so that what is in use on them is less than their sum
         candidates = tuple([self._candidate(allocation) for allocation in allocations])
         policy = candidates[0].policy
         if policy == WITHOUT_GPUS or any(each.policy != policy for each in candidates):

@@ -85,9 +85,9 @@ class _Search:
         """Whether a set is legal together with the victims chosen so far."""
         if in_legal_order(self.preemptor, victims) is not None:
             return True
-        gone, self.preemptor.gone = self.preemptor.gone, {}
+        known = self.preemptor.chosen_so_far()
         found = in_legal_order(self.preemptor, (*self.chosen.values(), *victims))
-        self.preemptor.gone = gone
+        self.preemptor.choose_again(known)
         return found is not None
 
     def take(self, victims: Victims) -> None:
@@ -97,9 +97,10 @@ class _Search:
         for victim in victims:
             self.preemptor.choose(victim.allocation, victim.amount)
             self.chosen[victim.allocation.workload.id] = victim
-            here = {part.node.position for part in victim.gone}
+            pool = self.preemptor.pool
+            here = {part.node.position for part in victim.gone if part.node.pool is pool}
             nodes |= here
-            others.update(part.node.position for part in victim.allocation.parts)
+            others.update(part.node.position for part in victim.allocation.parts_in(pool))
             for position in here:
                 self.gone.setdefault(position, []).append(victim)
         for position in nodes & self.have.keys():
@@ -125,7 +126,7 @@ def node_by_node(preemptor: Preemptor, trial: PoolTrial) -> Victims:
     """Return victims for a gang, evicted in the cluster; empty, with nothing changed, if there are none."""
     search = _Search(preemptor)
     found = search.run()
-    preemptor.gone = {}
+    preemptor.chosen_so_far()
     if not found:
         return ()
     trial.become(search.chosen.values())

@@ -44,7 +44,9 @@ class Preemptor:
     kept_out: bool = False
     """Whether a static quota kept it out although victims had made room on a node."""
     gone: dict[Account, int] = field(default_factory=dict)
-    """Policy to the milli-GPUs of the victims chosen so far in the pool."""
+    """Policy to the milli-GPUs of the victims chosen so far."""
+    gone_on: dict[LineState, int] = field(default_factory=dict)
+    """The same by the lines that count them."""
     _entitled_first: dict[str, bool] = field(default_factory=dict)
     """Policy to whether its work is a candidate before any victim is chosen."""
     _fair: dict[Account, int] = field(default_factory=dict)
@@ -73,7 +75,7 @@ class Preemptor:
         """Whether an allocation may be evicted first; if not, it may not be evicted after other victims either."""
         victim = allocation.workload
         evicted = allocation.terminating or allocation.stuck
-        if evicted or victim.non_preemptible or allocation.pool is not self.pool:
+        if evicted or victim.non_preemptible or self.pool not in allocation.pools:
             return False
         if allocation.amount:
             return self.is_candidate_policy(victim.policy) and self._may_evict(victim)
@@ -111,7 +113,7 @@ class Preemptor:
         if self._where is None:
             found: dict[int, list[Allocation]] = {}
             for allocation in self.candidates():
-                for part in allocation.parts:
+                for part in allocation.parts_in(self.pool):
                     here = found.setdefault(part.node.position, [])
                     if not here or here[-1] is not allocation:
                         here.append(allocation)
@@ -177,7 +179,7 @@ class Preemptor:
             return True
         if self.right == "fair_share":
             return account is not self.account and self._above_fair_share(account)
-        return self.cluster.ledger.above(account, self.pool.pool.name, self.account, self.amount, self.gone)
+        return self.cluster.ledger.above(account, self.pool.pool.name, self.account, self.amount, self.gone_on)
 
     def standing(self, name: str) -> Standing:
         """Return a policy's standing before any victim is chosen."""
@@ -208,6 +210,20 @@ class Preemptor:
         """Subtract milli-GPUs of an allocation from its policy's usage (negative: add them again)."""
         for level in self.cluster.account(allocation.workload).chain:
             self.gone[level] = self.gone.get(level, 0) + amount
+            for line in level.lines:
+                counted = amount * allocation.counts_on(line.quota)
+                if counted:
+                    self.gone_on[line] = self.gone_on.get(line, 0) + counted // allocation.amount
+
+    def chosen_so_far(self) -> tuple[dict[Account, int], dict[LineState, int]]:
+        """Return what the chosen victims count, and forget it; `choose_again` restores it."""
+        known = self.gone, self.gone_on
+        self.gone, self.gone_on = {}, {}
+        return known
+
+    def choose_again(self, known: tuple[dict[Account, int], dict[LineState, int]]) -> None:
+        """Restore what `chosen_so_far` returned."""
+        self.gone, self.gone_on = known
 
     def became_candidates(self, grown: Iterable[Account]) -> set[str]:
         """Return the policies with more candidates than before, now that these accounts use more."""
@@ -229,17 +245,17 @@ class Preemptor:
         """Return the sort key of protection (rule 5.3) before any victim is chosen: smaller is evicted first."""
         known = self._orders.get(allocation.workload.id)
         if known is None:
-            known = self._orders[allocation.workload.id] = order_of(self.cluster, allocation)
+            known = self._orders[allocation.workload.id] = order_of(self.cluster, allocation, self.pool)
         return known
 
 
-def order_of(cluster: Cluster, allocation: Allocation) -> Order:
+def order_of(cluster: Cluster, allocation: Allocation, pool: PoolState) -> Order:
     """Return an allocation's sort key of protection (rule 5.3): smaller is evicted first; it ends in the id."""
     victim, account = allocation.workload, cluster.account(allocation.workload)
     started = victim.started_at if victim.started_at is not None else cluster.now
     return (
         account.policy.priority,
-        -account.share(allocation.pool.pool.name),
+        -account.share(pool.pool.name),
         cluster.priority(victim),
         lost_work(cluster, allocation) if cluster.settings.victim_order == "cheapest" else 0,
         -started,

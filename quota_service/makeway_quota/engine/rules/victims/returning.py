@@ -88,10 +88,10 @@ def _in_quota(preemptor: Preemptor, workload: Workload, pool: PoolState, gone: V
         return False
     for line in guarantor.reserving(name):
         used = line.taken
-        if line.quota.covers(preemptor.pool.pool.name):
-            used -= sum(v.amount for v in gone if guarantor in cluster.account(v.allocation.workload).chain)
-            if guarantor in preemptor.account.chain and preemptor.workload.id not in cluster.nominations:
-                used += preemptor.amount
+        used -= sum(v.counts_on(line.quota) for v in gone if guarantor in cluster.account(v.allocation.workload).chain)
+        asks = guarantor in preemptor.account.chain and preemptor.workload.id not in cluster.nominations
+        if asks and line.quota.covers(preemptor.pool.pool.name):
+            used += preemptor.amount
         if used + cluster.need(workload).total > line.quota.reserved:
             return False
     return True

@@ -12,6 +12,7 @@ from itertools import accumulate, product
 from typing import NamedTuple
 
 from ...index.nodes import Allocation, NodeState, Part
+from ...snapshot import QuotaLine
 from .preemptor import Preemptor
 
 WITHDRAW, SHRINK, STOP = -1, 0, 1
@@ -30,17 +31,22 @@ class Victim(NamedTuple):
     @property
     def amount(self) -> int:
         """Return the milli-GPUs that the victim gives up."""
-        return self.allocation.amount if self.kind != SHRINK else sum(p.milli * len(p.devices) for p in self.gone)
+        return self.allocation.amount if self.kind != SHRINK else self.allocation.need.gpus * len(self.gone)
+
+    def counts_on(self, quota: QuotaLine) -> int:
+        """Return how much of that counts on a line of the victim's policy, or of a department above it."""
+        counted = self.allocation.counts_on(quota)
+        return counted if self.kind != SHRINK else min(counted, self.amount)
 
     @property
     def kept(self) -> tuple[Part, ...]:
-        """Return the parts that the victim keeps, renumbered; empty unless it shrinks."""
+        """Return the parts that the victim keeps, with the numbers of their workers; empty unless it shrinks."""
         if self.kind != SHRINK:
             return ()
         rest = (part for part in self.allocation.parts if part not in self.gone)
         stay = sorted((part for part in rest if stays(self.allocation, part)), key=lambda part: part.worker)
         least = self.allocation.need.least
-        return tuple(part._replace(worker=at) for at, part in enumerate(stay)) if len(stay) >= least else ()
+        return tuple(stay) if len(stay) >= least else ()
 
 
 Victims = tuple[Victim, ...]
@@ -59,8 +65,8 @@ def stays(allocation: Allocation, part: Part) -> bool:
 
 
 def extra_workers(allocation: Allocation) -> int:
-    """Return the number of workers of an elastic gang beyond its least number; 0 for a start of this very plan."""
-    return 0 if allocation.fresh else max(0, len(allocation.parts) - allocation.need.least)
+    """Return the number of workers that an elastic gang can go on without; 0 for a start of this very plan."""
+    return 0 if allocation.fresh or allocation.fixed else max(0, len(allocation.parts) - allocation.need.least)
 
 
 def whole(allocation: Allocation) -> Victim:

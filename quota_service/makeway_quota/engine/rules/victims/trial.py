@@ -41,7 +41,9 @@ def allowed_without(preemptor: Preemptor, victims: Victims) -> bool:
     for line in cluster.ledger.holding:
         if line.account in preemptor.account.chain or not line.quota.covers(pool):
             continue
-        gone = sum(v.amount for v in victims if line.account in cluster.account(v.allocation.workload).chain)
+        gone = sum(
+            v.counts_on(line.quota) for v in victims if line.account in cluster.account(v.allocation.workload).chain
+        )
         if gone and line.future - gone < line.spare:
             break
     else:
@@ -67,7 +69,8 @@ class PoolTrial:
 
     def _hosted(self, node: NodeState) -> int:
         need = self.preemptor.need
-        return min(need.least, node.workers(need, True)) if node.suits(need) else 0
+        here = node.pool is self.preemptor.pool and node.suits(need)
+        return min(need.least, node.workers(need, True)) if here else 0
 
     def add(self, victim: Victim) -> None:
         """Evict a victim, in place of an earlier victim of the same allocation."""
