@@ -33,14 +33,14 @@ def event(id: int, **data: Any) -> Event:
     return Event(id=id, at=NOW, kind="job", team="rnd", owner="ana", data=data)
 
 
-async def numbers(first: int, count: int) -> AsyncIterator[Event]:
+async def numbers(first: int, count: int) -> AsyncIterator[bytes]:
     for id in range(first, first + count):
-        yield event(id)
+        yield message(event(id))
 
 
-async def silence() -> AsyncIterator[Event]:
+async def silence() -> AsyncIterator[bytes]:
     await asyncio.Event().wait()
-    yield event(0)
+    yield message(event(0))
 
 
 async def test_a_message_is_one_event(web: Portal) -> None:
@@ -55,8 +55,8 @@ async def test_a_message_is_one_event(web: Portal) -> None:
 
 
 async def test_newlines_in_data_stay_in_one_message() -> None:
-    async def one() -> AsyncIterator[Event]:
-        yield event(1, name="a\nb\r\n\nid: 9")
+    async def one() -> AsyncIterator[bytes]:
+        yield message(event(1, name="a\nb\r\n\nid: 9"))
 
     written = b"".join([part async for part in Streams(WebSettings()).follow(one())])
     assert written.count(b"\ndata: ") == 1
@@ -90,18 +90,62 @@ async def test_closing_ends_streams_and_long_polls_at_once() -> None:
     assert streams.open == 0
 
 
-async def test_a_slow_reader_is_cut_off_and_can_resume() -> None:
-    streams = Streams(WebSettings(stream_backlog=10))
-    stream = streams.follow(numbers(1, 1000))
+async def test_nothing_is_made_for_a_reader_that_takes_nothing() -> None:
+    made = 0
+
+    async def counted() -> AsyncIterator[bytes]:
+        nonlocal made
+        async for chunk in numbers(1, 1000):
+            made += 1
+            yield chunk
+
+    stream = Streams(WebSettings()).follow(counted())
     await anext(stream)
-    await asyncio.sleep(0)
-    read = [part async for part in stream]
-    assert 1 <= len(read) <= 11
+    assert await anext(stream) == message(event(1))
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert made == 1
+    await stream.aclose()
+
+
+async def test_a_reader_that_was_slow_reads_on_or_is_told_to_read_everything(
+    web: Portal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit_module, "KEPT", 20)
+    store, services = web.services.context.store, web.services
+    for missed, kinds in ((15, ["job"] * 15), (50, ["reset"])):
+        events = services.audit.batches(PEOPLE["root"], store.last_event_id(), None, 0.0)
+        store.add_event("job", "rnd", "ana", {"n": 0}, 1.0)
+        await anext(events)
+        for number in range(missed):
+            store.add_event("job", "rnd", "ana", {"n": number}, 1.0)
+        batch = await asyncio.wait_for(anext(events), 30)
+        heard = [row.kind for row in batch.rows] + ([batch.notice.kind] if batch.notice else [])
+        assert (heard, batch.last) == (kinds, store.last_event_id())
+
+
+async def test_an_event_is_serialised_once_for_all_its_readers(web: Portal, served: str) -> None:
+    """Streams of people with different rights: each event is turned into text once, and sent to those who may see it."""
+    web.app.state.streams.settings = replace(web.app.state.streams.settings, streams_per_user=0)
+    names = ["root", "ana", "bo", "lone", "lead"] * 4
+    store = web.services.context.store
+    start, before = store.last_event_id(), web.app.state.streams.messages.serialised
+    reading = [asyncio.create_task(collect(served, name, start, 6 if name == "root" else 3)) for name in names]
+    for _ in range(3):
+        for team, owner in (("rnd", "eve"), ("devops", "bo")):
+            store.add_event("job", team, owner, {}, 1.0)
+    for number in range(3):
+        store.add_event("job", None, "lone", {"n": number}, 1.0)
+    heard = await asyncio.wait_for(asyncio.gather(*reading), 60)
+    assert web.app.state.streams.messages.serialised - before == 9
+    for name, events in zip(names, heard, strict=True):
+        teams = {"ana": {"rnd"}, "lead": {"rnd"}, "bo": {"devops"}, "lone": {None}}.get(name)
+        assert teams is None or {seen.team for seen in events} == teams
 
 
 async def test_an_error_below_ends_the_stream() -> None:
-    async def broken() -> AsyncIterator[Event]:
-        yield event(1)
+    async def broken() -> AsyncIterator[bytes]:
+        yield message(event(1))
         raise RuntimeError("gone")
 
     assert len([part async for part in Streams(WebSettings()).follow(broken())]) == 2

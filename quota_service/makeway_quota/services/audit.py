@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 
 from makeway_api.models import Decision, Event, Health, RetentionReport
 
@@ -20,6 +22,8 @@ from .refusals import refuse
 from .retention import retention_report
 from .times import at
 
+__all__ = ["POSITION", "AuditService", "Batch", "EventRow", "Renew", "decision_model", "event_model"]
+
 HEARTBEAT = 15.0
 RECHECK = 10.0
 """Seconds after which a stream checks its caller's rights again, and sends its position where it shows nothing"""
@@ -30,6 +34,19 @@ PACE = 0.2
 
 Renew = Callable[[], Awaitable[Caller | None]]
 """Return the caller with its rights of now; None once it has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a reader may see of the events that were committed since its last batch."""
+
+    caller: Caller
+    """with its rights of now"""
+    rows: Sequence[EventRow]
+    last: int
+    """id of the newest event that was looked at"""
+    notice: Event | None = None
+    """what follows them: a `reset` or a `POSITION`"""
 
 
 class AuditService:
@@ -70,43 +87,57 @@ class AuditService:
     async def events(
         self, caller: Caller, after: int | None = None, renew: Renew | None = None
     ) -> AsyncIterator[Event]:
+        """Yield what happens one by one: see `batches`."""
+        async for batch in self.batches(caller, after, renew):
+            for row in batch.rows:
+                yield event_model(row)
+            if batch.notice is not None:
+                yield batch.notice
+
+    async def batches(
+        self, caller: Caller, after: int | None = None, renew: Renew | None = None, pace: float = PACE
+    ) -> AsyncIterator[Batch]:
         """Follow what happens, from event `after` on (None: from now on), until the caller loses its rights.
 
         `renew` is called at least every `RECHECK` seconds while there are events. A reader whose `after` is too old,
         more than `KEPT` events back or from another database gets one event of kind `reset`: read everything again,
-        then follow from there. Where events pass that the caller may not see, an event of kind `POSITION` has the id
-        of the last one, at most every `RECHECK` seconds: a reader that comes back does not begin before them.
+        then follow from there. So does a reader that takes nothing for so long: nothing is kept for it. Where events
+        pass that the caller may not see, an event of kind `POSITION` has the id of the last one, at most every
+        `RECHECK` seconds: a reader that comes back does not begin before them.
         """
         feed, checked = self._feed, self._clock()
         told_at = checked
         oldest, newest = await feed.range()
-        seen = newest if after is None else after
-        if after is not None and (after < max(oldest - 1, newest - KEPT) or after > newest):
-            seen = newest
-            yield Event(id=newest, at=at(self._context.clock()), kind="reset", data={"oldest": oldest, "after": after})
-        told = seen
+        told = seen = newest if after is None else after
         while True:
+            if seen < max(oldest - 1, newest - KEPT) or seen > newest:
+                yield Batch(caller, (), newest, self._notice("reset", newest, {"oldest": oldest, "after": seen}))
+                told = seen = newest
             mark = feed.mark()
-            batch = await feed.after(seen)
+            rows = await feed.after(seen)
             if renew is not None and self._clock() - checked > RECHECK:
                 renewed = await renew()
                 if renewed is None:
                     return
                 caller, checked = renewed, self._clock()
-            teams = self._context.visible_teams(caller)
-            for row in batch:
-                seen = row.id
-                if _shows(caller, teams, row):
-                    told, told_at = seen, self._clock()
-                    yield _event_model(row)
-            if seen != told and self._clock() - told_at > RECHECK:
+            teams, seen = self._context.visible_teams(caller), rows[-1].id if rows else seen
+            shown = [row for row in rows if _shows(caller, teams, row)]
+            if shown:
+                told, told_at = shown[-1].id, self._clock()
+            silent = seen != told and self._clock() - told_at > RECHECK
+            if silent:
                 told, told_at = seen, self._clock()
-                yield Event(id=seen, at=at(self._context.clock()), kind=POSITION)
-            if batch:
-                await asyncio.sleep(PACE)
+            if rows or silent:
+                yield Batch(caller, shown, seen, self._notice(POSITION, seen) if silent else None)
+            if rows:
+                await asyncio.sleep(pace)
+                newest = max(seen, await feed.newest())  # further ahead where the reader was slow
             else:
                 await feed.changed(mark, HEARTBEAT)
                 await self._context.gate.wait_async()
+
+    def _notice(self, kind: str, id: int, data: Mapping[str, int] = MappingProxyType({})) -> Event:
+        return Event(id=id, at=at(self._context.clock()), kind=kind, data=dict(data))
 
     async def retention(self) -> RetentionReport:
         """Return what is kept, for how long, and what the last pass removed."""
@@ -129,7 +160,8 @@ def _shows(caller: Caller, teams: Collection[str] | None, event: EventRow) -> bo
     return event.team is not None and event.team in teams
 
 
-def _event_model(row: EventRow) -> Event:
+def event_model(row: EventRow) -> Event:
+    """Return an event as the API shows it; the same for every reader who may see it."""
     return Event(id=row.id, at=at(row.at), kind=row.kind, team=row.team, owner=row.owner, data=dict(row.data))
 
 

@@ -10,6 +10,7 @@ from fastapi import FastAPI, Request
 from ..services import Services
 from . import api, assets, pages, probes, problems
 from .auth import Authenticator, Directory
+from .compression import Compression
 from .headers import Headers
 from .hold_reads import HoldReads
 from .limits import CheckToken, Limits
@@ -55,6 +56,7 @@ def create_app(services: Services, settings: WebSettings, directory: Directory |
     app.add_middleware(
         Limits, settings=settings, authenticator=app.state.authenticator, check_token=_token_check(services)
     )
+    app.add_middleware(Compression, static=f"{settings.prefix}static/")
     app.add_middleware(Headers, settings=settings)
     app.add_middleware(HoldReads, settings=settings, services=services)
     return app

@@ -15,7 +15,7 @@ from makeway_api.errors import MakewayError
 from ..services import Caller
 from ..services.caller import SCOPE
 from .settings import WebSettings
-from .tickets import Signer, same
+from .tickets import Signer, masked, same, unmasked
 
 COOKIE = "makeway-login"
 COOKIE_SECONDS = 14 * 86_400
@@ -70,7 +70,7 @@ class Authenticator:
         session_id, token = _session_id(request), self._cookie(request)
         xsrf = self.signer.digest("xsrf", f"{session_id}:{hashlib.sha256(token.encode()).hexdigest()}")
         await self._check_forgery(request, xsrf)
-        return Visitor(caller, by_cookie=True, xsrf=xsrf)
+        return Visitor(caller, by_cookie=True, xsrf=masked(xsrf))
 
     async def caller(self, request: Request) -> Caller | None:
         """Return the caller by headers and cookies alone; None without a login, 401 for a wrong token.
@@ -117,7 +117,7 @@ class Authenticator:
         sent = request.headers.get("x-xsrftoken") or request.query_params.get("_xsrf") or ""
         if not sent and _is_form(request):
             sent = str((await request.form()).get("_xsrf", ""))
-        if not same(xsrf, sent):
+        if not same(xsrf, unmasked(sent)):
             raise MakewayError(
                 "This request came with a login cookie but without the page's own token (_xsrf). "
                 "Reload the page and try again; programs use an API token instead.",

@@ -55,8 +55,8 @@ class WebSettings:
     ticket_seconds: int = 900
     heartbeat: float = 15.0
     """seconds of silence after which the stream says that it is alive"""
-    stream_backlog: int = 1000
-    """events that a slow reader may lag before it is cut off (it resumes by Last-Event-ID)"""
+    page_heartbeat: float = 5.0
+    """the same for the stream of pages, which say after two missed ones that they are out of date"""
     streams_per_user: int = 20
     """event streams that one person may have open; 0: no limit"""
     auth_cache_seconds: int = 5

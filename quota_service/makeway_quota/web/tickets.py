@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
+import secrets
 import time
 from collections.abc import Callable
 from functools import partial
@@ -44,6 +46,34 @@ class Signer:
         """Return the token of `text` under the secret; it does not expire."""
         signer = self._signer(salt=f"digest {purpose}")
         return signer.get_signature(text.encode("utf-8", "replace")).decode()
+
+
+def masked(token: str) -> str:
+    """Return a token for one response, with a random mask: its bytes are others in each response.
+
+    What a page repeats from its address, beside a secret that is always the same, would tell that secret to who can
+    measure the size of the compressed pages (BREACH).
+    """
+    plain = token.encode("utf-8", "replace")
+    mask = secrets.token_bytes(len(plain))
+    hidden = bytes(a ^ b for a, b in zip(plain, mask, strict=True))
+    return f"{_text(mask)}.{_text(hidden)}"
+
+
+def unmasked(sent: str) -> str:
+    """Return the token that was masked; what is not masked comes back as it is."""
+    mask, dot, hidden = sent.partition(".")
+    if not dot:
+        return sent
+    try:
+        halves = [base64.urlsafe_b64decode(half.encode() + b"==") for half in (mask, hidden)]
+        return bytes(a ^ b for a, b in zip(*halves, strict=True)).decode()
+    except ValueError:
+        return ""
+
+
+def _text(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
 
 
 def same(expected: str, sent: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request, Response
@@ -9,10 +10,13 @@ from fastapi.responses import StreamingResponse
 from makeway_api.errors import MakewayError
 from makeway_api.models import Decision, Kind, Me, OfferTable, Policy, Pool, Profile, Usage
 
-from ...services import Caller
+from ...services import Caller, Services
+from ...services.topics import read_topics
 from ..auth import SCOPE, may, refusal, still_reads
 from ..dependencies import BIG, Name, Reader, TheAuthenticator, TheServices, TheStreams
+from ..pages.live import PageStream, read_parts
 from ..problems import declared, json_list, json_of
+from ..stream import Streams, message
 
 router = APIRouter(tags=["inventory"], responses=declared())
 open_router = APIRouter(tags=["inventory"], responses=declared())
@@ -119,24 +123,44 @@ async def events(
     request: Request,
     caller: Reader,
     services: TheServices,
-    authenticator: TheAuthenticator,
     streams: TheStreams,
     last_event_id: Annotated[int | None, Header(ge=0, le=BIG)] = None,
     after: Annotated[int | None, Query(ge=0, le=BIG, description="like the header Last-Event-ID")] = None,
+    topics: Annotated[str | None, Query(max_length=8000, description="only which of these topics changed")] = None,
+    parts: Annotated[str, Query(max_length=2000, description="parts of the portal's own pages")] = "",
 ) -> StreamingResponse:
     """Stream what happens. Each message has an id, its kind as event, and the whole Event as JSON in data.
 
     A reader whose last event is not kept any more, or is more than 2000 events back, gets a `reset`: it reads
     everything again. A message with an id alone says that nothing up to there is for this reader.
+
+    With `topics` (cluster, policy, team:NAME, job:ID, node:NAME, with commas between them) the messages are of the kind
+    `changed` and name the topics that changed, at most four times a second; `beat` says that the stream is alive.
     """
-    streams.check_room(caller.name)
     start = last_event_id if last_event_id is not None else after
+    streams.check_room(caller.name)
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    if topics is None and not parts:
+        chunks = streams.follow(_event_chunks(request, caller, start), caller.name)
+    else:
+        page = PageStream(request, caller, read_topics(topics or ""), read_parts(parts), start)
+        chunks = streams.follow(page.chunks(), caller.name, page.beat, streams.settings.page_heartbeat, page.welcome)
+        headers |= page.headers
+    return StreamingResponse(chunks, media_type="text/event-stream", headers=headers)
+
+
+async def _event_chunks(request: Request, caller: Caller, start: int | None) -> AsyncIterator[bytes]:
+    """Yield what happens as the text of a stream, while the caller may read; the text is shared by all streams."""
+    state = request.app.state
+    services: Services = state.services
+    streams: Streams = state.streams
 
     async def renew() -> Caller | None:
-        return await still_reads(authenticator, request)
+        return await still_reads(state.authenticator, request)
 
-    return StreamingResponse(
-        streams.follow(services.audit.events(caller, start, renew), caller.name),
-        media_type="text/event-stream",
-        headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
-    )
+    async for batch in services.audit.batches(caller, start, renew):
+        chunk = streams.messages.of(batch.rows)
+        if batch.notice is not None:
+            chunk += message(batch.notice)
+        if chunk:
+            yield chunk

@@ -12,6 +12,7 @@ from makeway_api.models import Problem
 from ..auth import Visitor
 from ..settings import WebSettings
 from . import access, decisions, job, nodes, panel, policy, team, workloads
+from .parts import Histories
 from .render import page
 from .sharing import SharedParts
 
@@ -23,6 +24,7 @@ ROUTERS = tuple(each.router for each in (panel, workloads, nodes, team, decision
 def install(app: FastAPI, settings: WebSettings) -> None:
     """Add every page to the app, and the way to the login for visitors who are not logged in."""
     app.state.parts = SharedParts()
+    app.state.histories = Histories()
     app.include_router(router(settings))
     access.install(app)
 

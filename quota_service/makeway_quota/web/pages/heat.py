@@ -117,7 +117,7 @@ def _paths(start: int, facts: Sequence[NodeFacts], grid: Grid, look: Look) -> Pa
             width = length * GPU_WIDTH - 1
             x, y = left + first * GPU_WIDTH, top + row * GPU_HEIGHT
             paths[name, over].append(f"M{x} {y}h{width}v{GPU_HEIGHT - 1}h-{width}z")
-    return {key: "".join(parts) for key, parts in paths.items()}
+    return {key: "\n".join(parts) for key, parts in paths.items()}
 
 
 def summary(pool: Pool) -> str:
@@ -128,7 +128,7 @@ def summary(pool: Pool) -> str:
 
 
 def _path(name: str, over: bool, parts: Sequence[str]) -> Markup:
-    data = "".join(parts)
+    data = "\n".join(parts)  # a line for each strip: what is sent is what changed
     drawn = Markup('<path class="{}" d="{}"></path>').format(name, data)
     if over:
         drawn += Markup('<path class="over" fill="url(#mw-hatch)" d="{}"></path>').format(data)

@@ -20,7 +20,7 @@ from .bars import MANY, bar_scale
 from .look import Look, is_large
 from .node_facts import facts_of
 from .palette import colours
-from .render import shared_page
+from .parts import PartSource, shared_page
 from .sharing import view_of
 
 router = APIRouter(include_in_schema=False)
@@ -70,13 +70,17 @@ class Panel:
 @router.get("/live/panel")
 async def panel_page(request: Request, visitor: PageVisitor, services: TheServices) -> Response:
     """Return the panel, whole or (below live/) only its changing part."""
-    caller, settings = visitor.caller, request.app.state.settings
+    return await shared_page(request, visitor, panel_part(services, visitor.caller, request.app.state.settings))
+
+
+def panel_part(services: Services, caller: Caller, settings: WebSettings) -> PartSource:
+    """Return the changing part of the panel for a caller."""
 
     async def collect() -> dict[str, Any]:
         panel = await gather(services, caller, settings)
         return {"panel": panel, "virtual": panel.virtual}
 
-    return await shared_page(request, "panel", visitor, partial(view_of, services, caller), collect, ("virtual",))
+    return PartSource("panel", partial(view_of, services, caller), collect, ("virtual",))
 
 
 async def gather(services: Services, caller: Caller, settings: WebSettings, team: str | None = None) -> Panel:

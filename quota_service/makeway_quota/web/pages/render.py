@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from makeway_api.errors import MakewayError
 from makeway_api.models import Grant
 from makeway_api.quantities import gpus, number
 from markupsafe import Markup
@@ -23,7 +21,6 @@ from .. import assets
 from ..auth import Visitor
 from ..settings import WebSettings
 from . import bars, cells, heat, look
-from .sharing import SharedParts, View, ViewChanged
 
 _ENV = Environment(
     loader=FileSystemLoader(Path(__file__).parent.parent / "templates"),
@@ -54,9 +51,6 @@ VERBS = {
 }
 """How a decision's verb is shown; one that is not here is shown as it is."""
 
-TRIES = 3
-"""Shared renderings that a visitor waits for while the policy changes under each; then it gets one of its own"""
-
 TODAY = 20 * 3600
 """Seconds within which a time of day needs no date."""
 
@@ -83,49 +77,6 @@ async def page(
     return HTMLResponse(text.encode("utf-8", "replace"), status_code=status)
 
 
-async def shared_page(
-    request: Request,
-    name: str,
-    visitor: Visitor,
-    view: Callable[[], View],
-    gather: Callable[[], Awaitable[Mapping[str, Any]]],
-    shell: Sequence[str],
-) -> HTMLResponse:
-    """Return a page whose changing part is the same for all visitors with the same view, or (below live/) that part.
-
-    `gather` collects the values of both templates; `shell` names those that the page around the part needs. A part is
-    shared only if `view` is the same before and after it was gathered: else each visitor asks for its view of now.
-    """
-    parts: SharedParts = request.app.state.parts
-
-    async def make(shared: View | None) -> tuple[str, dict[str, Any]]:
-        try:
-            values = await gather()
-        except MakewayError:
-            if shared is not None and view() != shared:
-                raise ViewChanged from None
-            raise
-        if shared is not None and view() != shared:
-            raise ViewChanged
-        text = await render(request, f"_{name}.html", None, **values)
-        return text, {key: values[key] for key in shell}
-
-    async def shared() -> tuple[str, dict[str, Any]]:
-        ask = parts.get if is_part(request) else parts.first
-        for _ in range(TRIES):
-            key = view()
-            with suppress(ViewChanged):
-                found: tuple[str, dict[str, Any]] = await ask((name, *key), partial(make, key))
-                return found
-        alone: tuple[str, dict[str, Any]] = await parts.alone(partial(make, None))
-        return alone
-
-    text, values = await shared()
-    if is_part(request):
-        return HTMLResponse(text.encode("utf-8", "replace"))
-    return await page(request, f"{name}.html", visitor, part=Markup(text), **values)
-
-
 async def render(request: Request, template: str, visitor: Visitor | None, **values: Any) -> str:
     """Render a template in a thread of the requests."""
     settings: WebSettings = request.app.state.settings
@@ -137,9 +88,8 @@ async def render(request: Request, template: str, visitor: Visitor | None, **val
         prefix=settings.prefix,
         hub=settings.hub,
         visitor=visitor,
-        after=getattr(request.state, "after", 0),
+        **{"after": getattr(request.state, "after", 0), "at": services.context.clock()} | values,
         asset=_asset(settings),
-        **values,
     )
     gate = services.context.gate
 
@@ -169,16 +119,19 @@ def _asset(settings: WebSettings) -> Any:
 
 
 def time_tag(moment: datetime | None, style: str = "ago") -> Markup:
-    """Return a time as HTML; the page's script keeps `ago` and `in` fresh, and a tooltip shows the exact moment."""
+    """Return a time as HTML: the clock, which the page's script turns into `ago`, `for` or `in` and keeps fresh.
+
+    What the server writes stays true, so that a part of a page changes only where something happened.
+    """
     if moment is None:
         return Markup("–")
     exact = moment.astimezone(UTC)
-    seconds = (datetime.now(UTC) - exact).total_seconds()
-    words = {"ago": f"{duration(seconds)} ago", "for": duration(seconds), "in": f"in {duration(-seconds)}"}.get(
-        style, exact.strftime("%H:%M:%S" if abs(seconds) < TODAY else "%Y-%m-%d %H:%M")
-    )
+    today = abs((datetime.now(UTC) - exact).total_seconds()) < TODAY
     return Markup('<time datetime="{}" data-style="{}" data-tip="{}">{}</time>').format(
-        exact.isoformat(timespec="seconds"), style, exact.strftime("%Y-%m-%d %H:%M:%S UTC"), words
+        exact.isoformat(timespec="seconds"),
+        style,
+        exact.strftime("%Y-%m-%d %H:%M:%S UTC"),
+        exact.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M"),
     )
 
 

@@ -17,8 +17,9 @@ from typing import Any
 from ...services import Caller, Services
 from ...services.cpu_time import thread_time
 
-MIN_INTERVAL = 1.0
-"""Seconds between two renderings of a view; a request in between waits for the next one."""
+MIN_INTERVAL = 0.7
+"""Seconds between two renderings of a view; a request in between waits for the next one, and nothing is shown later
+than a second after it happened."""
 SHARE = 0.2
 """Part of one processor that renderings may take."""
 BURST = 10.0

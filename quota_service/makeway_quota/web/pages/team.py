@@ -8,11 +8,12 @@ from fastapi import APIRouter, Request, Response
 from makeway_api.errors import MakewayError
 from makeway_api.models import Policy
 
-from ...services import Caller
+from ...services import Caller, Services
 from ..dependencies import TheServices
+from ..settings import WebSettings
 from .access import PageVisitor
 from .panel import gather
-from .render import shared_page
+from .parts import PartSource, shared_page
 from .sharing import view_of
 
 router = APIRouter(include_in_schema=False)
@@ -22,24 +23,27 @@ router = APIRouter(include_in_schema=False)
 @router.get("/live/teams/{team}")
 async def team_page(request: Request, team: str, visitor: PageVisitor, services: TheServices) -> Response:
     """One team, whole or (below live/) only its changing part."""
-    caller, settings = visitor.caller, request.app.state.settings
+    await _policy(services, visitor.caller, team)  # a refusal waits for no rendering
+    return await shared_page(request, visitor, team_part(services, visitor.caller, request.app.state.settings, team))
 
-    async def read_policy() -> Policy:
-        policies = await services.inventory.policies(caller)
-        policy = next((policy for policy in policies if policy.name == team), None)
-        if policy is None:
-            raise _unknown_team(caller, team)
-        return policy
+
+def team_part(services: Services, caller: Caller, settings: WebSettings, team: str) -> PartSource:
+    """Return the changing part of a team's page for a caller; gathering it refuses those who may not see the team."""
 
     async def collect() -> dict[str, Any]:
-        policy = await read_policy()
+        policy = await _policy(services, caller, team)
         panel = await gather(services, caller, settings, team)
         return {"panel": panel, "policy": policy, "team": team, "look": panel.look, "virtual": panel.virtual}
 
-    await read_policy()  # a refusal waits for no rendering
-    return await shared_page(
-        request, "team", visitor, lambda: (team, *view_of(services, caller)), collect, ("team", "look", "virtual")
-    )
+    return PartSource("team", lambda: (team, *view_of(services, caller)), collect, ("team", "look", "virtual"))
+
+
+async def _policy(services: Services, caller: Caller, team: str) -> Policy:
+    policies = await services.inventory.policies(caller)
+    policy = next((policy for policy in policies if policy.name == team), None)
+    if policy is None:
+        raise _unknown_team(caller, team)
+    return policy
 
 
 def _unknown_team(caller: Caller, team: str) -> MakewayError:

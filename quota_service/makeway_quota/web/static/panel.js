@@ -1,72 +1,8 @@
-// Keeps a page of Makeway fresh: listens to the event stream, asks htmx for the part that changes, follows a job's
-// output, shows tooltips. Without it every page still works; it only stands still.
+// What a page of Makeway does besides keeping fresh (live.js, parts.js): times, tooltips, the heat map, a job's output.
+// Without it every page still works; it only stands still.
 "use strict";
 (() => {
-  const meta = (name) => document.querySelector(`meta[name="makeway-${name}"]`)?.content ?? "";
-  const prefix = meta("prefix");
-  const xsrf = meta("xsrf");
-  const live = document.getElementById("live");
-  const pill = document.getElementById("mw-live");
-
-  // -- events -------------------------------------------------------------------------------------------------
-  const QUIET = 1000; // at most one refresh a second, however much happens
-  let due = null;
-  let last = 0;
-  const refresh = () => {
-    if (due !== null || document.hidden) return;
-    due = setTimeout(() => {
-      due = null;
-      last = Date.now();
-      if (live && window.htmx) window.htmx.trigger(live, "makeway:changed");
-    }, Math.max(0, QUIET - (Date.now() - last)));
-  };
-
-  const say = (state, words) => {
-    if (!pill) return;
-    pill.dataset.state = state;
-    if (pill.textContent !== words) pill.textContent = words;
-  };
-
-  if (live && prefix) {
-    const SHORTEST = 2000; // a stream that is refused (503, 429) stays closed: it is opened again, later each time
-    const LONGEST = 30000;
-    let stream = null;
-    let opened = false;
-    let failures = 0;
-    let again = null;
-    let seen = document.getElementById("mw-current")?.dataset.after ?? ""; // the page shows what happened up to here
-    const heard = (event) => {
-      seen = event.lastEventId || seen;
-      refresh();
-    };
-    const listen = () => {
-      again = null;
-      const shown = document.getElementById("mw-current")?.dataset.after;
-      if (shown) seen = Math.max(seen, shown); // the page was refreshed since
-      stream = new EventSource(`${prefix}api/v1/events?_xsrf=${encodeURIComponent(xsrf)}&after=${seen}`);
-      stream.onopen = () => {
-        say("on", "live");
-        if (opened) refresh();
-        opened = true;
-        failures = 0;
-      };
-      stream.onerror = () => {
-        say("off", "reconnecting");
-        if (stream.readyState !== EventSource.CLOSED || again !== null) return;
-        const wait = Math.min(LONGEST, SHORTEST * 2 ** Math.min(failures++, 10));
-        again = setTimeout(listen, Math.max(SHORTEST, wait * (0.5 + Math.random() / 2)));
-      };
-      for (const kind of ["job", "session", "usage", "decision", "policy", "reset"]) stream.addEventListener(kind, heard);
-    };
-    listen();
-    addEventListener("pageshow", (event) => { if (event.persisted) listen(); }); // back from the browser's own cache
-    document.addEventListener("visibilitychange", () => { if (!document.hidden) refresh(); });
-    setInterval(refresh, 30000);
-    addEventListener("pagehide", () => {
-      clearTimeout(again);
-      stream.close();
-    });
-  }
+  const { live, prefix, xsrf } = window.Makeway;
 
   // -- times --------------------------------------------------------------------------------------------------
   const UNITS = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]];
@@ -78,22 +14,22 @@
     const rest = Math.floor((whole % length) / part);
     return `${Math.floor(whole / length)} ${unit}${rest ? ` ${rest} ${smaller}` : ""}`;
   };
-  const tick = () => {
+  const tell = (time) => {
     const now = Date.now();
-    for (const time of document.querySelectorAll("time[data-style]")) {
-      const at = Date.parse(time.dateTime);
-      const words = {
-        ago: () => `${span((now - at) / 1000)} ago`,
-        for: () => span((now - at) / 1000),
-        in: () => `in ${span((at - now) / 1000)}`,
-        clock: () => {
-          const day = Math.abs(now - at) < 72e6 ? {} : { year: "numeric", month: "short", day: "numeric" };
-          return new Date(at).toLocaleString([], { ...day, hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false });
-        },
-      }[time.dataset.style]?.();
-      if (words && time.textContent !== words) time.textContent = words;
-    }
+    const at = Date.parse(time.dateTime);
+    const words = {
+      ago: () => `${span((now - at) / 1000)} ago`,
+      for: () => span((now - at) / 1000),
+      in: () => `in ${span((at - now) / 1000)}`,
+      clock: () => {
+        const day = Math.abs(now - at) < 72e6 ? {} : { year: "numeric", month: "short", day: "numeric" };
+        return new Date(at).toLocaleString([], { ...day, hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false });
+      },
+    }[time.dataset.style]?.();
+    if (words && time.textContent !== words) time.textContent = words;
   };
+  window.Makeway.tell = tell;
+  const tick = () => document.querySelectorAll("time[data-style]").forEach(tell);
   tick();
   setInterval(tick, 1000);
 
@@ -199,38 +135,20 @@
     mark(map, next);
   });
 
-  // -- a refresh keeps the focus, the tooltip and what it marks ---------------------------------------------------
-  const FOCUSABLE = ".mw-cell, .mw-heat, a, button, summary, [tabindex]";
-  const places = () => [...live.querySelectorAll(FOCUSABLE)];
+  // -- a new version keeps the tooltip and what it marks ------------------------------------------------------------
   const cells = () => [...live.querySelectorAll(".mw-cell")];
-  let focused = null;
-  let shownAt = -1; // the cell of the tooltip: a refresh may use its element for another cell
-  document.addEventListener("htmx:before:swap", () => {
-    const active = document.activeElement;
-    focused = live?.contains(active) ? { active, cell: cells().indexOf(active), href: active.getAttribute("href"), at: places().indexOf(active) } : null;
-    shownAt = live && shownFor ? cells().indexOf(shownFor) : -1;
-  });
-  const sameAs = ({ active, cell, href, at }) => {
-    if (cell >= 0) return cells()[cell];
-    if (active.isConnected && active.getAttribute("href") === href) return active;
-    return (href && places().find((place) => place.getAttribute("href") === href)) || places()[at];
-  };
-  document.addEventListener("htmx:after:swap", () => {
-    tick();
-    if (!live) return;
+  let shownAt = -1; // the cell of the tooltip: a new version may use its element for another cell
+  document.addEventListener("makeway:before", () => { shownAt = shownFor ? cells().indexOf(shownFor) : -1; });
+  document.addEventListener("makeway:after", () => {
     if (shownFor && shownAt >= 0) shownFor = cells()[shownAt] ?? shownFor;
     const again = shownFor;
-    if (focused && [focused.active, document.body].includes(document.activeElement)) {
-      const same = sameAs(focused);
-      if (same !== document.activeElement) same?.focus({ preventScroll: true });
-    }
     if (again?.classList.contains("mw-heat")) {
       const map = again.isConnected ? again : null;
       if (!map) { hide(); return; }
       const at = chosen.get(map.getAttribute("aria-label").split(":")[0]);
       if (document.activeElement === map && at !== undefined) mark(map, at);
       else pointAt(map, pointed.at, pointed.left, pointed.top);
-    } else if (again && shownFor === again) {
+    } else if (again) {
       if (again.isConnected && again.dataset.tip) {
         for (const cell of live.querySelectorAll(".mw-cell.same")) cell.classList.remove("same");
         live.classList.remove("mw-picking");
