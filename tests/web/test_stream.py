@@ -125,7 +125,7 @@ async def test_a_reader_that_was_slow_reads_on_or_is_told_to_read_everything(
 
 
 async def test_an_event_is_serialised_once_for_all_its_readers(web: Portal, served: str) -> None:
-    """Streams of people with different rights: each event is turned into text once, and sent to those who may see it."""
+    """Streams of people with different rights: each event is turned into text once, for those who may see it."""
     web.app.state.streams.settings = replace(web.app.state.streams.settings, streams_per_user=0)
     names = ["root", "ana", "bo", "lone", "lead"] * 4
     store = web.services.context.store
