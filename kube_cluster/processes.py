@@ -79,13 +79,27 @@ def marked(folder: Folder) -> list[int]:
     return found
 
 
+def ends(pid: int) -> bool:
+    """Whether a process that was killed has not ended yet: some of its threads are neither dead nor zombies."""
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with suppress(OSError):
+            if stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0] not in ("Z", "X"):
+                return True
+    return False
+
+
 def kill_marked(folder: Folder, seconds: float = 30) -> None:
-    """Kill every process of a cluster; raise KubeProblem when some do not end."""
+    """Kill every process of a cluster and return when all have ended; raise KubeProblem when some do not end.
+
+    A process that ends loses its mark with its memory, and only then its open files, mounts and control group.
+    """
     end = time.monotonic() + seconds
-    while pids := marked(folder):
-        for pid in pids:
+    killed: set[int] = set()
+    while pids := marked(folder) or [pid for pid in killed if ends(pid)]:
+        for pid in set(pids) - killed:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        killed |= set(pids)
         if time.monotonic() > end:
             raise KubeProblem(f"These processes of the cluster in {folder.path} do not end: {pids}.")
         time.sleep(PAUSE)

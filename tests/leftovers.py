@@ -20,13 +20,16 @@ def left(folder: Folder, facts: dict[str, Any]) -> list[str]:
     """
     found = [f"process {pid}" for pid in marked(folder)]
     places = [folder.path, *map(Path, facts.get("cgroups", []))]
-    others = [other.facts().get("network") for other in folders() if other.path != folder.path]
-    if (number := facts.get("network")) not in (None, *others):  # a number is taken again by the next cluster
+    if (number := facts.get("network")) is not None:
         bridge = Network(number).bridge
         devices = Path("/sys/class/net")
-        places += [devices / bridge, *devices.glob(f"{bridge}p*"), *NAMESPACES.glob(f"{bridge}-*")]
+        names = [devices / bridge, *devices.glob(f"{bridge}p*"), *NAMESPACES.glob(f"{bridge}-*")]
+        networks = [str(place) for place in names if os.path.lexists(place)]
         routes = subprocess.run(["ip", "route"], capture_output=True, text=True, check=True).stdout
-        found += [line for line in routes.splitlines() if bridge in line.split()]
+        networks += [line for line in routes.splitlines() if bridge in line.split()]
+        # A number is taken again by the next cluster, maybe just now.
+        others = [other.facts().get("network") for other in folders() if other.path != folder.path]
+        found += networks if number not in others else []
     for mounts in Path("/proc").glob("[0-9]*/mountinfo"):
         with suppress(OSError):
             if str(folder.path) in mounts.read_text(encoding="utf-8"):

@@ -19,8 +19,20 @@ from pods import wait_until
 from kube_cluster.api import Api
 from kube_cluster.cluster import Cluster, why_no_node
 from kube_cluster.folder import Folder
+from kube_cluster.processes import ends, kill_marked, marked, start
 
 pytestmark = pytest.mark.kube
+
+LARGE = """
+import mmap, threading, time
+memory = mmap.mmap(-1, 2**27)
+memory.write(bytes(range(256)) * 2**19)
+for _ in range(20):
+    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+print("up", flush=True)
+time.sleep(600)
+"""
+"""A process that takes a while to end: its memory is released before its files, mounts and control group are."""
 
 ROOT = Path(__file__).parents[2]
 READY = "Ctrl-C removes the cluster.\n"
@@ -123,3 +135,16 @@ def test_two_clusters_run_side_by_side_and_one_is_removed_by_its_name(control_pl
 
 def test_a_name_that_no_cluster_has_is_refused_in_words() -> None:
     assert "There is no cluster nothing" in run("down", "nothing")
+
+
+def test_processes_that_were_killed_have_ended(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "cluster")
+    folder.logs.mkdir(parents=True)
+    four = f"import subprocess, sys, time\nfor _ in range(4): subprocess.Popen([sys.executable, '-c', {LARGE!r}])\n"
+    start(folder, "large", [sys.executable, "-c", f"{four}time.sleep(600)"])
+    log = folder.logs / "large.log"
+    wait_until(lambda: log.read_text().count("up") == 4, "all of them run")
+    pids = marked(folder)
+    assert len(pids) == 5
+    kill_marked(folder)
+    assert [pid for pid in pids if ends(pid)] == []
