@@ -267,10 +267,12 @@ async def serve(settings: ServiceSettings, ready: Callable[[], object] = lambda:
     """
     from .application import Application
     from .control.hub_client import HubApi
+    from .descriptors import raise_limit
     from .web.app import create_app
     from .web.http_server import server_config
     from .web.settings import WebSettings
 
+    raise_limit()
     hub = HubApi(settings.hub_api_url, settings.api_token) if settings.hub_api_url else None
     service = await Application.open(settings, make_backend(settings), hub)
     app = create_app(service.services, WebSettings.of(settings))

@@ -232,3 +232,30 @@ def test_a_process_is_held_without_a_pidfd_too(monkeypatch: pytest.MonkeyPatch, 
     assert not process.alive()
     process.send(signal.SIGTERM)
     assert Process.find(claim, os.geteuid(), mark) is None
+
+
+async def test_all_launchers_that_vanish_at_once_are_lost_with_their_machine(shop: Workshop) -> None:
+    for job in ("j-1", "j-2", "j-3"):
+        await shop.run(job, "sh", "-c", "echo up; sleep 60")
+        await shop.running(job, says="up")
+    pids = [shop.launcher(job) for job in ("j-1", "j-2", "j-3")]
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+        await shop.seen("j-1")
+    for job in ("j-1", "j-2", "j-3"):
+        seen = await shop.over(job)
+        assert (seen.phase, seen.node_lost) == (Phase.LOST, True)
+
+
+async def test_one_launcher_of_several_that_vanishes_is_lost_by_itself(shop: Workshop) -> None:
+    for job in ("j-1", "j-2", "j-3"):
+        await shop.run(job, "sh", "-c", "echo up; sleep 60")
+        await shop.running(job, says="up")
+    for job in ("j-1", "j-2"):
+        os.kill(shop.launcher(job), signal.SIGKILL)
+    for job in ("j-1", "j-2"):
+        seen = await shop.over(job)
+        assert (seen.phase, seen.node_lost) == (Phase.LOST, False)
+    other = await shop.seen("j-3")
+    assert other is not None
+    assert other.phase is Phase.RUNNING

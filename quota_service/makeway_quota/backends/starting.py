@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..descriptors import limit_of_jobs
 from .attempts import LocalAttempt
 from .base import BackendError, NodeSeen, StartOrder
 from .jobdir import Layout, beside, check_files, write_order
@@ -84,6 +85,7 @@ def spool(layout: Layout, order: StartOrder, account: UnixAccount, nodes: Sequen
         "time_limit": order.time_limit,
         "log_limit": log_limit,
         "boot": boot_id(),
+        "open_files": limit_of_jobs(),
     }
     write_order(layout.order(order.workload, order.attempt), header, files)
 

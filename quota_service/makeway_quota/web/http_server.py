@@ -11,6 +11,7 @@ from asyncio.events import TimerHandle
 from collections.abc import Callable, Coroutine, Sequence
 from http import HTTPStatus
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import httptools
 import uvicorn
@@ -18,11 +19,15 @@ from makeway_api.models import Problem
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
 
+from .connections import Connections
 from .headers import ALWAYS
 from .problems import answer
 
 T = TypeVar("T")
+
+_connections: WeakKeyDictionary[ServerState, Connections] = WeakKeyDictionary()
 
 HEAD_BYTES = 64 * 2**10
 """Largest head of a request: its address and header fields; the trailers of a chunked body may be as large again"""
@@ -71,6 +76,8 @@ class BoundedHttp(HttpToolsProtocol):
     """
 
     head_seconds = HEAD_SECONDS
+    most_connections: int | None = None
+    """None: what the limit of open files allows"""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -83,8 +90,19 @@ class BoundedHttp(HttpToolsProtocol):
         self._silent = True
         self._timer: TimerHandle | None = None
         self._start_timer()
+        self.address = str(self.client[0]) if self.client else ""
+        self.requests = 0
+        self.idle_since: float | None = self.loop.time()
+        self._all = _connections.setdefault(self.server_state, Connections(self.most_connections))
+        self._all.opened(self)
+
+    def drop(self) -> None:
+        """Close the connection at once, without an answer."""
+        self._refused = True
+        self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._all.closed(self)
         self._stop_timer()
         self._unset_keepalive_if_required()
         if self._under_way is not None and self._under_way is not self.cycle:  # uvicorn tells the newest only
@@ -132,6 +150,8 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head, self._head_complete = False, True
+        self.idle_since = None
+        self.requests += 1
         self._start_count()
         self._stop_timer()
         if self.parser.should_upgrade() and _has_body(self.headers):
@@ -155,6 +175,8 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        if not self.pipeline and not self._answering():
+            self.idle_since = self.loop.time()
         if self.cycle.more_body and not self.transport.is_closing():
             self._start_timer()
 

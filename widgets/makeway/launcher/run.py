@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import re
+import resource
 import select
 import signal
 import sys
@@ -151,6 +152,7 @@ class Run:
         """Start the command, wait until none of its processes is left, and report; return the exit code."""
         try:
             os.umask(int(self.order.get("umask", 0o022)))
+            _limit_open_files(self.order.get("open_files"))
             self.attempt.write_files(self.transport.content)
             self.attempt.inherit_progress()
             os.chdir(self.attempt.work)
@@ -325,6 +327,14 @@ class Run:
             return saved
         lines = self.log.last_lines(1)
         return end_of(code) + (f": {lines[0].strip()[:500]}" if lines else "")
+
+
+def _limit_open_files(most: Any) -> None:
+    """Set the job's soft limit of open files: that of the service is for its connections."""
+    if isinstance(most, int):
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _signal_named(name: str) -> int:
