@@ -15,8 +15,12 @@ class FakeHub:
     def __init__(self, page_limit: int = 200) -> None:
         self.page_limit = page_limit
         self.servers: dict[str, set[str]] = {}
+        self.groups: dict[str, set[str]] = {}
+        self.made: dict[str, str] = {}
+        """when each user was made"""
         self.slow: set[tuple[str, str]] = set()
         """servers whose stop is answered with 202, and which go on until `end`"""
+        self.users_made = 0
         self.stopping: set[tuple[str, str]] = set()
         self.hangs = False
         self.status: int | None = None
@@ -28,6 +32,31 @@ class FakeHub:
     def start(self, user: str, server: str = "") -> None:
         """A server runs."""
         self.servers.setdefault(user, set()).add(server)
+
+    def add(self, user: str, *groups: str) -> None:
+        """A user is made, with an identity that no other has."""
+        self.servers.setdefault(user, set())
+        self.groups[user] = set(groups)
+        self.users_made += 1
+        self.made[user] = f"2026-01-01T00:00:00.{self.users_made:06}Z"
+
+    def join(self, user: str, group: str) -> None:
+        """A user comes into a group."""
+        self.groups.setdefault(user, set()).add(group)
+
+    def leave(self, user: str, group: str) -> None:
+        """A user leaves a group."""
+        self.groups.setdefault(user, set()).discard(group)
+
+    def delete(self, user: str) -> None:
+        """A user is deleted."""
+        for known in (self.servers, self.groups, self.made):
+            known.pop(user, None)  # type: ignore[attr-defined]
+
+    def rename(self, old: str, new: str) -> None:
+        """A user is renamed."""
+        for known in (self.servers, self.groups, self.made):
+            known[new] = known.pop(old)  # type: ignore[index, attr-defined]
 
     def end(self, user: str, server: str = "") -> None:
         """A server has ended."""
@@ -76,7 +105,7 @@ class FakeHub:
         if method == "GET" and parts == ["users"]:
             return 200, self.page({name: value[0] for name, value in parse_qs(url.query).items()}, paged)
         user = parts[1]
-        if user not in self.servers:
+        if parts[0] != "users" or user not in self.servers:
             return 404, {"message": "no such user"}
         if method == "GET":
             return 200, self.model(user)
@@ -92,12 +121,13 @@ class FakeHub:
     def model(self, user: str) -> dict[str, object]:
         """One user, as the Hub shows them."""
         servers = {name: {"name": name} for name in sorted(self.servers[user])}
-        return {"name": user, "groups": [], "admin": False, "servers": servers}
+        groups = sorted(self.groups.get(user, ()))
+        return {"name": user, "groups": groups, "admin": False, "servers": servers, "created": self.made.get(user)}
 
     def page(self, query: dict[str, str], paged: bool) -> object:
-        """One page of the active users: never more than `page_limit`, whatever was asked for."""
+        """One page of the users, or of the active ones: never more than `page_limit`, whatever was asked for."""
         offset, limit = int(query.get("offset", 0)), min(int(query.get("limit", 50)), self.page_limit)
-        active = [user for user in sorted(self.servers) if self.servers[user]]
+        active = [user for user in sorted(self.servers) if self.servers[user] or query.get("state") != "active"]
         items = [self.model(user) for user in active[offset : offset + limit]]
         if not paged:
             return items

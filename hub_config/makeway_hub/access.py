@@ -48,7 +48,10 @@ def roles(admin_users: Sequence[str], admin_groups: Sequence[str]) -> list[dict[
         {
             "name": "makeway-service",
             "description": "The quota service reads groups, and reconciles leases with running servers",
-            "scopes": ["list:users", "read:users", "read:groups", "list:groups", "read:servers", "delete:servers"],
+            "scopes": [
+                *("list:users", "read:users", "read:groups", "list:groups", "read:servers", "delete:servers"),
+                *("list:services", "read:services"),
+            ],
             "services": [SERVICE],
         },
         {

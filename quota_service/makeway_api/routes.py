@@ -21,6 +21,7 @@ from .models import (
     LogChunk,
     Me,
     OfferTable,
+    PersonWork,
     Policy,
     PolicyCheck,
     PolicyRequest,
@@ -239,6 +240,14 @@ class Routes(Generic[J]):
         """Return the decision log, newest first → list[Decision]."""
         params = {"workload": workload, "team": team, "limit": limit, "before": before}
         return self._do(Call("GET", "/decisions", _as(list[Decision]), params=params))
+
+    def cancel_all_of(self, name: str) -> Any:
+        """Cancel every job of a person → PersonWork (administrators)."""
+        return self._do(Call("POST", "/people/cancel", _as(PersonWork), body={"name": name}))
+
+    def give_work(self, name: str, to: str) -> Any:
+        """File the work of a deleted person under the name of a user → PersonWork (administrators)."""
+        return self._do(Call("POST", "/people/give", _as(PersonWork), body={"name": name, "to": to}))
 
     def policy(self) -> Any:
         """Return the policy document in force → PolicyVersion."""

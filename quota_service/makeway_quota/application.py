@@ -24,6 +24,7 @@ from .control.lasting import lasting
 from .control.leader import Leader
 from .control.leases import Leases
 from .control.loop import Loop
+from .control.people import People, look_again_and_again
 from .control.pool_assignment import sizes
 from .control.worker_channel import WorkerChannel
 from .control.world import World
@@ -108,10 +109,16 @@ class Application:
         if components.leader.term is None and not components.store.shared:
             await components.leader.acquire()
         self._tasks += [
+            asyncio.create_task(lasting("Following who is in which team", self._follow_people)),
             asyncio.create_task(lasting("Standing as leader", components.leader.run)),
             asyncio.create_task(lasting("Retention", self.retention.run)),
             asyncio.create_task(lasting("The control loop", self.loop.run)),
         ]
+
+    async def _follow_people(self) -> None:
+        components, world = self.components, self.components.world
+        world.people.on_change(self.loop.wake)
+        await look_again_and_again(world.people, world.owners, lambda: components.leader.term is not None)
 
     async def stop(self, *, stop_jobs: bool) -> None:
         """Stop leading or following; with `stop_jobs` a leader first lets all jobs save and return to the queue."""
@@ -181,7 +188,10 @@ async def _components(
     await backend.open()
     seen = await backend.observe()
     document, version = await asyncio.to_thread(current_policy, store, settings, clock(), partial(sizes, seen.nodes))
-    world = World(store, document, version, clock, settings.start_deadline_seconds, backend.durable_checkpoints)
+    people = People(store, hub, clock=clock)
+    await people.load()
+    deadline, durable = settings.start_deadline_seconds, backend.durable_checkpoints
+    world = World(store, document, version, clock, deadline, durable, people)
     if isinstance(backend, RemoteBackend):
         backend.follow_policy(lambda: world.document)
     world.see(seen)

@@ -1,4 +1,4 @@
-"""Run the `makeway` command: submit, jobs, logs, cancel, usage, policy and preempt-test, all through the API."""
+"""Run the `makeway` command: submit, jobs, logs, cancel, usage, policy, people, preempt-test, all through the API."""
 
 from __future__ import annotations
 
@@ -73,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     add.set_defaults(run=_logs)
     commands.add_parser("usage", help="show the present usage of teams").set_defaults(run=_usage)
     _policy_commands(commands)
+    _people_commands(commands)
     return parser
 
 
@@ -94,6 +95,18 @@ def _policy_commands(commands: Any) -> None:
             add.add_argument("--comment", "-m", default="", help="the reason, for the history")
             add.add_argument("--base", type=int, metavar="N", help="refuse if another version than N is in force")
         add.set_defaults(run=run)
+
+
+def _people_commands(commands: Any) -> None:
+    people = commands.add_parser("people", help="act on everything of one person, as an administrator")
+    verbs = people.add_subparsers(metavar="VERB", required=True)
+    add = verbs.add_parser("cancel", help="cancel every job of a person, whoever they are now")
+    add.add_argument("name", metavar="NAME")
+    add.set_defaults(run=_people_cancel)
+    add = verbs.add_parser("give", help="give the work of a deleted person (NAME/deleted-1) to a user")
+    add.add_argument("name", metavar="NAME")
+    add.add_argument("to", metavar="USER")
+    add.set_defaults(run=_people_give)
 
 
 def _submit(args: argparse.Namespace) -> int:
@@ -215,6 +228,17 @@ def _effect(effect: WorkloadEffect) -> str:
 def _policy_apply(args: argparse.Namespace) -> int:
     version = client().policy_apply(_document(args.file), args.comment, args.base)
     print(f"Version {version.version} of the policy is in force.")
+    return 0
+
+
+def _people_cancel(args: argparse.Namespace) -> int:
+    print(f"{count(client().cancel_all_of(args.name).workloads, 'job')} of {args.name} cancelled.")
+    return 0
+
+
+def _people_give(args: argparse.Namespace) -> int:
+    live = client().give_work(args.name, args.to).workloads
+    print(f"The work of {args.name} is that of {args.to} now; {count(live, 'workload')} of it has not ended.")
     return 0
 
 

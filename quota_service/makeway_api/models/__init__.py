@@ -21,6 +21,7 @@ from .base import (
     Wire,
 )
 from .inventory import Device, Holder, Image, Node, Policy, Pool, Profile, QuotaLine
+from .people import GiveRequest, PersonRequest, PersonWork
 from .policies import PolicyCheck, PolicyIssue, PolicyRequest, PolicyVersion, Preview, WorkloadEffect
 from .retention import Kept, RetentionReport
 from .usage import Lending, Offer, OfferTable, TeamUsage, Usage, Victim
@@ -49,6 +50,7 @@ __all__ = [
     "DryRun",
     "Event",
     "FileIn",
+    "GiveRequest",
     "Grant",
     "Health",
     "Holder",
@@ -65,6 +67,8 @@ __all__ = [
     "Notice",
     "Offer",
     "OfferTable",
+    "PersonRequest",
+    "PersonWork",
     "Policy",
     "PolicyCheck",
     "PolicyIssue",

@@ -127,6 +127,10 @@ class ActiveRows:
             found += [row for row in self._by_owner.get(owner, {}).values() if (row.team or "") not in shown]
         return found
 
+    def owners(self) -> set[str]:
+        """Return the names of all owners."""
+        return set(self._by_owner)
+
     def _index(self, known: Workload | None, row: Workload) -> None:
         self.changed.add(row.id)
         _put(self.watched, row, is_watched(row))

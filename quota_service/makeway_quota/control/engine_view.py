@@ -11,6 +11,7 @@ from ..engine.snapshot import Workload as EngineWorkload
 from ..history.durations import Durations
 from ..policy import Document
 from ..store.records import Place, Workload
+from .people import People
 from .pool_assignment import PoolAssignment, machine_of
 from .start_backoff import CLOCKS_DIFFER, StartBackoff, backoff_until
 
@@ -48,11 +49,18 @@ class EngineView:
     """The workloads and nodes as the engine has them. `stale` rows and `stale_machines` are converted again."""
 
     def __init__(
-        self, durations: Durations, backoff: StartBackoff | None = None, durable_checkpoints: bool = True
+        self,
+        durations: Durations,
+        backoff: StartBackoff | None = None,
+        durable_checkpoints: bool = True,
+        people: People | None = None,
     ) -> None:
         """`durable_checkpoints`: whether an attempt that ends leaves them to the next one."""
         self.durations = durations
         self._backoff = backoff or StartBackoff()
+        self._people = people
+        self.held: set[str] = set()
+        """Pending workloads that are not shown, because their owners are in their teams no more."""
         self._durable_checkpoints = durable_checkpoints
         self.stale: set[str] = set()
         self.stale_machines: set[str] = set()
@@ -133,7 +141,9 @@ class EngineView:
             places += [place.node for place in (row.placement if row else ())]
             self.stale_machines.update(assignment.divided.intersection(places))
         until = backoff_until(row, now) if row is not None else None
-        if row is None or row.team is None or until is not None:
+        held = row is not None and self._holds(row, document)
+        (self.held.add if held else self.held.discard)(id)
+        if row is None or row.team is None or until is not None or held:
             self._workloads.pop(id, None)
             self._end_of.pop(id, None)
             if until is not None:
@@ -155,6 +165,9 @@ class EngineView:
         if known != shown:  # what the engine cannot see does not concern it
             self._workloads[id] = shown
             self._note(workload=id)
+
+    def _holds(self, row: Workload, document: Document) -> bool:
+        return row.state == "pending" and self._people is not None and self._people.excludes(row, document)
 
     def _expect(self, shown: EngineWorkload, avoids_until: float | None) -> None:
         """Note when a workload outlives what is expected of it, or avoids a node no more while it waits."""

@@ -1,4 +1,4 @@
-"""Read groups and servers from the Hub's REST API, and stop servers.
+"""Read users, groups and servers from the Hub's REST API, and stop servers.
 
 Every call ends within `CALL_SECONDS`, however slowly the Hub answers. The scheduling cycle never waits for one:
 `hub_servers.py` calls from tasks of its own.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -42,7 +42,15 @@ class HubUser:
 
     name: str
     groups: tuple[str, ...]
-    admin: bool
+    admin: bool = False
+    identity: str = ""
+    """When the Hub made this user, to the microsecond, as text: it stays when they are renamed ("": not told)."""
+
+    @classmethod
+    def of(cls, model: dict[str, Any]) -> HubUser:
+        """Return the user of a model of the Hub's API."""
+        groups = tuple(sorted(map(str, model.get("groups") or ())))
+        return cls(str(model["name"]), groups, bool(model.get("admin")), str(model.get("created") or ""))
 
 
 class HubApi:
@@ -64,17 +72,19 @@ class HubApi:
         """Close the connections."""
         await self._http.aclose()
 
-    async def user(self, name: str) -> HubUser | None:
-        """Return a user with their groups, None where the Hub has no such user; HubUnreachable otherwise."""
+    async def user(self, name: str, *, fresh: bool = False) -> HubUser | None:
+        """Return a user with their groups, None where the Hub has no such user; HubUnreachable otherwise.
+
+        `fresh`: never from the cache.
+        """
         kept = self._users.get(name)
-        if kept and kept[0] > time.monotonic():
+        if kept and kept[0] > time.monotonic() and not fresh:
             return kept[1]
         answer = await self._get(f"/users/{quote(name, safe='')}")
         user = None
         if answer is not None:
             with _known_form("user"):
-                groups = tuple(sorted(map(str, answer.get("groups") or ())))
-                user = HubUser(str(answer["name"]), groups, bool(answer.get("admin")))
+                user = HubUser.of(answer)
         if len(self._users) > 10_000:
             self._users.clear()
         self._users[name] = (time.monotonic() + self._keep, user)
@@ -94,15 +104,35 @@ class HubApi:
         A user may be missing where the list changes between two pages: ask `servers_of` before concluding from that.
         """
         found: set[tuple[str, str]] = set()
+        async for user in self._list({"state": "active"}):
+            with _known_form("list of users"):
+                found.update((str(user["name"]), str(name)) for name in (user.get("servers") or {}))
+        return found
+
+    async def all_users(self) -> list[HubUser]:
+        """Return all users, from all pages of the Hub's list, one of which may be missing as in `active_servers`."""
+        models = [user async for user in self._list({})]
+        with _known_form("list of users"):
+            return [HubUser.of(model) for model in models]
+
+    async def has_service(self, name: str) -> bool:
+        """Whether the Hub has a service of this name; False where this service may not know."""
+        response = await self._request("GET", f"/services/{quote(name, safe='')}")
+        if response.status_code >= 500:
+            raise HubUnreachable(f"the Hub answered {response.status_code}")
+        return response.is_success
+
+    async def _list(self, params: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """Yield the models of the users in the Hub's list; HubUnreachable for one that has another form."""
         offset, limit = 0, PAGE
         while True:
-            page = await self._get("/users", {"state": "active", "offset": offset, "limit": limit}, PAGINATION)
+            page = await self._get("/users", {**params, "offset": offset, "limit": limit}, PAGINATION)
             with _known_form("list of users"):
                 users, following = _page(page, offset)
-                for user in users:
-                    found.update((str(user["name"]), str(name)) for name in (user.get("servers") or {}))
+            for user in users:
+                yield user
             if following is None or following[0] <= offset:
-                return found
+                return
             offset, limit = following
 
     async def stop_server(self, user: str, server: str) -> None:

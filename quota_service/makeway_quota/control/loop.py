@@ -27,6 +27,7 @@ from .change_set import ChangeSet
 from .components import Components
 from .garbage import collect_less
 from .lasting import is_cancelled
+from .membership import holds
 from .names import names_of
 from .planner import Planner
 from .reason_throttle import CATCH_UP, Explaining, ReasonThrottle
@@ -220,6 +221,8 @@ class Loop:
         names = self._names(rows)
         started = Started()
         changed |= await self._carry_out(change_set, started, now)
+        for part in holds(rows, self.world.held(), self.world.people, names).parts(PART):
+            changed |= await self._commit(part, now)
         await self.world.watched()  # with the commits so far
         started.expected = work_queue.expected(now)
         failed = await self.actuator.give(work_queue.rows(), work_queue.seen(now), now, started, names)

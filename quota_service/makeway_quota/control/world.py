@@ -24,6 +24,7 @@ from .engine_view import EngineChanges, EngineView
 from .expectations import Expectations
 from .followers import Follower, Followers
 from .observed import Observed
+from .people import People
 from .pool_assignment import PoolAssignment, divide, sizes
 from .start_backoff import StartBackoff
 from .work_queue import WorkQueue
@@ -44,6 +45,7 @@ class World:
         clock: Callable[[], float] = time.time,
         start_deadline: float = START_DEADLINE,
         durable_checkpoints: bool = True,
+        people: People | None = None,
     ) -> None:
         self._store = store
         self._clock = clock
@@ -69,6 +71,8 @@ class World:
         """How often the jobs that wait were refused, and by which nodes."""
         self.returned: set[str] = set()
         """Nodes that may take work again; the loop takes them."""
+        self.people = people or People(store)
+        """Who is in which team, as far as is known."""
         self._view = self._new_view()
         self._followers = Followers()
         self._kept: tuple[Mapping[str, float], float] = {}, 0.0
@@ -195,6 +199,15 @@ class World:
         await self._follow()
         return list((self._active.found or {}).values()) if teams is None else self._active.of(teams, owner)
 
+    async def owners(self) -> set[str]:
+        """Return the names that workloads which have not ended are filed under."""
+        await self._follow()
+        return self._active.owners()
+
+    def held(self) -> frozenset[str]:
+        """Return the pending workloads that the engine is not shown, as their owners are in their teams no more."""
+        return frozenset(self._view.held)
+
     async def row(self, id: str) -> Workload | None:
         """Return one workload that has not ended, as it is now, or None."""
         await self._follow()
@@ -218,6 +231,8 @@ class World:
             if known is not None and not row.live and self.durations.learn(row):
                 team = self._active.of((row.team or "",), "")
                 self._view.stale.update(w.id for w in team if w.profile == row.profile)
+        for name in self.people.take_changed():
+            self._view.stale.update(row.id for row in self._active.of((), name))
         self.accounting.follow([row for _, row in taken])
         places = [place for pair in taken for row in pair if row for place in row.placement]
         self._show({place.node for place in places if self._has_pods(place.node)})
@@ -272,7 +287,7 @@ class World:
         return _plain(self.document, self.accounting.policies(), now)
 
     def _new_view(self) -> EngineView:
-        return EngineView(self.durations, self.backoff, self.durable_checkpoints)
+        return EngineView(self.durations, self.backoff, self.durable_checkpoints, self.people)
 
     def _placed_on(self, machine: str) -> list[Workload]:
         rows = self._active.found or {}

@@ -20,6 +20,7 @@ from .jobs import JobService
 from .listing import ListingService
 from .offers import OfferService
 from .outputs import OutputService
+from .people import PeopleService
 from .policies import PolicyService
 from .sessions import SessionService
 from .submissions import SubmissionService
@@ -41,6 +42,7 @@ class Services:
     offers: OfferService
     usage: UsageService
     policies: PolicyService
+    people: PeopleService
     audit: AuditService
     attempts: AttemptService
 
@@ -62,6 +64,7 @@ class Services:
             offers=offers,
             usage=UsageService(context),
             policies=PolicyService(context),
+            people=PeopleService(context),
             audit=AuditService(context, feed),
             attempts=AttemptService(context, parts.channel),
         )

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from operator import attrgetter
 from typing import Any
 
+from ..store.people import CHANGED
 from ..store.records import Event
 from ..store.store import Store
 
@@ -100,6 +101,9 @@ class EventFeed:
             if last - newest > 2 * KEPT:  # no stream was open for long
                 self._events, newest = [], last - KEPT
             while batch := await self._call(self._store.events, newest):
+                renamed = next((at for at in reversed(range(len(batch))) if batch[at].kind == CHANGED), None)
+                if renamed is not None:  # what was read before is filed under names that were given up: read it again
+                    self._events, batch = [], batch[renamed:]
                 self._events += batch
                 newest = batch[-1].id
                 if len(self._events) > 2 * KEPT:

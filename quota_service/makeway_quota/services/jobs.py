@@ -7,7 +7,7 @@ from makeway_api.models import Decision, Job, JobPage, State
 from ..control.change_set import decide
 from ..engine.snapshot import ADMITTED, LIVE
 from ..store.pages import cursor_after, first_that_fit
-from ..store.records import Change, Notice, Workload
+from ..store.records import Change, NewDecision, Notice, Workload
 from .answer_size import MOST_LIST, decision_bytes, job_bytes
 from .audit import decision_model
 from .caller import Caller
@@ -76,21 +76,7 @@ class JobService:
         if not row.live:
             return await self._access.shown(caller, row, whole=True)
         now = context.clock()
-        message = f"{caller.name} cancelled {row.name}."
-        decision = decide(row, "cancel", "cancelled", message, by=caller.name)
-        if row.state == "pending":
-            fields: dict[str, object] = {
-                "state": "cancelled",
-                "ended_at": now,
-                "nomination": (),
-                "reason_code": "cancelled",
-                "reason_message": message,
-                "message": message,
-                "not_before": None,
-            }
-            change = Change(id, fields, expect_states=("pending",))
-        else:
-            change = Change(id, {"cancel_requested": True}, expect_states=ADMITTED)
+        change, decision = cancellation(row, caller.name, now)
         if not row.cancel_requested or row.state == "pending":
             applied = await context.call(context.store.commit, [change], [decision], now=now)
             if id not in applied:
@@ -157,6 +143,24 @@ class JobService:
             return [decision_model(row) for row in reversed(newest)]
 
         return await self._context.call(read)
+
+
+def cancellation(row: Workload, by: str, now: float) -> tuple[Change, NewDecision]:
+    """Return the change that ends a job, at once while it is pending, and the decision about it."""
+    message = f"{by} cancelled {row.name}."
+    decision = decide(row, "cancel", "cancelled", message, by=by)
+    if row.state != "pending":
+        return Change(row.id, {"cancel_requested": True}, expect_states=ADMITTED), decision
+    fields: dict[str, object] = {
+        "state": "cancelled",
+        "ended_at": now,
+        "nomination": (),
+        "reason_code": "cancelled",
+        "reason_message": message,
+        "message": message,
+        "not_before": None,
+    }
+    return Change(row.id, fields, expect_states=("pending",)), decision
 
 
 def _states(text: str | None) -> tuple[str, ...] | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -291,6 +292,24 @@ class Event:
     owner: str | None
     workload: str | None
     data: Mapping[str, Any]
+
+
+class Person(NamedTuple):
+    """A user of the Hub, or one who was deleted; `identity` stays when they are renamed ("": not known)."""
+
+    name: str
+    identity: str
+    groups: tuple[str, ...] = ()
+    present: bool = True
+
+    @property
+    def since(self) -> float | None:
+        """Unix seconds of when the Hub made this user, where its identity tells."""
+        try:
+            made = datetime.fromisoformat(self.identity)
+        except ValueError:
+            return None
+        return (made if made.tzinfo else made.replace(tzinfo=UTC)).timestamp()
 
 
 @dataclass(frozen=True, slots=True)

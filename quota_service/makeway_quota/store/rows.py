@@ -111,7 +111,8 @@ def _mapping_to_json(value: Any) -> str:
     return to_json(dict(value)) if value else "{}"
 
 
-def _strings(text: str) -> tuple[str, ...]:
+def strings(text: str) -> tuple[str, ...]:
+    """Return the texts of a JSON list."""
     return tuple(orjson.loads(text)) if text != "[]" else ()
 
 
@@ -156,8 +157,8 @@ _ENCODERS: dict[str, Callable[[Any], str | None]] = {
 }
 _DECODERS: dict[str, Callable[[Any], Any]] = {
     "reason_numbers": _mapping,
-    "borrowed_from": _strings,
-    "lost_on": _strings,
+    "borrowed_from": strings,
+    "lost_on": strings,
     "avoids": _avoided,
     "placement": _places,
     "nomination": _places,
@@ -204,7 +205,7 @@ def workload(row: Iterable[Any]) -> Workload:
 def whole(row: Iterable[Any]) -> Workload:
     """Return the workload of a row whose columns are WORKLOAD_FIELDS and LARGE_FIELDS in that order."""
     *values, command, env, source = row
-    return workload(values)._replace(command=_strings(command), env=_mapping(env), source=source or "")
+    return workload(values)._replace(command=strings(command), env=_mapping(env), source=source or "")
 
 
 def light(given: Workload) -> Workload:

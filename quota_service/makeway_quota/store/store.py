@@ -18,6 +18,7 @@ from .known_rows import KnownRows
 from .leader_lock import LeaderLock, leader_lock
 from .migrate import upgrade
 from .outputs import Outputs
+from .people import People
 from .policy_versions import PolicyVersions
 from .pruning import Pruning
 from .records import (
@@ -72,6 +73,7 @@ class Store:
         self._notifications = Notifications(database)
         self.pruning = Pruning(database)
         self.policies = PolicyVersions(database)
+        self.people = People(database)
         self.worker_reports = WorkerReports(database)
         self.outputs = Outputs(database, contents)
         self._known = KnownRows()

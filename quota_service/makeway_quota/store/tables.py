@@ -255,6 +255,15 @@ submission_keys = Table(
     Index("ix_submission_keys_at", "at"),
 )
 
+people = Table(
+    "people",
+    metadata,
+    Column("name", Text, primary_key=True, comment="a user of the Hub, or NAME/deleted-N"),
+    Column("identity", Text, nullable=False, comment="stays when the user is renamed"),
+    Column("groups", Text, nullable=False),
+    Column("present", Boolean, nullable=False),
+)
+
 purges = Table(
     "purges",
     metadata,

@@ -28,7 +28,7 @@ def create_app(services: Services, settings: WebSettings, directory: Directory |
     if directory is None:
         from .hub_login import HubDirectory
 
-        directory = HubDirectory(settings)
+        directory = HubDirectory(settings, people=services.context.world.people)
     app = FastAPI(
         title="Makeway",
         description="Quotas, guaranteed sessions and training jobs that make way.",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlencode
 
@@ -13,7 +15,8 @@ from jupyterhub.services.auth import HubOAuth
 from makeway_api.errors import MakewayError
 from tornado.web import HTTPError
 
-from ..control.hub_client import HubApi, HubUnreachable
+from ..control.hub_client import HubApi, HubUnreachable, HubUser
+from ..control.people import SERVICE, People
 from ..services import Caller
 from .auth import SCOPE, Authenticator, is_https
 from .settings import WebSettings
@@ -21,13 +24,19 @@ from .tickets import same
 
 STATE_COOKIE = "makeway-oauth-"
 STATE_SECONDS = 600
+MOST_TOKENS = 20_000
+"""Tokens whose users are remembered."""
 
 
 class HubDirectory:
     """The directory of the Hub, with its answers cached for some seconds; never blocks the event loop."""
 
-    def __init__(self, settings: WebSettings, hub: HubOAuth | None = None) -> None:
+    def __init__(self, settings: WebSettings, hub: HubOAuth | None = None, people: People | None = None) -> None:
+        """`people`: who is told of every user, so that nobody is answered under a name that meant another person."""
         self.settings = settings
+        self._people = people
+        self._made: dict[str, str] = {}
+        """token, as a digest, to the identity of its user: a token is one user's for ever, whatever they are called"""
         self.hub = hub or HubOAuth(cache_max_age=settings.auth_cache_seconds)
         self.api = HubApi(self.hub.api_url, self.hub.api_token, keep_seconds=settings.auth_cache_seconds)
 
@@ -39,12 +48,37 @@ class HubDirectory:
             model = await self.hub.user_for_token(token, session_id=session_id, sync=False)
         except HTTPError as error:
             raise hub_trouble(error) from error
-        return caller_of(model) if model else None
+        if not model:
+            return None
+        caller = caller_of(model)
+        if self._people is None or caller.kind != "user":
+            return caller
+        name = await self._met(self._people, caller, token)
+        return None if name is None else replace(caller, name=name)
+
+    async def _met(self, people: People, caller: Caller, token: str) -> str | None:
+        """Return the caller's present name, once their work is filed under it; None without such a user."""
+        key = hashlib.sha256(token.encode()).hexdigest()
+        try:
+            identity = self._made.get(key)
+            if identity is None:
+                user = await self.api.user(caller.name, fresh=True)
+                if user is None:
+                    raise HubUnreachable(f"it has no user {caller.name} just now")
+                identity = user.identity
+                if len(self._made) > MOST_TOKENS:
+                    self._made.clear()
+                self._made[key] = identity
+            return await people.hear(HubUser(caller.name, tuple(caller.groups), identity=identity))
+        except HubUnreachable as error:
+            raise hub_trouble(error) from error
 
     async def groups_of(self, user: str) -> Sequence[str]:
         """Return a user's groups by the service's own token; an unknown user is in no group."""
         try:
             known = await self.api.user(user)
+            if known is not None and self._people is not None and await self._people.hear(known) != user:
+                return ()
         except HubUnreachable as error:
             raise hub_trouble(error) from error
         return known.groups if known else ()
@@ -104,15 +138,19 @@ class HubDirectory:
 
 
 def caller_of(model: Mapping[str, Any]) -> Caller:
-    """Return the caller of the Hub's user model; the admin scope makes an administrator of Makeway."""
+    """Return the caller of the Hub's user model; the admin scope makes an administrator of Makeway.
+
+    A service of the Hub is called `service/NAME`: it is nobody's namesake, and what it submits is no user's work.
+    """
     held = model.get("scopes") or ()
     scopes = frozenset(scope for scope in held if scope.startswith(SCOPE) or scope == "read:metrics")
+    kind, name = str(model.get("kind") or "user"), str(model["name"])
     return Caller(
-        name=str(model["name"]),
+        name=name if kind == "user" else SERVICE + name,
         admin=f"{SCOPE}admin" in scopes,
         groups=frozenset(model.get("groups") or ()),
         scopes=scopes,
-        kind=str(model.get("kind") or "user"),
+        kind=kind,
     )
 
 

@@ -91,6 +91,15 @@ def start_postponed(job: str, cause: str) -> str:
     return f"{job} cannot be started yet: {cause}"
 
 
+def not_member(owner: str, team: str, gone: bool, kind: str) -> str:
+    """Return that work is held, because its owner is in the team no more, or (`gone`) no user of the Hub."""
+    cause = f"the Hub has no user {owner} any more" if gone else f"{owner} is not in the team {team} (any more)"
+    if kind == "session":
+        return f"Not started: {cause}, and the GPUs of this session are {team}'s."
+    until = "an administrator can cancel it" if gone else f"it is released when {owner} is in {team} again"
+    return f"Held: {cause}; {until}."
+
+
 def start_delayed(job: str, cause: str, tries: int, delay: str) -> str:
     """Return that a backend did not start a job, after so many tries in a row; its GPUs are free for others.
 

@@ -1,11 +1,11 @@
-"""The API, one module for each noun: inventory, sessions, jobs, policy, retention, attempts."""
+"""The API, one module for each noun: inventory, sessions, jobs, people, policy, people, retention, attempts."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter, Security
 from fastapi.security import APIKeyHeader
 
-from . import attempts, inventory, jobs, policy, retention, sessions
+from . import attempts, inventory, jobs, people, policy, retention, sessions
 
 _TOKEN = APIKeyHeader(
     name="Authorization",
@@ -20,6 +20,7 @@ ROUTERS = (
     sessions.router,
     inventory.router,
     policy.router,
+    people.router,
     retention.router,
     inventory.open_router,
     attempts.router,

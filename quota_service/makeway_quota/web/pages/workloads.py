@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from typing import Annotated
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import RedirectResponse
 
 from ...services.listing import ListQuery
+from ..auth import may, refusal
 from ..dependencies import TheServices
+from ..settings import WebSettings
 from .access import PageVisitor
 from .filters import Page, Text
 from .panel import look_of
@@ -41,4 +45,16 @@ async def workloads_page(
         profiles=sorted(each.name for each in await services.inventory.profiles(caller)),
         chosen={"state": state, "team": team, "owner": owner, "profile": profile, "q": q},
         look=look_of(services, caller, usage, [], settings),
+        cancels_all=bool(owner) and may(caller, "admin"),
     )
+
+
+@router.post("/workloads/cancel-all")
+async def cancel_all(request: Request, visitor: PageVisitor, services: TheServices) -> Response:
+    """Cancel every job of the owner in the form, for administrators."""
+    if not may(visitor.caller, "admin"):
+        raise refusal(visitor.caller, ["admin"])
+    owner = str((await request.form()).get("owner", ""))
+    await services.people.cancel_all(visitor.caller, owner)
+    settings: WebSettings = request.app.state.settings
+    return RedirectResponse(f"{settings.prefix}workloads?{urlencode({'owner': owner})}", status_code=303)

@@ -1,0 +1,256 @@
+"""Keep who the Hub's users are, and hand work over when a name no longer means the same person.
+
+Workloads, decisions and events are filed under a name, and names change hands: a user is renamed, or deleted and the
+name given to another person. The Hub's user has an identity that a rename keeps and a new user of the same name does
+not have. Whoever learns of a difference files the work under another name, in one transaction: that of the renamed
+person, or `NAME/deleted-N`, which no user of a Hub can have (a user's name has no slash).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Column, Connection, Table, delete, insert, select, update
+
+from . import pages, rows, writes
+from .database import Database
+from .records import NewDecision, Person, Workload
+from .tables import ENDED_ROW, LIVE_ROW, decisions, events, people, removals, submission_keys, workloads
+
+P = people.c
+W = workloads.c
+RETIRED = "/deleted-"
+CLOCKS_DIFFER = 60.0
+"""Seconds by which work may seem older than its owner's user and still be theirs."""
+OWNED = ((workloads, "owner"), (decisions, "owner"), (events, "owner"), (removals, "owner"))
+CHANGED = "people"
+"""The kind of the event after which older events, as they were read before, are filed under names that were given up"""
+
+
+@dataclass(slots=True)
+class HandOver:
+    """What a look at the Hub's users changed: old name to new name."""
+
+    moves: dict[str, str] = field(default_factory=dict)
+
+
+class People:
+    """The known users of the Hub. Each method is one transaction."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def all(self) -> list[Person]:
+        """Return everyone who is known, and everyone who was deleted, by name."""
+        with self._database.read() as connection:
+            return list(_read(connection).values())
+
+    def keep(self, heard: Collection[Person]) -> None:
+        """Write what was heard of people whose names mean who they did before."""
+        with self._database.write(quiet=True) as connection:
+            _put(connection, heard)
+
+    def meet(self, listed: Mapping[str, Person], gone: Collection[str], now: float) -> HandOver:
+        """Compare what is known with users as the Hub lists them, and file work under the names that are right now.
+
+        `listed` are users of the Hub, all of them where a name may have changed; `gone` are names that the Hub surely
+        does not have. A person whose identity is listed under one other name was renamed; otherwise one who is gone,
+        or whose name has another identity now, was deleted.
+        """
+        changed: list[Workload] = []
+        with self._database.write(changed) as connection:
+            known = _read(connection)
+            moves = _moves(known, listed, gone)
+            changed += _hand_over(connection, moves, now)
+            after = {moves.get(name, name): person for name, person in known.items()}
+            old = _older(connection, [p for name, p in listed.items() if name not in after])
+            names = _Names([*known, *after])
+            retired = {name: names.retired(name) for name in old}
+            changed += _hand_over(connection, retired, now, before=old)
+            _write(connection, known, after, listed, [*moves.values(), *retired.values()])
+        return HandOver({**moves, **retired})
+
+    def give(self, old: str, new: str, by: str, now: float) -> int:
+        """File the work of one name under another one, as an administrator decided; return how many live workloads."""
+        changed: list[Workload] = []
+        with self._database.write(changed) as connection:
+            changed += _hand_over(connection, {old: new}, now, by=by)
+            connection.execute(delete(people).where(P.name == old, P.name.contains(RETIRED)))
+        return len(changed)
+
+
+class _Names:
+    def __init__(self, taken: Iterable[str]) -> None:
+        self._taken = set(taken)
+
+    def retired(self, name: str) -> str:
+        """Return the next unused name for the work of a person who was deleted."""
+        number = 1
+        while (found := f"{name}{RETIRED}{number}") in self._taken:
+            number += 1
+        self._taken.add(found)
+        return found
+
+
+def is_retired(name: str) -> bool:
+    """Whether this is the name of a deleted person's work."""
+    return RETIRED in name
+
+
+def _moves(known: Mapping[str, Person], listed: Mapping[str, Person], gone: Collection[str]) -> dict[str, str]:
+    """Return old name to new name, for everyone whose name no longer means them."""
+    once = Counter(person.identity for person in listed.values())
+    ours = Counter(person.identity for person in known.values())
+    at = {person.identity: name for name, person in listed.items() if person.identity and once[person.identity] == 1}
+    names = _Names(known)
+    moves: dict[str, str] = {}
+    for name, person in sorted(known.items()):
+        there = listed.get(name)
+        if there is not None and (there.identity == person.identity or not person.identity):
+            continue
+        renamed = at.get(person.identity) if person.identity and ours[person.identity] == 1 else None
+        if renamed is not None:
+            moves[name] = renamed
+        elif not is_retired(name) and (there is not None or name in gone):
+            moves[name] = names.retired(name)
+    return moves
+
+
+def _older(connection: Connection, new: Collection[Person]) -> dict[str, float]:
+    """Return those of the new names under which there is work from before their users existed, with since when.
+
+    The Hub's clock may differ from that of this service (`CLOCKS_DIFFER`).
+    """
+    found: dict[str, float] = {}
+    for person in new:
+        if person.since is None or not person.identity:
+            continue
+        before = person.since - CLOCKS_DIFFER
+        mine = (W.owner == rows.clean(person.name), W.submitted_at < before)
+        queries = [select(W.id).where(*mine, condition).limit(1) for condition in (LIVE_ROW, ENDED_ROW)]
+        if any(connection.execute(query).first() is not None for query in queries):
+            found[person.name] = before
+    return found
+
+
+def _hand_over(
+    connection: Connection,
+    moves: Mapping[str, str],
+    now: float,
+    *,
+    before: Mapping[str, float] | None = None,
+    by: str = "",
+) -> list[Workload]:
+    """File everything of each old name under its new one, at the same time for all; return the live rows as they are.
+
+    `before`: only what was submitted or decided before a time, by old name.
+    """
+    if not moves:
+        return []
+    limits = before or {}
+    live = _live(connection, moves, limits)
+    changed: list[Workload] = []
+    for old, found in live.items():
+        taken = {row.server for row in _live(connection, [moves[old]], {}).get(moves[old], ()) if row.kind == "session"}
+        for row in found:
+            # A server of both names: the lease of the older one ends by itself, its server is gone with its name.
+            if row.kind != "session" or row.server not in taken or moves[old] in moves:
+                changed.append(writes.after(row, {"owner": moves[old]}))
+    aside = {name: f"/moving/{at}" for at, name in enumerate(moves)}
+    first = aside if set(moves) & set(moves.values()) else moves
+    stay = [row.id for rows_ in live.values() for row in rows_ if row.id not in {each.id for each in changed}]
+    for step in [first] if first is moves else [first, {aside[old]: new for old, new in moves.items()}]:
+        for old, new in step.items():
+            _rename(connection, old, new, limits.get(old), stay)
+    if changed:
+        writes.SET_WORKLOADS.run(connection, [{"one": row.id, "version": row.version} for row in changed])
+    decided = [_decision(old, new, by) for old, new in moves.items()]
+    writes.log(connection, changed, decided, now)
+    writes.add_event(connection, CHANGED, None, None, {}, now)
+    return changed
+
+
+def _live(connection: Connection, owners: Iterable[str], limits: Mapping[str, float]) -> dict[str, list[Workload]]:
+    found: dict[str, list[Workload]] = {}
+    for owner in owners:
+        query = select(*pages.COLUMNS).where(W.owner == rows.clean(owner), LIVE_ROW)
+        if owner in limits:
+            query = query.where(W.submitted_at < limits[owner])
+        found[owner] = rows.workloads(connection.execute(query).all())
+    return found
+
+
+def _rename(connection: Connection, old: str, new: str, before: float | None, stay: Collection[str]) -> None:
+    for table, column in OWNED:
+        mine = table.c[column] == rows.clean(old)
+        if before is not None:
+            mine &= _time(table) < before
+        if table is workloads and stay:
+            mine &= W.id.not_in(sorted(stay))
+        connection.execute(update(table).where(mine).values({column: rows.clean(new)}))
+    if before is None:
+        S = submission_keys.c
+        there = select(S.key).where(S.sender == rows.clean(new)).scalar_subquery()
+        connection.execute(delete(submission_keys).where(S.sender == rows.clean(old), S.key.in_(there)))
+        connection.execute(update(submission_keys).where(S.sender == rows.clean(old)).values(sender=rows.clean(new)))
+
+
+def _time(table: Table) -> Column[Any]:
+    return table.c.submitted_at if table is workloads else table.c.at
+
+
+def _decision(old: str, new: str, by: str) -> NewDecision:
+    if by:
+        message = f"{by} gave the work of {old} to {new}."
+    elif is_retired(new):
+        message = f"The user {old} was deleted at the Hub: their work is kept as that of {new}."
+    elif is_retired(old):
+        message = f"The user {new}, known as {old} since they were deleted at the Hub, is there again, with their work."
+    else:
+        message = f"The user {old} is called {new} now, and keeps their work."
+    return NewDecision("rename", None, None, new, "renamed", message)
+
+
+def _read(connection: Connection) -> dict[str, Person]:
+    query = select(P.name, P.identity, P.groups, P.present).order_by(P.name)
+    return {
+        name: Person(name, identity, rows.strings(groups), present)
+        for name, identity, groups, present in connection.execute(query)
+    }
+
+
+def _write(
+    connection: Connection,
+    known: Mapping[str, Person],
+    after: Mapping[str, Person],
+    listed: Mapping[str, Person],
+    moved: Collection[str],
+) -> None:
+    """Write everyone as they are after a comparison, where that is not what was known."""
+    now = dict(after)
+    for name in moved:
+        if name not in now:
+            now[name] = Person(name, "", (), False)  # work from before its user existed
+        elif is_retired(name):
+            now[name] = now[name]._replace(name=name, groups=(), present=False)
+    now.update(listed)
+    connection.execute(delete(people).where(P.name.in_([name for name in known if name not in now])))
+    _put(connection, [p for name, p in now.items() if known.get(name) != p])
+
+
+def _put(connection: Connection, heard: Iterable[Person]) -> None:
+    values = [
+        {
+            "name": rows.clean(p.name),
+            "identity": p.identity,
+            "groups": rows.to_json(list(p.groups)),
+            "present": p.present,
+        }
+        for p in heard
+    ]
+    if values:
+        connection.execute(delete(people).where(P.name.in_([each["name"] for each in values])))
+        connection.execute(insert(people), values)

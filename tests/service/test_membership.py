@@ -1,0 +1,239 @@
+"""Who is in a team is looked at when work starts, not only when it is submitted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hub_fake import FakeHub, fake_hub
+from makeway_api.errors import MakewayError
+from makeway_quota.control import people as module
+from makeway_quota.control.hub_client import HubApi, HubUser
+from makeway_quota.services import Caller
+from running import PEOPLE, READ, Running, running
+
+POLICY = """
+version: 1
+pools: [{name: gpu, size: 4}]
+profiles: [{name: gpu1, gpus: 1}, {name: gpu4, gpus: 4}]
+policies:
+  - {name: rnd, title: R&D, groups: [rnd], quotas: [{reserved: 2}]}
+  - {name: devops, title: DevOps, groups: [devops], users: [cy], quotas: [{reserved: 2}]}
+"""
+ALL = PEOPLE | {"ada": Caller("ada", groups=frozenset({"rnd"}), scopes=READ)}
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask the Hub again after a moment."""
+    monkeypatch.setattr(module, "LOOK_EVERY", 0.1)
+
+
+async def held(run: Running, id: str, code: str = "not_member") -> str:
+    """Wait until a job is held; return the sentence."""
+
+    async def there() -> str:
+        job = await run.client("root").job(id)
+        return job.reason.message if job.reason is not None and job.reason.code == code else ""
+
+    return str(await run.until(there, f"{id} has the reason {code}"))
+
+
+def site(hub: FakeHub) -> None:
+    """The people of the tests, as users of the Hub."""
+    for name in ("ana", "ada", "bo"):
+        hub.add(name, *sorted(ALL[name].groups))
+
+
+async def test_jobs_of_a_person_who_left_wait_until_they_are_back(tmp_path: Path) -> None:
+    async with fake_hub() as hub:
+        site(hub)
+        async with running(tmp_path, POLICY, gpus=4, hub=HubApi(hub.url, "t"), people=ALL) as run:
+            runs = await run.submit("ana", "runs", profile="gpu4", team="rnd")
+            await run.job(runs.id, "running")
+            waits = await run.submit("ana", "waits", profile="gpu1", team="rnd")
+            other = await run.submit("ada", "other", profile="gpu1", team="rnd")
+            hub.leave("ana", "rnd")
+            said = await held(run, waits.id)
+            assert said == "Held: ana is not in the team R&D (any more); it is released when ana is in R&D again."
+            assert (await run.client("root").job(runs.id)).state.value == "running"
+            await run.client("root").cancel(runs.id)
+            await run.job(other.id, "running")
+            await run.converged()
+            assert (await run.client("root").job(waits.id)).state.value == "pending"
+            hub.join("ana", "rnd")
+            await run.job(waits.id, "running")
+
+
+async def test_a_preempted_job_of_a_person_who_left_returns_to_the_queue_and_stays_there(tmp_path: Path) -> None:
+    async with fake_hub() as hub:
+        site(hub)
+        async with running(tmp_path, POLICY, gpus=4, hub=HubApi(hub.url, "t"), people=ALL) as run:
+            job = await run.submit("ana", "big", profile="gpu4", team="rnd")
+            await run.job(job.id, "running")
+            hub.leave("ana", "rnd")
+            await run.until(lambda: run.service.components.world.people.person("ana").groups == (), "it is known")
+            owner = await run.submit("bo", "owner", profile="gpu1", team="devops")
+            await run.job(owner.id, "running")
+            await held(run, job.id)
+            await run.client("root").cancel(owner.id)
+            await run.converged()
+            assert (await run.client("root").job(job.id)).state.value == "pending"
+
+
+async def test_a_deleted_persons_jobs_are_held_and_filed_away(tmp_path: Path) -> None:
+    async with fake_hub() as hub:
+        site(hub)
+        async with running(tmp_path, POLICY, gpus=4, hub=HubApi(hub.url, "t"), people=ALL) as run:
+            runs = await run.submit("ana", "runs", profile="gpu4", team="rnd")
+            await run.job(runs.id, "running")
+            waits = await run.submit("ana", "waits", profile="gpu1", team="rnd")
+            await run.until(lambda: run.service.components.world.people.person("ana"), "ana is known")
+            hub.delete("ana")
+            said = await held(run, waits.id)
+            assert said == ("Held: the Hub has no user ana/deleted-1 any more; an administrator can cancel it.")
+            assert {j.owner for j in (await run.client("root").jobs()).jobs} == {"ana/deleted-1"}
+            hub.add("ana", "rnd")
+            user = HubUser("ana", ("rnd",), identity=hub.made["ana"])
+            assert await run.service.components.world.people.hear(user) == "ana"
+            page = await run.client("ana").jobs(mine=True)
+            assert not page.jobs
+
+
+async def test_a_renamed_persons_jobs_go_on_under_the_new_name(tmp_path: Path) -> None:
+    async with fake_hub() as hub:
+        site(hub)
+        people = ALL | {"anna": Caller("anna", groups=frozenset({"rnd"}), scopes=READ)}
+        async with running(tmp_path, POLICY, gpus=4, hub=HubApi(hub.url, "t"), people=people) as run:
+            runs = await run.submit("ana", "runs", profile="gpu4", team="rnd")
+            waits = await run.submit("ana", "waits", profile="gpu1", team="rnd")
+            await run.job(runs.id, "running")
+            await run.until(lambda: run.service.components.world.people.person("ana"), "ana is known")
+            hub.rename("ana", "anna")
+
+            async def there() -> bool:
+                return (await run.client("root").job(waits.id)).owner == "anna"
+
+            await run.until(there, "the jobs are anna's")
+            await run.client("anna").cancel(runs.id)
+            await run.job(waits.id, "running")
+            assert {j.name for j in (await run.client("anna").jobs(mine=True)).jobs} == {"runs", "waits"}
+
+
+async def test_a_hub_that_is_away_concludes_nothing_not_even_after_a_restart(tmp_path: Path) -> None:
+    async with fake_hub() as hub:
+        site(hub)
+        async with running(tmp_path, POLICY, gpus=4, hub=HubApi(hub.url, "t"), people=ALL) as run:
+            block = await run.submit("ada", "block", profile="gpu4", team="rnd")
+            await run.job(block.id, "running")
+            left = await run.submit("ana", "left", profile="gpu1", team="rnd")
+            stays = await run.submit("ada", "stays", profile="gpu1", team="rnd")
+            await run.until(lambda: run.service.components.world.people.person("ada"), "ada is known")
+            hub.leave("ana", "rnd")
+            await held(run, left.id)
+            hub.status = 503
+            hub.delete("ada")
+        async with running(tmp_path, POLICY, gpus=4, hub=HubApi(hub.url, "t"), people=ALL) as run:
+            await run.client("root").cancel(block.id)
+            await run.job(stays.id, "running")
+            await run.converged()
+            assert (await run.client("root").job(left.id)).state.value == "pending"
+
+
+async def test_a_session_that_waits_is_refused_and_one_that_runs_goes_on(tmp_path: Path) -> None:
+    async with fake_hub() as hub:
+        site(hub)
+        async with running(tmp_path, POLICY, gpus=4, hub=HubApi(hub.url, "t"), people=ALL) as run:
+            first = await run.session("ana", "gpu1", "rnd", server="one")
+            await run.granted(first.id)
+            waits = await run.session("ana", "gpu4", "rnd", server="two", preemptible=True)
+            hub.leave("ana", "rnd")
+
+            async def over() -> str:
+                session = await run.client("spawner").session(waits.id)
+                return session.reason.message if session.phase == "over" else ""
+
+            said = await run.until(over, "the session is refused")
+            assert said == "Not started: ana is not in the team R&D (any more), and the GPUs of this session are R&D's."
+            assert (await run.client("spawner").renew(first.id)).phase != "over"
+
+
+async def test_a_person_named_in_the_policy_needs_no_group(tmp_path: Path) -> None:
+    async with fake_hub() as hub:
+        hub.add("cy")
+        async with running(
+            tmp_path, POLICY, gpus=4, hub=HubApi(hub.url, "t"), people=ALL | {"cy": Caller("cy", scopes=READ)}
+        ) as run:
+            job = await run.submit("cy", "j", profile="gpu1", team="devops")
+            await run.job(job.id, "running")
+
+
+async def test_many_owners_are_read_from_the_list_of_users(tmp_path: Path) -> None:
+    names = [f"p{n}" for n in range(module.FEW + 2)]
+    crowd = {name: Caller(name, groups=frozenset({"rnd"}), scopes=READ) for name in names}
+    async with fake_hub(page_limit=5) as hub:
+        for name in names:
+            hub.add(name, "rnd")
+        async with running(tmp_path, POLICY, gpus=4, hub=HubApi(hub.url, "t"), people=PEOPLE | crowd) as run:
+            hub.status = 503
+            jobs = [await run.submit(name, name, profile="gpu4", team="rnd") for name in names]
+            hub.status = None
+            hub.leave(names[-1], "rnd")
+            await held(run, jobs[-1].id)
+            assert hub.count("GET /hub/api/users?") >= 3
+
+
+async def test_a_person_is_met_under_their_own_name_before_they_are_answered(tmp_path: Path) -> None:
+    """A login shows the rename before the Hub was asked about anybody."""
+    async with fake_hub() as hub:
+        site(hub)
+        people = ALL | {"anna": Caller("anna", groups=frozenset({"rnd"}), scopes=READ)}
+        async with running(tmp_path, POLICY, gpus=4, hub=HubApi(hub.url, "t"), people=people) as run:
+            known = run.service.components.world.people
+            made = hub.made["ana"]
+            await known.hear(HubUser("ana", ("rnd",), identity=made))
+            job = await run.submit("ana", "j", profile="gpu1", team="rnd")
+            hub.rename("ana", "anna")
+            assert await known.hear(HubUser("anna", ("rnd",), identity=made)) == "anna"
+            assert (await run.client("anna").job(job.id)).owner == "anna"
+            assert await known.hear(HubUser("ana", ("rnd",), identity=made)) == "anna"  # from a cache
+
+
+async def test_an_administrator_cancels_everything_of_a_person(tmp_path: Path) -> None:
+    async with running(tmp_path, POLICY, gpus=4, people=ALL) as run:
+        runs = await run.submit("ana", "runs", profile="gpu4", team="rnd")
+        await run.job(runs.id, "running")
+        waits = [await run.submit("ana", f"w{n}", profile="gpu4", team="rnd") for n in range(3)]
+        other = await run.submit("ada", "other", profile="gpu1", team="rnd")
+        assert (await run.client("root").cancel_all_of("ana")).workloads == 4
+        for job in (runs, *waits):
+            await run.job(job.id, "cancelled")
+        await run.job(other.id, "running")
+        for person in ("ana", "bo"):
+            with pytest.raises(MakewayError, match="custom:makeway:admin"):
+                await run.client(person).cancel_all_of("ada")
+
+
+async def test_an_administrator_gives_the_work_of_a_deleted_person_to_a_user(tmp_path: Path) -> None:
+    async with running(tmp_path, POLICY, gpus=4, people=ALL) as run:
+        people = run.service.components.world.people
+        await people.hear(HubUser("ana", ("rnd",), identity="2026-01-01T00:00:00Z"))
+        job = await run.submit("ana", "j", profile="gpu1", team="rnd")
+        await people.hear(HubUser("ana", ("rnd",), identity="2026-01-02T00:00:00Z"))
+        assert (await run.client("root").job(job.id)).owner == "ana/deleted-1"
+        with pytest.raises(MakewayError, match="Only the work of a deleted person"):
+            await run.client("root").give_work("ana", "ada")
+        await run.client("root").give_work("ana/deleted-1", "ada")
+        assert (await run.client("ada").job(job.id)).owner == "ada"
+
+
+async def test_a_stream_shows_a_new_person_nothing_of_their_namesake(tmp_path: Path) -> None:
+    async with running(tmp_path, POLICY, gpus=4, people=ALL) as run:
+        people, services = run.service.components.world.people, run.service.services
+        await people.hear(HubUser("ana", ("rnd",), identity="2026-01-01T00:00:00Z"))
+        job = await run.submit("ana", "secret", profile="gpu1", team="rnd")
+        await run.job(job.id, "running")
+        await services.feed.newest()
+        await people.hear(HubUser("ana", (), identity="2026-01-02T00:00:00Z"))
+        await services.feed.newest()
+        assert "ana" not in {event.owner for event in await services.feed.after(0)}
