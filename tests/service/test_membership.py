@@ -25,7 +25,7 @@ ALL = PEOPLE | {"ada": Caller("ada", groups=frozenset({"rnd"}), scopes=READ)}
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ask the Hub again after a moment."""
+    """Have the Hub read again after a moment."""
     monkeypatch.setattr(module, "LOOK_EVERY", 0.1)
 
 

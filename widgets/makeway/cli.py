@@ -100,7 +100,7 @@ def _policy_commands(commands: Any) -> None:
 def _people_commands(commands: Any) -> None:
     people = commands.add_parser("people", help="act on everything of one person, as an administrator")
     verbs = people.add_subparsers(metavar="VERB", required=True)
-    add = verbs.add_parser("cancel", help="cancel every job of a person, whoever they are now")
+    add = verbs.add_parser("cancel", help="cancel every job of a person, also of a deleted one")
     add.add_argument("name", metavar="NAME")
     add.set_defaults(run=_people_cancel)
     add = verbs.add_parser("give", help="give the work of a deleted person (NAME/deleted-1) to a user")

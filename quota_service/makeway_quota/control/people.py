@@ -1,7 +1,7 @@
-"""Know who the Hub's users are and which teams they are in, for requests and for planning.
+"""Keep who the Hub's users are and which teams they are in, for requests and for planning.
 
 Requests tell who they came from (`hear`), and the leader asks the Hub for the owners of work every few seconds
-(`look`). What is known is kept in the store: a restart while the Hub is away forgets nobody, and then nothing is
+(`look`). What is known is kept in the store: a restart while the Hub is away forgets no one, and then nothing is
 concluded from the Hub's silence. Where a name no longer means the same person, the store files their work anew
 (`store/people.py`) before the request is answered.
 """
@@ -61,7 +61,7 @@ class People:
         self._one = asyncio.Lock()
 
     def on_change(self, changed: Callable[[], None]) -> None:
-        """Call `changed` whenever what is known of somebody's teams has changed."""
+        """Call `changed` whenever what is known of a person's teams has changed."""
         self._on_change = changed
 
     def take_changed(self) -> set[str]:
@@ -116,7 +116,7 @@ class People:
         return self._name_of(person)
 
     async def look(self, owners: Iterable[str]) -> None:
-        """Ask the Hub about those owners of work that were not heard of lately; its silence changes nothing."""
+        """Learn from the Hub about those owners of work that were not heard of lately; its silence changes nothing."""
         if self._hub is None or self._monotonic() < self._not_before:
             return
         since = self._monotonic() - LOOK_EVERY
@@ -140,7 +140,7 @@ class People:
         return None not in found
 
     async def _read_all(self, wanted: Collection[str]) -> None:
-        """Compare everybody with the Hub's list of users; `wanted` are names that work is filed under."""
+        """Compare everyone with the Hub's list of users; `wanted` are names that work is filed under."""
         if self._hub is None:
             return
         hub, began = self._hub, self._monotonic()
@@ -155,7 +155,7 @@ class People:
             listed |= {user.name: _person(user) for user in again if user is not None}
         gone = missing - listed.keys()
         await self._meet(listed, gone)
-        await self._note_strangers(hub, gone - self._known.keys())
+        await self._note_missing(hub, gone - self._known.keys())
         now = self._monotonic()
         self._heard_at = dict.fromkeys([*listed, *wanted], now)
         self._not_before = now + (now - began) / SHARE
@@ -163,7 +163,7 @@ class People:
     async def _list(self, hub: HubApi) -> dict[str, Person]:
         return {user.name: _person(user) for user in await hub.all_users()}
 
-    async def _note_strangers(self, hub: HubApi, names: Collection[str]) -> None:
+    async def _note_missing(self, hub: HubApi, names: Collection[str]) -> None:
         """Note names without a user that work is filed under: services of the Hub, or users deleted long ago."""
         for name in sorted(names):
             if await hub.has_service(name):
@@ -211,7 +211,7 @@ def _person(user: HubUser) -> Person:
 async def look_again_and_again(
     people: People, owners: Callable[[], Awaitable[Collection[str]]], leads: Callable[[], bool]
 ) -> None:
-    """Ask the Hub about the owners of work as long as this replica leads, until cancelled."""
+    """Learn from the Hub about the owners of work as long as this replica leads, until cancelled."""
     while True:
         if leads():
             await people.look(await owners())

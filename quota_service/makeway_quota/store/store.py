@@ -18,7 +18,7 @@ from .known_rows import KnownRows
 from .leader_lock import LeaderLock, leader_lock
 from .migrate import upgrade
 from .outputs import Outputs
-from .people import People
+from .people import KnownPeople
 from .policy_versions import PolicyVersions
 from .pruning import Pruning
 from .records import (
@@ -73,7 +73,7 @@ class Store:
         self._notifications = Notifications(database)
         self.pruning = Pruning(database)
         self.policies = PolicyVersions(database)
-        self.people = People(database)
+        self.people = KnownPeople(database)
         self.worker_reports = WorkerReports(database)
         self.outputs = Outputs(database, contents)
         self._known = KnownRows()

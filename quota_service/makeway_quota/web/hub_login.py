@@ -32,7 +32,7 @@ class HubDirectory:
     """The directory of the Hub, with its answers cached for some seconds; never blocks the event loop."""
 
     def __init__(self, settings: WebSettings, hub: HubOAuth | None = None, people: People | None = None) -> None:
-        """`people`: who is told of every user, so that nobody is answered under a name that meant another person."""
+        """`people`: who is told of every user, so that no one is answered under a name that meant another person."""
         self.settings = settings
         self._people = people
         self._made: dict[str, str] = {}
@@ -140,7 +140,7 @@ class HubDirectory:
 def caller_of(model: Mapping[str, Any]) -> Caller:
     """Return the caller of the Hub's user model; the admin scope makes an administrator of Makeway.
 
-    A service of the Hub is called `service/NAME`: it is nobody's namesake, and what it submits is no user's work.
+    A service of the Hub is called `service/NAME`: it has no namesake, and what it submits is no user's work.
     """
     held = model.get("scopes") or ()
     scopes = frozenset(scope for scope in held if scope.startswith(SCOPE) or scope == "read:metrics")
