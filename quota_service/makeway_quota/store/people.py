@@ -2,7 +2,7 @@
 
 Workloads, decisions and events are filed under a name, and names change hands: a user is renamed, or deleted and the
 name given to another person. The Hub's user has an identity that a rename keeps and a new user of the same name does
-not have. The service that learns of a difference files the work under another name, in one transaction: that of the renamed
+not have. What learns of a difference files the work under another name, in one transaction: that of the renamed
 person, or `NAME/deleted-N`, which no user of a Hub can have (a user's name has no slash).
 """
 
