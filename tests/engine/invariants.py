@@ -34,12 +34,14 @@ def check(world: World, shuffle: Random) -> Plan:
     nothing_is_given_twice(sums, after, plan)
     nothing_idles_that_is_allowed(after, plan)
     again = plan if world.snapshot() == before else world.plan()  # the same snapshot has the same plan (I8)
-    assert not again.acts or only_for_such_starts(plan, again), f"I7: planning again acts: {again}\nafter {plan}"
-    no_start_is_evicted_a_second_later(world, plan)
+    assert not again.acts or only_for_such_starts(before, plan, again), (
+        f"I7: planning again acts: {again}\nafter {plan}"
+    )
+    no_start_is_evicted_a_second_later(world, before, plan)
     return plan
 
 
-def no_start_is_evicted_a_second_later(world: World, plan: Plan) -> None:
+def no_start_is_evicted_a_second_later(world: World, before: Snapshot, plan: Plan) -> None:
     """Check I7 a second later: time alone neither evicts nor moves a workload that was just started."""
     if not plan.start:
         return
@@ -47,7 +49,7 @@ def no_start_is_evicted_a_second_later(world: World, plan: Plan) -> None:
     again = world.plan()
     world.now -= 1
     gone = {each.id for each in (*again.evict, *again.move)} & {start.id for start in plan.start}
-    gone -= starts_evicted_with_others(plan, again)
+    gone -= starts_evicted_with_others(before, plan, again)
     assert not gone, f"I7: {gone} started and evicted: {again}\nafter {plan}"
 
 

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import combinations, permutations
+from itertools import product
 from math import prod
 from random import Random
 
 from engine.engines import Engine
 from engine.facts import Facts, State, amount, future
+from engine.legal_sets import legal_sets
 from engine.overtaken import only_for_such_starts
-from makeway_quota.engine import GPU, Plan, Snapshot, Workload
-from makeway_quota.engine.snapshot import Placement
+from makeway_quota.engine import GPU, Placed, Plan, Snapshot, Workload
 from worlds import World
 
 HELD = {"held", "static_quota", "nominated", "paused", "queue_closed"}
-MOST_CANDIDATES = 8
-MOST_COMBINATIONS = 1024
+MOST_COMBINATIONS = 64
+"""So many ways to share preemptors out over their pools are all tried, to spare one victim."""
 
 
 def check(world: World, engine: Engine, shuffle: Random) -> Plan:
@@ -40,7 +40,9 @@ def check(world: World, engine: Engine, shuffle: Random) -> Plan:
     nothing_idles(world, plan, after)
     applied = world.snapshot()
     again = plan if applied == before else engine(applied)  # the same snapshot has the same plan (I8)
-    assert not again.acts or only_for_such_starts(plan, again), f"I7: planning again acts: {again}\nafter {plan}"
+    assert not again.acts or only_for_such_starts(before, plan, again), (
+        f"I7: planning again acts: {again}\nafter {plan}"
+    )
     return plan
 
 
@@ -84,18 +86,23 @@ def victims_are_legal(facts: Facts, plan: Plan) -> None:
 
 
 def every_victim_was_above_its_reservation(facts: Facts, plan: Plan) -> None:
-    """Check I3 by the plan alone: without its largest victim a team stays above its reservation."""
+    """Check I3 by the plan alone: without its largest victim in a pool a team stays above its reservation there."""
     freed = _freed(facts, plan)
     for preemptor in {b for b, _ in freed.values()}:
-        mine = {name: milli for name, (b, milli) in freed.items() if b == preemptor}
+        mine = {name: milli for name, (b, milli) in freed.items() if b == preemptor and milli}
         asking = facts.live[preemptor]
-        for policy in {facts.live[name].policy for name in mine}:
-            taken = [milli for name, milli in mine.items() if facts.live[name].policy == policy]
-            if policy == asking.policy or not sum(taken):
+        pools = {name: facts.pool(facts.live[name].placement) for name in mine}
+        for policy, pool in {(facts.live[name].policy, pools[name]) for name in mine}:
+            theirs = {name: milli for name, milli in mine.items() if facts.live[name].policy == policy}
+            largest = max(milli for name, milli in theirs.items() if pools[name] == pool)
+            if policy == asking.policy:
                 continue
-            pool = facts.pool(facts.live[next(n for n in mine if facts.live[n].policy == policy)].placement)
             lines = [ln for ln in facts.policies[policy].quotas if ln.reserved and ln.covers(pool)]
-            most = [_most_used(facts, plan, policy, line.pools) - sum(taken) + max(taken) for line in lines]
+            taken = [sum(milli for name, milli in theirs.items() if ln.covers(pools[name])) for ln in lines]
+            most = [
+                _most_used(facts, plan, policy, line.pools) - less + largest
+                for line, less in zip(lines, taken, strict=True)
+            ]
             fine = not lines or any(used > line.reserved for used, line in zip(most, lines, strict=True))
             assert fine, f"I3: {mine} of {policy} for {preemptor}"
 
@@ -161,21 +168,16 @@ def _exceeded_before(facts: Facts, w: Workload, pool: str) -> bool:
 
 
 def no_victim_is_needless(facts: Facts, plan: Plan, after: State) -> None:
-    """Check I4: with any single victim still running, some preemptor of the plan has no placement."""
+    """Check I4: with any single victim still running, some preemptor of the plan has no placement in any pool."""
     if facts.static:
         return
+    ours = [facts.live[w.id] for w in plan.pending if w.nomination and w.nomination != facts.live[w.id].nomination]
+    where = {w.id: _pools_of_nomination(facts, plan, after, w) for w in ours}
     for each in (*plan.evict, *plan.move):
         victim = facts.live[each.id]
         pool = facts.pool(victim.placement)
-        ours = [
-            facts.live[w.id]
-            for w in plan.pending
-            if w.nomination and w.nomination != facts.live[w.id].nomination and facts.pool(w.nomination) == pool
-        ]
         spared = State(facts, dict(after.held))
         spared.held[victim.id] = victim, victim.placement
-        if not _within_caps(facts, spared, victim, pool):
-            continue
         for w in ours:
             del spared.held[w.id]
         rooms, before = spared.rooms(), spared.unplanned().rooms()
@@ -185,7 +187,33 @@ def no_victim_is_needless(facts: Facts, plan: Plan, after: State) -> None:
             for room, was in mine
         ):
             continue  # a start, or a job that moves, uses its devices
-        assert not facts.all_fit(rooms, [(w, pool) for w in ours]), f"I4: {each} is needless in {plan}"
+        if prod(len(pools) for pools in where.values()) > MOST_COMBINATIONS:
+            continue
+        for choice in product(*(where[w.id] for w in ours)):
+            asking = list(zip(ours, choice, strict=True))
+            if _all_within_caps(facts, spared, victim, pool, asking):
+                assert not facts.all_fit(spared.rooms(), asking), f"I4: {each} is needless in {plan}"
+
+
+def _pools_of_nomination(facts: Facts, plan: Plan, after: State, w: Workload) -> list[str]:
+    """Return the pools in which a nominated workload could be nominated as well: its own, or where it is in quota."""
+    own = facts.pool(after.held[w.id][1])
+    others = State(facts, {name: each for name, each in after.held.items() if name != w.id})
+    quota = [pool for pool in facts.pools_of(w) if in_quota(facts, plan, others, w, pool)]
+    able = quota if own in quota else facts.pools_of(w) if _may_borrow(facts, w) else ()
+    return [own, *(pool for pool in able if pool != own)]
+
+
+def _all_within_caps(
+    facts: Facts, spared: State, victim: Workload, pool: str, asking: Sequence[tuple[Workload, str]]
+) -> bool:
+    """Whether limits and capacities have room for a victim that stays and all who would start in these pools."""
+    node = {facts.nodes[name].pool: name for name in facts.nodes}
+    state = State(facts, dict(spared.held))
+    for w, where in asking:
+        milli = facts.request(w)
+        state.held[w.id] = w, (Placed(0, node[where], (0,), milli),)
+    return all(_within_caps(facts, state, w, where) for w, where in (*asking, (victim, pool)))
 
 
 def _within_caps(facts: Facts, state: State, victim: Workload, pool: str) -> bool:
@@ -201,6 +229,11 @@ def in_quota_waits_only_without_legal_victims(facts: Facts, plan: Plan, after: S
     """Check I5: no legal set of victims would make room for a pending workload in quota."""
     if facts.static:
         return
+    gone = {move.id for move in plan.move if move.rule != "shrink"} | set(plan.terminating)
+    fixed = {
+        name: (replace(w, state="checkpointing"), place) for name, (w, place) in after.held.items() if name in gone
+    }
+    candidates = State(facts, after.held | fixed)
     for waiting in plan.pending:
         w = facts.live[waiting.id]
         patient = facts.snapshot.now - w.submitted_at < facts.profile(w).reclaim_after
@@ -208,8 +241,8 @@ def in_quota_waits_only_without_legal_victims(facts: Facts, plan: Plan, after: S
             continue
         for pool in facts.pools_of(w):
             if in_quota(facts, plan, after, w, pool):
-                found = next(_legal_sets(facts, plan, after, w, pool), None)
-                assert found is None, f"I5: {[v.id for v in found or ()]} would make room for {waiting}"
+                found = next(legal_sets(facts, candidates, w, pool), None)
+                assert found is None, f"I5: {[each.victim.id for each in found or ()]} would make room for {waiting}"
 
 
 def in_quota(facts: Facts, plan: Plan, after: State, w: Workload, pool: str) -> bool:
@@ -220,66 +253,6 @@ def in_quota(facts: Facts, plan: Plan, after: State, w: Workload, pool: str) -> 
     every = State(facts, after.held | {o.id: (o, o.placement) for o in facts.live.values() if o.placement})
     lines = [line for line in facts.policies[name].quotas if line.reserved and line.covers(pool)]
     return all(every.usage(name, ln, w.non_preemptible) + facts.request(w) <= ln.reserved for ln in lines)
-
-
-def _legal_sets(facts: Facts, plan: Plan, after: State, w: Workload, pool: str) -> Iterator[tuple[Workload, ...]]:
-    able = [
-        (o, place)
-        for o, place in after.held.values()
-        if not o.non_preemptible
-        and o.state != "pending"
-        and o.state != "checkpointing"
-        and o.id not in {m.id for m in plan.move}
-        and facts.pool(place) == pool
-        and not (w.kind == "job" and is_protected(facts, o))
-    ]
-    if prod(len(place) - facts.least(o) + 2 for o, place in able) > MOST_COMBINATIONS:
-        return  # beyond the number of sets that the engines examine
-    able = [each for each in able if amount(facts, *each)][:MOST_CANDIDATES]
-    for size in range(len(able) + 1):
-        for group in combinations(able, size):
-            victims = [o for o, _ in group]
-            left = State(facts, {n: each for n, each in after.held.items() if n not in {v.id for v in victims}})
-            room = facts.workers(left.rooms(), w, pool) >= facts.least(w)
-            if room and left.admits(w, pool, facts.request(w)) and is_legal(facts, after, w, pool, group):
-                yield tuple(victims)
-
-
-def is_protected(facts: Facts, o: Workload) -> bool:
-    """Whether a job runs for less than its profile's `min_runtime`."""
-    least = facts.profile(o).min_runtime
-    return bool(least) and (o.started_at is None or facts.snapshot.now - o.started_at < least)
-
-
-def is_legal(facts: Facts, after: State, w: Workload, pool: str, group: Sequence[tuple[Workload, Placement]]) -> bool:
-    """Whether a set can be evicted in some order by rule 5.1."""
-    return any(_legal(facts, after, w, pool, order) for order in permutations(group))
-
-
-def _legal(facts: Facts, after: State, w: Workload, pool: str, order: Sequence[tuple[Workload, Placement]]) -> bool:
-    gone: list[str] = []
-    for victim, place in order:
-        left = State(facts, {n: each for n, each in after.held.items() if n not in gone})
-        if len(place) > facts.least(victim):
-            return False  # an elastic gang is divisible, and not covered here
-        if not (w.non_preemptible and victim.policy == w.policy) and not above(facts, left, w, pool, victim):
-            return False
-        gone.append(victim.id)
-    return True
-
-
-def above(facts: Facts, state: State, w: Workload, pool: str, victim: Workload) -> bool:
-    """Whether a victim's policy is above its reservation, the request counted (rule 5.1)."""
-    mine = [policy.name for policy in facts.family(w.policy)]
-    reserves = state.guarantor(w.policy, pool) or w.policy
-    for policy in facts.family(victim.policy):
-        if policy.name in mine[mine.index(reserves) + 1 :]:
-            return True
-        lines = [line for line in policy.quotas if line.reserved and line.covers(pool)]
-        own = facts.request(w) if policy.name in mine else 0
-        if lines and not any(state.usage(policy.name, line) + own > line.reserved for line in lines):
-            return False
-    return True
 
 
 def nothing_idles(world: World, plan: Plan, after: State) -> None:

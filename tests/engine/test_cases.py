@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from engine.cascades import come_to_rest
 from engine.engines import ENGINES
+from engine.test_reference import world_of
 from makeway_quota.snapshot_file import read_snapshot
 
 CASES = Path(__file__).parent / "cases"
@@ -39,6 +41,16 @@ EXPECTED = {
     "11-static-quota-within-capacity": Expected({"b1": "b2"}),
     "stuck-victim": Expected({"a1": "b1"}),
     "12-node-changed-pools-under-a-gang": Expected({"a1": "a2"}),
+    "12-limit-across-pools-session": Expected({"train1": "book1"}),
+    "12b-limit-across-pools-department": Expected({"s1": "v1"}),
+    "13-needless-victim-across-pools": Expected({"b2": "v2"}),
+    "14-cascade-across-pools": Expected({"b-low": "v1"}),
+    "15-own-team-before-fair-share": Expected({"s1": "v3"}),
+    "15b-own-team-takes-more": Expected({"s3": "v3"}),
+    "16-nomination-lost-to-fair-share": Expected({"v-old": "v-new"}),
+    "16b-nomination-lost-in-own-team": Expected({"b1": "v-norm"}),
+    "18-shrunk-gang-is-not-seen-as-a-victim": Expected({"y1": "b1"}),
+    "19-gang-shrinks-once-per-plan": Expected(move={"flex": ["n1"]}),
 }
 NOT_YET: set[str] = set()
 """Engines that still break these rules."""
@@ -58,6 +70,14 @@ def test_each_case_is_decided_by_the_rules(engine: str, case: str) -> None:
     assert not plan.start
     assert {e.id: e.preemptor for e in plan.evict} == EXPECTED[case].evict
     assert {m.id: [placed.node for placed in m.to] for m in plan.move} == EXPECTED[case].move
+
+
+@pytest.mark.covers("F14", "F15", "F16", "F17")
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("case", EXPECTED)
+def test_every_case_comes_to_rest_and_everyone_for_whom_others_left_has_started(engine: str, case: str) -> None:
+    world = world_of(read_snapshot((CASES / f"{case}.yaml").read_text()))
+    assert not come_to_rest(world, ENGINES[engine])
 
 
 @pytest.mark.covers("F14")

@@ -133,8 +133,8 @@ EDITS = (
     # Victims
     Edit(
         "index/ledger.py",
-        "+ extra > ln.quota.reserved for ln in lines",
-        "+ extra >= ln.quota.reserved for ln in lines",
+        "(extra if ln.quota.covers(own_pool) else 0) > ln.quota.reserved",
+        "(extra if ln.quota.covers(own_pool) else 0) >= ln.quota.reserved",
         "a policy at its reservation keeps what it has",
     ),
     Edit(
@@ -145,8 +145,8 @@ EDITS = (
     ),
     Edit(
         "rules/victims/preemptor.py",
-        "if evicted or victim.non_preemptible or self.pool",
-        "if evicted or self.pool",
+        "if victim.non_preemptible or self.pool not in",
+        "if self.pool not in",
         "sessions are never victims",
     ),
     Edit(
@@ -193,8 +193,8 @@ EDITS = (
     ),
     Edit(
         "rules/victims/preemptor.py",
-        'if self.right == "own_policy" and account is self.account:',
-        'if self.right == "own_policy" and not account:',
+        'if "own_policy" in self.rights and account is self.account:',
+        'if "own_policy" in self.rights and not account:',
         "non-preemptible work may evict its own policy's jobs",
     ),
     Edit(
@@ -202,6 +202,42 @@ EDITS = (
         "rest, default=-1)",
         "rest, default=0)",
         "work without GPUs is not in quota by that alone",
+    ),
+    Edit(
+        "rules/victims/preemptor.py",
+        "self._beyond = {name: each for name, each in reached.items() if each}",
+        "self._beyond = {}",
+        "a limit may be in the way by what runs in another pool",
+    ),
+    Edit(
+        "index/cluster_state.py",
+        "return self.shrunk.get(allocation.workload.id)",
+        "return None",
+        "a gang that gave up a worker in a plan may give up the next one",
+    ),
+    Edit(
+        "index/cluster_state.py",
+        "return None if keeps else allocation",
+        "return allocation",
+        "no plan withdraws a nomination that it can keep",
+    ),
+    Edit(
+        "cycle/admission.py",
+        "        if not choice.cascades:",
+        "        if True:",
+        "the first pool where a set without a returning member makes room",
+    ),
+    Edit(
+        "cycle/sparing.py",
+        "return [old, *(pool for pool in able if pool is not old)]",
+        "return [old]",
+        "a victim is spared where a preemptor may start in another pool",
+    ),
+    Edit(
+        "rules/victims/rights.py",
+        'rights = (*rights, "fair_share")',
+        'rights = rights or ("fair_share",)',
+        "over quota all rights are compared together",
     ),
     Edit(
         "rules/victims/sets.py",

@@ -10,7 +10,7 @@ from makeway_quota.engine.cycle.preemptors import replace_preemptors
 from makeway_quota.engine.index.cluster import Cluster
 from makeway_quota.engine.index.queues import PendingQueues
 from makeway_quota.engine.plan_builder import PlanBuilder
-from makeway_quota.engine.rules.victims.preemptor import Preemptor, Right
+from makeway_quota.engine.rules.victims.preemptor import Preemptor, Rights
 from makeway_quota.engine.rules.victims.sets import whole
 from worlds import World
 
@@ -137,14 +137,14 @@ def test_foreign_pods_and_cpu_count() -> None:
     assert message.startswith("3 GPUs of pool p are free, but on no node together with 2 cores and 100 MiB of memory;")
 
 
-@pytest.mark.parametrize("right", ["reservation", "own_policy", "own_team"])
-def test_a_victim_whose_gpus_another_team_got_is_not_said_to_make_way_for_its_own(right: Right) -> None:
+@pytest.mark.parametrize("rights", [("reservation",), ("reservation", "own_policy"), ("own_team",)])
+def test_a_victim_whose_gpus_another_team_got_is_not_said_to_make_way_for_its_own(rights: Rights) -> None:
     world = World().pool("p", gpus=1).team("a", 1).team("b", 1).profile("one", 1).run("victim", "a", "one", "p-1")
     world.submit("mine", "a", "one", priority=1).submit("theirs", "b", "one")
     cluster = Cluster(world.snapshot())
     mine, theirs = ((queue, w) for queue in PendingQueues(cluster).open() for w in queue.members())
     builder, victim = PlanBuilder(cluster), cluster.allocations["victim"]
-    preemptor = Preemptor(cluster, mine[1], mine[0].need, mine[0].account, victim.pool, right)
+    preemptor = Preemptor(cluster, mine[1], mine[0].need, mine[0].account, victim.pool, rights)
     cluster.evict(victim)
     builder.evict(preemptor, [whole(victim)])
     assert builder.evicted["victim"].facts[0].code != "reclaim"

@@ -141,7 +141,7 @@ def test_a_victim_that_stays_after_all_lets_the_scores_of_other_nodes_stand() ->
     cluster = Cluster(world.submit("next", "owner", "two").snapshot())
     workload, scored = cluster.workloads["next"], list[int]()
     account, pool = cluster.account(workload), cluster.pools["p"]
-    preemptor = Preemptor(cluster, workload, cluster.need(workload), account, pool, "reservation")
+    preemptor = Preemptor(cluster, workload, cluster.need(workload), account, pool, ("reservation",))
 
     def judge(preemptor: Preemptor, node: NodeState, able: list[Allocation]) -> Scored | None:
         scored.append(node.position)

@@ -14,14 +14,21 @@ from makeway_quota.engine.index.cluster import Cluster
 from makeway_quota.engine.index.nodes import Allocation, NodeState
 from makeway_quota.engine.rules.victims.bounds import bounds_of
 from makeway_quota.engine.rules.victims.on_node import NodeVictims
-from makeway_quota.engine.rules.victims.preemptor import Preemptor, Right
+from makeway_quota.engine.rules.victims.preemptor import Preemptor, Rights
 from makeway_quota.engine.rules.victims.ranking import Ranking, enough_devices
 from makeway_quota.engine.rules.victims.sets import Scored
 from makeway_quota.engine.snapshot import LIVE
 from worlds import World
 
 SEEDS = int(os.environ.get("HISTORIES", "40"))
-RIGHTS: tuple[Right, ...] = ("reservation", "own_policy", "own_team", "fair_share")
+RIGHTS: tuple[Rights, ...] = (
+    ("reservation",),
+    ("reservation", "own_policy"),
+    ("reservation", "own_team"),
+    ("own_team",),
+    ("fair_share",),
+    ("own_team", "fair_share"),
+)
 
 
 def judge(preemptor: Preemptor, node: NodeState, able: list[Allocation]) -> Scored | None:
@@ -33,8 +40,8 @@ def preemptors(cluster: Cluster) -> Iterator[Preemptor]:
         need = cluster.need(workload)
         if workload.state == "pending" and need.least == 1:
             for pool in cluster.pools_of(workload):
-                for right in RIGHTS:
-                    yield Preemptor(cluster, workload, need, cluster.account(workload), pool, right)
+                for rights in RIGHTS:
+                    yield Preemptor(cluster, workload, need, cluster.account(workload), pool, rights)
 
 
 def scores(preemptor: Preemptor) -> dict[int, Scored]:
@@ -75,7 +82,7 @@ def test_no_node_is_better_than_its_bound_and_the_best_of_all_is_found(make: Cal
             ranking, found = Ranking(judge), None
             for _ in range(2):  # the second time from what the first one learned
                 found = ranking.best(preemptor)
-                assert (found[:2] if found else None) == expected, (seed, preemptor.workload.id, preemptor.right)
+                assert (found[:2] if found else None) == expected, (seed, preemptor.workload.id, preemptor.rights)
             compared += expected is not None
     assert compared > 50
 

@@ -34,7 +34,7 @@ class Moment:
 
     def __init__(self, snapshot: Snapshot, preemptor: Any, victims: list[Victim]) -> None:
         self.sums = Sums(snapshot)
-        self.right: str = preemptor.right
+        self.rights: tuple[str, ...] = preemptor.rights
         self.preemptor: Workload = preemptor.workload
         self.pool: str = preemptor.pool.pool.name
         self.victims = victims
@@ -52,35 +52,42 @@ class Moment:
             if policy in self.sums.family(t.workload.policy) and line.covers(t.pool.pool.name)
         )
 
-    def reserving(self, policy: str) -> list[QuotaLine]:
+    def reserving(self, policy: str, pool: str) -> list[QuotaLine]:
         if policy not in self.sums.policies:
             return []
-        return [ln for ln in self.sums.policies[policy].quotas if ln.reserved and ln.covers(self.pool)]
+        return [ln for ln in self.sums.policies[policy].quotas if ln.reserved and ln.covers(pool)]
 
     def everybody_was_entitled_to_be_asked(self) -> None:
         for at, victim in enumerate(self.victims):
             workload = victim.allocation.workload
             assert not workload.non_preemptible, "I2"
-            if self.right == "own_team":
-                assert workload.policy == self.preemptor.policy, "I3"
-                assert workload.priority < self.preemptor.priority, "I3"
-            elif self.right == "fair_share":
-                assert workload.policy != self.preemptor.policy, "I3"
-            elif not victim.allocation.amount:
-                assert self.right in ("reservation", "own_policy"), "only work in quota evicts work without GPUs"
-            elif not (self.right == "own_policy" and workload.policy == self.preemptor.policy):
-                assert self.above(workload, self.victims[at:]), f"I3: {workload} for {self.preemptor}"
+            assert self.entitled(victim, self.victims[at:]), f"I3: {workload} for {self.preemptor} by {self.rights}"
 
-    def above(self, victim: Workload, back: list[Victim]) -> bool:
+    def entitled(self, victim: Victim, back: list[Victim]) -> bool:
+        """Whether a victim may be evicted by any of the rights while the workloads in `back` still run."""
+        workload, own = victim.allocation.workload, victim.allocation.workload.policy == self.preemptor.policy
+        if not victim.allocation.amount:
+            return "reservation" in self.rights  # only work in quota evicts work without GPUs
+        if own and "own_policy" in self.rights:
+            return True
+        if own and "own_team" in self.rights and workload.priority < self.preemptor.priority:
+            return True
+        if not own and "fair_share" in self.rights:
+            return True
+        return "reservation" in self.rights and self.above(victim, back)
+
+    def above(self, victim: Victim, back: list[Victim]) -> bool:
         """Whether the victim's policy is above its reservation while the workloads in `back` still run."""
         mine = self.sums.family(self.preemptor.policy)
-        guarantor = next((at for at, name in enumerate(mine) if self.reserving(name)), 0)
-        for name in self.sums.family(victim.policy):
+        guarantor = next((at for at, name in enumerate(mine) if self.reserving(name, self.pool)), 0)
+        for name in self.sums.family(victim.allocation.workload.policy):
             if name in mine[guarantor + 1 :]:
                 break
-            lines = self.reserving(name)
+            lines = self.reserving(name, victim.allocation.pool.pool.name)
             own = self.sums.request(self.preemptor) if name in mine else 0
-            if lines and not any(self.usage(name, line, back) + own > line.reserved for line in lines):
+            if lines and not any(
+                self.usage(name, line, back) + (own if line.covers(self.pool) else 0) > line.reserved for line in lines
+            ):
                 return False
         return True
 

@@ -119,7 +119,7 @@ class PlanBuilder:
             allocation = each.allocation
             victim, account = allocation.workload, cluster.account(allocation.workload)
             self.lowered.append((account, victim.owner))
-            rule = self._rule(preemptor, account)
+            rule = self._rule(preemptor, allocation)
             reserved, used = quota_numbers(account, allocation.pool.pool.name, False)
             used += later[victim.policy]
             later[victim.policy] -= amount
@@ -135,22 +135,21 @@ class PlanBuilder:
                 "pool": allocation.pool.pool.name,
             }
             if each.kind != SHRINK:
+                self.moved.pop(victim.id, None)  # a gang may have given up workers before
                 self.evicted[victim.id] = Evict(victim.id, preemptor.workload.id, deadline, rule, why, numbers)
                 continue
-            source, to = placement_of(allocation.parts), placement_of(each.kept)
+            source, to = placement_of(cluster.allocations[victim.id].parts), placement_of(each.kept)
             why = (*why, _goes_on(len(to), len(source)))
             numbers |= {"workers": len(source), "keeps": len(to)}
             self.moved[victim.id] = Move(victim.id, preemptor.workload.id, source, to, deadline, "shrink", why, numbers)
         self.progress.decisions += 1
         self.progress.releases += 1
 
-    def _rule(self, preemptor: Preemptor, account: Account) -> str:
-        """Return the code of the rule by which work of an account is evicted."""
+    def _rule(self, preemptor: Preemptor, allocation: Allocation) -> str:
+        """Return the code of the rule by which an allocation is evicted."""
+        account, right = self.cluster.account(allocation.workload), preemptor.right_over(allocation)
         own_limit = preemptor.blocked is not None and preemptor.blocked.account in account.chain
-        if own_limit and preemptor.right in ("reservation", "own_policy"):
-            return "reclaim_own_limit"
-        own = account is preemptor.account
-        return "reclaim" if preemptor.right == "own_policy" and not own else _BECAUSE[preemptor.right]
+        return "reclaim_own_limit" if own_limit and right in ("reservation", "own_policy") else _BECAUSE[right]
 
     def _why(self, preemptor: Preemptor, rule: str, used: int, reserved: int, allocation: Allocation) -> Facts:
         account, victim = self.cluster.account(allocation.workload), allocation.workload

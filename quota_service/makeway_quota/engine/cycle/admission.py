@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from ..index.cluster import Cluster
 from ..index.nodes import Part, PoolState
@@ -10,9 +10,9 @@ from ..index.queues import Queue
 from ..placement.fit import allowed, enough, find
 from ..plan_builder import PlanBuilder
 from ..rules.consolidation import Moving, Rearrangement, consolidate
-from ..rules.fair_share import within_fair_share
-from ..rules.reclaim import Choice, reclaim
-from ..rules.victims.preemptor import Preemptor, Right
+from ..rules.reclaim import Choice, evict_all, reclaim, restore_all
+from ..rules.victims.preemptor import Preemptor, Rights
+from ..rules.victims.rights import rights_of
 from ..rules.victims.sets import WITHDRAW
 from ..snapshot import Workload
 
@@ -128,35 +128,50 @@ def try_reclaim(
 ) -> bool:
     """Make room by moves if that is enough, else by evictions, by the rights of the workload."""
     cluster = builder.cluster
-    for pool in pools:
-        if not over and pool.free >= queue.total:
-            preemptor = Preemptor(cluster, workload, queue.need, queue.account, pool, "reservation")
+    for pool in () if over else pools:
+        if pool.free >= queue.total:
+            preemptor = Preemptor(cluster, workload, queue.need, queue.account, pool, ("reservation",))
             change = consolidate(preemptor)
             if change is not None:
                 _rearrange(builder, queue, preemptor, change)
                 return True
-        if over and allowed(cluster, queue.account, pool, queue.need.total, True) and find(pool, queue.need, True):
-            continue  # enough GPUs are terminating already, though not nominated for it
-        for right in _rights(cluster, queue, pool, over):
-            if _try_evict(builder, queue, workload, pool, right, over):
-                return True
-    if over or not queue.non_preemptible:
-        return False
-    return any(_try_evict(builder, queue, workload, pool, "own_policy", over) for pool in pools)
+    ways = [(pool, rights) for pool in pools for rights in _rights(cluster, queue, workload, pool, over)]
+    if _try_evict(builder, queue, workload, ways, over):
+        return True
+    own: Rights = ("reservation", "own_policy")
+    return queue.non_preemptible and not over and _try_evict(builder, queue, workload, [(p, own) for p in pools], over)
+
+
+def _rights(cluster: Cluster, queue: Queue, workload: Workload, pool: PoolState, over: bool) -> list[Rights]:
+    """Return the rights in a pool; none over quota where enough GPUs terminate, though not nominated for it."""
+    if over and allowed(cluster, queue.account, pool, queue.need.total, True) and find(pool, queue.need, True):
+        return []
+    return rights_of(cluster, workload, queue.account, pool, not over)
 
 
 def _try_evict(
-    builder: PlanBuilder, queue: Queue, workload: Workload, pool: PoolState, right: Right, over: bool
+    builder: PlanBuilder, queue: Queue, workload: Workload, ways: Iterable[tuple[PoolState, Rights]], over: bool
 ) -> bool:
-    """Evict the best victim set by one right; False if there is none."""
+    """Evict the first choice without a victim that could return at once, else the first of all; False if none."""
     if builder.progress.withdrawn_starts >= MOST_WITHDRAWN:
         return False
-    line = builder.cluster.ledger.over_limit(queue.account, pool.pool.name, queue.total, True)
-    preemptor = Preemptor(builder.cluster, workload, queue.need, queue.account, pool, right, line)
-    choice = reclaim(preemptor)
-    if choice is None:
+    cluster = builder.cluster
+    found: tuple[Preemptor, Choice] | None = None
+    for pool, rights in ways:
+        line = cluster.ledger.over_limit(queue.account, pool.pool.name, queue.total, True)
+        preemptor = Preemptor(cluster, workload, queue.need, queue.account, pool, rights, line)
+        choice = reclaim(preemptor)
+        if choice is None:
+            continue
+        if not choice.cascades:
+            _carry_out(builder, queue, preemptor, choice, over)
+            return True
+        restore_all(preemptor, choice.victims)
+        found = found or (preemptor, choice)
+    if found is None:
         return False
-    _carry_out(builder, queue, preemptor, choice, over)
+    evict_all(found[0], found[1].victims)
+    _carry_out(builder, queue, *found, over)
     return True
 
 
@@ -188,8 +203,8 @@ def _start_elsewhere(builder: PlanBuilder, moving: Moving) -> None:
 def _carry_out(builder: PlanBuilder, queue: Queue, preemptor: Preemptor, choice: Choice, over: bool) -> None:
     """Record the victims, and start the preemptor or nominate their GPUs; starts of this very plan are withdrawn.
 
-    One that evicted in quota starts in quota only: over quota in another pool it could be evicted in turn by the
-    workload whose start it replaced.
+    It starts in the pool for which it evicted, if it can, and one that evicted in quota starts in quota only: elsewhere
+    it could be evicted in turn by the workload whose start it replaced.
     """
     cluster, workload, parts = builder.cluster, preemptor.workload, choice.parts
     victims = [victim for victim in choice.victims if victim.kind != WITHDRAW]
@@ -206,7 +221,7 @@ def _carry_out(builder: PlanBuilder, queue: Queue, preemptor: Preemptor, choice:
         parts = find(preemptor.pool, queue.need, True)  # prefer GPUs that are free now to those that will be
     if victims:
         builder.evict(preemptor, victims)
-    for pool in queue.pools:
+    for pool in (preemptor.pool, *(other for other in queue.pools if other is not preemptor.pool)):
         in_quota = not over and cluster.ledger.in_quota(
             queue.account, pool.pool.name, preemptor.amount, queue.non_preemptible
         )
@@ -214,16 +229,3 @@ def _carry_out(builder: PlanBuilder, queue: Queue, preemptor: Preemptor, choice:
             return
     cluster.nominate(workload, queue.need, parts)
     builder.nominate(workload, queue, preemptor.pool)
-
-
-def _rights(cluster: Cluster, queue: Queue, pool: PoolState, over: bool) -> Iterator[Right]:
-    """Iterate over the rights by which a workload of a queue may evict in a pool, strongest first."""
-    if not over:
-        yield "reservation"
-    if queue.kind == "job" and cluster.settings.in_team_preemption and not queue.non_preemptible:
-        yield "own_team"
-    if not over or cluster.settings.fair_share != "reclaim":
-        return
-    limited = cluster.ledger.over_limit(queue.account, pool.pool.name, queue.total, True) is not None
-    if not limited and within_fair_share(cluster.ledger, queue.account, pool, queue.total):
-        yield "fair_share"

@@ -151,4 +151,4 @@ def _may_evict(cluster: Cluster, queue: Queue, pools: list[PoolState]) -> bool:
     """Whether there may be victims for a workload over quota."""
     if cluster.settings.fair_share == "reclaim":
         return True
-    return cluster.lowest(queue.account.policy.name, pools) < queue.priority
+    return cluster.lowest(queue.account.policy.name, cluster.reach(queue.account, pools)) < queue.priority

@@ -1,7 +1,7 @@
 """Spare victims that a later decision of the same plan made superfluous (rule 5.4, invariant I4).
 
 Called once the rounds of admission have come to rest. Victims are looked at one by one, the most protected first: one
-is spared if every nomination that this plan made in its pool still has a place with it running on. A victim that was
+is spared if every nomination that this plan made, in any pool, still has a place with it running on. A victim that was
 spared can be evicted once more for another workload, and is looked at again then.
 """
 
@@ -11,13 +11,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from ..index.cluster import Cluster
-from ..index.nodes import Allocation, NodeState, Part, placement_of
+from ..index.nodes import Allocation, NodeState, Part, PoolState, placement_of
 from ..index.nominations import fits_later
 from ..index.queues import Queue
 from ..placement.fit import allowed, find, static_quota
 from ..plan_builder import PlanBuilder
 from ..request import Need
 from ..rules.victims.preemptor import order_of
+from ..rules.victims.sets import stays
 from ..snapshot import Workload
 
 _MOST_REPLACED = 8
@@ -33,7 +34,7 @@ def spare(builder: PlanBuilder, spared: set[Eviction]) -> bool:
     found = [(each.id, each.preemptor, 0) for each in builder.evicted.values()]
     found += [(move.id, move.preemptor, len(move.to)) for move in builder.moved.values()]
     victims = [(cluster.allocations[each[0]], each) for each in found if each not in spared]
-    able = [(victim, eviction) for victim, eviction in victims if _could_stay(cluster, victim)]
+    able = [(victim, eviction) for victim, eviction in victims if _could_stay(builder, victim)]
     able.sort(key=lambda each: order_of(cluster, each[0], each[0].pool), reverse=True)
     before = len(spared)
     for victim, eviction in able:
@@ -42,21 +43,38 @@ def spare(builder: PlanBuilder, spared: set[Eviction]) -> bool:
     return len(spared) > before
 
 
-def _could_stay(cluster: Cluster, victim: Allocation) -> bool:
-    """Whether its pools have as many free GPUs in the future as the victim, or one more worker of it, would hold."""
-    target = cluster.nominations.get(victim.workload.id)
-    parts = [part for part in victim.parts if part.node.usable and len(part.devices) * part.milli == victim.need.gpus]
+def _could_stay(builder: PlanBuilder, victim: Allocation) -> bool:
+    """Whether its pools could have as many free GPUs in the future as the victim, or one more worker of it, would hold.
+
+    With the nominations elsewhere that may be placed in another pool.
+    """
+    target = builder.cluster.nominations.get(victim.workload.id)
     held = {pool.pool.name: 0 for pool in victim.pools}
-    for part in parts:
+    for part in (part for part in victim.parts if stays(victim, part)):
         held[part.node.pool.pool.name] += part.milli * len(part.devices)
-    if target is None:
-        return all(cluster.pools[name].future >= amount for name, amount in held.items())
-    return victim.pool.future + target.amount >= min(held[victim.pool.pool.name], target.amount + victim.need.gpus)
+    if target is not None:
+        own = victim.pool.pool.name
+        held = {own: min(held[own], target.amount + victim.need.gpus) - target.amount}
+    return all(_has_room(builder, builder.cluster.pools[name], amount) for name, amount in held.items())
+
+
+def _has_room(builder: PlanBuilder, pool: PoolState, amount: int) -> bool:
+    return pool.future >= amount or pool.future + _movable(builder, pool) >= amount
+
+
+def _movable(builder: PlanBuilder, pool: PoolState) -> int:
+    """Return the milli-GPUs of a pool that this plan nominated for workloads that may have room in another pool."""
+    found = 0
+    for workload, queue, parts in _nominations(builder) if len(builder.cluster.pools) > 1 else ():
+        others = [other for other in queue.pools if other is not pool and other.future >= queue.total]
+        if others and parts[0].node.pool is pool:
+            found += builder.cluster.nominations[workload.id].amount
+    return found
 
 
 def _spared(builder: PlanBuilder, victim: Allocation) -> bool:
     cluster = builder.cluster
-    if not _could_stay(cluster, victim):
+    if not _could_stay(builder, victim):
         return False
     target = cluster.withdraw_nomination(victim.workload)
     cluster.restore(victim)
@@ -74,21 +92,20 @@ def _spared(builder: PlanBuilder, victim: Allocation) -> bool:
 
 def _with_one_more_worker(builder: PlanBuilder, victim: Allocation, kept: tuple[Part, ...]) -> bool:
     """Keep one more worker of a gang that shrinks, the lowest number first; return whether one could be kept."""
-    cluster, stays = builder.cluster, {part.worker for part in kept}
-    workers = sorted(victim.parts, key=lambda part: part.worker)
-    able = [part for part in workers if part.node.usable and len(part.devices) * part.milli == victim.need.gpus]
+    cluster, kept_on = builder.cluster, {part.worker for part in kept}
+    able = sorted((part for part in victim.parts if stays(victim, part)), key=lambda part: part.worker)
     found = False
     for one in able:
-        if one.worker in stays:
+        more = tuple(part for part in able if part is one or part.worker in kept_on)
+        if one.worker in kept_on or len(more) == len(victim.parts):
             continue
-        more = tuple(part for part in able if part is one or part.worker in stays)
-        cluster.nominate(victim.workload, victim.need, more)
-        if len(more) < len(victim.parts) and _try(builder, victim):
-            stays.add(one.worker)
+        cluster.shrink(victim.workload, victim.need, more)
+        if _try(builder, victim):
+            kept_on.add(one.worker)
             found = True
         cluster.withdraw_nomination(victim.workload)
-    parts = tuple(part for part in able if part.worker in stays)
-    cluster.nominate(victim.workload, victim.need, parts)
+    parts = tuple(part for part in able if part.worker in kept_on)
+    cluster.shrink(victim.workload, victim.need, parts)
     if found:
         builder.keep_workers(victim, parts)
     return found
@@ -98,8 +115,13 @@ def _with_one_more_worker(builder: PlanBuilder, victim: Allocation, kept: tuple[
 class _Nominations:
     """Nominations of this plan that are withdrawn, and then placed again or restored."""
 
-    cluster: Cluster
+    builder: PlanBuilder
     all: list[_Nomination]
+
+    @property
+    def cluster(self) -> Cluster:
+        """Return the cluster on trial."""
+        return self.builder.cluster
 
     def withdraw(self) -> None:
         for workload, _, _ in self.all:
@@ -113,13 +135,27 @@ class _Nominations:
     def place(self, nominations: Iterable[_Nomination]) -> bool:
         """Nominate the workloads of these nominations again, in their order; False if one has no placement."""
         for workload, queue, old in nominations:
-            pool = old[0].node.pool
-            may = allowed(self.cluster, queue.account, pool, queue.total, True)
-            parts = find(pool, queue.need, True) if may else ()
-            if not parts:
+            for pool in _pools_for(self.builder, queue, old[0].node.pool):
+                may = allowed(self.cluster, queue.account, pool, queue.total, True)
+                parts = find(pool, queue.need, True) if may else ()
+                if parts:
+                    self.cluster.nominate(workload, queue.need, parts)
+                    break
+            else:
                 return False
-            self.cluster.nominate(workload, queue.need, parts)
         return True
+
+
+def _pools_for(builder: PlanBuilder, queue: Queue, old: PoolState) -> list[PoolState]:
+    """Return the pools for a nomination that is placed anew, its present one first.
+
+    In quota, if it is so there; else those in which nothing is held.
+    """
+    account, total, non_preemptible = queue.account, queue.total, queue.non_preemptible
+    able = [p for p in queue.pools if total <= account.unreserved(p.pool.name, non_preemptible)]
+    if old not in able:
+        able = [pool for pool in queue.pools if queue.borrows and pool.pool.name not in builder.holds]
+    return [old, *(pool for pool in able if pool is not old)]
 
 
 def _try(builder: PlanBuilder, victim: Allocation) -> bool:
@@ -128,11 +164,9 @@ def _try(builder: PlanBuilder, victim: Allocation) -> bool:
     The orders tried: of the decisions, the largest workers first, and those first whose devices the victim keeps.
     """
     cluster = builder.cluster
-    if _exceeds(cluster, victim):
-        return False
-    nominations = _nominations(builder, victim)
+    nominations = _nominations(builder)
     nodes = {part.node.node.name for part in victim.parts}
-    near = _Nominations(cluster, [p for p in nominations if any(part.node.node.name in nodes for part in p[2])])
+    near = _Nominations(builder, [p for p in nominations if any(part.node.node.name in nodes for part in p[2])])
     near.withdraw()
     if _overbooked(builder, victim):
         near.restore()
@@ -143,17 +177,19 @@ def _try(builder: PlanBuilder, victim: Allocation) -> bool:
             cluster.nominate(nomination[0], nomination[1].need, nomination[2])
         else:
             moved.append(nomination)
-    if near.place(moved):
+    if near.place(moved) and not _exceeds(cluster, victim):
         return True
     near.restore()
     if len(nominations) > _MOST_REPLACED:
+        nominations = [each for each in nominations if each[2][0].node.pool in victim.pools]
+    if len(nominations) > _MOST_REPLACED:
         return False
-    every = _Nominations(cluster, nominations)
+    every = _Nominations(builder, nominations)
     displaced = {workload.id for workload, _, _ in moved}
     keys = (lambda _: 0, lambda n: -n[1].need.gpus, lambda n: n[0].id not in displaced)
     for order in (sorted(nominations, key=key) for key in keys):
         every.withdraw()
-        if every.place(order):
+        if every.place(order) and not _exceeds(cluster, victim):
             return True
         every.restore()
     return False
@@ -203,13 +239,11 @@ def _exceeds(cluster: Cluster, victim: Allocation) -> bool:
     return False
 
 
-def _nominations(builder: PlanBuilder, victim: Allocation) -> list[_Nomination]:
-    """Return the nominations of this plan in a victim's pool, in the order of the decisions."""
+def _nominations(builder: PlanBuilder) -> list[_Nomination]:
+    """Return the nominations of this plan, in the order of the decisions."""
     nominations = builder.cluster.nominations
     return [
         (workload, queue, parts)
         for workload, queue in builder.nominated.values()
-        if workload.id in nominations
-        and nominations[workload.id].pool in victim.pools
-        and placement_of(parts := nominations[workload.id].parts) != workload.nomination
+        if workload.id in nominations and placement_of(parts := nominations[workload.id].parts) != workload.nomination
     ]

@@ -52,7 +52,8 @@ class Unschedulable:
     def _may_evict(self, queue: Queue) -> bool:
         """Whether the queue's policy runs lower-priority work whose eviction would be enough."""
         pools = self._open(queue)
-        if not pools or self.cluster.lowest(queue.account.policy.name, pools) >= queue.priority:
+        reached = self.cluster.reach(queue.account, pools)
+        if not pools or self.cluster.lowest(queue.account.policy.name, reached) >= queue.priority:
             return False
         known_as = (queue.rights_class, queue.request_class, queue.priority)
         if known_as not in self.may_evict:

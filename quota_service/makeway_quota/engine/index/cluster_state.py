@@ -55,6 +55,8 @@ class ClusterState:
         self.workloads: dict[str, Workload] = {}
         self.allocations: dict[str, Allocation] = {}
         self.nominations: dict[str, Allocation] = {}
+        self.shrunk: dict[str, Allocation] = {}
+        """The gangs that gave up workers in this plan, by id: what they keep."""
         self.nominees: dict[str, Workload] = {}
         """Workloads with a nomination in the snapshot, by id."""
         self.running: list[str] = []
@@ -148,11 +150,29 @@ class ClusterState:
         """Return the present priority of a workload: one lower once it ran for `yields_after`."""
         return workload.priority - (workload.id in self.yielding)
 
+    def evictable(self, allocation: Allocation) -> Allocation | None:
+        """Return what of an allocation can be evicted: all of it, or what a gang keeps that shrank in this plan.
+
+        None if it terminates, or if its start keeps a nomination: no plan withdraws such a start (rule 5.8). A gang
+        that restarts with more than its least number of workers may still give some up.
+        """
+        if allocation.terminating or allocation.stuck:
+            return self.shrunk.get(allocation.workload.id)
+        keeps = allocation.fresh and 0 < len(allocation.workload.nomination) <= allocation.need.least
+        return None if keeps else allocation
+
     def less_than(self, pool: PoolState, policy: str, priority: int) -> Iterator[Allocation]:
-        """List a policy's preemptible work in a pool that is not terminating and has a lower priority."""
+        """List what a policy's preemptible work of a lower priority in a pool has that can be evicted."""
         for allocation in self.preemptible.get((pool.pool.name, policy), {}).values():
-            if not allocation.terminating and self.is_below(allocation.workload, priority):
-                yield allocation
+            found = self.evictable(allocation)
+            if found is not None and self.is_below(allocation.workload, priority):
+                yield found
+
+    def reach(self, account: Account, pools: Iterable[PoolState]) -> Iterable[PoolState]:
+        """Return the pools with candidates for work in these pools: all, where a limit may be in the way."""
+        if any(account.limiting(pool.pool.name) for pool in pools):
+            return self.pools.values()
+        return pools
 
     def is_below(self, workload: Workload, priority: int) -> bool:
         """Whether a workload's priority is lower than this, so that work of its own policy may evict it (rule 5.7)."""
@@ -259,20 +279,33 @@ class ClusterState:
     def nominate(self, workload: Workload, need: Need, parts: tuple[Part, ...]) -> Allocation:
         """Nominate GPUs of the future for a workload."""
         allocation = self._allocation(workload, need, parts)
-        self.nominations[workload.id] = allocation
         old = self.allocations.get(workload.id)
         if old is not None:
             allocation.moving = min(old.amount_in(allocation.pool), allocation.amount)
-        self.record(allocation, nominated=allocation.amount, moving=allocation.moving)
-        for part in parts:
-            part.node.shift(part, need, 0, -1)
+        self.nominate_again(allocation)
         return allocation
+
+    def nominate_again(self, allocation: Allocation) -> None:
+        """Restore a nomination that was withdrawn."""
+        self.nominations[allocation.workload.id] = allocation
+        if allocation.rest:
+            self.shrunk[allocation.workload.id] = allocation
+        self.record(allocation, nominated=allocation.amount, moving=allocation.moving)
+        for part in allocation.parts:
+            part.node.shift(part, allocation.need, 0, -1)
+
+    def shrink(self, workload: Workload, need: Need, parts: tuple[Part, ...]) -> None:
+        """Nominate a gang that gives up workers to the parts that it keeps, which can be evicted, too."""
+        allocation = self.nominate(workload, need, parts)
+        allocation.rest = True
+        self.shrunk[workload.id] = allocation
 
     def withdraw_nomination(self, workload: Workload) -> tuple[Part, ...]:
         """Withdraw a nomination and return its parts."""
         allocation = self.nominations.pop(workload.id, None)
         if allocation is None:
             return ()
+        self.shrunk.pop(workload.id, None)
         self.record(allocation, nominated=-allocation.amount, moving=-allocation.moving)
         for part in allocation.parts:
             part.node.shift(part, allocation.need, 0, 1)

@@ -251,14 +251,20 @@ class Ledger:
         return None
 
     def above(
-        self, account: Account, pool: str, preemptor: Account, amount: int, gone: Mapping[LineState, int]
+        self,
+        account: Account,
+        pool: str,
+        preemptor: Account,
+        own_pool: str,
+        amount: int,
+        gone: Mapping[LineState, int],
     ) -> bool:
-        """Whether work of `account` may be evicted for `preemptor`, which needs `amount` within its reservation.
+        """Whether work of `account` in `pool` may be evicted for `preemptor`, which needs `amount` in `own_pool`.
 
         Every level from the victim up must be above its reservation, except those that only stand over
-        both: there the preemptor's need changes nothing.
+        both: there the preemptor's need changes nothing. `gone`: what the victims chosen so far count on the lines.
         """
-        guarantor = preemptor.guarantor(pool) or preemptor
+        guarantor = preemptor.guarantor(own_pool) or preemptor
         shared = guarantor.chain[1:]
         for level in account.chain:
             if level in shared:
@@ -267,7 +273,10 @@ class Ledger:
             if not lines:
                 continue
             extra = amount if level in preemptor.chain else 0
-            if not any(ln.future - gone.get(ln, 0) + extra > ln.quota.reserved for ln in lines):
+            if not any(
+                ln.future - gone.get(ln, 0) + (extra if ln.quota.covers(own_pool) else 0) > ln.quota.reserved
+                for ln in lines
+            ):
                 return False
         return True
 

@@ -210,6 +210,8 @@ class Allocation:
     fixed: bool = False
     """Whether it can only be evicted as a whole, as it could not restart on its nodes: they are in several pools, or
     in one that does not serve its profile."""
+    rest: bool = False
+    """What a gang keeps that gave up workers in this plan: a nomination that can be evicted like running work."""
 
     @property
     def pools(self) -> tuple[PoolState, ...]:

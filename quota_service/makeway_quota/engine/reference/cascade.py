@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from ..snapshot import Workload
 from .cluster import Allocation, Cluster
 from .placement import count_workers
 from .queues import closed, is_patient, may_borrow
-from .quota import Request, allowed, in_quota, over_limit, within_fair_share
-from .victims import Preemptor, Right, Victims, without
+from .quota import allowed, in_quota, limiting
+from .victims import Preemptor, Rights, Victims, rights_of, without
 
 Exists = Callable[[Preemptor], bool]
 """Whether a preemptor has any legal victim set."""
@@ -20,33 +20,25 @@ def returns(cluster: Cluster, victim: Workload, exists: Exists) -> bool:
     if closed(cluster, victim) is not None or is_patient(cluster, victim):
         return False
     need, levels = cluster.need(victim), cluster.levels(victim.policy)
-    right_in = {pool: list(_rights(cluster, victim, pool)) for pool in cluster.pools_of(victim)}
+    right_in = {pool: _rights(cluster, victim, pool) for pool in cluster.pools_of(victim)}
     for pool in right_in:
         able = in_quota(cluster, levels, pool, need.total, victim.non_preemptible) or may_borrow(cluster, victim)
         room = count_workers(cluster, pool, need, True) >= need.least
         if able and room and allowed(cluster, levels, pool, need.total, True):
             return False
     return any(
-        exists(Preemptor(cluster, victim, need, levels, pool, right))
-        for pool, rights in right_in.items()
-        for right in rights
+        exists(Preemptor(cluster, victim, need, levels, pool, rights))
+        for pool, each in right_in.items()
+        for rights in each
     )
 
 
-def _rights(cluster: Cluster, workload: Workload, pool: str) -> Iterator[Right]:
+def _rights(cluster: Cluster, workload: Workload, pool: str) -> list[Rights]:
     need, levels = cluster.need(workload), cluster.levels(workload.policy)
     quota = in_quota(cluster, levels, pool, need.total, workload.non_preemptible)
     if not need.total or not (quota or may_borrow(cluster, workload)):
-        return
-    if quota:
-        yield "reservation"
-    if workload.kind == "job" and cluster.settings.in_team_preemption:
-        yield "own_team"
-    if not quota and cluster.settings.fair_share == "reclaim":
-        request = Request(levels, need.total)
-        unlimited = over_limit(cluster, levels, pool, need.total, True) is None
-        if unlimited and within_fair_share(cluster, request, pool):
-            yield "fair_share"
+        return []
+    return rights_of(cluster, workload, need, pool, quota)
 
 
 def may_cascade(p: Preemptor, evicted: Victims, victim: Allocation) -> bool:
@@ -55,7 +47,9 @@ def may_cascade(p: Preemptor, evicted: Victims, victim: Allocation) -> bool:
     if not victim.need.total or settings.fair_share == "reclaim":
         return bool(victim.need.total)
     pools = cluster.pools_of(workload)
-    team = [a for a in cluster.running.values() if a.levels[0] == victim.levels[0] and a.amount_in(pools)]
+    limited = any(limiting(cluster, victim.levels, pool) for pool in pools)  # candidates may run in other pools then
+    mine = [a for a in cluster.running.values() if a.levels[0] == victim.levels[0] and a.amount]
+    team = [a for a in mine if limited or a.amount_in(pools)]
     lower = [
         a for a in team if not a.workload.non_preemptible and cluster.priority(a.workload) < cluster.priority(workload)
     ]

@@ -65,6 +65,10 @@ class Allocation:
         """Return the pools in which it counts."""
         return tuple(pool for pool, _ in self.shares) or (self.pool,)
 
+    def nearest(self, pool: str) -> str:
+        """Return the pool in which it stands in the way of a preemptor: the preemptor's, if it counts there."""
+        return pool if pool in self.pools else self.pool
+
     def amount_in(self, pools: Container[str]) -> int:
         """Return the milli-GPUs that count in some pools."""
         return sum(amount for pool, amount in self.shares or ((self.pool, self.amount),) if pool in pools)
@@ -108,6 +112,8 @@ class Cluster:
         self.running: dict[str, Allocation] = {}
         self.terminating = {w.id for w in self.live.values() if w.state == "checkpointing" and not self.is_stuck(w)}
         self.nominations: dict[str, Allocation] = {}
+        self.shrunk: set[str] = set()
+        """Gangs that gave up workers in this plan: what they keep is in `nominations`, and can be evicted, too."""
         self.blocked: tuple[Blocked, ...] = ()
         self.overfull: set[str] = set()
         """The nodes that show fewer devices than workloads hold there."""
@@ -121,7 +127,7 @@ class Cluster:
         other = object.__new__(Cluster)
         other.__dict__.update(self.__dict__)
         other.running, other.nominations = dict(self.running), dict(self.nominations)
-        other.terminating = set(self.terminating)
+        other.terminating, other.shrunk = set(self.terminating), set(self.shrunk)
         return other
 
     # The snapshot
@@ -402,6 +408,14 @@ class Cluster:
         """Nominate devices of the future for a workload."""
         self.nominations[workload.id] = self.allocation(workload, parts)
 
+    def shrink(self, workload: Workload, parts: Sequence[Part]) -> None:
+        """Nominate a gang that gives up workers to the parts that it keeps; none: it is stopped."""
+        self.nominations.pop(workload.id, None)
+        self.shrunk.discard(workload.id)
+        if parts:
+            self.nominate(workload, parts)
+            self.shrunk.add(workload.id)
+
     def placement(self, parts: Iterable[Part]) -> Placement:
         """Return parts as the placement that a plan carries."""
         return tuple(
@@ -409,13 +423,22 @@ class Cluster:
             for p in parts
         )
 
-    def preemptible(self, pool: str) -> Iterator[Allocation]:
-        """Iterate over the running workloads of a pool that may be evicted and are not terminating yet."""
+    def preemptible(self) -> Iterator[Allocation]:
+        """Iterate over the running workloads that may be evicted and are not terminating yet.
+
+        Of a gang that gave up workers in this plan, what it keeps.
+        """
         for allocation in self.running.values():
-            if (
-                pool in allocation.pools
-                and not allocation.workload.non_preemptible
-                and allocation.id not in self.terminating
-                and allocation.workload.state != "checkpointing"
-            ):
+            if allocation.workload.non_preemptible or (allocation.fresh and self._keeps_promise(allocation)):
+                continue
+            if allocation.id in self.shrunk:
+                yield self.nominations[allocation.id]
+            elif allocation.id not in self.terminating and allocation.workload.state != "checkpointing":
                 yield allocation
+
+    def _keeps_promise(self, start: Allocation) -> bool:
+        """Whether a start keeps a nomination, so that no plan withdraws it (rule 5.8).
+
+        A gang that restarts with more than its least number of workers may still give some up.
+        """
+        return 0 < len(start.workload.nomination) <= start.need.least

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
 from ..snapshot import Workload
 from .cluster import Cluster, Part
@@ -11,9 +12,9 @@ from .holds import Hold, hold, starving, would_be_preempted_in_team
 from .moves import consolidate
 from .placement import count_workers, find
 from .queues import Queue, QueueHeads, queues, waits_too_long
-from .quota import allowed, in_quota, over_limit, within_fair_share
-from .selection import select
-from .victims import Preemptor, Right
+from .quota import allowed, in_quota
+from .selection import Choice, select
+from .victims import Preemptor, Rights, rights_of
 from .withdrawal import replace_preemptors, withdraw_superfluous
 
 MOST_WITHDRAWN = 1000
@@ -256,20 +257,26 @@ class Cycle:
         return False
 
     def reclaim_in(self, queue: Queue, workload: Workload, pools: list[str], over: bool) -> bool:
-        """Move jobs if that is enough, else evict, by the rights that the workload has."""
-        for pool in pools:
-            if not over and (change := consolidate(self.preemptor(queue, workload, pool, "reservation"))) is not None:
+        """Move jobs if that is enough in a pool, else evict, by the rights that the workload has.
+
+        The first pool with a set without a member that could return at once, else the first with any legal set.
+        """
+        for pool in () if over else pools:
+            if (change := consolidate(self.preemptor(queue, workload, pool, ("reservation",)))) is not None:
                 moved = self.decisions.move(workload, change)
                 if moved or not self.start(queue, workload, pool, change.parts, True):
                     self.decisions.nominate(queue, workload, change.parts)
                 return True
-            if over and self.is_on_its_way(queue, pool):
-                continue  # though not nominated for it
-            for right in self.rights(queue, pool, over):
-                if self.evict(queue, workload, pool, right, over):
-                    return True
-        own = queue.guaranteed and not over
-        return any(self.evict(queue, workload, pool, "own_policy", over) for pool in pools if own)
+        ways = [
+            self.preemptor(queue, workload, pool, rights)
+            for pool in pools
+            if not (over and self.is_on_its_way(queue, pool))  # though not nominated for it
+            for rights in rights_of(self.cluster, workload, queue.need, pool, not over)
+        ]
+        if self.evict(queue, ways, over):
+            return True
+        own: Rights = ("reservation", "own_policy")
+        return queue.guaranteed and not over and self.evict(queue, [replace(p, rights=own) for p in ways], over)
 
     def is_on_its_way(self, queue: Queue, pool: str) -> bool:
         """Whether a workload of the queue would fit once all that terminates is gone."""
@@ -277,31 +284,25 @@ class Cycle:
             return False
         return count_workers(self.cluster, pool, queue.need, True) >= queue.need.least
 
-    def rights(self, queue: Queue, pool: str, over: bool) -> Iterator[Right]:
-        """Iterate over the rights by which a workload may evict others in a pool, the strongest first."""
-        settings = self.cluster.settings
-        if not over:
-            yield "reservation"
-        if queue.kind == "job" and settings.in_team_preemption and not queue.guaranteed:
-            yield "own_team"
-        unlimited = over_limit(self.cluster, queue.levels, pool, queue.need.total, True) is None
-        fair = over and unlimited and settings.fair_share == "reclaim"
-        if fair and within_fair_share(self.cluster, queue.request, pool):
-            yield "fair_share"
-
-    def preemptor(self, queue: Queue, workload: Workload, pool: str, right: Right) -> Preemptor:
+    def preemptor(self, queue: Queue, workload: Workload, pool: str, rights: Rights) -> Preemptor:
         """Return a workload of the queue as a preemptor."""
-        return Preemptor(self.cluster, workload, queue.need, queue.levels, pool, right)
+        return Preemptor(self.cluster, workload, queue.need, queue.levels, pool, rights)
 
-    def evict(self, queue: Queue, workload: Workload, pool: str, right: Right, over: bool) -> bool:
+    def evict(self, queue: Queue, ways: Sequence[Preemptor], over: bool) -> bool:
         """Evict the best legal victim set; start the workload (in quota, if it is) or nominate what becomes free."""
         if self.decisions.withdrawn_starts >= MOST_WITHDRAWN:
             return False
-        choice = select(self.preemptor(queue, workload, pool, right))
-        if choice is None:
+        found: tuple[Preemptor, Choice] | None = None
+        for p in ways:
+            choice = select(p)
+            if choice is not None and (found is None or not choice.cascades):
+                found = p, choice
+                if not choice.cascades:
+                    break
+        if found is None:
             return False
-        parts = self.decisions.evict(workload, right, choice)
-        for each in queue.pools:
+        workload, parts, own = found[0].workload, self.decisions.evict(*found), found[0].pool
+        for each in [own, *(pool for pool in queue.pools if pool != own)]:
             quota = not over and self.in_quota(queue, each)
             if (quota or over) and self.start_here(queue, workload, each, parts, not quota):
                 return True

@@ -13,7 +13,7 @@ from .placement import find
 from .queues import Queue
 from .quota import allowed, in_quota
 from .selection import Choice
-from .victims import Right
+from .victims import Preemptor, Right, right_over
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Decisions:
         held = self.cluster.nominations.pop(workload.id, None)
         return held.parts if held is not None else ()
 
-    def evict(self, workload: Workload, right: Right, choice: Choice) -> tuple[Part, ...]:
+    def evict(self, p: Preemptor, choice: Choice) -> tuple[Part, ...]:
         """Evict the victims of a preemptor; return where it then starts. Starts of this plan are withdrawn instead."""
         for member in choice.victims:
             victim = member.allocation
@@ -82,9 +82,8 @@ class Decisions:
                 continue
             self.cluster.terminating.add(victim.id)
             parts = member.kept
-            if parts:
-                self.cluster.nominate(victim.workload, parts)
-            self.evicted[victim.id] = Eviction(workload.id, right, parts)
+            self.cluster.shrink(victim.workload, parts)
+            self.evicted[victim.id] = Eviction(p.workload.id, right_over(p, victim), parts)
         self.count += 1
         return choice.parts
 

@@ -149,6 +149,18 @@ def over_limit(cluster: Cluster, levels: Sequence[str], pool: str, amount: int, 
     return None
 
 
+def blocking(cluster: Cluster, levels: Sequence[str], pool: str, amount: int) -> list[PolicyLine]:
+    """Return the lines whose limits `amount` more would exceed in the future."""
+    lines = limiting(cluster, levels, pool)
+    return [line for line in lines if counts(cluster, line).future + amount > (line.quota.limit or 0)]
+
+
+def counts_on(cluster: Cluster, line: PolicyLine, allocation: Allocation) -> bool:
+    """Whether an allocation counts on a line: its policy or a department of it has the line, which covers its pool."""
+    pools = line.quota.pools or tuple(cluster.pools)
+    return line.policy in allocation.levels and allocation.amount_in(pools) > 0
+
+
 def pool_usage(cluster: Cluster, pool: str, later: bool) -> int:
     """Return what runs (or will) in a pool, as its capacity counts it."""
     now = list(cluster.running.values())
@@ -272,23 +284,29 @@ def within_fair_share(cluster: Cluster, request: Request, pool: str) -> bool:
 
 
 def above(
-    cluster: Cluster, victim: Sequence[str], pool: str, request: Request, gone: Sequence[tuple[Allocation, int]]
+    cluster: Cluster, victim: Allocation, pool: str, request: Request, gone: Sequence[tuple[Allocation, int]]
 ) -> bool:
-    """Whether a victim's policy is above its reservation, the request counted and those in `gone` left out (rule 5.1).
+    """Whether a victim's policy is above its reservation, a request in `pool` counted, those in `gone` not (rule 5.1).
 
     Every level from the victim up has to be, but those that only stand over both sides: there nothing changes.
     """
     reserves = guarantor(cluster, request.levels, pool) or request.levels[0]
     shared = request.levels[request.levels.index(reserves) + 1 :]
-    for level in victim:
+    at = victim.nearest(pool)
+    for level in victim.levels:
         if level in shared:
             break
-        lines = reserving(cluster, level, pool)
-        more = request.amount if level in request.levels else 0
-        rest = [counts(cluster, line).future - counted_on(cluster, line, gone) - line.quota.reserved for line in lines]
-        if lines and not any(beyond + more > 0 for beyond in rest):
+        lines = reserving(cluster, level, at)
+        if lines and not any(_above(cluster, line, pool, request, gone) for line in lines):
             return False
     return True
+
+
+def _above(
+    cluster: Cluster, line: PolicyLine, pool: str, request: Request, gone: Sequence[tuple[Allocation, int]]
+) -> bool:
+    more = request.amount if line.policy in request.levels and line.quota.covers(pool) else 0
+    return counts(cluster, line).future + more - counted_on(cluster, line, gone) > line.quota.reserved
 
 
 def counted_on(cluster: Cluster, line: PolicyLine, gone: Sequence[tuple[Allocation, int]]) -> int:

@@ -12,7 +12,7 @@ from .cascade import may_cascade, returns
 from .cluster import Allocation, Left, Part
 from .placement import count_workers, find
 from .queues import Key
-from .quota import allowed, limiting, over_limit
+from .quota import allowed, counts_on, limiting, over_limit
 from .victims import (
     Member,
     Preemptor,
@@ -42,6 +42,8 @@ class Choice:
 
     victims: Victims
     parts: tuple[Part, ...]
+    cascades: bool = False
+    """Whether a victim could return at once by evicting another workload, as in every other set that was examined."""
 
 
 def select(p: Preemptor, cascades: bool = True) -> Choice | None:
@@ -49,20 +51,18 @@ def select(p: Preemptor, cascades: bool = True) -> Choice | None:
     able = candidates(p)
     if not able or not _could_fit(p, able):
         return None
-    sets: Iterator[Victims] = iter(())
     unlimited = allowed(p.cluster, p.levels, p.pool, p.need.total, True)
-    if unlimited and p.need.least == 1:
-        sets = _on_one_node(p, able)
-    victims = _first_without_cascade(p, sets) if cascades else next(sets, None)
-    if victims is None and _combinations(p, able) <= MOST_COMBINATIONS:
-        sets = _in_order(p, _all_sets(p, able), lambda s: fits(p, s))
-        victims = _first_without_cascade(p, sets) if cascades else next(sets, None)
-    elif victims is None:
-        greedy = _for_a_gang(p, able) if unlimited and p.need.least > 1 else None
-        victims = greedy or _step_by_step(p, able)
-    if victims is None:
-        return None
-    return Choice(victims, find(without(p.cluster, victims), p.pool, p.need, True))
+    if unlimited and p.need.least == 1 and (choice := _first(p, _on_one_node(p, able), cascades)) is not None:
+        return choice
+    if _combinations(p, able) <= MOST_COMBINATIONS:
+        return _first(p, _in_order(p, _all_sets(p, able), lambda s: fits(p, s)), cascades)
+    greedy = _for_a_gang(p, able) if unlimited and p.need.least > 1 else None
+    victims = greedy or _step_by_step(p, able)
+    return _choice(p, victims, cascades and _has_returning(p, victims)) if victims else None
+
+
+def _choice(p: Preemptor, victims: Victims, cascades: bool) -> Choice:
+    return Choice(victims, find(without(p.cluster, victims), p.pool, p.need, True), cascades)
 
 
 def fits(p: Preemptor, victims: Iterable[Member]) -> bool:
@@ -77,19 +77,27 @@ def _could_fit(p: Preemptor, able: Sequence[Allocation]) -> bool:
     return count_workers(trial, p.pool, p.need, True) >= p.need.least
 
 
-def _first_without_cascade(p: Preemptor, sets: Iterator[Victims]) -> Victims | None:
-    """Return the first set without a member that could return at once by evicting another workload (rule 5.4 a)."""
+def _first(p: Preemptor, sets: Iterator[Victims], cascades: bool) -> Choice | None:
+    """Return the first set without a member that could return at once by evicting another workload (rule 5.4 a).
+
+    If each examined set has one, the first set. Without `cascades`, nothing is examined.
+    """
     first: Victims | None = None
     for examined, victims in enumerate(sets):
         if first is None:
             first = victims
         if examined >= MOST_CASCADE_CHECKS:
             break
-        trial = without(p.cluster, victims, released=True)
-        trial.nominate(p.workload, find(without(p.cluster, victims), p.pool, p.need, True))
-        if not any(member.kind == 1 and returns(trial, member.allocation.workload, _exists) for member in victims):
-            return victims
-    return first
+        if not cascades or not _has_returning(p, victims):
+            return _choice(p, victims, False)
+    return None if first is None else _choice(p, first, True)
+
+
+def _has_returning(p: Preemptor, victims: Victims) -> bool:
+    """Whether a victim could return at once by evicting another workload, once the preemptor has started."""
+    trial = without(p.cluster, victims, released=True)
+    trial.nominate(p.workload, find(without(p.cluster, victims), p.pool, p.need, True))
+    return any(member.kind == 1 and returns(trial, member.allocation.workload, _exists) for member in victims)
 
 
 def _exists(p: Preemptor) -> bool:
@@ -273,7 +281,7 @@ def _counts_on_limit(p: Preemptor, victims: Victims, unit: Member) -> bool:
     """Whether an eviction helps while a limit is in the way: only those that count on the limit do."""
     trial = without(p.cluster, victims)
     line = over_limit(trial, p.levels, p.pool, p.need.total, True) if limiting(trial, p.levels, p.pool) else None
-    return line is None or line.policy in unit.allocation.levels
+    return line is None or counts_on(p.cluster, line, unit.allocation)
 
 
 def _without_needless(p: Preemptor, victims: Victims, enough: Test) -> Victims:

@@ -10,22 +10,37 @@ from ..request import Need
 from ..snapshot import Workload
 from .cluster import Allocation, Cluster, Part
 from .queues import Key, rank
-from .quota import Request, above, fair_share, over, shares
+from .quota import (
+    Request,
+    above,
+    blocking,
+    counts_on,
+    fair_share,
+    over,
+    over_limit,
+    shares,
+    within_fair_share,
+)
 
 Right = Literal["reservation", "own_policy", "own_team", "fair_share"]
-"""The rule by which a workload may evict others: 5.1, 5.1 for its own policy, 5.7 and 5.9."""
+"""A rule by which a workload may evict others: 5.1, 5.1 for its own policy, 5.7 and 5.9."""
+Rights = tuple[Right, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Preemptor:
-    """A workload that may evict others in a pool, and the right by which it may."""
+    """A workload that may evict others to start in a pool, and the rights by which it may.
+
+    `withdraws`: it may only take starts of this very plan back.
+    """
 
     cluster: Cluster
     workload: Workload
     need: Need
     levels: tuple[str, ...]
     pool: str
-    right: Right
+    rights: Rights
+    withdraws: bool = False
     fair: dict[str, int] = field(default_factory=dict)
     """Policy to its fair share beyond its reservation, as it is before the first victim."""
 
@@ -93,9 +108,34 @@ def without(cluster: Cluster, victims: Iterable[Member], released: bool = False)
             del trial.running[victim.id]
         else:
             trial.terminating.add(victim.id)
-        if member.kept:
-            trial.nominate(victim.workload, member.kept)
+        if not victim.fresh:
+            trial.shrink(victim.workload, () if released else member.kept)
+        if released and member.kept:
+            trial.terminating.discard(victim.id)
+            trial.running[victim.id] = trial.allocation(victim.workload, member.kept)
     return trial
+
+
+# Rights
+
+
+def rights_of(cluster: Cluster, workload: Workload, need: Need, pool: str, in_quota: bool) -> list[Rights]:
+    """Return the rights by which a workload may evict in a pool, those first that are tried first (rule 5.4).
+
+    In quota, borrowers leave before lower priorities of its own team; over quota, all rights are compared together.
+    """
+    settings, levels = cluster.settings, cluster.levels(workload.policy)
+    own: Rights = ()
+    if workload.kind == "job" and settings.in_team_preemption and not workload.non_preemptible:
+        own = ("own_team",)
+    if in_quota:
+        return [("reservation",), ("reservation", *own)] if own else [("reservation",)]
+    unlimited = over_limit(cluster, levels, pool, need.total, True) is None
+    fair = unlimited and settings.fair_share == "reclaim"
+    shared: Rights = ()
+    if fair and within_fair_share(cluster, Request(levels, need.total), pool):
+        shared = ("fair_share",)
+    return [(*own, *shared)] if own or shared else []
 
 
 # Candidates
@@ -103,19 +143,21 @@ def without(cluster: Cluster, victims: Iterable[Member], released: bool = False)
 
 def candidates(p: Preemptor) -> list[Allocation]:
     """Return the workloads that the preemptor could evict before any eviction, least protected first."""
-    able = [a for a in p.cluster.preemptible(p.pool) if _may_evict(p, a) and entitled(p, a, ())]
+    lines = blocking(p.cluster, p.levels, p.pool, p.need.total)
+    able = [
+        a for a in p.cluster.preemptible() if p.pool in a.pools or any(counts_on(p.cluster, line, a) for line in lines)
+    ]
+    able = [a for a in able if _may_evict(p, a) and entitled(p, a, ())]
     return sorted(able, key=lambda a: order(p, a))
 
 
 def _may_evict(p: Preemptor, victim: Allocation) -> bool:
+    if p.withdraws and not victim.fresh:
+        return False
     if p.workload.kind == "job" and _protected(p.cluster, victim.workload):
         return False
-    if p.right == "own_team":
-        return bool(victim.amount) and _ranks_below(p, victim.workload)
-    if victim.amount:
-        return True
     in_the_way = (p.need.cpu and victim.need.cpu) or (p.need.memory and victim.need.memory)
-    return bool(in_the_way) and p.right in ("reservation", "own_policy")
+    return bool(victim.amount) or (bool(in_the_way) and "reservation" in p.rights)
 
 
 def _protected(cluster: Cluster, victim: Workload) -> bool:
@@ -135,42 +177,64 @@ def _ranks_below(p: Preemptor, victim: Workload) -> bool:
 
 
 def entitled(p: Preemptor, victim: Allocation, gone: Sequence[tuple[Allocation, int]]) -> bool:
-    """Whether the preemptor may evict from the victim's policy, with those in `gone` left out."""
-    if p.right == "own_team" or not victim.amount:
+    """Whether the preemptor may evict a victim by any of its rights, with those in `gone` left out."""
+    if always_entitled(p, victim) or ("fair_share" in p.rights and _above_fair_share(p, victim, gone)):
         return True
-    if p.right == "own_policy" and victim.levels[0] == p.levels[0]:
+    return "reservation" in p.rights and above(p.cluster, victim, p.pool, p.request, gone)
+
+
+def always_entitled(p: Preemptor, victim: Allocation) -> bool:
+    """Whether the preemptor may evict a victim whatever its policy uses."""
+    if not victim.amount:
         return True
-    if p.right == "fair_share":
-        name = victim.levels[0]
-        if name == p.levels[0]:
-            return False
-        fair = p.fair.setdefault(name, fair_share(p.cluster, name, p.pool, p.request))
-        less = sum(amount for allocation, amount in gone if name in allocation.levels)
-        return over(p.cluster, victim.levels, p.pool, p.request) - less > fair
-    return above(p.cluster, victim.levels, p.pool, p.request, gone)
+    own = victim.levels[0] == p.levels[0]
+    return own and ("own_policy" in p.rights or ("own_team" in p.rights and _ranks_below(p, victim.workload)))
+
+
+def right_over(p: Preemptor, victim: Allocation) -> Right:
+    """Return the right by which a victim is evicted."""
+    if victim.amount and always_entitled(p, victim):
+        return "own_policy" if "own_policy" in p.rights else "own_team"
+    return "reservation" if "reservation" in p.rights else "fair_share"
+
+
+def _above_fair_share(p: Preemptor, victim: Allocation, gone: Sequence[tuple[Allocation, int]]) -> bool:
+    name = victim.levels[0]
+    if name == p.levels[0]:
+        return False
+    fair = p.fair.setdefault(name, fair_share(p.cluster, name, p.pool, p.request))
+    less = sum(amount for allocation, amount in gone if name in allocation.levels)
+    return over(p.cluster, victim.levels, p.pool, p.request) - less > fair
 
 
 def legal_order(p: Preemptor, victims: Sequence[Member]) -> Victims | None:
     """Return a set in an order in which each may be evicted when its turn comes; None if there is none.
 
-    Withdrawn starts go first: what only they put above its reservation is no candidate. Then smallest first is exact,
-    for evicting less before more never takes a right away. A stopped elastic gang gives up its
-    extra workers one by one, and its block of `min_workers` after them.
+    Withdrawn starts go first: what only they put above its reservation is no candidate. Then those that have to be
+    above something: smallest first is exact, for evicting less before more never takes a right away. A stopped elastic
+    gang gives up its extra workers one by one, and its block of `min_workers` after them.
     """
     rest = sorted(
-        (member.kind >= 0, amount, block, order(p, member.allocation), at)
+        (
+            member.kind >= 0,
+            always_entitled(p, member.allocation),
+            amount,
+            block,
+            order(p, member.allocation),
+            at,
+        )
         for at, member in enumerate(victims)
         for amount, block in items(member)
     )
     gone: list[tuple[Allocation, int]] = []
     done: list[int] = []
     for _ in range(len(rest)):
-        following = next((item for item in rest if entitled(p, victims[item[4]].allocation, gone)), None)
+        following = next((item for item in rest if entitled(p, victims[item[5]].allocation, gone)), None)
         if following is None:
             return None
         rest.remove(following)
-        gone.append((victims[following[4]].allocation, following[1]))
-        done.append(following[4])
+        gone.append((victims[following[5]].allocation, following[2]))
+        done.append(following[5])
     return tuple(victims[at] for at in dict.fromkeys(done))
 
 
@@ -195,7 +259,7 @@ def order(p: Preemptor, victim: Allocation) -> tuple[int, int, int, float, float
     cheapest = cluster.settings.victim_order == "cheapest"
     return (
         cluster.policy(workload.policy).priority,
-        -shares(cluster, workload.policy, p.pool)[-1],
+        -shares(cluster, workload.policy, victim.nearest(p.pool))[-1],
         cluster.priority(workload),
         _lost(cluster, victim) if cheapest else 0,
         -started,

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from .cluster import Allocation, Cluster, Part
-from .decisions import Decisions, Eviction
+from .decisions import Decisions
 from .placement import find
-from .queues import age
-from .quota import allowed, counts, covering, over_capacity, static_quota
+from .queues import Queue, age
+from .quota import allowed, counts, covering, in_quota, over_capacity, static_quota
 from .victims import Preemptor, order
 
 MOST_REPLACED = 8
@@ -33,9 +33,11 @@ def withdraw_superfluous(decisions: Decisions, spared: set[tuple[str, str, int]]
         change = decisions.evicted[victim.id]
         if change.right is None or not change.to:
             continue
-        for part in _given_up(cluster, victim):
-            kept = tuple(each for each in victim.parts if each in (*_kept(cluster, victim), part))
-            if _spare(decisions, victim, kept):
+        kept = _kept(cluster, victim)
+        for part in _given_up(cluster, victim, kept):
+            more = tuple(each for each in victim.parts if each is part or each in kept)
+            if len(more) < len(victim.parts) and _spare(decisions, victim, more):
+                kept.append(part)
                 spared.add(found[victim.id])
     return len(spared) > before
 
@@ -67,7 +69,7 @@ def _devices(allocation: Allocation) -> set[tuple[str, int]]:
 
 def _bystander(cluster: Cluster, victim: Allocation) -> Preemptor:
     """Return a preemptor that requests nothing; only its order of victims is used."""
-    return Preemptor(cluster, victim.workload, victim.need, victim.levels, victim.pool, "reservation")
+    return Preemptor(cluster, victim.workload, victim.need, victim.levels, victim.pool, ("reservation",))
 
 
 def _kept(cluster: Cluster, victim: Allocation) -> list[Part]:
@@ -76,9 +78,9 @@ def _kept(cluster: Cluster, victim: Allocation) -> list[Part]:
     return [part for part in victim.parts if part.worker in workers]
 
 
-def _given_up(cluster: Cluster, victim: Allocation) -> list[Part]:
+def _given_up(cluster: Cluster, victim: Allocation, kept: Sequence[Part]) -> list[Part]:
     """Return the workers that a gang gives up and that could stay, the lowest number first."""
-    kept, gpus = _kept(cluster, victim), victim.need.gpus
+    gpus = victim.need.gpus
     stay = [p for p in victim.parts if cluster.usable(p.node) and len(p.devices) * p.milli == gpus]
     return sorted((part for part in stay if part not in kept), key=lambda part: part.worker)
 
@@ -87,39 +89,35 @@ def _spare(decisions: Decisions, victim: Allocation, smaller: tuple[Part, ...] =
     """Spare a victim (or a worker of it, leaving `smaller`) if all preemptors still have a place; return whether."""
     cluster = decisions.cluster
     trial = cluster.copy()
-    trial.nominations.pop(victim.id, None)
+    trial.shrink(victim.workload, smaller)
     if not smaller:
         trial.terminating.discard(victim.id)
-    else:
-        trial.nominate(victim.workload, smaller)
-    if _exceeds_caps(trial, victim):
-        return False
-    ours = [name for name in decisions.nominated if any(_new(trial, name, pool) for pool in victim.pools)]
+    ours = [name for name in decisions.nominated if _new(trial, name)]
     if _overbooked(trial, ours, victim):
         return False
-    placed = _replace(trial, ours, True)
-    if placed is None and len(ours) <= MOST_REPLACED:
-        largest = sorted(ours, key=lambda name: -trial.nominations[name].need.gpus)
-        displaced = _displaced(trial.copy(), ours)
-        first = [*displaced, *(name for name in ours if name not in displaced)]
-        placed = next((found for order in (ours, largest, first) if (found := _replace(trial, order, False))), None)
+    placed = _replace(decisions, trial, ours, victim, True)
+    if placed is None:
+        near = ours if len(ours) <= MOST_REPLACED else [n for n in ours if trial.nominations[n].pool in victim.pools]
+        largest = sorted(near, key=lambda name: -trial.nominations[name].need.gpus)
+        displaced = [name for name in _displaced(trial.copy(), ours) if name in near]
+        first = [*displaced, *(name for name in near if name not in displaced)]
+        orders = (near, largest, first) if len(near) <= MOST_REPLACED else ()
+        placed = next((found for order in orders if (found := _replace(decisions, trial, order, victim, False))), None)
     if placed is None:
         return False
-    cluster.nominations = placed.nominations
-    cluster.terminating = placed.terminating
+    cluster.nominations, cluster.terminating, cluster.shrunk = placed.nominations, placed.terminating, placed.shrunk
     if not smaller:
         del decisions.evicted[victim.id]
     else:
-        old = decisions.evicted[victim.id]
-        decisions.evicted[victim.id] = Eviction(old.preemptor, old.right, smaller)
+        decisions.evicted[victim.id] = replace(decisions.evicted[victim.id], to=smaller)
     decisions.count += 1
     return True
 
 
-def _new(cluster: Cluster, name: str, pool: str) -> bool:
-    """Whether a nomination in a pool was made by this plan."""
+def _new(cluster: Cluster, name: str) -> bool:
+    """Whether a nomination was made by this plan."""
     found = cluster.nominations.get(name)
-    return found is not None and found.pool == pool and cluster.placement(found.parts) != found.workload.nomination
+    return found is not None and cluster.placement(found.parts) != found.workload.nomination
 
 
 def _overbooked(cluster: Cluster, names: Sequence[str], victim: Allocation) -> bool:
@@ -151,8 +149,10 @@ def _without_decisions(cluster: Cluster) -> Cluster:
     return trial
 
 
-def _replace(cluster: Cluster, names: Sequence[str], keep: bool) -> Cluster | None:
-    """Return the cluster with nominations placed anew, in this order; None if one finds no place.
+def _replace(
+    decisions: Decisions, cluster: Cluster, names: Sequence[str], victim: Allocation, keep: bool
+) -> Cluster | None:
+    """Return the cluster with nominations placed anew, in this order; None if one finds no place beside the victim.
 
     `keep`: each that can stays where it is, and only the others are placed anew.
     """
@@ -162,13 +162,28 @@ def _replace(cluster: Cluster, names: Sequence[str], keep: bool) -> Cluster | No
         names = _displaced(trial, names)
     for name in names:
         trial.nominations.pop(name, None)
-    for old in (taken[name] for name in names):
-        may = allowed(trial, old.levels, old.pool, old.need.total, True)
-        parts = find(trial, old.pool, old.need, True) if may else ()
-        if not parts:
+    for name in names:
+        old = taken[name]
+        for pool in _pools_for(decisions, trial, decisions.nominated[name], old):
+            may = allowed(trial, old.levels, pool, old.need.total, True)
+            parts = find(trial, pool, old.need, True) if may else ()
+            if parts:
+                trial.nominate(old.workload, parts)
+                break
+        else:
             return None
-        trial.nominate(old.workload, parts)
-    return trial
+    return None if _exceeds_caps(trial, victim) else trial
+
+
+def _pools_for(decisions: Decisions, cluster: Cluster, queue: Queue, old: Allocation) -> list[str]:
+    """Return the pools for a nomination that is placed anew, its present one first.
+
+    In quota, if it is so there; else those in which nothing is held.
+    """
+    able = [p for p in queue.pools if in_quota(cluster, queue.levels, p, old.need.total, queue.guaranteed)]
+    if old.pool not in able:
+        able = [pool for pool in queue.pools if queue.may_borrow and pool not in decisions.holds]
+    return [old.pool, *(pool for pool in able if pool != old.pool)]
 
 
 def _displaced(trial: Cluster, names: Sequence[str]) -> list[str]:

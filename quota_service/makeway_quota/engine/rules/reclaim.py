@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from ..index.nodes import Allocation, NodeState, Part, nodes_of
@@ -16,7 +16,7 @@ from ..placement.fit import allowed, enough
 from .victims.node_by_node import node_by_node
 from .victims.on_node import NodeVictims, NodeVictimsInQuotas, room_on
 from .victims.one_by_one import in_order, one_by_one, smallest_first, steps_of
-from .victims.preemptor import Preemptor
+from .victims.preemptor import Preemptor, Rights
 from .victims.ranking import Ranking, enough_devices
 from .victims.returning import any_returns
 from .victims.sets import (
@@ -38,7 +38,7 @@ from .victims.sets import (
 )
 from .victims.trial import PoolTrial, allowed_without, evict, place, restore
 
-_SHARED = ("reservation", "fair_share")
+_SHARED: tuple[Rights, ...] = (("reservation",), ("fair_share",))
 """Rights by which equivalent preemptors have the same candidates: their rankings are shared."""
 _MOST_RETURNS = 64
 """At most so many sets are checked for a member that would return at once."""
@@ -50,6 +50,8 @@ class Choice:
 
     victims: Victims
     parts: tuple[Part, ...]
+    cascades: bool = False
+    """Whether a victim could return at once by evicting another workload, as in every other set that was examined."""
 
 
 def reclaim(preemptor: Preemptor, returns: bool = True) -> Choice | None:
@@ -61,18 +63,30 @@ def reclaim(preemptor: Preemptor, returns: bool = True) -> Choice | None:
         return None
     capped = not allowed(preemptor.cluster, preemptor.account, preemptor.pool, preemptor.amount, True)
     one = preemptor.need.least == 1 and not capped
-    if one and preemptor.right in _SHARED:
+    if one and preemptor.rights in _SHARED:
         return _by_node(preemptor, returns)  # without candidates() first: the ranking is quicker
     if not preemptor.candidates() or _impossible(preemptor):
         return None
     return _by_node(preemptor, returns) if one else _in_pool(preemptor, capped, returns)
 
 
+def restore_all(preemptor: Preemptor, victims: Victims) -> None:
+    """Undo the evictions of a choice."""
+    for victim in victims:
+        restore(preemptor, victim)
+
+
+def evict_all(preemptor: Preemptor, victims: Victims) -> None:
+    """Repeat the evictions of a choice that were undone."""
+    for victim in victims:
+        evict(preemptor, victim)
+
+
 def finds_victims(preemptor: Preemptor) -> bool:
     """Whether there is a legal set of victims, cascades ignored; changes nothing."""
     choice = reclaim(preemptor, returns=False)
-    for victim in choice.victims if choice else ():
-        restore(preemptor, victim)
+    if choice is not None:
+        restore_all(preemptor, choice.victims)
     return choice is not None
 
 
@@ -106,7 +120,8 @@ def _take(preemptor: Preemptor, sets: Iterable[Victims], returns: bool) -> Choic
         tried.append(_evicted_workers(victims) if evicted is None else evicted)
         if len(tried) == _MOST_RETURNS:
             break
-    return _evicted(preemptor, first.victims) if first else None
+    again = _evicted(preemptor, first.victims) if first else None
+    return replace(again, cascades=True) if again else None
 
 
 def _evicted_workers(victims: Victims) -> frozenset[tuple[str, int]]:
@@ -182,10 +197,10 @@ def _ranking(preemptor: Preemptor, kind: type[NodeVictims]) -> Ranking:
     def best_on(preemptor: Preemptor, node: NodeState, candidates: list[Allocation]) -> Scored | None:
         return kind(preemptor, node, candidates).best()
 
-    if preemptor.right not in _SHARED or kind is not NodeVictims:
+    if preemptor.rights not in _SHARED or kind is not NodeVictims:
         return Ranking(best_on)
     is_job = preemptor.workload.kind == "job"
-    alike = (preemptor.need, preemptor.account.policy.name, preemptor.pool.pool.name, preemptor.right, is_job)
+    alike = (preemptor.need, preemptor.account.policy.name, preemptor.pool.pool.name, preemptor.rights, is_job)
     ranking: Ranking = preemptor.cluster.rankings.setdefault(alike, Ranking(best_on))
     return ranking
 
@@ -204,7 +219,8 @@ def _in_pool(preemptor: Preemptor, capped: bool, returns: bool) -> Choice | None
     found = found or _greedy(preemptor, candidates, trial)
     parts = place(preemptor) if found else ()
     if parts:
-        return Choice(in_order_of_items(preemptor, found), parts)
+        legal = in_order_of_items(preemptor, found)
+        return Choice(legal, parts, returns and any_returns(preemptor, legal, parts, finds_victims))
     trial.become()
     return None
 
@@ -226,7 +242,10 @@ def _greedy(preemptor: Preemptor, candidates: list[Allocation], trial: PoolTrial
     def counts_on_the_limit(allocation: Allocation) -> bool:
         cluster, pool = preemptor.cluster, preemptor.pool.pool.name
         line = cluster.ledger.over_limit(preemptor.account, pool, preemptor.amount, True)
-        return line is None or line.account in cluster.account(allocation.workload).chain
+        if line is None:
+            return True
+        counted = allocation.counts_on(line.quota)
+        return counted > 0 and line.account in cluster.account(allocation.workload).chain
 
     found = one_by_one(preemptor, (s for s in steps if s.kind == SHRINK), trial, counts_on_the_limit)
     found = found or _single(preemptor, candidates, trial)

@@ -127,8 +127,8 @@ class VictimBounds:
     def _bound(self, node: NodeState) -> NodeBound | None:
         if not node.allocations or not node.suits(self.need):
             return None
-        here = node.allocations.values()
-        allocations = [a for a in here if not (a.terminating or a.stuck or a.workload.non_preemptible)]
+        present = [self.cluster.evictable(a) for a in node.allocations.values() if not a.workload.non_preemptible]
+        allocations = [a for a in present if a is not None and (not a.rest or any(p.node is node for p in a.parts))]
         missing = self.need.whole - node.whole_future
         least = _fewest(node, allocations, missing)
         if not allocations or least > len(allocations):

@@ -18,9 +18,10 @@ from ..fair_share import fair_over
 from ..order import rank_in_profile
 
 Right = Literal["reservation", "own_policy", "own_team", "fair_share"]
-"""The rule by which a workload may be evicted: 5.1, 5.1 (non-preemptible work of the same policy), 5.7 and 5.9."""
-_IN_QUOTA: tuple[Right, ...] = ("reservation", "own_policy")
-"""The rights of work in quota."""
+"""A rule by which a workload may be evicted: 5.1, 5.1 (non-preemptible work of the same policy), 5.7 and 5.9."""
+Rights = tuple[Right, ...]
+BORROWERS_FIRST: Rights = ("reservation", "own_team")
+"""The rights of a job in quota where no borrower can leave without other workloads of its own team."""
 WITHOUT_GPUS = ""
 """Instead of the policy of work without GPUs, which is a candidate whatever its policy uses."""
 Order = tuple[int, int, int, float, float, float, str]
@@ -31,14 +32,14 @@ Standing = tuple[tuple[int, ...], tuple[int, ...]]
 
 @dataclass(slots=True)
 class Preemptor:
-    """A pending workload that may evict others in a pool, by one right."""
+    """A pending workload that may evict others to start in a pool, by some rights."""
 
     cluster: Cluster
     workload: Workload
     need: Need
     account: Account
     pool: PoolState
-    right: Right
+    rights: Rights
     blocked: LineState | None = None
     """The line whose limit is in the way; only messages depend on it."""
     kept_out: bool = False
@@ -47,8 +48,9 @@ class Preemptor:
     """Policy to the milli-GPUs of the victims chosen so far."""
     gone_on: dict[LineState, int] = field(default_factory=dict)
     """The same by the lines that count them."""
-    _entitled_first: dict[str, bool] = field(default_factory=dict)
-    """Policy to whether its work is a candidate before any victim is chosen."""
+    _entitled_first: dict[tuple[str, str], bool] = field(default_factory=dict)
+    """Policy and pool to whether all its work there is a candidate before any victim is chosen."""
+    _beyond: dict[str, list[LineState]] | None = None
     _fair: dict[Account, int] = field(default_factory=dict)
     _orders: dict[str, Order] = field(default_factory=dict)
     _standings: dict[str, Standing] = field(default_factory=dict)
@@ -65,21 +67,41 @@ class Preemptor:
 
     def has_candidates(self) -> bool:
         """Whether there could be any candidate; False is certain, True is not."""
-        if self.right == "own_team":
-            return self.cluster.lowest(self.workload.policy, (self.pool,)) < self.cluster.priority(self.workload)
+        if "own_team" in self.rights:
+            pools = (self.pool, *(self.cluster.pools[name] for name in self.beyond()))
+            if self.cluster.lowest(self.workload.policy, pools) < self.cluster.priority(self.workload):
+                return True
+            if self.rights == BORROWERS_FIRST:
+                return False  # the candidates are those of "reservation" alone
         if self._without_gpus():
             return True
-        return any(map(self.is_candidate_policy, self.cluster.lowest_priorities.get(self.pool.pool.name, {})))
+        lowest = self.cluster.lowest_priorities
+        pools_of = (self.pool.pool.name, *self.beyond())
+        return any(self._all_are_candidates(name, pool) for pool in pools_of for name in lowest.get(pool, {}))
+
+    def beyond(self) -> dict[str, list[LineState]]:
+        """Return the other pools with candidates, and the lines there whose limits are in the way; computed once."""
+        if self._beyond is None:
+            own = self.pool.pool.name
+            limits = self.account.limiting(own) if self.amount else ()
+            lines = [line for line in limits if line.future + self.amount > (line.quota.limit or 0)]
+            others = [name for name in self.cluster.pools if name != own] if lines else []
+            reached = {name: [line for line in lines if line.quota.covers(name)] for name in others}
+            self._beyond = {name: each for name, each in reached.items() if each}
+        return self._beyond
 
     def is_candidate(self, allocation: Allocation) -> bool:
         """Whether an allocation may be evicted first; if not, it may not be evicted after other victims either."""
+        known = self.cluster.allocations.get(allocation.workload.id)
+        return known is not None and self.cluster.evictable(known) is allocation and self._is_candidate(allocation)
+
+    def _is_candidate(self, allocation: Allocation) -> bool:
         victim = allocation.workload
-        evicted = allocation.terminating or allocation.stuck
-        if evicted or victim.non_preemptible or self.pool not in allocation.pools:
+        if victim.non_preemptible or self.pool not in allocation.pools:
             return False
         if allocation.amount:
-            return self.is_candidate_policy(victim.policy) and self._may_evict(victim)
-        return victim.id in self._without_gpus() and self._frees(allocation) and self._may_evict(victim)
+            return self.is_candidate_policy(victim.policy) and self._may_evict(allocation)
+        return victim.id in self._without_gpus() and self._frees(allocation) and self._may_evict(allocation)
 
     def shares(self) -> dict[str, int]:
         """Return the share of each policy with candidates."""
@@ -102,18 +124,19 @@ class Preemptor:
         """Return the candidates on a node."""
         if self._where is not None:
             return list(self._where.get(node.position, ()))
-        return [allocation for allocation in node.allocations.values() if self.is_candidate(allocation)]
+        present = map(self.cluster.evictable, node.allocations.values())
+        return [a for a in present if a is not None and (not a.rest or _is_on(a, node)) and self._is_candidate(a)]
 
     def nodes(self) -> list[NodeState]:
         """Return the nodes with candidates, in order."""
         return [self.pool.nodes[at] for at in sorted(self.where())]
 
     def where(self) -> dict[int, list[Allocation]]:
-        """Return the candidates by position of their node; computed once."""
+        """Return the candidates in the pool by position of their node; computed once."""
         if self._where is None:
             found: dict[int, list[Allocation]] = {}
             for allocation in self.candidates():
-                for part in allocation.parts_in(self.pool):
+                for part in allocation.parts_in(self.pool) if self.pool in allocation.pools else ():
                     here = found.setdefault(part.node.position, [])
                     if not here or here[-1] is not allocation:
                         here.append(allocation)
@@ -121,24 +144,42 @@ class Preemptor:
         return self._where
 
     def candidates(self) -> list[Allocation]:
-        """Return all candidates; those on nodes outside the inventory hold quota, but no GPUs. Computed once."""
+        """Return all candidates, those in other pools included that count on a limit in the way; computed once.
+
+        Those on nodes outside the inventory hold quota, but no GPUs.
+        """
         if self._able is None:
             self._able = list(self._candidates())
         return self._able
 
     def _candidates(self) -> Iterator[Allocation]:
         cluster, pool = self.cluster, self.pool.pool.name
-        names = [name for name in cluster.lowest_priorities.get(pool, {}) if self.is_candidate_policy(name)]
-        checked = self.right == "own_team" or bool(cluster.protecting)
+        names = [(pool, n) for n in cluster.lowest_priorities.get(pool, {}) if self.is_candidate_policy(n)]
         light = {name: a for name, a in self._without_gpus().items() if self._frees(a)}
-        for known in (*(cluster.preemptible[pool, name] for name in names), light):
-            for allocation in known.values():
-                if not allocation.terminating and (not checked or self._may_evict(allocation.workload)):
+        for known in (*map(cluster.preemptible.__getitem__, names), light, self._elsewhere()):
+            for running in known.values():
+                allocation = cluster.evictable(running)
+                if allocation is not None and self._may_evict(allocation):
                     yield allocation
+
+    def _elsewhere(self) -> dict[str, Allocation]:
+        """Return by id the candidates by policy in other pools that count on a limit in the way."""
+        cluster, found = self.cluster, dict[str, Allocation]()
+        for pool, lines in self.beyond().items():
+            for name in cluster.lowest_priorities.get(pool, {}):
+                chain = cluster.ledger.account(name).chain
+                if any(line.account in chain for line in lines):
+                    found |= cluster.preemptible[pool, name]
+        others = {id: a for id, a in found.items() if self.pool not in a.pools}
+        return {id: a for id, a in others.items() if self.is_candidate_policy(a.workload.policy, self.nearest(a))}
+
+    def nearest(self, allocation: Allocation) -> str:
+        """Return the pool in which an allocation stands in the way: the preemptor's, if it counts there."""
+        return (self.pool if self.pool in allocation.pools else allocation.pool).pool.name
 
     def _without_gpus(self) -> Mapping[str, Allocation]:
         """Return by id the work without GPUs that is a candidate for its CPU and memory (rule 2)."""
-        if self.right not in _IN_QUOTA or not (self.need.cpu or self.need.memory):
+        if "reservation" not in self.rights or not (self.need.cpu or self.need.memory):
             return {}
         return self.cluster.without_gpus.get(self.pool.pool.name, {})
 
@@ -146,11 +187,14 @@ class Preemptor:
         """Whether work without GPUs holds CPU or memory that the preemptor requests."""
         return bool((allocation.need.cpu and self.need.cpu) or (allocation.need.memory and self.need.memory))
 
-    def _may_evict(self, victim: Workload) -> bool:
-        """Whether neither `min_runtime` nor, within a policy, its priority and ranks protect a workload."""
+    def _may_evict(self, allocation: Allocation) -> bool:
+        """Whether neither `min_runtime` nor (where they matter) priority and ranks protect candidates of a policy."""
+        victim = allocation.workload
         if self.workload.kind == "job" and self.cluster.is_protected(victim):
             return False
-        return self.right != "own_team" or self._ranks_below(victim)
+        if "own_team" not in self.rights or not allocation.amount or victim.policy != self.workload.policy:
+            return True
+        return self._all_are_candidates(victim.policy, self.nearest(allocation)) or self._ranks_below(victim)
 
     def _ranks_below(self, victim: Workload) -> bool:
         """Whether a workload of the same policy has a lower priority, and no better rank in pool and profile."""
@@ -168,18 +212,38 @@ class Preemptor:
     # Entitlement: whether the victim's policy is above its reservation (or fair share) at this moment
 
     def may_evict_now(self, allocation: Allocation) -> bool:
-        """Whether a candidate may be evicted after the victims chosen so far; without GPUs, it always may."""
-        return not allocation.amount or self.entitled(self.cluster.account(allocation.workload))
-
-    def entitled(self, account: Account) -> bool:
-        """Whether work of a policy may be evicted after the victims chosen so far."""
-        if self.right == "own_team":
-            return account is self.account
-        if self.right == "own_policy" and account is self.account:
+        """Whether a candidate may be evicted after the victims chosen so far."""
+        if self.always_entitled(allocation):
             return True
-        if self.right == "fair_share":
+        return self.entitled(self.cluster.account(allocation.workload), self.nearest(allocation))
+
+    def always_entitled(self, allocation: Allocation) -> bool:
+        """Whether a candidate may be evicted whatever its policy uses."""
+        if not allocation.amount:
+            return True
+        if len(self.rights) == 1 and self.rights[0] != "own_team":
+            return False
+        own = allocation.workload.policy == self.workload.policy
+        return own and (
+            "own_policy" in self.rights or ("own_team" in self.rights and self._ranks_below(allocation.workload))
+        )
+
+    def right_over(self, allocation: Allocation) -> Right:
+        """Return the right by which a victim is evicted."""
+        if allocation.amount and self.always_entitled(allocation):
+            return "own_policy" if "own_policy" in self.rights else "own_team"
+        return "reservation" if "reservation" in self.rights else "fair_share"
+
+    def entitled(self, account: Account, pool: str) -> bool:
+        """Whether all work of a policy in a pool may be evicted after the victims chosen so far."""
+        if "own_policy" in self.rights and account is self.account:
+            return True
+        if "fair_share" in self.rights:
             return account is not self.account and self._above_fair_share(account)
-        return self.cluster.ledger.above(account, self.pool.pool.name, self.account, self.amount, self.gone_on)
+        own_pool = self.pool.pool.name
+        return "reservation" in self.rights and self.cluster.ledger.above(
+            account, pool, self.account, own_pool, self.amount, self.gone_on
+        )
 
     def standing(self, name: str) -> Standing:
         """Return a policy's standing before any victim is chosen."""
@@ -190,14 +254,24 @@ class Preemptor:
             known = self._standings[name] = account.shares(pool), usage
         return known
 
-    def is_candidate_policy(self, name: str) -> bool:
-        """Whether work of a policy (or work `WITHOUT_GPUS`) is a candidate before any victim is chosen."""
-        known = self._entitled_first.get(name)
+    def is_candidate_policy(self, name: str, pool: str = "") -> bool:
+        """Whether work of a policy (or work `WITHOUT_GPUS`) may be a candidate before any victim is chosen.
+
+        In the preemptor's pool, or in another one where a limit is in the way.
+        """
+        if "own_team" in self.rights and name == self.workload.policy:
+            return True
+        return self._all_are_candidates(name, pool or self.pool.pool.name)
+
+    def _all_are_candidates(self, name: str, pool: str) -> bool:
+        """Whether a policy is entitled to nothing of what it uses in a pool, before any victim is chosen."""
+        known = self._entitled_first.get((name, pool))
         if known is None:
-            entitled = (
-                bool(self._without_gpus()) if name == WITHOUT_GPUS else self.entitled(self.cluster.ledger.account(name))
-            )
-            known = self._entitled_first[name] = entitled
+            if name == WITHOUT_GPUS:
+                known = bool(self._without_gpus())
+            else:
+                known = self.entitled(self.cluster.ledger.account(name), pool)
+            self._entitled_first[name, pool] = known
         return known
 
     def _above_fair_share(self, account: Account) -> bool:
@@ -236,7 +310,7 @@ class Preemptor:
             name
             for name in self.cluster.lowest_priorities.get(pool, {})
             if not levels.isdisjoint((account := ledger.account(name)).chain)
-            and ledger.above(account, pool, self.account, self.amount, {})
+            and ledger.above(account, pool, self.account, pool, self.amount, {})
         }
 
     # Protection
@@ -245,8 +319,14 @@ class Preemptor:
         """Return the sort key of protection (rule 5.3) before any victim is chosen: smaller is evicted first."""
         known = self._orders.get(allocation.workload.id)
         if known is None:
-            known = self._orders[allocation.workload.id] = order_of(self.cluster, allocation, self.pool)
+            known = self._orders[allocation.workload.id] = order_of(
+                self.cluster, allocation, self.cluster.pools[self.nearest(allocation)]
+            )
         return known
+
+
+def _is_on(allocation: Allocation, node: NodeState) -> bool:
+    return any(part.node is node for part in allocation.parts)
 
 
 def order_of(cluster: Cluster, allocation: Allocation, pool: PoolState) -> Order:

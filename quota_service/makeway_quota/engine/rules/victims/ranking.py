@@ -94,7 +94,7 @@ class Ranking:
             return known[1]
         scored = self._judge(preemptor, position)
         found = None if scored is None else Ranked(scored[0], position, scored[1])
-        if preemptor.right != "fair_share":
+        if "fair_share" not in preemptor.rights:
             names = {a.workload.policy for a in preemptor.pool.nodes[position].allocations.values()}
             self.judged[position] = {name: preemptor.standing(name) for name in names}, found
         return found
@@ -103,11 +103,11 @@ class Ranking:
         """Drop the scores of touched nodes, and of nodes of policies with more candidates than before."""
         pool, ledger = preemptor.pool, preemptor.cluster.ledger
         changed = ledger.changed
-        if self.changed < 0 or (preemptor.right == "fair_share" and len(changed) > self.changed):
+        if self.changed < 0 or ("fair_share" in preemptor.rights and len(changed) > self.changed):
             self.heaps, self.scores, self.mixed, self.judged = {}, {}, set(), {}
             lines = (line for account in ledger.accounts.values() for line in account.reserving(pool.pool.name))
             self.lowest = {line: line.future for line in lines}
-            own = preemptor.right == "own_team"
+            own = "own_team" in preemptor.rights
             positions = set(preemptor.where()) if own else {node.position for node in pool.nodes if node.allocations}
         else:
             positions = set(pool.touched[self.touched :])

@@ -5,14 +5,14 @@ Called by the search for victims with the victims gone and before anything is wr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from ...index.nodes import Allocation, Part, PoolState
 from ...index.queues import cannot_start_at_all
 from ...placement.fit import allowed, find
 from ...snapshot import Workload
-from ..fair_share import within_fair_share
-from .preemptor import Preemptor, Right
+from .preemptor import Preemptor
+from .rights import rights_of
 from .sets import STOP, Victim, Victims
 
 Finds = Callable[[Preemptor], bool]
@@ -25,7 +25,7 @@ def could_return(preemptor: Preemptor, victim: Victim, gone: Victims) -> bool:
     if victim.kind != STOP or not victim.allocation.amount:
         return False
     pools = cluster.pools_of(workload)
-    if cluster.lowest(workload.policy, pools) < cluster.priority(workload):
+    if cluster.lowest(workload.policy, cluster.reach(cluster.account(workload), pools)) < cluster.priority(workload):
         return True
     if cluster.settings.fair_share == "reclaim":
         return True
@@ -56,28 +56,13 @@ def _returns(preemptor: Preemptor, allocation: Allocation, gone: Victims, finds:
         if may_run and allowed(cluster, account, pool, need.total, True) and find(pool, need, True):
             return False  # it restarts without evicting
     for pool in pools:
-        for right in _rights(preemptor, workload, pool, gone):
-            if finds(Preemptor(cluster, workload, need, account, pool, right)):
+        in_quota = _in_quota(preemptor, workload, pool, gone)
+        if not in_quota and account.policy.weight == "None":
+            continue
+        for rights in rights_of(cluster, workload, account, pool, in_quota):
+            if finds(Preemptor(cluster, workload, need, account, pool, rights)):
                 return True
     return False
-
-
-def _rights(preemptor: Preemptor, workload: Workload, pool: PoolState, gone: Victims) -> Iterator[Right]:
-    """Iterate over the rights of a victim in a pool once it is pending."""
-    cluster, settings = preemptor.cluster, preemptor.cluster.settings
-    account, amount = cluster.account(workload), cluster.need(workload).total
-    in_quota = _in_quota(preemptor, workload, pool, gone)
-    if not in_quota and account.policy.weight == "None":
-        return
-    if in_quota:
-        yield "reservation"
-    if workload.kind == "job" and settings.in_team_preemption:
-        yield "own_team"
-    if in_quota or settings.fair_share != "reclaim":
-        return
-    limited = cluster.ledger.over_limit(account, pool.pool.name, amount, True) is not None
-    if not limited and within_fair_share(cluster.ledger, account, pool, amount):
-        yield "fair_share"
 
 
 def _in_quota(preemptor: Preemptor, workload: Workload, pool: PoolState, gone: Victims) -> bool:

@@ -186,6 +186,8 @@ class _Item(NamedTuple):
 
     evicted: bool
     """Starts that are withdrawn go first: what only they put above its reservation is no candidate."""
+    always: bool
+    """What can be evicted whatever its policy uses goes last: what it puts above its reservation is a candidate."""
     amount: int
     order: tuple[object, ...]
     block: bool
@@ -197,17 +199,21 @@ def in_legal_order(preemptor: Preemptor, victims: Victims) -> Victims | None:
     if len(victims) == 1 and not extra_workers(victims[0].allocation):
         return victims if preemptor.may_evict_now(victims[0].allocation) else None
     items = sorted(item for victim in victims for item in items_of(preemptor, victim))
-    last = {i.victim.allocation.workload.policy: i for i in items if i.victim.allocation.amount}
+    last = {_held_by(preemptor, item): item for item in items if not item.always}
     done: list[_Item] = []
-    for item in items:  # the more is gone, the less is legal: the last item of each policy decides
-        allocation = item.victim.allocation
-        if last.get(allocation.workload.policy) is item and not preemptor.may_evict_now(allocation):
+    for item in items:  # the more is gone, the less is legal: the last item of each policy in a pool decides
+        if last.get(_held_by(preemptor, item)) is item and not preemptor.may_evict_now(item.victim.allocation):
             break
         preemptor.choose(item.victim.allocation, item.amount)
         done.append(item)
     for item in done:
         preemptor.choose(item.victim.allocation, -item.amount)
     return _by_last(items) if len(done) == len(items) else None
+
+
+def _held_by(preemptor: Preemptor, item: _Item) -> tuple[str, str]:
+    allocation = item.victim.allocation
+    return allocation.workload.policy, preemptor.nearest(allocation)
 
 
 def in_order_of_items(preemptor: Preemptor, victims: Victims) -> Victims:
@@ -226,13 +232,14 @@ def _by_last(items: Sequence[_Item]) -> Victims:
 def items_of(preemptor: Preemptor, victim: Victim) -> Iterator[_Item]:
     """Return the units of a victim, smallest first."""
     allocation, order = victim.allocation, preemptor.order(victim.allocation)
+    always = preemptor.always_entitled(allocation)
     each, extra = allocation.need.gpus, extra_workers(allocation)
     if victim.kind == SHRINK:
         extra = len(victim.gone)
     for _ in range(extra):
-        yield _Item(victim.kind != WITHDRAW, each, order, False, victim)
+        yield _Item(victim.kind != WITHDRAW, always, each, order, False, victim)
     if victim.kind != SHRINK:
-        yield _Item(victim.kind != WITHDRAW, allocation.amount - each * extra, order, True, victim)
+        yield _Item(victim.kind != WITHDRAW, always, allocation.amount - each * extra, order, True, victim)
 
 
 # Minimal sets

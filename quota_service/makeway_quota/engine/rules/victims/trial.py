@@ -14,15 +14,22 @@ from .sets import Victim, Victims
 
 def evict(preemptor: Preemptor, victim: Victim) -> None:
     """Evict a victim; a gang that shrinks is nominated to the part of its placement that it keeps."""
-    preemptor.cluster.evict(victim.allocation)
+    cluster, allocation = preemptor.cluster, victim.allocation
+    if allocation.rest:
+        cluster.withdraw_nomination(allocation.workload)
+    else:
+        cluster.evict(allocation)
     if victim.kept:
-        preemptor.cluster.nominate(victim.allocation.workload, victim.allocation.need, victim.kept)
+        cluster.shrink(allocation.workload, allocation.need, victim.kept)
 
 
 def restore(preemptor: Preemptor, victim: Victim) -> None:
     """Undo `evict`."""
     preemptor.cluster.withdraw_nomination(victim.allocation.workload)
-    preemptor.cluster.restore(victim.allocation)
+    if victim.allocation.rest:
+        preemptor.cluster.nominate_again(victim.allocation)
+    else:
+        preemptor.cluster.restore(victim.allocation)
 
 
 def place(preemptor: Preemptor) -> tuple[Part, ...]:
@@ -83,7 +90,7 @@ class PoolTrial:
         self._change(victim, self.gone.pop(victim.allocation.workload.id), None)
 
     def _change(self, victim: Victim, old: Victim | None, new: Victim | None) -> None:
-        nodes = nodes_of(victim.allocation.parts)
+        nodes = [node for node in nodes_of(victim.allocation.parts) if node.pool is self.preemptor.pool]
         self.workers -= sum(map(self._hosted, nodes))
         if old is not None:
             restore(self.preemptor, old)
@@ -103,7 +110,7 @@ class PoolTrial:
         need, rest = self.preemptor.need, self.workers
         for node in nodes_of(victim.gone):
             have = self._hosted(node)
-            if have:
+            if have and node.pool is self.preemptor.pool:
                 rest -= have - min(need.least, _hosted_beside(node, need, victim))
         return rest < need.least
 

@@ -1,0 +1,168 @@
+"""List the legal victim sets of a workload in quota by brute force, over all pools that a limit in its way reaches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations, permutations, product
+from math import prod
+
+from engine.facts import Facts, State, amount
+from makeway_quota.engine import QuotaLine, Workload
+from makeway_quota.engine.snapshot import Placement
+
+MOST_SETS = 1024
+"""With more combinations than this the engines follow a stated order of attempts, and need not find a set."""
+MOST_ORDERS = 5
+"""Sets of more units than this are tried in one order only: the smallest first, then those of the own team."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Workers that leave together: an extra worker of an elastic gang, or all that is left of a workload."""
+
+    victim: Workload
+    pool: str
+    amount: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """What happens to one candidate: the placement that it keeps, and the units that it gives up."""
+
+    victim: Workload
+    pool: str
+    kept: Placement
+    units: tuple[Unit, ...]
+
+
+def legal_sets(facts: Facts, after: State, w: Workload, pool: str) -> Iterator[tuple[Leaving, ...]]:
+    """Iterate over the legal sets that make room for a workload in a pool; `after`: what is held by then."""
+    able = [each for each in after.held.values() if _may_leave(facts, after, w, pool, *each)]
+    if prod(len(options(facts, o, place)) + 1 for o, place in able) > MOST_SETS:
+        return
+    for choice in product(*([None, *options(facts, o, place)] for o, place in able)):
+        group = tuple(each for each in choice if each is not None)
+        left = without(after, group)
+        room = facts.workers(left.rooms(), w, pool) >= facts.least(w)
+        if room and left.admits(w, pool, facts.request(w)) and is_legal(facts, after, w, pool, group):
+            yield group
+
+
+def options(facts: Facts, o: Workload, place: Placement) -> list[Leaving]:
+    """Return what can happen to a candidate: some of its extra workers leave, or all of it."""
+    pool, extra, each = facts.pool(place), max(0, len(place) - facts.least(o)), facts.profile(o).gpus
+    able = [p for p in place if facts.usable(p.node) and amount(facts, o, (p,)) == each]
+    found = []
+    for count in range(1, extra + 1):
+        for gone in combinations(place, count):
+            kept = tuple(p for p in able if p not in gone)
+            if len(kept) >= facts.least(o):
+                found.append(Leaving(o, pool, kept, (Unit(o, pool, each),) * count))
+    rest = amount(facts, o, place) - extra * each
+    return [*found, Leaving(o, pool, (), (*(Unit(o, pool, each),) * extra, Unit(o, pool, rest)))]
+
+
+def without(state: State, group: Sequence[Leaving]) -> State:
+    """Return the state once these have left."""
+    held = dict(state.held)
+    for each in group:
+        del held[each.victim.id]
+        if each.kept:
+            held[each.victim.id] = each.victim, each.kept
+    return State(state.facts, held)
+
+
+def _may_leave(facts: Facts, after: State, w: Workload, pool: str, o: Workload, place: Placement) -> bool:
+    """Whether a workload is a candidate by what it is and where it runs; not by what its team uses."""
+    if o.non_preemptible or o.state not in ("starting", "running") or not amount(facts, o, place):
+        return False
+    if w.kind == "job" and is_protected(facts, o):
+        return False
+    return facts.pool(place) == pool or any(
+        line.covers(facts.pool(place)) and name in _names(facts, o) for name, line in blocking(facts, after, w, pool)
+    )
+
+
+def blocking(facts: Facts, after: State, w: Workload, pool: str) -> list[tuple[str, QuotaLine]]:
+    """Return the limits that a workload would exceed in a pool."""
+    lines = [(policy.name, line) for policy in facts.family(w.policy) for line in policy.quotas if line.covers(pool)]
+    limited = [(name, line) for name, line in lines if line.limit is not None]
+    return [(name, ln) for name, ln in limited if after.usage(name, ln) + facts.request(w) > (ln.limit or 0)]
+
+
+def is_protected(facts: Facts, o: Workload) -> bool:
+    """Whether a job runs for less than its profile's `min_runtime`."""
+    least = facts.profile(o).min_runtime
+    return bool(least) and (o.started_at is None or facts.snapshot.now - o.started_at < least)
+
+
+def is_legal(facts: Facts, after: State, w: Workload, pool: str, group: Sequence[Leaving]) -> bool:
+    """Whether a set can be evicted in some order by rules 5.1 and 5.7."""
+    units = [unit for each in group for unit in each.units]
+    if len(units) > MOST_ORDERS:
+        units.sort(key=lambda unit: (_own(facts, w, pool, unit.victim), unit.amount))
+        return _legal(facts, after, w, pool, units)
+    return any(_legal(facts, after, w, pool, order) for order in permutations(units))
+
+
+def _legal(facts: Facts, after: State, w: Workload, pool: str, order: Sequence[Unit]) -> bool:
+    gone: list[Unit] = []
+    for unit in order:
+        if not _own(facts, w, pool, unit.victim) and not above(facts, after, w, pool, unit, gone):
+            return False
+        gone.append(unit)
+    return True
+
+
+def _own(facts: Facts, w: Workload, pool: str, victim: Workload) -> bool:
+    """Whether a victim of the own team may leave whatever the team uses: for firm work, or for a higher priority."""
+    if victim.policy != w.policy:
+        return False
+    if w.non_preemptible:
+        return True
+    if w.kind != "job" or not facts.snapshot.settings.in_team_preemption:
+        return False
+    below = priority(facts, victim) < priority(facts, w)
+    return below and _rank(facts, victim, pool) >= _rank(facts, w, pool)
+
+
+def priority(facts: Facts, w: Workload) -> int:
+    """Return a workload's priority, one lower once it ran for `yields_after`."""
+    after = facts.snapshot.settings.yields_after
+    if not after or w.non_preemptible or w.kind != "job":
+        return w.priority
+    running = w.started_at is not None and w.state in ("starting", "running")
+    ran = w.ran + (facts.snapshot.now - (w.started_at or 0.0) if running else 0.0)
+    return w.priority - (ran >= after)
+
+
+def _rank(facts: Facts, w: Workload, pool: str) -> tuple[int, int]:
+    names, ranks = facts.pools[pool].profiles, facts.profile(w).policies
+    in_pool = names.index(w.profile) if w.profile in names else len(set(names))
+    return in_pool, next((at for at, group in enumerate(ranks) if w.policy in group), len(ranks))
+
+
+def _names(facts: Facts, w: Workload) -> set[str]:
+    return {policy.name for policy in facts.family(w.policy)}
+
+
+def above(facts: Facts, state: State, w: Workload, pool: str, unit: Unit, gone: Sequence[Unit]) -> bool:
+    """Whether a unit's policy is above its reservation, the request counted and those in `gone` not (rule 5.1)."""
+    mine = [policy.name for policy in facts.family(w.policy)]
+    reserves = state.guarantor(w.policy, pool) or w.policy
+    for policy in facts.family(unit.victim.policy):
+        if policy.name in mine[mine.index(reserves) + 1 :]:
+            return True
+        lines = [line for line in policy.quotas if line.reserved and line.covers(unit.pool)]
+        if lines and not any(_used(facts, state, w, pool, policy.name, ln, gone) > ln.reserved for ln in lines):
+            return False
+    return True
+
+
+def _used(
+    facts: Facts, state: State, w: Workload, pool: str, policy: str, line: QuotaLine, gone: Sequence[Unit]
+) -> int:
+    own = facts.request(w) if policy in _names(facts, w) and line.covers(pool) else 0
+    less = sum(u.amount for u in gone if policy in _names(facts, u.victim) and line.covers(u.pool))
+    return state.usage(policy, line) + own - less
