@@ -14,6 +14,7 @@ from engine.properties import check
 from engine.test_incremental import Follower, carry_out
 from makeway_quota.engine import Placed, Terminating, reference, schedule
 from makeway_quota.engine.snapshot import ADMITTED
+from makeway_quota.wording.sentences import sentence
 from worlds import World
 
 
@@ -252,3 +253,35 @@ def test_patience_that_ends_while_gpus_are_on_their_way_evicts_nothing(engine: s
         plan = world.step()
         assert not plan.evict
         assert world.workloads["s"].nomination == (Placed(0, "p-2", (0,)),)
+
+
+@pytest.mark.covers("F20")
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_workload_waits_for_what_is_stuck_where_nothing_else_makes_way(engine: str) -> None:
+    world = World().pool("p", gpus=2).team("a", 1).team("b", 1).profile("one", 1)
+    world.run("a0", "a", "one", "p-1").run("a1", "a", "one", "p-1", preemptible=False)
+    world.change("a0", placement=(Placed(0, "p-1", (0,)),), state="checkpointing", evicted_for="b1", deadline=world.now)
+    world.change("a1", placement=(Placed(0, "p-1", (1,)),))
+    world.submit("b1", "b", "one")
+    world.now += 125
+    world.engine = ENGINES[engine]
+    assert world.reason("b1")[0] == "stuck"
+    world.end("a0", state="cancelled")
+    outlived(world, 0, deadline=-7300)
+    assert world.reason("b1")[0] == "stuck"
+
+
+def test_the_reason_names_what_does_not_end_and_where() -> None:
+    world = borrowed(2)
+    world.submit("b1", "b", "one")
+    world.change("a1", state="checkpointing", evicted_for="b1", deadline=world.now - 7200, owner="ana")
+    (waiting,) = world.plan().pending
+    assert waiting.waits_for == ("a0",)
+    text = sentence(waiting.facts)
+    assert "1 GPU is being freed for you, ready within 30 s" in text
+    assert text.endswith("a's job a1 of ana does not end on p-1, 2 h after its deadline.".capitalize())
+    world.change("a0", preemptible=False)
+    (waiting,) = world.plan().pending
+    text = sentence(waiting.facts)
+    assert "1 GPU is held by what does not end" in text
+    assert "job a1 of ana does not end on p-1, 2 h after its deadline." in text

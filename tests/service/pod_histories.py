@@ -1,7 +1,8 @@
 """Random histories of a service on simulated pods, each eviction of which is compared with perfect knowledge.
 
-Perfect knowledge: the pods as they are, on the devices that their attempts were planned on, and every nomination that
-was ever given and not used. What the reference engine evicts with it is needed; whatever else is evicted is needless.
+Perfect knowledge: the pods as they are (as far as the API server has told), on the devices that their attempts were
+planned on, and every nomination that was ever given and not used. What the reference engine evicts with it is needed;
+whatever else is evicted is needless.
 """
 
 from __future__ import annotations
@@ -114,8 +115,10 @@ class Oracle:
 
     def _outliving(self, rows: dict[str, Workload], node: str) -> list[tuple[str, Place]]:
         found = []
+        backend = self.site.cluster.backend
+        told = backend.inventory.pods.objects if backend is not None else {}  # the end of a pod takes time to arrive
         for pod in self.site.cluster.pods.values():
-            if pod.node != node or pod.over:
+            if pod.node != node or (pod.over and f"jobs/{pod.name}" not in told):
                 continue
             id, attempt, worker = pod.key
             row = rows.get(id)

@@ -118,7 +118,7 @@ class WorkloadPods:
         places = [place for at, place in enumerate(planned) if place.node == node and pod.worker in (None, at)]
         deadline = since if pod.ends_at is None else min(pod.ends_at, since + pod.grace)
         if not planned and pod.ends_at is None:
-            deadline = float("-inf")  # neither known nor about to end
+            deadline = 0.0  # neither known nor about to end
         found: list[Terminating] = []
         left = pod.gpus
         for device, milli in [pair for place in places for pair in zip(place.devices, place.milli, strict=False)]:

@@ -15,6 +15,7 @@ Code = Literal[
     "limit",
     "pool_capacity",
     "no_free_gpus",
+    "stuck",
     "fragmented",
     "too_large",
     "never_over_quota",

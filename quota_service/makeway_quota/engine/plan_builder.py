@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from .index.cluster import Cluster
+from .index.cluster_state import ClusterState
 from .index.ledger import Account
-from .index.nodes import Allocation, Part, PoolState, placement_of
+from .index.nodes import Allocation, Part, PoolState, devices_of, placement_of
 from .index.pending import Pending, PendingGroup
 from .index.queues import Queue
 from .plan import Evict, Fact, Facts, Move, Number, Plan, Refusal, Scale, Start, Waiting
@@ -17,7 +18,7 @@ from .rules.hold import Hold
 from .rules.usage import line_usage
 from .rules.victims.preemptor import Preemptor, Right
 from .rules.victims.sets import SHRINK, Victim
-from .snapshot import Workload, from_milli
+from .snapshot import Terminating, Workload, from_milli
 
 _BECAUSE: dict[Right, str] = {
     "reservation": "reclaim",
@@ -224,11 +225,16 @@ class PlanBuilder:
         pool, parts = nomination.pool, nomination.parts
         ids, deadline = self._in_the_way(workload, parts, victims)
         amount = from_milli(self.cluster.need(workload).total)
-        if ids:
+        outliving = [(part.node, each) for part in parts for each in _outliving(self.cluster, part)]
+        deadline = max([deadline, *(each.deadline for _, each in outliving)])
+        facts: Facts = (Fact("nomination_free_soon", {"needs": amount, "kind": workload.kind}),)
+        if ids or outliving:
             values: dict[str, Number] = {"needs": amount, "within": max(0.0, deadline - self.cluster.now)}
-            facts = (Fact("reclaiming", values), *(self._victim_fact(id) for id in ids))
-        else:
-            facts = (Fact("nomination_free_soon", {"needs": amount, "kind": workload.kind}),)
+            pods = dict.fromkeys((each.workload, node.node.name) for node, each in outliving)
+            ended = (Fact("by_pod", {"workload": id, "node": name}) for id, name in pods)
+            facts = (Fact("reclaiming", values), *(self._victim_fact(id) for id in ids), *ended)
+        late = [a for a in self.cluster.terminating_for.get(workload.id, ()) if a.stuck]
+        facts += tuple(stuck_fact(self.cluster, a) for a in sorted(late, key=lambda a: a.workload.id))
         return Waiting(
             workload.id,
             "reclaiming",
@@ -261,7 +267,8 @@ class PlanBuilder:
         """Return the workloads that have to terminate first, and the time by which they are gone."""
         found = {t.workload.id: t for t in victims}
         for allocation in self.cluster.terminating_for.get(workload.id, ()):
-            found[allocation.workload.id] = allocation
+            if not allocation.stuck:
+                found[allocation.workload.id] = allocation
         for part in parts:
             for allocation in part.node.allocations.values():
                 if allocation.terminating and _touches(allocation, part):
@@ -323,6 +330,43 @@ def preemptor_values(workload: Workload, account: Account) -> dict[str, Number]:
     """Return the values by which a sentence names the preemptor."""
     known: dict[str, Number] = {"preemptor": workload.id, "kind": workload.kind, "owner": workload.owner}
     return {**known, "team": account.policy.name}
+
+
+def stuck_fact(cluster: ClusterState, allocation: Allocation) -> Fact:
+    """Return what an evicted workload that does not end holds, where, and for how long too long."""
+    workload = allocation.workload
+    values: dict[str, Number] = {
+        "workload": workload.id,
+        "kind": workload.kind,
+        "owner": workload.owner,
+        "team": cluster.account(workload).policy.name,
+        "nodes": tuple(sorted({part.node.node.name for part in allocation.parts})),
+        "milli": sum(part.milli * len(part.devices) for part in allocation.parts if part.node.usable),
+        "late": max(0.0, cluster.now - (workload.deadline or cluster.now)),
+    }
+    return Fact("by_stuck", values)
+
+
+def stuck_in(cluster: ClusterState, pool: PoolState) -> Facts:
+    """Return what does not end in a pool: evicted workloads, then what outlived its attempt, by node."""
+    late = [a for id in cluster.terminating if (a := cluster.allocations.get(id)) and a.stuck and a.pool is pool]
+    found = [stuck_fact(cluster, allocation) for allocation in late]
+    for name in sorted(cluster.late.nodes):
+        state = cluster.nodes[name]
+        for each in state.node.terminating if state.pool is pool and state.usable else ():
+            if each.deadline <= cluster.stuck_before and each.devices:
+                values: dict[str, Number] = {"workload": each.workload, "nodes": (name,)}
+                values |= {"milli": each.milli * len(each.devices), "late": cluster.now - each.deadline}
+                found.append(Fact("by_stuck", values))
+    return tuple(found)
+
+
+def _outliving(cluster: ClusterState, part: Part) -> list[Terminating]:
+    """Return what ended attempts still hold of a part's devices, without what is stuck."""
+    node = part.node.node
+    devices = {devices_of(node)[at] for at in part.devices}
+    ending = [each for each in node.terminating if each.deadline > cluster.stuck_before]
+    return [each for each in ending if not devices.isdisjoint(each.devices) or not part.devices]
 
 
 def _touches(allocation: Allocation, part: Part) -> bool:

@@ -15,6 +15,8 @@ from makeway_api.quantities import count, gpus, listed, memory, number
 from ..engine.plan import Fact
 from .naming import IDS, Names
 
+A_YEAR = 366 * 86_400.0
+"""Seconds; what is later than that had no deadline."""
 V = Mapping[str, Any]
 Sentence = Callable[[V, Names], str]
 
@@ -129,9 +131,21 @@ def _moves(v: V, names: Names) -> str:
 
 
 def _reclaiming(v: V, victims: Sequence[str]) -> str:
-    verb = "makes way" if len(victims) == 1 else "make way"
-    ready = f"{gpus(v['needs'])} {is_are(v['needs'])} being freed for you, ready within {duration(v['within'])}"
-    return f"{ready}: {listed(victims, most=4)} {verb}."
+    by = f"ready within {duration(v['within'])}" if v["within"] else "a little later than planned"
+    ready = f"{gpus(v['needs'])} {is_are(v['needs'])} being freed for you, {by}"
+    if not victims:
+        return f"{ready}."
+    return f"{ready}: {listed(victims, most=4)} {'makes way' if len(victims) == 1 else 'make way'}."
+
+
+def _stuck(v: V, names: Names) -> str:
+    what = f"a pod or process of {names.workload(v['workload'])}"
+    if "team" in v:
+        owner = f" of {v['owner']}" if v["owner"] else ""
+        what = f"{names.team(v['team'])}'s {v['kind']} {names.workload(v['workload'])}{owner}"
+    where = f" on {listed(v['nodes'], most=4)}" if v["nodes"] else ""
+    late = f", {duration(v['late'])} after its deadline" if v["late"] < A_YEAR else ""
+    return f"{what[0].upper()}{what[1:]} does not end{where}{late}."
 
 
 def _ready_after_reclaim(v: V, victims: Sequence[str]) -> str:
@@ -304,6 +318,11 @@ SENTENCES: Mapping[str, Sentence] = {
     ),
     "outranked": _outranked,
     "no_free_gpus": _no_free_gpus,
+    "stuck": lambda v, n: (
+        f"{_free(v, n)}, and {gpus(v['stuck'])} {is_are(v['stuck'])} held by what does not end; {_asks(v)}."
+    ),
+    "by_stuck": _stuck,
+    "by_pod": lambda v, n: f"A pod of {n.workload(v['workload'])} on {v['node']} still terminates.",
     "fragmented": lambda v, n: f"{_free(v, n)}, but at most {v['most_on_a_node']} on one node; {_asks(v)}.",
     "fragmented_blocks": lambda v, n: (
         f"{_free(v, n)}, but not in {v['workers']} blocks of {number(v['each'])}; {_asks(v)}."

@@ -12,7 +12,7 @@ from ..index.pending import PendingGroup, PendingReason
 from ..index.queues import Queue
 from ..placement.fit import static_quota
 from ..plan import Code, Fact, Facts, Number, Refusal
-from ..plan_builder import PlanBuilder, quota_numbers
+from ..plan_builder import PlanBuilder, quota_numbers, stuck_in
 from ..request import Need
 from ..rules.forecast import not_before
 from ..rules.hold import Hold
@@ -304,6 +304,8 @@ def _not_there(cluster: Cluster, builder: PlanBuilder, queue: Queue, pool: PoolS
     if ahead and _fits(cluster, pool, need, "first"):
         fact = Fact("outranked", {**values, "ahead": tuple(ahead)})
         return Reason("outranked", "order", (fact,), {**numbers, "ahead": len(ahead)})
+    if free < need.total and (reason := _stuck(cluster, queue, pool, values)) is not None:
+        return reason
     if free < need.total or not free:
         return Reason(
             "no_free_gpus", "place", (Fact("no_free_gpus", values), *_no_victims(cluster, queue, pool)), numbers
@@ -314,6 +316,22 @@ def _not_there(cluster: Cluster, builder: PlanBuilder, queue: Queue, pool: PoolS
         code = "fragmented_blocks" if need.least > 1 else "no_cpu_or_memory"
     facts = (Fact(code, {**values, "most_on_a_node": most}), *_no_victims(cluster, queue, pool))
     return Reason("fragmented", "place", facts, {**numbers, "most_on_a_node": most})
+
+
+def _stuck(cluster: Cluster, queue: Queue, pool: PoolState, values: dict[str, Number]) -> Reason | None:
+    """Return what does not end, if its GPUs would be enough for work in quota."""
+    need, name = queue.need, pool.pool.name
+    asked = ("stuck", name)
+    if asked not in cluster.answers:
+        cluster.answers[asked] = stuck_in(cluster, pool)
+    facts: Facts = cluster.answers[asked]
+    amount = sum(int(fact.values["milli"]) for fact in facts)
+    enough = need.total and facts and max(0, pool.free) + amount >= need.total
+    if not enough or not cluster.ledger.in_quota(queue.account, name, need.total, queue.non_preemptible):
+        return None
+    stuck = from_milli(amount)
+    numbers: dict[str, Number] = {"needs": from_milli(need.total), "stuck": stuck, "pool": name}
+    return Reason("stuck", "terminating", (Fact("stuck", {**values, "stuck": stuck}), *facts), numbers)
 
 
 def _no_victims(cluster: Cluster, queue: Queue, pool: PoolState) -> Facts:

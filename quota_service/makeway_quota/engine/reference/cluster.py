@@ -363,6 +363,18 @@ class Cluster:
         each = [(left, node in self.overfull) for node in usable for left in self.left(node, later).devices]
         return sum(max(0, left) if overfull else left for left, overfull in each)
 
+    def stuck_gpus(self, pool: str) -> int:
+        """Return the milli-GPUs of a pool's usable nodes that are held by what does not end."""
+        up = {node for node in self.nodes_of(pool) if self.usable(node)}
+        late = [a for a in self.running.values() if self.is_stuck(a.workload) and a.pool == pool]
+        evicted = sum(p.milli * len(p.devices) for a in late for p in a.parts if p.node in up)
+        outliving = [each for name in up for each in self.nodes[name].terminating]
+        return evicted + sum(
+            each.milli * len(each.devices)
+            for each in outliving
+            if self.now >= each.deadline + self.settings.stuck_after
+        )
+
     def total_gpus(self, pool: str) -> int:
         """Return the milli-GPUs of a pool's usable nodes, without what foreign pods hold."""
         nodes = [self.nodes[name] for name in self.nodes_of(pool) if self.usable(name)]

@@ -104,6 +104,9 @@ def _not_there(decisions: Decisions, queue: Queue, pool: str) -> Reason:
     if decisions.ahead.get(pool) and _fits(cluster, pool, need, at_first):
         return "outranked", "order"
     free = max(0, cluster.free_gpus(pool, False))
+    stuck = cluster.stuck_gpus(pool)
+    if free < need.total <= free + stuck and in_quota(cluster, queue.levels, pool, need.total, queue.guaranteed):
+        return "stuck", "terminating"
     return ("no_free_gpus" if free < need.total or not free else "fragmented"), "place"
 
 
