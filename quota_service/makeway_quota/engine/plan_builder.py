@@ -341,24 +341,24 @@ def stuck_fact(cluster: ClusterState, allocation: Allocation) -> Fact:
         "owner": workload.owner,
         "team": cluster.account(workload).policy.name,
         "nodes": tuple(sorted({part.node.node.name for part in allocation.parts})),
-        "milli": sum(part.milli * len(part.devices) for part in allocation.parts if part.node.usable),
         "late": max(0.0, cluster.now - (workload.deadline or cluster.now)),
     }
     return Fact("by_stuck", values)
 
 
-def stuck_in(cluster: ClusterState, pool: PoolState) -> Facts:
-    """Return what does not end in a pool: evicted workloads, then what outlived its attempt, by node."""
+def stuck_in(cluster: ClusterState, pool: PoolState) -> tuple[Facts, int]:
+    """Return what does not end in a pool, and its milli-GPUs: evicted workloads, then what outlived its attempt."""
     late = [a for id in cluster.terminating if (a := cluster.allocations.get(id)) and a.stuck and a.pool is pool]
     found = [stuck_fact(cluster, allocation) for allocation in late]
+    amount = sum(p.milli * len(p.devices) for a in late for p in a.parts if p.node.usable)
     for name in sorted(cluster.late.nodes):
         state = cluster.nodes[name]
         for each in state.node.terminating if state.pool is pool and state.usable else ():
             if each.deadline <= cluster.stuck_before and each.devices:
                 values: dict[str, Number] = {"workload": each.workload, "nodes": (name,)}
-                values |= {"milli": each.milli * len(each.devices), "late": cluster.now - each.deadline}
-                found.append(Fact("by_stuck", values))
-    return tuple(found)
+                amount += each.milli * len(each.devices)
+                found.append(Fact("by_stuck", values | {"late": cluster.now - each.deadline}))
+    return tuple(found), amount
 
 
 def _outliving(cluster: ClusterState, part: Part) -> list[Terminating]:

@@ -324,8 +324,8 @@ def _stuck(cluster: Cluster, queue: Queue, pool: PoolState, values: dict[str, Nu
     asked = ("stuck", name)
     if asked not in cluster.answers:
         cluster.answers[asked] = stuck_in(cluster, pool)
-    facts: Facts = cluster.answers[asked]
-    amount = sum(int(fact.values["milli"]) for fact in facts)
+    facts: Facts
+    facts, amount = cluster.answers[asked]
     enough = need.total and facts and max(0, pool.free) + amount >= need.total
     if not enough or not cluster.ledger.in_quota(queue.account, name, need.total, queue.non_preemptible):
         return None
