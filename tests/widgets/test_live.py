@@ -11,10 +11,10 @@ import pytest
 from makeway import feed as feed_module
 from makeway.feed import Feed
 from makeway.teams import Picture, banners, live
+from makeway.widgets import TeamUsage
 from makeway_api.client import AsyncClient, Client
 from makeway_api.models import JobRequest, State
 from notebook import Notebook
-from samples import NOW
 
 from .conftest import Portal
 from .wire import Wire
@@ -159,7 +159,43 @@ def test_both_sides_of_a_reclaim_are_shown(portal: Portal, feed: Feed, ana: Clie
         done = theirs.until(lambda p: any(j.state is State.RUNNING for j in p.mine))
         assert banners(done) == ""
         back = mine.until(lambda p: banners(p) == "" and any(j.preemptions for j in p.mine))
-        assert live(back, NOW).count("waiting again") >= 1
+        assert live(back).count("waiting again") >= 1
     finally:
         other.leave(theirs)
         feed.leave(mine)
+
+
+def test_a_widget_sends_nothing_while_nothing_changes(portal: Portal, ana: Client, tmp_path: Path) -> None:
+    """A message of the kernel is activity, which keeps the Hub from ending an idle server: time alone sends none."""
+    ana.submit(JobRequest(name="long", command=SLEEP, profile="gpu1"))
+    notebook = Notebook(tmp_path, MAKEWAY_URL=portal.url, JUPYTERHUB_API_TOKEN="ana")
+    try:
+        notebook.run("import makeway.feed\nmakeway.feed.REST = makeway.feed.POLL = 0.2")
+        notebook.run("%load_ext makeway\nimport makeway\nw = makeway.usage(); w")
+        deadline = time.monotonic() + 60
+        while "in quota" not in notebook.run("print(w.html.value)").out:
+            assert time.monotonic() < deadline
+        notebook.updated(2.0)
+        assert notebook.updated(4.0) == []
+    finally:
+        notebook.close()
+
+
+def test_a_widget_stops_an_hour_after_the_last_cell() -> None:
+    now = [0.0]
+    feed = Feed(lambda: AsyncClient("http://127.0.0.1:9", "ana"))
+    listening: list[object] = []
+    feed.listen = listening.append  # type: ignore[method-assign, assignment]
+    feed.leave = listening.remove  # type: ignore[method-assign, assignment]
+    widget = TeamUsage(feed, lambda: now[0])
+    for number, (at, shown) in enumerate(((3599.0, True), (3601.0, True), (7199.0, True), (7300.0, False))):
+        now[0] = at
+        if number == 1:
+            widget.used()  # a cell
+        widget.show(Picture(problem=f"problem {number}"))
+        assert (f"problem {number}" in widget.html.value) is shown
+    assert listening == []
+    widget._stop.click()
+    assert listening == [widget.show]
+    widget.show(Picture(problem="again"))
+    assert "again" in widget.html.value

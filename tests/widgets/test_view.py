@@ -98,7 +98,7 @@ def test_a_cluster_that_cannot_be_read_is_said() -> None:
     assert repr(shown).startswith(said)
     for problem in (None, said):
         known = teams.Picture(usage=usage.model_copy(update={"problem": problem}), teams=("rnd",), at=NOW)
-        assert (said in teams.live(known, NOW)) is (problem is not None)
+        assert (said in teams.live(known)) is (problem is not None)
     assert said in shown._repr_html_()
 
 
@@ -118,7 +118,7 @@ def everything_evil() -> list[str]:
     )  # fmt: skip
     table = offers(Offer(profile=EVIL, team=EVIL, code="ready_now", message=EVIL), teams=(EVIL,), usage=(group,))
     return [
-        view.job_card(wicked, NOW), view.jobs_table([wicked, waiting, leaving], NOW), teams.live(picture, NOW),
+        view.job_card(wicked, NOW), view.jobs_table([wicked, waiting, leaving], NOW), teams.live(picture),
         teams.Gpus(table)._repr_html_(),
     ]  # fmt: skip
 

@@ -127,10 +127,12 @@ class Feed:
             try:
                 if me is None:
                     me = await service.me()
-                self.picture = replace(await _fetch(service, me), live=self._live)
+                picture = replace(await _fetch(service, me), live=self._live)
             except MakewayError as error:
-                self.picture = replace(self.picture, problem=_problem(error), live=self._live)
-            self._notify()
+                picture = replace(self.picture, problem=_problem(error), live=self._live)
+            if replace(picture, at=self.picture.at) != self.picture:
+                self.picture = picture
+                self._notify()
             await asyncio.sleep(CALM)
 
     def _notify(self) -> None:

@@ -64,6 +64,7 @@ class Picture:
     problem: str = ""
     live: bool = False
     at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    """when it last changed"""
 
 
 def gpus_now() -> Gpus:
@@ -173,8 +174,8 @@ def banners(picture: Picture) -> Markup:
     return Markup("").join(banner.format(kind, text) for kind, text in lines)
 
 
-def live(picture: Picture, now: datetime) -> Markup:
-    """Return the live widget's whole content."""
+def live(picture: Picture) -> Markup:
+    """Return the live widget's whole content: it depends on the picture alone, and is the same until that changes."""
     usage = picture.usage
     problem = _problem(picture.problem or (usage.problem if usage else None))
     if usage is None:
@@ -192,8 +193,8 @@ def live(picture: Picture, now: datetime) -> Markup:
         usage_table([*mine, *rest], usage.total) if usage.teams else _LINE.format(NO_TEAM),
         bars.legend() if usage.teams else Markup(""),
         *(_LINE.format(line) for line in borrowing(mine)),
-        _section("My jobs", picture.mine, now, "No job is waiting or running.", owner=False),
-        _section("Queue", picture.waiting, now, "No job is waiting.", owner=True),
+        _section("My jobs", picture.mine, "No job is waiting or running.", owner=False),
+        _section("Queue", picture.waiting, "No job is waiting.", owner=True),
         Markup('<div class="mw-soft">{}, last change {}</div>').format(mode, clock(picture.at)),
     )
 
@@ -202,9 +203,9 @@ def _problem(sentence: str | None) -> Markup:
     return Markup('<div class="mw-banner mw-away">{}</div>').format(sentence) if sentence else Markup("")
 
 
-def _section(title: str, jobs: Sequence[Job], now: datetime, none: str, owner: bool) -> Markup:
+def _section(title: str, jobs: Sequence[Job], none: str, owner: bool) -> Markup:
     soft = Markup('<div class="mw-soft">{}</div>')
-    body = jobs_rows(jobs[:_MOST_JOBS], now, owner) if jobs else soft.format(none)
+    body = jobs_rows(jobs[:_MOST_JOBS], None, owner) if jobs else soft.format(none)
     hidden = len(jobs) - _MOST_JOBS
     more = soft.format(f"… and {hidden} more") if hidden > 0 else Markup("")
     return Markup('<div class="mw-title">{}</div>').format(title) + body + more

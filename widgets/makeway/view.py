@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from .follow import preempted_for
 from .looks import styled
-from .words import clock, plain, since, state_word, table
+from .words import clock, day_clock, plain, since, state_word, table
 
 JOB_HEAD = ("ID", "NAME", "STATE", "GPUS", "OWNER", "TEAM", "AGE", "WHY")
 MARKS = {
@@ -27,8 +27,8 @@ MARKS = {
 }
 
 
-def why(job: Job, now: datetime) -> str:
-    """Return the one sentence that matters about a job in its present state."""
+def why(job: Job, now: datetime | None) -> str:
+    """Return the one sentence that matters about a job in its present state; without `now` times are clock times."""
     if job.state is State.CHECKPOINTING and job.notice:
         return f"makes way {preempted_for(job)}"
     if job.state is State.PENDING:
@@ -45,14 +45,14 @@ def why(job: Job, now: datetime) -> str:
     return reason or job.message if job.state is State.CANCELLED else job.message or reason
 
 
-def checkpoint(job: Job, now: datetime) -> str:
-    """Return the newest checkpoint and its age: `last checkpoint: step 12, 4 min ago`."""
+def checkpoint(job: Job, now: datetime | None) -> str:
+    """Return the newest checkpoint and its age (`last checkpoint: step 12, 4 min ago`), or without `now` its time."""
     newest = job.checkpoint
     if newest is None or (newest.step is None and newest.saved_at is None):
         return "no checkpoint yet"
     parts = [f"step {newest.step}"] if newest.step is not None else []
     if newest.saved_at is not None:
-        parts.append(f"{duration(since(newest.saved_at, now))} ago")
+        parts.append(f"{duration(since(newest.saved_at, now))} ago" if now else day_clock(newest.saved_at))
     return f"last checkpoint: {', '.join(parts)}"
 
 
@@ -161,17 +161,22 @@ def jobs_table(jobs: Sequence[Job], now: datetime, more: bool = False, owner: bo
     return styled(jobs_rows(jobs, now, owner), _OLDER if more else Markup(""))
 
 
-def jobs_rows(jobs: Iterable[Job], now: datetime, owner: bool = False) -> Markup:
-    """Return the bare table, with the jobs' owners if asked for."""
-    heads = ["ID", "Name", "State", "GPUs", *(["Owner"] if owner else []), "Team", "Age", "Why"]
+def jobs_rows(jobs: Iterable[Job], now: datetime | None, owner: bool = False) -> Markup:
+    """Return the bare table, with the jobs' owners if asked for.
+
+    Without `now` it has clock times: it is the same until something happens, however long it is shown.
+    """
+    heads = ["ID", "Name", "State", "GPUs", *(["Owner"] if owner else []), "Team", "Age" if now else "Since", "Why"]
     numeric = Markup(' class="mw-r"')
-    cells = (Markup("<th{}>{}</th>").format(numeric if head in ("GPUs", "Age") else "", head) for head in heads)
+    cells = (
+        Markup("<th{}>{}</th>").format(numeric if head in ("GPUs", "Age", "Since") else "", head) for head in heads
+    )
     body = (_row(job, now, owner) for job in jobs)
     table = Markup("<table><thead><tr>{}</tr></thead><tbody>{}</tbody></table>")
     return table.format(Markup("").join(cells), Markup("").join(body))
 
 
-def _row(job: Job, now: datetime, owner: bool) -> Markup:
+def _row(job: Job, now: datetime | None, owner: bool) -> Markup:
     return _ROW.format(
         id=job.id,
         name=named(job) or "–",
@@ -179,7 +184,7 @@ def _row(job: Job, now: datetime, owner: bool) -> Markup:
         gpus=number(job.gpus),
         owner=Markup("<td>{}</td>").format(job.owner) if owner else "",
         team=job.team,
-        age=duration(since(job.submitted_at, now)),
+        age=duration(since(job.submitted_at, now)) if now else day_clock(job.submitted_at),
         why=why(job, now),
     )
 

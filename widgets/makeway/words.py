@@ -37,6 +37,11 @@ def clock(moment: datetime) -> str:
     return moment.astimezone().strftime("%H:%M:%S")
 
 
+def day_clock(moment: datetime) -> str:
+    """Return the local day and time of day, which stays true however long it is shown: `25 Nov 14:20`."""
+    return moment.astimezone().strftime("%d %b %H:%M")
+
+
 def did_you_mean(wrong: str, names: Iterable[str]) -> str:
     """Return ` Did you mean gpu2?`, or an empty string if no name is close."""
     known = {name.lower(): name for name in names}
