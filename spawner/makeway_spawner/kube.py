@@ -53,6 +53,8 @@ class MakewayKubeSpawner(LeaseMixin, PodSpawner):
     """What Kubernetes says of the start that is under way, or was last."""
     _server_address = ""
     """The address of the server that is starting, once known."""
+    _listens = False
+    """Whether that server accepts connections."""
 
     @property
     def makeway_persistent_paths(self) -> list[str]:
@@ -80,7 +82,12 @@ class MakewayKubeSpawner(LeaseMixin, PodSpawner):
         own: Any = self
         # Never: a server that was killed has lost its kernels, and its user reads why instead of finding an empty one.
         mine = {"terminationGracePeriodSeconds": self.delete_grace_period, "restartPolicy": "Never"}
-        found: dict[str, Any] = {"extra_pod_config": mine | own.extra_pod_config}
+        # The kubelet keeps the end of the log of a server that failed where the Hub reads it with the pod.
+        log = {"terminationMessagePolicy": "FallbackToLogsOnError"}
+        found: dict[str, Any] = {
+            "extra_pod_config": mine | own.extra_pod_config,
+            "extra_container_config": log | own.extra_container_config,
+        }
         if (lease := self._lease) is not None:
             chosen = self.preemptible_priority_class if lease.preemptible else self.guaranteed_priority_class
             found["priority_class_name"] = chosen or own.priority_class_name
@@ -111,7 +118,7 @@ class MakewayKubeSpawner(LeaseMixin, PodSpawner):
 
         The Hub asks the server itself afterwards, but ever less often: what it finds at once costs no such pause.
         """
-        self._following, self._server_address = PodStart(), ""
+        self._following, self._server_address, self._listens = PodStart(), "", False
         starting = asyncio.ensure_future(self._listening_server())
         began = time.monotonic()
         try:
@@ -120,7 +127,12 @@ class MakewayKubeSpawner(LeaseMixin, PodSpawner):
                 self._report_pod()
                 if not starting.done():
                     limit = self.start_timeout - min(_MARGIN, self.start_timeout / 10)
-                    self._check_start(late=time.monotonic() - began > limit)
+                    late = time.monotonic() - began > limit
+                    self._check_start(late and not self._listens)
+                    if late and self._listens:
+                        return self._server_address  # the Hub goes on asking, for `http_timeout`
+                    if await self.vanished():
+                        raise self._not_started(f"The notebook could not be started. {pod_end.sentence(None)}")
             return await starting
         except TimeoutError as late:  # the Hub would say that `start_timeout` has passed
             raise self._not_started(
@@ -135,6 +147,9 @@ class MakewayKubeSpawner(LeaseMixin, PodSpawner):
         where = await super().start_server()
         self._server_address = str(where)
         await listening.wait(where)
+        self._listens = True
+        own: Any = self
+        await listening.answer(where, f"{own.server.base_url if own.server else '/'}api")
         return where
 
     def _report_pod(self) -> None:
@@ -146,7 +161,9 @@ class MakewayKubeSpawner(LeaseMixin, PodSpawner):
     def _check_start(self, late: bool) -> None:
         """Raise Refused where the start took too long, or where waiting does not help."""
         pod, start, lease = self.created_pod, self._following, self._lease
-        if late or pod_events.cannot_be_pulled(pod or {}) or pod_end.ended(pod or {}):
+        if (deleted := self.deleted_pod) is not None:
+            raise self._not_started(start.ended(deleted, gone=True))
+        if late or pod_events.cannot_be_pulled(pod or {}) or pod_end.server_ended(pod or {}):
             raise self._not_started(start.why_not(pod, self._server_address))
         granted = listed(node for node, _ in lease.placement) if lease is not None else ""
         if granted and pod is not None and start.unscheduled_for > self.unschedulable_seconds:

@@ -1,4 +1,4 @@
-"""Wait until a server that was started accepts connections."""
+"""Wait until a server that was started accepts connections, and until it answers."""
 
 from __future__ import annotations
 
@@ -24,6 +24,21 @@ async def wait(where: Any) -> None:
         await asyncio.sleep(_PAUSE)
 
 
+async def answer(where: Any, path: str) -> None:
+    """Return once the server answers a request with anything but an error of its own (5xx).
+
+    One that speaks TLS only has to accept a connection.
+    """
+    await wait(where)
+    host, port = _address(where)
+    if not host or str(where).startswith("https:"):
+        return
+    while True:
+        if await _answers(host, port, path):
+            return
+        await asyncio.sleep(_PAUSE)
+
+
 def _address(where: Any) -> tuple[str, int]:
     if isinstance(where, tuple):
         return str(where[0]), int(where[1])
@@ -39,4 +54,18 @@ async def _accepts(host: str, port: int) -> bool:
         with suppress(OSError):
             await writer.wait_closed()
         return True
+    return False
+
+
+async def _answers(host: str, port: int, path: str) -> bool:
+    """Whether the server answers; it may take longer than `_PATIENCE` while it loads its extensions."""
+    request = f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\nAccept: */*\r\n\r\n"
+    with suppress(OSError, ValueError):  # ValueError: a line that never ends
+        reader, writer = await asyncio.open_connection(host, port)
+        try:
+            writer.write(request.encode())
+            words = (await reader.readline()).split()
+        finally:
+            writer.close()
+        return len(words) > 1 and words[0].startswith(b"HTTP/") and not words[1].startswith(b"5")
     return False

@@ -10,20 +10,31 @@ from __future__ import annotations
 import asyncio
 import os
 import pwd
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
 from jupyterhub.spawner import LocalProcessSpawner
+from makeway_api.durations import duration
 from makeway_api.proxies import USERS_VARIABLES
 from traitlets import Enum, Unicode, default
 
+from . import listening
 from .home import home_of, prepare
 from .lease import LeaseMixin
 from .process import kill_marked, start_ticks
+from .refusal import Refused
+from .server_log import last_line_of, quoted
+
+_GLANCE = 0.1
+"""Seconds between two looks at the process of a server that is starting."""
+_MARGIN = 5.0
+"""Seconds by which the wait for an answer ends before the Hub gives up the start; the Hub then asks by itself."""
 
 
 class MakewayLocalSpawner(LeaseMixin, LocalProcessSpawner):  # type: ignore[misc]
@@ -138,12 +149,49 @@ class MakewayLocalSpawner(LeaseMixin, LocalProcessSpawner):  # type: ignore[misc
             own.popen_kwargs = {**own.popen_kwargs, "stdout": log, "stderr": log, "stdin": subprocess.DEVNULL}
             return await super().start()
 
+    async def start_server(self) -> Any:
+        """Start the server and wait until it answers; raise Refused at once where it ends before.
+
+        The Hub would go on asking a server that has ended for `http_timeout`, while its GPUs are taken.
+        """
+        where = await super().start_server()
+        self._store()  # a Hub that is killed while it waits must find the process
+        began = time.monotonic()
+        until = began + self.start_timeout - min(_MARGIN, self.start_timeout / 10)
+        own: Any = self
+        path = f"{own.server.base_url if own.server else '/'}api"
+        answering = asyncio.ensure_future(listening.answer(where, path))
+        try:
+            while not answering.done() and time.monotonic() < until:
+                await asyncio.wait([answering], timeout=_GLANCE)
+                if (status := own.proc.poll()) is not None:
+                    raise Refused(
+                        self._ended_at_start(status, time.monotonic() - began), code="server_ended", status=503
+                    )
+        finally:
+            answering.cancel()
+        return where
+
+    def _ended_at_start(self, status: int, seconds: float) -> str:
+        said = f"The notebook server ended {duration(max(1.0, seconds))} after its start, {_exit(status)}."
+        where = f" The whole log is {self._log_path}." if self.logs else " Its log is in that of the Hub."
+        return f"{said}{quoted(last_line_of(self._log_path)) if self.logs else ''}{where}"
+
+    def how_server_ended(self, status: int) -> str:
+        """Return how the server ended, with the last line of its log."""
+        line = quoted(last_line_of(self._log_path)) if self.logs else ""
+        return f"Its server ended by itself, {_exit(status)}.{line}"
+
+    @property
+    def _log_path(self) -> Path:
+        name = f"{self.user.name}{'-' if self.name else ''}{self.name}.log"
+        return home_of(Path(self.logs), name)
+
     def _open_log(self) -> IO[bytes]:
         """Open a new log for this server, or the Hub's own."""
         if not self.logs:
             return os.fdopen(os.dup(2), "wb")
-        name = f"{self.user.name}{'-' if self.name else ''}{self.name}.log"
-        path = home_of(Path(self.logs), name)
+        path = self._log_path
         return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb")
 
     async def _signal(self, sig: int) -> bool:
@@ -178,3 +226,12 @@ class MakewayLocalSpawner(LeaseMixin, LocalProcessSpawner):  # type: ignore[misc
         """Forget the process."""
         super().clear_state()
         self._ticks = 0
+
+
+def _exit(status: int) -> str:
+    """Return how a process ended, in words: with its exit code, or by which signal."""
+    if status >= 0:
+        return f"with exit code {status}"
+    with suppress(ValueError):
+        return f"by the signal {signal.Signals(-status).name}"
+    return f"by the signal {-status}"

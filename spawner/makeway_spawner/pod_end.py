@@ -9,6 +9,8 @@ from typing import Any
 
 from makeway_api.quantities import memory
 
+from .server_log import last_line, quoted
+
 ENDED = ("Succeeded", "Failed")
 _IN_WORDS = {
     "EvictionByEvictionAPI": "Its pod was evicted, as before maintenance of its node",
@@ -29,6 +31,11 @@ CLOCKS_DIFFER = 60.0
 def ended(pod: Mapping[str, Any]) -> bool:
     """Whether the containers of the pod have ended for good."""
     return (pod.get("status") or {}).get("phase") in ENDED
+
+
+def server_ended(pod: Mapping[str, Any]) -> bool:
+    """Whether the notebook's container has ended, also while others of its pod run."""
+    return ended(pod) or bool(_terminated(pod))
 
 
 def deleting(pod: Mapping[str, Any]) -> bool:
@@ -63,7 +70,9 @@ def sentence(pod: Mapping[str, Any] | None, gone: bool = False) -> str:
     if reason == OUT_OF_MEMORY:
         return _out_of_memory(pod)
     said = why(pod).rstrip(". ")
-    return _IN_WORDS.get(reason, "Its server ended by itself") + (f" ({said})." if said else ".")
+    words = _IN_WORDS.get(reason) or _failed_before(pod) or "Its server ended by itself"
+    line = "" if reason in _IN_WORDS else quoted(last_line(str(_terminated(pod).get("message") or "")))
+    return words + (f" ({said})." if said else ".") + line
 
 
 def memory_limit(pod: Mapping[str, Any]) -> str:
@@ -96,8 +105,28 @@ def _reason(pod: Mapping[str, Any]) -> tuple[str, str]:
             return one.get("reason") or "", one.get("message") or ""
     if status.get("reason") or status.get("message"):
         return status.get("reason") or "", status.get("message") or ""
-    for one in status.get("containerStatuses") or ():
-        state = (one.get("state") or {}).get("terminated") or {}
-        if one.get("name") == "notebook" and state:
-            return state.get("reason") or "", f"exit code {state.get('exitCode')}"
+    if state := _terminated(pod) or _failed_init(pod)[1]:
+        return state.get("reason") or "", f"exit code {state.get('exitCode')}"
     return "", ""
+
+
+def _terminated(pod: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how the notebook's container ended, empty while it has not."""
+    for one in (pod.get("status") or {}).get("containerStatuses") or ():
+        if one.get("name") == "notebook":
+            return dict((one.get("state") or {}).get("terminated") or {})
+    return {}
+
+
+def _failed_init(pod: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the name of the init container that failed and how, both empty where none has."""
+    for one in (pod.get("status") or {}).get("initContainerStatuses") or ():
+        state = (one.get("state") or {}).get("terminated") or {}
+        if state.get("exitCode"):
+            return str(one.get("name") or ""), state
+    return "", {}
+
+
+def _failed_before(pod: Mapping[str, Any]) -> str:
+    name, _ = _failed_init(pod)
+    return f"The init container {name} of its pod failed, so that its server was not started" if name else ""

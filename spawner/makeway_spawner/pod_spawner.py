@@ -9,6 +9,7 @@ refuses what a start or a stop needs, these fail with its reason.
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -30,6 +31,10 @@ READ_BYTES = 2**21
 _NOT_FOUND = 404
 _SAVED_AS = "makeway_pod"
 """The key under which the Hub stores that a pod was created and not seen to go."""
+START = "makeway/start"
+"""The annotation of a pod that names its start."""
+_UNSEEN = 5.0
+"""Seconds after which the API server is asked for a pod that was created, and that the watch does not show."""
 _REFUSED = 3.0
 """Seconds after which a refusal is one: twice that is less than the Hub waits for a stop before it answers."""
 _WARN_AGAIN = 60.0
@@ -55,6 +60,10 @@ class PodSpawner(HomeClaim):
     _created = False
     """Whether there may be a pod: one was created, and it was not seen to go."""
     _creating: asyncio.Future[bool] | None = None
+    _start_mark = ""
+    """The annotation of the pods of this start, by which they are told from those of earlier ones."""
+    _looked_at = 0.0
+    """When the API server was last asked for a pod that the watch does not show (monotonic)."""
     _requested = False
     """Whether this start has requested a pod."""
     _deleting: tuple[str, float] = ("", 0.0)
@@ -141,7 +150,7 @@ class PodSpawner(HomeClaim):
 
     async def _start(self) -> Any:
         """Start the pod, with watches that did not give up: KubeSpawner would go on with one that knows nothing."""
-        self._creating, self._requested = None, False
+        self._creating, self._requested, self._start_mark = None, False, secrets.token_hex(8)
         await self.follow_pods()
         events = self.event_reflector
         if events is not None and _gave_up(events):
@@ -157,10 +166,38 @@ class PodSpawner(HomeClaim):
     @property
     def created_pod(self) -> dict[str, Any] | None:
         """The pod of this start; None while it is not created, where the watch may show one of an earlier start."""
+        return self._of_this_start(self.pod)
+
+    @property
+    def deleted_pod(self) -> dict[str, Any] | None:
+        """The pod of this start as it was seen last, once it is deleted; None while it is not."""
+        if (pod := self.created_pod) is not None:
+            return pod if pod_end.deleting(pod) else None
+        return self._of_this_start(self._gone_pod())
+
+    def _of_this_start(self, pod: dict[str, Any] | None) -> dict[str, Any] | None:
         creating = self._creating
         if creating is None or not creating.done() or creating.cancelled() or creating.exception() is not None:
             return None
-        return self.pod if creating.result() else None
+        if pod is None or not creating.result():
+            return None
+        return pod if (pod["metadata"].get("annotations") or {}).get(START) == self._start_mark else None
+
+    async def vanished(self) -> bool:
+        """Whether the API server has no pod of this start, though it was created: a watch may never have shown it."""
+        creating = self._creating
+        if creating is None or not creating.done() or self.pod is not None or self.created_pod is not None:
+            return False
+        if time.monotonic() - self._looked_at < _UNSEEN:
+            return False
+        self._looked_at = time.monotonic()
+        try:
+            await self.api.read_namespaced_pod(self.pod_name, self.namespace)
+        except ApiException as error:
+            return error.status == _NOT_FOUND
+        except Exception:  # no answer: that tells nothing
+            return False
+        return False
 
     def _runs(self) -> bool:
         """Whether the pod runs, and nothing else is left to do for its start.
@@ -179,6 +216,8 @@ class PodSpawner(HomeClaim):
     async def _make_create_pod_request(self, pod: Any, request_timeout: float) -> bool:
         """Create the pod in a task of its own: a start cancelled meanwhile must learn that there is a pod to delete."""
         self._created = True
+        self._looked_at = time.monotonic()
+        pod.metadata.annotations = {**(pod.metadata.annotations or {}), START: self._start_mark}
         self.save_state()
         self._creating = asyncio.ensure_future(self._create(pod, request_timeout))
         return await asyncio.shield(self._creating)

@@ -87,13 +87,18 @@ class PodStart:
             return f"{said} {_ADVICE['claim']}"
         return f"{said} Start it again or choose another profile. An administrator can check what else runs on {nodes}."
 
+    @staticmethod
+    def ended(pod: Pod, gone: bool = False) -> str:
+        """Return how the pod of a start ended, for which there is no use in waiting; `gone`: it was deleted."""
+        return f"The notebook could not be started. {pod_end.sentence(pod, gone)}"
+
     def why_not(self, pod: Pod | None, address: str = "", said: str = "") -> str:
         """Return why the server is not there, with what to do.
 
         `address` is where it listens, once known; `said` is why KubeSpawner gave up by itself.
         """
-        if pod is not None and pod_end.ended(pod):
-            return f"The notebook could not be started. {pod_end.sentence(pod)}"
+        if pod is not None and pod_end.server_ended(pod):
+            return self.ended(pod)
         waited, last = duration(self._clock() - self._began), self._last
         if last is not None and pod_events.cannot_be_pulled(pod or {}):
             return f"The notebook could not be started: {last.message.rstrip('.')}. {_advice(last)}"

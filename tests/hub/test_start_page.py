@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
 
 import pytest
 from hub.portal import SERVICE, Portal, until
+from makeway_spawner.home import home_of, prepare
 
 pytestmark = pytest.mark.e2e
 
@@ -120,3 +122,24 @@ def test_live_offers_need_a_ticket_and_no_cookie(portal: Portal) -> None:
     assert answer.status_code == 200
     assert json.loads(answer.text)["user"] == "ana"
     assert httpx2.get(portal.url + SERVICE + "/api/v1/offers/live", params={"ticket": "x"}).status_code in (401, 403)
+
+
+@pytest.mark.covers("N05")
+def test_a_server_that_dies_of_its_users_configuration_says_so_at_once(portal: Portal) -> None:
+    home = home_of(portal.state.homes, "ana")
+    prepare(home)
+    faulty = home / ".jupyter" / "jupyter_server_config.py"
+    faulty.parent.mkdir(parents=True, exist_ok=True)
+    faulty.write_text("import sys\nsys.exit('broken by ana')\n")
+    try:
+        began = time.monotonic()
+        session = portal.browser("ana")
+        portal.pick(session, choice="rnd/gpu1")
+        until(lambda: not portal.server("ana"), "the start has failed")
+        assert time.monotonic() - began < 60, "the Hub itself would ask for two minutes"
+        until(lambda: not [s for s in portal.live_sessions() if s.user == "ana"], "the GPU is free")
+        page = session.get("/hub/user/ana/").text + session.get("/hub/spawn-pending/ana").text
+        assert "with exit code 1" in page
+        assert "broken by ana" in page
+    finally:
+        faulty.unlink()
