@@ -72,7 +72,9 @@ class SpawnForm(_Spawner):  # type: ignore[misc]
     async def draw_picker(self, spawner: Any) -> str:
         """Return the HTML of the spawn form with the user's present offers."""
         link = getattr(getattr(self, "handler", None), "makeway_link", None) or {}
-        picker = Picker(self.user.name, self._base_url(), self.makeway_public_path)
+        picker = Picker(
+            self.user.name, self._base_url(), self.makeway_public_path, bool(getattr(self.user, "admin", False))
+        )
         try:
             table = await self._offers()
         except MakewayError as error:

@@ -77,6 +77,8 @@ class Picker:
     user: str
     hub_url: str
     service_path: str
+    admin: bool = False
+    """whether the user, or who starts a server for them, can change teams"""
 
     def render(self, table: OfferTable, last: Choice | None, link: Mapping[str, str]) -> str:
         """Return the form; preselected is the link's choice, else the last one, else the first that is ready."""
@@ -110,7 +112,8 @@ class Picker:
 
     def _render(self, **values: Any) -> str:
         template = _environment().get_template("picker.html")
-        return template.render(user=self.user, static=f"{self.hub_url.rstrip('/')}/makeway-static", **values)
+        hub = self.hub_url.rstrip("/")
+        return template.render(user=self.user, admin=self.admin, hub=hub, static=f"{hub}/makeway-static", **values)
 
 
 @cache

@@ -170,3 +170,10 @@ def test_a_profile_with_images_has_a_list_and_the_last_choice_is_selected_while_
 
 def test_one_image_is_no_choice() -> None:
     assert "<select" not in PICKER.render(with_images(PLAIN), None, {})
+
+
+def test_an_administrator_without_a_team_is_told_what_they_can_do_themselves() -> None:
+    html = Picker("root", "/hub/", "/services/makeway/", admin=True).render(table("guest"), None, {})
+    assert "Ask an administrator" not in html
+    assert 'href="/hub/admin"' in html
+    assert "Ask an administrator" in Picker("guest", "/hub/", "/services/makeway/").render(table("guest"), None, {})

@@ -315,3 +315,27 @@ async def test_the_lists_of_workloads_and_nodes(web: Portal) -> None:
     assert "Running 5" in shown
     check(await root.get(f"{PREFIX}nodes/nope"), 404)
     check(await (await web.browser("blind")).get(f"{PREFIX}nodes"), 403)
+
+
+async def test_a_job_that_was_preempted_waits_again_and_shows_no_exit_code(web: Portal) -> None:
+    jobs = [await web.running_job(f"borrows {number}", profile="gpu3") for number in range(3)]
+    browser = await web.browser("root")
+    assert "<dt>Started</dt>" in (await browser.get(f"{PREFIX}live/jobs/{jobs[2]}")).text
+    await web.running_job("owner", owner="bo", profile="gpu3")
+    store = web.services.context.store
+    [row] = [row for row in map(store.workload, jobs) if row is not None and row.state == "pending"]
+    assert row.attempt == 1
+    text = (await browser.get(f"{PREFIX}live/jobs/{row.id}")).text
+    assert "waiting again" in text
+    assert "Last started" in text
+    assert "<dt>Exit code</dt>" not in text
+
+
+async def test_the_decision_log_names_jobs_that_have_ended(web: Portal) -> None:
+    id = await web.running_job("the name of it")
+    web.backend.finish(id, 0)
+    await web.run.job(id, "succeeded")
+    browser = await web.browser("root")
+    for path in ("live/panel", "decisions", "live/teams/rnd"):
+        text = (await browser.get(f"{PREFIX}{path}")).text
+        assert f'href="{PREFIX}jobs/{id}">the name of it</a>' in text, path

@@ -123,3 +123,12 @@ def test_checkpoint_is_there_without_makeway_installed(tmp_path: Path) -> None:
 def test_files_beside_the_cell_can_be_imported_and_read(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text("depth = 9")
     assert Ran(tmp_path, "import net\nnet.depth, open('net.py').read()").result == (9, "depth = 9")
+
+
+def test_a_python_without_makeway_is_told_what_to_install(tmp_path: Path) -> None:
+    ran = Ran(tmp_path, "import makeway_api")
+    assert ran.error["message"].startswith("No module named 'makeway_api': the Python of this job (")
+    assert "Install the wheel makeway-*.whl there" in ran.error["message"]
+    assert "Install the wheel" in ran.err
+    (tmp_path / "other").mkdir()
+    assert "Install" not in Ran(tmp_path / "other", "import no_such_thing").error["message"]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 import pytest
-from makeway import cli, connection
+from makeway import cli, connection, words
 from makeway_api.client import Client
 from makeway_api.models import State
 
@@ -23,6 +24,7 @@ class Said:
 @pytest.fixture
 def makeway(ana: Client, capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(words, "_shell", False)
 
     def run(*words: str) -> Said:
         code = cli.main(words)
@@ -152,3 +154,37 @@ def test_without_a_portal_it_says_what_to_set(
         monkeypatch.delenv(name)
     assert cli.main(["jobs"]) == 1
     assert "MAKEWAY_URL is not set" in capsys.readouterr().err
+
+
+def test_a_job_is_resumed_and_cloned_from_a_shell(makeway, ana: Client) -> None:  # type: ignore[no-untyped-def]
+    Path("train.sh").write_text("#!/bin/sh\necho done\n")
+    Path("train.sh").chmod(0o755)
+    assert makeway("submit", "-p", "gpu1", "--name", "one", "--wait", "train.sh").code == 0
+    job = ana.jobs(mine=True).jobs[0]
+    said = makeway("clone", job.id, "-n", "2", "--name", "two", "--json")
+    assert said.code == 0, said.err
+    clones = json.loads(said.out)
+    assert [(clone["clone_of"], clone["name"].startswith("two")) for clone in clones] == [(job.id, True)] * 2
+    said = makeway("cancel", *(clone["id"] for clone in clones))
+    assert said.code == 0, said.err
+    said = makeway("resume", clones[0]["id"])
+    assert said.code == 0, said.err
+    assert said.out.startswith(f"{clones[0]['id']}: ")
+
+
+def test_every_answer_about_jobs_and_usage_is_there_as_json(makeway, ana: Client) -> None:  # type: ignore[no-untyped-def]
+    Path("train.sh").write_text("#!/bin/sh\nsleep 60\n")
+    Path("train.sh").chmod(0o755)
+    assert makeway("submit", "-p", "gpu1", "--name", "one", "train.sh").code == 0
+    job = ana.jobs(mine=True).jobs[0]
+    assert json.loads(makeway("jobs", "--json", "-n", "1").out)[0]["id"] == job.id
+    assert json.loads(makeway("job", job.id, "--json").out)["name"] == "one"
+    assert json.loads(makeway("usage", "--json").out)["total"] == ana.usage().total
+    assert json.loads(makeway("cancel", job.id, "--json").out)[0]["id"] == job.id
+
+
+def test_a_shell_is_told_commands_of_the_shell(makeway) -> None:  # type: ignore[no-untyped-def]
+    assert "makeway submit" in makeway("jobs", "--state", "starting").out
+    for said in (makeway("jobs").out, makeway("job", "nothing-like-it").err, makeway("logs", "nothing-like-it").err):
+        assert "%" not in said, said
+    assert "`makeway jobs` lists yours" in makeway("job", "nothing-like-it").err

@@ -20,6 +20,8 @@ from typing import Any
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 CELL = os.path.join(HERE, "cell.py")
+MAKEWAY = ("makeway", "makeway_api")
+"""What the wheel of Makeway installs"""
 
 
 def main() -> int:
@@ -102,12 +104,24 @@ def _keep_result(value: Any) -> None:
 
 
 def _keep_error(error: BaseException) -> None:
-    text = _cell_traceback(error)
+    text, message = _cell_traceback(error), str(error)[:10_000] + _missing(error)
     sys.stdout.flush()
     print(text, file=sys.stderr, end="", flush=True)
+    if hint := _missing(error):
+        print(f"Makeway{hint}", file=sys.stderr, flush=True)
     if os.environ.get("RANK", "0") == "0":
-        entry = {"type": type(error).__name__, "message": str(error)[:10_000], "traceback": text[-100_000:]}
+        entry = {"type": type(error).__name__, "message": message, "traceback": text[-100_000:]}
         _write_json("MAKEWAY_ERROR_FILE", entry)
+
+
+def _missing(error: BaseException) -> str:
+    """Return what to install where the job's own Python lacks Makeway; else nothing."""
+    if not isinstance(error, ModuleNotFoundError) or (error.name or "").partition(".")[0] not in MAKEWAY:
+        return ""
+    return (
+        f": the Python of this job ({sys.executable}) does not have Makeway. Install the wheel makeway-*.whl there, with "
+        "its extra [notebook], or use the default image of jobs; `from makeway import checkpoint` works without."
+    )
 
 
 def _cell_traceback(error: BaseException) -> str:

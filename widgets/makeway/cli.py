@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,13 +17,14 @@ from . import options, preemption, submission, teams, training
 from .connection import client, explain
 from .problems import JobError, Refused, WatchStopped
 from .submission import DryRunResult, Submission
-from .words import table
+from .words import speak_shell, table
 
 Run = Callable[[argparse.Namespace], int]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return 0, or 1 after an error, which is printed as one sentence."""
+    speak_shell()
     parser = _parser()
     args = parser.parse_args(argv)
     try:
@@ -56,25 +58,49 @@ def _parser() -> argparse.ArgumentParser:
     add.add_argument("--team", "-t", help="all jobs of this team")
     add.add_argument("--state", "-s", help="only those in this state")
     add.add_argument("--limit", "-n", type=int, default=20, help="how many (default 20)")
+    _as_json(add)
     add.set_defaults(run=_jobs)
     for name, run, what in (
         ("job", _job, "show one job"),
         ("cancel", _cancel, "cancel jobs"),
+        ("resume", _resume, "requeue jobs that have ended; they continue from their checkpoints"),
         ("preempt-test", _preempt_test, "test the preemption of my own job: what it saves, how fast, and what is lost"),
     ):
         add = commands.add_parser(name, help=what, description=what.capitalize() + ".")
-        add.add_argument("ids" if name == "cancel" else "id", nargs="+" if name == "cancel" else None, metavar="ID")
+        several = name in ("cancel", "resume")
+        add.add_argument("ids" if several else "id", nargs="+" if several else None, metavar="ID")
+        if name != "preempt-test":
+            _as_json(add)
         add.set_defaults(run=run)
+    add = commands.add_parser("clone", help="submit copies of a job, with its files")
+    add.add_argument("id", metavar="ID")
+    add.add_argument("--copies", "-n", type=int, default=1, metavar="N", help="how many (default 1)")
+    for option in ("name", "team", "profile"):
+        add.add_argument(f"--{option}", help=f"another {option} than the job's")
+    _as_json(add)
+    add.set_defaults(run=_clone)
     add = commands.add_parser("logs", help="print a job's log")
     add.add_argument("id", metavar="ID")
     add.add_argument("--follow", "-f", action="store_true", help="follow it as it grows, until the job ends")
     add.add_argument("--attempt", type=int, help="of this attempt (default: the newest)")
     add.add_argument("--tail", "-n", type=int, help="only the last N lines so far")
     add.set_defaults(run=_logs)
-    commands.add_parser("usage", help="show the present usage of teams").set_defaults(run=_usage)
+    add = commands.add_parser("usage", help="show the present usage of teams")
+    _as_json(add)
+    add.set_defaults(run=_usage)
     _policy_commands(commands)
     _people_commands(commands)
     return parser
+
+
+def _as_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print the API's answer as JSON, for other programs")
+
+
+def _print_json(answers: Sequence[Any], *, single: bool = False) -> None:
+    """Print answers of the API as one JSON list, or the only one as an object."""
+    data = [answer.model_dump(mode="json") for answer in answers]
+    print(json.dumps(data[0] if single else data, indent=2))
 
 
 def _policy_commands(commands: Any) -> None:
@@ -146,19 +172,50 @@ def _ended(job: training.Job) -> int:
 
 
 def _jobs(args: argparse.Namespace) -> int:
-    print(training.jobs(all=args.all, team=args.team, state=args.state, limit=args.limit))
+    found = training.jobs(all=args.all, team=args.team, state=args.state, limit=args.limit)
+    if args.json:
+        _print_json([job.data for job in found])
+    else:
+        print(found)
     return 0
 
 
 def _job(args: argparse.Namespace) -> int:
-    print(training.job(args.id))
+    job = training.job(args.id)
+    if args.json:
+        _print_json([job.data], single=True)
+    else:
+        print(job)
     return 0
 
 
 def _cancel(args: argparse.Namespace) -> int:
+    return _changed(args, training.Job.cancel)
+
+
+def _resume(args: argparse.Namespace) -> int:
+    return _changed(args, training.Job.resume)
+
+
+def _changed(args: argparse.Namespace, change: Callable[[training.Job], training.Job]) -> int:
+    """Change jobs one by one, and print the state of each as soon as it is changed."""
+    changed = []
     for id in args.ids:
-        job = training.job(id).cancel()
-        print(f"{job.id}: {job.data.state.value}")
+        changed.append(job := change(training.job(id)))
+        if not args.json:
+            print(f"{job.id}: {job.data.state.value}")
+    if args.json:
+        _print_json([job.data for job in changed])
+    return 0
+
+
+def _clone(args: argparse.Namespace) -> int:
+    overrides = {key: getattr(args, key) for key in ("name", "team", "profile") if getattr(args, key) is not None}
+    made = training.job(args.id).clone(args.copies, **overrides).submit()
+    if args.json:
+        _print_json([job.data for job in made])
+    else:
+        print(made)
     return 0
 
 
@@ -174,8 +231,11 @@ def _logs(args: argparse.Namespace) -> int:
     return 0
 
 
-def _usage(_: argparse.Namespace) -> int:
+def _usage(args: argparse.Namespace) -> int:
     usage = client().usage()
+    if args.json:
+        _print_json([usage], single=True)
+        return 0
     rows = [teams.row(team) for team in usage.teams]
     print(table(teams.HEAD, rows, right=frozenset(range(1, len(teams.HEAD)))) if rows else teams.NO_TEAM)
     print(*teams.borrowing(usage.teams), sep="\n", end="\n" if teams.borrowing(usage.teams) else "")

@@ -16,7 +16,7 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, wait_random_e
 
 from .connection import client, explain
 from .problems import Refused, WatchStopped
-from .words import clock, plain, since, state_word
+from .words import clock, plain, since, state_word, typed
 
 T = TypeVar("T")
 
@@ -37,8 +37,10 @@ def leaving_alone(id: str, doing: str) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         raise WatchStopped(
-            f"Stopped {doing}. Job {id} continues; "
-            f"`%job {id}` shows it, `%logs -f {id}` follows it, `%cancel {id}` ends it."
+            typed(
+                f"Stopped {doing}. Job {id} continues; "
+                f"`%job {id}` shows it, `%logs -f {id}` follows it, `%cancel {id}` ends it."
+            )
         ) from None
 
 

@@ -19,7 +19,7 @@ from makeway_api.quantities import count, gpus, listed, size
 from . import payload, snapshot
 from .connection import client, explain
 from .problems import Refused
-from .words import did_you_mean, seconds
+from .words import did_you_mean, seconds, typed
 
 if TYPE_CHECKING:
     from .training import Job
@@ -172,7 +172,7 @@ def risk(job: Job, submission: Submission) -> str:
     if submission.source and not any("checkpoint" in code for code in _code(submission)):
         text += "The cell does not use makeway.checkpoint: after making way it would start from the beginning."
     else:
-        text += "No checkpoint yet; `%job` shows the newest one."
+        text += typed(f"No checkpoint yet; `%job {data.id}` shows the newest one.")
     return textwrap.fill(text, 100)
 
 

@@ -20,7 +20,7 @@ from . import view
 from .connection import client, explain, me
 from .follow import Reporter, changes, leaving_alone, print_log, read_log
 from .problems import JobError, Refused, StillRunning
-from .words import did_you_mean, state_word
+from .words import did_you_mean, state_word, typed
 
 T = TypeVar("T")
 
@@ -166,7 +166,7 @@ class Job:
         if error is None:
             code = f" with exit code {data.exit_code}" if data.exit_code is not None else ""
             what = data.message or f"it ended{code}"
-            return JobError(self.id, "Failed", f"job {self.id}: {what}. `%logs {self.id}` shows more.")
+            return JobError(self.id, "Failed", typed(f"job {self.id}: {what}. `%logs {self.id}` shows more."))
         return JobError(self.id, error["type"], error["message"], error["traceback"])
 
     def logs(self, follow: bool = False, attempt: int | None = None, tail: int | None = None) -> str | None:
@@ -292,9 +292,9 @@ class Jobs(list[Job]):
 
     def __repr__(self) -> str:
         if not self:
-            return "No jobs. `%%train` at the top of a cell submits one."
+            return typed("No jobs. `%%train` at the top of a cell submits one.")
         text = view.jobs_text([job.data for job in self], datetime.now(UTC), self.owner)
-        return text + ("\n… and older ones: %jobs --limit N" if self.more else "")
+        return text + (typed("\n… and older ones: %jobs --limit N") if self.more else "")
 
     def _repr_html_(self) -> str:
         return str(view.jobs_table([job.data for job in self], datetime.now(UTC), self.more, self.owner))
@@ -314,7 +314,7 @@ def job(id: str) -> Job:
         return Job(named[0])
     hint = did_you_mean(wanted, [j.id for j in mine] + [j.name for j in mine if j.name])
     raise Refused(
-        f"there is no job {wanted!r} that you may see.{hint} `%jobs` lists yours.", code="not_found", status=404
+        typed(f"there is no job {wanted!r} that you may see.{hint} `%jobs` lists yours."), code="not_found", status=404
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
@@ -10,6 +11,9 @@ from makeway_api.durations import parse_duration
 from makeway_api.models import State
 
 from .problems import Refused
+
+_MAGIC = re.compile(r"%(jobs?|logs|cancel)\b")
+_shell = False
 
 
 def seconds(text: str) -> int:
@@ -40,6 +44,20 @@ def clock(moment: datetime) -> str:
 def day_clock(moment: datetime) -> str:
     """Return the local day and time of day, which stays true however long it is shown: `25 Nov 14:20`."""
     return moment.astimezone().strftime("%d %b %H:%M")
+
+
+def speak_shell() -> None:
+    """Name commands of the shell instead of magics in every message from now on: called by `makeway`."""
+    global _shell
+    _shell = True
+
+
+def typed(text: str) -> str:
+    """Return a message with its commands as people type them here: `%job j-1`, or in a shell `makeway job j-1`."""
+    if not _shell:
+        return text
+    text = text.replace("`%%train` at the top of a cell submits one", "`makeway submit train.py` submits one")
+    return _MAGIC.sub(lambda found: f"makeway {found[1]}", text)
 
 
 def did_you_mean(wrong: str, names: Iterable[str]) -> str:

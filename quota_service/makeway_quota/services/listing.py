@@ -91,11 +91,17 @@ class Listing:
         return (self.query.page - 1) * self.query.lines + 1
 
 
+MOST_NAMES = 20_000
+"""Names of workloads in memory; beyond, all are read again"""
+
+
 class ListingService:
     """Lists what waits and what runs, from the rows that the world holds in memory."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._names: dict[str, str] = {}
+        """of workloads that were mentioned; a name never changes"""
 
     async def listing(self, caller: Caller, query: ListQuery) -> Listing:
         """Return one page of what waits or runs, as far as the caller may see it."""
@@ -108,9 +114,14 @@ class ListingService:
         return await self._context.call(list_workloads, rows, visible, owner, query)
 
     async def names(self, ids: Sequence[str]) -> dict[str, str]:
-        """Return the names of live workloads by id; others are left out."""
-        rows = [await self._context.world.row(id) for id in ids]
-        return {row.id: row.name for row in rows if row is not None and row.name}
+        """Return the names of workloads by id, ended ones too; those without a name are left out."""
+        unknown = [id for id in dict.fromkeys(ids) if id not in self._names]
+        if unknown:
+            if len(self._names) > MOST_NAMES:
+                self._names.clear()
+            found = await self._context.call(self._context.store.names, unknown)
+            self._names |= {id: found.get(id, "") for id in unknown}
+        return {id: self._names[id] for id in ids if self._names.get(id)}
 
 
 def list_workloads(rows: Iterable[Workload], visible: Sequence[str] | None, owner: str, query: ListQuery) -> Listing:

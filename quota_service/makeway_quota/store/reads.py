@@ -16,6 +16,7 @@ from .tables import histories as known
 ATTEMPT_COLUMNS = [attempts.c[name] for name in rows.ATTEMPT_FIELDS]
 VERSIONS = Lookup(W.id, W.id, W.version)
 IDS = Lookup(W.id, W.id)
+NAMES = Lookup(W.id, W.id, W.name)
 PURGES = Lookup(purges.c.workload, purges.c.workload)
 ONE = (
     select(*COLUMNS, W.command, W.env, sources.c.source)
@@ -38,6 +39,11 @@ def whole_workloads(connection: Connection, ids: Sequence[str]) -> dict[str, Wor
     """Return these workloads by id with command and environment, without source."""
     query = select(*COLUMNS, W.command, W.env, literal("")).where(W.id.in_([rows.clean(id) for id in ids]))
     return {row.id: row for row in map(rows.whole, connection.execute(query))}
+
+
+def names(connection: Connection, ids: Sequence[str]) -> dict[str, str]:
+    """Return the names of workloads, ended ones too; those that do not exist or have none are missing."""
+    return {id: name for id, name in NAMES.run(connection, ids) if name}
 
 
 def active(connection: Connection) -> list[Workload]:

@@ -173,6 +173,11 @@ class Store:
         with self._database.read() as connection:
             return reads.whole_workloads(connection, ids)
 
+    def names(self, ids: Sequence[str]) -> dict[str, str]:
+        """Return the names of workloads by id, ended ones too; those without a name are missing."""
+        with self._database.read() as connection:
+            return reads.names(connection, ids)
+
     def active(self) -> list[Workload]:
         """Return all live workloads, first submitted first, without command, environment and source."""
         with self._database.read() as connection:
