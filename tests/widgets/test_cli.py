@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from makeway import cli, connection, words
+from makeway import cli, connection
 from makeway_api.client import Client
 from makeway_api.models import State
 
@@ -24,7 +24,6 @@ class Said:
 @pytest.fixture
 def makeway(ana: Client, capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(words, "_shell", False)
 
     def run(*words: str) -> Said:
         code = cli.main(words)

@@ -119,8 +119,8 @@ def _missing(error: BaseException) -> str:
     if not isinstance(error, ModuleNotFoundError) or (error.name or "").partition(".")[0] not in MAKEWAY:
         return ""
     return (
-        f": the Python of this job ({sys.executable}) does not have Makeway. Install the wheel makeway-*.whl there, with "
-        "its extra [notebook], or use the default image of jobs; `from makeway import checkpoint` works without."
+        f": the Python of this job ({sys.executable}) does not have Makeway. Install the wheel makeway-*.whl there, "
+        "with its extra [notebook], or use the default image of jobs; `from makeway import checkpoint` works without."
     )
 
 

@@ -17,19 +17,19 @@ from . import options, preemption, submission, teams, training
 from .connection import client, explain
 from .problems import JobError, Refused, WatchStopped
 from .submission import DryRunResult, Submission
-from .words import speak_shell, table
+from .words import speaking_shell, table
 
 Run = Callable[[argparse.Namespace], int]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return 0, or 1 after an error, which is printed as one sentence."""
-    speak_shell()
     parser = _parser()
     args = parser.parse_args(argv)
     try:
-        run: Run = args.run
-        return run(args)
+        with speaking_shell():
+            run: Run = args.run
+            return run(args)
     except MakewayError as error:
         print(f"makeway: {explain(error).message}", file=sys.stderr)
     except (WatchStopped, JobError, TimeoutError) as error:

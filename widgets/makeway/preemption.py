@@ -33,7 +33,7 @@ def verdict(data: JobData, number: int) -> str:
     """Return what attempt `number` had saved when it was preempted."""
     attempt = next((a for a in data.attempts if a.number == number), None)
     if attempt is None or attempt.ended_at is None:
-        return typed(f"It still holds its GPUs; `%job {data.id}` shows when it has made way.")
+        return typed("It still holds its GPUs; `%job` shows when it has made way.", data.id)
     if attempt.outcome not in ("preempted", "moved"):
         return f"It ended before it had to make way ({attempt.outcome})."
     newest = attempt.checkpoint

@@ -172,7 +172,7 @@ def risk(job: Job, submission: Submission) -> str:
     if submission.source and not any("checkpoint" in code for code in _code(submission)):
         text += "The cell does not use makeway.checkpoint: after making way it would start from the beginning."
     else:
-        text += typed(f"No checkpoint yet; `%job {data.id}` shows the newest one.")
+        text += typed("No checkpoint yet; `%job` shows the newest one.", data.id)
     return textwrap.fill(text, 100)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 
 from makeway_api.durations import parse_duration
@@ -46,18 +47,23 @@ def day_clock(moment: datetime) -> str:
     return moment.astimezone().strftime("%d %b %H:%M")
 
 
-def speak_shell() -> None:
-    """Name commands of the shell instead of magics in every message from now on: called by `makeway`."""
+@contextmanager
+def speaking_shell() -> Iterator[None]:
+    """Name commands of the shell instead of magics in every message: around a run of `makeway`."""
     global _shell
-    _shell = True
+    before, _shell = _shell, True
+    try:
+        yield
+    finally:
+        _shell = before
 
 
-def typed(text: str) -> str:
-    """Return a message with its commands as people type them here: `%job j-1`, or in a shell `makeway job j-1`."""
+def typed(text: str, id: str = "") -> str:
+    """Return a message with its commands as people type them here: `%job`, or in a shell `makeway job` with the id."""
     if not _shell:
         return text
     text = text.replace("`%%train` at the top of a cell submits one", "`makeway submit train.py` submits one")
-    return _MAGIC.sub(lambda found: f"makeway {found[1]}", text)
+    return _MAGIC.sub(lambda found: f"makeway {found[1]}", text.replace("`%job`", f"`%job {id}`"))
 
 
 def did_you_mean(wrong: str, names: Iterable[str]) -> str:
