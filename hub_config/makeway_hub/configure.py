@@ -22,6 +22,7 @@ from traitlets import default
 from . import address as addresses
 from .access import SERVICE, SPAWNER, service_fields
 from .address import Address, CannotStart
+from .databases import check_hub_database
 from .nodejs import proxy_command
 from .sample import SAMPLE_ADMIN, SAMPLE_GROUPS, SAMPLE_USERS
 from .settings import SERVICE_PATH, Settings, read
@@ -38,6 +39,8 @@ from .users import SampleAuthenticator, SystemAuthenticator
 
 GROUPS_SECONDS = 5
 """Seconds for which the Hub keeps a user's Unix groups before it reads them again."""
+SERVICE_SECONDS = 600
+"""Seconds that the service gets to start; the Hub ends without it."""
 PASSED_ON = (*USERS_VARIABLES, "TMPDIR")
 """Variables of the Hub's environment that the service gets, too: for its jobs, and to reach object storage."""
 PASSED_ON_PREFIXES = ("MAKEWAY_", "AWS_", "LC_")
@@ -139,6 +142,7 @@ class Configuration:
     def check(self, c: Any, found: Address) -> None:
         """Raise CannotStart where the portal would be open to others, or could not work, with the site's settings."""
         settings = self.settings
+        check_hub_database(str(c.JupyterHub.get("db_url", "")))
         addresses.check_certificate(c.JupyterHub)
         addresses.check_open(found, settings.mode, settings.open)
         addresses.check_inner(c, settings.open)
@@ -157,6 +161,7 @@ def _defaults(settings: Settings, ports: dict[str, int]) -> list[tuple[str, str,
     return [
         ("JupyterHub", "hub_bind_url", f"http://127.0.0.1:{ports['hub']}"),
         ("JupyterHub", "db_url", f"sqlite:///{state.root / 'jupyterhub.sqlite'}"),
+        ("JupyterHub", "upgrade_db", True),  # from a copy beside it, as in the chart
         ("JupyterHub", "cookie_secret_file", str(state.secrets / "cookie_secret")),
         ("JupyterHub", "pid_file", str(state.root / "hub.pid")),
         # Kept notebooks find the next Hub by its address and their token; both stay the same.
@@ -221,6 +226,7 @@ def _services(settings: Settings, service_url: str, inside: str) -> list[dict[st
             "cwd": str(state.root),
             "api_token": state.secret("service_token"),
             "environment": _service_environment(settings, inside),
+            **({"timeout": SERVICE_SECONDS} if hasattr(services.Service, "timeout") else {}),  # JupyterHub 6
         },
         {"name": SPAWNER, "api_token": state.secret("spawner_token"), "display": False},
     ]

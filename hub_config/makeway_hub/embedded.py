@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import IO
 
 import httpx2
 
-from . import checks, leftovers
+from . import checks, databases, leftovers
 from .address import Address
 from .sample import SAMPLE_USERS
 from .settings import SERVICE_PATH, Settings, read
@@ -28,6 +30,8 @@ START_PATIENCE = 90.0
 RETRY_PATIENCE = 3.0
 """Seconds that a quota service which could not start gets to retry, as when its predecessor was just ending."""
 LOG_BYTES = 10_000_000
+_FAILURE = re.compile(r"\[[CE] ")
+"""How a line of the log begins that reports an error."""
 _PR_SET_PDEATHSIG = 1
 _CONFIG = '''"""The Hub's configuration: Makeway's own, then the settings of this site."""
 
@@ -77,6 +81,7 @@ class Portal:
         checks.check_node()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._on_signal)
+        databases.upgrade_service(self.settings.state, partial(print, flush=True))
         print("Starting Makeway …", flush=True)
         self.settings.state.problem_file.unlink(missing_ok=True)
         self.settings.state.address_file.unlink(missing_ok=True)
@@ -173,10 +178,12 @@ class Portal:
             print(f"Makeway cannot start. {self._problem}", file=sys.stderr)
             leftovers.clear(self.settings)
             return 1
-        lines = self.log.read_text(errors="replace").splitlines()[-15:]
+        lines = self.log.read_text(errors="replace").splitlines()[-200:]
         print(f"JupyterHub ended unexpectedly (exit code {code}). The end of its log {self.log}:", file=sys.stderr)
-        print("\n".join(f"    {line}" for line in lines), file=sys.stderr)
+        print("\n".join(f"    {line}" for line in lines[-15:]), file=sys.stderr)
         print("Notebooks and jobs may still be running; `make run` adopts them.", file=sys.stderr)
+        if reasons := [line for line in lines if _FAILURE.match(line)]:
+            print(f"The last error in the log: {reasons[-1]}", file=sys.stderr)
         leftovers.clear(self.settings)
         return 1
 
