@@ -12,12 +12,16 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from jupyterhub.app import JupyterHub
+from kubespawner import KubeSpawner
 from makeway_api.proxies import without_proxy
 from makeway_spawner.kube import MakewayKubeSpawner
 
 from .access import SERVICE, SPAWNER, service_fields
+from .address import CannotStart
+from .databases import check_hub_database
 from .settings import SERVICE_PATH
-from .site_settings import merge_pages, merge_roles, merge_server_scopes, value
+from .site_settings import check_spawn_page, merge_pages, merge_roles, merge_server_scopes, value
 
 __all__ = ["SERVICE", "SPAWNER", "ClusterSettings", "configure_cluster"]
 
@@ -45,7 +49,11 @@ class ClusterSettings:
 
 
 def configure_cluster(c: Any, settings: ClusterSettings) -> None:
-    """Set the Hub's traits on `c`, a JupyterHub configuration; ValueError names a service without a token."""
+    """Set the Hub's traits on `c`, a JupyterHub configuration.
+
+    ValueError names a service without a token, CannotStart what Makeway cannot work with.
+    """
+    _check(c)
     os.environ.update(without_proxy(os.environ, _internal_hosts(c, settings)))
     base = str(c.JupyterHub.get("base_url", "/")).rstrip("/")
     tokens = _services(c, settings)
@@ -56,6 +64,32 @@ def configure_cluster(c: Any, settings: ClusterSettings) -> None:
     merge_pages(c, f"{base}{SERVICE_PATH}/")
     merge_server_scopes(c)
     _spawner(c, settings, tokens[SPAWNER], base)
+
+
+def _check(c: Any) -> None:
+    """Raise CannotStart for settings of the site that would have no effect, or with which nothing works."""
+    if c.JupyterHub.get("internal_ssl"):
+        raise CannotStart(
+            "c.JupyterHub.internal_ssl is not supported: Hub, proxy and service reach each other by http inside of the "
+            "cluster, where network policies protect them. Remove it."
+        )
+    check_spawn_page(c, ("Spawner", "KubeSpawner", "MakewayKubeSpawner"))
+    check_hub_database(str(c.JupyterHub.get("db_url", "")))
+
+
+def _spawner_class(c: Any) -> type:
+    """Return the site's class where it extends Makeway's, Makeway's for KubeSpawner; CannotStart for any other."""
+    if "spawner_class" not in c.JupyterHub:
+        return MakewayKubeSpawner
+    found: type = JupyterHub.spawner_class.validate(None, c.JupyterHub.spawner_class)
+    if issubclass(found, MakewayKubeSpawner):
+        return found
+    if found is KubeSpawner:  # as Zero to JupyterHub sets it
+        return MakewayKubeSpawner
+    raise CannotStart(
+        f"c.JupyterHub.spawner_class = {found.__name__} cannot be used with Makeway: have it extend "
+        "makeway_spawner.kube.MakewayKubeSpawner."
+    )
 
 
 def _internal_hosts(c: Any, settings: ClusterSettings) -> list[str]:
@@ -92,7 +126,7 @@ def _services(c: Any, settings: ClusterSettings) -> dict[str, str]:
 
 
 def _spawner(c: Any, settings: ClusterSettings, token: str, base: str) -> None:
-    c.JupyterHub.spawner_class = MakewayKubeSpawner
+    c.JupyterHub.spawner_class = _spawner_class(c)
     c.MakewayKubeSpawner.makeway_api_url = f"{settings.service_url}{base}{SERVICE_PATH}"
     c.MakewayKubeSpawner.makeway_url = settings.notebook_url
     c.MakewayKubeSpawner.makeway_public_path = f"{base}{SERVICE_PATH}/"

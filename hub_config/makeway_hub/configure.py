@@ -27,6 +27,7 @@ from .nodejs import proxy_command
 from .sample import SAMPLE_ADMIN, SAMPLE_GROUPS, SAMPLE_USERS
 from .settings import SERVICE_PATH, Settings, read
 from .site_settings import (
+    check_spawn_page,
     hidden_templates,
     merge_pages,
     merge_roles,
@@ -293,13 +294,7 @@ def _check_classes(c: Any) -> None:
 
 def _check_traits(c: Any) -> None:
     """Raise CannotStart for traits that take the place of what the portal does."""
-    for kind in ("Spawner", "LocalProcessSpawner", "MakewayLocalSpawner"):
-        for name in ("options_form", "options_from_form", "apply_user_options"):
-            if name in c.get(kind, {}):
-                raise CannotStart(
-                    f"c.{kind}.{name} would replace Makeway's spawn page, which chooses profile and team: remove it. "
-                    "Profiles are in the policy, and what each server gets besides in c.Spawner.environment and hooks."
-                )
+    check_spawn_page(c, ("Spawner", "LocalProcessSpawner", "MakewayLocalSpawner"))
     manages = value(c.Authenticator, "manage_groups", False)
     if manages and value(c.JupyterHub, "load_groups", {}):
         raise CannotStart(

@@ -14,6 +14,7 @@ from jupyterhub.app import JupyterHub
 from traitlets.config.loader import LazyConfigValue
 
 from .access import CUSTOM_SCOPES, FOR_SERVERS, FOR_USERS, SERVER_SCOPES, roles
+from .address import CannotStart
 from .pages import TEMPLATES, with_pages
 
 _LISTS = ("users", "groups", "services", "scopes")
@@ -94,3 +95,14 @@ def merge_server_scopes(c: Any) -> None:
     """Add the scopes of a notebook's token with which its user uses Makeway; the site's stay."""
     scopes = value(c.Spawner, "server_token_scopes", SERVER_SCOPES)
     c.Spawner.server_token_scopes = _joined(scopes, FOR_SERVERS)
+
+
+def check_spawn_page(c: Any, kinds: Sequence[str]) -> None:
+    """Raise CannotStart for traits of these classes of spawners that take the place of Makeway's spawn page."""
+    for kind in kinds:
+        for name in ("options_form", "options_from_form", "apply_user_options"):
+            if name in c.get(kind, {}):
+                raise CannotStart(
+                    f"c.{kind}.{name} would replace Makeway's spawn page, which chooses profile and team: remove it. "
+                    "Profiles are in the policy, and what each server gets besides in c.Spawner.environment and hooks."
+                )

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import sqlite3
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +14,7 @@ import yaml
 from charts import CHART, ROOT
 from jupyterhub.app import JupyterHub
 from makeway_hub.access import SCOPES
+from makeway_hub.address import CannotStart
 from makeway_hub.cluster import ClusterSettings, configure_cluster
 from makeway_hub.pages import WithPages
 from makeway_quota.settings import QuotaService
@@ -149,4 +153,41 @@ def test_a_service_without_a_token_is_named(name: str) -> None:
     c = zero_to_jupyterhub()
     c.JupyterHub.services = [one for one in c.JupyterHub.services if one["name"] != name]
     with pytest.raises(ValueError, match=f"no service '{name}' with an API token"):
+        configure_cluster(c, SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "found", "words"),
+    [
+        ("JupyterHub", "internal_ssl", True, "internal_ssl is not supported"),
+        ("JupyterHub", "spawner_class", "simple", "SimpleLocalProcessSpawner cannot be used with Makeway"),
+        ("KubeSpawner", "options_form", "<b>", "would replace Makeway's spawn page"),
+    ],
+)
+def test_what_cannot_work_on_a_cluster_is_refused_in_words(section: str, name: str, found: Any, words: str) -> None:
+    c = zero_to_jupyterhub()
+    c[section][name] = found
+    with pytest.raises(CannotStart, match=words):
+        configure_cluster(c, SETTINGS)
+
+
+@pytest.mark.parametrize("name", ["kubespawner.KubeSpawner", "own"])
+def test_a_spawner_of_the_site_that_extends_makeways_stays(name: str) -> None:
+    class Own(MakewayKubeSpawner):
+        pass
+
+    c = zero_to_jupyterhub()
+    c.JupyterHub.spawner_class = Own if name == "own" else name
+    configure_cluster(c, SETTINGS)
+    assert c.JupyterHub.spawner_class is (Own if name == "own" else MakewayKubeSpawner)
+
+
+def test_a_database_of_a_newer_hub_is_refused_on_a_cluster_too(tmp_path: Path) -> None:
+    database = tmp_path / "jupyterhub.sqlite"
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("CREATE TABLE alembic_version (version_num TEXT)")
+        connection.execute("INSERT INTO alembic_version VALUES ('0123456789ab')")
+    c = zero_to_jupyterhub()
+    c.JupyterHub.db_url = f"sqlite:///{database}"
+    with pytest.raises(CannotStart, match="is of a newer JupyterHub"):
         configure_cluster(c, SETTINGS)
