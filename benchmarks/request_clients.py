@@ -14,8 +14,6 @@ import httpx2
 
 from .request_load import API, PREFIX, TEAMS
 
-REFRESH = 1.0
-"""seconds between two refreshes of a panel, as in its script"""
 OFFERS = 2.0
 """seconds between two tables of offers, as in the script of the spawn page"""
 CURRENT = re.compile(r'data-after="(\d+)"')
@@ -46,7 +44,8 @@ class Load:
     address: str
     took: dict[str, list[float]] = field(default_factory=dict)
     refused: int = 0
-    events: int = 0
+    parts: int = 0
+    """new versions of panels"""
     waiting: int = 0
     """clients whose page is not open yet"""
     opened: asyncio.Event = field(default_factory=asyncio.Event)
@@ -71,33 +70,18 @@ class Load:
             self.opened.set()
 
     async def panel(self, client: httpx2.AsyncClient, number: int) -> None:
-        """Open the panel of a user, follow its event stream, and refresh it as its script does."""
+        """Open the panel of a user, and follow its stream, which carries what changes of it."""
         headers = {"Authorization": f"token user{number % TEAMS:02}-{number // TEAMS}", "Accept": "text/html"}
         page = await self.get(client, "panel opened", PREFIX, headers)
         found = CURRENT.search(page)
         assert found is not None, "the page says up to which event it is current"
         self.is_open()
-        news = asyncio.Event()
-
-        async def listen() -> None:
-            path = f"{API}/events?after={found[1]}"
-            async with client.stream("GET", self.address + path, headers=headers) as answer:
-                answer.raise_for_status()
-                async for line in answer.aiter_lines():
-                    if line.startswith("id:"):
-                        self.events += 1
-                        news.set()
-
-        listening = asyncio.create_task(listen())
-        try:
-            while not listening.done():
-                await news.wait()
-                news.clear()
-                await self.get(client, "panel refreshed", f"{PREFIX}live/panel", headers)
-                await asyncio.sleep(REFRESH)
-            await listening
-        finally:
-            listening.cancel()
+        path = f"{API}/events?topics=&parts=panel&after={found[1]}"
+        async with client.stream("GET", self.address + path, headers=headers) as answer:
+            answer.raise_for_status()
+            async for line in answer.aiter_lines():
+                if line == "event: part":
+                    self.parts += 1
 
     async def spawn_page(self, client: httpx2.AsyncClient, number: int) -> None:
         """Open the spawn page of a user: the Hub asks for offers once, then the browser with the ticket."""
@@ -135,7 +119,7 @@ async def load(address: str, pages: int, panels: int) -> dict[str, object]:
         "median": {what: median(took) for what, took in whole.took.items()},
         "requests": sum(map(len, whole.took.values())),
         "refused": whole.refused,
-        "events": whole.events,
+        "parts": whole.parts,
     }
 
 

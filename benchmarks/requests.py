@@ -177,8 +177,8 @@ async def _loop_under_load(service: Application, app: FastAPI) -> list[Measured]
     ratio = p95(loaded) / p95(alone)
     note = (
         f"{ratio:.2f} times that without (goal 1.3); {PAGES} spawn pages ask for offers every 2 s, {PANELS} users of "
-        f"{PANELS} teams have the panel open, follow its stream and refresh it: {asked['requests']} requests, "
-        f"{asked['events']} events; medians: {medians}; {asked['refused']} told to come back"
+        f"{PANELS} teams have the panel open and follow its stream: {asked['requests']} requests, "
+        f"{asked['parts']} new versions of panels; medians: {medians}; {asked['refused']} told to come back"
     )
     base = 1000 * p95(alone)
     opening = f"{PAGES} spawn pages and {PANELS} panels opened at once, until the last one is shown"

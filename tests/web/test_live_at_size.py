@@ -103,3 +103,19 @@ async def test_an_open_page_takes_few_bytes_and_does_not_move(large: Portal, pat
             assert after[1] == shown[1]
             assert 0 < (app.sent - before) / seconds < 30_000
             assert shifts * 60 / seconds < 0.1
+
+
+async def test_the_focus_stays_on_its_job_and_the_log_stands_still(large: Portal) -> None:
+    async with serving(large.app) as url, opened(url) as page, busy(large):
+        for link in ("#running tr:nth-child(3) a", "#queue tr:nth-child(2) a", "#log li:nth-child(4) a"):
+            await page.locator(link).first.focus()
+            focused = "[document.activeElement.getAttribute('href'), document.activeElement.closest('[id]').id]"
+            text = "[...document.querySelectorAll('#log li')].map((line) => line.id).join()"
+            before, log = await page.evaluate(focused), await page.evaluate(text)
+            for _ in range(12):
+                await page.wait_for_timeout(500)
+                assert await page.evaluate(focused) == before
+                assert await page.evaluate(text) == log
+        await expect(page.locator("#new-log")).to_be_visible()
+        await page.locator("#new-log").click()
+        assert await page.evaluate(text) != log

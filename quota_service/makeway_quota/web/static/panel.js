@@ -62,7 +62,11 @@
       for (const cell of document.querySelectorAll(`.mw-cell[data-w="${CSS.escape(workload)}"]`)) cell.classList.add("same");
     }
   };
-  const tipped = (event) => event.target.closest?.("[data-tip]");
+  const tipped = (event) => {
+    const cut = event.target.closest?.(".mw-two"); // a sentence that is longer than its two lines
+    if (cut && cut.scrollHeight > cut.clientHeight + 2) cut.dataset.tip = cut.textContent.trim().replace(/\s+/g, " ");
+    return event.target.closest?.("[data-tip]");
+  };
   for (const kind of ["mouseover", "focusin"]) {
     document.addEventListener(kind, (event) => { const found = tipped(event); if (found) show(found); else hide(); });
   }
