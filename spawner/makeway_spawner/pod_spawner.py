@@ -235,8 +235,9 @@ class PodSpawner(HomeClaim):
                 if error.status != _NOT_FOUND:
                     raise
             else:
-                labels = found.metadata.labels or {}
-                if found.metadata.deletion_timestamp is None and (pod.metadata.labels or {}).items() <= labels.items():
+                mark = (found.metadata.annotations or {}).get(START)
+                same = (pod.metadata.labels or {}).items() <= (found.metadata.labels or {}).items()
+                if found.metadata.deletion_timestamp is None and same and mark == self._start_mark:
                     return True
         self._requested = True
         return bool(await super()._make_create_pod_request(pod, request_timeout))

@@ -188,10 +188,12 @@ TARGET = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvi
 
 def place(kube: KubeFake) -> None:
     """Have the kubelet of a node take the pod."""
+    kube.change_pod(POD, podIP="127.0.0.1")
     pod = kube.objects["pods"][POD]
     kube.add("pods", {**pod, "spec": {**pod["spec"], "nodeName": "node-1"}})
     kube.change_pod(
-        POD, containerStatuses=[{"name": "notebook", "state": {"waiting": {"reason": "ContainerCreating"}}}]
+        POD,
+        containerStatuses=[{"name": "notebook", "ready": False, "state": {"waiting": {"reason": "ContainerCreating"}}}],
     )
 
 
@@ -264,7 +266,11 @@ async def test_a_server_that_ends_in_its_pod_is_told_with_the_last_line_of_its_l
     kube: KubeFake, starting: tuple[MakewayKubeSpawner, Any], phase: str
 ) -> None:
     place(kube)
-    kube.change_pod(POD, phase=phase, containerStatuses=[{"name": "notebook", "state": FAILED}, {"name": "other"}])
+    kube.change_pod(
+        POD,
+        phase=phase,
+        containerStatuses=[{"name": "notebook", "ready": False, "state": FAILED}, {"name": "other", "ready": True}],
+    )
     said = await said_by(starting[1])
     assert "Its server ended by itself (Error: exit code 1)." in said
     assert "The last line of its log: ValueError: broken by ana." in said
