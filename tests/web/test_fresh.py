@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 import pytest
 from playwright.async_api import Page, Route, expect
@@ -70,6 +71,28 @@ async def test_behind_a_proxy_that_keeps_the_stream_back_the_page_is_read_every_
     await expect(page.locator(f"a.mw-cell[data-w='{id}']")).to_have_count(3)
     await page.clock.run_for(2_000)
     await expect(page.locator("#mw-live")).to_have_text(re.compile(r"^updated every 10 s, as of \d\d:\d\d:\d\d$"))
+
+
+async def test_pages_come_back_at_random_times_and_less_often_each_time(web: Portal, url: str, page: Page) -> None:
+    """A hundred pages that lose their streams in one moment, as at a restart of the service, do not ask at once."""
+    await page.add_init_script(
+        "window.tries = []; const Real = EventSource;"
+        "window.EventSource = class extends Real { constructor(url) { super(url); tries.push(Date.now()); } };"
+    )
+
+    async def drop(route: Route) -> None:
+        await route.abort("internetdisconnected")
+
+    await page.route("**/api/v1/events?*", drop)
+    await page.clock.install()
+    await page.goto(f"{url}{PREFIX}?login_token=root")
+    for _ in range(240):
+        await page.clock.run_for(500)
+    tries = await page.evaluate("window.tries")
+    waits = [later - earlier for earlier, later in pairwise(tries)]
+    assert min(waits) >= 500
+    assert len({round(wait, -2) for wait in waits}) > 1
+    assert 4 <= len(tries) <= 30, "in two minutes"
 
 
 async def test_a_button_that_becomes_another_loses_the_focus_to_its_heading(web: Portal, url: str, page: Page) -> None:

@@ -49,7 +49,7 @@ def day_clock(moment: datetime) -> str:
 
 @contextmanager
 def speaking_shell() -> Iterator[None]:
-    """Name commands of the shell instead of magics in every message: around a run of `makeway`."""
+    """Use the shell's commands instead of magics in every message: around a run of `makeway`."""
     global _shell
     before, _shell = _shell, True
     try:
