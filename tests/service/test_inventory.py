@@ -36,12 +36,12 @@ def use_new_document(run: Running) -> None:
 async def test_requests_that_arrive_together_cost_one_construction(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, public: str, made_by: str
 ) -> None:
-    versions: list[int] = []
+    made: dict[Any, list[int]] = {}
     make = getattr(InventoryService, made_by)
 
-    def counted(self: InventoryService, model: ReadModel) -> Any:
-        versions.append(model.version)
-        return make(self, model)
+    def counted(self: InventoryService, model: ReadModel, teams: Any) -> Any:
+        made.setdefault(teams, []).append(model.version)
+        return make(self, model, teams)
 
     monkeypatch.setattr(InventoryService, made_by, counted)
     async with running(tmp_path, backend=MemoryBackend([node("n1")], real_time=True)) as run:
@@ -50,8 +50,10 @@ async def test_requests_that_arrive_together_cost_one_construction(
         for _ in range(3):
             use_new_document(run)
             await asyncio.gather(*(answer(caller) for caller in PEOPLE.values() for _ in range(10)))
-    assert len(versions) >= 3
-    assert versions == sorted(set(versions)), "once for each version, and none after a later one"
+    assert len(made) > 1, "people of other teams are shown other names"
+    for versions in made.values():
+        assert len(versions) >= 3
+        assert versions == sorted(set(versions)), "once for each version, and none after a later one"
 
 
 async def test_an_answer_is_never_replaced_by_that_of_an_older_version(tmp_path: Path) -> None:

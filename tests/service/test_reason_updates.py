@@ -28,6 +28,7 @@ class Row:
     reason_message: str = ""
     not_before: float | None = None
     nomination: tuple[Place, ...] = ()
+    team: str | None = "rnd"
     version: int = 1
 
 

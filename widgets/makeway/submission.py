@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from makeway_api.durations import duration
 from makeway_api.errors import MakewayError
-from makeway_api.models import DryRun, FileIn, JobRequest, Kind, Priority
+from makeway_api.models import DryRun, FileIn, JobRequest, Kind, Priority, Victim
 from makeway_api.quantities import count, gpus, listed, size
 
 from . import payload, snapshot
@@ -23,6 +23,13 @@ from .words import did_you_mean, seconds, typed
 
 if TYPE_CHECKING:
     from .training import Job
+
+
+def _victim(victim: Victim) -> str:
+    """Return who would make way; of another team's work neither name nor owner are known."""
+    if not victim.owner:
+        return f"work of {victim.team} ({gpus(victim.gpus)})"
+    return f"{victim.name or victim.id} of {victim.team} ({victim.owner}, {gpus(victim.gpus)})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +97,7 @@ class DryRunResult:
             f"  Sends {count(self.answer.files, 'file')}, {size(self.answer.bytes)}; runs `{runs}`.",
         ]
         if offer.victims:
-            names = listed(f"{v.name or v.id} of {v.team} ({v.owner}, {gpus(v.gpus)})" for v in offer.victims)
+            names = listed(_victim(v) for v in offer.victims)
             within = f" within {duration(offer.seconds)}" if offer.seconds is not None else ""
             lines.append(f"  Would make way{within}: {names}.")
         lines += [f"  {note}" for note in self.answer.notes]

@@ -37,15 +37,22 @@ def change_set_of(
     if reasons or plan.pending:
         pending = (reasons or ReasonThrottle(AT_ONCE)).unwritten(plan.pending, rows, names, explained=explained)
     for start in plan.start:
-        message = sentence(start.facts, names)
+        message = sentence(start.facts, names.to(rows[start.id].team))
         _start(change_set, start, message, rows[start.id], now, lease_seconds, lenders(plan, start))
     evictions: tuple[Evict | Move, ...] = (*plan.evict, *plan.move)
     for each in evictions:
-        _evict(change_set, each, sentence(each.facts, names), rows[each.id], rows.get(each.preemptor), now)
+        _evict(
+            change_set,
+            each,
+            sentence(each.facts, names.to(rows[each.id].team)),
+            rows[each.id],
+            rows.get(each.preemptor),
+            now,
+        )
     for refusal in plan.refused:
-        _refuse(change_set, refusal, sentence(refusal.facts, names), rows[refusal.id], now)
+        _refuse(change_set, refusal, sentence(refusal.facts, names.to(rows[refusal.id].team)), rows[refusal.id], now)
     for waiting in pending:
-        _wait(change_set, waiting, sentence(waiting.facts, names), rows[waiting.id])
+        _wait(change_set, waiting, sentence(waiting.facts, names.to(rows[waiting.id].team)), rows[waiting.id])
     return change_set
 
 
@@ -106,7 +113,7 @@ def _evict(
         deadline=evict.deadline,
         kind="move" if moved else "evict",
         by_team=by.team if by else None,
-        by_owner=by.owner if by else None,
+        by_owner=by.owner if by and by.team == row.team else None,
         by_workload=evict.preemptor,
     )
     fields: dict[str, object] = {

@@ -207,7 +207,7 @@ def is_stored(row: Workload, waiting: Waiting, names: Names) -> bool:
     """Whether the store has this reason already."""
     if row.reason_code != waiting.code or not _close_enough(row.not_before, waiting.not_before):
         return False
-    return _nominated(row, waiting) and row.reason_message == sentence(waiting.facts, names)
+    return _nominated(row, waiting) and row.reason_message == sentence(waiting.facts, names.to(row.team))
 
 
 def may_wait(row: Workload, waiting: Waiting) -> bool:

@@ -30,7 +30,9 @@ def diff(old: Document, new: Document) -> list[str]:
     """Return what was added, removed and changed, in the new document's order."""
     sentences = _values("Settings", _facts(old.settings), _facts(new.settings))
     sentences += _values(
-        "Settings", {"sessions_per_user": old.sessions_per_user}, {"sessions_per_user": new.sessions_per_user}
+        "Settings",
+        {"sessions_per_user": old.sessions_per_user, "work": old.work},
+        {"sessions_per_user": new.sessions_per_user, "work": new.work},
     )
     sentences += _section("Pool", _pools(old), _pools(new))
     sentences += _section("Profile", _profiles(old), _profiles(new))

@@ -89,6 +89,8 @@ class PolicyFacts:
     groups: tuple[str, ...] = ()
     users: tuple[str, ...] = ()
     volumes: tuple[Volume, ...] = ()
+    work: Literal["private", "team"] | None = None
+    """who reads code, environment, logs and results of its jobs; None: as the settings say"""
 
 
 class _Index(NamedTuple):
@@ -131,6 +133,8 @@ class Document:
     pool_facts: Mapping[str, PoolFacts] = field(default_factory=dict)
     profile_facts: Mapping[str, ProfileFacts] = field(default_factory=dict)
     policy_facts: Mapping[str, PolicyFacts] = field(default_factory=dict)
+    work: Literal["private", "team"] = "private"
+    """who reads code, environment, logs and results of jobs: their owners and the leads, or the whole team"""
     _index: _Index = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -155,6 +159,11 @@ class Document:
         for group in groups:
             found.update(index.of_group.get(group, ()))
         return tuple(self.policies[at].name for at in sorted(found))
+
+    def shares_work(self, team: str) -> bool:
+        """Whether the members of a team read what the jobs of all of them run and write."""
+        facts = self.policy_facts.get(team)
+        return (facts.work if facts is not None and facts.work else self.work) == "team"
 
     def profiles_for(self, team: str | None, kind: Kind) -> tuple[str, ...]:
         """Return the profiles that a team (None: a user without a team) can use for sessions or jobs."""

@@ -167,6 +167,7 @@ class DocumentSettings(SettingsTable):
     """`settings` of a policy document."""
 
     sessions_per_user: Annotated[int, count("sessions", 1000, 1)] = 2
+    work: Literal["private", "team"] = "private"
 
 
 class LocalNodes(Table):
@@ -236,6 +237,7 @@ class DocumentPolicy(PolicyTable):
     title: Title = ""
     groups: Many[Label] = ()
     users: Many[Label] = ()
+    work: Literal["private", "team"] | None = None
     volumes: Many[VolumeTable] = ()
 
 

@@ -91,6 +91,7 @@ def _document(settings: DocumentSettings, entries: Entries) -> Document:
     return Document(
         settings=settings.as_value(Settings),
         sessions_per_user=settings.sessions_per_user,
+        work=settings.work,
         pools=tuple(table.as_value(Pool) for table in pools.values()),
         profiles=tuple(_profile(table, settings, tuple(pools), tuple(policies)) for table in profiles.values()),
         policies=tuple(table.as_value(Policy) for table in policies.values()),

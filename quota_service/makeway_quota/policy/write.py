@@ -14,7 +14,7 @@ from .tables import Table
 
 def write(document: Document) -> str:
     """Return the document as YAML; what has its default is left out."""
-    settings = DocumentSettings.of(document.settings, sessions_per_user=document.sessions_per_user)
+    settings = DocumentSettings.of(document.settings, sessions_per_user=document.sessions_per_user, work=document.work)
     tree = {
         "version": 1,
         "settings": settings.written(),

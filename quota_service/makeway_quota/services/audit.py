@@ -18,6 +18,7 @@ from .caller import Caller
 from .context import Context
 from .event_feed import KEPT, EventFeed
 from .health import checks, serves
+from .privacy import may_read, private_decision, private_event
 from .refusals import refuse
 from .retention import retention_report
 from .times import at
@@ -80,9 +81,17 @@ class AuditService:
 
         def read() -> list[Decision]:  # a thousand lines take tens of milliseconds: not in the event loop
             rows = context.store.decisions(workload, teams, limit, before, owner=owner)
-            return [decision_model(row) for row in first_that_fit(rows, decision_bytes, MOST_LIST)]
+            return [self._line(caller, row) for row in first_that_fit(rows, decision_bytes, MOST_LIST)]
 
         return await context.call(read)
+
+    def _line(self, caller: Caller, row: DecisionRow) -> Decision:
+        line = decision_model(row)
+        return line if may_read(self._context, caller, row.owner, row.team) else private_decision(line)
+
+    def _event(self, caller: Caller, row: EventRow) -> EventRow:
+        whole = row.kind not in ("job", "decision") or may_read(self._context, caller, row.owner, row.team)
+        return row if whole else private_event(row)
 
     async def events(
         self, caller: Caller, after: int | None = None, renew: Renew | None = None
@@ -121,7 +130,7 @@ class AuditService:
                     return
                 caller, checked = renewed, self._clock()
             teams, seen = self._context.visible_teams(caller), rows[-1].id if rows else seen
-            shown = [row for row in rows if _shows(caller, teams, row)]
+            shown = [self._event(caller, row) for row in rows if _shows(caller, teams, row)]
             if shown:
                 told, told_at = shown[-1].id, self._clock()
             silent = seen != told and self._clock() - told_at > RECHECK
@@ -161,7 +170,7 @@ def _shows(caller: Caller, teams: Collection[str] | None, event: EventRow) -> bo
 
 
 def event_model(row: EventRow) -> Event:
-    """Return an event as the API shows it; the same for every reader who may see it."""
+    """Return an event as the API shows it."""
     return Event(id=row.id, at=at(row.at), kind=row.kind, team=row.team, owner=row.owner, data=dict(row.data))
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from makeway_api.models import Device, Holder, Image, Kind, Node, Policy, Pool, Profile, QuotaLine, State
 
@@ -18,22 +17,40 @@ from .caller import Caller
 from .context import Context
 from .views import gpu
 
+T = TypeVar("T")
 
-@dataclass
+MOST_VIEWS = 100
+"""Sets of teams for which the last answer is kept."""
+
+Teams = frozenset[str] | None
+"""Teams whose work has owners and names for a reader; None: all."""
+
+
 class ShownNode:
-    """A node as the API shows it, made once for each change of the node."""
+    """A node as the API shows it, made once for each change of the node and each set of teams that a reader sees."""
 
-    use: NodeUse
+    def __init__(self, use: NodeUse) -> None:
+        self.use = use
+        self._teams = frozenset(row.team or "" for row in use.holders)
+        self._models: dict[Teams, Node] = {}
+        self._json: dict[Teams, bytes] = {}
 
-    @cached_property
-    def model(self) -> Node:
+    def _seen(self, teams: Teams) -> Teams:
+        return None if teams is None or self._teams <= teams else self._teams & teams
+
+    def model(self, teams: Teams) -> Node:
         """Return the node."""
-        return node_model(self.use)
+        seen = self._seen(teams)
+        if seen not in self._models:
+            self._models[seen] = node_model(self.use, seen)
+        return self._models[seen]
 
-    @cached_property
-    def json(self) -> bytes:
+    def json(self, teams: Teams) -> bytes:
         """Return the node as JSON."""
-        return self.model.model_dump_json().encode()
+        seen = self._seen(teams)
+        if seen not in self._json:
+            self._json[seen] = self.model(teams).model_dump_json().encode()
+        return self._json[seen]
 
 
 class InventoryService:
@@ -42,32 +59,45 @@ class InventoryService:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._nodes: dict[NodeKey, ShownNode] = {}
-        self._shown = LatestAnswer(context.models, lambda model: context.call(self._pools, model))
-        self._written = LatestAnswer(context.models, lambda model: context.call(self._json, model))
+        self._shown: dict[Teams, LatestAnswer[list[Pool]]] = {}
+        self._written: dict[Teams, LatestAnswer[bytes]] = {}
 
     async def pools(self, caller: Caller) -> Sequence[Pool]:
-        """Return every pool with its nodes and devices, and which workloads hold them; do not change them."""
-        return await self._shown.get()
+        """Return every pool with its nodes and devices, and which workloads hold them; do not change them.
+
+        Of other teams' work only the team is told, not whose it is and what it is called.
+        """
+        context, teams = self._context, self._teams(caller)
+        return await _answer(
+            self._shown, teams, lambda: LatestAnswer(context.models, lambda m: context.call(self._pools, m, teams))
+        )
 
     async def pools_json(self, caller: Caller) -> bytes:
         """Return `pools` as JSON, written once for each version of the read model, each node once for each change."""
-        return await self._written.get()
+        context, teams = self._context, self._teams(caller)
+        return await _answer(
+            self._written, teams, lambda: LatestAnswer(context.models, lambda m: context.call(self._json, m, teams))
+        )
 
-    def _json(self, model: ReadModel) -> bytes:
+    def _teams(self, caller: Caller) -> Teams:
+        teams = self._context.visible_teams(caller)
+        return None if teams is None else frozenset(teams)
+
+    def _json(self, model: ReadModel, teams: Teams) -> bytes:
         self._forget_nodes(model)
         found = []
         for pool in model.document.pools:
             uses = model.nodes[pool.name]
-            head = self._pool(pool, uses, whole=False).model_dump_json(exclude={"nodes"}).encode()
-            nodes = b",".join([self._node(use).json for use in uses])
+            head = self._pool(pool, uses, teams, whole=False).model_dump_json(exclude={"nodes"}).encode()
+            nodes = b",".join([self._node(use).json(teams) for use in uses])
             found.append(b'%s,"nodes":[%s]}' % (head[:-1], nodes))
         return b"[%s]" % b",".join(found)
 
-    def _pools(self, model: ReadModel) -> list[Pool]:
+    def _pools(self, model: ReadModel, teams: Teams) -> list[Pool]:
         self._forget_nodes(model)
-        return [self._pool(pool, model.nodes[pool.name]) for pool in model.document.pools]
+        return [self._pool(pool, model.nodes[pool.name], teams) for pool in model.document.pools]
 
-    def _pool(self, pool: EnginePool, uses: Sequence[NodeUse], *, whole: bool = True) -> Pool:
+    def _pool(self, pool: EnginePool, uses: Sequence[NodeUse], teams: Teams, *, whole: bool = True) -> Pool:
         return Pool.model_construct(
             name=pool.name,
             kind=pool.kind,
@@ -79,7 +109,7 @@ class InventoryService:
             used=gpu(sum(use.used for use in uses)),
             free=gpu(sum(use.free for use in uses if use.seen.ready)),
             profiles=list(pool.profiles),
-            nodes=[self._node(use).model for use in uses] if whole else [],
+            nodes=[self._node(use).model(teams) for use in uses] if whole else [],
         )
 
     def _node(self, use: NodeUse) -> ShownNode:
@@ -107,6 +137,15 @@ class InventoryService:
         return [policy_model(document, p) for p in document.policies if teams is None or p.name in teams]
 
 
+async def _answer(answers: dict[Teams, LatestAnswer[T]], teams: Teams, make: Callable[[], LatestAnswer[T]]) -> T:
+    """Return the latest answer for readers who see these teams."""
+    if teams not in answers:
+        if len(answers) > MOST_VIEWS:
+            answers.clear()
+        answers[teams] = make()
+    return await answers[teams].get()
+
+
 def usable(document: Document, teams: Sequence[str] | None, kind: Kind | None) -> list[EngineProfile]:
     """Return the profiles with a queue in one of the teams (None: all), and for sessions those without GPUs."""
     return [
@@ -118,8 +157,8 @@ def usable(document: Document, teams: Sequence[str] | None, kind: Kind | None) -
     ]
 
 
-def node_model(use: NodeUse) -> Node:
-    """Return a node with its devices and their holders as the API shows it."""
+def node_model(use: NodeUse, teams: Teams = None) -> Node:
+    """Return a node with its devices and their holders as the API shows it to readers who see these teams."""
     seen = use.seen
     held: dict[int, list[Holder]] = {}
     taken: dict[int, int] = {}
@@ -129,12 +168,13 @@ def node_model(use: NodeUse) -> Node:
                 continue
             for index, milli in zip(place.devices, place.milli, strict=False):
                 taken[index] = taken.get(index, 0) + milli
+                seen_by = teams is None or (row.team or "") in teams
                 holder = Holder.model_construct(
-                    workload=row.id,
+                    workload=row.id if seen_by else "",
                     kind=Kind(row.kind),
                     team=row.team or "",
-                    owner=row.owner,
-                    name=row.name,
+                    owner=row.owner if seen_by else "",
+                    name=row.name if seen_by else "",
                     gpus=gpu(milli),
                     over_quota=row.over_quota,
                     state=State(row.state),

@@ -10,6 +10,7 @@ from ..store.records import Attempt, Workload
 from . import views
 from .caller import Caller
 from .context import Context
+from .privacy import may_read, private_job
 from .refusals import refuse, removed
 
 
@@ -38,8 +39,8 @@ class JobAccess:
         row = await self.visible(caller, id)
         if not self.may_read(caller, row):
             raise refuse(
-                f"{row.name} belongs to {row.owner}, and on this machine files are readable by their owner only: "
-                f"ask {row.owner} for its log, result or files.",
+                f"{row.name} belongs to {row.owner}, and its code, log and results are private: ask {row.owner} for "
+                "its log, result or files, or a lead of the team.",
                 "not_yours",
                 403,
             )
@@ -55,13 +56,8 @@ class JobAccess:
         return row
 
     def may_read(self, caller: Caller, row: Workload) -> bool:
-        """Whether the caller may read what a job runs and wrote.
-
-        In demo mode a team shares its work; in system mode the API shows no more than the file system does.
-        """
-        if self._context.settings.mode != "system" or row.owner == caller.name:
-            return True
-        return self._context.manages(caller, row.team)
+        """Whether the caller may read what a job runs and wrote."""
+        return may_read(self._context, caller, row.owner, row.team)
 
     async def shown(self, caller: Caller, row: Workload, *, whole: bool = False) -> Job:
         """Return a job as the caller may see it; `whole` with its attempts and source."""
@@ -78,4 +74,4 @@ class JobAccess:
         job = views.job(row, virtual=world.virtual, durable=durable, attempts=attempts, now=context.clock())
         if self.may_read(caller, row):
             return job
-        return job.model_copy(update={"command": [], "source": "", "private": True})
+        return private_job(job)

@@ -14,6 +14,7 @@ from .caller import Caller
 from .context import Context
 from .eligibility import pick_profile, pick_team
 from .job_access import JobAccess
+from .privacy import private_decision
 from .refusals import refuse
 
 
@@ -135,12 +136,13 @@ class JobService:
 
     async def events(self, caller: Caller, id: str) -> list[Decision]:
         """Return what was decided about a job, oldest first: the newest 1,000 lines, or fewer if they are long."""
-        await self._access.visible(caller, id)
+        job = await self._access.visible(caller, id)
         store = self._context.store
 
         def read() -> list[Decision]:
             newest = first_that_fit(store.decisions(id, None, 1000, None), decision_bytes, MOST_LIST)
-            return [decision_model(row) for row in reversed(newest)]
+            lines = [decision_model(row) for row in reversed(newest)]
+            return lines if self._access.may_read(caller, job) else [private_decision(line) for line in lines]
 
         return await self._context.call(read)
 

@@ -75,7 +75,7 @@ class OfferService:
     async def _offer(self, found: EngineOffer, kind: Kind) -> Offer:
         rows = await self._context.world.rows()
         document = self._context.document
-        message = sentence(found.facts, names_of(document.policies, rows, document))
+        message = sentence(found.facts, names_of(document.policies, rows, document).to(found.policy))
         return Offer(
             profile=found.profile,
             team=found.policy,
@@ -83,11 +83,14 @@ class OfferService:
             code=OFFER_CODES.get(found.code, found.code),
             message=message,
             seconds=None if found.code in ("wait", "refused") else round(found.seconds),
-            victims=[await self._victim(victim) for victim in (*found.victims, *found.moved)],
+            victims=[await self._victim(victim, found.policy) for victim in (*found.victims, *found.moved)],
             reason=Reason(code=found.reason, message=message, numbers=dict(found.numbers)),
         )
 
-    async def _victim(self, victim: OfferVictim) -> Victim:
+    async def _victim(self, victim: OfferVictim, team: str) -> Victim:
+        """Return a victim as the members of a team see it: that of another team is a job of that team, no more."""
+        if victim.policy != team:
+            return Victim(id="", name="", team=victim.policy, owner="", gpus=gpu(victim.gpus))
         row = await self._context.world.row(victim.id)
         return Victim(
             id=victim.id,

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from ..control.names import names_of
-from ..engine.plan import Evict, Move, Plan
+from ..engine.plan import Evict, Move, Plan, Refusal, Start, Waiting
 from ..engine.schedule import schedule
 from ..engine.snapshot import ADMITTED, Placement, Snapshot
 from ..engine.snapshot import Workload as EngineWorkload
@@ -35,21 +35,25 @@ class Projection:
 def projection(snapshot: Snapshot, rows: Mapping[str, Workload]) -> Projection:
     """Carry out plans until nothing changes any more; sentences call jobs by their names."""
     found, names = Projection(), names_of(snapshot.policies, rows)
+
+    def said(decision: Start | Evict | Move | Refusal | Waiting) -> str:
+        return sentence(decision.facts, names.to(rows[decision.id].team))
+
     ran = {workload.id for workload in snapshot.workloads if workload.state in ADMITTED}
     for _ in range(MOST_PLANS):
         plan = schedule(snapshot)
         evictions: tuple[Evict | Move, ...] = (*plan.evict, *plan.move)
         for each in evictions:
-            id, message = each.id, sentence(each.facts, names)
+            id, message = each.id, said(each)
             if id in ran:
                 found.evicts.setdefault(id, message)
             else:
                 found.starts.pop(id, None)
         for start in plan.start:
             if start.id not in ran:
-                found.starts[start.id] = sentence(start.facts, names)
-        found.refused |= {refusal.id: sentence(refusal.facts, names) for refusal in plan.refused}
-        found.waits = {w.id: (w.code, sentence(w.facts, names)) for w in plan.pending if w.id not in found.evicts}
+                found.starts[start.id] = said(start)
+        found.refused |= {refusal.id: said(refusal) for refusal in plan.refused}
+        found.waits = {w.id: (w.code, said(w)) for w in plan.pending if w.id not in found.evicts}
         if not (plan.start or plan.evict or plan.move or plan.refused or plan.terminating):
             break
         snapshot = replace(snapshot, workloads=tuple(_carried_out(snapshot, plan)))

@@ -121,10 +121,10 @@ class Streams:
 
 
 class Messages:
-    """Events as text, each serialised once: it is the same for all who may see it, and sent to no others."""
+    """Events as text, each serialised once, or twice: for those who may read what its job wrote, and for the others."""
 
     def __init__(self) -> None:
-        self._made: OrderedDict[int, bytes] = OrderedDict()
+        self._made: OrderedDict[tuple[int, bool], bytes] = OrderedDict()
         self.serialised = 0
         """events that were serialised so far"""
 
@@ -133,9 +133,10 @@ class Messages:
         return b"".join([self._one(row) for row in rows])
 
     def _one(self, row: EventRow) -> bytes:
-        if (known := self._made.get(row.id)) is not None:
+        key = row.id, bool(row.data.get("private"))
+        if (known := self._made.get(key)) is not None:
             return known
-        made = self._made[row.id] = message(event_model(row))
+        made = self._made[key] = message(event_model(row))
         self.serialised += 1
         if len(self._made) > MOST_MESSAGES:
             self._made.popitem(last=False)

@@ -39,13 +39,11 @@ def is_are(amount: float) -> str:
 
 
 def _victim(v: V, names: Names) -> str:
-    owner = f" of {v['owner']}" if v["owner"] else ""
-    return f"{names.team(v['team'])}'s {v['kind']} {names.workload(v['victim'])}{owner} ({gpus(v['gpus'])})"
+    return f"{names.work(v['team'], v['kind'], v['victim'], v['owner'])} ({gpus(v['gpus'])})"
 
 
 def _preemptor(v: V, names: Names) -> str:
-    owner = f" of {v['owner']}" if v["owner"] else ""
-    return f"{names.team(v['team'])}'s {v['kind']} {names.workload(v['preemptor'])}{owner}"
+    return names.work(v["team"], v["kind"], v["preemptor"], v["owner"])
 
 
 def _needs(v: V, names: Names) -> str:
@@ -175,8 +173,7 @@ def _never_over_quota(v: V, names: Names) -> str:
 
 
 def _held_for(v: V, names: Names) -> str:
-    owner = f" of {v['held_owner']}" if v["held_owner"] else ""
-    whom = f"{names.team(v['held_team'])}'s {v['held_kind']} {names.workload(v['held_for'])}{owner}"
+    whom = names.work(v["held_team"], v["held_kind"], v["held_for"], v["held_owner"])
     return f"held for {whom}, which has waited {duration(v['waited'])}; {_asks(v)}."
 
 

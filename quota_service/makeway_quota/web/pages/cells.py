@@ -30,11 +30,11 @@ def _cell(machine: Node, device: Device, look: Look) -> Markup:
         )
     first = device.holders[0]
     owner = "" if len(device.holders) > 1 else _shortened(first.owner, wide // 8)
-    words = _words(device, first, owner, wide, tall) if owner else Markup("")
+    words = _words(device, first, owner, wide, tall) if owner or not first.owner else Markup("")
     over = " over" if first.over_quota else ""
     picture = _picture(f"used {look.colour(first.team)}{over}", wide, tall, _parts(device, look, wide, tall) + words)
     label = f"{device.index} {owner}: {tip}" if owner else tip
-    if first.kind is Kind.JOB and look.opens(first.team):
+    if first.kind is Kind.JOB and first.workload and look.opens(first.team):
         whole = Markup('<a class="mw-cell" href="{}{}" aria-label="{}" data-tip="{}" data-w="{}">{}</a>')
         return whole.format(look.jobs, first.workload, label, tip, first.workload, picture)
     whole = Markup('<span class="mw-cell" role="img" tabindex="0" aria-label="{}" data-tip="{}" data-w="{}">{}</span>')
@@ -90,11 +90,12 @@ def cell_tip(machine: Node, device: Device, look: Look) -> str:
 
 def _holder_line(holder: Holder, look: Look) -> str:
     share = "" if holder.gpus >= 1 else f" ({number(holder.gpus)} of it)"
-    what = "notebook" if holder.kind is Kind.SESSION else f"job {holder.name or holder.workload}"
+    what = "notebook" if holder.kind is Kind.SESSION else f"job {holder.name or holder.workload}".rstrip()
     quota = "over quota: makes way when the owner needs it" if holder.over_quota else "in quota"
     if holder.kind is Kind.SESSION and not holder.over_quota:
         quota = "guaranteed"
-    return f"{look.title(holder.team)} · {holder.owner}: {what}{share}, {holder.state.value}, {quota}"
+    whose = f" · {holder.owner}" if holder.owner else ""
+    return f"{look.title(holder.team)}{whose}: {what}{share}, {holder.state.value}, {quota}"
 
 
 def _box(classes: str, x: float, wide: float, tall: float, extra: str = "") -> Markup:

@@ -1,0 +1,66 @@
+"""Decide who may read what a job runs and wrote, and leave that out for all others.
+
+By default it is its owner's, and that of the leads of its team and of administrators. `work: team` in the policy
+document, in `settings` or of one team, opens it to the team; in system users mode nothing does, because the API shows
+no more than the file system.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from makeway_api.models import Decision, Job
+
+from ..store.records import Event
+from .caller import Caller
+from .context import Context
+
+OWN_WORDS = re.compile(r"( failed)(?:: | \().*", re.DOTALL)
+"""What follows is the last line of a job's output."""
+
+
+def may_read(context: Context, caller: Caller, owner: str | None, team: str | None) -> bool:
+    """Whether the caller may read code, environment, log and results of a job of this owner and team."""
+    if owner == caller.name or context.manages(caller, team):
+        return True
+    if context.settings.mode == "system" or team is None or not context.document.shares_work(team):
+        return False
+    return team in context.teams_of(caller)
+
+
+def private_job(job: Job) -> Job:
+    """Return a job without what is its owner's: what it runs, and what it says."""
+    reason = job.reason
+    if reason is not None:
+        reason = reason.model_copy(update={"message": without_own_words(reason.message)})
+    attempts = [attempt.model_copy(update={"message": ""}) for attempt in job.attempts]
+    less = {"command": [], "source": "", "message": "", "reason": reason, "attempts": attempts, "private": True}
+    return job.model_copy(update=less)
+
+
+def private_decision(decision: Decision) -> Decision:
+    """Return a line of the decision log without the words of the job that it is about."""
+    return decision.model_copy(update={"message": without_own_words(decision.message)})
+
+
+def private_event(event: Event) -> Event:
+    """Return an event without the words of the job that it is about; the event itself where it has none."""
+    data = _private(event.data)
+    return event if data == event.data else replace(event, data=data | {"private": True})
+
+
+def _private(data: Mapping[str, Any]) -> dict[str, Any]:
+    found = dict(data)
+    if "message" in found:
+        found["message"] = without_own_words(str(found["message"])) if "verb" in found else ""
+    if isinstance(reason := found.get("reason"), dict):
+        found["reason"] = {**reason, "message": without_own_words(str(reason.get("message", "")))}
+    return found
+
+
+def without_own_words(message: str) -> str:
+    """Return a sentence about a job's failure without the line that the job wrote."""
+    return OWN_WORDS.sub(r"\1.", message)
