@@ -36,7 +36,7 @@ Refusals = tuple[tuple[str, float], ...]
 
 
 class StartBackoff:
-    """Knows how often in a row each job was refused, and by which nodes, as the rows have it.
+    """How often in a row each job was refused, and by which nodes, as the rows have it.
 
     The tries are those of the rows as they are committed, by whichever replica: one that was not committed is none.
     """
