@@ -22,7 +22,7 @@ async def test_session_in_quota_starts_on_a_full_cluster_and_its_reason_names_th
         offers = {offer.profile: offer for offer in table.offers}
         assert offers["gpu1"].code == "ready_now"
         assert offers["gpu2"].code == "ready_after_reclaim"
-        assert [(v.name, v.team, v.owner) for v in offers["gpu2"].victims] == [("t8", "rnd", "ana")]
+        assert [(v.name, v.team, v.owner, v.gpus) for v in offers["gpu2"].victims] == [("", "rnd", "", 1)]
         assert offers["gpu2"].seconds == 30
         asked = await run.session("bo", "gpu2", "devops")
         session = await run.granted(asked.id)

@@ -86,7 +86,7 @@ class PolicyService:
         rows = await context.world.rows()
         now = context.clock()
         as_it_is, proposed = context.world.snapshot(rows, now), context.world.proposed(rows, now, document)
-        before, after = await context.preview(_both, as_it_is, proposed, rows)
+        before, after = await context.preview(_both, as_it_is, proposed, rows, caller.manages_all)
         teams = context.managed_teams(caller)
         shown = rows if teams is None else {id: row for id, row in rows.items() if row.team in teams}
         waits = {id: message for id, (code, message) in after.waits.items() if before.waits.get(id, ("",))[0] != code}
@@ -156,9 +156,10 @@ class PolicyService:
 
 
 def _both(
-    as_it_is: Snapshot, proposed: Callable[[], Snapshot], rows: Mapping[str, Workload]
+    as_it_is: Snapshot, proposed: Callable[[], Snapshot], rows: Mapping[str, Workload], all_names: bool
 ) -> tuple[Projection, Projection]:
-    return projection(as_it_is, rows), projection(proposed(), rows)
+    before = projection(as_it_is, rows, all_names=all_names)
+    return before, projection(proposed(), rows, all_names=all_names)
 
 
 def _diff_of_teams(old: str, new: str, teams: Collection[str]) -> list[str]:

@@ -32,12 +32,15 @@ class Projection:
     """id to reason code and sentence; evicted workloads are not in it"""
 
 
-def projection(snapshot: Snapshot, rows: Mapping[str, Workload]) -> Projection:
-    """Carry out plans until nothing changes any more; sentences call jobs by their names."""
+def projection(snapshot: Snapshot, rows: Mapping[str, Workload], *, all_names: bool = True) -> Projection:
+    """Carry out plans until nothing changes any more; sentences call jobs by their names.
+
+    Without `all_names` each sentence is one for the team of its workload, which knows no names of others.
+    """
     found, names = Projection(), names_of(snapshot.policies, rows)
 
     def said(decision: Start | Evict | Move | Refusal | Waiting) -> str:
-        return sentence(decision.facts, names.to(rows[decision.id].team))
+        return sentence(decision.facts, names if all_names else names.to(rows[decision.id].team))
 
     ran = {workload.id for workload in snapshot.workloads if workload.state in ADMITTED}
     for _ in range(MOST_PLANS):
