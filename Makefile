@@ -66,9 +66,13 @@ invariants: setup ## Live through 3,000 random worlds × histories, fast engine 
 mutations: setup ## Break the engine's rules one by one; each must be noticed by some test (minutes)
 	@$(PYTEST) -q -m mutations tests/engine/test_mutations.py $(ARGS)
 
-faults: setup ## Kill service, Hub and replicas, freeze and cut off replicas at random (minutes); KILLS=n HUB_KILLS=n FAULTS=n
+faults: setup ## Kill service, Hub and replicas, cut off replicas, disturb a node (minutes); KILLS=n HUB_KILLS=n FAULTS=n NODE_FAULTS=n
 	@KILLS=$(or $(KILLS),25) HUB_KILLS=$(or $(HUB_KILLS),5) FAULTS=$(or $(FAULTS),60) \
 		$(PYTEST) -q -s -m "slow or long" tests/e2e/test_faults.py tests/e2e/test_replicas.py $(ARGS)
+	@.venv/bin/python scripts/set_up_kube.py
+	@.venv/bin/python -m kube_cluster build
+	@KILLS=$(or $(KILLS),25) FREEZES=$(or $(FREEZES),5) NODE_FAULTS=$(or $(NODE_FAULTS),25) \
+		$(PYTEST) -q -s -m kube tests/kube/test_killed_service.py $(ARGS)
 
 requests: setup ## Send thousands of valid and invalid requests to every route of the API; REQUESTS=n of each kind
 	@REQUESTS=$(or $(REQUESTS),100) $(PYTEST) -q -m slow tests/web/test_schemathesis.py $(ARGS)

@@ -17,8 +17,11 @@ from typing import TypeVar
 import httpx2
 import pytest
 from job_service import TRAIN, Serving, weights
+from kube.node_faults import FAULTS
 from makeway_api.errors import MakewayError
 from makeway_api.models import Job
+
+from kube_cluster.node import Node
 
 pytestmark = pytest.mark.kube
 
@@ -27,6 +30,8 @@ SEED = int(os.environ.get("SEED", "20261123"))
 KILLS = int(os.environ.get("KILLS", "3"))
 FREEZES = int(os.environ.get("FREEZES", "1"))
 """More of both: `KILLS=25 FREEZES=5 make kube-test ARGS="-k run_twice"`."""
+NODE_FAULTS = int(os.environ.get("NODE_FAULTS", str(len(FAULTS))))
+"""Faults of the node that pass, each kind in turn; more of them: `NODE_FAULTS=25`, as `make faults` has it."""
 TESTS = Path(__file__).parents[1]
 ONCE = """
 mkdir -p "$MAKEWAY_CHECKPOINT_DIR" && cd "$MAKEWAY_CHECKPOINT_DIR"
@@ -127,6 +132,44 @@ async def test_nothing_is_lost_or_run_twice(serving: Serving, tmp_path: Path) ->
             assert weights(logs[-1]) == wanted, f"{job.name} has other weights than an undisturbed run"
         evictions = Counter(job.preemptions for job in ended)
         assert sum(evictions[many] for many in evictions if many) > 0, "no job made way"
+        await serving.no_pod_left()
+
+
+@pytest.mark.covers("N07", "F42", "F47")
+@pytest.mark.timeout(3600)
+@pytest.mark.no_repeat
+async def test_faults_of_the_node_that_pass_cost_no_job_anything(
+    serving: Serving, real_node: Node, tmp_path: Path
+) -> None:
+    """Jobs train and make way while their node is not ready, offers no GPUs, is drained or has a job fill its disk."""
+    chance = random.Random(SEED)
+    kinds = [*FAULTS] * (NODE_FAULTS // len(FAULTS) + 1)
+    faults = kinds[:NODE_FAULTS]
+    chance.shuffle(faults)
+    async with running(serving, tmp_path / "log"):
+        calm = await ends(serving, await train(serving, "ana", "calm", 0.0))
+        jobs = [await train(serving, "ana", f"train {number}", 0.05) for number in range(2)]
+        owners = 0
+        for number, fault in enumerate(faults):
+            if number % 2 == 0:  # an owner comes back, and one job makes way
+                jobs.append(await train(serving, "ana", f"more {number}", 0.05))
+                jobs.append(await train(serving, "bo", f"owner {number}", 0.005))
+                owners += 1
+            await asyncio.sleep(chance.uniform(0.0, 2.0))
+            await FAULTS[fault](serving, real_node)
+        ended = [await ends(serving, job) for job in jobs]
+        wanted = weights(await patiently(lambda: serving.log(calm)))
+        drains = faults.count("drain")
+        for job in ended:
+            outcomes = Counter(attempt.outcome for attempt in job.attempts)
+            assert (job.state.value, outcomes.pop("succeeded")) == ("succeeded", 1), job
+            assert outcomes.pop("lost", 0) <= drains, job
+            assert not outcomes.keys() - {"preempted"}, job
+            assert weights(await patiently(lambda job=job: serving.log(job, job.attempts[-1].number))) == wanted, job
+        evictions = sum(job.preemptions for job in ended)
+        # Only owners have jobs make way: a training job of 1 GPU for each of them, and for the job that fills the disk.
+        assert evictions <= owners + faults.count("disk") + drains, [(job.name, job.preemptions) for job in ended]
+        print(f"\n{len(faults)} faults of the node ({', '.join(faults)}): {evictions} evictions for {owners} owners")
         await serving.no_pod_left()
 
 
