@@ -77,6 +77,15 @@ def makeway_admins(c: Any) -> list[str]:
     return found
 
 
+def test_an_authenticator_chosen_by_code_leaves_admin_no_administrator(configuration: Any) -> None:
+    code = "c.JupyterHub.authenticator_class = 'shared-password'"
+    c = configuration({"extraConfig": {"auth": code}})
+    assert makeway_admins(c) == []
+    assert c.Authenticator.admin_users == set()
+    c = configuration({"extraConfig": {"auth": code}, "makewayAdmins": {"users": ["admin"]}})
+    assert makeway_admins(c) == ["admin"]
+
+
 def test_admin_is_an_administrator_for_a_first_look_only(configuration: Any) -> None:
     c = configuration({})
     assert (c.Authenticator.admin_users, makeway_admins(c)) == ({"admin"}, ["admin"])

@@ -71,6 +71,12 @@ for section, traits in values["config"].items():
 names = {"c": c, "get_config": get_config}  # noqa: F821
 for name, text in sorted(values["extraConfig"].items()):
     exec(compile(text, f"hub.extraConfig.{name}", "exec"), names)
+if values["firstLook"] and c.JupyterHub.authenticator_class not in ("dummy", "jupyterhub.auth.DummyAuthenticator"):
+    # Code chose another authenticator: its user "admin" is no administrator, unless the site says so.
+    if c.Authenticator.admin_users == {"admin"}:
+        c.Authenticator.admin_users = set()
+    if values["defaultAdmins"]:
+        values["admins"]["users"] = []
 
 c.JupyterHub.services = [
     {"name": SERVICE, "api_token": os.environ["SERVICE_TOKEN"]},
