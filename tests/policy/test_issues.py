@@ -39,6 +39,20 @@ from makeway_quota.policy import PolicyInvalid
             "profiles[0].pod",
             "hub.config.KubeSpawner",
         ),
+        (
+            "[rnd, devops]",
+            "[rnd]\n    kinds: [session]\n    time_limit: 1h",
+            10,
+            "profiles[0].time_limit",
+            "only jobs have",
+        ),
+        (
+            "[rnd, devops]",
+            "[rnd]\n    workers: 3\n    max_workers: 2",
+            10,
+            "profiles[0].max_workers",
+            "less than the 3",
+        ),
         ("[rnd, devops]", "[rnd]\n    signal: SIGKILL", 9, "profiles[0].signal", "SIGTERM, SIGINT"),
         ("[rnd, devops]", "[rnd]\n    grace: -1s", 9, "profiles[0].grace", "expected a number of seconds"),
         ("[rnd, devops]", "[rnd]\n    grace: 99d", 9, "profiles[0].grace", "too long"),
@@ -320,10 +334,11 @@ def test_the_error_is_one_text_for_the_terminal(good) -> None:
         policy.read(good(("gpus: 1", "gpus: -1")))
 
 
-def test_what_an_earlier_release_took_is_still_read_where_it_has_no_effect() -> None:
+@pytest.mark.parametrize("part", ["pod: {spec: {runtimeClassName: nvidia}}", "time_limit: 1h"])
+def test_what_an_earlier_release_took_is_still_read_where_it_has_no_effect(part: str) -> None:
     text = (
         "{version: 1, pools: [{name: gpu}], policies: [], profiles: "
-        "[{name: lab, gpus: 1, kinds: [session], pod: {spec: {runtimeClassName: nvidia}}}]}"
+        f"[{{name: lab, gpus: 1, kinds: [session], {part}}}]}}"
     )
     with pytest.raises(PolicyInvalid):
         policy.read(text)

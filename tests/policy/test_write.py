@@ -103,7 +103,10 @@ def profiles(
         draw(st.sampled_from(["SIGTERM", "SIGUSR1"])),
         everyone,
         images=choice,
+        max_workers=draw(st.none() | st.integers(workers, 100_000)),
     )
+    if "job" not in facts.kinds:
+        profile = replace(profile, time_limit=None)
     return profile, facts
 
 

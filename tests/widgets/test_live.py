@@ -151,7 +151,7 @@ def test_both_sides_of_a_reclaim_are_shown(portal: Portal, feed: Feed, ana: Clie
     mine.until(lambda p: [job.state for job in p.mine].count(State.RUNNING) == 3)
     bo.submit(JobRequest(name="urgent", profile="gpu3", command=SLEEP))
     try:
-        leaving = mine.until(lambda p: "makes way for devops (bo)" in banners(p))
+        leaving = mine.until(lambda p: "makes way for devops;" in banners(p))
         assert banners(leaving).count('role="status"') == 1
         assert "Your job sweep" in banners(leaving)
         coming = theirs.until(lambda p: "GPUs are on their way to your job urgent" in banners(p))

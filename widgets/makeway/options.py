@@ -98,7 +98,7 @@ def describe(parser: argparse.ArgumentParser, several: str | int = "+") -> None:
         help="files and folders to send along, 50 MB at most",
     )
     add("--env", "-e", metavar="K=V", nargs=several, action=Pairs, default={}, help="environment variables of the job")
-    add("--time-limit", metavar="TIME", help="end the job after this time: 90s, 30m, 2h, 1h30m")
+    add("--time-limit", metavar="TIME", help="end each attempt of the job after this time: 90s, 30m, 2h, 1h30m")
     add("--priority", metavar="low|normal|high", default="normal", help="its priority among your team's jobs")
     add("--workers", metavar="N", type=_positive, help="the number of workers (default: the profile's)")
     add(

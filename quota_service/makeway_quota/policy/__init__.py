@@ -1,7 +1,7 @@
 """The policy document: pools, profiles, teams, and how many GPUs each team is guaranteed."""
 
 from .diff import diff
-from .document import Document, PolicyFacts, PoolFacts, ProfileFacts
+from .document import Document, PolicyFacts, PoolFacts, ProfileFacts, workers_limit
 from .issues import Issue, PolicyInvalid, closest
 from .read import Sizes, read
 from .rescale import overcommitments, rescale, rescale_text
@@ -21,5 +21,6 @@ __all__ = [
     "read",
     "rescale",
     "rescale_text",
+    "workers_limit",
     "write",
 ]

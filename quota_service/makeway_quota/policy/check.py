@@ -18,6 +18,9 @@ FOR_JOBS = (
     "the template is for the pods of jobs, and kinds has none; configure the pods of notebooks in the Hub "
     "(c.KubeSpawner, which is hub.config.KubeSpawner in the chart), or add job to kinds"
 )
+NO_TIME_LIMIT = "only jobs have a time limit, and kinds has none; remove time_limit, or add job to kinds"
+WITHOUT_EFFECT = (FOR_JOBS, NO_TIME_LIMIT)
+"""Problems of a part without any effect, which an earlier release has taken."""
 NO_POOL = "no pool is named; name one, or remove the key to mean all"
 
 
@@ -70,6 +73,13 @@ def _profile(loc: Loc, profile: DocumentProfile, entries: Entries) -> Iterator[P
     yield from _names((*loc, "policies"), profile.policies or (), entries.policies, "policy")
     if profile.pod and "job" not in profile.kinds:
         yield (*loc, "pod"), FOR_JOBS
+    if profile.time_limit is not None and "job" not in profile.kinds:
+        yield (*loc, "time_limit"), NO_TIME_LIMIT
+    if profile.max_workers is not None and profile.max_workers < profile.workers:
+        yield (
+            (*loc, "max_workers"),
+            f"{profile.max_workers} is less than the {profile.workers} workers; give at least that",
+        )
     yield from _images((*loc, "images"), profile)
 
 

@@ -8,6 +8,9 @@ from typing import Any, Literal, NamedTuple
 
 from ..engine.snapshot import Kind, Policy, Pool, Profile, Settings
 
+MAX_WORKERS_WITHOUT_GPUS = 100
+"""Workers that a job may ask for where its profile has no GPUs and names no number of its own."""
+
 
 @dataclass(frozen=True, slots=True)
 class PoolFacts:
@@ -56,6 +59,8 @@ class ProfileFacts:
     pod: Mapping[str, Any] = field(default_factory=dict)
     """what the pods of its jobs have on a cluster besides what Makeway gives them: part of a Pod of Kubernetes"""
     images: tuple[Image, ...] = ()
+    max_workers: int | None = None
+    """the most workers that a job may ask for; see `workers_limit`"""
     disk: int = 0
     """MiB that a worker requests of its node's disk on a cluster, and the most that it may use; 0: the site's"""
 
@@ -64,6 +69,16 @@ class ProfileFacts:
         """The reference of the image without a choice: the one marked as default, else the first; None: the site's."""
         chosen = next((image for image in self.images if image.default), self.images[0] if self.images else None)
         return chosen.image if chosen else self.image
+
+
+def workers_limit(profile: Profile, facts: ProfileFacts) -> int | None:
+    """Return the most workers that a job of a profile may ask for; None: as many as its quota takes.
+
+    Without GPUs no quota bounds them, and each is a process or a pod.
+    """
+    if facts.max_workers is not None:
+        return facts.max_workers
+    return None if profile.gpus else max(profile.workers, MAX_WORKERS_WITHOUT_GPUS)
 
 
 @dataclass(frozen=True, slots=True)

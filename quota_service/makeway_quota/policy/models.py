@@ -216,6 +216,7 @@ class DocumentProfile(ProfileTable):
     env: Annotated[Texts, AfterValidator(_env)] = Field(default_factory=dict)
     signal: Literal["SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2"] = "SIGTERM"
     pod: Annotated[dict[str, Any], AfterValidator(_pod)] = Field(default_factory=dict)
+    max_workers: Workers | None = None
     disk: Mib = 0
 
 

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from ..engine.snapshot import Policy, Pool, Profile, Settings
-from .check import FOR_JOBS, Entries, check
+from .check import WITHOUT_EFFECT, Entries, check
 from .document import Document, PolicyFacts, PoolFacts, ProfileFacts
 from .issues import Issue, Loc, PolicyInvalid, Problem, in_order, place, quote
 from .models import DocumentPolicy, DocumentPool, DocumentProfile, DocumentSettings, DocumentTable
@@ -42,7 +42,7 @@ def read(text: str, file: str = "policy.yaml", sizes: Sizes | None = None, *, st
     )
     document = _document(settings, entries)
     checked = check(document, entries, sizes(document) if callable(sizes) else sizes)
-    found = islice((problem for problem in checked if not (stored and problem[1] == FOR_JOBS)), ENOUGH)
+    found = islice((problem for problem in checked if not (stored and problem[1] in WITHOUT_EFFECT)), ENOUGH)
     problems = reader.problems + [problem for problem in found if not reader.has_problem_at(problem[0])]
     if problems:
         raise PolicyInvalid(in_order(Issue(file, source.line(loc), place(loc), message) for loc, message in problems))

@@ -8,10 +8,12 @@ import re
 import secrets
 from pathlib import PurePosixPath
 
+from makeway_api.durations import duration
 from makeway_api.models import JobRequest
+from makeway_api.quantities import count
 
 from ..engine.snapshot import Profile
-from ..policy import Document
+from ..policy import Document, workers_limit
 from ..store.records import NewWorkload
 from ..store.rows import weight_of
 from .refusals import refuse
@@ -101,6 +103,31 @@ def check_process(request: JobRequest) -> None:
         raise refuse("The environment is larger than 256 kB: put large values into a file of the job.", "bad_env", 422)
     if not _encodable(request.name) or not _encodable(request.source) or "\x00" in request.source:
         raise refuse("The name or the source has a NUL character or invalid Unicode in it.", "bad_name", 422)
+
+
+def check_workers(document: Document, request: JobRequest, profile: Profile) -> None:
+    """Refuse more workers than a job of the profile may have."""
+    facts = document.profile_facts[profile.name]
+    limit = workers_limit(profile, facts)
+    if limit is not None and (request.workers or 0) > limit:
+        raise refuse(
+            f"A job of {facts.title} may have {count(limit, 'worker')}, and this one asks for {request.workers:,}: ask "
+            "for fewer, or have an administrator raise max_workers of the profile.",
+            "too_many_workers",
+            422,
+            workers=request.workers,
+            limit=limit,
+        )
+
+
+def time_limit_note(request: JobRequest, profile: Profile) -> list[str]:
+    """Return that the profile ends a job earlier than was asked for, where it does."""
+    if request.time_limit is None or profile.time_limit is None or request.time_limit <= profile.time_limit:
+        return []
+    return [
+        f"Its time limit is {duration(profile.time_limit)}, the most that its profile allows; "
+        f"{duration(request.time_limit)} was asked for."
+    ]
 
 
 def new_job(

@@ -29,7 +29,7 @@ from .refusals import database_errors, refuse
 from .repeated import RequestsUnderWay, clone_key, key_of, submitted_before
 from .submission_batches import Files, SubmissionBatcher
 from .submission_check import Files as DecodedFiles
-from .submission_check import check_process, new_job, read_files
+from .submission_check import check_process, check_workers, new_job, read_files, time_limit_note
 from .user_limits import Reservation
 
 FIRST_DECISION = 0.15
@@ -71,20 +71,22 @@ class SubmissionService:
         context = self._context
         team, profile = self._place(caller, request)
         check_process(request)
+        check_workers(context.document, request, profile)
         choice = await self._image(caller, request, profile)
         files = await self._files(request) if request.files else ()
         if request.clone_of is not None:
             await self._access.visible(caller, request.clone_of)
         if request.dry_run:
             answer = await self._dry_run(caller, request, team, profile.name, sum(len(data) for _, data, _ in files))
-            notes = await self._notes(caller, team, choice, choice.image)
+            notes = [*time_limit_note(request, profile), *await self._notes(caller, team, choice, choice.image)]
             return answer.model_copy(update={"image": choice.image, "notes": notes})
         await context.learn_limits()
         size = weight_of(request.command, request.env, request.source)
         with context.limits.submitting(caller.name, 1, size) as reservation:
             await self._keep(files)
             job = await self._add(caller, request, team, profile, files, reservation, key)
-        return job.model_copy(update={"notes": await self._notes(caller, team, choice, job.image)})
+        notes = [*time_limit_note(request, profile), *await self._notes(caller, team, choice, job.image)]
+        return job.model_copy(update={"notes": notes})
 
     async def clone(
         self, caller: Caller, id: str, many: int, overrides: Mapping[str, Any], key: str | None = None
@@ -116,6 +118,7 @@ class SubmissionService:
         request = _copy_of(context.document, original, caller, overrides)
         team, profile = self._place(caller, request)
         check_process(request)
+        check_workers(context.document, request, profile)
         files: Files = FilesOf(id)
         if "files" in overrides:
             files = await self._files(request)
