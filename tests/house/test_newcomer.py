@@ -99,7 +99,7 @@ def test_the_readmes_tour(root: Path, tmp_path: Path) -> None:
 
             (offer,) = [o for o in portal.user("bo").offers(kind="session").offers if o.profile == "gpu2"]
             assert "30 s" in offer.message
-            assert "trial" in offer.message
+            assert "R&D's job" in offer.message
             portal.start_server("bo", {"profile": "gpu2", "team": "devops"})
             until(lambda: ana.job(jobs[0].id).state is State.PENDING, "the trial that started last makes way")
             assert [ana.job(job.id).state for job in jobs[1:]] == [State.RUNNING] * 3

@@ -106,7 +106,7 @@ def test_a_state_is_reported_once_and_on_one_line(capsys: pytest.CaptureFixture[
 
 def test_a_colleagues_result_is_not_unpickled_unasked(portal: Portal, ana: Client) -> None:
     made = training.Job(ana.submit(JobRequest(profile="gpu1", command=["true"]))).wait(quiet=True)
-    connection.connect(portal.url, "lea")
+    connection.connect(portal.url, "root")  # who may read it
     with pytest.raises(Refused, match=r"belongs to ana: its result is a pickle.*trust=True"):
         training.job(made.id).result()
     with pytest.raises(Refused, match="left no result"):
