@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from browser import WIDTH, Person
@@ -64,3 +65,13 @@ def take(pictures: Path | None, person: Person, name: str, *, theme: bool = Fals
         clip: FloatRect | None = {"x": 0, "y": 0, "width": WIDTH, "height": height} if height else None
         person.page.screenshot(path=pictures / f"{name}-{scheme}.png", clip=clip)
     person.page.emulate_media(color_scheme="light")
+
+
+def reads(person: Person, text: str) -> None:
+    """Wait until a page shows a text; lines that came since a list was touched are shown by a click on their number."""
+    deadline = time.monotonic() + 60
+    while text not in person.page.locator("body").inner_text():
+        assert time.monotonic() < deadline, f"the page does not show {text}: {person.page.locator('body').inner_text()[-4000:]}"
+        for button in person.page.locator(".mw-new:visible").all():
+            button.click()
+        time.sleep(0.2)

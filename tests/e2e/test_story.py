@@ -11,7 +11,7 @@ import pytest
 from browser import Person, chromium, notebook
 from makeway_api.models import Job
 from playwright.sync_api import expect
-from stories import TRAIN, sees, take, training_cell, uninterrupted, weights
+from stories import TRAIN, reads, sees, take, training_cell, uninterrupted, weights
 
 from benchmarks.portal import Portal
 
@@ -130,7 +130,7 @@ def test_story(portal: Portal, tmp_path: Path, pictures: Path | None) -> None:
         assert "2 GPUs" in bo.run_cell(1)
 
         # Everybody reads why.
-        expect(admin.page.locator("body")).to_contain_text("“trial-8” of ana made way for bo")
+        reads(admin, "“trial-8” of ana made way for DevOps")
         take(pictures, admin, "panel")
         widget.scroll_into_view_if_needed()
         ana.page.locator(".jp-NotebookPanel .jp-CodeCell").first.scroll_into_view_if_needed()
@@ -150,7 +150,7 @@ def test_story(portal: Portal, tmp_path: Path, pictures: Path | None) -> None:
 
         steps = [d.verb for d in ana_api.job_events(victim.id)]
         assert [v for v in steps if v != "wait"] == ["submit", "start", "evict", "requeue", "start", "finish"]
-        expect(admin.page.locator("body")).to_contain_text("“trial-8” of ana succeeded")
+        reads(admin, "“trial-8” of ana succeeded")
         for person in people:
             assert person.outside == [], "a closed network: nothing is asked outside"
             assert person.errors == []

@@ -14,7 +14,7 @@ from makeway_api.models import Job
 from playwright.sync_api import expect
 from pods import SPARE, allocatable, wait_until
 from portals import CHECKPOINTS, WORKERS, Portal
-from stories import STEPS, TRAIN, sees, take, training_cell, uninterrupted, weights
+from stories import STEPS, TRAIN, reads, sees, take, training_cell, uninterrupted, weights
 from walk import blocks, steps
 
 from kube_cluster.api import GPU
@@ -123,7 +123,7 @@ def test_the_story_on_kubernetes(portal: Portal, tmp_path: Path, pictures: Path 
         bo.open_notebook("one.ipynb")
         bo.run_cell(0)
         assert "1 GPU" in bo.run_cell(1)
-        expect(admin.page.locator("body")).to_contain_text("“trial-3” of ana made way for bo")
+        reads(admin, "“trial-3” of ana made way for DevOps")
         expect(admin.page.locator("body")).to_contain_text("node-0")
         take(pictures, admin, "kubernetes-panel")
         widget = ana.page.locator(".jp-NotebookPanel .jp-CodeCell").nth(1)
