@@ -71,7 +71,9 @@ def reads(person: Person, text: str) -> None:
     """Wait until a page shows a text; lines that came since a list was touched are shown by a click on their number."""
     deadline = time.monotonic() + 60
     while text not in person.page.locator("body").inner_text():
-        assert time.monotonic() < deadline, f"the page does not show {text}: {person.page.locator('body').inner_text()[-4000:]}"
+        assert time.monotonic() < deadline, (
+            f"the page does not show {text}: {person.page.locator('body').inner_text()[-4000:]}"
+        )
         for button in person.page.locator(".mw-new:visible").all():
             button.click()
         time.sleep(0.2)
