@@ -14,18 +14,17 @@ from .pool_assignment import PoolAssignment
 
 
 class Record(NamedTuple):
-    """The part of one workload in the counts: its team, its pool, and milli-GPUs."""
+    """The part of one workload in the counts: its team, and its milli-GPUs by pool."""
 
     team: str
-    pool: str
     non_preemptible: bool
-    amount: int
+    amounts: tuple[tuple[str, int], ...]
 
 
 class UsageLedger:
     """The usage of all rows that were added, equal to `usage_by_team` of the same world.
 
-    One exception: of a workload that holds devices of several pools on one node, only those of one pool count.
+    One exception: a worker that holds devices of several pools on one node counts in one of them.
     """
 
     def __init__(self, document: Document, assignment: PoolAssignment) -> None:
@@ -69,29 +68,34 @@ class UsageLedger:
         return count_usage(self._ledger, self._totals, self._used)
 
     def _count(self, record: Record, sign: int) -> None:
-        team, pool, non_preemptible, amount = record
-        account = self._ledger.account(team)
-        self._ledger.record(account, pool, non_preemptible, "", now=sign * amount)
-        self._ledger.changed.clear()
-        add_usage(self._used, account, pool, sign * amount if non_preemptible else 0, sign * amount)
+        account = self._ledger.account(record.team)
+        for pool, amount in record.amounts:
+            self._ledger.record(account, pool, record.non_preemptible, "", now=sign * amount)
+            self._ledger.changed.clear()
+            add_usage(self._used, account, pool, sign * amount if record.non_preemptible else 0, sign * amount)
 
     def _record(self, row: Workload) -> Record | None:
-        """Return what a row counts, in the pool of its first worker; work whose nodes are gone counts in full."""
+        """Return what a row counts: what it was started with, whatever its nodes show, in the pools where they are now.
+
+        A worker whose node is gone counts with the first of the others; work whose nodes are all gone in the first pool
+        of its profile.
+        """
         profile = self._document.profile(row.profile)
         pools = profile.pools if profile else ()
-        found = [(pool, place) for place in row.placement if (pool := self._pool_of(place, pools)) is not None]
-        if found:
-            amount = sum(self._amount(place, pool) for pool, place in found)
-            return Record(row.team or "", found[0][0], not row.preemptible, amount)
-        known = [pool for pool in pools or sorted(self._totals) if pool in self._totals]
-        return Record(row.team or "", known[0], not row.preemptible, row.gpus * row.workers) if known else None
+        homes = [self._pool_of(place, pools) for place in row.placement]
+        first = next((home for home in homes if home is not None), None)
+        if first is None:
+            known = [pool for pool in pools or sorted(self._totals) if pool in self._totals]
+            amounts = {known[0]: row.gpus * row.workers} if known else {}
+        else:
+            amounts = {}
+            for place, home in zip(row.placement, homes, strict=True):
+                held = sum(place.milli) if place.devices and home is not None else row.gpus
+                amounts[home or first] = amounts.get(home or first, 0) + held
+        return Record(row.team or "", not row.preemptible, tuple(amounts.items())) if amounts else None
 
     def _pool_of(self, place: Place, pools: tuple[str, ...]) -> str | None:
         return self._assignment.pool_of(place, pools)
-
-    def _amount(self, place: Place, pool: str) -> int:
-        devices = self._devices[place.node][pool]
-        return sum(milli for index, milli in zip(place.devices, place.milli, strict=False) if index in devices)
 
 
 def usable(node: NodeSeen) -> int:
