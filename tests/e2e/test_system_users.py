@@ -54,7 +54,7 @@ def reads(path):
         return False
 print(json.dumps([path for path in json.load(open("paths.json")) if reads(path)]))
 """
-HARMLESS = {"hub.pid", "proxy.pid", "ports.json", "run.lock", "service.lock"}
+HARMLESS = {"address.json", "hub.pid", "proxy.pid", "ports.json", "run.lock", "service.lock"}
 
 
 @dataclass

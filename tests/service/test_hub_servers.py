@@ -100,6 +100,7 @@ async def held(run: Running, hub: FakeHub, **ask: object) -> Workload:
     session = await run.granted((await run.session("ana", "gpu8", "rnd", preemptible=True, **ask)).id)
     assert session.phase == "granted"
     hub.start("ana")
+    hub.add("bo", "devops")
     await run.client("spawner").session_started(session.id)
     return (await run.service.components.world.rows())[session.id]
 

@@ -14,7 +14,7 @@ from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.services.user_limits import UserLimits
 from makeway_quota.store.records import Change, NewWorkload
 from makeway_quota.store.store import Store, open_store
-from running import Running, running
+from running import SAMPLE, Running, running
 
 BUSY = [NodeSeen("local", "", (0,), virtual=True)]
 
@@ -163,7 +163,8 @@ async def test_many_submissions_at_once_do_not_pass_the_limit(tmp_path: Path) ->
 
 
 async def test_a_clone_shares_files_by_digest_and_takes_no_secrets(tmp_path: Path) -> None:
-    async with running(tmp_path, backend=MemoryBackend([])) as run:
+    shared = SAMPLE.read_text(encoding="utf-8").replace("settings:", "settings:\n  work: team", 1)
+    async with running(tmp_path, shared, backend=MemoryBackend([])) as run:
         made = await run.submit(
             "ana",
             "train",
