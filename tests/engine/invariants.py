@@ -86,7 +86,8 @@ def victims_are_legal(sums: Sums, plan: Plan) -> None:
         assert each.id not in started, "I7"
         assert each.preemptor in nominated | started, f"I4: {each}"
     for move in plan.move:
-        assert sums.pool(move.to) == sums.pool(move.source), "a job moves within its pool"
+        profile = sums.profiles[sums.live[move.id].profile]
+        assert not profile.pools or sums.pool(move.to) in profile.pools, "a job moves to a pool of its profile"
         if move.rule == "shrink":
             old, new = (Counter((p.node, p.devices) for p in place) for place in (move.source, move.to))
             assert new < old, "a gang goes on with a part of its placement"

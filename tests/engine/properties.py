@@ -38,6 +38,7 @@ def check(world: World, engine: Engine, shuffle: Random) -> Plan:
     world.apply(plan)
     world.now = before.now
     nothing_idles(world, plan, after)
+    no_stopped_victim_has_room(world, plan, after)
     applied = world.snapshot()
     again = plan if applied == before else engine(applied)  # the same snapshot has the same plan (I8)
     assert not again.acts or only_for_such_starts(before, plan, again), (
@@ -75,13 +76,14 @@ def victims_are_legal(facts: Facts, plan: Plan) -> None:
         assert each.id not in started, "I7"
         assert each.preemptor in started | nominated, f"I4: nothing starts for {each}"
     for move in plan.move:
-        assert facts.pool(move.to) == facts.pool(move.source), "a job moves within its pool"
+        assert facts.pool(move.to) in facts.pools_of(facts.live[move.id]), "a job moves to a pool of its profile"
         if move.rule == "shrink":
             kept, had = (Counter((p.node, p.devices) for p in place) for place in (move.to, move.source))
             assert kept < had, "a gang goes on with a part of its placement"
             assert len(move.to) >= facts.least(facts.live[move.id]), "a gang keeps its least number of workers"
         else:
-            assert len(move.to) == len(move.source), "a job that moves keeps its workers"
+            least = facts.least(facts.live[move.id])
+            assert least <= len(move.to) <= len(move.source), "a gang that moves keeps its least number of workers"
     every_victim_was_above_its_reservation(facts, plan)
 
 
@@ -270,6 +272,20 @@ def nothing_idles(world: World, plan: Plan, after: State) -> None:
             fits = facts.workers(rooms, w, pool) >= facts.least(w)
             if fits and now.admits(w, pool, facts.request(w)) and after.admits(w, pool, facts.request(w)):
                 assert not _may_run(facts, plan, after, w, pool), f"I6: {waiting} fits in {pool}"
+
+
+def no_stopped_victim_has_room(world: World, plan: Plan, after: State) -> None:
+    """Check rule 5.6: a victim that may run over quota and fits into what a plan leaves free is moved, not stopped."""
+    facts = after.facts
+    if facts.static or any(waiting.code == "held" for waiting in plan.pending):
+        return
+    placed = {w.id: (w, w.placement) for w in world.workloads.values() if w.id in facts.live and w.placement}
+    now = State(facts, placed, now=True)
+    for each in plan.evict:
+        w = facts.live[each.id]
+        for pool in facts.pools_of(w) if facts.request(w) and facts.may_start(w) and _may_borrow(facts, w) else ():
+            fits = facts.workers(_both(now, after), w, pool) >= facts.least(w)
+            assert not (fits and after.admits(w, pool, facts.request(w))), f"5.6: {w.id} has room in {pool}: {plan}"
 
 
 def _both(now: State, after: State) -> dict[str, object]:

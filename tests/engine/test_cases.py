@@ -49,6 +49,7 @@ EXPECTED = {
     "15b-own-team-takes-more": Expected({"s3": "v3"}),
     "16-nomination-lost-to-fair-share": Expected({"v-old": "v-new"}),
     "16b-nomination-lost-in-own-team": Expected({"b1": "v-norm"}),
+    "17-start-undone-by-own-victim": Expected(move={"b-high": ["c1"]}),
     "18-shrunk-gang-is-not-seen-as-a-victim": Expected({"y1": "b1"}),
     "19-gang-shrinks-once-per-plan": Expected(move={"flex": ["n1"]}),
 }

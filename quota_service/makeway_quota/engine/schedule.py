@@ -8,6 +8,7 @@ from __future__ import annotations
 from .cycle.growth import grow
 from .cycle.preemptors import replace_preemptors
 from .cycle.reasons import explain, refuse
+from .cycle.relocation import relocate
 from .cycle.rounds import MOST_ROUNDS, Rounds
 from .cycle.scaling import scale
 from .cycle.sparing import Eviction, spare
@@ -35,7 +36,7 @@ def decide(cluster: Cluster, queues: PendingQueues, why: bool = True) -> Plan:
     rounds = Rounds(cluster, builder, heads, heads if queues.any_starving() else [], why)
     rounds.run()
     _grow(cluster, builder, heads, rounds)
-    _withdraw_needless(builder, rounds)
+    _withdraw_needless(builder, rounds, queues)
     replace_preemptors(builder)
     builder.suspend_holds()
     refused = _refuse(cluster, builder, heads)
@@ -58,14 +59,14 @@ def _grow(cluster: Cluster, builder: PlanBuilder, heads: list[Queue], rounds: Ro
         rounds.run()
 
 
-def _withdraw_needless(builder: PlanBuilder, rounds: Rounds) -> None:
-    """Spare victims that a later decision made superfluous (rule 5.4).
+def _withdraw_needless(builder: PlanBuilder, rounds: Rounds, queues: PendingQueues) -> None:
+    """Spare victims that a later decision made superfluous (rule 5.4), and move those that get room (rule 5.6).
 
     The GPUs that this frees may start other work.
     """
     spared: set[Eviction] = set()
     for _ in range(MOST_ROUNDS):
-        if not spare(builder, spared):
+        if not spare(builder, spared) and not relocate(builder, queues):
             break
         rounds.run()
 

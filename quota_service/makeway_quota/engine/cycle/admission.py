@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..index.cluster import Cluster
-from ..index.nodes import Part, PoolState
+from ..index.nodes import Allocation, Part, PoolState
 from ..index.queues import Queue
 from ..placement.fit import allowed, enough, find
 from ..plan_builder import PlanBuilder
@@ -209,14 +209,9 @@ def _carry_out(builder: PlanBuilder, queue: Queue, preemptor: Preemptor, choice:
     cluster, workload, parts = builder.cluster, preemptor.workload, choice.parts
     victims = [victim for victim in choice.victims if victim.kind != WITHDRAW]
     fresh = [victim.allocation for victim in choice.victims if victim.kind == WITHDRAW]
-    builder.progress.withdrawn_starts += len(fresh)
     for allocation in fresh:
         cluster.restore(allocation)
-        cluster.withdraw(allocation)
-        builder.withdraw(allocation.workload)
-        queue_of = builder.came_from.pop(allocation.workload.id)
-        queue_of.put_back(allocation.workload)
-        builder.returned.append((queue_of, allocation.workload.owner))
+        put_back(builder, allocation)
     if fresh:
         parts = find(preemptor.pool, queue.need, True)  # prefer GPUs that are free now to those that will be
     if victims:
@@ -229,3 +224,13 @@ def _carry_out(builder: PlanBuilder, queue: Queue, preemptor: Preemptor, choice:
             return
     cluster.nominate(workload, queue.need, parts)
     builder.nominate(workload, queue, preemptor.pool)
+
+
+def put_back(builder: PlanBuilder, start: Allocation) -> None:
+    """Withdraw a start of this plan; its workload waits again."""
+    builder.progress.withdrawn_starts += 1
+    builder.cluster.withdraw(start)
+    builder.withdraw(start.workload)
+    queue = builder.came_from.pop(start.workload.id)
+    queue.put_back(start.workload)
+    builder.returned.append((queue, start.workload.owner))

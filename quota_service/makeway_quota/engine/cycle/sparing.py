@@ -52,7 +52,7 @@ def _could_stay(builder: PlanBuilder, victim: Allocation) -> bool:
     held = {pool.pool.name: 0 for pool in victim.pools}
     for part in (part for part in victim.parts if stays(victim, part)):
         held[part.node.pool.pool.name] += part.milli * len(part.devices)
-    if target is not None:
+    if target is not None and target.pool in victim.pools:
         own = victim.pool.pool.name
         held = {own: min(held[own], target.amount + victim.need.gpus) - target.amount}
     return all(_has_room(builder, builder.cluster.pools[name], amount) for name, amount in held.items())

@@ -235,13 +235,17 @@ class ClusterState:
         parts = numbered(parts)
         allocation = self._allocation(workload, need, parts)
         allocation.fresh = True
-        self.allocations[workload.id] = self.fresh[workload.id] = allocation
+        self.start_again(allocation)
+        return allocation
+
+    def start_again(self, allocation: Allocation) -> None:
+        """Undo `withdraw`."""
+        self.allocations[allocation.workload.id] = self.fresh[allocation.workload.id] = allocation
         self.record(allocation, now=allocation.amount)
         self.count(allocation, 1)
-        for part in parts:
-            part.node.shift(part, need, -1, -1)
-            part.node.allocations[workload.id] = allocation
-        return allocation
+        for part in allocation.parts:
+            part.node.shift(part, allocation.need, -1, -1)
+            part.node.allocations[allocation.workload.id] = allocation
 
     def widen(self, allocation: Allocation, part: Part) -> None:
         """Start one more worker of a gang that was just started."""

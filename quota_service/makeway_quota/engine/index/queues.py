@@ -258,6 +258,10 @@ class PendingQueues:
         queue.reason_class = self._number((w.policy, need, names, w.non_preemptible, w.kind, patient))
         return queue
 
+    def queue_of(self, workload: Workload) -> Queue:
+        """Return a queue with no members for a workload that does not wait, as a victim of this plan."""
+        return self._made(workload, self.cluster.need(workload), self._patient(workload), False)
+
     def _number(self, key: Hashable) -> int:
         number = self._classes.get(key)
         if number is None:

@@ -13,6 +13,7 @@ from .moves import consolidate
 from .placement import count_workers, find
 from .queues import Queue, QueueHeads, queues, waits_too_long
 from .quota import allowed, in_quota
+from .relocation import relocate_victims
 from .selection import Choice, select
 from .victims import Preemptor, Rights, rights_of
 from .withdrawal import replace_preemptors, withdraw_superfluous
@@ -43,7 +44,7 @@ class Cycle:
         if self.grow():
             self.rounds()  # a gang that grew has a larger share now
         for _ in range(MOST_ROUNDS):
-            if not withdraw_superfluous(self.decisions, self.spared):
+            if not withdraw_superfluous(self.decisions, self.spared) and not relocate_victims(self.decisions):
                 break
             self.rounds()
         replace_preemptors(self.decisions)

@@ -59,6 +59,18 @@ class Decisions:
         self.ahead[pool].remove(workload.id)
         self.count += 1
 
+    def put_back(self, start: Allocation) -> None:
+        """Withdraw a start of this plan; its workload waits again."""
+        self.withdrawn_starts += 1
+        self.withdraw(start.workload)
+        self.came_from.pop(start.id).members.append(start.workload)
+
+    def relocate(self, workload: Workload, parts: Sequence[Part]) -> None:
+        """Move a victim to what this plan leaves free, instead of stopping it."""
+        self.cluster.nominate(workload, parts)
+        self.evicted[workload.id] = replace(self.evicted[workload.id], right=None, to=tuple(parts))
+        self.count += 1
+
     def nominate(self, queue: Queue, workload: Workload, parts: Sequence[Part]) -> None:
         """Nominate devices of the future for a workload: it starts there once they are free."""
         self.cluster.nominate(workload, parts)
@@ -76,9 +88,7 @@ class Decisions:
         for member in choice.victims:
             victim = member.allocation
             if victim.fresh:
-                self.withdrawn_starts += 1
-                self.withdraw(victim.workload)
-                self.came_from.pop(victim.id).members.append(victim.workload)
+                self.put_back(victim)
                 continue
             self.cluster.terminating.add(victim.id)
             parts = member.kept

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..plan import Code
 from ..request import Need
@@ -72,14 +72,19 @@ def queues(cluster: Cluster) -> tuple[list[Queue], dict[str, tuple[Code, str]]]:
         limit = cluster.time_limit(w) if late else None
         key = (own, w.policy, w.profile, need, w.non_preemptible, w.kind, priority, patient, limit)
         if key not in found:
-            levels = cluster.levels(w.policy)
-            profile, pools = cluster.profiles[w.profile], cluster.pools_of(w)
-            borrow = may_borrow(cluster, w)
-            found[key] = Queue(
-                w.policy, profile, need, w.non_preemptible, w.kind, priority, patient, bool(own), levels, pools, borrow
-            )
+            found[key] = replace(queue_of(cluster, w), nominated=bool(own), members=[])
         found[key].members.append(w)
     return list(found.values()), inadmissible
+
+
+def queue_of(cluster: Cluster, workload: Workload) -> Queue:
+    """Return a queue with one workload, for which nothing is nominated."""
+    w, need, levels = workload, cluster.need(workload), cluster.levels(workload.policy)
+    priority, patient, borrow = cluster.priority(w), is_patient(cluster, w), may_borrow(cluster, w)
+    profile, pools = cluster.profiles[w.profile], cluster.pools_of(w)
+    return Queue(
+        w.policy, profile, need, w.non_preemptible, w.kind, priority, patient, False, levels, pools, borrow, [w]
+    )
 
 
 def may_borrow(cluster: Cluster, workload: Workload) -> bool:

@@ -32,8 +32,8 @@ class Moving:
 
     @property
     def changes(self) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
-        """Return the old and the new parts of the workers that move."""
-        pairs = [(old, new) for old, new in zip(self.allocation.parts, self.to, strict=True) if old != new]
+        """Return the old and the new parts of the workers that move; an elastic gang may go on with fewer."""
+        pairs = [(old, new) for old, new in zip(self.allocation.parts, self.to, strict=False) if old != new]
         return tuple(old for old, _ in pairs), tuple(new for _, new in pairs)
 
 
