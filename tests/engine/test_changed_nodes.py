@@ -171,8 +171,8 @@ def test_a_job_is_not_moved_within_a_pool_that_its_profile_does_not_name(engine:
     world.run("s1", "a", "small", "h-1").run("s2", "a", "small", "h-2").submit("x", "b", "two")
     world.engine = ENGINES[engine]
     plan = world.plan()
-    assert not plan.move
-    assert [each.id for each in plan.evict] == ["s2"]
+    assert not plan.evict
+    assert [(each.id, each.to[0].node) for each in plan.move] == [("s2", "m-1")], "it gets room in its own pool"
 
 
 @pytest.mark.covers("F14")

@@ -247,9 +247,15 @@ EDITS = (
     ),
     Edit(
         "schedule.py",
-        "        if not spare(builder, spared):\n",
-        "        if True:\n",
+        "if not spare(builder, spared) and not relocate",
+        "if not relocate",
         "an eviction that became superfluous is withdrawn",
+    ),
+    Edit(
+        "schedule.py",
+        "if not spare(builder, spared) and not relocate(builder, queues):",
+        "if not spare(builder, spared):",
+        "a victim that fits into what the plan leaves free is moved there",
     ),
     Edit(
         "cycle/sparing.py",

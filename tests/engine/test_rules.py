@@ -61,7 +61,8 @@ def test_a_job_that_never_borrows_waits_for_its_victim_where_another_pool_has_ro
     world.engine = ENGINES[engine]
     plan = world.step()
     assert not plan.start, "p has a free GPU, but team a reserves none there"
-    assert [eviction.preemptor for eviction in plan.evict] == ["a1"]
+    assert [(move.preemptor, move.to[0].node) for move in plan.move] == [("a1", "p-1")], "the victim may borrow there"
+    assert not plan.evict
     assert world.workloads["a1"].nomination[0].node == "q-1"
     assert "a1" in {start.id for start in world.release().step().start if start.in_quota}
 
@@ -241,7 +242,8 @@ def test_a_start_that_takes_a_team_beyond_its_fair_share_lets_others_reclaim_in_
     world.run("a1", "a", "one", "p-1").run("a2", "a", "one", "p-1").run("a3", "a", "one", "p-2")
     plan = world.submit("b1", "b", "three").submit("a4", "a", "one").step()
     assert [s.id for s in plan.start] == ["a4"]
-    assert [(e.id, e.rule) for e in plan.evict] == [("a3", "reclaim_fair_share")]
+    assert [(m.id, m.preemptor, m.to[0].node) for m in plan.move] == [("a3", "b1", "p-1")], "it gets what is left there"
+    assert not plan.evict
     assert not world.plan().acts
 
 

@@ -104,7 +104,7 @@ def judge(world: World, exact: bool) -> bool:
     if not in_quota(sums, preemptor) or fits(sums, preemptor, []):
         return False
     plan = world.plan()
-    chosen = tuple(sums.live[e.id] for e in plan.evict)
+    chosen = tuple(sums.live[each.id] for each in (*plan.evict, *plan.move))  # a victim that gets room is moved
     own = False
     found = list(solutions(sums, preemptor, own))
     if not found and preemptor.non_preemptible:

@@ -1,4 +1,4 @@
-"""Give what a plan leaves free to its own victims, too: those that get room are moved, not stopped (rule 5.6).
+"""Move victims to what their own plan leaves free: those that get room are moved, not stopped (rule 5.6).
 
 Called once no victim can be spared. A start of the plan that comes after a victim in the order of rule 3 is withdrawn
 where the victim can have its room: the victim would take it in the next plan, or evict the start.

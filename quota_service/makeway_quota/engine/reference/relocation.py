@@ -1,4 +1,4 @@
-"""Give what a plan leaves free to its own victims, too: who gets room is moved, not stopped (engine rule 5.6)."""
+"""Move victims to what their own plan leaves free: who gets room is moved, not stopped (engine rule 5.6)."""
 
 from __future__ import annotations
 
