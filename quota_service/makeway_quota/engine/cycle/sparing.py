@@ -55,21 +55,29 @@ def _could_stay(builder: PlanBuilder, victim: Allocation) -> bool:
     if target is not None and target.pool in victim.pools:
         own = victim.pool.pool.name
         held = {own: min(held[own], target.amount + victim.need.gpus) - target.amount}
-    return all(_has_room(builder, builder.cluster.pools[name], amount) for name, amount in held.items())
+    pools = builder.cluster.pools
+    return all(
+        pools[name].future >= amount or pools[name].future + _movable(builder, pools[name], target) >= amount
+        for name, amount in held.items()
+    )
 
 
-def _has_room(builder: PlanBuilder, pool: PoolState, amount: int) -> bool:
-    return pool.future >= amount or pool.future + _movable(builder, pool) >= amount
+def _movable(builder: PlanBuilder, pool: PoolState, target: Allocation | None) -> int:
+    """Return the milli-GPUs of a pool that this plan nominated for workloads that may have room in another pool.
 
-
-def _movable(builder: PlanBuilder, pool: PoolState) -> int:
-    """Return the milli-GPUs of a pool that this plan nominated for workloads that may have room in another pool."""
-    found = 0
-    for workload, queue, parts in _nominations(builder) if len(builder.cluster.pools) > 1 else ():
-        others = [other for other in queue.pools if other is not pool and other.future >= queue.total]
-        if others and parts[0].node.pool is pool:
-            found += builder.cluster.nominations[workload.id].amount
-    return found
+    `target`: where a victim moves to; it is free if the victim stays.
+    """
+    if len(builder.cluster.pools) == 1:
+        return 0
+    nominations = _nominations(builder)
+    room = {name: other.future for name, other in builder.cluster.pools.items()}
+    if target is not None:
+        room[target.pool.pool.name] += target.amount
+    for _, queue, parts in nominations:
+        room[parts[0].node.pool.pool.name] += queue.total  # nominations of other pools may be placed anew, too
+    mine = [queue for _, queue, parts in nominations if parts[0].node.pool is pool]
+    movable = [q for q in mine if any(other is not pool and room[other.pool.name] >= q.total for other in q.pools)]
+    return sum(queue.total for queue in movable)
 
 
 def _spared(builder: PlanBuilder, victim: Allocation) -> bool:
