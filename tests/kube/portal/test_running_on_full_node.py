@@ -66,8 +66,8 @@ def test_a_notebook_in_quota_starts_on_a_full_cluster_whatever_restarts_meanwhil
         lost = bo.session()
         reason = lost.reason
         assert reason
-        assert "second" in reason.message
-        assert "first" not in reason.message
+        assert "R&D's job (1 GPU) makes way" in reason.message
+        assert reason.numbers["terminating"] == [second.id]
         restart(portal, "hub")
         with bo.client() as own:
             wait_until(lambda: own.session(lost.id).state.ended, "the lease of the lost start has ended")
