@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import random
 from collections.abc import AsyncIterator
@@ -13,6 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from makeway_quota.services.topics import MOST_TOPICS
+from makeway_quota.web import compression
+from makeway_quota.web.limits import Receive, Scope, Send
 from makeway_quota.web.pages import parts as parts_module
 from makeway_quota.web.pages.edits import applied, edits
 from web.portal import API, PEOPLE, PREFIX, Portal, serving
@@ -169,6 +172,32 @@ async def test_documents_parts_files_and_answers_are_compressed(web: Portal, acc
         assert int(small.headers["content-length"]) < len(plain.content)
         if path.startswith("static/"):
             assert small.content == plain.content
+
+
+async def test_files_asked_for_several_times_at_once_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the room for compressed files shrinks until none is kept."""
+    body = b"body" * 400
+    size = len(gzip.compress(body, compression.BEST, mtime=0))
+    monkeypatch.setattr(compression, "MOST_KEPT", 3 * size)
+    made = list[bytes]()
+    real = gzip.compress
+
+    def counted(data: bytes, level: int, *, mtime: int) -> bytes:
+        made.append(data)
+        return real(data, level, mtime=mtime)
+
+    monkeypatch.setattr(gzip, "compress", counted)
+    files = compression.Compression(no_app, "/static/")
+    for number in range(8):
+        await asyncio.gather(*(files.compressed("/static/a.js", b"v=%d" % number, body) for _ in range(4)))
+    made.clear()
+    for number in (5, 6, 7):
+        assert real(body, compression.BEST, mtime=0) == await files.compressed("/static/a.js", b"v=%d" % number, body)
+    assert not made, "the newest three, which have room, are kept"
+
+
+async def no_app(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer nothing."""
 
 
 async def test_who_takes_no_gzip_gets_none(web: Portal) -> None:

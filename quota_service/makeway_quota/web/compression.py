@@ -59,8 +59,10 @@ class Compression:
             return await asyncio.to_thread(gzip.compress, body, LEVEL, mtime=0)
         key = (path, query[:64])
         if (kept := self._kept.get(key)) is None:
-            kept = self._kept[key] = await asyncio.to_thread(gzip.compress, body, BEST, mtime=0)
-            self._bytes += len(kept)
+            kept = await asyncio.to_thread(gzip.compress, body, BEST, mtime=0)
+            if key not in self._kept:  # another request may have compressed it meanwhile
+                self._kept[key] = kept
+                self._bytes += len(kept)
             while self._bytes > MOST_KEPT:
                 self._bytes -= len(self._kept.popitem(last=False)[1])
         return kept
