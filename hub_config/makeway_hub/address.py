@@ -205,12 +205,13 @@ def check_free(address: Address) -> None:
         process = holder(address.port)
         raise CannotStart(
             f"Port {address.port} is taken{f' by {process}' if process else ''}: "
-            f"stop that program, or choose another port with PORT={address.port + 1} make run."
+            "stop that program, or choose another port with PORT=8001 make run, or with c.JupyterHub.port where the "
+            "site's configuration sets it."
         )
     if number == errno.EACCES:
         raise CannotStart(
-            f"Port {address.port} is for root only: choose one from 1024 on with PORT=8000 make run, and a web server "
-            "in front of it."
+            f"Port {address.port} is for root only: choose one from 1024 on with PORT=8000 make run, or with "
+            "c.JupyterHub.port where the site's configuration sets it, and put a web server in front of it."
         )
     raise CannotStart(f"The portal cannot listen on {address.ip} (c.JupyterHub.ip): {why}.")
 
@@ -245,5 +246,5 @@ def _netloc(host: str, port: int) -> str:
 
 
 def started_by_launcher() -> bool:
-    """Whether `make run` started this Hub, and nothing of an earlier one is left that has the port."""
+    """Whether `make run` started this Hub, after it stopped what an earlier one had left."""
     return bool(os.environ.get("MAKEWAY_LAUNCHED"))

@@ -264,9 +264,7 @@ class AttemptFiles:
         found = []
         with self._folder() as folder:
             names = os.listdir(folder) if folder is not None else ()
-            pieces = sorted(
-                (int(name[4:] or 0), name) for name in names if re.fullmatch(r"log(\.[1-9]\d{0,15})?", name)
-            )
+            pieces = sorted((int(name[4:] or 0), name) for name in names if PIECE.fullmatch(name))
             for start, name in pieces[:LOG_PIECES]:
                 with suppress(OSError):
                     status = os.stat(name, dir_fd=folder, follow_symlinks=False)

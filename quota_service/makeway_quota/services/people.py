@@ -44,7 +44,11 @@ class PeopleService:
             )
         person = context.world.people.person(to)
         if is_retired(to) or "/" in to or (person is not None and not person.present):
-            raise refuse(f"The Hub has no user {to[:80]}, who could have this work.", "unknown_user", 404)
+            raise refuse(
+                f"The Hub has no user {to[:80]}, who could have this work: check the name, or add the user at the Hub.",
+                "unknown_user",
+                404,
+            )
         moved = await context.call(context.store.people.give, name, to, caller.name, context.clock())
         await context.world.people.load()
         context.wake()
