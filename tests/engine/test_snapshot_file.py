@@ -11,6 +11,7 @@ import pytest
 from makeway_quota.engine import (
     Node,
     Placed,
+    Plan,
     Policy,
     Pool,
     Profile,
@@ -22,7 +23,14 @@ from makeway_quota.engine import (
     schedule,
 )
 from makeway_quota.main import main
-from makeway_quota.snapshot_file import SnapshotError, plan_command, read_snapshot, snapshot_as_document, write_snapshot
+from makeway_quota.snapshot_file import (
+    ENGINES,
+    SnapshotError,
+    plan_command,
+    read_snapshot,
+    snapshot_as_document,
+    write_snapshot,
+)
 from worlds import World
 
 GREEDY = """
@@ -217,6 +225,23 @@ def test_a_missing_file_is_one_line() -> None:
     out = io.StringIO()
     assert plan_command("/nowhere/snapshot.yaml", "text", out) == 2
     assert out.getvalue() == "makeway-quota plan: /nowhere/snapshot.yaml: No such file or directory\n"
+
+
+@pytest.mark.parametrize("error", [IndexError("list index out of range"), RecursionError("a\nb"), KeyError()])
+def test_an_error_of_the_engine_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def broken(snapshot: Snapshot) -> Plan:
+        raise error
+
+    path = tmp_path / "snapshot.yaml"
+    path.write_text(GREEDY, encoding="utf-8")
+    monkeypatch.setitem(ENGINES, "fast", broken)
+    assert main(["plan", str(path)]) == 2
+    out, told = capsys.readouterr()
+    assert out == ""
+    assert told.count("\n") == 1
+    assert told.startswith(f"makeway-quota plan: {path}: the engine failed: {type(error).__name__}")
 
 
 def test_a_list_is_no_snapshot() -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import IO
 
-from ..engine import reference, schedule
+from ..engine import Snapshot, reference, schedule
 from .reader import SnapshotError, read_snapshot
 from .report import plan_as_json, plan_as_text, titles
 from .writer import snapshot_as_document, write_snapshot
+
+log = logging.getLogger(__name__)
 
 ENGINES = {"fast": schedule, "reference": reference.schedule}
 """The engine that the service runs, and the same rules in plain code."""
@@ -28,7 +31,10 @@ __all__ = [
 
 
 def plan_command(argv_path: str, format: str, out: IO[str], engine: str = "fast") -> int:
-    """Write the plan for a snapshot file as `text` or `json`, and return 0; or one line on bad input, and 2."""
+    """Write the plan for a snapshot file as `text` or `json`, and return 0; or one line, and 2.
+
+    Bad input is one line, and so is an error of the engine: the log has where it happened, at level debug.
+    """
     try:
         snapshot = read_snapshot(Path(argv_path).read_text(encoding="utf-8"), argv_path)
     except (OSError, UnicodeDecodeError) as error:
@@ -38,9 +44,21 @@ def plan_command(argv_path: str, format: str, out: IO[str], engine: str = "fast"
     except SnapshotError as error:
         out.write(f"makeway-quota plan: {error}\n")
         return 2
+    try:
+        out.write(_planned(snapshot, format, engine))
+    except Exception as error:
+        log.debug("The engine failed", exc_info=True)
+        what = " ".join(f"{type(error).__name__} {error}".split())
+        out.write(
+            f"makeway-quota plan: {argv_path}: the engine failed: {what}. Please report it with this file; "
+            "--log-level debug before plan shows where it happened\n"
+        )
+        return 2
+    return 0
+
+
+def _planned(snapshot: Snapshot, format: str, engine: str) -> str:
     plan = ENGINES[engine](snapshot)
     if format == "json":
-        out.write(json.dumps(plan_as_json(plan, titles(snapshot)), indent=2, ensure_ascii=False) + "\n")
-    else:
-        out.write(plan_as_text(plan, snapshot))
-    return 0
+        return json.dumps(plan_as_json(plan, titles(snapshot)), indent=2, ensure_ascii=False) + "\n"
+    return plan_as_text(plan, snapshot)
