@@ -208,6 +208,22 @@ def test_a_team_that_reserves_nothing_borrows_all_it_uses() -> None:
     assert (team.borrowed, team.in_quota) == (2000, 0)
 
 
+@pytest.mark.parametrize("reserved", [0, 1, 2, 3, 4])
+def test_work_counts_once_in_the_usage_after_its_reservation_was_cut(reserved: int) -> None:
+    world = World().pool("p", gpus=8).team("top", 4).team("a", 4, parent="top").team("b", 2).profile("one", 1)
+    for name in ("s1", "s2", "s3"):
+        world.session(name, "a", "one")
+    world.jobs("j1 j2", "a", "one").reconcile()
+    world.team("a", reserved, parent="top")
+    used = {team.policy: team for team in usage_by_team(world.snapshot())}
+    within = min(reserved, 5)
+    assert used["a"].guaranteed + used["a"].in_quota + used["a"].borrowed == 5 * GPU
+    assert used["top"].guaranteed + used["top"].in_quota + used["top"].borrowed == 5 * GPU
+    if reserved:
+        assert used["a"].borrowed == (5 - within) * GPU
+        assert used["a"].guaranteed == min(3, within) * GPU
+
+
 def test_departments_are_no_lenders_of_their_own_teams() -> None:
     world = World().pool("p", gpus=4).team("top", 2).team("a", 1, parent="top").team("b", 1).profile("one", 1)
     world.jobs("a1 a2 a3", "a", "one").reconcile()

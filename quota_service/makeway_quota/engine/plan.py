@@ -199,8 +199,9 @@ class Offer:
 class TeamUsage:
     """One team's numbers in milli-GPUs, over the pools its lines cover.
 
-    `guaranteed` sessions, `in_quota` jobs within the reservation, `borrowed` jobs beyond it, `lent` what
-    others use of its reservation, `free` what it could start without any eviction, `total` the GPUs that exist.
+    `guaranteed` sessions and `in_quota` jobs within the reservation, `borrowed` work beyond it (sessions too, once
+    the reservation was lowered); the three together are what it uses. `lent` what others use of its reservation,
+    `free` what it could start without any eviction, `total` the GPUs that exist.
     `borrowed_from`: (lender, milli-GPUs), where the lenders are known.
     """
 

@@ -133,12 +133,14 @@ def _count(
     non_preemptible = sum(amount for amount, _ in used.values())
     total = sum(amount for _, amount in used.values())
     limits = [line.quota.limit for line in account.lines]
+    borrowed = min(borrowed, total)
+    guaranteed = min(non_preemptible, total - borrowed)
     return TeamCount(
         reserved=sum(line.quota.reserved for line in account.lines),
         limit=None if not limits or None in limits else sum(each for each in limits if each is not None),
-        guaranteed=non_preemptible,
-        in_quota=max(0, total - non_preemptible - borrowed),
-        borrowed=min(borrowed, total),
+        guaranteed=guaranteed,
+        in_quota=total - borrowed - guaranteed,
+        borrowed=borrowed,
         lent=lent,
         borrowed_from=tuple(sorted(loans.items())),
     )
