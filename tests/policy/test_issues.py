@@ -334,6 +334,53 @@ def test_the_error_is_one_text_for_the_terminal(good) -> None:
         policy.read(good(("gpus: 1", "gpus: -1")))
 
 
+DEPARTMENT = """\
+pools: [{{name: p, size: 16}}, {{name: q, size: 16}}]
+profiles: []
+policies:
+  - {{name: dep, quotas: [{dep}]}}
+  - {{name: a, parent: dep, groups: [a], quotas: [{a}]}}
+  - {{name: b, parent: {above}, groups: [b], quotas: [{b}]}}
+"""
+
+
+@pytest.mark.covers("F08")
+@pytest.mark.parametrize(
+    ("dep", "a", "b", "above", "line", "place"),
+    [
+        ("{pools: [p], limit: 3}", "{pools: [p], reserved: 4}", "", "dep", 5, "policies[1].quotas[0].reserved"),
+        ("{limit: 3}", "{pools: [p], reserved: 4}", "", "dep", 5, "policies[1].quotas[0].reserved"),
+        ("{limit: 3}", "", "{reserved: 4}", "a", 5, "policies[1]"),
+        ("{limit: 3}", "{reserved: 2}", "{reserved: 2}", "dep", 6, "policies[2].quotas[0].reserved"),
+        ("{limit: 3}, {pools: [p], reserved: 4}", "", "", "dep", 4, "policies[0].quotas[1].reserved"),
+        ("{limit: 3}", "{pools: [p], reserved: 2}, {pools: [q], reserved: 2}", "", "dep", 5, "policies[1].quotas[0]"),
+    ],
+)
+def test_no_more_is_reserved_than_a_limit_above_lets_run(issues, dep, a, b, above, line, place) -> None:
+    text = DEPARTMENT.format(dep=dep, a=a, b=b, above=above)
+    (issue,) = issues(text)
+    assert (issue.line, issue.where.startswith(place)) == (line, True)
+    assert "the limit of" in issue.message
+    assert "3 GPUs" in issue.message
+    assert policy.read(text, stored=True).policy("a") is not None
+
+
+@pytest.mark.parametrize(
+    ("dep", "a", "b", "above"),
+    [
+        ("{limit: 4}", "{reserved: 2}", "{reserved: 2}", "dep"),
+        ("{limit: 4}", "{reserved: 4}", "{reserved: 4}", "a"),
+        ("{pools: [p], limit: 3}", "{pools: [q], reserved: 8}", "", "dep"),
+        ("{pools: [p], limit: 3}", "{reserved: 8}", "", "dep"),
+        ("{limit: 4}", "{reserved: 4}, {pools: [p], reserved: 4}", "", "dep"),
+        ("{limit: 0}", "", "", "dep"),
+        ("{reserved: 2}", "{reserved: 2}", "", "dep"),
+    ],
+)
+def test_reservations_that_a_limit_above_lets_run_are_valid(dep, a, b, above) -> None:
+    assert policy.read(DEPARTMENT.format(dep=dep, a=a, b=b, above=above)).policy("a") is not None
+
+
 @pytest.mark.parametrize("part", ["pod: {spec: {runtimeClassName: nvidia}}", "time_limit: 1h"])
 def test_what_an_earlier_release_took_is_still_read_where_it_has_no_effect(part: str) -> None:
     text = (

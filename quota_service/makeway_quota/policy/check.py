@@ -9,6 +9,7 @@ from ..engine.snapshot import GPU, Policy, QuotaLine
 from ..wording import gpus
 from .document import Document
 from .issues import Loc, Problem, did_you_mean, quote
+from .limits import above_limits
 from .models import DocumentPolicy, DocumentPool, DocumentProfile, DocumentTable, QuotaTable
 
 AUTOSCALED = ("max_nodes", "node_gpus", "node_cpu", "node_memory")
@@ -34,8 +35,11 @@ class Entries:
     policies: Mapping[str, tuple[Loc, DocumentPolicy]]
 
 
-def check(document: Document, entries: Entries, sizes: Mapping[str, int] | None) -> Iterator[Problem]:
-    """Yield what contradicts: within an entry, between entries, and with the sizes of the pools."""
+def check(document: Document, entries: Entries, sizes: Mapping[str, int] | None, *, stored: bool) -> Iterator[Problem]:
+    """Yield what contradicts: within an entry, between entries, and with the sizes of the pools.
+
+    `stored`: reservations above a limit are no problem, because earlier releases took them.
+    """
     for key in ("pools", "profiles", "policies"):
         if not entries.top.has(key):
             yield (key,), f"the list of {key} is missing; begin it with “{key}:”"
@@ -49,6 +53,9 @@ def check(document: Document, entries: Entries, sizes: Mapping[str, int] | None)
         len(_line(name, entries)) <= MAX_LEVELS for name in entries.policies
     )
     for message, policy_name, line in overcommitted(document, sizes) if sound else ():
+        loc = entries.policies[policy_name][0]
+        yield loc if line is None else (*loc, "quotas", line, "reserved"), message
+    for message, policy_name, line in above_limits(document) if sound and not stored else ():
         loc = entries.policies[policy_name][0]
         yield loc if line is None else (*loc, "quotas", line, "reserved"), message
 

@@ -25,7 +25,8 @@ def read(text: str, file: str = "policy.yaml", sizes: Sizes | None = None, *, st
 
     `sizes` gives how many whole GPUs each pool has now: no more can be reserved. A pool that is not in it counts
     with the size that the document gives, if any. It may be a function of the document, which assigns nodes to pools.
-    `stored`: an earlier release has taken the document, so that a part without any effect is no problem.
+    `stored`: an earlier release has taken the document, so that a part without any effect is no problem,
+    nor are reservations above a limit.
     """
     try:
         source = parse(text, MAX_BYTES)
@@ -41,7 +42,7 @@ def read(text: str, file: str = "policy.yaml", sizes: Sizes | None = None, *, st
         reader.section(DocumentPolicy, "policies", top.policies),
     )
     document = _document(settings, entries)
-    checked = check(document, entries, sizes(document) if callable(sizes) else sizes)
+    checked = check(document, entries, sizes(document) if callable(sizes) else sizes, stored=stored)
     found = islice((problem for problem in checked if not (stored and problem[1] in WITHOUT_EFFECT)), ENOUGH)
     problems = reader.problems + [problem for problem in found if not reader.has_problem_at(problem[0])]
     if problems:
