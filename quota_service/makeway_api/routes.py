@@ -32,6 +32,9 @@ from .models import (
     Profile,
     Session,
     SessionRequest,
+    StorageDelete,
+    StorageDeleted,
+    StorageReport,
     Usage,
 )
 
@@ -197,6 +200,18 @@ class Routes(Generic[J]):
         """Submit n copies, changed by `overrides` → list[Job]."""
         body = {"n": n, "overrides": dict(overrides or {})}
         return self._do(Call("POST", f"/jobs/{_q(id)}/clone", _as(list[Job]), body=body, once=True))
+
+    def delete_job(self, id: str) -> Any:
+        """Delete an ended job for good, with its files, log, result and checkpoints."""
+        return self._do(Call("DELETE", f"/jobs/{_q(id)}", _as(StorageDeleted)))
+
+    def storage(self) -> Any:
+        """Return what is kept for the caller, for an administrator of everybody."""
+        return self._do(Call("GET", "/storage", _as(StorageReport)))
+
+    def delete_storage(self, request: StorageDelete) -> Any:
+        """Delete the ended jobs of a person for good."""
+        return self._do(Call("POST", "/storage/delete", _as(StorageDeleted), body=request))
 
     def preempt_test(self, id: str) -> Any:
         """Test the preemption of the caller's own job → Job."""

@@ -14,6 +14,7 @@ from typing import IO
 
 from .artifacts.choice import chosen
 from .backends.base import Backend, BackendError
+from .backends.local import LocalBackend
 from .backends.remote import LOST_AFTER, RemoteBackend
 from .control.attempt_tokens import AttemptTokens
 from .control.change_feed import ChangeFeed
@@ -58,6 +59,7 @@ class Application:
             lambda: components.leader.term,
             clock=components.clock,
             threads=components.threads,
+            measure=components.backend.folder_bytes if isinstance(components.backend, LocalBackend) else None,
         )
         self.services = Services.of(components, self.loop.wake, self.loop.wake_at_once)
         self._lock = lock

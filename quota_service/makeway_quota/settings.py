@@ -43,7 +43,12 @@ class ServiceSettings:
     keep_decisions_days: float
     keep_events_days: float
     keep_events: int
+    keep_decisions: int
     keep_keys_hours: float
+    max_kept_person_bytes: int
+    max_kept_team_bytes: int
+    max_kept_bytes: int
+    free_reserve_bytes: int
     start_deadline_seconds: float
     host: str
     port: int
@@ -241,6 +246,30 @@ class QuotaService(Configurable):
     keep_events = Int(
         500_000, min=1000, help="Events of the live stream that are kept at most (MAKEWAY_KEEP_EVENTS)."
     ).tag(config=True, env="MAKEWAY_KEEP_EVENTS")
+    keep_decisions = Int(
+        2_000_000, min=1000, help="Lines of the decision log that are kept at most (MAKEWAY_KEEP_DECISIONS)."
+    ).tag(config=True, env="MAKEWAY_KEEP_DECISIONS")
+    max_kept_person_mb = Int(
+        10_000,
+        min=0,
+        help="Files, results, logs and jobs that are kept for one person, in MB; beyond it submissions and results are "
+        "refused; 0: no limit (MAKEWAY_MAX_KEPT_PERSON_MB).",
+    ).tag(config=True, env="MAKEWAY_MAX_KEPT_PERSON_MB")
+    max_kept_team_mb = Int(
+        50_000, min=0, help="The same for the jobs of one team; 0: no limit (MAKEWAY_MAX_KEPT_TEAM_MB)."
+    ).tag(config=True, env="MAKEWAY_MAX_KEPT_TEAM_MB")
+    max_kept_mb = Int(
+        200_000,
+        min=0,
+        help="The same for all jobs together: set it below the size of the database's volume where that is not a disk "
+        "of the service; 0: no limit (MAKEWAY_MAX_KEPT_MB).",
+    ).tag(config=True, env="MAKEWAY_MAX_KEPT_MB")
+    free_reserve_mb = Int(
+        512,
+        min=0,
+        help="Free space on the disks of the service, in MB, below which submissions, results and long logs are "
+        "refused; at most a tenth of the disk. What ends, cancels and deletes may use it (MAKEWAY_FREE_RESERVE_MB).",
+    ).tag(config=True, env="MAKEWAY_FREE_RESERVE_MB")
     keep_keys_hours = Float(
         24.0,
         min=0.1,
@@ -329,7 +358,12 @@ def _plain(service: QuotaService, env: dict[str, str]) -> ServiceSettings:
         keep_decisions_days=service.keep_decisions_days,
         keep_events_days=service.keep_events_days,
         keep_events=service.keep_events,
+        keep_decisions=service.keep_decisions,
         keep_keys_hours=service.keep_keys_hours,
+        max_kept_person_bytes=service.max_kept_person_mb * 1_000_000,
+        max_kept_team_bytes=service.max_kept_team_mb * 1_000_000,
+        max_kept_bytes=service.max_kept_mb * 1_000_000,
+        free_reserve_bytes=service.free_reserve_mb * 1_000_000,
         start_deadline_seconds=service.start_deadline_seconds,
         host=host,
         port=port,

@@ -24,6 +24,7 @@ from .inventory import Device, Holder, Image, Node, Policy, Pool, Profile, Quota
 from .people import GiveRequest, PersonRequest, PersonWork
 from .policies import PolicyCheck, PolicyIssue, PolicyRequest, PolicyVersion, Preview, WorkloadEffect
 from .retention import Kept, RetentionReport
+from .storage import StorageAccount, StorageDelete, StorageDeleted, StorageReport
 from .usage import Lending, Offer, OfferTable, TeamUsage, Usage, Victim
 from .workloads import (
     Attempt,
@@ -87,6 +88,10 @@ __all__ = [
     "SessionRequest",
     "Slug",
     "State",
+    "StorageAccount",
+    "StorageDelete",
+    "StorageDeleted",
+    "StorageReport",
     "TeamUsage",
     "Usage",
     "UserName",

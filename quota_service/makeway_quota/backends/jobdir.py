@@ -85,6 +85,18 @@ class Layout:
         if folder.exists():
             shutil.rmtree(folder)
 
+    def folder_bytes(self, workload: str) -> int | None:
+        """Return the bytes on disk of a job's folder, without following links; None where there is none."""
+        folder = self.job(workload)
+        if not folder.exists():
+            return None
+        total = 0
+        for path, _, names in os.walk(folder):
+            for name in names:
+                with suppress(OSError):
+                    total += os.lstat(os.path.join(path, name)).st_blocks * 512
+        return total
+
     def order(self, workload: str, attempt: int) -> Path:
         """Return the path of an attempt's order."""
         return self.spool / f"{workload}@{attempt}"

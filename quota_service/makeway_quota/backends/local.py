@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from .attempts import PATIENCE, TRIES, LocalAttempt
-from .base import BackendError, Key, NodeSeen, NoticeOrder, Seen, StartOrder
+from .base import BackendError, BackendUnavailable, Key, NodeSeen, NoticeOrder, Seen, StartOrder
 from .gpus import nodes_here
 from .jobdir import AttemptFiles, Layout, read_order, remove_order, write_order
 from .processes import Process, carried, sweep
@@ -32,6 +32,8 @@ log = logging.getLogger("makeway.local")
 T = TypeVar("T")
 
 LOG_LIMIT = 64 * 2**20
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""A job whose disk is full waits until there is room again"""
 CLOSE_SECONDS = 10.0
 """The longest grace that jobs get when Makeway itself stops."""
 CLAIM_SECONDS = 5.0
@@ -173,6 +175,10 @@ class LocalBackend:
         await asyncio.to_thread(self._layout.purge, workload)
         return True
 
+    def folder_bytes(self, workload: str) -> int | None:
+        """Return the bytes on disk of a job's folder; None without one. Blocking."""
+        return self._layout.folder_bytes(workload)
+
     # -- in the one thread that touches attempts ----------------------------------------------------------------
 
     def _open(self) -> None:
@@ -216,7 +222,8 @@ class LocalBackend:
             try:
                 spool(self._layout, order, self._account_of(order.owner), self._nodes, self._log_limit)
             except OSError as error:
-                raise BackendError(f"The job could not be written to {self._layout.root}: {error}") from error
+                message = f"The job could not be written to {self._layout.root}: {error}"
+                raise (BackendUnavailable if error.errno in FULL else BackendError)(message) from error
         self._follow(path)
 
     def _refresh(self) -> bool:

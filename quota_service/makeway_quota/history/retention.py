@@ -36,6 +36,7 @@ FASTEST = 10.0
 
 PURGED_AT_ONCE = 100
 LOOKED_AT_ONCE = 1000
+MEASURED_AT_ONCE = 2000
 BYTES_AT_ONCE = 4_000_000
 PAGES_AT_ONCE = 200
 
@@ -52,13 +53,15 @@ class Keep:
     events: float = 7 * DAY
     most_events: int = 500_000
     keys: float = DAY
+    most_decisions: int = 2_000_000
 
 
 def keep_of(settings: ServiceSettings) -> Keep:
     """Return what the settings say is kept."""
     days = settings.keep_workloads_days, settings.keep_decisions_days, settings.keep_events_days
     workloads, decisions, events = (each * DAY for each in days)
-    return Keep(workloads, decisions, events, settings.keep_events, settings.keep_keys_hours * 3600)
+    keys = settings.keep_keys_hours * 3600
+    return Keep(workloads, decisions, events, settings.keep_events, keys, settings.keep_decisions)
 
 
 @dataclass(slots=True)
@@ -118,8 +121,11 @@ class Retention:
         monotonic: Callable[[], float] = time.monotonic,
         rest: float = 4.0,
         threads: Executor | None = None,
+        measure: Callable[[str], int | None] | None = None,
     ) -> None:
+        """`measure` returns the bytes of a job's folder on this machine, None where it has none."""
         self._store = store
+        self._measure = measure
         self.keep = keep
         self._purge = purge
         self._term = term
@@ -138,7 +144,9 @@ class Retention:
         while True:
             try:
                 await self._call(self._store.probe, PROBE_SECONDS)
-                if self._monotonic() >= due and self._term() is not None:
+                asked = self._store.pruning.asked
+                if (self._monotonic() >= due or asked) and self._term() is not None:
+                    self._store.pruning.asked = False
                     due = self._monotonic() + EVERY_SECONDS
                     await self.sweep()
             except NotLeading:
@@ -156,7 +164,10 @@ class Retention:
         removed = {
             "workloads": await self._forget_workloads(now - keep.workloads, term) if keep.workloads else 0,
             "decisions": await self._all(
-                keep.decisions, lambda n: pruning.forget_decisions(now - keep.decisions, n, term)
+                1.0,
+                lambda n: pruning.forget_decisions(
+                    now - keep.decisions if keep.decisions else 0.0, n, term, most=keep.most_decisions
+                ),
             ),
             "events": await self._all(
                 1.0,
@@ -170,6 +181,7 @@ class Retention:
             "folders": await self._purge_folders(term),
         }
         collected = await self._collect_artifacts(now)
+        await self._count()
         removed["artifacts"] = collected.removed
         pages = await self._all(1.0, lambda n: pruning.give_back(min(n, PAGES_AT_ONCE)))
         report: dict[str, Any] = {"removed": removed, "pages_returned": pages, "folders_failed": len(self._failing)}
@@ -244,8 +256,25 @@ class Retention:
             log.warning("The large files that no workload refers to could not be removed: %s", error)
             return Collected(0, 0, 0)
 
+    async def _count(self) -> None:
+        """Measure the folders of jobs on this disk, count every account anew, and take room on the disk again."""
+        if self._measure is not None:
+            jobs = await self._call(self._store.accounts.unmeasured, MEASURED_AT_ONCE)
+            sizes = {id: size for id in jobs if (size := await self._call(self._measure, id)) is not None}
+            if sizes:
+                await self._call(self._store.accounts.measured, sizes, self._clock())
+        pace = Pace(rest=self._rest, threads=self._threads)
+        for owner in await self._call(self._store.accounts.people):
+            await pace.run(partial(self._recount, owner))
+        await self._call(self._store.fill_reserve)
+
+    def _recount(self, owner: str, _: int) -> None:
+        self._store.accounts.recount(owner)
+
     def _forget_these(self, digests: Sequence[str], term: int | None, _: int) -> int:
-        return self._store.pruning.forget_blobs(digests, term)
+        count = self._store.pruning.forget_blobs(digests, term)
+        self._store.contents.forget(digests)
+        return count
 
     async def _purge_folders(self, term: int | None) -> int:
         """Purge the folders of removed jobs; return how many are gone. The next pass asks again for all others."""

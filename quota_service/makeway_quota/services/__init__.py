@@ -23,6 +23,7 @@ from .outputs import OutputService
 from .people import PeopleService
 from .policies import PolicyService
 from .sessions import SessionService
+from .storage import StorageService
 from .submissions import SubmissionService
 from .usage import UsageService
 
@@ -45,6 +46,7 @@ class Services:
     people: PeopleService
     audit: AuditService
     attempts: AttemptService
+    storage: StorageService
 
     @classmethod
     def of(cls, parts: Components, wake: Callable[[], None], wake_at_once: Callable[[], None]) -> Services:
@@ -67,6 +69,7 @@ class Services:
             people=PeopleService(context),
             audit=AuditService(context, feed),
             attempts=AttemptService(context, parts.channel),
+            storage=StorageService(context, access),
         )
 
     def close(self) -> None:

@@ -46,6 +46,8 @@ LOG_LIMIT = 64 * 2**20
 MOST_RESULT = 2**31
 """Bytes of a result where the service has no limit of its own"""
 MOST_ERROR = 2**20
+LEAST_LOG = 2**20
+"""Bytes of an attempt's log that are kept where nothing more of its owner fits"""
 LEAST = 64 * 1024
 """Bytes that each write of a worker counts for at least: it is a transaction"""
 LOOK_AGAIN = 5.0
@@ -159,12 +161,13 @@ class AttemptService:
     ) -> OutputReceipt:
         """Take bytes of a log, a result or an exception; a repetition changes nothing."""
         self.check_token(token, key)
-        await self._live(key)
+        row = await self._live(key)
         self._channel.hear(key)
         self._slow_down(key, max(len(data), LEAST), self._rates if kind == "log" else self._result_rates)
         append = self._context.store.outputs.append
+        limit = await self._context.call(self._room, row, kind, len(data))
         try:
-            end = await self._context.call(append, key, kind, offset, data, self._limit(kind), dropped=dropped)
+            end = await self._context.call(append, key, kind, offset, data, limit, dropped=dropped)
         except OutOfPlace as error:
             message = f"The output is known up to offset {error.expected}: send what follows."
             raise refuse(message, "out_of_place", 409, expected=error.expected) from error
@@ -178,6 +181,24 @@ class AttemptService:
         """Refuse what a worker sends faster than it is taken."""
         if wait := rates.take(key, size):
             raise busy("This worker sends faster than it is taken: send the rest later.", "too_fast", 429, wait)
+
+    def _room(self, row: Workload, kind: Kind, size: int) -> int:
+        """Return the most bytes of an output that are kept of a job whose owner, or the disk, may be at a limit.
+
+        What is beyond is refused: of a result for good (413), on a disk with little room until it has more (507). Of a
+        log as much is kept in any case as tells why a job failed; exceptions are that small.
+        """
+        storage = self._context.storage
+        if kind == "error":
+            return MOST_ERROR
+        if kind == "result":
+            storage.check_disk(size)
+        beyond = storage.beyond(row.owner, row.team or "", size)
+        if beyond is not None and kind == "result":
+            raise refuse(beyond.message, "storage_quota", 413, **beyond.numbers)
+        room = storage.room()
+        short = beyond is not None or (room is not None and room.free - size < room.reserve)
+        return LEAST_LOG if short else self._limit(kind)
 
     def _limit(self, kind: Kind) -> int:
         if kind == "log":

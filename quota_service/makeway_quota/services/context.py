@@ -23,6 +23,7 @@ from ..store.store import Store
 from .caller import Caller
 from .cpu_time import counting
 from .refusals import database_errors
+from .storage_limits import StorageLimits
 from .user_limits import UserLimits
 
 P = ParamSpec("P")
@@ -53,6 +54,7 @@ class Context:
     """Requests a cycle without the rest before it: a person waits for what it decides."""
     gate: CycleGate
     limits: UserLimits
+    storage: StorageLimits
     threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(REQUEST_THREADS, "request"))
     planning: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "what-if"))
     previews: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "preview"))
@@ -80,6 +82,7 @@ class Context:
                 submissions=settings.max_submissions_per_minute,
                 followers=settings.max_log_followers,
             ),
+            storage=StorageLimits(parts.store, settings),
         )
 
     def close(self) -> None:

@@ -109,6 +109,7 @@ class JobService:
         }
         decision = decide(row, "submit", "resumed", message)
         await context.learn_limits()
+        await context.call(context.storage.check, row.owner, team, 0)
         with context.limits.submitting(row.owner, 1, row.weight) as reservation:
             reservation.expect(id)
             applied = await context.call(context.store.commit, [Change(id, fields, row.version)], [decision], now=now)

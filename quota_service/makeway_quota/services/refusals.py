@@ -23,7 +23,9 @@ def refuse(message: str, code: str, status: int = 400, **numbers: object) -> Mak
 
 def removed(what: str, days: float) -> MakewayError:
     """Make the error of a question for a workload that was removed `days` after its end."""
-    message = f"{what} was removed {days:g} days after its end, with its log, its result and its checkpoints."
+    message = (
+        f"{what} was deleted, or was removed {days:g} days after its end, with its log, its result and its checkpoints."
+    )
     return refuse(message, "removed", 410, days=days)
 
 

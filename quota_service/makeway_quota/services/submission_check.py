@@ -6,6 +6,7 @@ import base64
 import binascii
 import re
 import secrets
+from collections.abc import Sequence
 from pathlib import PurePosixPath
 
 from makeway_api.durations import duration
@@ -61,6 +62,11 @@ def read_files(request: JobRequest, most_bytes: int) -> Files:
         files[path] = (path, data, file.executable)
     _check_nesting(files)
     return tuple(files.values())
+
+
+def bytes_of(files: Sequence[tuple[str, bytes, bool]]) -> int:
+    """Return the bytes of the contents of files."""
+    return sum(len(data) for _, data, _ in files)
 
 
 def _path(text: str) -> str:

@@ -15,6 +15,7 @@ from ..backends.remote import RemoteBackend
 from ..control.followers import Follower
 from ..engine.snapshot import Profile
 from ..policy import Document
+from ..store.accounts import ROW_BYTES
 from ..store.errors import Conflict
 from ..store.records import FilesOf, NewDecision, SubmissionKey, Workload
 from ..store.rows import weight_of
@@ -29,7 +30,7 @@ from .refusals import database_errors, refuse
 from .repeated import RequestsUnderWay, clone_key, key_of, submitted_before
 from .submission_batches import Files, SubmissionBatcher
 from .submission_check import Files as DecodedFiles
-from .submission_check import check_process, check_workers, new_job, read_files, time_limit_note
+from .submission_check import bytes_of, check_process, check_workers, new_job, read_files, time_limit_note
 from .user_limits import Reservation
 
 FIRST_DECISION = 0.15
@@ -77,12 +78,13 @@ class SubmissionService:
         if request.clone_of is not None:
             await self._access.visible(caller, request.clone_of)
         if request.dry_run:
-            answer = await self._dry_run(caller, request, team, profile.name, sum(len(data) for _, data, _ in files))
+            answer = await self._dry_run(caller, request, team, profile.name, bytes_of(files))
             notes = [*time_limit_note(request, profile), *await self._notes(caller, team, choice, choice.image)]
             return answer.model_copy(update={"image": choice.image, "notes": notes})
         await context.learn_limits()
         size = weight_of(request.command, request.env, request.source)
         with context.limits.submitting(caller.name, 1, size) as reservation:
+            await context.call(context.storage.check, caller.name, team, size + ROW_BYTES + bytes_of(files))
             await self._keep(files)
             job = await self._add(caller, request, team, profile, files, reservation, key)
         notes = [*time_limit_note(request, profile), *await self._notes(caller, team, choice, job.image)]
@@ -125,6 +127,8 @@ class SubmissionService:
         await context.learn_limits()
         size = weight_of(request.command, request.env, request.source)
         with context.limits.submitting(caller.name, len(keys), size) as reservation:
+            kept = (size + ROW_BYTES) * len(keys) + (0 if isinstance(files, FilesOf) else bytes_of(files))
+            await context.call(context.storage.check, caller.name, team, kept)
             await self._keep(files)
             first = await self._add(caller, request, team, profile, files, reservation, keys[0])
             shared = FilesOf(first.id)

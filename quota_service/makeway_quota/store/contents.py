@@ -5,17 +5,21 @@ from __future__ import annotations
 import hashlib
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
-from sqlalchemy import delete, insert, select
+from sqlalchemy import delete, insert, select, update
 
 from ..artifacts.base import ORPHAN_AGE, Artifacts, Unreadable, put_bytes
+from ..artifacts.folder import ArtifactFolder
 from . import reads
 from .database import Database
 from .errors import FilesUnavailable, FileUnreadable, StoreError
 from .records import File
 from .tables import blobs, installation
 
+DELETED_AGE = 60.0
+"""Seconds for which a content is kept whose last row was removed: a submission of the same may be under way"""
 LARGE = 256 * 1024
 """Bytes from which on a content is kept outside the database"""
 
@@ -36,6 +40,18 @@ class Contents:
         self._artifacts = artifacts
         self._large = large
         self._failed: str | None = None
+        self._deleted: set[str] = set()
+        """digests of contents whose last row was removed with what was deleted"""
+
+    @property
+    def folders(self) -> list[Path]:
+        """The folder of this machine that large contents are in, if they are in one."""
+        return [self._artifacts.root] if isinstance(self._artifacts, ArtifactFolder) else []
+
+    def forget(self, digests: Sequence[str]) -> None:
+        """Note that no row refers to these contents any more: `collect` need not wait long with them."""
+        if self._artifacts is not None:
+            self._deleted.update(digests)
 
     def keep(self, files: Sequence[tuple[str, bytes, bool]]) -> None:
         """Write the large contents of a submission before its rows; StoreError where they cannot be written."""
@@ -104,13 +120,17 @@ class Contents:
         artifacts = self._artifacts
         if artifacts is None:
             return Collected(0, 0, 0)
-        before = min(now, artifacts.now()) - ORPHAN_AGE
+        at = min(now, artifacts.now())
+        deleted, self._deleted = self._deleted, set()
         for part in artifacts.listed():
             used = self._used([stored.digest for stored in part if stored.digest])
+            self._weigh({stored.digest: stored.size for stored in part if stored.digest in used})
             for stored in part:
+                before = at - (DELETED_AGE if stored.digest in deleted else ORPHAN_AGE)
                 if stored.digest not in used and artifacts.remove(stored, before):
                     removed += 1
                 else:
+                    self._deleted |= deleted.intersection({stored.digest}) - used
                     left_bytes += stored.size
                     left += 1
         return Collected(removed, left, left_bytes)
@@ -163,6 +183,18 @@ class Contents:
                 query = select(blobs.c.digest).where(blobs.c.digest.in_(some), blobs.c.outside)
                 found.update(connection.execute(query).scalars())
         return found
+
+    def _weigh(self, sizes: Mapping[str, int]) -> None:
+        """Write the sizes of contents that rows of an older version do not have."""
+        if not sizes:
+            return
+        unknown = select(blobs.c.digest).where(blobs.c.digest.in_(list(sizes)), blobs.c.size == 0)
+        with self._database.read() as connection:
+            found = list(connection.execute(unknown).scalars())
+        if found:
+            with self._database.write(quiet=True) as connection:
+                for digest in found:
+                    connection.execute(update(blobs).where(blobs.c.digest == digest).values(size=sizes[digest]))
 
     def _put(self, digest: str, data: bytes) -> None:
         assert self._artifacts is not None

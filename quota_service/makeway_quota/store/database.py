@@ -30,6 +30,7 @@ from sqlalchemy.pool import NullPool, QueuePool
 from .connections import postgres_engine
 from .errors import OutcomeUnknown, StoreError
 from .pages import by_id
+from .reserve import Reserve
 
 log = logging.getLogger(__name__)
 BUSY_SECONDS = 10
@@ -68,6 +69,7 @@ class Database:
     def __init__(self, url: URL, *, durable: bool = False) -> None:
         self.url = url
         self._durable = durable
+        self.reserve = Reserve(Path(url.database or "").parent) if url.get_backend_name() == "sqlite" else None
         self.sqlite = url.get_backend_name() == "sqlite"
         self.engine = engine_for(url)
         self.origin = uuid.uuid4().hex
@@ -127,6 +129,8 @@ class Database:
         """
         with self._explained(), self._writing, self._wrote.watched():
             self._resolve_first()
+            if self.reserve is not None:
+                self.reserve.before_write()
             number, committing = 0, False
             try:
                 with self._connected() as plain:

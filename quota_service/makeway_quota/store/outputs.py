@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from sqlalchemy import Connection, delete, func, insert, select, update
 
-from . import rows, writes
+from . import accounts, rows, writes
 from .contents import Contents
 from .database import Database
 from .tables import outputs
@@ -71,6 +71,11 @@ class _Piece(NamedTuple):
     size: int
     blob: str | None
 
+    @property
+    def end(self) -> int:
+        """The offset after it in what its worker sent."""
+        return self.start + self.size
+
 
 class Outputs:
     """The outputs of all attempts. Each method is one transaction; `append` writes a large piece before it."""
@@ -83,14 +88,19 @@ class Outputs:
         """Add bytes at an offset of what a worker sends, and return how far that is known now.
 
         Bytes that are known already are left out. OutOfPlace where bytes before are missing, unless they are of a log
-        and the worker `dropped` them. A log beyond `limit` loses its middle; another output is TooLong.
+        and the worker `dropped` them. A log beyond `limit` loses its middle; another output is TooLong. Of a gang the
+        result of its first worker is kept that has one: what others send is taken, and dropped.
         """
         given, digest = _Sent(kind, offset, data, limit, dropped), None
         if self._contents.outside(data):  # written before the transaction, so what is refused must be known before
             with self._database.read() as connection:
+                if _is_superfluous(connection, key, kind):
+                    return offset + len(data)
                 given = given.after(_known(connection, key, kind))
             digest = self._contents.place(given.data) if given.data else None
         with self._database.write(quiet=True) as connection:
+            if _is_superfluous(connection, key, kind):
+                return offset + len(data)
             known = _known(connection, key, kind)
             new = given.after(known)
             if not new.data:
@@ -98,9 +108,17 @@ class Outputs:
             if new is not given:  # the same was sent meanwhile, too
                 digest = None
             offset, data = new.offset, new.data
+            if kind == "result" and known == 0:
+                _remove(connection, key[0], kind, [*_of(*key[:2], kind), O.worker > key[2]])
+            accounts.add_output(connection, key[0], kind, len(data))
             last, newest = _last(connection, key, kind, worker=key[2]), _last(connection, key, kind)
             place = 0 if newest is None else newest.place + newest.size
-            grows = newest is not None and newest == last and offset == known and newest.size + len(data) <= GROW
+            grows = (
+                newest is not None
+                and newest == last
+                and offset == newest.start + newest.size
+                and newest.size + len(data) <= GROW
+            )
             if newest is not None and grows and newest.blob is None:
                 _grow(connection, key, kind, newest, data)
             else:
@@ -144,7 +162,7 @@ class Outputs:
     def drop(self, key: WorkerKey, kind: Kind) -> None:
         """Remove an output of one worker which will never be whole."""
         with self._database.write(quiet=True) as connection:
-            connection.execute(delete(outputs).where(*_of(*key[:2], kind, key[2])))
+            _remove(connection, key[0], kind, _of(*key[:2], kind, key[2]))
 
     def gap(self, workload: str, attempt: int) -> tuple[int, int] | None:
         """Return the bytes of a long log that were dropped (from, to); None while it is whole."""
@@ -176,10 +194,11 @@ def _last(connection: Connection, key: WorkerKey, kind: Kind, worker: int | None
 def _known(connection: Connection, key: WorkerKey, kind: Kind) -> int:
     """Return how far an output of one worker is known."""
     last = _last(connection, key, kind, worker=key[2])
-    if last is not None or kind != "log":
-        return 0 if last is None else last.start + last.size
+    known = 0 if last is None else last.start + last.size
+    if kind != "log":
+        return known
     dropped = connection.execute(select(func.max(O.start)).where(*_of(*key[:2], DROPPED, key[2]))).scalar_one()
-    return dropped or 0
+    return max(known, dropped or 0)
 
 
 def _first_worker(connection: Connection, workload: str, attempt: int, kind: Kind) -> int | None:
@@ -188,9 +207,23 @@ def _first_worker(connection: Connection, workload: str, attempt: int, kind: Kin
     return found
 
 
+def _is_superfluous(connection: Connection, key: WorkerKey, kind: Kind) -> bool:
+    """Whether an earlier worker of the gang has a result: that one is the result of the job, no other is kept."""
+    first = _first_worker(connection, key[0], key[1], kind) if kind == "result" else None
+    return first is not None and first < key[2]
+
+
+def _remove(connection: Connection, workload: str, kind: Kind, where: list[Any]) -> None:
+    """Remove outputs of a job, and subtract them from the account of its owner."""
+    held = int(connection.execute(select(func.coalesce(func.sum(O.size), 0)).where(*where)).scalar_one())
+    if held:
+        accounts.add_output(connection, workload, kind, -held)
+    connection.execute(delete(outputs).where(*where))
+
+
 def _add(connection: Connection, key: WorkerKey, kind: Kind, piece: _Piece, data: bytes) -> None:
     if piece.blob is not None:
-        writes.add_blob(connection, piece.blob, None)
+        writes.add_blob(connection, piece.blob, None, len(data))
         data = b""
     named = {"workload": key[0], "attempt": key[1], "kind": kind, "data": data}
     connection.execute(insert(outputs), {**named, **piece._asdict()})
@@ -217,7 +250,7 @@ def _drop_middle(connection: Connection, key: WorkerKey, limit: int) -> None:
         held, cut = held - size, place + size
     gone = [*log, O.place >= limit // 2, O.place < cut]
     ends = connection.execute(select(O.worker, func.max(O.start + O.size)).where(*gone).group_by(O.worker)).all()
-    connection.execute(delete(outputs).where(*gone))
+    _remove(connection, key[0], "log", gone)
     workers = [worker for worker, _ in ends]
     connection.execute(delete(outputs).where(*_of(key[0], key[1], DROPPED), O.worker.in_(workers)))
     named = {"workload": key[0], "attempt": key[1], "kind": DROPPED, "place": 0, "size": 0, "data": b"", "blob": None}

@@ -30,6 +30,7 @@ from .database import Database
 from .pages import first_that_fit
 from .space import give_back
 from .tables import (
+    ENDED_ROW,
     attempts,
     blobs,
     decisions,
@@ -85,24 +86,38 @@ class Pruning:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self.asked = False
 
     def forget_outputs(self, ended_before: float, among: int, limit: int, term: int | None = None) -> int:
         """Remove outputs of the first `among` workloads that ended before: at most `limit` pieces, of PARTS_BYTES."""
         old = select(W.id).where(W.ended_at < ended_before).order_by(W.ended_at).limit(among)
-        keys, gone = outputs.primary_key.columns.keys(), list[Any]()
         with self._writing(term) as connection:
-            ids = list(connection.execute(old).scalars())
-            for begin in range(0, len(ids), 500):
-                some = select(outputs.c.size, *outputs.primary_key).where(
-                    outputs.c.workload.in_(ids[begin : begin + 500])
-                )
-                gone += connection.execute(some.limit(limit - len(gone))).mappings().all()
-                if len(gone) >= limit:
-                    break
-            gone = first_that_fit(gone, lambda row: int(row["size"]), PARTS_BYTES)
-            for row in gone:
-                connection.execute(FORGET_OUTPUT, {f"one_{name}": row[name] for name in keys})
-        return len(gone)
+            return _forget_outputs(connection, list(connection.execute(old).scalars()), limit)
+
+    def forget_outputs_of(self, ids: Sequence[str], limit: int) -> int:
+        """Remove outputs of these workloads as far as they have ended: at most `limit` pieces, of PARTS_BYTES."""
+        ended = select(W.id).where(W.id.in_([rows.clean(id) for id in ids]), ENDED_ROW)
+        with self._writing(None) as connection:
+            return _forget_outputs(connection, list(connection.execute(ended).scalars()), limit)
+
+    def ended_jobs(self, owner: str, ended_before: float, limit: int) -> list[str]:
+        """Return the first jobs of a person that ended before a time."""
+        query = select(W.id).where(W.owner == rows.clean(owner), ENDED_ROW, W.kind == "job", W.ended_at < ended_before)
+        with self._database.read() as connection:
+            return list(connection.execute(query.order_by(W.ended_at).limit(limit)).scalars())
+
+    def forget_ended(self, id: str, now: float) -> Any | None:
+        """Remove one job that has ended, and return its owner, team and name; None if it is gone, or lives."""
+        query = select(W.id, W.kind, W.owner, W.team, W.name).where(W.id == rows.clean(id), W.kind == "job", ENDED_ROW)
+        with self._writing(None) as connection:
+            found = connection.execute(query).first()
+            if found is not None:
+                _forget(connection, [found], now)
+        return found
+
+    def ask_for_sweep(self) -> None:
+        """Ask this process for a pass of the retention soon, as something was deleted that has a folder or files."""
+        self.asked = True
 
     def forget_workloads(self, ended_before: float, limit: int, term: int | None = None) -> int:
         """Remove workloads that ended before, with everything of theirs; note whose folders are to be purged.
@@ -117,16 +132,7 @@ class Pruning:
                 .limit(limit)
             )
             found = first_that_fit(connection.execute(query).all(), lambda row: int(row.size), PARTS_BYTES)
-            jobs = [{"workload": row.id, "at": ended_before} for row in found if row.kind == "job"]
-            if found:
-                at = {"at": ended_before}
-                gone = [{"workload": w.id, "kind": w.kind, "owner": w.owner, "team": w.team, **at} for w in found]
-                connection.execute(delete(removals).where(R.workload.in_([w.id for w in found])))  # an id used again
-                connection.execute(insert(removals), gone)
-            if jobs:
-                connection.execute(insert(purges), jobs)
-            if found:
-                connection.execute(delete(workloads).where(W.id.in_([row.id for row in found])))
+            _forget(connection, found, ended_before)
         return len(found)
 
     def removed(self, id: str) -> Removal | None:
@@ -158,10 +164,11 @@ class Pruning:
         with self._writing(term) as connection:
             connection.execute(delete(purges).where(purges.c.workload.in_(ids)))
 
-    def forget_decisions(self, before: float, limit: int, term: int | None = None) -> int:
-        """Remove the oldest decisions made before a time."""
+    def forget_decisions(self, before: float, limit: int, term: int | None = None, *, most: int | None = None) -> int:
+        """Remove the oldest decisions made before a time, or beyond the newest `most`."""
         with self._writing(term) as connection:
-            return _oldest(connection, decisions, before, limit)
+            newest = 0 if most is None else connection.execute(select(func.max(decisions.c.id))).scalar_one() or 0
+            return _oldest(connection, decisions, before, limit, newest - (newest if most is None else most))
 
     def forget_keys(self, before: float, limit: int, term: int | None = None) -> int:
         """Remove the oldest keys of submissions that were made before a time."""
@@ -237,6 +244,32 @@ class Pruning:
             if term is not None:
                 writes.lead(connection, term)
             yield connection
+
+
+def _forget_outputs(connection: Connection, ids: Sequence[str], limit: int) -> int:
+    keys, gone = outputs.primary_key.columns.keys(), list[Any]()
+    for begin in range(0, len(ids), 500):
+        some = select(outputs.c.size, *outputs.primary_key).where(outputs.c.workload.in_(ids[begin : begin + 500]))
+        gone += connection.execute(some.limit(limit - len(gone))).mappings().all()
+        if len(gone) >= limit:
+            break
+    gone = first_that_fit(gone, lambda row: int(row["size"]), PARTS_BYTES)
+    for row in gone:
+        connection.execute(FORGET_OUTPUT, {f"one_{name}": row[name] for name in keys})
+    return len(gone)
+
+
+def _forget(connection: Connection, found: Sequence[Any], at: float) -> None:
+    """Remove workloads, note that they are removed, and that the folders of jobs are to be purged."""
+    if not found:
+        return
+    gone = [{"workload": w.id, "kind": w.kind, "owner": w.owner, "team": w.team, "at": at} for w in found]
+    connection.execute(delete(removals).where(R.workload.in_([w.id for w in found])))  # an id used again
+    connection.execute(insert(removals), gone)
+    jobs = [{"workload": row.id, "at": at} for row in found if row.kind == "job"]
+    if jobs:
+        connection.execute(insert(purges), jobs)
+    connection.execute(delete(workloads).where(W.id.in_([row.id for row in found])))
 
 
 def _older(connection: Connection, table: Table, before: float, limit: int, *where: ColumnElement[bool]) -> int:

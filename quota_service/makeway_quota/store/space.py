@@ -15,6 +15,10 @@ SLACK_PAGES = 2560
 """Free pages (10 MiB) that a file keeps at least, and a tenth of its pages: they are soon used again."""
 
 
+INSIDE = 2 * 2**20
+"""Bytes of free pages below which more are made"""
+
+
 def give_back(database: Database, pages: int) -> int:
     """Return at most `pages` free pages beyond the slack to the file system, and their number."""
     if not database.sqlite:
@@ -50,3 +54,20 @@ def allow_give_back(url: URL) -> None:
         log.warning("The database file %s keeps its size; its free pages are used again: %s", url.database, error)
     finally:
         bare.close()
+
+
+def keep_room_inside(database: Database) -> None:
+    """Keep free pages in an SQLite file, and room in its log, for small writes on a disk that is full.
+
+    Room on the disk may be taken by others at any moment, that inside of these two files may not. Pages are written to
+    the file before they are free: a hole in a file is no room.
+    """
+    if not database.sqlite or free_bytes(database) >= INSIDE:
+        return
+    database.run_script(
+        "DROP TABLE IF EXISTS makeway_room; "
+        "BEGIN IMMEDIATE; CREATE TABLE makeway_room (data BLOB); "
+        f"INSERT INTO makeway_room VALUES (zeroblob({2 * INSIDE})); COMMIT; "
+        "PRAGMA wal_checkpoint(PASSIVE); "
+        "DROP TABLE makeway_room;"
+    )

@@ -11,6 +11,7 @@ from sqlalchemy import Connection
 from ..artifacts.base import Artifacts
 from ..artifacts.folder import ArtifactFolder
 from . import pages, reads, replicas, rows, submission_keys, writes
+from .accounts import Accounts
 from .contents import LARGE, Contents
 from .database import Database, parse
 from .errors import StoreError
@@ -37,7 +38,8 @@ from .records import (
     Workload,
 )
 from .replicas import Followed, Notifications
-from .space import allow_give_back, free_bytes
+from .reserve import Reserve
+from .space import allow_give_back, free_bytes, keep_room_inside
 from .worker_reports import WorkerReports
 
 
@@ -48,6 +50,8 @@ def open_store(url: str, artifacts: Artifacts | None = None, large: int = LARGE,
     `durable`: every commit survives a power cut, not only those that a person is told of.
     """
     parsed = parse(url)
+    if parsed.get_backend_name() == "sqlite":  # on a full disk not even the log of the database can be made
+        Reserve(Path(parsed.database or "").parent).before_write()
     upgrade(parsed)
     allow_give_back(parsed)
     if artifacts is None and parsed.get_backend_name() == "sqlite":
@@ -76,6 +80,7 @@ class Store:
         self.people = KnownPeople(database)
         self.worker_reports = WorkerReports(database)
         self.outputs = Outputs(database, contents)
+        self.accounts = Accounts(database)
         self._known = KnownRows()
         database.on_commit(self._known.add)
 
@@ -329,6 +334,17 @@ class Store:
         """Return when the lease of each live session ends, as it was last written."""
         with self._database.read() as connection:
             return replicas.lease_times(connection)
+
+    @property
+    def folders(self) -> list[Path]:
+        """The folders of this machine that data is in: of the database, and of large files."""
+        own = [] if self.shared else [Path(self._database.url.database or "").parent]
+        return own + self.contents.folders
+
+    def fill_reserve(self) -> None:
+        """Take room on the disk for small writes again where there is enough."""
+        if self._database.reserve is not None and self._database.reserve.fill():
+            keep_room_inside(self._database)
 
     def size(self) -> int:
         """Return the bytes that the database takes on disk."""

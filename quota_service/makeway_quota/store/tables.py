@@ -138,6 +138,7 @@ blobs = Table(
         server_default=false(),
         comment="`data` is empty: the content is in the folder of artifacts",
     ),
+    Column("size", BigInteger, nullable=False, server_default=text("0")),
 )
 
 files = Table(
@@ -289,6 +290,23 @@ retention = Table(
     Column("at", Double, nullable=False, comment="when the last pass ended"),
     Column("clock", Double, nullable=False, comment="the time that ages were counted to"),
     Column("report", Text, nullable=False),
+)
+
+accounts = Table(
+    "accounts",
+    metadata,
+    Column("owner", Text, primary_key=True),
+    Column("team", Text, primary_key=True),
+    Column("kind", Text, primary_key=True),
+    Column("bytes", BigInteger, nullable=False),
+)
+
+folders = Table(
+    "folders",
+    metadata,
+    Column("workload", Text, ForeignKey("workloads.id", ondelete="CASCADE"), primary_key=True),
+    Column("bytes", BigInteger, nullable=False),
+    Column("at", Double, nullable=False, comment="when it was measured"),
 )
 
 histories = Table(

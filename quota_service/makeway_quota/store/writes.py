@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Text, bindparam, delete, func, insert, select
 from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
-from . import reads, rows, submission_keys
+from . import accounts, reads, rows, submission_keys
 from .errors import Conflict, Deposed, KeyReused, Removed, TooMany
 from .records import ENDED, Cap, Change, File, NewDecision, PolicyVersion, SubmissionKey, Workload
 from .statements import Lookup, Many
@@ -135,6 +135,7 @@ def _id_taken(connection: Connection, new: Workload) -> Conflict:
 
 def _insert(connection: Connection, added: Sequence[Checked]) -> None:
     if added:
+        accounts.add(connection, _added(added))
         named = (*rows.WORKLOAD_FIELDS, "command", "env")
         values = [{name: getattr(s.workload, name) for name in named} for s in added]
         ADD_WORKLOADS.run(connection, [rows.encode(each) for each in values])
@@ -147,7 +148,7 @@ def _insert(connection: Connection, added: Sequence[Checked]) -> None:
         if not submission.blobs:
             continue
         for file, digest in submission.blobs.items():
-            add_blob(connection, digest, None if digest in submission.outside else file.data)
+            add_blob(connection, digest, None if digest in submission.outside else file.data, len(file.data))
         described = [
             {"workload": submission.workload.id, "path": file.path, "executable": file.executable, "blob": digest}
             for file, digest in submission.blobs.items()
@@ -155,10 +156,22 @@ def _insert(connection: Connection, added: Sequence[Checked]) -> None:
         connection.execute(insert(files), described)
 
 
-def add_blob(connection: Connection, digest: str, data: bytes | None) -> None:
-    """Insert a content unless it is there; None: it is outside the database."""
+def _added(added: Sequence[Checked]) -> dict[tuple[str, str, str], int]:
+    """Return the bytes of submissions by owner, team and kind; shared files count for the one that had them first."""
+    found: dict[tuple[str, str, str], int] = {}
+    for new in (submission for submission in added if submission.workload.kind == "job"):
+        who = new.workload.owner, new.workload.team or ""
+        size = sum(len(file.data) + len(file.path) + accounts.PATH_BYTES for file in new.blobs)
+        for kind, more in (("jobs", accounts.ROW_BYTES + new.workload.weight), ("files", size)):
+            if more:
+                found[*who, kind] = found.get((*who, kind), 0) + more
+    return found
+
+
+def add_blob(connection: Connection, digest: str, data: bytes | None, size: int) -> None:
+    """Insert a content of `size` bytes unless it is there; None: it is outside the database."""
     write = postgres_insert if connection.dialect.name == "postgresql" else sqlite_insert
-    content = {"digest": digest, "data": b"" if data is None else data, "outside": data is None}
+    content = {"digest": digest, "data": b"" if data is None else data, "outside": data is None, "size": size}
     connection.execute(write(blobs).on_conflict_do_nothing(), content)
 
 

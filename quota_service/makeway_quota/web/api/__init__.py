@@ -1,11 +1,11 @@
-"""The API, one module for each noun: inventory, sessions, jobs, people, policy, people, retention, attempts."""
+"""The API, one module for each noun: inventory, sessions, jobs, people, policy, retention, storage, attempts."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter, Security
 from fastapi.security import APIKeyHeader
 
-from . import attempts, inventory, jobs, people, policy, retention, sessions
+from . import attempts, inventory, jobs, people, policy, retention, sessions, storage
 
 _TOKEN = APIKeyHeader(
     name="Authorization",
@@ -22,6 +22,7 @@ ROUTERS = (
     policy.router,
     people.router,
     retention.router,
+    storage.router,
     inventory.open_router,
     attempts.router,
 )

@@ -1,0 +1,128 @@
+"""Keep what people leave within limits: a quota for a person, a team and all, and free space on the disk.
+
+Submissions, results and long logs are large writes, which a limit refuses; whatever ends, cancels or deletes is not.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from makeway_api.errors import MakewayError
+from makeway_api.quantities import size as written
+
+from ..settings import ServiceSettings
+from ..store.reserve import disk_bytes, free_bytes
+from ..store.store import Store
+from .refusals import refuse
+
+KNOWN_SECONDS = 1.0
+"""How long sums that were read count, with what was taken since"""
+PART_OF_DISK = 10
+"""The free space that is kept is at most this part of the disk"""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The fullest disk that data is on: bytes that are free, and how many of them are kept for small writes."""
+
+    free: int
+    reserve: int
+
+
+@dataclass(slots=True)
+class _Sums:
+    at: float
+    person: int
+    team: int
+    whole: int
+
+
+class StorageLimits:
+    """The limits of what is kept. Blocking and thread-safe: call it through `Context.call`."""
+
+    def __init__(self, store: Store, settings: ServiceSettings, clock: Callable[[], float] = time.monotonic) -> None:
+        self._store = store
+        self._settings = settings
+        self._clock = clock
+        self._guard = threading.Lock()
+        self._known: dict[tuple[str, str], _Sums] = {}
+
+    def check(self, owner: str, team: str, size: int) -> None:
+        """Take `size` bytes for a person in a team; 507 where they exceed a limit, or the disk has little room."""
+        self.check_disk(size)
+        if (refused := self.beyond(owner, team, size)) is not None:
+            raise refused
+        with self._guard:
+            sums = self._sums(owner, team)
+            self._known[owner, team] = replace(
+                sums, person=sums.person + size, team=sums.team + size, whole=sums.whole + size
+            )
+
+    def check_disk(self, size: int) -> None:
+        """Refuse (507) `size` bytes that would use the free space that is kept for small writes."""
+        room = self.room()
+        if room is not None and room.free - size < room.reserve:
+            raise refuse(
+                f"The disk of Makeway has {written(max(0, room.free))} free, and keeps {written(room.reserve)} for "
+                "ending, cancelling and deleting, so nothing large is taken now. Delete ended jobs that are not needed "
+                "any more, or ask an administrator to make room.",
+                "disk_full",
+                507,
+                free_bytes=max(0, room.free),
+                reserve_bytes=room.reserve,
+                bytes=size,
+            )
+
+    def beyond(self, owner: str, team: str, size: int) -> MakewayError | None:
+        """Return the refusal of `size` more bytes for a person in a team, None where they fit."""
+        with self._guard:
+            sums = self._sums(owner, team)
+        limits, old = self._settings, "ended jobs that are not needed any more"
+        found = (
+            (sums.person, limits.max_kept_person_bytes, f"{owner} keeps", "one person", f"Delete {old}."),
+            (
+                sums.team,
+                limits.max_kept_team_bytes,
+                f"The team {team} keeps",
+                "one team",
+                f"Its members can delete {old}.",
+            ),
+            (sums.whole, limits.max_kept_bytes, "All jobs together keep", "all", f"An administrator can delete {old}."),
+        )
+        for there, most, who, what, help in found:
+            if most and there + size > most:
+                return refuse(
+                    f"{who} {written(there)} in Makeway (files, results, logs, jobs), {written(size)} more do not fit: "
+                    f"{written(most)} is the most for {what}. {help}",
+                    "storage_quota",
+                    507,
+                    kept_bytes=there,
+                    bytes=size,
+                    limit_bytes=most,
+                )
+        return None
+
+    def room(self) -> Room | None:
+        """Return the room on the fullest of the disks with data; None where none of them is of this machine."""
+        found = [Room(free_bytes(path), self._kept_free(path)) for path in self._folders() if path.exists()]
+        return min(found, key=lambda room: room.free - room.reserve, default=None)
+
+    def _folders(self) -> Sequence[Path]:
+        local = [self._settings.state_dir] if self._settings.backend == "local" else []
+        return [*self._store.folders, *local]
+
+    def _kept_free(self, folder: Path) -> int:
+        return min(self._settings.free_reserve_bytes, disk_bytes(folder) // PART_OF_DISK)
+
+    def _sums(self, owner: str, team: str) -> _Sums:
+        now = self._clock()
+        known = self._known.get((owner, team))
+        if known is None or not 0 <= now - known.at < KNOWN_SECONDS:
+            if len(self._known) > 10_000:
+                self._known.clear()
+            known = self._known[owner, team] = _Sums(now, *self._store.accounts.of(owner, team))
+        return known

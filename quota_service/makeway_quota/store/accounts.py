@@ -1,0 +1,164 @@
+"""Count the bytes that are kept for each person and team: rows, files, results, logs and folders of jobs.
+
+Whatever adds bytes counts them in its own transaction (`add`). What is removed is not subtracted: the account of its
+owner is counted anew (`recount`) after each removal and in each pass of the retention, which mends every error, too.
+Clones share contents: a content counts once for a person in a team.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from sqlalchemy import ColumnElement, Connection, Executable, func, insert, literal, select, union
+from sqlalchemy.dialects.postgresql import insert as postgres_insert
+from sqlalchemy.dialects.sqlite import insert as sqlite_insert
+
+from . import rows
+from .database import Database
+from .tables import accounts, blobs, files, folders, outputs, workloads
+
+W = workloads.c
+A = accounts.c
+ROW_BYTES = 6000
+"""Bytes that the rows of one job take: its own, decisions, events, attempts, indexes"""
+KINDS = ("jobs", "files", "results", "logs", "folders")
+"""Rows with commands and sources; submitted files; results and exceptions; logs; folders on this disk"""
+PATH_BYTES = 150
+"""Bytes of the row of a file, beside its path"""
+
+Who = tuple[str, str]
+"""An owner and a team ("" for none)"""
+
+
+class Account(NamedTuple):
+    """The bytes of one kind that are kept for a person in a team."""
+
+    owner: str
+    team: str
+    kind: str
+    bytes: int
+
+
+def kind_of(output: str) -> str:
+    """Return the kind that an output of a worker is counted as."""
+    return "logs" if output in ("log", "dropped") else "results"
+
+
+def add(connection: Connection, added: Mapping[tuple[str, str, str], int]) -> None:
+    """Count bytes that were added, by owner, team and kind."""
+    write = postgres_insert if connection.dialect.name == "postgresql" else sqlite_insert
+    for (owner, team, kind), size in sorted(added.items()):
+        new = write(accounts).values(owner=rows.clean(owner), team=rows.clean(team), kind=kind, bytes=size)
+        total = {"bytes": accounts.c.bytes + new.excluded.bytes}
+        connection.execute(new.on_conflict_do_update(index_elements=[A.owner, A.team, A.kind], set_=total))
+
+
+def add_output(connection: Connection, workload: str, output: str, size: int) -> None:
+    """Count bytes that a worker sent for the owner of its job."""
+    found = connection.execute(select(W.owner, W.team).where(W.id == rows.clean(workload))).first()
+    if found is not None:
+        add(connection, {(found.owner, found.team or "", kind_of(output)): size})
+
+
+class Accounts:
+    """The accounts of all people. Each method is one transaction."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def of(self, owner: str, team: str) -> tuple[int, int, int]:
+        """Return the bytes that are kept for a person, for a team, and in all."""
+        with self._database.read() as connection:
+            query = select(
+                _sum(A.owner == rows.clean(owner)),
+                _sum(A.team == rows.clean(team)),
+                func.coalesce(func.sum(A.bytes), 0),
+            )
+            person, whole_team, whole = connection.execute(query).one()
+        return int(person), int(whole_team), int(whole)
+
+    def listed(self, owner: str | None = None, teams: Sequence[str] | None = None) -> list[Account]:
+        """Return the accounts of a person (None: of all), and those in some teams (None: in all), largest first."""
+        query = select(accounts).where(A.bytes > 0).order_by(A.bytes.desc(), A.owner, A.team, A.kind)
+        if owner is not None:
+            query = query.where(A.owner == rows.clean(owner))
+        if teams is not None:
+            query = query.where(A.team.in_([rows.clean(team) for team in teams]))
+        with self._database.read() as connection:
+            return [Account(one.owner, one.team, one.kind, int(one.bytes)) for one in connection.execute(query)]
+
+    def people(self) -> list[str]:
+        """Return everybody of whom something is kept or counted."""
+        with self._database.read() as connection:
+            return list(connection.execute(union(select(W.owner).distinct(), select(A.owner).distinct())).scalars())
+
+    def recount(self, owner: str) -> None:
+        """Count a person's account anew from what there is."""
+        with self._database.write(quiet=True) as connection:
+            counted = _counted(connection, owner)
+            connection.execute(accounts.delete().where(A.owner == rows.clean(owner)))
+            new = [
+                {"owner": rows.clean(owner), "team": team, "kind": kind, "bytes": size}
+                for (team, kind), size in counted.items()
+                if size
+            ]
+            if new:
+                connection.execute(insert(accounts), new)
+
+    def unmeasured(self, limit: int) -> list[str]:
+        """Return ended jobs whose folder was not measured since their end, and live ones that have run."""
+        folder = folders.c
+        ran = select(W.id).where(W.kind == "job", W.attempt > 0, W.ended_at.is_(None))
+        ended = (
+            select(W.id)
+            .outerjoin(folders, folder.workload == W.id)
+            .where(
+                W.kind == "job", W.attempt > 0, W.ended_at.is_not(None), folder.at.is_(None) | (folder.at < W.ended_at)
+            )
+        )
+        with self._database.read() as connection:
+            return [*connection.execute(ran.limit(limit)).scalars(), *connection.execute(ended.limit(limit)).scalars()]
+
+    def measured(self, sizes: Mapping[str, int], at: float) -> None:
+        """Write the sizes of folders of jobs, as they were measured."""
+        write = postgres_insert if not self._database.sqlite else sqlite_insert
+        with self._database.write(quiet=True) as connection:
+            there = select(W.id).where(W.id.in_([rows.clean(id) for id in sizes]))
+            for id in connection.execute(there).scalars().all():
+                new = write(folders).values(workload=id, bytes=sizes[id], at=at)
+                values = {"bytes": new.excluded.bytes, "at": new.excluded.at}
+                connection.execute(new.on_conflict_do_update(index_elements=[folders.c.workload], set_=values))
+
+
+def _sum(condition: ColumnElement[bool]) -> ColumnElement[int]:
+    return func.coalesce(func.sum(A.bytes).filter(condition), 0)
+
+
+def _counted(connection: Connection, owner: str) -> dict[tuple[str, str], int]:
+    """Return the bytes that are kept for a person, by team and kind."""
+    counted: dict[tuple[str, str], int] = defaultdict(int)
+    mine, team = W.owner == rows.clean(owner), func.coalesce(W.team, "").label("team")
+
+    def count(kind: str | None, found: Iterable[tuple[str, str, int]]) -> None:
+        for one, output, size in found:
+            counted[one, kind or kind_of(output)] += int(size or 0)
+
+    named = literal("")
+    jobs = select(team, named, func.sum(W.weight + ROW_BYTES)).where(mine, W.kind == "job").group_by(team)
+    paths = select(team, named, func.sum(func.length(files.c.path) + PATH_BYTES)).join_from(files, workloads)
+    shared = select(team, files.c.blob, blobs.c.size).join_from(files, workloads).join(blobs).where(mine).distinct()
+    each = shared.subquery()
+    kept = select(team, outputs.c.kind, func.sum(outputs.c.size)).join_from(outputs, workloads).where(mine)
+    measured = select(team, named, func.sum(folders.c.bytes)).join_from(folders, workloads).where(mine)
+    count("jobs", _rows(connection, jobs))
+    count("files", _rows(connection, paths.where(mine).group_by(team)))
+    count("files", _rows(connection, select(each.c.team, named, func.sum(each.c.size)).group_by(each.c.team)))
+    count(None, _rows(connection, kept.group_by(team, outputs.c.kind)))
+    count("folders", _rows(connection, measured.group_by(team)))
+    return counted
+
+
+def _rows(connection: Connection, query: Executable) -> list[tuple[str, str, int]]:
+    return [(row[0], row[1], row[2]) for row in connection.execute(query)]

@@ -1,0 +1,177 @@
+"""A full disk: large writes are refused in time, what ends and deletes works, a restart works, deleting makes room."""
+
+from __future__ import annotations
+
+import base64
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from makeway_api.errors import MakewayError
+from makeway_api.models import FileIn, StorageDelete
+from makeway_quota.services.storage_limits import StorageLimits
+from makeway_quota.settings import load
+from makeway_quota.store import contents, reserve
+from makeway_quota.store.records import NewWorkload
+from makeway_quota.store.store import open_store
+from running import IDLE, Running, python, running
+
+MB = 1_000_000
+SIZE = 400 * MB
+FILL = """
+import os, time
+with open(os.environ["MAKEWAY_CHECKPOINT_DIR"] + "/junk", "wb", buffering=0) as file:
+    size = 2**20
+    while True:
+        try:
+            file.write(bytes(size))
+        except OSError:
+            size = max(4096, size // 2)
+            time.sleep(0.01)
+"""
+"""A job that fills its disk and takes whatever becomes free, until it is stopped"""
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """Mount a small disk of its own."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", folder]).returncode:
+        pytest.skip("only root mounts a disk")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def file(number: int, size: int = 8 * MB) -> FileIn:
+    """Make a file whose content no other has."""
+    return FileIn(path="data.bin", data=base64.b64encode(f"{number:010}".encode() * (size // 10)).decode())
+
+
+async def report(run: Running, person: str = "root") -> dict[str, int]:
+    found = await run.client(person).storage()
+    return {account.owner: account.bytes for account in found.accounts}
+
+
+@pytest.mark.covers("N25")
+async def test_a_disk_that_is_filled_by_every_way_in(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contents, "DELETED_AGE", -10.0)
+    state = disk / "state"
+    async with running(state, MAKEWAY_KEEP_WORKLOADS_DAYS=90) as run:
+        await run.service.retention.sweep()
+        ana, root = run.client("ana"), run.client("root")
+        fills = await run.submit("bo", "fills", profile="gpu1", command=python(FILL))
+        await run.until(lambda: shutil.disk_usage(disk).free < MB, "the disk is full", 120)
+        waits = [await _waiting(run, number) for number in range(2)]
+        with pytest.raises(MakewayError) as refused:
+            await run.submit("ana", "late", profile="gpu1", command=IDLE, files=[file(1)])
+        assert (refused.value.code, refused.value.status) == ("disk_full", 507)
+        assert refused.value.numbers["reserve_bytes"] == pytest.approx(SIZE // 10, rel=0.01)
+        assert "Delete ended jobs" in refused.value.message
+        assert (await ana.cancel(waits[0])).state.value == "cancelled"
+        with pytest.raises(MakewayError) as refused:
+            await ana.resume(waits[0])
+        assert refused.value.status == 507
+        await root.cancel(fills.id)
+        await run.job(fills.id, "cancelled")
+        assert run.service.components.world.failure is None
+        assert shutil.disk_usage(disk).free < 10 * MB
+    async with running(state) as run:  # a restart
+        ana, root = run.client("ana"), run.client("root")
+        assert run.service.components.world.failure is None
+        assert (await ana.cancel(waits[1])).state.value == "cancelled"
+        await run.service.retention.sweep()
+        kept = await report(run)
+        assert kept["bo"] > 300 * MB, "the folder of the job was measured"
+        assert "bo" not in await report(run, "ana"), "others are not shown to everybody"
+        with pytest.raises(MakewayError) as refused:
+            await ana.delete_storage(StorageDelete(owner="bo"))
+        assert refused.value.status == 403
+        deleted = await root.delete_storage(StorageDelete(owner="bo"))
+        assert deleted.jobs == 1
+        assert deleted.bytes > 300 * MB
+        await run.service.retention.sweep()
+        assert shutil.disk_usage(disk).free > 300 * MB
+        assert (disk / "state" / reserve.FOLDER).exists(), "room for small writes is taken again"
+        taken = list[str]()
+        with pytest.raises(MakewayError, match="keeps 40 MB for ending, cancelling and deleting"):
+            await _submit_for_ever(run, taken)
+        assert 10 < len(taken) < 60
+        assert shutil.disk_usage(disk).free > SIZE // 20, "submissions leave the reserve alone"
+
+
+async def _submit_for_ever(run: Running, taken: list[str]) -> None:
+    """Submit jobs with files of their own until one is refused."""
+    while True:
+        given = {"profile": "gpu8", "command": python("pass"), "files": [file(len(taken))]}
+        taken.append((await run.submit("ana", "file", **given)).id)
+
+
+async def _waiting(run: Running, number: int) -> str:
+    """Add a job that waits, past the limits, as on a disk that had room then."""
+    store = run.service.components.store
+    row = store.add_workload(
+        NewWorkload(f"j-{number:08d}", "job", "rnd", "gpu8", "ana", gpus=8000, workers=5), now=1.8e9
+    )
+    return row.id
+
+
+def test_limits_of_a_person_a_team_and_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(f"sqlite:///{tmp_path / 'db.sqlite'}")
+    environ = {
+        "MAKEWAY_STATE_DIR": str(tmp_path),
+        "MAKEWAY_MAX_KEPT_PERSON_MB": "2",
+        "MAKEWAY_MAX_KEPT_TEAM_MB": "3",
+        "MAKEWAY_MAX_KEPT_MB": "4",
+    }
+    now = 0.0
+    limits = StorageLimits(store, load(environ=environ), lambda: now)
+    limits.check("ana", "rnd", 1_500_000)
+    with pytest.raises(MakewayError) as refused:
+        limits.check("ana", "rnd", 600_000)
+    assert (refused.value.code, refused.value.status) == ("storage_quota", 507)
+    assert refused.value.message == (
+        "ana keeps 1.5 MB in Makeway (files, results, logs, jobs), 600 kB more do not fit: 2.0 MB is the most for one "
+        "person. Delete ended jobs that are not needed any more."
+    )
+    now = 10.0
+    limits.check("ana", "rnd", 600_000)
+    for number, owner in enumerate(("ana", "bo")):
+        new = NewWorkload(f"j{number}", "job", "rnd", "gpu1", owner, source="x" * 1_600_000)
+        store.add_workload(new, now=0.0)
+    now = 20.0
+    assert limits.beyond("ana", "rnd", 100_000) is not None, "the team"
+    assert "The team rnd keeps 3.2 MB" in str(limits.beyond("bo", "rnd", 1))
+    assert limits.beyond("bo", "ops", 100_000) is None
+    assert "All jobs together keep 3.2 MB" in str(limits.beyond("cy", "ops", 900_000))
+    store.close()
+
+
+async def test_an_owner_deletes_an_ended_job(tmp_path: Path) -> None:
+    async with running(tmp_path) as run:
+        ana = run.client("ana")
+        job = await run.submit("ana", "one", profile="gpu1", command=IDLE, files=[file(1, 100)])
+        await run.job(job.id, "running")
+        with pytest.raises(MakewayError) as refused:
+            await ana.delete_job(job.id)
+        assert (refused.value.code, refused.value.status) == ("not_ended", 409)
+        await ana.cancel(job.id)
+        await run.job(job.id, "cancelled")
+        with pytest.raises(MakewayError) as refused:
+            await run.client("bo").delete_job(job.id)
+        assert refused.value.status == 404, "bo is in another team"
+        assert (await ana.delete_job(job.id)).jobs == 1
+        with pytest.raises(MakewayError) as refused:
+            await ana.job(job.id)
+        assert refused.value.status == 410
+        assert (await ana.storage()).mine == 0
+        assert (tmp_path / "jobs" / job.id).exists()
+        await run.service.retention.sweep()
+        assert not (tmp_path / "jobs" / job.id).exists()
+        lines = await run.client("root").decisions()
+        assert any(line.verb == "delete" and line.workload == job.id for line in lines)

@@ -1,0 +1,125 @@
+"""The account of what is kept: every way in counts, every removal is subtracted, and a new count finds the same."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from makeway_quota.store import Store, open_store
+from makeway_quota.store.accounts import PATH_BYTES, ROW_BYTES
+from makeway_quota.store.records import Change, FilesOf
+from makeway_quota.store.reserve import LOW, SLICES, Reserve
+
+
+def kept(store: Store, owner: str = "ana") -> dict[str, int]:
+    """Return the bytes of a person by kind."""
+    found: Counter[str] = Counter()
+    for account in store.accounts.listed(owner):
+        found[account.kind] += account.bytes
+    return dict(found)
+
+
+def recounted(store: Store, owner: str = "ana") -> dict[str, int]:
+    store.accounts.recount(owner)
+    return kept(store, owner)
+
+
+def test_every_way_in_is_counted_and_a_new_count_finds_the_same(store: Store, job) -> None:
+    files = [("a.py", b"x" * 1000, False), ("b.bin", b"y" * 300_000, False)]
+    store.add_workload(job("j1", command=("c" * 500,), env={"A": "b"}, source="s" * 100), files, now=0.0)
+    weight, paths = 500 + 2 + 100, 2 * PATH_BYTES + len("a.py") + len("b.bin")
+    assert kept(store) == {"jobs": ROW_BYTES + weight, "files": 301_000 + paths}
+    assert recounted(store) == kept(store)
+    for at in range(3):
+        store.outputs.append(("j1", 1, 0), "log", at * 50, b"l" * 50, 10**6)
+    store.outputs.append(("j1", 1, 0), "log", 100, b"l" * 50, 10**6)  # sent again
+    store.outputs.append(("j1", 1, 0), "result", 0, b"r" * 400_000, 10**6)
+    store.outputs.append(("j1", 1, 0), "error", 0, b"e" * 10, 10**6)
+    before = kept(store)
+    assert (before["logs"], before["results"]) == (150, 400_010)
+    assert recounted(store) == before
+    assert store.accounts.of("ana", "rnd") == (sum(before.values()),) * 3
+    assert store.accounts.of("bo", "ops") == (0, 0, sum(before.values()))
+    store.accounts.measured({"j1": 777, "gone": 5}, 9.0)
+    assert recounted(store) == before | {"folders": 777}
+
+
+def test_what_clones_share_counts_once_for_as_long_as_one_of_them_is_there(store: Store, job) -> None:
+    store.add_workload(job("j1"), [("a", b"x" * 1000, False)], now=0.0)
+    for number in range(2, 6):
+        store.add_workload(job(f"j{number}"), FilesOf("j1"), now=0.0)
+    assert recounted(store)["files"] == 1000 + 5 * (PATH_BYTES + 1)
+    store.commit([Change(f"j{number}", {"state": "failed"}) for number in range(1, 6)], now=1.0)
+    assert store.pruning.forget_ended("j1", 2.0) is not None
+    assert recounted(store)["files"] == 1000 + 4 * (PATH_BYTES + 1), "the copies hold the content"
+    for number in range(2, 6):
+        store.pruning.forget_ended(f"j{number}", 2.0)
+    assert recounted(store) == {}
+
+
+def test_a_long_log_is_counted_as_it_is_kept(store: Store, job) -> None:
+    store.add_workload(job("j1"), now=0.0)
+    rng, sent = random.Random(1), [0, 0]
+    for _ in range(200):
+        worker, size = rng.randrange(2), rng.randrange(1, 3000)
+        store.outputs.append(("j1", 1, worker), "log", sent[worker], b"x" * size, 40_000)
+        sent[worker] += size
+    assert kept(store)["logs"] <= 40_000
+    assert recounted(store) == kept(store)
+    store.outputs.drop(("j1", 1, 0), "log")
+    store.outputs.drop(("j1", 1, 1), "log")
+    assert kept(store).get("logs", 0) == recounted(store).get("logs", 0) == 0
+
+
+def test_of_a_gang_one_result_is_kept_that_of_its_first_worker(store: Store, job) -> None:
+    store.add_workload(job("j1", workers=3), now=0.0)
+    assert store.outputs.append(("j1", 1, 2), "result", 0, b"two" * 100, 10**6) == 300
+    assert store.outputs.append(("j1", 1, 0), "result", 0, b"zero", 10**6) == 4
+    assert store.outputs.append(("j1", 1, 1), "result", 0, b"one", 10**6) == 3
+    assert store.outputs.append(("j1", 1, 2), "result", 300, b"two" * 100_000, 10**6) == 300_300, "taken, and dropped"
+    assert store.outputs.append(("j1", 1, 0), "result", 4, b"!", 10**6) == 5
+    assert store.outputs.read("j1", 1, "result", 0, 100) == (b"zero!", 5)
+    assert kept(store)["results"] == 5 == recounted(store)["results"]
+
+
+def test_an_account_of_an_earlier_version_is_counted_at_the_first_pass(store: Store, job) -> None:
+    store.add_workload(job("j1"), [("a", b"x" * 1000, False)], now=0.0)
+    there = kept(store)
+    with store._database.write() as connection:
+        connection.exec_driver_sql("DELETE FROM accounts")
+    assert kept(store) == {}
+    for owner in store.accounts.people():
+        store.accounts.recount(owner)
+    assert kept(store) == there
+
+
+def test_sizes_of_large_files_of_an_earlier_version_are_found(sqlite_url: str, job) -> None:
+    store = open_store(sqlite_url)
+    store.add_workload(job("j1"), [("a", b"x" * 400_000, False)], now=0.0)
+    with store._database.write() as connection:
+        connection.exec_driver_sql("UPDATE blobs SET size = 0")
+    assert recounted(store)["files"] < 1000
+    store.contents.collect(1.0)
+    assert recounted(store)["files"] == 400_000 + PATH_BYTES + 1
+    store.close()
+
+
+def test_the_reserve_is_given_up_part_by_part_and_taken_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = 10**12
+    monkeypatch.setattr("makeway_quota.store.reserve.free_bytes", lambda folder: free)
+    reserve = Reserve(tmp_path)
+    reserve.fill()
+    parts = list((tmp_path / "reserve").iterdir())
+    assert len(parts) == SLICES
+    assert all(part.stat().st_blocks * 512 >= 4 * 2**20 for part in parts)
+    assert reserve.before_write()
+    assert len(list((tmp_path / "reserve").iterdir())) == SLICES, "nothing is given up while there is room"
+    free = LOW - 1
+    for left in reversed(range(SLICES)):
+        assert reserve.before_write()
+        assert len(list((tmp_path / "reserve").iterdir())) == left
+    assert not reserve.before_write()
+    reserve.fill()
+    assert list((tmp_path / "reserve").iterdir()) == [], "not while the disk is full"
