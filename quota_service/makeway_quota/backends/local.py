@@ -7,6 +7,7 @@ service; a restarted service finds it again by its spooled order, its pid and it
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import sys
 import time

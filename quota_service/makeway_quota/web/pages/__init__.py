@@ -11,14 +11,14 @@ from makeway_api.models import Problem
 
 from ..auth import Visitor
 from ..settings import WebSettings
-from . import access, decisions, job, nodes, panel, policy, team, workloads
+from . import access, decisions, job, nodes, panel, policy, storage, team, workloads
 from .parts import Histories
 from .render import page
 from .sharing import SharedParts
 
 log = logging.getLogger(__name__)
 
-ROUTERS = tuple(each.router for each in (panel, workloads, nodes, team, decisions, job, policy))
+ROUTERS = tuple(each.router for each in (panel, workloads, nodes, team, decisions, job, policy, storage))
 
 
 def install(app: FastAPI, settings: WebSettings) -> None:

@@ -21,6 +21,7 @@ TAIL = 64 * 2**10
 ACTIONS = {
     "cancel": "The job is being cancelled.",
     "resume": "The job is back in the queue and resumes from its last checkpoint.",
+    "delete": "The job was deleted.",
     "preempt-test": "The preemption test has started: the job saves a checkpoint, stops and is requeued.",
 }
 
@@ -53,16 +54,19 @@ async def job_action(request: Request, id: Id, action: str, visitor: PageVisitor
     """Run the action of a button, then show the page again."""
     if action not in ACTIONS:
         raise MakewayError(
-            f"There is no action {action[:40]}; a job can be cancelled, resumed or preempted as a test.",
+            f"There is no action {action[:40]}; a job can be cancelled, resumed, deleted or preempted as a test.",
             code="not_found",
             status=404,
         )
     if not may(visitor.caller, "submit") and not may_for_some(visitor.caller, "manage"):
         raise refusal(visitor.caller, ["submit", "manage"])
     jobs = services.jobs
+    settings: WebSettings = request.app.state.settings
+    if action == "delete":
+        done = await services.storage.delete_job(visitor.caller, id)
+        return RedirectResponse(f"{settings.prefix}storage?jobs={done.jobs}&freed={done.bytes}", status_code=303)
     do = {"cancel": jobs.cancel, "resume": jobs.resume, "preempt-test": jobs.preempt_test}[action]
     await do(visitor.caller, id)
-    settings: WebSettings = request.app.state.settings
     return RedirectResponse(f"{settings.prefix}jobs/{id}?did={action}", status_code=303)
 
 

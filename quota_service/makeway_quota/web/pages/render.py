@@ -44,6 +44,7 @@ VERBS = {
     "kill": ("killed", "danger"),
     "lost": ("lost", "danger"),
     "cancel": ("cancelled", "secondary"),
+    "delete": ("deleted", "secondary"),
     "release": ("ended", "secondary"),
     "policy": ("policy", "primary"),
     "wait": ("waits", "light"),

@@ -1,0 +1,55 @@
+"""The page of what is kept: one's own bytes for everybody, all accounts and the deletion for administrators."""
+
+from __future__ import annotations
+
+import pytest
+from makeway_quota.store.records import Change, NewWorkload
+from web.portal import EVIL, PREFIX, Portal
+
+
+def ended(web: Portal, number: int, owner: str, ago: float) -> str:
+    """Add a job that ended some days ago and left a result."""
+    store, now = web.run.service.components.store, web.run.service.components.clock()
+    new = NewWorkload(f"j-{number:08d}", "job", "rnd", "gpu1", owner, name=f"job {number}", gpus=1000)
+    store.add_workload(new, now=now - ago * 86_400 - 10)
+    store.outputs.append((new.id, 1, 0), "result", 0, b"r" * 100_000, 10**6)
+    store.commit([Change(new.id, {"state": "succeeded", "ended_at": now - ago * 86_400})], now=now)
+    return new.id
+
+
+@pytest.mark.covers("N25")
+async def test_an_administrator_sees_who_keeps_what_and_deletes_it(web: Portal) -> None:
+    old, new = ended(web, 1, "ana", 40), ended(web, 2, "ana", 2)
+    ended(web, 3, EVIL, 2)
+    root = await web.browser("root")
+    page = await root.get(f"{PREFIX}storage")
+    assert page.status_code == 200
+    assert "200 kB" in page.text
+    assert EVIL not in page.text, "names are escaped"
+    form = {"owner": "ana", "days": "30"}
+    assert (await root.post(f"{PREFIX}storage/delete", data=form)).status_code == 403, "without the page's own token"
+    form["_xsrf"] = page.text.partition('name="_xsrf" value="')[2].partition('"')[0]
+    done = await root.post(f"{PREFIX}storage/delete", data=form)
+    assert "Deleted: 1 ended job of ana with 106 kB" in done.text
+    store = web.run.service.components.store
+    assert (store.workload(old), store.workload(new) is not None) == (None, True)
+    done = await root.post(f"{PREFIX}storage/delete", data=form | {"days": "0"})
+    assert store.workload(new) is None
+    assert store.accounts.listed("ana") == []
+
+
+async def test_others_see_their_own_bytes_and_delete_their_own_jobs(web: Portal) -> None:
+    mine, theirs = ended(web, 1, "ana", 2), ended(web, 2, "eve", 2)
+    ana = await web.browser("ana")
+    page = await ana.get(f"{PREFIX}storage")
+    assert "You keep 106 kB of the 10 GB that one person may keep" in page.text
+    assert "<td>eve</td>" not in page.text
+    assert "Delete ended jobs" not in page.text
+    job = await ana.get(f"{PREFIX}jobs/{mine}")
+    token = job.text.partition('name="_xsrf" value="')[2].partition('"')[0]
+    refused = await ana.post(f"{PREFIX}storage/delete", data={"owner": "eve", "_xsrf": token})
+    assert refused.status_code == 403
+    assert (await ana.post(f"{PREFIX}jobs/{theirs}/delete", data={"_xsrf": token})).status_code == 403
+    done = await ana.post(f"{PREFIX}jobs/{mine}/delete", data={"_xsrf": token})
+    assert "Deleted: 1 ended job" in done.text
+    assert (await ana.get(f"{PREFIX}jobs/{mine}")).status_code == 410
