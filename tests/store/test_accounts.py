@@ -7,8 +7,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from alembic import command
 from makeway_quota.store import Store, open_store
 from makeway_quota.store.accounts import PATH_BYTES, ROW_BYTES
+from makeway_quota.store.migrate import alembic_config
 from makeway_quota.store.records import Change, FilesOf
 from makeway_quota.store.reserve import LOW, SLICES, Reserve
 
@@ -88,7 +90,8 @@ def test_an_account_of_an_earlier_version_is_counted_at_the_first_pass(store: St
     store.add_workload(job("j1"), [("a", b"x" * 1000, False)], now=0.0)
     there = kept(store)
     with store._database.write() as connection:
-        connection.exec_driver_sql("DELETE FROM accounts")
+        command.downgrade(alembic_config(connection), "0016")
+        command.upgrade(alembic_config(connection), "head")
     assert kept(store) == {}
     for owner in store.accounts.people():
         store.accounts.recount(owner)
@@ -123,3 +126,11 @@ def test_the_reserve_is_given_up_part_by_part_and_taken_again(tmp_path: Path, mo
     assert not reserve.before_write()
     reserve.fill()
     assert list((tmp_path / "reserve").iterdir()) == [], "not while the disk is full"
+
+
+def test_work_that_gets_another_owner_counts_for_that_one(store: Store, job) -> None:
+    store.add_workload(job("j1", owner="ana"), now=0.0)
+    there = kept(store, "ana")
+    store.commit([Change("j1", {"state": "failed"})], now=1.0)
+    store.people.give("ana", "bo", "root", 2.0)
+    assert (kept(store, "ana"), kept(store, "bo")) == ({}, there)

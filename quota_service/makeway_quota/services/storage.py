@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from makeway_api.models import StorageAccount, StorageDelete, StorageDeleted, StorageReport
 
-from ..store.accounts import KINDS, Account
+from ..store.accounts import KINDS, AccountLine
 from ..store.records import NewDecision
 from .caller import Caller
 from .context import Context
@@ -102,16 +102,16 @@ class StorageService:
         return max(0, before - after)
 
 
-def _by_kind(lines: Sequence[Account]) -> dict[str, int]:
+def _by_kind(lines: Sequence[AccountLine]) -> dict[str, int]:
     counted: Counter[str] = Counter()
     for line in lines:
         counted[line.kind] += line.bytes
     return {kind: counted[kind] for kind in KINDS if counted[kind]}
 
 
-def _accounts(lines: Sequence[Account]) -> list[StorageAccount]:
+def _accounts(lines: Sequence[AccountLine]) -> list[StorageAccount]:
     """Return the accounts of each person in each team, the largest first, as many as fit into an answer."""
-    found: dict[tuple[str, str], list[Account]] = {}
+    found: dict[tuple[str, str], list[AccountLine]] = {}
     for line in lines:
         found.setdefault((line.owner, line.team), []).append(line)
     made = [

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Executable, func, insert, literal, select, union
+from sqlalchemy import ColumnElement, Connection, Executable, func, insert, literal, select
 from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
@@ -32,7 +32,7 @@ Who = tuple[str, str]
 """An owner and a team ("" for none)"""
 
 
-class Account(NamedTuple):
+class AccountLine(NamedTuple):
     """The bytes of one kind that are kept for a person in a team."""
 
     owner: str
@@ -62,6 +62,16 @@ def add_output(connection: Connection, workload: str, output: str, size: int) ->
         add(connection, {(found.owner, found.team or "", kind_of(output)): size})
 
 
+def recount(connection: Connection, owner: str) -> None:
+    """Replace a person's account by what there is."""
+    counted = _counted(connection, owner)
+    connection.execute(accounts.delete().where(A.owner == rows.clean(owner)))
+    who = {"owner": rows.clean(owner)}
+    new = [{**who, "team": team, "kind": kind, "bytes": size} for (team, kind), size in counted.items() if size]
+    if new:
+        connection.execute(insert(accounts), new)
+
+
 class Accounts:
     """The accounts of all people. Each method is one transaction."""
 
@@ -79,7 +89,7 @@ class Accounts:
             person, whole_team, whole = connection.execute(query).one()
         return int(person), int(whole_team), int(whole)
 
-    def listed(self, owner: str | None = None, teams: Sequence[str] | None = None) -> list[Account]:
+    def listed(self, owner: str | None = None, teams: Sequence[str] | None = None) -> list[AccountLine]:
         """Return the accounts of a person (None: of all), and those in some teams (None: in all), largest first."""
         query = select(accounts).where(A.bytes > 0).order_by(A.bytes.desc(), A.owner, A.team, A.kind)
         if owner is not None:
@@ -87,25 +97,17 @@ class Accounts:
         if teams is not None:
             query = query.where(A.team.in_([rows.clean(team) for team in teams]))
         with self._database.read() as connection:
-            return [Account(one.owner, one.team, one.kind, int(one.bytes)) for one in connection.execute(query)]
+            return [AccountLine(one.owner, one.team, one.kind, int(one.bytes)) for one in connection.execute(query)]
 
     def people(self) -> list[str]:
-        """Return everybody of whom something is kept or counted."""
+        """Return the owners who have an account: all who have submitted a job, or were given one."""
         with self._database.read() as connection:
-            return list(connection.execute(union(select(W.owner).distinct(), select(A.owner).distinct())).scalars())
+            return list(connection.execute(select(A.owner).distinct()).scalars())
 
     def recount(self, owner: str) -> None:
         """Count a person's account anew from what there is."""
         with self._database.write(quiet=True) as connection:
-            counted = _counted(connection, owner)
-            connection.execute(accounts.delete().where(A.owner == rows.clean(owner)))
-            new = [
-                {"owner": rows.clean(owner), "team": team, "kind": kind, "bytes": size}
-                for (team, kind), size in counted.items()
-                if size
-            ]
-            if new:
-                connection.execute(insert(accounts), new)
+            recount(connection, owner)
 
     def unmeasured(self, limit: int) -> list[str]:
         """Return ended jobs whose folder was not measured since their end, and live ones that have run."""

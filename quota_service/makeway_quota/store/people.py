@@ -15,7 +15,7 @@ from typing import Any
 
 from sqlalchemy import Column, Connection, Table, delete, insert, select, update
 
-from . import pages, rows, writes
+from . import accounts, pages, rows, writes
 from .database import Database
 from .records import NewDecision, Person, Workload
 from .tables import ENDED_ROW, LIVE_ROW, decisions, events, people, removals, submission_keys, workloads
@@ -196,6 +196,8 @@ def _rename(connection: Connection, old: str, new: str, before: float | None, st
         there = select(S.key).where(S.sender == rows.clean(new)).scalar_subquery()
         connection.execute(delete(submission_keys).where(S.sender == rows.clean(old), S.key.in_(there)))
         connection.execute(update(submission_keys).where(S.sender == rows.clean(old)).values(sender=rows.clean(new)))
+    for name in (old, new):
+        accounts.recount(connection, name)
 
 
 def _time(table: Table) -> Column[Any]:

@@ -116,7 +116,7 @@ class Pruning:
         return found
 
     def ask_for_sweep(self) -> None:
-        """Ask this process for a pass of the retention soon, as something was deleted that has a folder or files."""
+        """Request a pass of the retention of this process soon, as something was deleted that has a folder or files."""
         self.asked = True
 
     def forget_workloads(self, ended_before: float, limit: int, term: int | None = None) -> int:

@@ -29,7 +29,7 @@ class Reserve:
         self._slices = [self._folder / str(number) for number in range(SLICES)]
 
     def before_write(self) -> bool:
-        """Give up a file of the reserve where little room is left; return whether there is room for a small write."""
+        """Remove a file of the reserve where little room is left; return whether there is room for a small write."""
         try:
             if free_bytes(self._folder.parent) >= LOW:
                 return True

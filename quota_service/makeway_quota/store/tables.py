@@ -109,6 +109,7 @@ workloads = Table(
     Column("version", Integer, nullable=False),
     Column("weight", BigInteger, nullable=False, server_default=text("0"), comment="bytes of command, env and source"),
     Index("ix_workloads_submitted_at_id", "submitted_at", "id"),
+    Index("ix_workloads_owner", "owner"),
     Index("ix_workloads_live", "submitted_at", "id", **where(LIVE_ROW)),
     Index("ix_workloads_live_owner", "owner", "submitted_at", **where(LIVE_ROW)),
     Index("ix_workloads_live_team", "team", "submitted_at", **where(LIVE_ROW)),

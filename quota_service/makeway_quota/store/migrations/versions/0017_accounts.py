@@ -29,10 +29,13 @@ def upgrade() -> None:
     sa.PrimaryKeyConstraint('workload', name=op.f('pk_folders'))
     )
     op.add_column('blobs', sa.Column('size', sa.BigInteger(), server_default=sa.text('0'), nullable=False))
+    op.create_index('ix_workloads_owner', 'workloads', ['owner'], unique=False)
+    op.execute("INSERT INTO accounts SELECT DISTINCT owner, '', 'jobs', 0 FROM workloads WHERE kind = 'job'")
     op.execute('UPDATE blobs SET size = length(data) WHERE NOT outside')
 
 
 def downgrade() -> None:
+    op.drop_index('ix_workloads_owner', 'workloads')
     op.drop_column('blobs', 'size')
     op.drop_table('folders')
     op.drop_table('accounts')
