@@ -203,7 +203,7 @@ class Routes(Generic[J]):
 
     def delete_job(self, id: str) -> Any:
         """Delete an ended job for good, with its files, log, result and checkpoints."""
-        return self._do(Call("DELETE", f"/jobs/{_q(id)}", _as(StorageDeleted)))
+        return self._do(Call("POST", f"/jobs/{_q(id)}/delete", _as(StorageDeleted)))
 
     def storage(self) -> Any:
         """Return what is kept for the caller, for an administrator of everybody."""
