@@ -17,8 +17,8 @@ async def storage(caller: Reader, services: TheServices) -> StorageReport:
     return await services.storage.report(caller)
 
 
-@router.delete(
-    "/jobs/{id}", operation_id="delete_job", response_model=StorageDeleted, responses=declared(404, 409, 410)
+@router.post(
+    "/jobs/{id}/delete", operation_id="delete_job", response_model=StorageDeleted, responses=declared(404, 409, 410)
 )
 async def delete_job(id: Id, caller: Toucher, services: TheServices) -> StorageDeleted:
     """Delete an ended job for good, with its files, log, result and checkpoints."""
