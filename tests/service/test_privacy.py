@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 from makeway_api.errors import MakewayError
 from makeway_quota.services import Caller
+from makeway_quota.services.listing import line
+from makeway_quota.store.records import NewWorkload
+from makeway_quota.store.rows import submitted
+from makeway_quota.web.pages.panel import gather
+from makeway_quota.web.pages.sharing import view_of
+from makeway_quota.web.settings import WebSettings
 from makeway_quota.web.stream import Messages
+from makeway_quota.wording.outcomes import failed_and_retried
 from running import PEOPLE, READ, SAMPLE, python, running
 
 TEAM = PEOPLE | {
@@ -94,3 +101,25 @@ async def test_pools_and_offers_name_no_person_of_another_team(tmp_path: Path) -
         assert "classified" not in "".join(told)
         told = [line.message for line in await run.client("bo").decisions()]
         assert "confidential" not in "".join(told)
+
+
+async def test_what_a_team_shares_on_a_page_is_the_same_whoever_opens_it_first(tmp_path: Path) -> None:
+    async with running(tmp_path, people=TEAM) as run:
+        job = await run.submit("ana", "j", FAILS, profile="gpu1", max_failures=1)
+        await run.job(job.id, "failed")
+        services = run.service.services
+        views = {view_of(services, TEAM[name]) for name in ("ana", "ada", "lead")}
+        assert len(views) == 1, "they share one rendering"
+        for first in ("ana", "ada", "lead"):
+            panel = await gather(services, TEAM[first], WebSettings())
+            assert "secret" not in repr(panel), f"{first} opened the panel"
+        assert "secret" in repr(await gather(services, TEAM["root"], WebSettings()))
+        assert "secret" in "".join(line.message for line in await run.client("ana").decisions())
+
+
+def test_no_table_shows_what_a_job_that_is_tried_again_wrote_last() -> None:
+    words = failed_and_retried("“j” of ana", "ValueError: secret", 1)
+    row = submitted(NewWorkload("j-1", "job", "rnd", "gpu1", "ana"), 0.0)
+    shown = line(row._replace(reason_code="failed", reason_message=words))
+    assert shown.reason is not None
+    assert shown.reason.message == "“j” of ana failed."

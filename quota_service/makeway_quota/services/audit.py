@@ -18,7 +18,7 @@ from .caller import Caller
 from .context import Context
 from .event_feed import KEPT, EventFeed
 from .health import checks, serves
-from .privacy import may_read, private_decision, private_event
+from .privacy import all_may_read, may_read, private_decision, private_event
 from .refusals import refuse
 from .retention import retention_report
 from .times import at
@@ -69,7 +69,8 @@ class AuditService:
     ) -> list[Decision]:
         """Return the decision log, newest first: the lines of the caller's teams and (`own`) of its own work.
 
-        A page ends early, with at least one line, where it would be too large.
+        Without `own` they are the same for everyone who may see these teams. A page ends early, with at least one line,
+        where it would be too large.
         """
         context = self._context
         teams = context.visible_teams(caller)
@@ -81,13 +82,14 @@ class AuditService:
 
         def read() -> list[Decision]:  # a thousand lines take tens of milliseconds: not in the event loop
             rows = context.store.decisions(workload, teams, limit, before, owner=owner)
-            return [self._line(caller, row) for row in first_that_fit(rows, decision_bytes, MOST_LIST)]
+            return [self._line(caller, row, own) for row in first_that_fit(rows, decision_bytes, MOST_LIST)]
 
         return await context.call(read)
 
-    def _line(self, caller: Caller, row: DecisionRow) -> Decision:
-        line = decision_model(row)
-        return line if may_read(self._context, caller, row.owner, row.team) else private_decision(line)
+    def _line(self, caller: Caller, row: DecisionRow, own: bool) -> Decision:
+        line, context = decision_model(row), self._context
+        whole = may_read(context, caller, row.owner, row.team) if own else all_may_read(context, caller, row.team)
+        return line if whole else private_decision(line)
 
     def _event(self, caller: Caller, row: EventRow) -> EventRow:
         whole = row.kind not in ("job", "decision") or may_read(self._context, caller, row.owner, row.team)

@@ -17,6 +17,7 @@ from ..store.records import Workload
 from . import views
 from .caller import Caller
 from .context import Context
+from .privacy import without_own_words
 from .times import at, when
 
 PAGE_LINES = 50
@@ -172,7 +173,7 @@ def _started(row: Workload) -> tuple[bool, str, float, str]:
 
 
 def line(row: Workload) -> WorkloadLine:
-    """Return a row as a line."""
+    """Return a row as a line, without the words of its job: teams share tables."""
     job = row.kind == "job"
     return WorkloadLine(
         id=row.id,
@@ -185,7 +186,7 @@ def line(row: Workload) -> WorkloadLine:
         state=State(row.state),
         submitted_at=at(row.submitted_at),
         started_at=when(row.started_at),
-        reason=views.reason(row),
+        reason=_reason(row),
         over_quota=row.over_quota,
         preemptions=row.preemptions,
         placement=views.grants(row.placement),
@@ -194,3 +195,8 @@ def line(row: Workload) -> WorkloadLine:
         step=row.checkpoint_step,
         borrowed_from=row.borrowed_from,
     )
+
+
+def _reason(row: Workload) -> Reason | None:
+    reason = views.reason(row)
+    return reason and reason.model_copy(update={"message": without_own_words(reason.message)})

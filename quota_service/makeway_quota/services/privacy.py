@@ -26,9 +26,20 @@ def may_read(context: Context, caller: Caller, owner: str | None, team: str | No
     """Whether the caller may read code, environment, log and results of a job of this owner and team."""
     if owner == caller.name or context.manages(caller, team):
         return True
-    if context.settings.mode == "system" or team is None or not context.document.shares_work(team):
-        return False
-    return team in context.teams_of(caller)
+    return _opened(context, team) and team in context.teams_of(caller)
+
+
+def all_may_read(context: Context, caller: Caller, team: str | None) -> bool:
+    """Whether everyone who may see the same teams as the caller may read this of a job of the team, for shared parts.
+
+    Who owns a job or leads its team shares parts of pages with those who may not read it.
+    """
+    return caller.manages_all or _opened(context, team)
+
+
+def _opened(context: Context, team: str | None) -> bool:
+    """Whether the policy opens the work of a team to its members."""
+    return context.settings.mode != "system" and team is not None and context.document.shares_work(team)
 
 
 def private_job(job: Job) -> Job:
