@@ -118,6 +118,11 @@ async def test_a_part_is_rendered_compared_and_serialised_once_for_all_its_strea
     assert made["notes"] - before["notes"] <= 2 * len(set(versions))
 
 
+def test_versions_that_nobody_was_sent_take_no_memory() -> None:
+    made = parts_module.History().add(parts_module.Rendering("<p>1</p>", {}, 1, 1.0))
+    assert len({id(made.message("panel", f"made-up-{number}", None)) for number in range(50)}) == 1
+
+
 async def test_each_reader_is_sent_its_own_view(web: Portal, url: str) -> None:
     await web.running_job("secret of rnd", owner="ana", profile="gpu1")
 

@@ -70,9 +70,9 @@ class Rendering:
 
     def message(self, part: str, base: str, pack: Callable[[bytes], bytes] | None) -> bytes:
         """Return the message for a page that shows version `base` of a part ("": none), made once for all streams."""
-        key = (part, base, pack is not None)
+        known = self.history.find(base) if self.history and base else None
+        key = (part, base if known is not None else "", pack is not None)  # a page may name any version
         if (made := self._messages.get(key)) is None:
-            known = self.history.find(base) if self.history and base else None
             data: dict[str, Any] = {"part": part, "version": self.version, "after": self.after, "at": self.at}
             if known is None:
                 data["text"] = self.body
