@@ -103,7 +103,7 @@ async def test_pools_and_offers_name_no_person_of_another_team(tmp_path: Path) -
         assert "confidential" not in "".join(told)
 
 
-async def test_what_a_team_shares_on_a_page_is_the_same_whoever_opens_it_first(tmp_path: Path) -> None:
+async def test_what_a_team_shares_on_a_page_does_not_depend_on_its_first_reader(tmp_path: Path) -> None:
     async with running(tmp_path, people=TEAM) as run:
         job = await run.submit("ana", "j", FAILS, profile="gpu1", max_failures=1)
         await run.job(job.id, "failed")

@@ -118,7 +118,7 @@ async def test_a_part_is_rendered_compared_and_serialised_once_for_all_its_strea
     assert made["notes"] - before["notes"] <= 2 * len(set(versions))
 
 
-def test_versions_that_nobody_was_sent_take_no_memory() -> None:
+def test_versions_that_were_never_sent_take_no_memory() -> None:
     made = parts_module.History().add(parts_module.Rendering("<p>1</p>", {}, 1, 1.0))
     assert len({id(made.message("panel", f"made-up-{number}", None)) for number in range(50)}) == 1
 
