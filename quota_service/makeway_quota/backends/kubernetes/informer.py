@@ -1,9 +1,10 @@
 """Keep the objects of one list of the API server in memory: read once, page by page, then followed by a watch.
 
 Only what `project` makes of an object is kept. A watch that ends is resumed where it was; one whose past the API
-server has forgotten (410) is replaced by a new list, during which the known objects stay. Failures are repeated after
-growing pauses with jitter. A watch on which nothing arrives, not even the API server's bookmarks, counts as dead
-and is replaced by a list, too: an API server that was restored from a backup waits for versions of the future.
+server has forgotten (410), or that fails twice where it is resumed, is replaced by a new list, during which the known
+objects stay. A list that expires half-way starts over, and what is not in the complete one is dropped. Failures are
+repeated after growing pauses with jitter. A watch on which nothing arrives, not even the API server's bookmarks, counts
+as dead and is replaced by a list, too: an API server that was restored from a backup waits for versions of the future.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ class Timing:
 
 
 USUAL = Timing()
+PASSING = (401, 403, 429)
+"""Refusals that say nothing about the version that is followed"""
 
 
 @dataclass(slots=True)
@@ -100,6 +103,8 @@ class Informer(Generic[T]):
         self._clock = clock
         self._jitter = jitter
         self._changed: set[str] = set()
+        self._uids: dict[str, str] = {}
+        """of the objects, by key: an object of the same name with another UID is another object"""
         self._version = ""
         self._listed_at = 0.0
         self._failures = 0
@@ -136,6 +141,8 @@ class Informer(Generic[T]):
                 await self._fail(error)
             except Exception as error:  # an informer that ends would leave the service with what it saw last, for ever
                 log.exception("%s: an answer that was not understood", self._path)
+                if self._failures:
+                    self._version = ""
                 await self._fail(
                     ApiUnreachable(f"the Kubernetes API server answered what is not understood: {error!r}")
                 )
@@ -168,11 +175,13 @@ class Informer(Generic[T]):
         self.refused = isinstance(error, ApiRefusal) and error.status in (401, 403)
         if isinstance(error, ApiRefusal):
             wanted = error.retry_after or 0.0
-            if error.status == GONE:
+            if has_expired(error):
                 self.counts.expired += 1
                 self._version = ""
                 if self._failures == 1:
                     return
+            elif self._failures > 1 and error.status not in PASSING:
+                self._version = ""
         if str(error) != self.problem:
             log.warning("%s is not followed at the moment: %s", self._path, error)
             self.problem = str(error)
@@ -181,13 +190,21 @@ class Informer(Generic[T]):
     # -- listing
 
     async def _list(self) -> None:
-        """Read all pages; known objects that are in none of them are gone."""
+        """Read all pages; known objects that are in none of them are gone.
+
+        A list that expires between its pages starts over, then in one page, which cannot expire: pages that were read
+        before show what may be deleted by now.
+        """
         found: set[str] = set()
         query = {**self._query, "limit": str(self._timing.page)}
         self.counts.lists += 1
         while True:
             page = await self._page(query)
             self._heard()
+            if page is None:
+                found.clear()
+                query = dict(self._query)
+                continue
             for item in page.get("items") or ():
                 key = key_of(item)
                 self._put(key, self._made_of(key, item))
@@ -206,18 +223,16 @@ class Informer(Generic[T]):
             self._synced.set()
             self._wake()
 
-    async def _page(self, query: dict[str, str]) -> Object:
-        """Return the next page; the whole list at once where the API server has forgotten the first pages' version."""
+    async def _page(self, query: dict[str, str]) -> Object | None:
+        """Return the next page; None where the API server has forgotten the version of the pages before it."""
         self.counts.pages += 1
         try:
             return await self._client.get(self._path, query)
         except ApiRefusal as refusal:
-            if refusal.status != GONE or "continue" not in query:
+            if "continue" not in query or not has_expired(refusal):
                 raise
             self.counts.expired += 1
-            for name in ("continue", "limit"):
-                query.pop(name, None)
-            return await self._client.get(self._path, query)
+            return None
 
     # -- watching
 
@@ -269,12 +284,22 @@ class Informer(Generic[T]):
         self._put(key, None if kind == "DELETED" else value)
 
     def _made_of(self, key: str, item: Object) -> T | None:
-        """Return what is kept of an object; one that is not understood stays as it was, and hides no other."""
+        """Return what is kept of an object; one that is not understood stays as it was, and hides no other.
+
+        A known object of its name that has another UID is gone.
+        """
+        uid = str(item["metadata"].get("uid") or "")
+        if key in self.objects and self._uids[key] != uid:
+            self._gone(self.objects[key])
+            self._put(key, None)
         try:
-            return self._project(item)
+            value = self._project(item)
         except (AttributeError, KeyError, TypeError, ValueError):
             log.exception("%s: %s was not understood", self._path, key)
-            return self.objects.get(key)
+            value = self.objects.get(key)
+        if value is not None:
+            self._uids[key] = uid
+        return value
 
     def _heard(self) -> None:
         self.heard_at = self._clock()
@@ -285,6 +310,7 @@ class Informer(Generic[T]):
     def _put(self, key: str, value: T | None) -> None:
         """Keep what was made of an object, or drop it; only what differs counts as a change."""
         if value is None:
+            self._uids.pop(key, None)
             if self.objects.pop(key, None) is None:
                 return
         elif self.objects.get(key) == value:
@@ -294,6 +320,11 @@ class Informer(Generic[T]):
         self._changed.add(key)
         if self.synced:
             self._wake()
+
+
+def has_expired(refusal: ApiRefusal) -> bool:
+    """Whether the API server has forgotten the version that it was asked for; the error of a watch may have no code."""
+    return refusal.status == GONE or refusal.reason in ("Expired", "Gone")
 
 
 def _is_before(version: str, known: str) -> bool:
