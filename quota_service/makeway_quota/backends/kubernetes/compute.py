@@ -30,10 +30,14 @@ def share_compute(pod: Object, order: StartOrder) -> None:
 
 
 def requests_beside(spec: Object) -> dict[str, int]:
-    """Return what the containers request that run beside the job's: sidecars, too, and no other init containers."""
+    """Return what the containers request that run beside the job's."""
+    return pod_requests({"containers": containers_beside(spec)})
+
+
+def containers_beside(spec: Object) -> list[Object]:
+    """Return the containers that run beside the job's: sidecars, too, and no other init containers."""
     sidecars = [one for one in spec.get("initContainers") or () if one.get("restartPolicy") == "Always"]
-    others = [one for one in spec["containers"] if one["name"] != WORKER]
-    return pod_requests({"containers": [*others, *sidecars]})
+    return [*(one for one in spec["containers"] if one["name"] != WORKER), *sidecars]
 
 
 def _left(resource: str, planned: int, beside: int) -> int:

@@ -13,6 +13,7 @@ from makeway_api.quantities import memory
 from ...policy.pod_template import WORKER
 from ..base import BackendError
 from .client import Object
+from .compute import containers_beside
 from .quantities import MIB, amount
 
 RESOURCE = "ephemeral-storage"
@@ -55,9 +56,7 @@ def bound_disk(pod: Object, disk: Disk, shared_memory: int = 0) -> None:
     own = RESOURCE in limits or RESOURCE in requests
     if not own and disk.limit:
         limits[RESOURCE] = f"{_left(disk.limit, _beside(pod, 'limits'))}Mi"
-        # Without a request of its own its limit would be the request.
-        requests[RESOURCE] = f"{max(0, disk.request - _beside(pod, 'requests'))}Mi"
-    elif not own and disk.request:
+    if not own and (disk.request or disk.limit):  # without a request of its own its limit would be the request
         requests[RESOURCE] = f"{max(0, disk.request - _beside(pod, 'requests'))}Mi"
     size = _in_all(pod) if RESOURCE in limits else 0
     for volume in pod["spec"].get("volumes") or ():
@@ -68,14 +67,8 @@ def bound_disk(pod: Object, disk: Disk, shared_memory: int = 0) -> None:
             empty["sizeLimit"] = f"{bound}Mi"
 
 
-def _containers(pod: Object) -> list[Object]:
-    """Return the containers that run beside the job's, sidecars among them."""
-    sidecars = [one for one in pod["spec"].get("initContainers") or () if one.get("restartPolicy") == "Always"]
-    return [*sidecars, *(one for one in pod["spec"]["containers"] if one["name"] != WORKER)]
-
-
 def _beside(pod: Object, kind: str) -> int:
-    return sum(_mebibytes(one, kind) for one in _containers(pod))
+    return sum(_mebibytes(container, kind) for container in containers_beside(pod["spec"]))
 
 
 def _in_all(pod: Object) -> int:
