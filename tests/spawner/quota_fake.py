@@ -16,6 +16,9 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from makeway_api.models import Grant, Offer, OfferTable, Profile, Reason, Session, State, TeamUsage, Victim
 
+URL = "http://quota.test/services/makeway"
+"""Where spawners of the tests find it."""
+
 PROFILES = [
     Profile(name="cpu", title="CPU only", description="A notebook without a GPU.", gpus=0, cpu=2, memory=4096),
     Profile(name="gpu1", title="One GPU", description="For building and debugging.", gpus=1, cpu=4, memory=16384),

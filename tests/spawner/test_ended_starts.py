@@ -10,30 +10,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import httpx2
 import pytest
-from makeway_api.client import AsyncClient
-from makeway_spawner import service
 from makeway_spawner.kube import MakewayKubeSpawner
 from makeway_spawner.local import MakewayLocalSpawner
 from makeway_spawner.refusal import Refused
 from makeway_spawner.server_log import last_line
 from spawner.kube_fake import KubeFake, serving, spawner_for
-from spawner.quota_fake import QuotaFake, app
+from spawner.quota_fake import URL, QuotaFake
 
-URL = "http://quota.test/services/makeway"
 SOON = 15.0
 """Seconds that count as at once on a busy machine; the timeouts are minutes."""
-
-
-@pytest.fixture
-async def quota() -> AsyncIterator[QuotaFake]:
-    fake = QuotaFake()
-    client = AsyncClient(URL, "t", transport=httpx2.ASGITransport(app=app(fake)))
-    service._CLIENTS[(URL, "t")] = client
-    yield fake
-    await client.close()
-    del service._CLIENTS[(URL, "t")]
 
 
 def local(tmp_path: Path, program: str) -> MakewayLocalSpawner:

@@ -6,16 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-import httpx2
 import pytest
-from makeway_api.client import AsyncClient
-from makeway_spawner import service
 from makeway_spawner.kube import MakewayKubeSpawner
 from makeway_spawner.refusal import Refused
 from spawner.kube_fake import KubeFake, serving, spawner_for
-from spawner.quota_fake import QuotaFake, app
+from spawner.quota_fake import URL, QuotaFake
 
-URL = "http://quota.test/services/makeway"
 EMAIL = "ana@site.test"
 OLD, NEW = "claim-ana-40site-2etest", "claim-ana-site-test---"
 """The names of her claim by KubeSpawner 6, and how that of KubeSpawner 7 begins."""
@@ -29,16 +25,6 @@ STORED_7: dict[str, Any] = {**FROM_6, "kubespawner_version": "7.1.0"}
 async def kube(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[KubeFake]:
     async with serving(monkeypatch) as fake:
         yield fake
-
-
-@pytest.fixture
-async def quota() -> AsyncIterator[QuotaFake]:
-    fake = QuotaFake()
-    client = AsyncClient(URL, "t", transport=httpx2.ASGITransport(app=app(fake)))
-    service._CLIENTS[(URL, "t")] = client
-    yield fake
-    await client.close()
-    del service._CLIENTS[(URL, "t")]
 
 
 def claim(name: str, user: str | None = EMAIL) -> dict[str, Any]:

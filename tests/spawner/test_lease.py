@@ -18,11 +18,10 @@ from makeway_spawner import service
 from makeway_spawner.granted import Lease
 from makeway_spawner.lease import LeaseMixin
 from makeway_spawner.refusal import Refused
-from spawner.quota_fake import PROFILES, QuotaFake, app
+from spawner.quota_fake import PROFILES, URL, QuotaFake, app
 
 from spawner import quota_fake
 
-URL = "http://quota.test/services/makeway"
 GPU = {"profile": "gpu1", "team": "rnd"}
 WAITING = Reason(code="reclaiming", message="Job resnet of ana (rnd, 3 GPUs) leaves by 12:00.")
 
