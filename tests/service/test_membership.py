@@ -10,6 +10,7 @@ from makeway_api.errors import MakewayError
 from makeway_quota.control import people as module
 from makeway_quota.control.hub_client import HubApi, HubUser
 from makeway_quota.services import Caller
+from makeway_quota.store.records import Person
 from running import PEOPLE, READ, Running, running
 
 POLICY = """
@@ -63,6 +64,22 @@ async def test_jobs_of_a_person_who_left_wait_until_they_are_back(tmp_path: Path
             assert (await run.client("root").job(waits.id)).state.value == "pending"
             hub.join("ana", "rnd")
             await run.job(waits.id, "running")
+
+
+async def test_what_another_replica_heard_of_a_person_is_read_before_their_work_is_held(tmp_path: Path) -> None:
+    """Ana joined the team, and the replica that does not lead heard of it first; the Hub tells the leader nothing."""
+    async with fake_hub() as hub:
+        hub.status = 503
+        async with running(tmp_path, POLICY, gpus=4, hub=HubApi(hub.url, "t"), people=ALL) as run:
+            made = "2020-01-01T00:00:00.000001Z"
+            people = run.service.components.world.people
+            assert await people.hear(HubUser("ana", (), identity=made)) == "ana"
+            await run.converged()
+            run.service.components.store.people.keep([Person("ana", made, ("rnd",))])
+            session = await run.granted((await run.session("ana", "gpu1", "rnd")).id)
+            assert session.phase == "granted"
+            job = await run.submit("ana", "fit", profile="gpu1", team="rnd")
+            await run.job(job.id, "running")
 
 
 async def test_a_preempted_job_of_a_person_who_left_returns_to_the_queue_and_stays_there(tmp_path: Path) -> None:

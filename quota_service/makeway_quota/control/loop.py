@@ -27,7 +27,7 @@ from .change_set import ChangeSet
 from .components import Components
 from .garbage import collect_less
 from .lasting import is_cancelled
-from .membership import holds
+from .membership import holds, is_new
 from .names import names_of
 from .planner import Planner
 from .reason_throttle import CATCH_UP, Explaining, ReasonThrottle
@@ -154,6 +154,7 @@ class Loop:
         """Begin a term: read everything that was committed before, and forget what an earlier term had in memory."""
         if self.feed is not None:
             await self.feed.catch_up()
+        await self.world.people.load()
         self._planner.restart()
         self._reasons, self._explaining = ReasonThrottle(), Explaining()
         self.world.work_queue.resync()
@@ -221,8 +222,7 @@ class Loop:
         names = self._names(rows)
         started = Started()
         changed |= await self._carry_out(change_set, started, now)
-        for part in holds(rows, self.world.held(), self.world.people, names).parts(PART):
-            changed |= await self._commit(part, now)
+        changed |= await self._hold(rows, names, now)
         await self.world.watched()  # with the commits so far
         started.expected = work_queue.expected(now)
         failed = await self.actuator.give(work_queue.rows(), work_queue.seen(now), now, started, names)
@@ -265,6 +265,20 @@ class Loop:
                 changed = True
                 rows = await self.world.watched()
                 await self.actuator.begin([rows[c.workload] for c in part.changes if c.workload in rows], now, started)
+        return changed
+
+    async def _hold(self, rows: Mapping[str, Workload], names: Names, now: float) -> bool:
+        """Hold pending work of people who left its team; return whether the store changed.
+
+        Another replica may have heard last of its owners, so that what is known of them is read before.
+        """
+        people, document = self.world.people, self.world.document
+        if any(is_new(rows.get(id)) for id in self.world.held()):
+            await people.load()
+        held = [id for id in self.world.held() if (row := rows.get(id)) is not None and people.excludes(row, document)]
+        changed = False
+        for part in holds(rows, held, people, names).parts(PART):
+            changed |= await self._commit(part, now)
         return changed
 
     async def _try_soon(self, now: float) -> bool:

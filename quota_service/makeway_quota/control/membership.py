@@ -18,6 +18,11 @@ NOT_MEMBER = "not_member"
 """The reason code of work whose owner is in its team no more, or no user of the Hub."""
 
 
+def is_new(row: Workload | None) -> bool:
+    """Whether a held workload does not say yet that it is held."""
+    return row is not None and row.state == "pending" and row.reason_code != NOT_MEMBER
+
+
 def holds(rows: Mapping[str, Workload], held: Collection[str], people: People, names: Names) -> ChangeSet:
     """Return the reasons of held jobs, where they are not written yet, and the ends of held sessions."""
     change_set = ChangeSet()
