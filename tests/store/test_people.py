@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from makeway_quota.store import Store
 from makeway_quota.store.records import Change, NewDecision, NewWorkload, Person, SubmissionKey
+from sqlalchemy import Engine, event
 
 NewJob = Callable[..., NewWorkload]
 MADE = "2026-01-01T00:00:00.000001Z"
@@ -148,3 +149,25 @@ def test_sessions_of_one_server_never_meet_under_one_name(store: Store, job: New
     add(store, job, "new", "anna", kind="session")
     store.people.meet(users(anna=MADE), ("ana",), LATER)
     assert owners(store) == {"old": "ana", "new": "anna"}
+
+
+def test_many_users_who_are_deleted_cost_each_table_one_look(store: Store, job: NewJob) -> None:
+    names = [f"user-{number}" for number in range(30)]
+    everyone = users(**{name: f"2026-01-01T00:00:00.{at:06}Z" for at, name in enumerate(names)})
+    store.people.meet(everyone, (), LATER)
+    for name in names[:3]:
+        add(store, job, f"of-{name}", name, ended=True)
+    looks: list[str] = []
+
+    def note(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        if statement.startswith("UPDATE ") and "owner=" in statement.replace(" ", ""):
+            looks.append(statement.split()[1])
+
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        moves = store.people.meet({}, names, LATER + 1).moves
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
+    assert len(moves) == 30
+    assert sorted(looks) == ["decisions", "events", "removals", "workloads"]
+    assert owners(store) == {f"of-{name}": f"{name}/deleted-1" for name in names[:3]}

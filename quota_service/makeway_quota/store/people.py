@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Column, Connection, Table, delete, insert, select, update
+from sqlalchemy import Column, Connection, Table, case, delete, insert, select, true, update
 
 from . import accounts, pages, rows, writes
 from .database import Database
@@ -26,6 +26,8 @@ RETIRED = "/deleted-"
 CLOCKS_DIFFER = 60.0
 """Seconds by which work may seem older than its owner's user and still be theirs."""
 OWNED = ((workloads, "owner"), (decisions, "owner"), (events, "owner"), (removals, "owner"))
+AT_ONCE = 1000
+"""Names that one statement changes: a database takes some ten thousand values in one"""
 CHANGED = "people"
 """The kind of the event after which older events, as they were read before, are filed under names that were given up"""
 
@@ -163,8 +165,7 @@ def _hand_over(
     first = aside if set(moves) & set(moves.values()) else moves
     stay = [row.id for rows_ in live.values() for row in rows_ if row.id not in {each.id for each in changed}]
     for step in [first] if first is moves else [first, {aside[old]: new for old, new in moves.items()}]:
-        for old, new in step.items():
-            _rename(connection, old, new, limits.get(old), stay)
+        _rename(connection, step, limits, stay)
     if changed:
         writes.SET_WORKLOADS.run(connection, [{"one": row.id, "version": row.version} for row in changed])
     decided = [_decision(old, new, by) for old, new in moves.items()]
@@ -183,20 +184,27 @@ def _live(connection: Connection, owners: Iterable[str], limits: Mapping[str, fl
     return found
 
 
-def _rename(connection: Connection, old: str, new: str, before: float | None, stay: Collection[str]) -> None:
+def _rename(
+    connection: Connection, step: Mapping[str, str], limits: Mapping[str, float], stay: Collection[str]
+) -> None:
+    """Write new names for old ones, as `_hand_over`; names without a limit by one look at each table, however many."""
+    whole = {str(rows.clean(old)): str(rows.clean(new)) for old, new in step.items() if old not in limits}
+    olds = sorted(whole)
     for table, column in OWNED:
-        mine = table.c[column] == rows.clean(old)
-        if before is not None:
-            mine &= _time(table) < before
-        if table is workloads and stay:
-            mine &= W.id.not_in(sorted(stay))
-        connection.execute(update(table).where(mine).values({column: rows.clean(new)}))
-    if before is None:
-        S = submission_keys.c
-        there = select(S.key).where(S.sender == rows.clean(new)).scalar_subquery()
-        connection.execute(delete(submission_keys).where(S.sender == rows.clean(old), S.key.in_(there)))
-        connection.execute(update(submission_keys).where(S.sender == rows.clean(old)).values(sender=rows.clean(new)))
-    for name in (old, new):
+        owner = table.c[column]
+        others = W.id.not_in(sorted(stay)) if table is workloads and stay else true()
+        for part in ({old: whole[old] for old in olds[at : at + AT_ONCE]} for at in range(0, len(olds), AT_ONCE)):
+            named = update(table).where(owner.in_(part), others)
+            connection.execute(named.values({column: case(part, value=owner)}))
+        for old in step.keys() & limits.keys():
+            mine = update(table).where(owner == rows.clean(old), _time(table) < limits[old], others)
+            connection.execute(mine.values({column: rows.clean(step[old])}))
+    S = submission_keys.c
+    for old, new in whole.items():
+        there = select(S.key).where(S.sender == new).scalar_subquery()
+        connection.execute(delete(submission_keys).where(S.sender == old, S.key.in_(there)))
+        connection.execute(update(submission_keys).where(S.sender == old).values(sender=new))
+    for name in (*step.keys(), *step.values()):
         accounts.recount(connection, name)
 
 
