@@ -13,9 +13,11 @@ import httpx2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from makeway_api.errors import MakewayError
 from makeway_quota.services.topics import MOST_TOPICS
 from makeway_quota.web import compression
 from makeway_quota.web.limits import Receive, Scope, Send
+from makeway_quota.web.pages import live as live_module
 from makeway_quota.web.pages import parts as parts_module
 from makeway_quota.web.pages.edits import applied, edits
 from web.portal import API, PEOPLE, PREFIX, Portal, serving
@@ -227,3 +229,25 @@ async def test_the_token_of_a_page_has_other_bytes_in_each_response_and_works_ea
     for forged in ("", ".", "a.b", f"{token}x", token.partition(".")[2]):
         headers = {"X-XSRFToken": forged, "Sec-Fetch-Mode": "cors"}
         assert (await browser.get(f"{PREFIX}live/panel", headers=headers)).status_code == 403, forged
+
+
+async def test_a_service_that_is_busy_for_a_moment_ends_no_part(
+    web: Portal, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rendered, busy = live_module.rendered, [True, True]
+
+    async def sometimes(*given: Any) -> Any:
+        if busy:
+            busy.pop()
+            raise MakewayError("The service is busy.", code="busy", status=503)
+        return await rendered(*given)
+
+    monkeypatch.setattr(live_module, "rendered", sometimes)
+    monkeypatch.setattr(live_module, "BUSY", 0.01, raising=False)
+    async with httpx2.AsyncClient(headers={"Authorization": "token root"}, timeout=30) as client:
+        async with client.stream("GET", f"{url}{API}/events?parts=panel") as answer:
+            pieces = answer.aiter_bytes()
+            kinds = b""
+            while b"event: part" not in kinds:
+                kinds += await anext(pieces)
+    assert b"event: gone" not in kinds

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import suppress
 
 from fastapi import Request
 from makeway_api.errors import MakewayError
@@ -32,6 +31,8 @@ LOOK = 5.0
 """Seconds after which a silent stream looks for new nodes"""
 UNSEEN = 15.0
 """Seconds after which a part is made again where only what its reader may not see has changed: the map shows that"""
+BUSY = 1.0
+"""Seconds after which a part is tried again that the service could not make: it is busy, or its database is away"""
 MOST_PARTS = 8
 """Parts of one stream"""
 
@@ -160,9 +161,13 @@ class PageStream:
     async def _make(self, part: str) -> tuple[str, Rendering | None]:
         """Render a part, in turn with other visitors; None where the reader may not see it (any more)."""
         self._unseen, self._made = False, time.monotonic()
-        with suppress(MakewayError):
-            return part, await rendered(self._request, self._source(part))
-        return part, None
+        while True:
+            try:
+                return part, await rendered(self._request, self._source(part))
+            except MakewayError as refused:
+                if refused.status < 500:
+                    return part, None
+            await asyncio.sleep(BUSY)
 
     def _source(self, part: str) -> PartSource:
         settings = self._request.app.state.settings
