@@ -47,12 +47,13 @@ async def restart_kubelet(serving: Serving, node: Node) -> None:
 
 
 async def restart_device_plugin(serving: Serving, node: Node) -> None:
-    """Kill the device plugin: for a moment the node offers no GPU, whatever its pods hold."""
+    """Kill the device plugin: until it has registered again the node offers no GPU, whatever its pods hold."""
+    registered = node.log("device-plugin").count("registered")
     plugins = [pid for pid in processes.marked(node.folder) if "makeway_device_plugin" in words(pid)]
     assert plugins
     for pid in plugins:
         os.kill(pid, signal.SIGKILL)
-    await until(lambda: allocatable(serving, node) == "0", "the node offers no GPU")
+    await until(lambda: node.log("device-plugin").count("registered") > registered, "the plugin registered again")
     await offers_all(serving, node)
 
 

@@ -91,13 +91,13 @@ async def test_the_inventory_follows_nodes_and_foreign_pods(big: Cluster, invent
     pod["spec"]["nodeName"] = "simulated-0001"
     pod["spec"]["containers"][0]["resources"]["requests"] = {"cpu": "1500m", "memory": "1Gi"}
     big.api.create(PODS, pod)
-    big.api.create(PODS, owned("job", **{"makeway/job": "j-1"}))
+    big.api.create(PODS, owned("job", **{"makeway/job": "j-1", "makeway/attempt": "1", "makeway/worker": "0"}))
     big.api.create(PODS, owned("session", **{"makeway/session": "s-1"}))
-    await soon(lambda: node(inventory, "simulated-0001").pods, "the session's pod is there")
+    await soon(lambda: len(node(inventory, "simulated-0001").pods) == 2, "the job's and the session's pod are there")
     await soon(lambda: node(inventory, "simulated-0001").foreign_gpus, "the foreign pod is there")
     found = node(inventory, "simulated-0001")
     assert (found.foreign_gpus, found.foreign_cpu, found.foreign_memory) == (3000, 1500, 1024)
-    assert [(pod.workload, pod.gpus) for pod in found.pods] == [("s-1", 2000)]
+    assert [(pod.workload, pod.gpus) for pod in found.pods] == [("j-1", 2000), ("s-1", 2000)]
     for name in ("foreign", "session", "job"):
         big.api.delete(f"{PODS}/{name}")
     await soon(lambda: inventory.seen() == before, "everything is as before")
