@@ -194,6 +194,8 @@ def test_the_hub_is_killed(portal: Portal, tmp_path: Path) -> None:
     chance = random.Random(SEED)
     ana = portal.user("ana")
     heard(lambda: started(portal, "bo", {"profile": "gpu2", "team": "devops"}))
+    # A Hub that is killed while it starts a notebook knows nothing of it: bo's is up before the first kill.
+    until(lambda: portal.hub("GET", "/users/bo").json()["servers"].get("", {}).get("ready"), "bo's notebook is up")
     for turn in range(HUB_KILLS):
         for i in range(9):
             name = f"run-{turn}-{i}"
