@@ -149,6 +149,53 @@ async def test_a_form_of_another_site_is_refused(web: Portal) -> None:
     assert (await web.run.client("root").job(id)).state == "running"
 
 
+@pytest.mark.parametrize(
+    ("said", "accepted"),
+    [
+        ({"Sec-Fetch-Site": "same-origin"}, True),
+        ({"Sec-Fetch-Site": "none"}, True),
+        ({"Sec-Fetch-Site": "same-site", "Origin": "http://hub.test"}, False),
+        ({"Sec-Fetch-Site": "cross-site"}, False),
+        ({"Sec-Fetch-Site": "another word"}, False),
+        ({"Origin": "http://hub.test"}, True),
+        ({"Origin": "https://HUB.test"}, True),
+        ({"Origin": "https://gpus.example:8443", "X-Forwarded-Host": "gpus.example:8443"}, True),
+        ({"Origin": "http://ana.hub.test"}, False),
+        ({"Origin": "http://hub.test:8000"}, False),
+        ({"Origin": "null"}, False),
+        ({"Origin": "http://[x"}, False),
+        ({}, True),
+    ],
+)
+async def test_a_change_comes_from_a_page_of_the_service_alone(
+    web: Portal, said: dict[str, str], accepted: bool
+) -> None:
+    """By what browsers say of a request, even where the page of another origin has read the token of this one."""
+    id = await web.running_job()
+    browser = await web.browser("ana")
+    form = {"_xsrf": xsrf_of(await browser.get(PREFIX))}
+    answer = await browser.post(f"{PREFIX}jobs/{id}/cancel", data=form, headers=said, follow_redirects=False)
+    assert answer.status_code == (303 if accepted else 403), answer.text
+    read = await browser.get(f"{API}/me", headers={"X-XSRFToken": form["_xsrf"], **said})
+    assert read.status_code == 200, "reading is for the browser to keep from others"
+    program = web.as_("ana", headers=said)
+    assert (await program.post(f"{API}/jobs/{id}/cancel")).status_code == 200, "a token is a program's"
+
+
+async def test_what_concerns_all_is_not_changed_by_the_cookie_at_the_api(web: Portal) -> None:
+    browser = await web.browser("root")
+    sent = {"X-XSRFToken": xsrf_of(await browser.get(PREFIX)), "Sec-Fetch-Site": "same-origin"}
+    policy = (await browser.get(f"{API}/policy", headers=sent)).json()
+    document = {"document": policy["document"].replace("limit: 9", "limit: 10")}
+    for method, path, body in (
+        ("PUT", "policy", document),
+        ("POST", "people/cancel", {"name": "ana"}),
+        ("POST", "people/give", {"name": "ana/deleted-1", "to": "ana"}),
+    ):
+        problem(await browser.request(method, f"{API}/{path}", json=body, headers=sent), 403, "confirmation")
+    assert (await web.as_("root").put(f"{API}/policy", json=document)).json()["version"] == policy["version"] + 1
+
+
 async def test_the_cookie_is_signed_and_for_scripts_invisible(web: Portal) -> None:
     browser = web.as_(None, headers={"Accept": "text/html"})
     first = await browser.get(f"{PREFIX}?login_token=ana", headers={"X-Forwarded-Proto": "https"})

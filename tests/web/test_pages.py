@@ -47,6 +47,9 @@ def check(answer: httpx2.Response, status: int = 200) -> str:
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
     assert "default-src 'self'" in answer.headers["content-security-policy"]
     assert "unsafe" not in answer.headers["content-security-policy"]
+    assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
+    assert answer.headers["cross-origin-opener-policy"] == "same-origin"
+    assert answer.headers["cross-origin-resource-policy"] == "same-origin"
     assert answer.headers["cache-control"] == "no-store"
     reader = Reader(answer.text)
     assert reader.inline == []
@@ -250,15 +253,64 @@ async def test_the_policy_page_from_edit_to_history(web: Portal) -> None:
         shown = words(check(await browser.post(f"{PREFIX}policy", data=form | {"document": better, "action": action})))
         assert "What it changes" in shown
         assert ("What it would do now" in shown) is (action == "preview")
-    shown = words(check(await browser.post(f"{PREFIX}policy", data=form | {"document": better, "action": "apply"})))
+    shown = words(await applied(browser, form | {"document": better}))
     assert "Version 2 is in force." in shown
     assert EVIL in shown
-    stale = check(await browser.post(f"{PREFIX}policy", data=form | {"document": document, "action": "apply"}), 409)
+    stale = await applied(browser, form | {"document": document}, 409)
     assert "The policy changed meanwhile" in words(stale)
     assert "as in version 1" in words(check(await browser.get(f"{PREFIX}policy?version=1")))
     check(await browser.get(f"{PREFIX}policy?version=0"), 422)
     for evil in (EVIL, "a: [", "\x01", "</textarea>" + EVIL, ""):
         check(await browser.post(f"{PREFIX}policy", data=form | {"document": evil, "action": "preview"}), 422)
+
+
+def confirmation(text: str) -> str:
+    return text.partition('name="confirmation" value="')[2].partition('"')[0]
+
+
+async def applied(browser: httpx2.AsyncClient, form: dict[str, str], status: int = 200) -> str:
+    """Press Apply, and again on the page that says what the document would do."""
+    shown = check(await browser.post(f"{PREFIX}policy", data=form | {"action": "apply"}))
+    assert "What it would do now" in words(shown)
+    assert confirmation(shown)
+    again = form | {"action": "apply", "confirmation": confirmation(shown)}
+    return check(await browser.post(f"{PREFIX}policy", data=again), status)
+
+
+@pytest.mark.covers("F12", "N17")
+async def test_a_policy_is_applied_by_who_was_shown_what_it_does(web: Portal, monkeypatch: pytest.MonkeyPatch) -> None:
+    browser, other = await web.browser("root"), await web.browser("root")
+    policies = web.services.policies
+    document = (await policies.current(PEOPLE["root"])).document or ""
+    form = xsrf(check(await browser.get(f"{PREFIX}policy"))) | {
+        "base": "1", "document": document.replace("limit: 9", "limit: 10"), "action": "apply",
+    }  # fmt: skip
+
+    async def press(by: httpx2.AsyncClient = browser, **more: str) -> str:
+        return words(check(await by.post(f"{PREFIX}policy", data=form | more)))
+
+    async def version() -> int:
+        return (await policies.current(PEOPLE["root"])).version
+
+    shown = check(await browser.post(f"{PREFIX}policy", data=form))
+    token = confirmation(shown)
+    assert "Nothing is applied yet" in words(shown)
+    assert "Nothing is applied yet" in await press(confirmation="x.y")
+    changed = form["document"] + "# another text\n"
+    assert "Nothing is applied yet" in await press(confirmation=token, document=changed), "another text was shown"
+    other.cookies.set("jupyterhub-session-id", "another")
+    mine = xsrf(check(await other.get(f"{PREFIX}policy")))
+    assert "Nothing is applied yet" in await press(other, confirmation=token, **mine), "to another login"
+    signer = web.app.state.authenticator.signer
+    monkeypatch.setattr(signer, "_clock", lambda now=signer._clock: now() + 601)
+    assert "Nothing is applied yet" in await press(confirmation=token), "ten minutes before"
+    assert await version() == 1
+    monkeypatch.undo()
+    preview = check(await browser.post(f"{PREFIX}policy", data=form | {"action": "preview"}))
+    assert "Version 2 is in force." in await press(confirmation=confirmation(preview))
+    again = await browser.post(f"{PREFIX}policy", data=form | {"confirmation": token})
+    assert "The policy changed meanwhile" in words(check(again, 409)), "it is good for one version"
+    assert await version() == 2
 
 
 @pytest.mark.covers("F12")

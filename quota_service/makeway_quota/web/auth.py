@@ -7,6 +7,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+from urllib.parse import urlsplit
 
 from fastapi import Request, Response
 from fastapi.responses import RedirectResponse
@@ -110,7 +111,14 @@ class Authenticator:
         )
 
     async def _check_forgery(self, request: Request, xsrf: str) -> None:
-        """Refuse a request by cookie that no page of the service sent; notebooks share the origin and the cookies."""
+        """Refuse a request by cookie that no page of the service sent; notebooks may share origin and cookies."""
+        if request.method not in _READS and not _from_own_page(request):
+            raise MakewayError(
+                "This change was sent by a page of another address than the panel's. Open the panel itself and try "
+                "again; programs use an API token instead.",
+                code="other_origin",
+                status=403,
+            )
         mode = request.headers.get("sec-fetch-mode", "unspecified")
         if request.method in _READS and not self._is_api(request) and mode in ("navigate", "unspecified"):
             return
@@ -144,8 +152,11 @@ def may_for_some(caller: Caller, *scopes: str) -> bool:
     return may(caller, *scopes) or any(caller.groups_with(scope) for scope in scopes)
 
 
-def needs(*scopes: str, some: Sequence[str] = ()) -> Callable[[Request], Awaitable[Caller]]:
-    """Make the dependency of a route: the caller, who holds one of `scopes`, or one of `some` for some groups."""
+def needs(*scopes: str, some: Sequence[str] = (), by_token: bool = False) -> Callable[[Request], Awaitable[Caller]]:
+    """Make the dependency of a route: the caller, who holds one of `scopes`, or one of `some` for some groups.
+
+    `by_token`: the cookie of a login is not enough, for what a page has to show and confirm first.
+    """
 
     async def caller(request: Request) -> Caller:
         authenticator: Authenticator = request.app.state.authenticator
@@ -154,6 +165,13 @@ def needs(*scopes: str, some: Sequence[str] = ()) -> Callable[[Request], Awaitab
             raise login_first()
         if not may(visitor.caller, *scopes, *some) and not may_for_some(visitor.caller, *some):
             raise refusal(visitor.caller, (*scopes, *some))
+        if by_token and visitor.by_cookie:
+            raise MakewayError(
+                "What concerns all people is changed in the panel, which shows first what the change does and has it "
+                "confirmed. Programs send a token of the Hub: `Authorization: token …`.",
+                code="confirmation",
+                status=403,
+            )
         return visitor.caller
 
     return caller
@@ -194,6 +212,25 @@ def is_https(request: Request) -> bool:
     """Whether the browser's own connection is encrypted; proxies tell by a header."""
     proto = request.headers.get("x-scheme") or request.headers.get("x-forwarded-proto") or request.url.scheme
     return proto.partition(",")[0].strip().lower() == "https"
+
+
+def _from_own_page(request: Request) -> bool:
+    """Whether a page of the same origin sent a request, by what the browser says; old ones and programs say nothing.
+
+    Browsers leave `Sec-Fetch-Site` out where they speak http with another machine. Proxies may change `Host`.
+    """
+    site = request.headers.get("sec-fetch-site")
+    if site is not None:
+        return site in ("same-origin", "none")
+    origin = request.headers.get("origin")
+    if origin is None:
+        return True
+    try:
+        sender = urlsplit(origin).netloc.lower()
+    except ValueError:
+        return False
+    hosts = (request.headers.get("host", ""), request.headers.get("x-forwarded-host", "").partition(",")[0].strip())
+    return bool(sender) and sender in [host.lower() for host in hosts]
 
 
 def _session_id(request: Request) -> str:

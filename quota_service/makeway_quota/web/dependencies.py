@@ -47,6 +47,8 @@ Toucher = Annotated[Caller, Depends(needs("submit", some=("manage",)))]
 Manager = Annotated[Caller, Depends(needs(some=("manage",)))]
 """Callers who manage some teams: the service shows no others"""
 Admin = Annotated[Caller, Depends(needs("admin"))]
+AdminByToken = Annotated[Caller, Depends(needs("admin", by_token=True))]
+"""Administrators who sent a token, and not a cookie alone"""
 Reserver = Annotated[Caller, Depends(needs("reserve"))]
 
 Id = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", description="a workload's id")]

@@ -13,6 +13,8 @@ POLICY = (
 
 ALWAYS = (
     (b"content-security-policy", POLICY.encode()),
+    (b"cross-origin-opener-policy", b"same-origin"),  # a page that opens one in a window gets no hold of it
+    (b"cross-origin-resource-policy", b"same-origin"),
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"same-origin"),
 )

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path
 from makeway_api.models import PolicyCheck, PolicyRequest, PolicyVersion, Preview
 
-from ..dependencies import Admin, Manager, TheServices
+from ..dependencies import AdminByToken, Manager, TheServices
 from ..problems import declared
 
 router = APIRouter(prefix="/policy", tags=["policy"], responses=declared())
@@ -44,6 +44,10 @@ async def preview(caller: Manager, services: TheServices, request: PolicyRequest
 
 
 @router.put("", operation_id="policy_apply", response_model=PolicyVersion, responses=declared(409, 413, 415))
-async def apply(caller: Admin, services: TheServices, request: PolicyRequest) -> PolicyVersion:
-    """Apply a document; 409 if `base`, the version that it was edited from, is not in force any more."""
+async def apply(caller: AdminByToken, services: TheServices, request: PolicyRequest) -> PolicyVersion:
+    """Apply a document; 409 if `base`, the version that it was edited from, is not in force any more.
+
+    A token of the Hub is needed: with the cookie of a login a document is applied on the policy page, which shows first
+    what it does.
+    """
     return await services.policies.apply(caller, request)

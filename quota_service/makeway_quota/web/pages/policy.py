@@ -10,7 +10,8 @@ from makeway_api.errors import MakewayError
 from makeway_api.models import PolicyRequest
 
 from ...services import Services
-from ..auth import Visitor, may
+from ..auth import Authenticator, Visitor, may
+from ..confirmations import confirmation, confirms
 from ..dependencies import TheServices
 from ..settings import WebSettings
 from .access import PageVisitor
@@ -54,17 +55,27 @@ async def change(
     action: Annotated[str, Form(pattern="^(validate|preview|apply)$")] = "validate",
     comment: Annotated[str, Form(max_length=500)] = "",
     base: Annotated[int | None, Form(ge=0, le=BIG)] = None,
+    confirmed: Annotated[str, Form(alias="confirmation", max_length=2000)] = "",
 ) -> Response:
-    """One of the three buttons; what was typed is never lost."""
+    """One of the three buttons; what was typed is never lost.
+
+    A document is applied by the second press of Apply, on the page that shows what this document does.
+    """
     _only_admins(visitor)
     text = document.replace("\r\n", "\n")
+    if base is None:
+        base = (await services.policies.current(visitor.caller)).version
+    authenticator: Authenticator = request.app.state.authenticator
+    signer = authenticator.signer
     values: dict[str, Any] = {"document": text, "base": base, "shown": base, "comment": comment}
     check = await services.policies.validate(visitor.caller, text)
     if not check.ok or action == "validate":
         status = 200 if check.ok else 422
         return await _page(request, visitor, services, status=status, check=check, **values)
     try:
-        if action == "preview":
+        if action == "preview" or not confirms(signer, visitor, confirmed, text, base):
+            values["confirmation"] = confirmation(signer, visitor, text, base)
+            values["asks"] = action == "apply"
             values["preview"] = await services.policies.preview(visitor.caller, text)
             return await _page(request, visitor, services, check=check, **values)
         made = await services.policies.apply(visitor.caller, PolicyRequest(document=text, comment=comment, base=base))
@@ -75,7 +86,11 @@ async def change(
 
 
 async def _page(request: Request, visitor: Visitor, services: Services, status: int = 200, **values: Any) -> Response:
-    known = {"check": None, "preview": None, "problem": None, "notice": None, "comment": ""} | values
+    known = {
+        **{"check": None, "preview": None, "problem": None, "notice": None, "comment": ""},
+        **{"confirmation": None, "asks": False},
+        **values,
+    }
     caller = visitor.caller
     titles = {each.name: each.title or each.name for each in await services.inventory.policies(caller)}
     current, history = await services.policies.current(caller), await services.policies.history(caller)
