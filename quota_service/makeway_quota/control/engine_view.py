@@ -45,6 +45,36 @@ class Unread:
     nodes: set[str] = field(default_factory=set)
 
 
+class StartTimes:
+    """When running attempts started, by the present clock; shared by all views of a world.
+
+    A start that lies in the future, as after the clock was set back, counts as the time at which it was first seen, so
+    that no job stays younger than `min_runtime` for as long as the clock was set back.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[int, float]] = {}
+        """Workload to its attempt, and the time that counts as its start."""
+
+    def of(self, row: Workload, now: float) -> float | None:
+        """Return the time that counts as the start of a row's present attempt; None while it holds nothing."""
+        if row.state not in ADMITTED or row.started_at is None:
+            self._seen.pop(row.id, None)
+            return None
+        attempt, at = self._seen.get(row.id, (row.attempt, row.started_at))
+        start = min(at, row.started_at) if attempt == row.attempt else row.started_at
+        start = min(start, now)
+        if start < row.started_at:
+            self._seen[row.id] = row.attempt, start
+        else:
+            self._seen.pop(row.id, None)
+        return start
+
+    def forget(self, id: str) -> None:
+        """Forget a workload that has ended."""
+        self._seen.pop(id, None)
+
+
 class EngineView:
     """The workloads and nodes as the engine has them. `stale` rows and `stale_machines` are converted again."""
 
@@ -54,9 +84,11 @@ class EngineView:
         backoff: StartBackoff | None = None,
         durable_checkpoints: bool = True,
         people: People | None = None,
+        starts: StartTimes | None = None,
     ) -> None:
         """`durable_checkpoints`: whether an attempt that ends leaves them to the next one."""
         self.durations = durations
+        self._starts = starts or StartTimes()
         self._backoff = backoff or StartBackoff()
         self._people = people
         self.held: set[str] = set()
@@ -110,6 +142,9 @@ class EngineView:
         """Show what is stale, and work that runs longer than was expected of it; everything after a new document."""
         if now < self._shown_at - CLOCKS_DIFFER:  # the clock was set back, and what ends may end before it says so
             self.stale |= self._end_of.keys()
+        if now < self._shown_at:
+            future = (w.id for w in self._workloads.values() if w.started_at is not None and w.started_at > now)
+            self.stale.update(future)
         self._shown_at = now
         while self._ends and self._ends[0][0] <= now:
             end, id = heapq.heappop(self._ends)
@@ -136,6 +171,8 @@ class EngineView:
         self, id: str, row: Workload | None, assignment: PoolAssignment, document: Document, now: float
     ) -> None:
         known = self._workloads.get(id)
+        if row is None:
+            self._starts.forget(id)
         if assignment.divided:
             places = [*(machine_of(each.node) for each in (known.placement if known else ()))]
             places += [place.node for place in (row.placement if row else ())]
@@ -155,6 +192,8 @@ class EngineView:
         if assignment.divided and (profile := document.profile(row.profile)) is not None:
             pools = profile.pools  # on a divided machine work without GPUs is in the pool that its profile prefers
         shown = as_workload(row, lambda places: assignment.placement(places, pools), self.durations.left(row, now))
+        if (started := self._starts.of(row, now)) != shown.started_at:
+            shown = replace(shown, started_at=started)
         if not self._durable_checkpoints:
             shown = replace(shown, last_checkpoint_at=None)
         refusals = self._backoff.avoided(id, now)

@@ -20,7 +20,7 @@ from ..policy import Document
 from ..store.records import Workload
 from ..store.store import Store
 from .active_rows import ActiveRows
-from .engine_view import EngineChanges, EngineView
+from .engine_view import EngineChanges, EngineView, StartTimes
 from .expectations import Expectations
 from .followers import Follower, Followers
 from .observed import Observed
@@ -73,6 +73,7 @@ class World:
         """Nodes that may take work again; the loop takes them."""
         self.people = people or People(store)
         """Who is in which team, as far as is known."""
+        self._starts = StartTimes()
         self._view = self._new_view()
         self._followers = Followers()
         self._kept: tuple[Mapping[str, float], float] = {}, 0.0
@@ -287,7 +288,7 @@ class World:
         return _plain(self.document, self.accounting.policies(), now)
 
     def _new_view(self) -> EngineView:
-        return EngineView(self.durations, self.backoff, self.durable_checkpoints, self.people)
+        return EngineView(self.durations, self.backoff, self.durable_checkpoints, self.people, self._starts)
 
     def _placed_on(self, machine: str) -> list[Workload]:
         rows = self._active.found or {}

@@ -112,8 +112,8 @@ class IncrementalEngine:
         for moments in (cluster.yields_at, cluster.late.workloads):
             while moments and moments[0][0] <= cluster.now:
                 due.add(heappop(moments)[1])
-        if cluster.now < before:  # the clock was set back: what was stuck may not be any more
-            due.update(cluster.terminating)
+        if cluster.now < before:  # the clock was set back: what was stuck, or yielded, may not any more
+            due.update(cluster.terminating, cluster.yielding)
         node_changes.let_stick(cluster, anew=cluster.now < before)
         found = [cluster.workloads[name] for name in sorted(due) if name in cluster.workloads]
         if found:

@@ -222,7 +222,7 @@ class PendingQueues:
 
     def _patient(self, workload: Workload) -> bool:
         profile = self.cluster.profiles[workload.profile]
-        return self.cluster.now - workload.submitted_at < profile.reclaim_after
+        return max(0.0, self.cluster.now - workload.submitted_at) < profile.reclaim_after
 
     def _enter(self, workload: Workload) -> None:
         cluster, w = self.cluster, workload

@@ -48,7 +48,7 @@ def _returns(preemptor: Preemptor, allocation: Allocation, gone: Victims, finds:
     cluster, workload = preemptor.cluster, allocation.workload
     if cannot_start_at_all(cluster, workload) is not None:
         return False
-    if cluster.now - workload.submitted_at < cluster.profiles[workload.profile].reclaim_after:
+    if max(0.0, cluster.now - workload.submitted_at) < cluster.profiles[workload.profile].reclaim_after:
         return False
     account, need, pools = cluster.account(workload), allocation.need, cluster.pools_of(workload)
     for pool in pools:
