@@ -12,7 +12,10 @@ from makeway_quota.backends.base import NodeSeen, Seen
 from makeway_quota.control import read_model
 from makeway_quota.control.read_model import ReadModels
 from makeway_quota.control.world import World
+from makeway_quota.engine.index.cluster import Cluster
 from makeway_quota.engine.rules.usage import TeamCount, usage_by_team
+from makeway_quota.engine.snapshot import Policy, Snapshot
+from makeway_quota.engine.snapshot import Workload as EngineWorkload
 from makeway_quota.policy import read
 from makeway_quota.store.errors import StoreError
 from makeway_quota.store.records import Change, NewWorkload, Place, Workload
@@ -77,6 +80,11 @@ class Setting:
         assert sum(model.held_by.values()) == sum(r.size for r in rows.values() if r.state == "running")
         assert sum(model.workloads.values()) == len(rows)
         assert model.sessions == {id: row for id, row in rows.items() if row.kind == "session"}
+        assert model.over_quota == over_quota(self.world.snapshot(rows, self.clock))
+        for use in (use for uses in model.nodes.values() for use in uses):
+            assert {row.id: row.over_quota for row in use.holders} == {
+                r.id: model.over_quota[r.id] for r in use.holders
+            }
         held = {(use.seen.name, row.id) for uses in model.nodes.values() for use in uses for row in use.holders}
         assert held == {
             (place.node, row.id)
@@ -85,6 +93,43 @@ class Setting:
             for place in row.placement
             if any(place.node == use.seen.name for uses in model.nodes.values() for use in uses)
         }
+
+
+def over_quota(snapshot: Snapshot) -> dict[str, bool]:
+    """Return what is over quota, by the rules: the least protected leave until a policy uses what it reserves."""
+    policies = {policy.name: policy for policy in snapshot.policies}
+    pools = {
+        id: allocation.shares or ((allocation.pool, allocation.amount),)
+        for id, allocation in Cluster(snapshot).allocations.items()
+    }
+
+    def levels(name: str | None) -> list[Policy]:
+        return [policies[name], *levels(policies[name].parent)] if name in policies else []
+
+    def covered(workload: EngineWorkload, left: list[EngineWorkload]) -> bool:
+        for pool, _ in pools[workload.id]:
+            found = [
+                (level, line)
+                for level in levels(workload.policy)
+                for line in level.quotas
+                if line.reserved and line.covers(pool.pool.name)
+            ]
+            nearest = [line for level, line in found if level is found[0][0]]
+            for line in nearest:
+                members = (w for w in left if found[0][0] in levels(w.policy))
+                used = sum(milli for w in members for at, milli in pools[w.id] if line.covers(at.pool.name))
+                if used > line.reserved:
+                    return False
+            if not nearest:
+                return False
+        return True
+
+    order = sorted(
+        (w for w in snapshot.workloads if w.id in pools),
+        key=lambda w: (not w.non_preemptible, -policies[w.policy].priority, -w.priority, w.started_at or w.submitted_at,
+                       w.submitted_at, w.id),
+    )  # fmt: skip
+    return {w.id: not w.non_preemptible and not covered(w, order[: at + 1]) for at, w in enumerate(order)}
 
 
 def submitted(number: int, random: Random) -> NewWorkload:

@@ -78,6 +78,19 @@ class ReadModel:
     used: int
     free: int
     virtual: bool
+    over_quota: Mapping[str, bool] = field(default_factory=dict)
+    """the id of each workload that holds GPUs of a team to whether it is over quota now"""
+
+    def present(self, row: Workload) -> Workload:
+        """Return a row with what holds of its quota now; a start that is newer than the model stays as it was made."""
+        over = self.over_quota.get(row.id)
+        if over is None or row.state not in ADMITTED:
+            return row
+        count = self.usage.get(row.team or "") if over else None
+        lenders = tuple(team for team, _ in count.borrowed_from) if count else ()
+        if (over, lenders) == (row.over_quota, row.borrowed_from):
+            return row
+        return row._replace(over_quota=over, borrowed_from=lenders)
 
 
 @dataclass(slots=True)
@@ -129,6 +142,7 @@ class ReadModels:
         self._ledger = UsageLedger(world.document, PoolAssignment())
         self._on_node: dict[str, dict[str, Workload]] = {}
         self._uses: dict[NodeKey, NodeUse] = {}
+        self._over_quota: Mapping[str, bool] = {}
         self._stale: set[str] = set()
         """Nodes whose holders changed since the last version"""
         self._one = asyncio.Lock()
@@ -208,6 +222,7 @@ class ReadModels:
             used=sum(use.used for use in shown),
             free=sum(use.free for use in shown),
             virtual=any(use.seen.virtual for use in shown),
+            over_quota=self._over_quota,
         )
 
     def _take_rows(self, rows: Mapping[str, Workload] | None) -> None:
@@ -264,15 +279,28 @@ class ReadModels:
             for id in {id for node in moved for id in self._on_node.get(node, ())}:
                 self._ledger.remove(id)
                 self._ledger.add(self._rows[id])
+        self._judge()
         old, self._uses = self._uses, {}
         for node in assignment.nodes:
             use = old.get((node.name, node.pool))
             if use is None or node.name in self._stale or (use.seen is not node and use.seen != node):
                 held = self._on_node.get(node.name, {})
-                use = use_of(node, [held[id] for id in sorted(held)])
+                use = use_of(node, [self._judged(held[id]) for id in sorted(held)])
             self._uses[node.name, node.pool] = use
         self._stale.clear()
         self._document, self._assignment = document, assignment
+
+    def _judge(self) -> None:
+        """Derive what is over quota now; the nodes of what was not, or is no more, are rebuilt."""
+        before, self._over_quota = self._over_quota, self._ledger.over_quota()
+        if before is not self._over_quota:
+            for id, over in self._over_quota.items():
+                if before.get(id) != over and id in self._rows:
+                    self._stale.update(place.node for place in self._rows[id].placement)
+
+    def _judged(self, row: Workload) -> Workload:
+        over = self._over_quota.get(row.id, row.over_quota)
+        return row if over == row.over_quota else row._replace(over_quota=over)
 
 
 def use_of(node: NodeSeen, rows: Sequence[Workload]) -> NodeUse:

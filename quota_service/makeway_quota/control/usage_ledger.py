@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from ..backends.base import NodeSeen
@@ -11,6 +12,7 @@ from ..engine.snapshot import ADMITTED
 from ..policy import Document
 from ..store.records import Place, Workload
 from .pool_assignment import PoolAssignment
+from .quota_standing import QuotaStanding
 
 
 class Record(NamedTuple):
@@ -30,6 +32,7 @@ class UsageLedger:
     def __init__(self, document: Document, assignment: PoolAssignment) -> None:
         self._document = document
         self._ledger = Ledger(document.policies)
+        self._standing = QuotaStanding(self._ledger)
         self._used: dict[str, dict[str, tuple[int, int]]] = {}
         self._records: dict[str, Record] = {}
         self._assign(assignment)
@@ -53,12 +56,14 @@ class UsageLedger:
         if row.team is None or row.state not in ADMITTED:
             return
         record = self._record(row)
+        self._standing.put(row, record.amounts if record else ())
         if record is not None:
             self._records[row.id] = record
             self._count(record, 1)
 
     def remove(self, id: str) -> None:
         """Stop counting a workload."""
+        self._standing.remove(id)
         record = self._records.pop(id, None)
         if record is not None:
             self._count(record, -1)
@@ -66,6 +71,10 @@ class UsageLedger:
     def count(self) -> dict[str, TeamCount]:
         """Return every policy's usage by name."""
         return count_usage(self._ledger, self._totals, self._used)
+
+    def over_quota(self) -> Mapping[str, bool]:
+        """Return the id of every workload that counts to whether it is over quota now."""
+        return self._standing.over_quota()
 
     def _count(self, record: Record, sign: int) -> None:
         account = self._ledger.account(record.team)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from makeway_api.models import Job
 
+from ..control.read_model import ReadModel
 from ..store.records import Attempt, Workload
 from . import views
 from .caller import Caller
@@ -62,13 +63,15 @@ class JobAccess:
     async def shown(self, caller: Caller, row: Workload, *, whole: bool = False) -> Job:
         """Return a job as the caller may see it; `whole` with its attempts and source."""
         context = self._context
+        attempts: Sequence[Attempt] = ()
         if whole and (stored := await context.call(context.store.with_attempts, row.id)) is not None:
-            return self.view(caller, *stored)
-        return self.view(caller, row)
+            row, attempts = stored
+        return self.view(caller, row, await context.models.current(), attempts)
 
-    def view(self, caller: Caller, row: Workload, attempts: Sequence[Attempt] = ()) -> Job:
-        """Return a job as the caller may see it, from what was read of it."""
+    def view(self, caller: Caller, row: Workload, model: ReadModel, attempts: Sequence[Attempt] = ()) -> Job:
+        """Return a job as the caller may see it, from what was read of it, and its quota as it is in the model."""
         context = self._context
+        row = model.present(row)
         world = context.world
         durable = world.durable_checkpoints
         job = views.job(row, virtual=world.virtual, durable=durable, attempts=attempts, now=context.clock())

@@ -57,6 +57,7 @@ class JobService:
         states = _states(state)
         owner = caller.name if mine else None
         within = None if mine else teams
+        model = await context.models.current()
 
         def read() -> JobPage:  # a thousand jobs take tens of milliseconds: not in the event loop
             try:
@@ -66,7 +67,7 @@ class JobService:
             shown = first_that_fit(rows, job_bytes, MOST_LIST)
             if len(shown) < len(rows):
                 following = cursor_after(shown[-1])
-            return JobPage(jobs=[self._access.view(caller, row) for row in shown], next=following)
+            return JobPage(jobs=[self._access.view(caller, row, model) for row in shown], next=following)
 
         return await context.call(read)
 

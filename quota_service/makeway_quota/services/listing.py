@@ -6,7 +6,7 @@ The pages call this with the rows that the read model already holds, so that no 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -112,7 +112,8 @@ class ListingService:
         if query.team:
             teams = [query.team] if visible is None or query.team in visible else []
         rows = await self._context.world.rows_of(teams, owner)
-        return await self._context.call(list_workloads, rows, visible, owner, query)
+        model = await self._context.models.current()
+        return await self._context.call(list_workloads, rows, visible, owner, query, model.present)
 
     async def names(self, ids: Sequence[str]) -> dict[str, str]:
         """Return the names of workloads by id, ended ones too; those without a name are left out."""
@@ -125,8 +126,16 @@ class ListingService:
         return {id: self._names[id] for id in ids if self._names.get(id)}
 
 
-def list_workloads(rows: Iterable[Workload], visible: Sequence[str] | None, owner: str, query: ListQuery) -> Listing:
+def list_workloads(
+    rows: Iterable[Workload],
+    visible: Sequence[str] | None,
+    owner: str,
+    query: ListQuery,
+    present: Callable[[Workload], Workload] = lambda row: row,
+) -> Listing:
     """Return one page of the rows that match; `visible` are the teams to show (None: all), `owner` sees their own.
+
+    `present` gives the rows that are shown the quota that they have now.
 
     Waiting work comes in order of submission, running work by team and start, sessions before jobs in both;
     ties end with the id. A page beyond the last one shows the last.
@@ -140,7 +149,7 @@ def list_workloads(rows: Iterable[Workload], visible: Sequence[str] | None, owne
         shown = heapq.nsmallest(query.lines, found, key=order)
     else:
         shown = sorted(found, key=order)[start : start + query.lines]
-    return Listing(replace(query, page=page), [line(row) for row in shown], len(found))
+    return Listing(replace(query, page=page), [line(present(row)) for row in shown], len(found))
 
 
 def _matching(
