@@ -85,6 +85,12 @@ class Setting:
             assert {row.id: row.over_quota for row in use.holders} == {
                 r.id: model.over_quota[r.id] for r in use.holders
             }
+        engine = Cluster(self.world.snapshot(rows, self.clock))
+        for pool, uses in model.nodes.items():
+            free = sum(use.free for use in uses)
+            assert free == max(0, engine.pools[pool].free), "what is free to people is free to the engine"
+            assert free == sum(sum(use.free_on.values()) for use in uses)
+        assert model.free == sum(use.free for uses in model.nodes.values() for use in uses)
         held = {(use.seen.name, row.id) for uses in model.nodes.values() for use in uses for row in use.holders}
         assert held == {
             (place.node, row.id)

@@ -38,6 +38,8 @@ class Node(Wire):
     model: str = ""
     virtual: bool = False
     ready: bool = True
+    cordoned: bool = False
+    """runs on, but takes no new work, so none of its devices is free"""
     foreign: float = 0
     devices: list[Device] = Field(default_factory=list)
 

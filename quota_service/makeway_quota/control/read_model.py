@@ -46,6 +46,9 @@ class NodeUse:
     holders: tuple[Workload, ...]
     used: int
     free: int
+    """what can start here: 0 if the node is not ready or cordoned"""
+    free_on: Mapping[int, int]
+    """the same for each device"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +307,11 @@ class ReadModels:
 
 
 def use_of(node: NodeSeen, rows: Sequence[Workload]) -> NodeUse:
-    """Return what is used and free on the devices of a node; overbooked devices have 0 free."""
+    """Return what is used and free on the devices of a node, for every page and answer.
+
+    Overbooked devices have 0 free, and so has every device of a node that is not ready or cordoned: nothing can start
+    there. What other pods hold of devices that are not known is taken off the last ones.
+    """
     taken = dict.fromkeys(node.devices, 0)
     used = 0
     for row in rows:
@@ -318,5 +325,10 @@ def use_of(node: NodeSeen, rows: Sequence[Workload]) -> NodeUse:
         for index in ended.devices:
             if index in taken:
                 taken[index] += ended.milli
-    free = sum(max(0, 1000 - held - node.foreign.get(index, 0)) for index, held in taken.items())
-    return NodeUse(node, tuple(rows), used, max(0, free - node.foreign_gpus))
+    takes_work, unknown = node.ready and not node.cordoned, node.foreign_gpus
+    free = {}
+    for index, held in reversed(taken.items()):
+        left = max(0, 1000 - held - node.foreign.get(index, 0)) if takes_work else 0
+        free[index] = left - min(left, unknown)
+        unknown -= min(left, unknown)
+    return NodeUse(node, tuple(rows), used, sum(free.values()), free)

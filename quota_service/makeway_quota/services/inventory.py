@@ -107,7 +107,7 @@ class InventoryService:
             virtual=any(use.seen.virtual for use in uses),
             total=float(sum(len(use.seen.devices) for use in uses)),
             used=gpu(sum(use.used for use in uses)),
-            free=gpu(sum(use.free for use in uses if use.seen.ready)),
+            free=gpu(sum(use.free for use in uses)),
             profiles=list(pool.profiles),
             nodes=[self._node(use).model(teams) for use in uses] if whole else [],
         )
@@ -161,13 +161,11 @@ def node_model(use: NodeUse, teams: Teams = None) -> Node:
     """Return a node with its devices and their holders as the API shows it to readers who see these teams."""
     seen = use.seen
     held: dict[int, list[Holder]] = {}
-    taken: dict[int, int] = {}
     for row in use.holders:
         for place in row.placement:
             if place.node != seen.name:
                 continue
             for index, milli in zip(place.devices, place.milli, strict=False):
-                taken[index] = taken.get(index, 0) + milli
                 seen_by = teams is None or (row.team or "") in teams
                 holder = Holder.model_construct(
                     workload=row.id if seen_by else "",
@@ -183,7 +181,7 @@ def node_model(use: NodeUse, teams: Teams = None) -> Node:
     devices = [
         Device.model_construct(
             index=index,
-            free=gpu(max(0, 1000 - taken.get(index, 0) - seen.foreign.get(index, 0))),
+            free=gpu(use.free_on[index]),
             holders=held.get(index, []),
         )
         for index in seen.devices
@@ -194,6 +192,7 @@ def node_model(use: NodeUse, teams: Teams = None) -> Node:
         model=seen.model,
         virtual=seen.virtual,
         ready=seen.ready,
+        cordoned=seen.cordoned,
         foreign=gpu(sum(seen.foreign.values())),
         devices=devices,
     )

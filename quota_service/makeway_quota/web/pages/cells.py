@@ -22,7 +22,7 @@ def _cell(machine: Node, device: Device, look: Look) -> Markup:
     wide, tall = look.cell
     tip = cell_tip(machine, device, look)
     if not device.holders:
-        state = "free" if machine.ready and device.free > 0 else "down"
+        state = "free" if device.free > 0 else "down"
         words = _word("idx", wide // 2, tall // 2 + 4, str(device.index), "middle")
         picture = _picture(state, wide, tall, _box("mw-box", 0, wide, tall) + words)
         return Markup('<span class="mw-cell" role="img" tabindex="0" aria-label="{}" data-tip="{}">{}</span>').format(
@@ -77,6 +77,8 @@ def cell_tip(machine: Node, device: Device, look: Look) -> str:
     if not device.holders:
         if not machine.ready:
             return f"{here}: the node is not ready"
+        if machine.cordoned:
+            return f"{here}: the node is cordoned and takes no new work"
         return (
             f"{here}: free"
             if device.free > 0

@@ -45,10 +45,13 @@ class NodeLine:
     def is_in(self, state: str) -> bool:
         """Whether the node is in a state of the filter."""
         node = self.node
-        if state == "down":
-            return not node.ready
         free = any(device.free > 0 for device in node.devices)
-        return node.ready and {"free": free, "full": not free, "idle": not self.used}.get(state, True)
+        return {
+            "free": free,
+            "full": node.ready and not free,
+            "idle": node.ready and not self.used,
+            "down": not node.ready,
+        }.get(state, True)
 
 
 @router.get("/nodes")
