@@ -6,6 +6,7 @@ from pathlib import Path
 
 from makeway_quota.backends.base import NodeSeen
 from makeway_quota.backends.memory import MemoryBackend
+from makeway_quota.policy import read
 from makeway_quota.web.pages.nodes import STATES, NodeLine
 from running import running
 
@@ -35,3 +36,38 @@ async def test_free_and_all_are_the_same_everywhere(tmp_path: Path) -> None:
                     assert devices[line.node.name] > 0
         assert [line.node.name for line in lines if line.is_in("down")] == ["down"]
         assert sum(line.is_in("free") + line.is_in("full") + line.is_in("down") for line in lines) == len(NODES)
+
+
+POLICY = """
+version: 1
+pools: [{name: gpu, size: 10, nodes: {local: {gpus: all}}}]
+profiles:
+  - {name: gpu2, title: 2 GPUs, gpus: 2, pools: [gpu], policies: [[a, b]], kinds: [job]}
+policies:
+  - {name: a, title: Team A, groups: [rnd], quotas: [{pools: [gpu], reserved: 4}]}
+  - {name: b, title: Team B, groups: [devops], quotas: [{pools: [gpu], reserved: 4}]}
+"""
+WITHOUT_B = POLICY[: POLICY.index("  - {name: b,")].replace("[[a, b]]", "[[a]]")
+
+
+async def test_what_a_removed_team_runs_is_a_line_of_its_own_until_it_ends(tmp_path: Path) -> None:
+    async with running(tmp_path, POLICY) as run:
+        mine = await run.submit("ana", "mine", profile="gpu2")
+        left = await run.submit("bo", "left", profile="gpu2")
+        for job in (mine, left):
+            await run.job(job.id, "running")
+        client, world = run.client("root"), run.service.services.context.world
+        assert [(team.team, team.removed) for team in (await client.usage()).teams] == [("a", False), ("b", False)]
+        world.use(read(WITHOUT_B, "p.yaml"), world.policy_version + 1)
+        usage, (pool,) = await client.usage(), await client.pools()
+        assert [(team.team, team.removed, team.used) for team in usage.teams] == [("a", False, 2), ("b", True, 2)]
+        removed = usage.teams[1]
+        assert (removed.title, removed.reserved, removed.borrowed) == ("b (removed)", 0, 2)
+        assert sum(team.used for team in usage.teams) == usage.used == pool.used == 4
+        assert usage.used + usage.free == usage.total
+        assert (await client.job(left.id)).over_quota, "no reservation covers it any more"
+        others = (await run.client("ana").usage()).teams
+        assert [team.team for team in others] == ["a"], "it is no team of hers"
+        await client.cancel(left.id)
+        await run.job(left.id, "cancelled")
+        assert [team.team for team in (await client.usage()).teams] == ["a"]

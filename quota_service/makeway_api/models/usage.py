@@ -31,6 +31,7 @@ class TeamUsage(Wire):
     lent: float = Field(description="of the reservation, now held by other teams' work")
     free: float = Field(description="of the reservation, idle")
     mine: float = 0
+    removed: bool = Field(False, description="the policy has no such team any more; its work goes on until it ends")
     waiting: int = 0
     running: int = 0
     borrowed_from: list[Lending] = Field(default_factory=list)

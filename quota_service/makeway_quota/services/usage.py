@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from makeway_api.models import Lending, TeamUsage, Usage
 
@@ -50,16 +50,29 @@ def usage_model(model: ReadModel, teams: Sequence[str] | None, user: str, proble
 
 
 def team_usages(model: ReadModel, teams: Sequence[str] | None, user: str) -> list[TeamUsage]:
-    """Return the usage of `teams` (None: all) in the order of the policy document; `mine` counts the GPUs of `user`."""
+    """Return the usage of `teams` (None: all) in the order of the policy document; `mine` counts the GPUs of `user`.
+
+    Where all are shown, teams that were removed follow for as long as they use GPUs, in the order of their names.
+    """
     lent_to: dict[str, list[Lending]] = {}
     for team, count in model.usage.items():
         for lender, milli in count.borrowed_from:
             lent_to.setdefault(lender, []).append(Lending(team=team, gpus=gpu(milli)))
-    return [
+    found = [
         _team_usage(model, policy, model.usage[policy.name], user, lent_to.get(policy.name, []))
         for policy in model.document.policies
         if (teams is None or policy.name in teams) and policy.name in model.usage
     ]
+    return found if teams is not None else [*found, *_removed_teams(model, user)]
+
+
+def _removed_teams(model: ReadModel, user: str) -> Iterator[TeamUsage]:
+    """Yield the usage of the teams that still use GPUs although the policy has them no more."""
+    known = {policy.name for policy in model.document.policies}
+    for name in sorted(model.usage.keys() - known):
+        usage = _team_usage(model, Policy(name, title=f"{name} (removed)"), model.usage[name], user, [])
+        if usage.used:
+            yield usage.model_copy(update={"removed": True})
 
 
 def _team_usage(model: ReadModel, policy: Policy, count: TeamCount, user: str, lent_to: list[Lending]) -> TeamUsage:
