@@ -37,6 +37,7 @@ from .commands import Commands
 from .hub_servers import HubServers
 from .leader import Leader
 from .leases import end_session
+from .quarantine import Quarantine
 from .retries import Retries, alike, sentence
 from .start_backoff import NO_ROOM, StartBackoff
 
@@ -45,6 +46,7 @@ log = logging.getLogger("makeway.actuate")
 TAKEOVER_GRACE = 10.0
 """Seconds that a session has at least from when a leader first sees its notice, or its grace if that is shorter."""
 
+ORDERING, REMOVING = "ordering what was decided", "removing what is left of it"
 AT_ONCE = 48
 """Attempts that a backend elsewhere is ordered to start at the same time."""
 
@@ -92,6 +94,8 @@ class Actuator:
         self._noticed: dict[tuple[str, int], float] = {}
         self._failing: dict[tuple[str, int], str] = {}
         self.backoff = backoff or StartBackoff()
+        self.quarantine = Quarantine()
+        """that of the loop, once it runs"""
         self.retries = Retries(monotonic)
         self._postponed: frozenset[tuple[str, int]] = frozenset()
         """the attempts that the last cycle postponed"""
@@ -117,7 +121,7 @@ class Actuator:
         if not self._backend.shared:
             for row in due:
                 started.attempts.add((row.id, row.attempt))
-                await self._start(started, row, now, commands)
+                await self._started(started, row, now, commands)
             return
         room, errors = asyncio.Semaphore(AT_ONCE), list[Exception]()
 
@@ -126,7 +130,7 @@ class Actuator:
                 if not errors:
                     started.attempts.add((row.id, row.attempt))
                     try:
-                        await self._start(started, row, now, commands)
+                        await self._started(started, row, now, commands)
                     except Exception as error:  # those under way go on to their end
                         errors.append(error)
 
@@ -146,12 +150,15 @@ class Actuator:
         for row in rows.values():
             if row.state not in ADMITTED or (row.id, row.attempt) in started.attempts:
                 continue  # an attempt that was started in this cycle is not in what was seen
-            if row.kind == "job":
-                await self._job(started, row, reported.get((row.id, row.attempt)), now)
+            if row.kind == "job" and not self.quarantine.rests(ORDERING, "workload", row.id):
+                with self.quarantine.guard(ORDERING, "workload", row.id):
+                    await self._job(started, row, reported.get((row.id, row.attempt)), now)
         sessions = [row for row in rows.values() if row.kind == "session" and row.state in ADMITTED]
         self._sessions(change_set, sessions, now, names)
         for key, attempt in reported.items():
-            await self._leftover(rows.get(key[0]), attempt)
+            if not self.quarantine.rests(REMOVING, "workload", key[0]):
+                with self.quarantine.guard(REMOVING, "workload", key[0]):
+                    await self._leftover(rows.get(key[0]), attempt)
         self._noticed = {key: at for key, at in self._noticed.items() if key in reported}
         self._failing = {key: what for key, what in self._failing.items() if key in reported}
         self._postponed = frozenset(started.postponed)
@@ -196,6 +203,11 @@ class Actuator:
             return
         if await self._try("given its notice", key, lambda: self._backend.notice(*key, _notice(notice))):
             self._noticed[key] = notice.at
+
+    async def _started(self, started: Started, row: Workload, now: float, commands: Commands) -> None:
+        """Start one attempt; one that cannot be ordered is set aside, and ordered again later."""
+        with self.quarantine.guard(ORDERING, "workload", row.id):
+            await self._start(started, row, now, commands)
 
     async def _start(self, started: Started, row: Workload, now: float, commands: Commands | None = None) -> None:
         key = (row.id, row.attempt)
@@ -261,11 +273,16 @@ class Actuator:
         if self._servers is not None:
             gone = self._servers.stop({id: (row.owner, row.server) for id, row in late.items()})
         for row in (late[id] for id in sorted(gone)):
-            notice = row.notice
-            by_owner, by_team = (notice.by_owner, notice.by_team) if notice else (None, None)
-            by = outcomes.preemptor(by_owner, by_team and names.team(by_team))
-            message = outcomes.session_made_way(row.owner, by, row.size)
-            change_set.add(end_session(row, now, "made_way", message), decide(row, "release", "made_way", message))
+            with self.quarantine.guard(ORDERING, "workload", row.id):
+                self._end_late(change_set, row, now, names)
+
+    def _end_late(self, change_set: ChangeSet, row: Workload, now: float, names: Names) -> None:
+        """End a session whose notice has run out, and whose server is gone."""
+        notice = row.notice
+        by_owner, by_team = (notice.by_owner, notice.by_team) if notice else (None, None)
+        by = outcomes.preemptor(by_owner, by_team and names.team(by_team))
+        message = outcomes.session_made_way(row.owner, by, row.size)
+        change_set.add(end_session(row, now, "made_way", message), decide(row, "release", "made_way", message))
 
     def _late(self, rows: Iterable[Workload], now: float) -> dict[str, Workload]:
         """Return the sessions whose grace is over, by id.

@@ -12,10 +12,15 @@ from collections.abc import Mapping
 from ..engine.plan import Evict, Move, Plan, Refusal, Start, Waiting
 from ..engine.snapshot import ADMITTED
 from ..store.records import Attempt, Change, Notice, Workload
-from ..wording import IDS, Names, sentence
+from ..wording import IDS, Names, outcomes, sentence
 from .change_set import ChangeSet, decide
 from .pool_assignment import places
+from .quarantine import Quarantine, reason_of
 from .reason_throttle import AT_ONCE, ReasonThrottle
+
+APPLYING = "writing what was decided"
+SET_ASIDE = "set_aside"
+"""The reason code of a workload that no plan can be made with"""
 
 
 def change_set_of(
@@ -27,33 +32,58 @@ def change_set_of(
     reasons: ReasonThrottle | None = None,
     names: Names = IDS,
     explained: bool = True,
+    quarantine: Quarantine | None = None,
 ) -> ChangeSet:
     """Return a plan as changes and decisions; it was made from `rows`, and `names` is how sentences call them.
 
     `explained`: whether the plan has the reasons of all pending workloads.
     """
-    change_set = ChangeSet()
+    change_set, aside = ChangeSet(), quarantine or Quarantine()
     pending: list[Waiting] = []
     if reasons or plan.pending:
         pending = (reasons or ReasonThrottle(AT_ONCE)).unwritten(plan.pending, rows, names, explained=explained)
     for start in plan.start:
-        message = sentence(start.facts, names.to(rows[start.id].team))
-        _start(change_set, start, message, rows[start.id], now, lease_seconds, lenders(plan, start))
+        with aside.guard(APPLYING, "workload", start.id):
+            message = sentence(start.facts, names.to(rows[start.id].team))
+            _start(change_set, start, message, rows[start.id], now, lease_seconds, lenders(plan, start))
     evictions: tuple[Evict | Move, ...] = (*plan.evict, *plan.move)
     for each in evictions:
-        _evict(
-            change_set,
-            each,
-            sentence(each.facts, names.to(rows[each.id].team)),
-            rows[each.id],
-            rows.get(each.preemptor),
-            now,
-        )
+        with aside.guard(APPLYING, "workload", each.id):
+            _evict(
+                change_set,
+                each,
+                sentence(each.facts, names.to(rows[each.id].team)),
+                rows[each.id],
+                rows.get(each.preemptor),
+                now,
+            )
     for refusal in plan.refused:
-        _refuse(change_set, refusal, sentence(refusal.facts, names.to(rows[refusal.id].team)), rows[refusal.id], now)
+        with aside.guard(APPLYING, "workload", refusal.id):
+            _refuse(
+                change_set, refusal, sentence(refusal.facts, names.to(rows[refusal.id].team)), rows[refusal.id], now
+            )
     for waiting in pending:
-        _wait(change_set, waiting, sentence(waiting.facts, names.to(rows[waiting.id].team)), rows[waiting.id])
+        with aside.guard(APPLYING, "workload", waiting.id):
+            _wait(change_set, waiting, sentence(waiting.facts, names.to(rows[waiting.id].team)), rows[waiting.id])
     return change_set
+
+
+def set_aside(change_set: ChangeSet, left_out: Mapping[str, Exception], rows: Mapping[str, Workload]) -> None:
+    """Add why workloads wait that the plan was made without."""
+    for id in sorted(left_out):
+        row = rows.get(id)
+        if row is None or row.state != "pending":
+            continue
+        message = outcomes.set_aside(row.kind, reason_of(left_out[id]))
+        if (row.reason_code, row.reason_message) != (SET_ASIDE, message):
+            fields: dict[str, object] = {
+                "reason_code": SET_ASIDE,
+                "reason_message": message,
+                "reason_numbers": {},
+                "nomination": (),
+                "not_before": None,
+            }
+            change_set.add(Change(row.id, fields, row.version, ("pending",)), decide(row, "wait", SET_ASIDE, message))
 
 
 def lenders(plan: Plan, start: Start) -> tuple[str, ...]:

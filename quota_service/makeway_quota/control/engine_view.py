@@ -13,8 +13,10 @@ from ..policy import Document
 from ..store.records import Place, Workload
 from .people import People
 from .pool_assignment import PoolAssignment, machine_of
+from .quarantine import Kind, Quarantine
 from .start_backoff import CLOCKS_DIFFER, StartBackoff, backoff_until
 
+SHOWING = "reading it for a plan"
 MOST_UNREAD = 50_000
 """Changes that are kept for one reader; beyond, it reads everything again."""
 PlacedOn = Callable[[str], Iterable[Workload]]
@@ -85,6 +87,7 @@ class EngineView:
         durable_checkpoints: bool = True,
         people: People | None = None,
         starts: StartTimes | None = None,
+        quarantine: Quarantine | None = None,
     ) -> None:
         """`durable_checkpoints`: whether an attempt that ends leaves them to the next one."""
         self.durations = durations
@@ -94,6 +97,7 @@ class EngineView:
         self.held: set[str] = set()
         """Pending workloads that are not shown, because their owners are in their teams no more."""
         self._durable_checkpoints = durable_checkpoints
+        self._quarantine = quarantine or Quarantine()
         self.stale: set[str] = set()
         self.stale_machines: set[str] = set()
         self._document: Document | None = None
@@ -161,11 +165,26 @@ class EngineView:
             if pools != self._machines.get(machine, ()):
                 divided = max(len(pools), len(self._machines.get(machine, ()))) > 1
                 self.stale.update(row.id for row in placed_on(machine) if divided)
-        for id in self.stale:
+
+        def show_row(id: str) -> None:
             self._show_row(id, rows.get(id), assignment, document, now)
+
+        again: tuple[set[str], set[str]] = set(), set()
+        again[0].update(id for id in self.stale if not self._show_guarded("workload", id, show_row))
         for machine in self.stale_machines:
-            self._show_machine(machine, assignment, placed_on)
-        self.stale, self.stale_machines = set(), set()
+            if not self._show_guarded("node", machine, lambda name: self._show_machine(name, assignment, placed_on)):
+                again[1].add(machine)
+        self.stale, self.stale_machines = again
+
+    def _show_guarded(self, kind: Kind, name: str, show: Callable[[str], None]) -> bool:
+        """Show one row or machine; False where that fails: it stays as it was shown last, and is tried again."""
+        try:
+            show(name)
+        except Exception as error:
+            self._quarantine.failed(SHOWING, kind, name, error)
+            return False
+        self._quarantine.passed(SHOWING, kind, name)
+        return True
 
     def _show_row(
         self, id: str, row: Workload | None, assignment: PoolAssignment, document: Document, now: float

@@ -17,7 +17,9 @@ from ..store.records import Change, Workload
 from ..wording import outcomes
 from .change_set import ChangeSet, decide
 from .hub_servers import HubServers
+from .quarantine import Quarantine
 
+STEP = "looking after its lease"
 SESSION_LIVE = ("pending", "starting", "running", "checkpointing")
 
 
@@ -27,6 +29,8 @@ class Leases:
     def __init__(
         self, seconds: float, servers: HubServers | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        self.quarantine = Quarantine()
+        """that of the loop, once it runs"""
         self.seconds = seconds
         self._servers = servers
         self._clock = clock
@@ -71,17 +75,22 @@ class Leases:
         if self._servers is not None:
             self._servers.keep({(row.owner, row.server) for row, _ in expired})
         for row, since in expired:
-            state = "unreachable" if self._servers is None else self._servers.state((row.owner, row.server), since)
-            if state == "unknown":
+            if self.quarantine.rests(STEP, "workload", row.id):
                 continue
-            if state == "active" or (state == "unreachable" and row.server_started):
-                self._renewed[row.id] = self._clock()
-                continue
-            message = outcomes.lease_expired(row.owner, self.seconds, state == "gone", row.size)
-            change_set.add(
-                end_session(row, now, "lease_expired", message), decide(row, "expire", "lease_expired", message)
-            )
+            with self.quarantine.guard(STEP, "workload", row.id):
+                self._end(change_set, row, since, now)
         return change_set
+
+    def _end(self, change_set: ChangeSet, row: Workload, since: float, now: float) -> None:
+        """End one lease whose server is gone."""
+        state = "unreachable" if self._servers is None else self._servers.state((row.owner, row.server), since)
+        if state == "unknown":
+            return
+        if state == "active" or (state == "unreachable" and row.server_started):
+            self._renewed[row.id] = self._clock()
+            return
+        message = outcomes.lease_expired(row.owner, self.seconds, state == "gone", row.size)
+        change_set.add(end_session(row, now, "lease_expired", message), decide(row, "expire", "lease_expired", message))
 
     def _expired(self, rows: Iterable[Workload]) -> list[tuple[Workload, float]]:
         """Return the sessions whose lease has expired, each with the moment when it did.

@@ -22,7 +22,7 @@ from ..store.errors import Deposed, NotLeading
 from ..store.records import NewDecision, Workload
 from ..wording import Names
 from .actuate import Actuator, Started
-from .apply import change_set_of
+from .apply import change_set_of, set_aside
 from .change_set import ChangeSet
 from .components import Components
 from .garbage import collect_less
@@ -30,10 +30,13 @@ from .lasting import is_cancelled
 from .membership import holds, is_new
 from .names import names_of
 from .planner import Planner
+from .quarantine import concerns_all
 from .reason_throttle import CATCH_UP, Explaining, ReasonThrottle
 from .reconcile import note_launched, reconcile
 
 log = logging.getLogger("makeway.loop")
+
+WRITING = "writing its changes"
 
 MIN_CYCLE_SECONDS = 0.01
 """Seconds from one cycle to the next: what happens within them is decided together."""
@@ -66,6 +69,8 @@ class Loop:
         self.feed = parts.feed
         self.gate = parts.gate
         self.actuator = Actuator(parts.store, parts.backend, parts.leader, parts.servers, parts.world.backoff)
+        self.leases.quarantine = parts.world.quarantine
+        self.actuator.quarantine = parts.world.quarantine
         self.tick = parts.settings.tick_seconds
         self.lost_budget = parts.settings.max_failures_lost
         self.clock = parts.clock
@@ -137,7 +142,12 @@ class Loop:
 
     def _pause(self) -> float:
         """Return the seconds until the next cycle, if nothing wakes the loop before."""
-        due = (CATCH_UP if self._reasons.behind else None, self._explaining.wait(), self.actuator.retries.due())
+        due = (
+            CATCH_UP if self._reasons.behind else None,
+            self._explaining.wait(),
+            self.actuator.retries.due(),
+            self.world.quarantine.due(),
+        )
         return min(self.tick, *(self.tick if each is None else each for each in due))
 
     async def _once(self) -> None:
@@ -242,6 +252,7 @@ class Loop:
         """Return what the engine decides. It is not asked before the nodes are known: to it there would be none."""
         planned_at = time.perf_counter()
         plan = await self._planner.plan(rows, now, explain)
+        self._forget_absent(rows)
         change_set = change_set_of(
             plan,
             rows,
@@ -250,7 +261,9 @@ class Loop:
             reasons=self._reasons,
             names=self._names(rows),
             explained=explain,
+            quarantine=self.world.quarantine,
         )
+        set_aside(change_set, self._planner.left_out, rows)
         if explain:
             self._explaining.done(time.perf_counter() - planned_at)
         else:
@@ -291,13 +304,37 @@ class Loop:
         self.world.returned -= returned
         return woken
 
+    def _forget_absent(self, rows: Mapping[str, Workload]) -> None:
+        quarantine = self.world.quarantine
+        if len(quarantine):
+            quarantine.keep("workload", lambda id: id in rows)
+            quarantine.keep("node", lambda name: name.partition("/")[0] in self.world.observed.nodes)
+
     async def _commit(self, change_set: ChangeSet, now: float) -> bool:
+        """Commit changes; where one of them cannot be written, the others are; return whether the store changed."""
+        try:
+            return await self._write(change_set, now)
+        except Exception as error:
+            if concerns_all(error):
+                raise
+            if len(change_set.changes) < 2:
+                for change in change_set.changes:
+                    self.world.quarantine.failed(WRITING, "workload", change.workload, error)
+                if not change_set.changes:
+                    raise
+                return False
+        parts = list(change_set.parts((len(change_set.changes) + 1) // 2))
+        return any([await self._commit(part, now) for part in parts])
+
+    async def _write(self, change_set: ChangeSet, now: float) -> bool:
         if not change_set.changes and not change_set.decisions:
             return False
         commit = partial(self.store.commit, change_set.changes, change_set.decisions, now=now, term=self.term)
         applied = await asyncio.get_running_loop().run_in_executor(self._threads, commit)
         count_decisions(d for d in change_set.decisions if d.workload is None or d.workload in applied)
         self._publish_events(d for d in change_set.decisions if d.workload in applied)
+        for id in self.world.quarantine.names(WRITING, "workload") & applied:
+            self.world.quarantine.passed(WRITING, "workload", id)
         return bool(applied)
 
     def _publish_events(self, decisions: Iterable[NewDecision]) -> None:
@@ -308,7 +345,8 @@ class Loop:
         for decision in decisions:
             number = decision.numbers.get("attempt")
             if decision.workload and number and decision.verb != "finish":
-                backend.publish_event((decision.workload, number), decision.code, decision.message)
+                with self.world.quarantine.guard("publishing an event", "workload", decision.workload):
+                    backend.publish_event((decision.workload, number), decision.code, decision.message)
 
     def _names(self, rows: Mapping[str, Workload]) -> Names:
         return names_of(self.world.document.policies, rows, self.world.document)
@@ -324,6 +362,7 @@ class Loop:
             durable=self.world.durable_checkpoints,
             backoff=self.world.backoff,
             stopping=stopping,
+            quarantine=self.world.quarantine,
         )
 
     async def _keep_histories(self, now: float, at_once: bool = False) -> None:
@@ -331,7 +370,8 @@ class Loop:
         milli = self.world.accounting.unwritten(at_once)
         if milli is not None:
             keep = partial(self.store.keep_histories, milli, now=now, term=self.term)
-            await asyncio.get_running_loop().run_in_executor(self._threads, keep)
+            with self.world.quarantine.guard("writing what teams borrowed", "history", "of the teams"):
+                await asyncio.get_running_loop().run_in_executor(self._threads, keep)
 
     async def close(self, *, stop_jobs: bool) -> None:
         """Close the backend; a leader with `stop_jobs` waits until the jobs have saved, and records how they ended."""

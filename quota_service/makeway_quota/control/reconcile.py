@@ -17,11 +17,13 @@ from ..wording import IDS, Names, outcomes
 from ..wording.outcomes import RESULT_LOST
 from .change_set import ChangeSet, decide
 from .losses import Losses
+from .quarantine import Quarantine
 from .start_backoff import START_DEFERRED, StartBackoff
 
 SKEW = 60.0
 """Seconds that a node's clock may be ahead of ours."""
 
+STEP = "reading the report of its attempt"
 NO_DOCUMENT = Document()
 
 
@@ -36,6 +38,7 @@ def reconcile(
     durable: bool = True,
     backoff: StartBackoff | None = None,
     stopping: bool = False,
+    quarantine: Quarantine | None = None,
 ) -> ChangeSet:
     """Compare rows with the attempts that are reported, and the losses with the nodes in `seen`.
 
@@ -43,18 +46,27 @@ def reconcile(
     to, `backoff` how often they were refused; `durable`: an attempt leaves its checkpoints to the next one. `stopping`:
     the service has just stopped all jobs, because it ends itself.
     """
-    change_set = ChangeSet()
+    change_set, aside = ChangeSet(), quarantine or Quarantine()
     losses = Losses(seen.nodes, lost_budget, document)
     reports = _Reports(change_set, now, names, losses, backoff or StartBackoff(), durable, stopping)
     for reported in sorted(seen.attempts, key=lambda a: (a.workload, a.attempt)):
         row = rows.get(reported.workload)
         if row is None or row.attempt != reported.attempt or row.state not in ADMITTED:
             continue
-        attempt = _possible(reported, now)
-        if attempt.phase in (Phase.EXITED, Phase.LOST):
-            reports.ended(row, attempt)
+        if aside.rests(STEP, "workload", row.id):
+            continue
+        before = len(change_set.changes), len(change_set.decisions)
+        try:
+            attempt = _possible(reported, now)
+            if attempt.phase in (Phase.EXITED, Phase.LOST):
+                reports.ended(row, attempt)
+            else:
+                _alive(change_set, row, attempt)
+        except Exception as error:
+            del change_set.changes[before[0] :], change_set.decisions[before[1] :]
+            aside.failed(STEP, "workload", row.id, error)
         else:
-            _alive(change_set, row, attempt)
+            aside.passed(STEP, "workload", row.id)
     return change_set
 
 

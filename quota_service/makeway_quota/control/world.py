@@ -26,10 +26,12 @@ from .followers import Follower, Followers
 from .observed import Observed
 from .people import People
 from .pool_assignment import PoolAssignment, divide, sizes
+from .quarantine import Quarantine
 from .start_backoff import StartBackoff
 from .work_queue import WorkQueue
 from .workload_pods import WorkloadPods
 
+COUNTING, DIVIDING = NODE_STEPS = ("counting its pods", "dividing it among the pools")
 START_DEADLINE = 120.0
 """Seconds, by default, after which an attempt that was ordered to start and never seen counts as lost."""
 
@@ -54,6 +56,8 @@ class World:
         self.failure: str | None = None
         self.cycled = False
         """whether the loop has been through a cycle, or through an observation as a follower"""
+        self.quarantine = Quarantine()
+        """what the steps of the cycle set aside"""
         self.observed = Observed()
         self._nodes: dict[str, NodeSeen] = {}
         """The nodes of `observed`, with what the pods of ended attempts hold."""
@@ -95,13 +99,20 @@ class World:
         changes = self.observed.take(seen)
         self.returned.update(changes.returned)
         self.work_queue.expectations.seen(seen.attempts)
-        self._show([node.name for node in changes.changed], changes.gone)
+        again = {
+            name
+            for step in NODE_STEPS
+            for name in self.quarantine.names(step, "node")
+            if name in self.observed.nodes and not self.quarantine.rests(step, "node", name)
+        }
+        self._nodes = {name: node for name, node in self._nodes.items() if name not in again} if again else self._nodes
+        self._show(sorted(again.union(node.name for node in changes.changed)), changes.gone)
 
     def _show(self, names: Iterable[str], gone: Sequence[str] = ()) -> None:
         """Take these nodes as they are now, and drop those that are gone."""
         changed = []
         for name in names:
-            node = self._shown(self.observed.nodes[name])
+            node = self._shown_or_closed(self.observed.nodes[name])
             if self._nodes.get(name) != node:
                 self._nodes[name] = node
                 changed.append(node)
@@ -112,11 +123,37 @@ class World:
         if not names:
             return
         before = self.assignment
-        self.assignment = before.changed(changed, gone, self.document)
+        self._assign({node.name: node for node in changed}, gone)
         self._view.stale_machines |= names
         moved = [name for name in names if before.pools_of(name) != self.assignment.pools_of(name)]
         rows = self._active.found or {}
-        self.accounting.follow([rows[id] for id in sorted(self._active.on(moved))])
+        self._follow_use({id: rows[id] for id in sorted(self._active.on(moved))})
+
+    def _assign(self, changed: Mapping[str, NodeSeen], gone: Sequence[str]) -> None:
+        """Divide changed nodes among the pools; one that cannot be divided is in none."""
+
+        def assign(names: Sequence[str]) -> None:
+            self.assignment = self.assignment.changed([changed[name] for name in names], (), self.document)
+
+        if gone:
+            self.assignment = self.assignment.changed([], gone, self.document)
+        self.quarantine.sort_out(DIVIDING, "node", list(changed), assign)
+        for name in self.quarantine.names(DIVIDING, "node") & changed.keys():
+            self.assignment = self.assignment.changed([], [name], self.document)
+
+    def _follow_use(self, rows: Mapping[str, Workload]) -> None:
+        """Count the past use of rows that changed."""
+
+        def follow(ids: Sequence[str]) -> None:
+            self.accounting.follow([rows[id] for id in ids])
+
+        self.quarantine.sort_out("counting its use", "workload", list(rows), follow)
+
+    def _shown_or_closed(self, seen: NodeSeen) -> NodeSeen:
+        """Return a node with what ended attempts hold there; where that cannot be told, nothing new starts on it."""
+        with self.quarantine.guard(COUNTING, "node", seen.name):
+            return self._shown(seen)
+        return replace(seen, cordoned=True)
 
     def _shown(self, seen: NodeSeen) -> NodeSeen:
         """Return a node with what the pods of ended attempts hold there."""
@@ -228,13 +265,14 @@ class World:
         taken = self._active.follow()
         for known, row in taken:
             self._view.stale.add(row.id)
-            self._pods.note(known, row)
-            if known is not None and not row.live and self.durations.learn(row):
-                team = self._active.of((row.team or "",), "")
-                self._view.stale.update(w.id for w in team if w.profile == row.profile)
+            with self.quarantine.guard("following its row", "workload", row.id):
+                self._pods.note(known, row)
+                if known is not None and not row.live and self.durations.learn(row):
+                    team = self._active.of((row.team or "",), "")
+                    self._view.stale.update(w.id for w in team if w.profile == row.profile)
         for name in self.people.take_changed():
             self._view.stale.update(row.id for row in self._active.of((), name))
-        self.accounting.follow([row for _, row in taken])
+        self._follow_use({row.id: row for _, row in taken})
         places = [place for pair in taken for row in pair if row for place in row.placement]
         self._show({place.node for place in places if self._has_pods(place.node)})
 
@@ -288,7 +326,9 @@ class World:
         return _plain(self.document, self.accounting.policies(), now)
 
     def _new_view(self) -> EngineView:
-        return EngineView(self.durations, self.backoff, self.durable_checkpoints, self.people, self._starts)
+        return EngineView(
+            self.durations, self.backoff, self.durable_checkpoints, self.people, self._starts, self.quarantine
+        )
 
     def _placed_on(self, machine: str) -> list[Workload]:
         rows = self._active.found or {}

@@ -16,7 +16,8 @@ def checks(context: Context) -> dict[str, str]:
     world, store = context.world, context.store
     age = world.age()
     late = age is not None and age >= 10 * context.settings.tick_seconds
-    loop = "failed" if world.failure else "late" if late else ""
+    aside = len(world.quarantine)
+    loop = "failed" if world.failure else "late" if late else f"decides, without {aside} set aside" if aside else ""
     fails = {
         "database": "cannot be written" if store.failure() else "",
         "files": "unavailable" if store.contents.failure() else "",

@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
-from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError
 from sqlalchemy.pool import NullPool, QueuePool
 
 from .connections import postgres_engine
-from .errors import OutcomeUnknown, StoreError
+from .errors import OutcomeUnknown, RowRefused, StoreError
 from .pages import by_id
 from .reserve import Reserve
 
@@ -246,6 +246,8 @@ class Database:
     def _explained(self) -> Iterator[None]:
         try:
             yield
+        except (DataError, IntegrityError) as error:
+            raise RowRefused(explain(self.url, error)) from error
         except DBAPIError as error:
             raise StoreError(explain(self.url, error)) from error
 

@@ -21,6 +21,10 @@ class OutcomeUnknown(StoreError):
         )
 
 
+class RowRefused(StoreError):
+    """The database refuses a value, such as a number that is too large: other rows can be written."""
+
+
 class Conflict(StoreError):
     """Another request was faster: `existing` is what it wrote."""
 

@@ -100,6 +100,14 @@ def not_member(owner: str, team: str, gone: bool, kind: str) -> str:
     return f"Held: {cause}; {until}."
 
 
+def set_aside(kind: str, error: str) -> str:
+    """Return that a workload is left out of the plans, because Makeway fails with it."""
+    return (
+        f"Makeway cannot plan this {kind} because of an error of its own ({error}). All others are planned without it; "
+        "it is tried again from time to time. Show this to an administrator, or cancel it and submit it again."
+    )
+
+
 def start_delayed(job: str, cause: str, tries: int, delay: str) -> str:
     """Return that a backend did not start a job, after so many tries in a row; its GPUs are free for others.
 

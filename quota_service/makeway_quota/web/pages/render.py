@@ -78,6 +78,17 @@ async def page(
     return HTMLResponse(text.encode("utf-8", "replace"), status_code=status)
 
 
+FAILED = "The last cycle of decisions failed and is repeated. Nothing starts meanwhile; the service's log says why."
+
+
+def _problem(services: Services, visitor: Visitor | None) -> str | None:
+    """Return what does not work at the moment; an administrator reads the names of what is set aside."""
+    world = services.context.world
+    aside = world.quarantine.sentence(named=visitor is not None and visitor.caller.admin)
+    failed = FAILED if world.failure else None
+    return " ".join(filter(None, (world.problem, failed, aside))) or None
+
+
 async def render(request: Request, template: str, visitor: Visitor | None, **values: Any) -> str:
     """Render a template in a thread of the requests."""
     settings: WebSettings = request.app.state.settings
@@ -85,7 +96,7 @@ async def render(request: Request, template: str, visitor: Visitor | None, **val
     make = partial(
         _ENV.get_template(template).generate,
         settings=settings,
-        cluster_problem=services.context.world.problem,
+        cluster_problem=_problem(services, visitor),
         prefix=settings.prefix,
         hub=settings.hub,
         visitor=visitor,
