@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from makeway_quota.backends import processes
+from makeway_quota.backends import local, processes
+from makeway_quota.backends.attempts import LocalAttempt
 from makeway_quota.backends.base import Phase
 from makeway_quota.backends.processes import Mark, Process, Stat, boot_id, sweep
+from makeway_quota.backends.starting import spawn
 from workshop import Workshop, alive
 
 
@@ -63,6 +68,29 @@ async def test_a_notice_survives_a_restart(shop: Workshop) -> None:
     assert (seen.phase, seen.noticed) == (Phase.STOPPING, True)
     await shop.backend.notice("j-1", 1, notice)
     assert (await shop.over("j-1")).killed
+
+
+async def test_a_service_that_closes_starts_nothing_more_and_the_next_one_does(
+    shop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spawned, go = [], threading.Event()
+
+    def slowly(attempt: LocalAttempt, *rest: Any) -> str | None:
+        spawned.append(attempt.workload)
+        go.wait(60)
+        return spawn(attempt, *rest)
+
+    monkeypatch.setattr(local, "spawn", slowly)
+    await shop.run("j-1", "sh", "-c", "sleep 60")
+    shop.backend._prepare(shop.order("j-2", "sh", "-c", "exit 5"))
+    closing = asyncio.create_task(shop.backend.close(stop_jobs=False))
+    await asyncio.sleep(0)
+    go.set()
+    await closing
+    assert (spawned, shop.backend._tasks) == (["j-1"], set())
+    assert shop.path("j-1", "attempt-1", "launcher.json").exists(), "a launcher on its way is waited for"
+    await shop.again()
+    assert (await shop.over("j-2")).exit_code == 5
 
 
 async def test_an_order_that_was_written_but_not_started_is_started(shop: Workshop) -> None:

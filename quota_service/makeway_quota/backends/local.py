@@ -89,6 +89,8 @@ class LocalBackend:
         self._starters = ThreadPoolExecutor(4, thread_name_prefix="makeway-start")
         self._tasks: set[asyncio.Task[None]] = set()
         self._ticking: asyncio.Task[None] | None = None
+        self._closing = False
+        """whether no launcher is started any more: an order that has none yet is for the next process"""
 
     @property
     def virtual(self) -> bool:
@@ -101,16 +103,18 @@ class LocalBackend:
 
     async def open(self) -> None:
         """Make the folders, adopt what runs, and start what was ordered but never started."""
+        self._closing = False
         await self._do(self._open)
         self._follow_up()
         self._ticking = asyncio.create_task(self._tick())
 
     async def close(self, *, stop_jobs: bool) -> None:
         """Stop observing; with `stop_jobs` notice everything, wait for its grace (10 s at most), then kill."""
+        self._closing = True
         if self._ticking is not None:
             self._ticking.cancel()
             self._ticking = None
-        if self._tasks:
+        while self._tasks:
             await asyncio.wait(self._tasks)
         if stop_jobs:
             await self._stop_all()
@@ -335,7 +339,7 @@ class LocalBackend:
     def _follow_up(self) -> None:
         """Start the launchers that are wanted, and watch exactly the processes that run."""
         for key, attempt in list(self._attempts.items()):
-            if self._look(attempt, lambda a: a.wants_launcher):
+            if not self._closing and self._look(attempt, lambda a: a.wants_launcher):
                 attempt.spawning = True
                 task = asyncio.create_task(self._spawn(attempt))
                 self._tasks.add(task)
@@ -387,7 +391,8 @@ class LocalBackend:
 
     async def _stop_all(self) -> None:
         now = self._clock()
-        running = [attempt for attempt in self._attempts.values() if not attempt.ended]
+        there = [attempt for attempt in self._attempts.values() if not attempt.ended]
+        running = [attempt for attempt in there if self._look(attempt, lambda a: a.claimed)]
         ends = now
         for attempt in running:
             deadline = now + min(CLOSE_SECONDS, attempt.grace)
