@@ -10,6 +10,8 @@ from secrets import compare_digest
 from typing import Any
 
 from jupyterhub.auth import Authenticator, PAMAuthenticator
+from makeway_api.accounts import account_of_user
+from tornado.web import HTTPError
 from traitlets import Unicode
 
 from .pages import WithPages
@@ -39,9 +41,42 @@ class SystemAuthenticator(WithPages, PAMAuthenticator):  # type: ignore[misc]
     """
 
     def authenticate(self, handler: Any, data: dict[str, str]) -> Any:
-        """Return PAM's answer with the account's groups."""
-        answer = super().authenticate(handler, data)
-        return self._with_groups(answer)
+        """Return PAM's answer with the account's groups.
+
+        Names of accounts may have capitals, which the Hub writes small: typed in small letters they mean that account.
+        """
+        named = data | {"username": account_name(data["username"])}
+        self._check_namesakes(named["username"])
+        return self._with_groups(super().authenticate(handler, named))
+
+    def _check_namesakes(self, name: str) -> None:
+        """Refuse an account that the Hub would take for another one, whose name has other capitals."""
+        try:
+            account = pwd.getpwnam(name)
+            taken_for = self.normalize_username(name)
+        except (KeyError, ValueError):
+            return
+        if taken_for != name.lower() or taken_for == name:
+            return  # the site maps names itself
+        try:
+            meant = account_of_user(taken_for).pw_uid == account.pw_uid
+        except KeyError:
+            meant = False
+        if not meant:
+            self.log.warning("Refused the login of %s: another account differs from it in capitals only", name)
+            raise HTTPError(
+                403,
+                f"JupyterHub writes names in small letters, and this machine has several accounts that it would call "
+                f"{taken_for}. Ask the administrator to give one of them another name.",
+            )
+
+    @staticmethod
+    def _getpwnam(name: str) -> pwd.struct_passwd:
+        return account_of_user(name)
+
+    @staticmethod
+    def _getgrouplist(name: str, group: int) -> list[int]:
+        return os.getgrouplist(account_of_user(name).pw_name, group)
 
     async def refresh_user(self, user: Any, handler: Any = None) -> dict[str, Any] | bool:
         """Return the user with present groups; False (log in again) if the account is gone or not allowed."""
@@ -74,10 +109,18 @@ class SystemAuthenticator(WithPages, PAMAuthenticator):  # type: ignore[misc]
         return model
 
 
+def account_name(typed: str) -> str:
+    """Return the name of the account that somebody means at the login; what was typed where there is none."""
+    try:
+        return account_of_user(typed).pw_name
+    except KeyError:
+        return typed
+
+
 def is_root(name: str) -> bool:
     """Whether an account has root's number, whatever its name; a notebook of root would own the machine."""
     try:
-        return pwd.getpwnam(name).pw_uid == 0
+        return account_of_user(name).pw_uid == 0
     except KeyError:
         return False
 
@@ -85,11 +128,11 @@ def is_root(name: str) -> bool:
 def unix_groups(name: str) -> list[str]:
     """Return the Unix groups of an account, its primary group included; empty for an unknown account."""
     try:
-        account = pwd.getpwnam(name)
+        account = account_of_user(name)
     except KeyError:
         return []
     names = []
-    for gid in os.getgrouplist(name, account.pw_gid):
+    for gid in os.getgrouplist(account.pw_name, account.pw_gid):
         try:
             names.append(grp.getgrgid(gid).gr_name)
         except KeyError:

@@ -181,10 +181,11 @@ def _nodes(args: argparse.Namespace) -> int:
 def _policy_validate(args: argparse.Namespace) -> int:
     from makeway_api.quantities import count
 
-    from .policy import PolicyInvalid, read
+    from .policy import PolicyInvalid, read, warnings
 
     try:
-        document = read(Path(args.file).read_text(encoding="utf-8"), args.file)
+        text = Path(args.file).read_text(encoding="utf-8")
+        document = read(text, args.file)
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ValueError(f"{args.file} cannot be read: {why}.") from None
@@ -192,6 +193,8 @@ def _policy_validate(args: argparse.Namespace) -> int:
         for issue in invalid.issues:
             print(f"{issue.file}:{issue.line or 1}: {issue.where}: {issue.message}", file=sys.stderr)
         return 2
+    for issue in warnings(text, args.file):
+        print(f"{issue.file}:{issue.line or 1}: {issue.where}: warning: {issue.message}", file=sys.stderr)
     print(
         f"{args.file} is valid: {count(len(document.pools), 'pool')}, {count(len(document.profiles), 'profile')}, "
         f"{count(len(document.policies), 'policy', 'policies')}."

@@ -8,6 +8,7 @@ released in `run_post_stop_hook`, which JupyterHub runs after a stop, a crash an
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 from typing import Any
 
 from jupyterhub.utils import maybe_future
@@ -19,7 +20,7 @@ from traitlets import Float
 
 from .form import SpawnForm
 from .granted import Lease
-from .options import FRACTIONAL, Choice, fractional, read_options
+from .options import FRACTIONAL, Choice, fractional, is_unspecified, read_options, without_choice
 from .progress import Progress
 from .refusal import Refused, refuse
 from .service import CATALOGUE, unavailable
@@ -82,13 +83,24 @@ class LeaseMixin(SpawnForm):
         await self._release()
         self._progress = Progress()
         try:
-            self._choice = read_options(self.user_options)
+            self._choice = await self._read_choice()
             self._store_choice(self._choice)
             await self._obtain_lease(self._choice)
         except BaseException:
             await asyncio.shield(self._release())
             raise
         self._start_renewing()
+
+    async def _read_choice(self) -> Choice:
+        """Return what the start asks for; where it says nothing, a notebook without GPUs if there is one."""
+        if not is_unspecified(self.user_options):
+            return read_options(self.user_options)
+        try:
+            return without_choice(await self._offers())
+        except MakewayError as error:
+            if not unavailable(error):
+                raise refuse(error) from error
+            return Choice(CATALOGUE.without_gpus(self.cpu_profiles)[0])
 
     async def _obtain_lease(self, choice: Choice) -> None:
         profile, team = self._titles(choice)
@@ -177,8 +189,9 @@ class LeaseMixin(SpawnForm):
     def _report_waiting(self, session: Session) -> None:
         phase = session.phase if session.phase in ("admission", "reclaim", "node") else "admission"
         reason = session.reason
-        more = {"until": reason.ready_by.isoformat()} if reason and reason.ready_by else {}
-        self.report(phase, reason.message if reason else f"Waiting for {gpus(session.gpus)}", **more)
+        message = reason.message if reason else f"Waiting for {gpus(session.gpus)}"
+        within = (reason.ready_by - datetime.now(UTC)).total_seconds() if reason and reason.ready_by else None
+        self.report(phase, message, within=within)
 
     def report(self, phase: str, message: str, **more: Any) -> None:
         """Show a message on the pending page."""

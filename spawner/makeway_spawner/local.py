@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import pwd
 import signal
 import subprocess
 import sys
@@ -19,13 +18,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+from jupyterhub.orm import User
 from jupyterhub.spawner import LocalProcessSpawner
+from makeway_api.accounts import account_of_user
 from makeway_api.durations import duration
 from makeway_api.proxies import USERS_VARIABLES
 from traitlets import Enum, Unicode, default
 
 from . import listening
-from .home import home_of, prepare
+from .home import earlier_file_name, file_name, home_of, prepare
 from .lease import LeaseMixin
 from .process import kill_marked, start_ticks
 from .refusal import Refused
@@ -33,6 +34,8 @@ from .server_log import last_line_of, quoted
 
 _GLANCE = 0.1
 """Seconds between two looks at the process of a server that is starting."""
+_LONGEST_PART = 120
+"""Characters of a user's or a server's name in the name of a log file."""
 _MARGIN = 5.0
 """Seconds by which the wait for an answer ends before the Hub gives up the start; the Hub then asks by itself."""
 
@@ -57,6 +60,8 @@ class MakewayLocalSpawner(LeaseMixin, LocalProcessSpawner):  # type: ignore[misc
 
     _ticks = 0
     """The server's start time: a process that got its pid later is not mistaken for it."""
+    _log = ""
+    """The name of the server's log file; empty for one that an earlier release started."""
 
     @default("cmd")
     def _default_cmd(self) -> list[str]:
@@ -100,10 +105,25 @@ class MakewayLocalSpawner(LeaseMixin, LocalProcessSpawner):  # type: ignore[misc
         """The user's home in the demo, which needs no Unix account."""
         return home_of(Path(self.homes or "homes").absolute(), self.user.name)
 
+    def _earlier_home(self) -> Path | None:
+        """Return where an earlier release made this user's home; None where it may be that of an older user.
+
+        Names of several users could lead to one home.
+        """
+        if self.home.is_dir() or file_name(self.user.name) == (name := earlier_file_name(self.user.name)):
+            return None
+        users = (
+            self.user.db.query(User.name).order_by(User.id)
+            if isinstance(getattr(self.user, "orm_user", None), User)
+            else ()
+        )
+        first = next((user for (user,) in users if earlier_file_name(user) == name), self.user.name)
+        return self.home.with_name(name) if first == self.user.name else None
+
     def make_preexec_fn(self, name: str) -> Callable[[], None]:
         """Return what the child runs before the server: become the account; in the demo only change to the home."""
         if self.mode == "system":
-            preexec: Callable[[], None] = super().make_preexec_fn(name)
+            preexec: Callable[[], None] = super().make_preexec_fn(account_of_user(name).pw_name)
             return preexec
         home = str(self.home)
         return lambda: os.chdir(home)
@@ -111,8 +131,9 @@ class MakewayLocalSpawner(LeaseMixin, LocalProcessSpawner):  # type: ignore[misc
     def user_env(self, env: dict[str, str]) -> dict[str, str]:
         """Return the variables with the user's name, home and shell."""
         if self.mode == "system":
-            known: dict[str, str] = super().user_env(env)
-            return known
+            account = account_of_user(self.user.name)
+            env.update(USER=account.pw_name, HOME=account.pw_dir, SHELL=account.pw_shell or "/bin/sh")
+            return env
         env.update(USER=self.user.name, LOGNAME=self.user.name, HOME=str(self.home), SHELL="/bin/bash")
         return env
 
@@ -129,7 +150,7 @@ class MakewayLocalSpawner(LeaseMixin, LocalProcessSpawner):  # type: ignore[misc
 
     def _private_folder(self) -> Path:
         """Return this account's private folder for sockets; outside of the home, because socket paths must be short."""
-        account = pwd.getpwnam(self.user.name)
+        account = account_of_user(self.user.name)
         folder = Path(self.sockets) / str(account.pw_uid)
         folder.parent.mkdir(mode=0o711, exist_ok=True)
         folder.parent.chmod(0o711)
@@ -143,7 +164,7 @@ class MakewayLocalSpawner(LeaseMixin, LocalProcessSpawner):  # type: ignore[misc
     async def start(self) -> Any:
         """Start the server with its output in a log file."""
         if self.mode == "demo":
-            await asyncio.to_thread(prepare, self.home)
+            await asyncio.to_thread(prepare, self.home, self._earlier_home())
         with self._open_log() as log:
             own: Any = self
             own.popen_kwargs = {**own.popen_kwargs, "stdout": log, "stderr": log, "stdin": subprocess.DEVNULL}
@@ -184,13 +205,15 @@ class MakewayLocalSpawner(LeaseMixin, LocalProcessSpawner):  # type: ignore[misc
 
     @property
     def _log_path(self) -> Path:
-        name = f"{self.user.name}{'-' if self.name else ''}{self.name}.log"
-        return home_of(Path(self.logs), name)
+        if not self._log:  # started by an earlier release
+            return Path(self.logs) / earlier_file_name(f"{self.user.name}{'-' if self.name else ''}{self.name}.log")
+        return Path(self.logs) / self._log
 
     def _open_log(self) -> IO[bytes]:
         """Open a new log for this server, or the Hub's own."""
         if not self.logs:
             return os.fdopen(os.dup(2), "wb")
+        self._log = log_name(self.user.name, self.name)
         path = self._log_path
         return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb")
 
@@ -213,6 +236,7 @@ class MakewayLocalSpawner(LeaseMixin, LocalProcessSpawner):  # type: ignore[misc
         """Read the process back after a restart of the Hub."""
         super().load_state(state)
         self._ticks = int(state.get("ticks") or 0)
+        self._log = str(state.get("log") or "")
 
     def get_state(self) -> dict[str, Any]:
         """Return the state that the Hub stores, with the start time beside the pid."""
@@ -220,12 +244,19 @@ class MakewayLocalSpawner(LeaseMixin, LocalProcessSpawner):  # type: ignore[misc
         if self.pid:
             self._ticks = self._ticks or start_ticks(self.pid)
             state["ticks"] = self._ticks
+            state["log"] = self._log
         return state
 
     def clear_state(self) -> None:
         """Forget the process."""
         super().clear_state()
         self._ticks = 0
+
+
+def log_name(user: str, server: str) -> str:
+    """Return the name of a server's log file; no two servers have the same."""
+    part = _LONGEST_PART
+    return f"{file_name(user, part)}+{file_name(server, part)}.log" if server else f"{file_name(user, part)}.log"
 
 
 def _exit(status: int) -> str:

@@ -111,6 +111,35 @@ def check(choice: Choice, table: OfferTable) -> Choice:
     return choice
 
 
+def is_unspecified(options: Any) -> bool:
+    """Whether a start names no profile, as one by the Hub's admin page for a person who never chose one."""
+    return options is None or options in ({}, {"user_options": {}}, {"user_options": None})
+
+
+def without_choice(table: OfferTable) -> Choice:
+    """Return what a start gets that says nothing: the first profile without GPUs, else the only one that there is.
+
+    Raise Refused where neither is there, with what the user can have.
+    """
+    free = {profile.name for profile in table.profiles if not profile.gpus}
+    offers = sorted((o for o in table.offers if o.profile in free), key=lambda offer: offer.team is not None)
+    offers = offers[:1] or [offer for offer in table.offers if offer.code != "refused"]
+    if len(offers) == 1:
+        return Choice(offers[0].profile, offers[0].team)
+    theirs = ", ".join(profile.name for profile in table.profiles)
+    teams = f"{table.user} is in {listed(_team(table, team) for team in table.teams)}"
+    raise Refused(
+        f"This start says no profile, and there is none without GPUs that {table.user} would get: "
+        + (
+            f"{table.user} chooses one on the start page, or the request names one ({theirs})."
+            if theirs
+            else f"{teams if table.teams else f'{table.user} is in no team'}, and the policy opens no profile to them."
+        ),
+        code="profile_missing",
+        status=400,
+    )
+
+
 def preemptible_helps(offer: Offer) -> bool:
     """Whether a preemptible session could run where this offer refuses a guaranteed one."""
     return offer.code == "refused" and offer.reason is not None and offer.reason.code in PREEMPTIBLE_HELPS

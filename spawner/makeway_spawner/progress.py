@@ -20,6 +20,9 @@ class Progress:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.events: list[dict[str, Any]] = []
         self._clock = clock
+        self._times: list[tuple[float, float | None]] = []
+        """when each event was recorded, and when its phase ends at the latest"""
+        self._began = clock()
         self._spent: dict[str, float] = {}
         """seconds in each phase up to the present one"""
         self._entered = clock()
@@ -31,14 +34,16 @@ class Progress:
         """The phase of the last event; empty before the first."""
         return str(self.events[-1]["phase"]) if self.events else ""
 
-    def add(self, phase: str, message: str, **more: Any) -> None:
-        """Record one event; the bar never goes back."""
+    def add(self, phase: str, message: str, *, within: float | None = None, **more: Any) -> None:
+        """Record one event; the bar never goes back. `within`: seconds until its phase ends at the latest."""
         if self.phase != phase:
             self._enter(phase)
         percent = max(PHASES[phase], self.events[-1]["progress"] if self.events else 0)
         event = {"progress": percent, "phase": phase, "message": message, **more}
-        if not self.events or self.events[-1] != event:
+        due = None if within is None else self._clock() + within
+        if not self.events or self.events[-1] != event or _differ(self._times[-1][1], due):
             self.events.append(event)
+            self._times.append((self._clock(), due))
             self._wake()
 
     def close(self) -> None:
@@ -54,13 +59,17 @@ class Progress:
         return {phase: round(seconds, 1) for phase, seconds in found.items()}
 
     async def follow(self) -> AsyncIterator[dict[str, Any]]:
-        """Yield every event, recorded and new, until `close`, each with the phases' clocks as they are then."""
+        """Yield every event, recorded and new, until `close`, each with the phases' clocks as they are then.
+
+        All times are seconds, because a browser's clock may be wrong: `after` the request, and `within` from now.
+        """
         seen = 0
         while True:
             recorded = self._recorded
-            for event in self.events[seen:]:
+            for event, (at, due) in zip(self.events[seen:], self._times[seen:], strict=True):
                 seen += 1
-                yield {**event, "clocks": self.clocks()}
+                within = {} if due is None else {"within": round(due - self._clock(), 1)}
+                yield {**event, "after": round(at - self._began, 1), **within, "clocks": self.clocks()}
             if self._closed and seen == len(self.events):
                 return
             if seen == len(self.events):
@@ -76,3 +85,8 @@ class Progress:
     def _wake(self) -> None:
         self._recorded.set()
         self._recorded = asyncio.Event()
+
+
+def _differ(known: float | None, due: float | None) -> bool:
+    """Whether two times are no longer the same second."""
+    return known != due if known is None or due is None else abs(known - due) >= 1

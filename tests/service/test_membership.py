@@ -254,3 +254,41 @@ async def test_a_stream_shows_a_new_person_nothing_of_their_namesake(tmp_path: P
         await people.hear(HubUser("ana", (), identity="2026-01-02T00:00:00Z"))
         await services.feed.newest()
         assert "ana" not in {event.owner for event in await services.feed.after(0)}
+
+
+async def test_names_of_people_are_normalized_as_the_hub_does(tmp_path: Path) -> None:
+    async with running(tmp_path, POLICY, gpus=4, people=ALL) as run:
+        job = await run.submit("ana", "runs", profile="gpu4", team="rnd")
+        assert (await run.client("root").cancel_all_of(" Ana ")).name == "ana"
+        await run.job(job.id, "cancelled")
+
+
+async def test_a_name_that_was_never_heard_of_gets_no_work(tmp_path: Path) -> None:
+    """A user who did not come to Makeway yet is asked for at the Hub, which decides."""
+    async with fake_hub() as hub:
+        site(hub)
+        async with running(tmp_path, POLICY, gpus=4, hub=HubApi(hub.url, "t"), people=ALL) as run:
+            people = run.service.components.world.people
+            await people.hear(HubUser("ana", ("rnd",), identity=hub.made["ana"]))
+            job = await run.submit("ana", "j", profile="gpu1", team="rnd")
+            hub.delete("ana")
+            hub.add("ana", "rnd")
+            await people.hear(HubUser("ana", ("rnd",), identity=hub.made["ana"]))
+            root = run.client("root")
+            assert (await root.job(job.id)).owner == "ana/deleted-1"
+            with pytest.raises(MakewayError, match="The Hub has no user carla, who could have this work") as told:
+                await root.give_work("ana/deleted-1", "carla")
+            assert told.value.status == 404
+            with pytest.raises(MakewayError, match="There is no work of zoe/deleted-1"):
+                await root.give_work("zoe/deleted-1", "bo")
+            with pytest.raises(MakewayError, match="The Hub has no user zoe, whose jobs could be cancelled"):
+                await root.cancel_all_of("zoe")
+            hub.status = 500
+            with pytest.raises(MakewayError, match="does not answer whether it has a user carla") as told:
+                await root.give_work("ana/deleted-1", "carla")
+            assert told.value.status == 503
+            hub.status = None
+            assert (await root.job(job.id)).owner == "ana/deleted-1"
+            hub.add("carla")
+            await root.give_work("ana/deleted-1", "Carla")
+            assert (await root.job(job.id)).owner == "carla"

@@ -40,7 +40,7 @@ def local(tmp_path: Path, program: str) -> MakewayLocalSpawner:
         renew_seconds=0.1,
         start_timeout=120,
     )
-    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs").mkdir(parents=True)
     spawner.orm_spawner = SimpleNamespace(server=None, name="", state={}, user_options={})
     spawner.user_options = {"profile": "gpu1", "team": "rnd"}
     return spawner

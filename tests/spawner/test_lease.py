@@ -121,7 +121,9 @@ async def test_the_hub_stores_what_was_chosen_and_nothing_else(make: Make) -> No
 
 
 @pytest.mark.covers("N02")
-@pytest.mark.parametrize("options", [{}, {"profile": "../etc"}, {"profile": "gpu1", "disk": "x"}, [1], {"profile": 7}])
+@pytest.mark.parametrize(
+    "options", [{"profile": ""}, {"profile": "../etc"}, {"profile": "gpu1", "disk": "x"}, [1], {"profile": 7}]
+)
 async def test_invalid_options_are_refused_before_any_request(make: Make, fake: QuotaFake, options: Any) -> None:
     spawner = make()
     spawner.user_options = options if isinstance(options, dict) else {"profile": options}
@@ -433,3 +435,22 @@ async def test_a_lease_of_an_earlier_release_is_read_back(make: Make) -> None:
     saved = spawner.get_state()["makeway"]
     assert (saved["session"], saved["places"], saved["env"]) == ("s7", [("node-1", [3])], {"A": "b"})
     assert Lease.load(saved) == spawner._lease
+
+
+@pytest.mark.parametrize("options", [{}, {"user_options": {}}])
+@pytest.mark.parametrize("user", ["ana", "zoe"])
+async def test_a_start_that_says_nothing_gets_a_notebook_without_gpus(
+    make: Make, fake: QuotaFake, user: str, options: dict[str, Any]
+) -> None:
+    """As an administrator starts it, on the Hub's admin page, for a new person who is in no team."""
+    spawner = make(user, options)
+    await spawner.run_pre_spawn_hook()
+    assert [(s.user, s.profile, s.team) for s in fake.sessions.values()] == [(user, "cpu", None)]
+    assert spawner.user_options["profile"] == "cpu"
+
+
+async def test_a_start_that_says_nothing_while_the_service_is_away_gets_a_notebook_without_gpus(make: Make) -> None:
+    spawner = make("ana", {})
+    spawner.makeway_api_url = "http://127.0.0.1:1"
+    await spawner.run_pre_spawn_hook()
+    assert spawner.user_options["profile"] == "cpu"

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from makeway_api.models import Image, OfferTable
-from makeway_spawner.options import Choice, check, read_form, read_options, without_images
+from makeway_api.models import Image, Offer, OfferTable
+from makeway_spawner.options import Choice, check, read_form, read_options, without_choice, without_images
 from makeway_spawner.refusal import Refused
-from spawner.quota_fake import QuotaFake
+from spawner.quota_fake import PROFILES, QuotaFake
 
 LEA = QuotaFake().offers("lea")
 GUEST = QuotaFake().offers("guest")
@@ -146,3 +146,27 @@ def test_what_the_service_refuses_now_is_refused_with_its_numbers_unless_preempt
     with pytest.raises(Refused, match="4 of your 5 guaranteed GPUs are in use: lea 3, mia 1"):
         check(Choice("gpu2", "rnd"), LEA)
     assert check(Choice("gpu2", "rnd", True), LEA).preemptible
+
+
+def only(user: str, *pairs: tuple[str | None, str]) -> OfferTable:
+    """Return the offers of a user, without profiles that have no GPUs."""
+    table = QuotaFake().offers(user)
+    offers = [Offer(profile=profile, team=team, code="ready_now", message="") for team, profile in pairs]
+    profiles = [p for p in PROFILES if p.name in {profile for _, profile in pairs}]
+    return table.model_copy(update={"offers": offers, "profiles": profiles})
+
+
+def test_a_start_without_a_choice_gets_the_only_offer_where_all_have_gpus() -> None:
+    assert without_choice(only("bo", ("devops", "gpu1"))) == Choice("gpu1", "devops")
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        (only("bo", ("devops", "gpu1"), ("devops", "gpu2")), "bo chooses one on the start page, .* (gpu1, gpu2)"),
+        (only("zoe"), "zoe is in no team, and the policy opens no profile to them"),
+    ],
+)
+def test_a_start_without_a_choice_is_refused_with_what_the_person_can_have(table: OfferTable, words: str) -> None:
+    with pytest.raises(Refused, match=words.replace("(", r"\(").replace(")", r"\)")):
+        without_choice(table)

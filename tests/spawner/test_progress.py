@@ -40,3 +40,21 @@ def test_a_phase_that_comes_again_goes_on_with_its_clock() -> None:
         clock.now += seconds
     assert progress.clocks() == {"admission": 3.0, "reclaim": 30.0}
     assert progress.events[-1]["progress"] == 20
+
+
+async def test_a_page_is_told_times_that_need_no_right_clock() -> None:
+    """Whenever it is opened: how long after the request something was said, and how long it takes from now on."""
+    clock = Clock()
+    progress = Progress(clock)
+    clock.now += 4
+    progress.add("reclaim", "Waiting", within=30.0)
+    clock.now += 0.4
+    progress.add("reclaim", "Waiting", within=29.6)  # the same time
+    clock.now += 10
+    progress.add("reclaim", "Waiting", within=60.0)  # another one
+    clock.now += 5
+    progress.add("node", "Granted")
+    progress.close()
+    events = [event async for event in progress.follow()]
+    assert [(event["after"], event.get("within")) for event in events] == [(4.0, 14.6), (14.4, 55.0), (19.4, None)]
+    assert not any("until" in event for event in events)

@@ -261,9 +261,9 @@ def _policy_history(_: argparse.Namespace) -> int:
 
 def _policy_validate(args: argparse.Namespace) -> int:
     check: PolicyCheck = client().policy_validate(_document(args.file))
-    for issue in check.issues:
+    for issue, kind in [*((each, "") for each in check.issues), *((each, "warning: ") for each in check.warnings)]:
         where = ":".join(str(part) for part in (args.file, issue.line) if part is not None)
-        message = f"{issue.where}: {issue.message}" if issue.where else issue.message
+        message = f"{issue.where}: {kind}{issue.message}" if issue.where else f"{kind}{issue.message}"
         print(f"{where}: {message}", file=sys.stderr)
     if check.ok:
         print(f"{args.file} is valid. " + ("It would change:" if check.changes else "It changes nothing."))

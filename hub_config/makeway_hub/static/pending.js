@@ -1,4 +1,5 @@
 // Follows a pending start (phase with its clock, message, deadline) and stops exactly the server of this page.
+// All times are seconds that the server tells: the browser's clock may be wrong.
 import { duration } from "./formats.js";
 
 const page = document.getElementById("mw-pending");
@@ -47,7 +48,7 @@ function showPhase(name, state = "now") {
 function write(event) {
   const line = document.createElement("div");
   const time = document.createElement("time");
-  time.textContent = new Date().toLocaleTimeString([], { hour12: false });
+  if (event.after !== undefined) time.textContent = `after ${duration(event.after)}`;
   line.append(time, event.message || "");
   log.append(line);
 }
@@ -57,7 +58,7 @@ function countDown() {
     until.hidden = true;
     return;
   }
-  const seconds = Math.ceil((deadline - Date.now()) / 1000);
+  const seconds = Math.ceil((deadline - performance.now()) / 1000);
   until.hidden = false;
   until.textContent = seconds > 0 ? `at the latest in ${duration(seconds)}` : "any moment now";
 }
@@ -104,7 +105,7 @@ function onEvent(e) {
   }
   if (event.phase) {
     showPhase(event.phase);
-    deadline = event.until ? Date.parse(event.until) : null;
+    deadline = event.within === undefined ? null : performance.now() + event.within * 1000;
     countDown();
     showClocks();
   }

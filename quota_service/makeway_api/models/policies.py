@@ -41,6 +41,9 @@ class PolicyCheck(Wire):
 
     ok: bool
     issues: list[PolicyIssue] = Field(default_factory=list)
+    warnings: list[PolicyIssue] = Field(
+        default_factory=list, description="what is valid and has no effect, or not as it is written"
+    )
     changes: list[str] = Field(
         default_factory=list, description="one sentence for each difference to the current version"
     )

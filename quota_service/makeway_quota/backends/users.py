@@ -7,12 +7,12 @@ with that account's groups and home.
 from __future__ import annotations
 
 import os
-import pwd
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from makeway_api.accounts import account_of_user
 from makeway_api.proxies import USERS_VARIABLES, without_proxy
 
 from .base import BackendError
@@ -50,8 +50,8 @@ def this_account() -> UnixAccount:
 def account_of(owner: str) -> UnixAccount:
     """Return a job owner's account; BackendError where there is none, or where it is root."""
     try:
-        entry = pwd.getpwnam(owner)
-    except (KeyError, ValueError):
+        entry = account_of_user(owner)
+    except KeyError:
         raise BackendError(
             f"There is no account {owner!r} on {socket.gethostname()}, and jobs run under their owner's account; "
             "ask the administrator to create it."

@@ -14,7 +14,8 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from functools import partial
 
-from ..policy import Document
+from ..policy import Document, hub_name
+from ..policy.members import SERVICE
 from ..store.people import is_retired
 from ..store.records import Person, Workload
 from ..store.store import Store
@@ -33,9 +34,6 @@ SHARE = 0.05
 
 MOST_CONFIRMED = 50
 """Missing users that are looked up one by one; where more are missing, the list is read twice."""
-
-SERVICE = "service/"
-"""Before the names of the Hub's services among owners: no user's name has a slash."""
 
 
 class People:
@@ -76,6 +74,19 @@ class People:
     def person(self, name: str) -> Person | None:
         """Return what is known of a name, None where nothing is."""
         return self._known.get(name)
+
+    def named(self, text: str) -> str:
+        """Return a typed name as the Hub writes it; one that is known as it was typed is that one."""
+        typed = text.strip()
+        return typed if typed in self._known else hub_name(typed)
+
+    async def exists(self, name: str) -> bool:
+        """Whether the Hub has this user; it is asked where nothing was heard of them, and HubUnreachable may come."""
+        known = self._known.get(name)
+        if known is not None or "/" in name or self._hub is None:
+            return known.present if known is not None else "/" not in name
+        found = await self._hub.user(name, fresh=True)
+        return found is not None and await self.hear(found) == name
 
     def is_gone(self, name: str) -> bool:
         """Whether the Hub has no such user, as far as is known."""

@@ -3,6 +3,7 @@
 from .diff import diff
 from .document import Document, PolicyFacts, PoolFacts, ProfileFacts, workers_limit
 from .issues import Issue, PolicyInvalid, closest
+from .members import hub_name, warnings
 from .read import Sizes, read
 from .rescale import overcommitments, rescale, rescale_text
 from .write import write
@@ -17,10 +18,12 @@ __all__ = [
     "Sizes",
     "closest",
     "diff",
+    "hub_name",
     "overcommitments",
     "read",
     "rescale",
     "rescale_text",
+    "warnings",
     "workers_limit",
     "write",
 ]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from ..engine.snapshot import Kind, Policy, Pool, Profile, Settings
+from .members import hub_name
 
 MAX_WORKERS_WITHOUT_GPUS = 100
 """Workers that a job may ask for where its profile has no GPUs and names no number of its own."""
@@ -123,7 +124,7 @@ class _Index(NamedTuple):
         of_group: dict[str, list[int]] = {}
         for at, policy in enumerate(document.policies):
             facts = document.policy_facts.get(policy.name, PolicyFacts())
-            for user in facts.users:
+            for user in {*facts.users, *map(hub_name, facts.users)}:
                 of_user.setdefault(user, []).append(at)
             for group in facts.groups:
                 of_group.setdefault(group, []).append(at)
@@ -168,7 +169,7 @@ class Document:
         return self._index.policies.get(name)
 
     def teams_of(self, user: str, groups: Iterable[str]) -> tuple[str, ...]:
-        """Return the teams of a user, in the document's order."""
+        """Return the teams of a user, in the document's order; an entry with capitals also means its small letters."""
         index = self._index
         found = set(index.of_user.get(user, ()))
         for group in groups:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from makeway_api.models import PersonWork
 
+from ..control.hub_client import HubUnreachable
 from ..store.people import is_retired
 from ..store.records import Workload
 from .caller import Caller
 from .context import Context
 from .jobs import cancellation
-from .refusals import refuse
+from .refusals import busy, refuse
 
 AT_ONCE = 200
 """Jobs that are cancelled in one transaction."""
@@ -24,6 +25,9 @@ class PeopleService:
     async def cancel_all(self, caller: Caller, name: str) -> PersonWork:
         """Cancel every job of a person that has not ended; notebooks are stopped at the Hub, where they are its."""
         context, cancelled = self._context, 0
+        name = context.world.people.named(name)
+        if context.world.people.person(name) is None and not await self._live(name):
+            await self._check_user(name, "whose jobs could be cancelled")
         while rows := [row for row in await self._live(name) if row.kind == "job" and not row.cancel_requested]:
             now = context.clock()
             pairs = [cancellation(row, caller.name, now) for row in rows[:AT_ONCE]]
@@ -34,7 +38,8 @@ class PeopleService:
 
     async def give(self, caller: Caller, name: str, to: str) -> PersonWork:
         """File the work of a deleted person under another name: theirs again, or a colleague's who goes on with it."""
-        context = self._context
+        context, people = self._context, self._context.world.people
+        name, to = people.named(name), people.named(to)
         if not is_retired(name):
             raise refuse(
                 f"Only the work of a deleted person can be given away, such as “ana/deleted-1”; {name[:80]} is no such "
@@ -42,17 +47,36 @@ class PeopleService:
                 "not_deleted",
                 409,
             )
-        person = context.world.people.person(to)
-        if is_retired(to) or "/" in to or (person is not None and not person.present):
+        if people.person(name) is None and not await self._live(name):
             raise refuse(
-                f"The Hub has no user {to[:80]}, who could have this work: check the name, or add the user at the Hub.",
-                "unknown_user",
+                f"There is no work of {name[:80]}: the panel's list of workloads shows the names of those who were "
+                "deleted.",
+                "not_found",
                 404,
             )
+        await self._check_user(to, "who could have this work")
         moved = await context.call(context.store.people.give, name, to, caller.name, context.clock())
         await context.world.people.load()
         context.wake()
         return PersonWork(name=to, workloads=moved)
+
+    async def _check_user(self, name: str, what: str) -> None:
+        """Refuse a name that is no user of the Hub, which is asked where nothing was heard of them."""
+        try:
+            there = await self._context.world.people.exists(name)
+        except HubUnreachable as error:
+            raise busy(
+                f"The Hub does not answer whether it has a user {name[:80]} ({error}): try again later.",
+                "hub_unreachable",
+                503,
+                5,
+            ) from None
+        if not there:
+            raise refuse(
+                f"The Hub has no user {name[:80]}, {what}: check the name, or add the user at the Hub.",
+                "unknown_user",
+                404,
+            )
 
     async def _live(self, name: str) -> list[Workload]:
         return await self._context.world.rows_of((), name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import yaml
@@ -10,7 +10,7 @@ from makeway_api.errors import MakewayError
 from makeway_api.models import PolicyCheck, PolicyIssue, PolicyRequest, PolicyVersion, Preview, WorkloadEffect
 
 from ..engine.snapshot import Snapshot
-from ..policy import Document, PolicyInvalid, diff, read
+from ..policy import Document, Issue, PolicyInvalid, diff, read, warnings
 from ..store.errors import Conflict
 from ..store.records import NewDecision, Workload
 from ..store.records import PolicyVersion as VersionRow
@@ -60,13 +60,14 @@ class PolicyService:
         try:
             document = await context.call(read, text, "policy.yaml", context.world.sizes)
         except PolicyInvalid as invalid:
-            return PolicyCheck(ok=False, issues=_issues(invalid))
+            return PolicyCheck(ok=False, issues=_wire(invalid.issues))
         teams = context.managed_teams(caller)
+        odd = _wire(await context.call(warnings, text))
         if teams is None:
-            return PolicyCheck(ok=True, changes=diff(context.document, document))
+            return PolicyCheck(ok=True, warnings=odd, changes=diff(context.document, document))
         row = await context.call(context.store.policies.current)
         changes = await context.call(_diff_of_teams, row.document if row else text, text, teams)
-        return PolicyCheck(ok=True, changes=changes)
+        return PolicyCheck(ok=True, warnings=odd, changes=changes)
 
     async def preview(self, caller: Caller, text: str) -> Preview:
         """Return which workloads of the caller's teams would start, be evicted and wait, beyond what happens anyway."""
@@ -143,7 +144,7 @@ class PolicyService:
         try:
             return await self._context.call(read, text, "policy.yaml", self._context.world.sizes)
         except PolicyInvalid as invalid:
-            issues = _issues(invalid)
+            issues = _wire(invalid.issues)
             first = issues[0]
             where = "".join(f"{part}: " for part in (first.line and f"line {first.line}", first.where) if part)
             more = "" if len(issues) == 1 else " (`makeway policy validate` lists all.)"
@@ -196,8 +197,8 @@ def _profile_of_teams(profile: Mapping[str, Any], shown: Collection[str]) -> dic
     return {**profile, "policies": [rank for rank in kept if rank]}
 
 
-def _issues(invalid: PolicyInvalid) -> list[PolicyIssue]:
-    return [PolicyIssue(file=i.file, line=i.line, where=i.where, message=i.message) for i in invalid.issues]
+def _wire(issues: Iterable[Issue]) -> list[PolicyIssue]:
+    return [PolicyIssue(file=i.file, line=i.line, where=i.where, message=i.message) for i in issues]
 
 
 def _version(row: VersionRow, document: str | None = None) -> PolicyVersion:

@@ -69,7 +69,7 @@ class StorageService:
         before = now + 1 if request.ended_before is None else request.ended_before.timestamp()
 
         def delete() -> StorageDeleted:
-            store, owner, gone = self._context.store, request.owner, 0
+            store, owner, gone = self._context.store, self._context.world.people.named(request.owner), 0
             there, _, _ = store.accounts.of(owner, "")
             while ids := store.pruning.ended_jobs(owner, before, AT_ONCE):
                 deleted = self._delete(ids, caller)

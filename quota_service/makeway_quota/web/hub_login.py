@@ -16,7 +16,8 @@ from makeway_api.errors import MakewayError
 from tornado.web import HTTPError
 
 from ..control.hub_client import HubApi, HubUnreachable, HubUser
-from ..control.people import SERVICE, People
+from ..control.people import People
+from ..policy.members import SERVICE
 from ..services import Caller
 from .auth import SCOPE, Authenticator, is_https
 from .settings import WebSettings

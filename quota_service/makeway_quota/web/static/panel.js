@@ -14,8 +14,11 @@
     const rest = Math.floor((whole % length) / part);
     return `${Math.floor(whole / length)} ${unit}${rest ? ` ${rest} ${smaller}` : ""}`;
   };
+  // The browser's clock may be wrong: by how much, the page's own time tells.
+  const sent = Number(document.querySelector("meta[name=makeway-now]")?.content) * 1000;
+  const ahead = sent ? Date.now() - sent : 0;
   const tell = (time) => {
-    const now = Date.now();
+    const now = Date.now() - ahead;
     const at = Date.parse(time.dateTime);
     const words = {
       ago: () => `${span((now - at) / 1000)} ago`,

@@ -1,0 +1,22 @@
+"""Find the Unix account of a user of the Hub, which writes users' names in small letters.
+
+Used by the Hub's login, by the local spawner and by the local backend, so that all mean the same account.
+"""
+
+from __future__ import annotations
+
+import pwd
+
+
+def account_of_user(name: str) -> pwd.struct_passwd:
+    """Return the account with this name, else the only one that differs from it in capitals only.
+
+    KeyError where there is none, or more than one.
+    """
+    try:
+        return pwd.getpwnam(name)
+    except (KeyError, ValueError):  # ValueError: a name with a NUL character
+        found = {entry.pw_name: entry for entry in pwd.getpwall() if entry.pw_name.lower() == name.lower()}
+        if len(found) != 1:
+            raise KeyError(name) from None
+        return next(iter(found.values()))
