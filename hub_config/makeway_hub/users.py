@@ -110,7 +110,7 @@ class SystemAuthenticator(WithPages, PAMAuthenticator):  # type: ignore[misc]
 
 
 def account_name(typed: str) -> str:
-    """Return the name of the account that somebody means at the login; what was typed where there is none."""
+    """Return the name of the account that was typed at the login, with its capitals; as typed where there is none."""
     try:
         return account_of_user(typed).pw_name
     except KeyError:
