@@ -82,7 +82,16 @@ def magics() -> str:
     """Return the help of each magic, as `%NAME?` shows it."""
     from makeway import options
 
-    lines = [options.gpus, options.train, options.jobs, options.job, options.logs, options.cancel]
+    lines = [
+        options.gpus,
+        options.train,
+        options.jobs,
+        options.job,
+        options.logs,
+        options.cancel,
+        options.quota,
+        options.delete,
+    ]
     return "\n".join(described(line()) for line in lines)
 
 

@@ -18,6 +18,7 @@ from .models import (
     Job,
     JobPage,
     JobRequest,
+    JobStorage,
     LogChunk,
     Me,
     OfferTable,
@@ -204,6 +205,14 @@ class Routes(Generic[J]):
     def delete_job(self, id: str) -> Any:
         """Delete an ended job for good, with its files, log, result and checkpoints."""
         return self._do(Call("POST", f"/jobs/{_q(id)}/delete", _as(StorageDeleted)))
+
+    def job_storage(self, id: str) -> Any:
+        """Return what is kept of a job, by kind and attempt → JobStorage."""
+        return self._do(Call("GET", f"/jobs/{_q(id)}/storage", _as(JobStorage)))
+
+    def delete_output(self, id: str, attempt: int) -> Any:
+        """Delete the log and the result of an attempt that has ended → StorageDeleted."""
+        return self._do(Call("POST", f"/jobs/{_q(id)}/attempts/{attempt}/delete", _as(StorageDeleted)))
 
     def storage(self) -> Any:
         """Return what is kept for the caller, for an administrator of everybody."""

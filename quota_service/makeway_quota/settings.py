@@ -48,6 +48,8 @@ class ServiceSettings:
     max_kept_person_bytes: int
     max_kept_team_bytes: int
     max_kept_bytes: int
+    max_kept_share_bytes: int
+    """Of the bytes of a team, those that one of its members may keep"""
     free_reserve_bytes: int
     start_deadline_seconds: float
     host: str
@@ -264,6 +266,13 @@ class QuotaService(Configurable):
         help="The same for all jobs together: set it below the size of the database's volume where that is not a disk "
         "of the service; 0: no limit (MAKEWAY_MAX_KEPT_MB).",
     ).tag(config=True, env="MAKEWAY_MAX_KEPT_MB")
+    max_kept_share_percent = Int(
+        50,
+        min=1,
+        max=100,
+        help="Part of the quota of a team that one of its members may keep, in percent, so that one does not use it up "
+        "for the others; 100: all of it (MAKEWAY_MAX_KEPT_SHARE_PERCENT).",
+    ).tag(config=True, env="MAKEWAY_MAX_KEPT_SHARE_PERCENT")
     free_reserve_mb = Int(
         512,
         min=0,
@@ -363,6 +372,7 @@ def _plain(service: QuotaService, env: dict[str, str]) -> ServiceSettings:
         max_kept_person_bytes=service.max_kept_person_mb * 1_000_000,
         max_kept_team_bytes=service.max_kept_team_mb * 1_000_000,
         max_kept_bytes=service.max_kept_mb * 1_000_000,
+        max_kept_share_bytes=service.max_kept_team_mb * 10_000 * service.max_kept_share_percent,
         free_reserve_bytes=service.free_reserve_mb * 1_000_000,
         start_deadline_seconds=service.start_deadline_seconds,
         host=host,

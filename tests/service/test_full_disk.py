@@ -136,8 +136,8 @@ def test_limits_of_a_person_a_team_and_all(tmp_path: Path, monkeypatch: pytest.M
         limits.check("ana", "rnd", 600_000)
     assert (refused.value.code, refused.value.status) == ("storage_quota", 507)
     assert refused.value.message == (
-        "ana keeps 1.5 MB in Makeway (files, results, logs, jobs), 600 kB more do not fit: 2.0 MB is the most for one "
-        "person. Delete ended jobs that are not needed any more."
+        "ana keeps 1.5 MB of the 2.0 MB that one person may keep: 600 kB more do not fit. Delete ended jobs that are "
+        "not needed any more: `%quota` and the page Storage list those that keep the most, `%delete ID` deletes one."
     )
     now = 10.0
     limits.check("ana", "rnd", 600_000)
@@ -146,9 +146,38 @@ def test_limits_of_a_person_a_team_and_all(tmp_path: Path, monkeypatch: pytest.M
         store.add_workload(new, now=0.0)
     now = 20.0
     assert limits.beyond("ana", "rnd", 100_000) is not None, "the team"
-    assert "The team rnd keeps 3.2 MB" in str(limits.beyond("bo", "rnd", 1))
+    team = "The team rnd keeps 3.2 MB of the 3.0 MB that one team may keep, of which bo: jobs 1.6 MB: 1 bytes more"
+    assert str(limits.beyond("bo", "rnd", 1)).startswith(team)
     assert limits.beyond("bo", "ops", 100_000) is None
-    assert "All jobs together keep 3.2 MB" in str(limits.beyond("cy", "ops", 900_000))
+    assert "All people together keep 3.2 MB of the 4.0 MB that all may keep: 900 kB" in str(
+        limits.beyond("cy", "ops", 900_000)
+    )
+    store.close()
+
+
+@pytest.mark.parametrize("percent", [25, 50, 100])
+def test_one_member_does_not_use_up_the_quota_of_a_team(tmp_path: Path, percent: int) -> None:
+    store = open_store(f"sqlite:///{tmp_path / 'db.sqlite'}")
+    environ = {
+        "MAKEWAY_STATE_DIR": str(tmp_path),
+        "MAKEWAY_MAX_KEPT_PERSON_MB": "0",
+        "MAKEWAY_MAX_KEPT_TEAM_MB": "4",
+        "MAKEWAY_MAX_KEPT_SHARE_PERCENT": str(percent),
+    }
+    now, most = 0.0, 40_000 * percent
+    limits = StorageLimits(store, load(environ=environ), lambda: now)
+    for _ in range(most // 100_000):
+        limits.check("ana", "rnd", 100_000)
+    with pytest.raises(MakewayError) as refused:
+        limits.check("ana", "rnd", 1)
+    assert refused.value.numbers["limit_bytes"] == most
+    if percent < 100:
+        assert "that one person may keep of the quota of rnd" in refused.value.message
+        limits.check("ana", "ops", 100_000)
+        store.add_workload(NewWorkload("j0", "job", "rnd", "gpu1", "ana", source="x" * most), now=0.0)
+        now = 10.0
+        assert limits.beyond("ana", "rnd", 1) is not None, "as the database has it"
+        limits.check("bo", "rnd", min(most, 4_000_000 - most) - 10_000)
     store.close()
 
 

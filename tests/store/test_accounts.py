@@ -42,8 +42,10 @@ def test_every_way_in_is_counted_and_a_new_count_finds_the_same(store: Store, jo
     before = kept(store)
     assert (before["logs"], before["results"]) == (150, 400_010)
     assert recounted(store) == before
-    assert store.accounts.of("ana", "rnd") == (sum(before.values()),) * 3
-    assert store.accounts.of("bo", "ops") == (0, 0, sum(before.values()))
+    assert store.accounts.of("ana", "rnd") == (sum(before.values()),) * 4
+    assert store.accounts.of("bo", "ops") == (0, 0, sum(before.values()), 0)
+    assert store.accounts.of("bo", "rnd") == (0, *[sum(before.values())] * 2, 0)
+    assert store.accounts.of_teams(["rnd", "ops"]) == {"rnd": sum(before.values()), "ops": 0, "": sum(before.values())}
     store.accounts.measured({"j1": 777, "gone": 5}, 9.0)
     assert recounted(store) == before | {"folders": 777}
 

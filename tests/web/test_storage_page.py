@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from makeway_quota.store.records import Change, NewWorkload
+from makeway_quota.store.records import Attempt, Change, NewWorkload
 from web.portal import EVIL, PREFIX, Portal
 
 
@@ -53,3 +53,34 @@ async def test_others_see_their_own_bytes_and_delete_their_own_jobs(web: Portal)
     done = await ana.post(f"{PREFIX}jobs/{mine}/delete", data={"_xsrf": token})
     assert "Deleted: 1 ended job" in done.text
     assert (await ana.get(f"{PREFIX}jobs/{mine}")).status_code == 410
+
+
+async def test_the_page_of_a_job_shows_its_bytes_and_deletes_what_an_attempt_wrote(web: Portal) -> None:
+    mine = ended(web, 1, "ana", 2)
+    store = web.run.service.components.store
+    opened = Attempt(mine, 1, 0.0, ended_at=1.0, outcome="succeeded")
+    store.commit([Change(mine, {"attempt": 1}, open_attempt=opened)], now=1.0)
+    store.outputs.append((mine, 1, 0), "log", 0, b"l" * 40_000, 10**6)
+    ana = await web.browser("ana")
+    page = await ana.get(f"{PREFIX}jobs/{mine}")
+    assert "This job keeps 147 kB." in page.text
+    assert '<td data-label="Log">40 kB</td>' in page.text
+    assert '<td data-label="Result">100 kB</td>' in page.text
+    largest = (await ana.get(f"{PREFIX}storage")).text
+    assert f'<a href="{PREFIX}jobs/{mine}">job 1</a>' in largest
+    assert f'action="{PREFIX}jobs/{mine}/delete"' in largest
+    form = {"_xsrf": page.text.partition('name="_xsrf" value="')[2].partition('"')[0]}
+    output = f"{PREFIX}jobs/{mine}/attempts/1/delete"
+    eve = await web.browser("eve")
+    assert (await eve.post(output, data=form)).status_code in (403, 404)
+    assert (await ana.post(output.replace("/1/", "/7/"), data=form)).status_code == 404
+    done = await ana.post(output, data=form)
+    assert "Deleted: the log and the result of attempt 1, 140 kB." in done.text
+    assert '<span class="mw-quiet">nothing is kept</span>' in done.text
+    assert "This job keeps 7.0 kB." in done.text
+    assert store.workload(mine) is not None, "the job stays"
+    store.commit([Change(mine, {"state": "running", "ended_at": None})], now=2.0)
+    refused = await ana.post(output, data=form)
+    assert refused.status_code == 409
+    assert "has not ended (running)" in refused.text
+    assert "it runs" in (await ana.get(f"{PREFIX}jobs/{mine}")).text

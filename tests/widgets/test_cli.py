@@ -187,3 +187,21 @@ def test_a_shell_is_told_commands_of_the_shell(makeway) -> None:  # type: ignore
     for said in (makeway("jobs").out, makeway("job", "nothing-like-it").err, makeway("logs", "nothing-like-it").err):
         assert "%" not in said, said
     assert "`makeway jobs` lists yours" in makeway("job", "nothing-like-it").err
+
+
+def test_what_is_kept_is_shown_in_one_line_and_deleted_by_commands_of_the_shell(makeway, ana: Client) -> None:  # type: ignore[no-untyped-def]
+    assert makeway("submit", "--profile", "gpu1", "--name", "left", "--wait", "--", "echo", "left").code == 0
+    id = ana.jobs(mine=True).jobs[0].id
+    line, *others = makeway("quota").out.splitlines()
+    assert line.startswith("You keep ")
+    assert " of 10 GB (" in line
+    assert "jobs " in line
+    assert " of 50 GB, " in line
+    assert " of it yours (at most 25 GB); all keep " in line
+    assert line.endswith(" of 200 GB.")
+    assert any(other.startswith(f"`makeway delete {id}` frees ") and ": left, ended " in other for other in others)
+    assert json.loads(makeway("quota", "--json").out)["largest"][0]["id"] in line + "".join(others)
+    assert makeway("delete", id, "--attempt", "1").out.startswith("Deleted: the log and the result of attempt 1 of ")
+    assert makeway("delete", id).out.startswith(f"Deleted: {id} with ")
+    said = makeway("delete", id)
+    assert (said.code, "was removed" in said.err) == (1, True)

@@ -191,11 +191,20 @@ def test_gpus_jobs_job_and_cancel(notebook: Notebook, service: Client) -> None:
     shown = notebook.run("%cancel sleeper")
     assert shown.error is None, shown.trouble
     assert until(service, job.id, lambda j: j.state.ended).state is State.CANCELLED
+    shown = notebook.run("%quota")
+    assert "You keep " in shown.text
+    assert f"`%delete {job.id}` frees " in shown.text
+    assert f"%delete {job.id}" in shown.html
+    assert (
+        f"Deleted: the log and the result of attempt 1 of {job.id}" in notebook.run(f"%delete {job.id} --attempt 1").out
+    )
+    assert f"Deleted: {job.id} with " in notebook.run(f"%delete {job.id}").out
+    assert "was removed" in notebook.run(f"%job {job.id}").trouble
 
 
 @pytest.mark.covers("N09")
 def test_every_magic_has_help_and_completion(notebook: Notebook, service: Client) -> None:
-    for magic in ("%%train", "%gpus", "%jobs", "%job", "%logs", "%cancel"):
+    for magic in ("%%train", "%gpus", "%jobs", "%job", "%logs", "%cancel", "%quota", "%delete"):
         assert "usage: " in notebook.help(magic), magic
     assert "--time-limit" in notebook.help("%%train")
     assert "--profile" in notebook.complete("%%train --pro")

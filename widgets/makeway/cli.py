@@ -1,4 +1,4 @@
-"""Run the `makeway` command: submit, jobs, logs, cancel, usage, policy, people, preempt-test, all through the API."""
+"""Run the `makeway` command: submit, jobs, logs, cancel, usage, quota, policy, people, all through the API."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from makeway_api.errors import MakewayError
 from makeway_api.models import PolicyCheck, Preview, WorkloadEffect
 from makeway_api.quantities import count, gpus, listed, number
 
-from . import options, preemption, submission, teams, training
+from . import options, preemption, quota, submission, teams, training
 from .connection import client, explain
 from .problems import JobError, Refused, WatchStopped
 from .submission import DryRunResult, Submission
@@ -88,6 +88,13 @@ def _parser() -> argparse.ArgumentParser:
     add = commands.add_parser("usage", help="show the present usage of teams")
     _as_json(add)
     add.set_defaults(run=_usage)
+    add = commands.add_parser("quota", help="show the bytes that are kept for me, my teams and all, and what to delete")
+    _as_json(add)
+    add.set_defaults(run=_quota)
+    add = commands.add_parser("delete", help="delete ended jobs for good, with files, logs, results and checkpoints")
+    add.add_argument("ids", nargs="+", metavar="ID")
+    add.add_argument("--attempt", type=int, metavar="N", help="only the log and the result of this attempt")
+    add.set_defaults(run=_delete)
     _policy_commands(commands)
     _people_commands(commands)
     return parser
@@ -242,6 +249,21 @@ def _usage(args: argparse.Namespace) -> int:
     print(f"{number(usage.used)} of {gpus(usage.total)} in use, {number(usage.free)} idle.")
     if usage.virtual:
         print(teams.VIRTUAL)
+    return 0
+
+
+def _quota(args: argparse.Namespace) -> int:
+    found = quota.quota_now()
+    if args.json:
+        _print_json([found.report], single=True)
+    else:
+        print(found)
+    return 0
+
+
+def _delete(args: argparse.Namespace) -> int:
+    for id in args.ids:
+        print(quota.delete(id, args.attempt))
     return 0
 
 

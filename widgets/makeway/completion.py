@@ -25,6 +25,8 @@ LINES: dict[str, Callable[[], MagicParser]] = {
     "%job": options.job,
     "%logs": options.logs,
     "%cancel": options.cancel,
+    "%quota": options.quota,
+    "%delete": options.delete,
 }
 
 
@@ -62,7 +64,9 @@ def _fetch_names(what: str) -> list[str]:
     if what == "profiles":
         return [p.name for p in client().profiles() if "job" in p.kinds]
     jobs = client().jobs(mine=True, limit=50).jobs
-    return [j.id for j in jobs] if what == "jobs" else [j.id for j in jobs if not j.state.ended]
+    if what == "jobs":
+        return [j.id for j in jobs]
+    return [j.id for j in jobs if j.state.ended == (what == "ended")]
 
 
 KNOWN = Known()
@@ -94,6 +98,8 @@ def complete(shell: Any, event: Any) -> list[str]:
             found = KNOWN.names("jobs") + found
         if command == "%cancel":
             found = KNOWN.names("unfinished") + found
+        if command == "%delete" and not event.symbol.startswith("-"):
+            found = KNOWN.names("ended") + found
         return found
     except Exception:
         # A completion that fails must not break typing.

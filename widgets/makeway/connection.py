@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from functools import lru_cache
+from typing import ParamSpec, TypeVar
 
 from makeway_api.client import AsyncClient, Client
 from makeway_api.errors import MakewayError
 from makeway_api.models import Me
 
 from .problems import Refused
+from .words import typed
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 NOT_CONFIGURED = (
     "this is not a Makeway notebook: MAKEWAY_URL is not set. Start one from the Hub, or set the environment variables "
@@ -76,7 +82,15 @@ def explain(error: MakewayError) -> Refused:
         text = str(issue.get("message") or issue.get("msg") or "")
         if text and text not in message:
             message += f" {text}"
-    return Refused(message, code=error.code, status=error.status)
+    return Refused(typed(message), code=error.code, status=error.status)
+
+
+def explained(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call a route of the service; its errors are raised as the messages that a notebook shows."""
+    try:
+        return call(*args, **kwargs)
+    except MakewayError as error:
+        raise explain(error) from None
 
 
 def _where() -> tuple[str, str]:

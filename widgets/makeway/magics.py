@@ -1,4 +1,4 @@
-"""Define the magics `%gpus`, `%%train`, `%jobs`, `%job`, `%logs`, `%cancel`."""
+"""Define the magics `%gpus`, `%%train`, `%jobs`, `%job`, `%logs`, `%cancel`, `%quota`, `%delete`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 from makeway_api.errors import MakewayError
 
-from . import completion, local, options, payload, preemption, submission, teams, training
+from . import completion, local, options, payload, preemption, quota, submission, teams, training
 from .connection import explain
 from .options import MagicParser
 from .problems import Refused
@@ -97,6 +97,17 @@ class MakewayMagics(Magics):
         found = [training.job(id) for id in args.ids or [self._id(None)]]
         return training.Jobs(job.cancel() for job in found)
 
+    @line_magic
+    @_magic(options.quota)
+    def quota(self, args: Any) -> Any:
+        return quota.quota_now()
+
+    @line_magic
+    @_magic(options.delete)
+    def delete(self, args: Any) -> None:
+        for id in args.ids:
+            print(quota.delete(id, args.attempt))
+
     def _id(self, given: str | None) -> str:
         if given or self.last:
             return given or self.last or ""
@@ -111,7 +122,10 @@ def load_ipython_extension(shell: Any) -> None:
 
 def unload_ipython_extension(shell: Any) -> None:
     """Remove the magics and their completions (`%unload_ext makeway`)."""
-    for kind, names in {"line": ("gpus", "jobs", "job", "logs", "cancel"), "cell": ("train",)}.items():
+    for kind, names in {
+        "line": ("gpus", "jobs", "job", "logs", "cancel", "quota", "delete"),
+        "cell": ("train",),
+    }.items():
         for name in names:
             shell.magics_manager.magics[kind].pop(name, None)
     completion.remove(shell)

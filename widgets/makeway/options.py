@@ -194,6 +194,24 @@ def cancel() -> MagicParser:
     return line
 
 
+def quota() -> MagicParser:
+    """Return the parser of `%quota`."""
+    return MagicParser("%quota", "Show the bytes that are kept for me, my teams and all, and what I can delete.")
+
+
+def delete() -> MagicParser:
+    """Return the parser of `%delete`."""
+    line = MagicParser(
+        "%delete",
+        "Delete ended jobs for good, with their files, logs, results and checkpoints, or one attempt's output.",
+    )
+    line.add_argument("ids", metavar="ID", nargs="+", help="ids of jobs that have ended, see %%quota")
+    line.add_argument(
+        "--attempt", metavar="N", type=_positive, help="only the log and the result of this attempt, which has ended"
+    )
+    return line
+
+
 def _id(line: MagicParser) -> None:
     line.add_argument("id", metavar="ID", nargs="?", help="an id or a name, see %%jobs")
 

@@ -24,7 +24,16 @@ from .inventory import Device, Holder, Image, Node, Policy, Pool, Profile, Quota
 from .people import GiveRequest, PersonRequest, PersonWork
 from .policies import PolicyCheck, PolicyIssue, PolicyRequest, PolicyVersion, Preview, WorkloadEffect
 from .retention import Kept, RetentionReport
-from .storage import StorageAccount, StorageDelete, StorageDeleted, StorageReport
+from .storage import (
+    AttemptStorage,
+    JobStorage,
+    StorageAccount,
+    StorageDelete,
+    StorageDeleted,
+    StorageJob,
+    StorageReport,
+    StorageTeam,
+)
 from .usage import Lending, Offer, OfferTable, TeamUsage, Usage, Victim
 from .workloads import (
     Attempt,
@@ -45,6 +54,7 @@ __all__ = [
     "ENDED",
     "HOLDS_GPUS",
     "Attempt",
+    "AttemptStorage",
     "Checkpoint",
     "Decision",
     "Device",
@@ -59,6 +69,7 @@ __all__ = [
     "Job",
     "JobPage",
     "JobRequest",
+    "JobStorage",
     "Kept",
     "Kind",
     "Lending",
@@ -91,7 +102,9 @@ __all__ = [
     "StorageAccount",
     "StorageDelete",
     "StorageDeleted",
+    "StorageJob",
     "StorageReport",
+    "StorageTeam",
     "TeamUsage",
     "Usage",
     "UserName",

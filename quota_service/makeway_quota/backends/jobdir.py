@@ -34,6 +34,8 @@ MOST_ORDER = 64 * 2**20
 PIECE = re.compile(r"log(\.[1-9]\d{0,15})?")
 LOG_PIECES = 64
 """Pieces of a log that are looked at; a launcher keeps three"""
+LEFT = ("result.pkl", "error.json")
+"""What an attempt leaves beside its log"""
 
 
 class Layout:
@@ -270,6 +272,19 @@ class AttemptFiles:
             if start + held < following:
                 return start + held, following
         return None
+
+    def output_bytes(self) -> tuple[int, int]:
+        """Return the bytes of the log, and of the result and the report of an exception."""
+        left = sum(stamp[1] for name in LEFT if (stamp := self.stamp(name)) is not None)
+        return sum(held for _, held, _ in self._log_pieces()), left
+
+    def remove_output(self) -> None:
+        """Remove the log, the result and the report of an exception."""
+        with self._folder() as folder:
+            for name in os.listdir(folder) if folder is not None else ():
+                if name in LEFT or PIECE.fullmatch(name):
+                    with suppress(OSError):
+                        os.unlink(name, dir_fd=folder)
 
     def _log_pieces(self) -> list[tuple[int, int, str]]:
         """List (first byte, length, file name) of the log's pieces, in order."""

@@ -184,6 +184,14 @@ class LocalBackend:
         """Return the bytes on disk of a job's folder; None without one. Blocking."""
         return self._layout.folder_bytes(workload)
 
+    async def output_bytes(self, workload: str, attempt: int) -> tuple[int, int]:
+        """Return the bytes of an attempt's log, and of its result and exception."""
+        return await self._read(workload, attempt, AttemptFiles.output_bytes)
+
+    async def remove_output(self, workload: str, attempt: int) -> None:
+        """Remove the log, the result and the exception of an attempt that has ended."""
+        await self._read(workload, attempt, AttemptFiles.remove_output)
+
     # -- in the one thread that touches attempts ----------------------------------------------------------------
 
     def _open(self) -> None:

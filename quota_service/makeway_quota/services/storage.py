@@ -7,11 +7,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
-from makeway_api.models import StorageAccount, StorageDelete, StorageDeleted, StorageReport
+from makeway_api.models import (
+    AttemptStorage,
+    JobStorage,
+    StorageAccount,
+    StorageDelete,
+    StorageDeleted,
+    StorageJob,
+    StorageReport,
+    StorageTeam,
+)
 
+from ..backends.local import LocalBackend
+from ..engine.snapshot import ADMITTED
 from ..store.accounts import KINDS, AccountLine
-from ..store.records import NewDecision
+from ..store.job_sizes import OutputSize
+from ..store.records import NewDecision, Workload
 from .caller import Caller
 from .context import Context
 from .job_access import JobAccess
@@ -21,6 +34,9 @@ AT_ONCE = 50
 """Ended jobs that are deleted one after the other before others are looked for"""
 PIECES_AT_ONCE = 200
 """Pieces of outputs that one transaction removes, some megabytes at most"""
+MOST_ATTEMPTS = 100
+LARGEST = 10
+"""Ended jobs that a report names"""
 
 
 class StorageService:
@@ -37,11 +53,26 @@ class StorageService:
     def _report(self, caller: Caller) -> StorageReport:
         store, settings = self._context.store, self._context.settings
         lines = store.accounts.listed(None if caller.admin else caller.name)
+        mine = [line for line in lines if line.owner == caller.name]
         room = self._context.storage.room()
+        teams = self._teams(caller, mine)
         return StorageReport(
             accounts=_accounts(lines),
-            mine=sum(line.bytes for line in lines if line.owner == caller.name),
+            mine=sum(line.bytes for line in mine),
+            mine_kinds=_queue_apart(_by_kind(mine), store.job_sizes.queued(caller.name)),
+            teams=teams[1:],
+            largest=[
+                StorageJob(
+                    id=job.id,
+                    name=job.name or job.id,
+                    team=job.team,
+                    ended_at=datetime.fromtimestamp(job.ended_at, UTC),
+                    bytes=job.bytes,
+                )
+                for job in store.job_sizes.largest(caller.name, LARGEST)
+            ],
             kinds=_by_kind(lines),
+            whole=teams[0].bytes,
             person_limit=settings.max_kept_person_bytes or None,
             team_limit=settings.max_kept_team_bytes or None,
             limit=settings.max_kept_bytes or None,
@@ -50,56 +81,125 @@ class StorageService:
             reserve_bytes=room.reserve if room else None,
         )
 
+    def _teams(self, caller: Caller, mine: Sequence[AccountLine]) -> list[StorageTeam]:
+        """Return all together under the name "", and then each team that the caller is in, or keeps bytes in."""
+        context = self._context
+        held: Counter[str] = Counter()
+        for line in mine:
+            held[line.team] += line.bytes
+        names = [*dict.fromkeys([*context.teams_of(caller), *(team for team in sorted(held) if team)])]
+        sums = context.store.accounts.of_teams(names)
+        limit, share = context.settings.max_kept_team_bytes or None, context.settings.max_kept_share_bytes or None
+        return [StorageTeam(team="", bytes=sums[""])] + [
+            StorageTeam(
+                team=name, title=context.title(name), mine=held[name], bytes=sums[name], limit=limit, share_limit=share
+            )
+            for name in names
+        ]
+
+    async def job(self, caller: Caller, id: str) -> JobStorage:
+        """Return what is kept of a job that the caller may read, by kind and attempt."""
+        row = await self._access.readable(caller, id)
+        numbers = [each.number for each in await self._context.call(self._context.store.attempts, id)][-MOST_ATTEMPTS:]
+        written = await self._outputs(row, numbers)
+        kinds = await self._context.call(self._measured, row.id)
+        return JobStorage(
+            bytes=sum(kinds.values()),
+            kinds={kind: kinds[kind] for kind in KINDS if kinds.get(kind)},
+            attempts=[
+                AttemptStorage(
+                    attempt=number, log=written[number].log, result=written[number].result, ended=_is_over(row, number)
+                )
+                for number in numbers
+            ],
+        )
+
+    async def _outputs(self, row: Workload, numbers: Sequence[int]) -> dict[int, OutputSize]:
+        backend = self._context.backend
+        if isinstance(backend, LocalBackend):
+            return {number: OutputSize(*await backend.output_bytes(row.id, number)) for number in numbers}
+        sent = await self._context.call(self._context.store.job_sizes.outputs, row.id)
+        return {number: sent.get(number, OutputSize()) for number in numbers}
+
+    def _measured(self, id: str) -> dict[str, int]:
+        """Return the bytes of a job by kind, its folder as it is now."""
+        store, backend = self._context.store, self._context.backend
+        if isinstance(backend, LocalBackend) and (folder := backend.folder_bytes(id)) is not None:
+            store.accounts.measured({id: folder}, self._context.clock())
+        return store.job_sizes.of(id)
+
+    async def delete_output(self, caller: Caller, id: str, attempt: int) -> StorageDeleted:
+        """Delete the log, result and exception of an attempt for good; 409 while the attempt runs."""
+        row = await self._access.changeable(caller, id, "delete the output of")
+        if not any(each.number == attempt for each in await self._context.call(self._context.store.attempts, id)):
+            raise refuse(f"{row.name} has no attempt {attempt:,}.", "not_found", 404)
+        if not _is_over(row, attempt):
+            message = (
+                f"Attempt {attempt} of {row.name} has not ended ({row.state}): what it writes is deleted after that."
+            )
+            raise refuse(message, "not_ended", 409)
+        before = sum((await self._outputs(row, [attempt]))[attempt])
+        if isinstance(self._context.backend, LocalBackend):
+            await self._context.backend.remove_output(id, attempt)
+        await self._context.call(self._delete_output, caller, row, attempt)
+        return StorageDeleted(jobs=0, bytes=before)
+
+    def _delete_output(self, caller: Caller, row: Workload, attempt: int) -> None:
+        store, now = self._context.store, self._context.clock()
+        while store.pruning.forget_outputs_of_attempt(row.id, attempt, PIECES_AT_ONCE):
+            pass
+        self._measured(row.id)
+        message = f"{caller.name} deleted the log and the result of attempt {attempt} of {row.name}."
+        store.commit([], [NewDecision("delete", row.id, row.team, row.owner, "deleted", message)], now=now)
+        store.accounts.recount(row.owner)
+        store.pruning.ask_for_sweep()
+
     async def delete_job(self, caller: Caller, id: str) -> StorageDeleted:
         """Delete one ended job for good; 409 for one that has not ended."""
         row = await self._access.changeable(caller, id, "delete")
         if row.live:
             raise refuse(f"{row.name} has not ended ({row.state}): cancel it first.", "not_ended", 409)
-
-        def delete() -> StorageDeleted:
-            before, _, _ = self._context.store.accounts.of(row.owner, "")
-            gone = self._delete([row.id], caller)
-            return StorageDeleted(jobs=gone, bytes=self._counted(row.owner, before))
-
-        return await self._context.call(delete)
+        return await self._context.call(self._delete_all, caller, row.owner, [row.id])
 
     async def delete_of_person(self, caller: Caller, request: StorageDelete) -> StorageDeleted:
         """Delete the ended jobs of a person for good."""
-        now = self._context.clock()
+        now, owner = self._context.clock(), self._context.world.people.named(request.owner)
         before = now + 1 if request.ended_before is None else request.ended_before.timestamp()
 
         def delete() -> StorageDeleted:
-            store, owner, gone = self._context.store, self._context.world.people.named(request.owner), 0
-            there, _, _ = store.accounts.of(owner, "")
+            store, jobs, size = self._context.store, 0, 0
             while ids := store.pruning.ended_jobs(owner, before, AT_ONCE):
-                deleted = self._delete(ids, caller)
-                gone += deleted
-                if not deleted:
+                done = self._delete_all(caller, owner, ids)
+                jobs, size = jobs + done.jobs, size + done.bytes
+                if not done.jobs:
                     break
-            return StorageDeleted(jobs=gone, bytes=self._counted(owner, there))
+            return StorageDeleted(jobs=jobs, bytes=size)
 
         return await self._context.call(delete)
 
-    def _delete(self, ids: Sequence[str], caller: Caller) -> int:
-        """Remove ended jobs with everything of theirs, in small transactions; return how many were removed."""
-        store, now, gone = self._context.store, self._context.clock(), 0
+    def _delete_all(self, caller: Caller, owner: str, ids: Sequence[str]) -> StorageDeleted:
+        """Remove ended jobs of a person with everything of theirs, in small transactions.
+
+        The bytes are those of the jobs that this call removed, whatever others remove or add at the same time.
+        """
+        store, now, jobs, size = self._context.store, self._context.clock(), 0, 0
         for id in ids:
+            held = sum(self._measured(id).values())
             while store.pruning.forget_outputs_of([id], PIECES_AT_ONCE):
                 pass
             if (row := store.pruning.forget_ended(id, now)) is not None:
-                gone += 1
+                jobs, size = jobs + 1, size + held
                 name = row.name or id
                 message = f"{caller.name} deleted {name} of {row.owner}, with its files, log, result and checkpoints."
                 store.commit([], [NewDecision("delete", id, row.team, row.owner, "deleted", message)], now=now)
-        store.pruning.ask_for_sweep()
-        return gone
-
-    def _counted(self, owner: str, before: int) -> int:
-        """Count a person's account anew and return by how much it is smaller."""
-        store = self._context.store
         store.accounts.recount(owner)
-        after, _, _ = store.accounts.of(owner, "")
-        return max(0, before - after)
+        store.pruning.ask_for_sweep()
+        return StorageDeleted(jobs=jobs, bytes=size)
+
+
+def _is_over(row: Workload, attempt: int) -> bool:
+    """Whether an attempt of a job no longer writes."""
+    return not (row.state in ADMITTED and row.attempt == attempt)
 
 
 def _by_kind(lines: Sequence[AccountLine]) -> dict[str, int]:
@@ -107,6 +207,13 @@ def _by_kind(lines: Sequence[AccountLine]) -> dict[str, int]:
     for line in lines:
         counted[line.kind] += line.bytes
     return {kind: counted[kind] for kind in KINDS if counted[kind]}
+
+
+def _queue_apart(kinds: dict[str, int], queued: int) -> dict[str, int]:
+    """Return bytes by kind with those of jobs that have not ended apart."""
+    queue = min(queued, kinds.get("jobs", 0))
+    apart = {"queue": queue, **kinds, "jobs": kinds.get("jobs", 0) - queue}
+    return {kind: size for kind, size in apart.items() if size}
 
 
 def _accounts(lines: Sequence[AccountLine]) -> list[StorageAccount]:

@@ -1,12 +1,14 @@
 """Keep what people leave within limits: a quota for a person, a team and all, and free space on the disk.
 
 Submissions, results and long logs are large writes, which a limit refuses; whatever ends, cancels or deletes is not.
+One person may keep a part of a team's quota only (`max_kept_share_percent`), so that the others always have the rest.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,12 +17,17 @@ from makeway_api.errors import MakewayError
 from makeway_api.quantities import size as written
 
 from ..settings import ServiceSettings
+from ..store.accounts import KINDS
 from ..store.reserve import disk_bytes, free_bytes
 from ..store.store import Store
 from .refusals import refuse
 
 KNOWN_SECONDS = 1.0
 """How long sums that were read count, with what was taken since"""
+DELETE = (
+    "Delete ended jobs that are not needed any more: `%quota` and the page Storage list those that keep the most, "
+    "`%delete ID` deletes one"
+)
 PART_OF_DISK = 10
 """The free space that is kept is at most this part of the disk"""
 
@@ -39,6 +46,10 @@ class _Sums:
     person: int
     team: int
     whole: int
+    share: int
+    """of the team's bytes, those of this person"""
+    kinds: str | None = None
+    """the person's bytes by kind, in words; None: not read yet"""
 
 
 class StorageLimits:
@@ -58,9 +69,9 @@ class StorageLimits:
             raise refused
         with self._guard:
             sums = self._sums(owner, team)
-            self._known[owner, team] = replace(
-                sums, person=sums.person + size, team=sums.team + size, whole=sums.whole + size
-            )
+            person, share = sums.person + size, sums.share + size
+            taken = replace(sums, person=person, team=sums.team + size, whole=sums.whole + size, share=share)
+            self._known[owner, team] = taken
 
     def check_disk(self, size: int) -> None:
         """Refuse (507) `size` bytes that would use the free space that is kept for small writes."""
@@ -68,8 +79,8 @@ class StorageLimits:
         if room is not None and room.free - size < room.reserve:
             raise refuse(
                 f"The disk of Makeway has {written(max(0, room.free))} free, and keeps {written(room.reserve)} for "
-                "ending, cancelling and deleting, so nothing large is taken now. Delete ended jobs that are not needed "
-                "any more, or ask an administrator to make room.",
+                f"ending, cancelling and deleting, so nothing large is taken now. {DELETE}, or ask an administrator to "
+                "make room.",
                 "disk_full",
                 507,
                 free_bytes=max(0, room.free),
@@ -81,23 +92,20 @@ class StorageLimits:
         """Return the refusal of `size` more bytes for a person in a team, None where they fit."""
         with self._guard:
             sums = self._sums(owner, team)
-        limits, old = self._settings, "ended jobs that are not needed any more"
-        found = (
-            (sums.person, limits.max_kept_person_bytes, f"{owner} keeps", "one person", f"Delete {old}."),
-            (
-                sums.team,
-                limits.max_kept_team_bytes,
-                f"The team {team} keeps",
-                "one team",
-                f"Its members can delete {old}.",
-            ),
-            (sums.whole, limits.max_kept_bytes, "All jobs together keep", "all", f"An administrator can delete {old}."),
-        )
-        for there, most, who, what, help in found:
+        limits = self._settings
+        for there, most, who, may in (
+            (sums.person, limits.max_kept_person_bytes, f"{owner} keeps", "one person may keep"),
+            (sums.team, limits.max_kept_team_bytes, f"The team {team} keeps", "one team may keep"),
+            (sums.whole, limits.max_kept_bytes, "All people together keep", "all may keep"),
+            (sums.share, limits.max_kept_share_bytes, f"{owner} keeps", f"one person may keep of the quota of {team}"),
+        ):
             if most and there + size > most:
+                own = self._in_words(owner, sums)
+                whose = f" ({own})" if who.startswith(owner) else f", of which {owner}: {own}"
+                more = f"{written(size)} more do not fit" if size else "nothing more fits"
+                kept = f"{who} {written(there)} of the {written(most)} that {may}{whose if own else ''}"
                 return refuse(
-                    f"{who} {written(there)} in Makeway (files, results, logs, jobs), {written(size)} more do not fit: "
-                    f"{written(most)} is the most for {what}. {help}",
+                    f"{kept}: {more}. {DELETE}.",
                     "storage_quota",
                     507,
                     kept_bytes=there,
@@ -105,6 +113,16 @@ class StorageLimits:
                     limit_bytes=most,
                 )
         return None
+
+    def _in_words(self, owner: str, sums: _Sums) -> str:
+        """Return what a person keeps by kind, the largest first, as it is in the database."""
+        if sums.kinds is None:
+            found: Counter[str] = Counter()
+            for line in self._store.accounts.listed(owner):
+                found[line.kind] += line.bytes
+            kinds = sorted(KINDS, key=lambda kind: (-found[kind], kind))
+            sums.kinds = ", ".join(f"{kind} {written(found[kind])}" for kind in kinds if found[kind])
+        return sums.kinds
 
     def room(self) -> Room | None:
         """Return the room on the fullest of the disks with data; None where none of them is of this machine."""

@@ -17,14 +17,17 @@ from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
 from . import rows
 from .database import Database
-from .tables import accounts, blobs, files, folders, outputs, workloads
+from .tables import accounts, attempts, blobs, files, folders, outputs, workloads
 
 W = workloads.c
 A = accounts.c
 ROW_BYTES = 6000
-"""Bytes that the rows of one job take: its own, decisions, events, attempts, indexes"""
-KINDS = ("jobs", "files", "results", "logs", "folders")
-"""Rows with commands and sources; submitted files; results and exceptions; logs; folders on this disk"""
+"""Bytes that the rows of one job take: its own, decisions, events, its first attempts, indexes"""
+ATTEMPT_BYTES = 1000
+"""Bytes that the rows of one attempt take"""
+KINDS = ("jobs", "files", "results", "logs", "attempts", "folders")
+"""Rows with commands and sources; submitted files; results and exceptions; logs; rows of attempts and of what is known
+of their checkpoints; folders on this disk"""
 PATH_BYTES = 150
 """Bytes of the row of a file, beside its path"""
 
@@ -78,16 +81,17 @@ class Accounts:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def of(self, owner: str, team: str) -> tuple[int, int, int]:
-        """Return the bytes that are kept for a person, for a team, and in all."""
+    def of(self, owner: str, team: str) -> tuple[int, int, int, int]:
+        """Return the bytes that are kept for a person, for a team, in all, and for this person in this team."""
         with self._database.read() as connection:
             query = select(
                 _sum(A.owner == rows.clean(owner)),
                 _sum(A.team == rows.clean(team)),
                 func.coalesce(func.sum(A.bytes), 0),
+                _sum((A.owner == rows.clean(owner)) & (A.team == rows.clean(team))),
             )
-            person, whole_team, whole = connection.execute(query).one()
-        return int(person), int(whole_team), int(whole)
+            person, whole_team, whole, share = connection.execute(query).one()
+        return int(person), int(whole_team), int(whole), int(share)
 
     def listed(self, owner: str | None = None, teams: Sequence[str] | None = None) -> list[AccountLine]:
         """Return the accounts of a person (None: of all), and those in some teams (None: in all), largest first."""
@@ -98,6 +102,13 @@ class Accounts:
             query = query.where(A.team.in_([rows.clean(team) for team in teams]))
         with self._database.read() as connection:
             return [AccountLine(one.owner, one.team, one.kind, int(one.bytes)) for one in connection.execute(query)]
+
+    def of_teams(self, teams: Sequence[str]) -> dict[str, int]:
+        """Return the bytes that are kept for these teams, and for all together under the name ""."""
+        sums = select(A.team, func.sum(A.bytes)).group_by(A.team)
+        with self._database.read() as connection:
+            found = {team: int(size) for team, size in connection.execute(sums)}
+        return {team: found.get(team, 0) for team in teams} | {"": sum(found.values())}
 
     def people(self) -> list[str]:
         """Return the owners who have an account: all who have submitted a job, or were given one."""
@@ -159,6 +170,8 @@ def _counted(connection: Connection, owner: str) -> dict[tuple[str, str], int]:
     count("files", _rows(connection, select(each.c.team, named, func.sum(each.c.size)).group_by(each.c.team)))
     count(None, _rows(connection, kept.group_by(team, outputs.c.kind)))
     count("folders", _rows(connection, measured.group_by(team)))
+    tried = select(team, named, func.count() * ATTEMPT_BYTES).join_from(attempts, workloads).where(mine)
+    count("attempts", _rows(connection, tried.group_by(team)))
     return counted
 
 

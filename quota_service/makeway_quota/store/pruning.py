@@ -100,6 +100,11 @@ class Pruning:
         with self._writing(None) as connection:
             return _forget_outputs(connection, list(connection.execute(ended).scalars()), limit)
 
+    def forget_outputs_of_attempt(self, id: str, attempt: int, limit: int) -> int:
+        """Remove outputs of one attempt: at most `limit` pieces, of PARTS_BYTES."""
+        with self._writing(None) as connection:
+            return _forget_outputs(connection, [str(rows.clean(id))], limit, outputs.c.attempt == attempt)
+
     def ended_jobs(self, owner: str, ended_before: float, limit: int) -> list[str]:
         """Return the first jobs of a person that ended before a time."""
         query = select(W.id).where(W.owner == rows.clean(owner), ENDED_ROW, W.kind == "job", W.ended_at < ended_before)
@@ -246,10 +251,11 @@ class Pruning:
             yield connection
 
 
-def _forget_outputs(connection: Connection, ids: Sequence[str], limit: int) -> int:
+def _forget_outputs(connection: Connection, ids: Sequence[str], limit: int, *where: ColumnElement[bool]) -> int:
     keys, gone = outputs.primary_key.columns.keys(), list[Any]()
     for begin in range(0, len(ids), 500):
-        some = select(outputs.c.size, *outputs.primary_key).where(outputs.c.workload.in_(ids[begin : begin + 500]))
+        mine = outputs.c.workload.in_(ids[begin : begin + 500])
+        some = select(outputs.c.size, *outputs.primary_key).where(mine, *where)
         gone += connection.execute(some.limit(limit - len(gone))).mappings().all()
         if len(gone) >= limit:
             break

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
-from makeway_api.models import StorageDelete, StorageDeleted, StorageReport
+from typing import Annotated
+
+from fastapi import APIRouter, Path
+from makeway_api.models import JobStorage, StorageDelete, StorageDeleted, StorageReport
 
 from ..dependencies import Admin, Id, Reader, TheServices, Toucher
 from ..problems import declared
+
+Attempt = Annotated[int, Path(ge=1, le=1_000_000)]
 
 router = APIRouter(tags=["storage"], responses=declared())
 
@@ -23,6 +27,25 @@ async def storage(caller: Reader, services: TheServices) -> StorageReport:
 async def delete_job(id: Id, caller: Toucher, services: TheServices) -> StorageDeleted:
     """Delete an ended job for good, with its files, log, result and checkpoints."""
     return await services.storage.delete_job(caller, id)
+
+
+@router.get(
+    "/jobs/{id}/storage", operation_id="job_storage", response_model=JobStorage, responses=declared(403, 404, 410)
+)
+async def job_storage(id: Id, caller: Reader, services: TheServices) -> JobStorage:
+    """Return what is kept of a job: its bytes by kind, and what each attempt wrote."""
+    return await services.storage.job(caller, id)
+
+
+@router.post(
+    "/jobs/{id}/attempts/{attempt}/delete",
+    operation_id="delete_output",
+    response_model=StorageDeleted,
+    responses=declared(404, 409, 410),
+)
+async def delete_output(id: Id, attempt: Attempt, caller: Toucher, services: TheServices) -> StorageDeleted:
+    """Delete the log, the result and the exception of an attempt that has ended; its job and checkpoints stay."""
+    return await services.storage.delete_output(caller, id, attempt)
 
 
 @router.post("/storage/delete", operation_id="delete_storage", response_model=StorageDeleted)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request, Response
+from datetime import UTC, datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Request, Response
 from fastapi.responses import RedirectResponse
 from makeway_api.errors import MakewayError
 from makeway_api.models import Job, LogChunk
+from makeway_api.quantities import size
 
 from ...services import Caller, Services
-from ..auth import may, may_for_some, refusal
+from ..auth import Visitor, may, may_for_some, refusal
 from ..dependencies import Id, TheServices
 from ..settings import WebSettings
 from .access import PageVisitor
 from .panel import look_of
 from .render import page, part
+from .storage import KINDS
 
 TAIL = 64 * 2**10
 """Bytes of a job's output that its page begins with"""
@@ -24,6 +29,8 @@ ACTIONS = {
     "delete": "The job was deleted.",
     "preempt-test": "The preemption test has started: the job saves a checkpoint, stops and is requeued.",
 }
+
+Attempt = Annotated[int, Path(ge=1, le=1_000_000)]
 
 router = APIRouter(include_in_schema=False)
 
@@ -45,8 +52,23 @@ async def job_page(request: Request, id: Id, visitor: PageVisitor, services: The
         failure=await services.outputs.error(caller, id) if job.state.value == "failed" and not job.private else None,
         may_touch=await _may_touch(services, caller, job),
         tail=await _tail(services, caller, job) if template == "job.html" else None,
-        notice=ACTIONS.get(request.query_params.get("did", "")),
+        kept=await services.storage.job(caller, id) if template == "job.html" and not job.private else None,
+        kinds=KINDS,
+        written=size,
+        now=datetime.now(UTC),
+        notice=_notice(request),
     )
+
+
+@router.post("/jobs/{id}/attempts/{attempt}/delete")
+async def delete_output(
+    request: Request, id: Id, attempt: Attempt, visitor: PageVisitor, services: TheServices
+) -> Response:
+    """Delete what an attempt wrote, then show the page again."""
+    _may_act(visitor)
+    done = await services.storage.delete_output(visitor.caller, id, attempt)
+    settings: WebSettings = request.app.state.settings
+    return RedirectResponse(f"{settings.prefix}jobs/{id}?attempt={attempt}&freed={done.bytes}", status_code=303)
 
 
 @router.post("/jobs/{id}/{action}")
@@ -58,8 +80,7 @@ async def job_action(request: Request, id: Id, action: str, visitor: PageVisitor
             code="not_found",
             status=404,
         )
-    if not may(visitor.caller, "submit") and not may_for_some(visitor.caller, "manage"):
-        raise refusal(visitor.caller, ["submit", "manage"])
+    _may_act(visitor)
     jobs = services.jobs
     settings: WebSettings = request.app.state.settings
     if action == "delete":
@@ -68,6 +89,19 @@ async def job_action(request: Request, id: Id, action: str, visitor: PageVisitor
     do = {"cancel": jobs.cancel, "resume": jobs.resume, "preempt-test": jobs.preempt_test}[action]
     await do(visitor.caller, id)
     return RedirectResponse(f"{settings.prefix}jobs/{id}?did={action}", status_code=303)
+
+
+def _may_act(visitor: Visitor) -> None:
+    if not may(visitor.caller, "submit") and not may_for_some(visitor.caller, "manage"):
+        raise refusal(visitor.caller, ["submit", "manage"])
+
+
+def _notice(request: Request) -> str | None:
+    """Return what the button did that led to the page."""
+    given = request.query_params
+    if (attempt := given.get("attempt", "")).isdecimal() and (freed := given.get("freed", "")).isdecimal():
+        return f"Deleted: the log and the result of attempt {int(attempt[:7])}, {size(int(freed[:18]))}."
+    return ACTIONS.get(given.get("did", ""))
 
 
 async def _may_touch(services: Services, caller: Caller, job: Job) -> bool:

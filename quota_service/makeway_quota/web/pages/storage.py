@@ -19,10 +19,12 @@ from .render import page
 router = APIRouter(include_in_schema=False)
 
 KINDS = {
+    "queue": "jobs that have not ended",
     "jobs": "jobs, commands, sources",
     "files": "submitted files",
     "results": "results",
     "logs": "logs",
+    "attempts": "attempts, states of checkpoints",
     "folders": "folders on this disk: checkpoints, logs, results",
 }
 """What the kinds of an account are called"""
