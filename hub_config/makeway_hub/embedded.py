@@ -7,6 +7,7 @@ Ctrl-C stops everything that was started. With KEEP=1 notebooks and jobs keep ru
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import re
 import signal
@@ -27,6 +28,7 @@ from .settings import SERVICE_PATH, Settings, read
 STOP_PATIENCE = 75.0
 """Seconds that jobs and notebooks get to save and end after Ctrl-C."""
 START_PATIENCE = 90.0
+"""Seconds after which a Hub or a service that does not answer yet is named; it is waited for all the same."""
 RETRY_PATIENCE = 3.0
 """Seconds that a quota service which could not start gets to retry, as when its predecessor was just ending."""
 LOG_BYTES = 10_000_000
@@ -141,21 +143,26 @@ class Portal:
         return own
 
     def _wait_until_up(self, hub: subprocess.Popen[bytes]) -> bool:
-        deadline = time.monotonic() + START_PATIENCE
+        """Return whether Hub and service answer; False where one ended, cannot start, or shall stop."""
+        slow_at = time.monotonic() + START_PATIENCE
         wanted = ["/hub/health", f"{SERVICE_PATH}/healthz"]
         while wanted and hub.poll() is None and not self._signals:
             found = Address.read(self.settings.state.address_file)
             self._address = found or self._address
             if found and answers(found.own + wanted[0]):
                 wanted.pop(0)
-            elif len(wanted) == 1 and self._cannot_start():
+                continue
+            if len(wanted) == 1 and self._cannot_start():
                 return False
-            elif time.monotonic() > deadline:
+            if time.monotonic() > slow_at:
+                slow_at = math.inf
                 what = "JupyterHub" if len(wanted) == 2 else "The quota service"
-                print(f"{what} does not answer after {START_PATIENCE:g} s; its log is {self.log}.", file=sys.stderr)
-                return len(wanted) == 1
-            else:
-                time.sleep(0.25)
+                print(
+                    f"{what} does not answer after {START_PATIENCE:g} s, and is waited for; its log is {self.log}.",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            time.sleep(0.25)
         return not wanted
 
     def _cannot_start(self) -> bool:

@@ -343,7 +343,7 @@ def test_a_broken_policy_at_the_first_start_is_named(tmp_path: Path, text: str |
     portal = Portal(tmp_path, MAKEWAY_POLICY_FILE=str(file))
     process = portal.launch()
     try:
-        assert process.wait(90) == 1
+        assert process.wait() == 1
     finally:
         portal.stop()
     assert "Makeway cannot start." in portal.said

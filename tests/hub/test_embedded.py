@@ -7,12 +7,16 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import IO
 
 import pytest
 from hub.portal import Portal, until
-from makeway_hub import checks, nodejs
+from makeway_hub import checks, embedded, nodejs
 from makeway_hub.address import Address, check_free
 from makeway_hub.ports import holder
 from makeway_hub.settings import read
@@ -122,6 +126,79 @@ def test_two_portals_do_not_share_a_state_directory(tmp_path: Path) -> None:
     again = checks.OneAtATime(settings(tmp_path))
     again.take()
     again.release()
+
+
+class SlowPortal(embedded.Portal):
+    """A portal whose Hub answers at once and whose service does when it was asked three times."""
+
+    def __init__(self, root: Path, at_last: Callable[[SlowPortal], int]) -> None:
+        StateDirectory(root).create()
+        super().__init__(read({"MAKEWAY_STATE_DIR": str(root), "PORT": str(free_port())}))
+        asked = []
+
+        class Answers(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                if self.path.endswith("/healthz"):
+                    asked.append(self.path)
+                    self.send_response(at_last(portal) if len(asked) == 3 else 503)
+                else:
+                    self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        portal = self
+        self.server = ThreadingHTTPServer(("127.0.0.1", self.settings.port), Answers)
+
+    def _start(self, log: IO[bytes]) -> subprocess.Popen[bytes]:
+        self.settings.address.write(self.settings.state.address_file)
+        threading.Thread(target=self.server.serve_forever).start()
+        return subprocess.Popen(["sleep", "60"])
+
+
+def answers_until_ctrl_c(portal: SlowPortal) -> int:
+    os.kill(os.getpid(), signal.SIGINT)
+    return 200
+
+
+def cannot_start(portal: SlowPortal) -> int:
+    portal.settings.state.problem_file.write_text("The policy has a mistake.")
+    return 503
+
+
+@pytest.mark.covers("N22")
+@pytest.mark.parametrize(
+    ("at_last", "code", "words"),
+    [
+        (answers_until_ctrl_c, 0, "Makeway is ready"),
+        (cannot_start, 1, "Makeway cannot start. The policy has a mistake."),
+    ],
+)
+def test_a_service_that_is_slow_to_start_is_waited_for_and_how_it_ends_is_told(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    at_last: Callable[[SlowPortal], int],
+    code: int,
+    words: str,
+) -> None:
+    monkeypatch.setattr(embedded, "START_PATIENCE", 0.0)
+    monkeypatch.setattr(embedded, "RETRY_PATIENCE", 0.0)
+    monkeypatch.setattr(embedded.databases, "upgrade_service", lambda *_: None)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    portal = SlowPortal(tmp_path, at_last)
+    try:
+        assert portal.run() == code
+    finally:
+        portal.server.shutdown()
+        portal.server.server_close()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    said = "".join(capfd.readouterr())
+    assert said.count("does not answer after 0 s, and is waited for") == 1
+    assert words in said
+    assert ("Makeway is ready" in said) == (code == 0)
 
 
 @pytest.mark.e2e
