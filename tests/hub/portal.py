@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,6 +55,12 @@ class Portal(Started):
         if wait and answer.is_success:
             until(lambda: (self.server(user) or {}).get("ready"), f"{user}'s server is ready")
         return answer
+
+    def events_of_start(self, user: str) -> list[dict[str, Any]]:
+        """Return what the progress of a user's start tells, once it has ended."""
+        stream = self.hub("GET", f"/users/{user}/server/progress")
+        stream.raise_for_status()
+        return [json.loads(line[6:]) for line in stream.text.splitlines() if line.startswith("data: ")]
 
     def live_sessions(self) -> list[Any]:
         """Return the sessions that have not ended."""
