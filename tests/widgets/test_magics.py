@@ -50,6 +50,13 @@ def running(
     return until(service, id, lambda job: job.state is State.RUNNING)
 
 
+def says(notebook: Notebook, job: Job, words: str, seconds: float = 60) -> None:
+    """Wait until the code of a job has printed the words: it runs long before its first line does."""
+    deadline = time.monotonic() + seconds
+    while words not in (said := notebook.run(f"%logs {job.id}").out):
+        assert time.monotonic() < deadline, said
+
+
 def sentence(shown: EngineView) -> str:
     """Return the one sentence of a refusal; nothing else may be shown."""
     assert shown.error is not None, shown
@@ -239,20 +246,19 @@ def test_a_test_of_preemption_saves_and_resumes(notebook: Notebook, service: Cli
     cell = (
         "import time\nfrom makeway import checkpoint\nstart = 0\nif (found := checkpoint.latest()):\n"
         "    start = int((found / 'step').read_text())\n    print('resumed at', start)\n"
+        "print('trains from', start, flush=True)\n"
         "for step in range(start, 5000):\n    time.sleep(0.02)\n    if checkpoint.requested():\n"
         "        with checkpoint.saving(step) as folder:\n            (folder / 'step').write_text(str(step))\n"
         "        checkpoint.stop()\n"
     )
     job = running(service, notebook, cell=cell)
-    time.sleep(0.5)
+    says(notebook, job, "trains from 0")
     shown = notebook.run(f"%job {job.id} --preempt-test")
     assert "Test of preemption" in shown.out, shown.trouble
     assert "It saved step" in shown.out, shown.out
     again = until(service, job.id, lambda j: j.attempt == 2 and j.state is State.RUNNING)
     assert again.preemptions in (0, 1)
-    deadline = time.monotonic() + 60
-    while "resumed at" not in notebook.run(f"%logs {job.id}").out:
-        assert time.monotonic() < deadline
+    says(notebook, job, "resumed at")
     assert len(notebook.run(f"import makeway; makeway.job('{job.id}').checkpoints()").text) > 10
     assert (
         "for a test of preemption"
