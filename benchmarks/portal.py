@@ -62,7 +62,7 @@ def until(true: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
         if value:
             return value
         time.sleep(0.1)
-    raise AssertionError(f"never within {seconds:g} s: {what}")
+    raise TimeoutError(f"never within {seconds:g} s: {what}")
 
 
 class Started:
@@ -122,7 +122,7 @@ class Started:
 
         try:
             until(ready, "the portal is ready")
-        except AssertionError:
+        except (AssertionError, TimeoutError):
             self.stop()
             raise
         return self

@@ -6,7 +6,8 @@ built yet, they are built beside the first tier, and the second one follows.
 Tests that fail run again, alone, when both tiers have ended: one that passes then is named as flaky and does not fail
 the run, as in the tests of Kubernetes. Thousands of tests with real processes share the processors here, and each may
 meet a moment in which the machine stands still. The first failure of a test with the mark `no_repeat` counts: those
-prove what may not fail even once, such as that nothing starts twice.
+prove what may not fail even once, such as that nothing starts twice. Where such a test only waited in vain, it runs
+again as well.
 
 Run by `make test` with the environment's Python. The build happens once; its limit counts from its start.
 """

@@ -186,12 +186,12 @@ class Serving:
         await self.until(there, lambda: f"{job.name} says {text}")
 
     async def until(self, true: Callable[[], Awaitable[bool]], what: Callable[[], str]) -> None:
-        """Wait until an answer is true; fail after a time that is much too long."""
+        """Wait until an answer is true; raise TimeoutError after a time that is much too long."""
         for _ in range(600):
             if await true():
                 return
             await asyncio.sleep(0.2)
-        raise AssertionError(f"waited in vain: {what()}; pods: {self.pods()}")
+        raise TimeoutError(f"waited in vain: {what()}; pods: {self.pods()}")
 
     async def no_pod_left(self) -> None:
         """Wait until the pods of all jobs are removed."""

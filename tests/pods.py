@@ -22,10 +22,11 @@ SECONDS = 120
 
 
 def wait_until(true: Callable[[], Any], what: str, seconds: float = SECONDS, pause: float = 0.05) -> None:
-    """Return when it is true; fail after a time that is much too long."""
+    """Return when it is true; raise TimeoutError after a time that is much too long."""
     end = time.monotonic() + seconds
     while not true():
-        assert time.monotonic() < end, f"still not true after {seconds} s: {what}"
+        if time.monotonic() >= end:
+            raise TimeoutError(f"still not true after {seconds} s: {what}")
         time.sleep(pause)
 
 

@@ -327,9 +327,9 @@ class Pair:
         with Client(f"http://{replica.address}:8765/services/makeway", self._token) as client:
             try:
                 wait_until(started, f"{replica.name} leads and starts {PROBE.name}", 120)
-            except AssertionError as late:
+            except TimeoutError as late:
                 said = f"{late} ({job and job.id})\n{self.portal.log(replica.name)}"
-                raise AssertionError(said) from late
+                raise TimeoutError(said) from late
         return time.monotonic() - began
 
 

@@ -83,7 +83,8 @@ class Running:
             if answer:
                 return answer
             left = deadline - asyncio.get_running_loop().time()
-            assert left > 0, f"waited {seconds:g} s in vain: {what}"
+            if left <= 0:
+                raise TimeoutError(f"waited {seconds:g} s in vain: {what}")
             await feed.changed(mark, min(left, 0.5))
 
     async def job(self, id: str, *states: str, seconds: float = 60.0) -> Job:

@@ -99,8 +99,8 @@ def wait_until_ready(site: Site, parts: Iterable[str] = PARTS) -> None:
     try:
         wait_until(lambda: set(parts) <= ready_parts(site.api), "all parts are ready", STARTED, pause=0.5)
         wait_until(lambda: shows_login(site), "the proxy shows the login page", STARTED, pause=0.5)
-    except AssertionError as late:
-        raise AssertionError(f"{late}\n{told(site.api)}") from late
+    except TimeoutError as late:
+        raise TimeoutError(f"{late}\n{told(site.api)}") from late
 
 
 def shows_login(site: Site) -> bool:

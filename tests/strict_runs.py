@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
 from collections.abc import Generator
 from typing import cast
 
@@ -12,10 +13,14 @@ import pytest
 FIRST_FAILURES = "makeway/first_failures"
 """The name in pytest's cache that scripts/run_tests.py reads."""
 MARK = "no_repeat"
+LATE = (TimeoutError, subprocess.TimeoutExpired)
+"""What a test raises that has waited in vain: what it waited for may come where it has the machine for itself."""
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(
+    call: pytest.CallInfo[None],
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """In continuous integration, turn a skip into a failure with its reason: a skip would go unnoticed there.
 
     No garbage is collected meanwhile: a finalizer that prints a traceback breaks Python 3.11's `ast.parse` on the way
@@ -32,6 +37,8 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
         file, line, reason = cast("tuple[str, int, str]", report.longrepr)
         report.outcome = "failed"
         report.longrepr = f"{file}:{line}: {reason.removeprefix('Skipped: ')} (With CI set, nothing is skipped.)"
+    if call.excinfo is not None and issubclass(call.excinfo.type, LATE):
+        report.late = True  # pytest-xdist carries it to the process that sees all results
     return report
 
 
@@ -43,8 +50,13 @@ class FirstFailures:
         self._failed: set[str] = set()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Remember a test whose own part failed: what its fixtures could not set up says nothing of what it proves."""
-        if report.failed and report.when == "call" and MARK in report.keywords:
+        """Remember a test whose own part failed with a result.
+
+        What its fixtures could not set up says nothing of what it proves, and nor does a wait that it gave up: on a
+        busy machine that is no proof that something was lost or came twice. Such tests run again, as all others.
+        """
+        late = getattr(report, "late", False)
+        if report.failed and report.when == "call" and MARK in report.keywords and not late:
             self._failed.add(report.nodeid)
 
     def pytest_sessionfinish(self) -> None:

@@ -90,7 +90,8 @@ class Workshop:
             if seen is not None and fits(seen):
                 return seen
             left = ends - time.monotonic()
-            assert left > 0, f"waited {seconds:g} s in vain; {workload} is {seen}\n{self.log(workload, attempt)}"
+            if left <= 0:
+                raise TimeoutError(f"waited {seconds:g} s in vain; {workload} is {seen}\n{self.log(workload, attempt)}")
             try:
                 async with asyncio.timeout(min(left, 0.25)):
                     await self.changed.wait()

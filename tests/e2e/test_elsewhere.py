@@ -8,7 +8,7 @@ import re
 import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -66,15 +66,15 @@ def one(tmp_path: Path) -> Replica:
 
 async def until(what: Callable[[], Awaitable[bool]], why: str) -> None:
     """Wait for something that a service tells, whether it is there or not at the moment."""
-    async with asyncio.timeout(120):
-        while True:
-            try:
-                if await what():
-                    return
-            except MakewayError:
-                pass
-            await asyncio.sleep(0.1)
-    raise AssertionError(why)
+    try:
+        async with asyncio.timeout(120):
+            while True:
+                with suppress(MakewayError):
+                    if await what():
+                        return
+                await asyncio.sleep(0.1)
+    except TimeoutError:
+        raise TimeoutError(f"waited in vain: {why}") from None
 
 
 def client(service: Replica, person: str = "ana") -> AsyncClient:

@@ -124,9 +124,8 @@ def all_right(portal: Portal, book: Path, names: list[str]) -> None:
 
     deadline = time.monotonic() + 60 + 3 * len(names)
     while any(job.state not in ("succeeded", "failed", "cancelled") for job in heard(jobs).values()):  # type: ignore[attr-defined]
-        assert time.monotonic() < deadline, {
-            j.name: (j.state, j.reason) for j in jobs().values() if j.state == "pending"
-        }
+        if time.monotonic() >= deadline:
+            raise TimeoutError({j.name: (j.state, j.reason) for j in jobs().values() if j.state == "pending"})
         time.sleep(0.5)
     found = jobs()
     assert set(found) == set(names)
@@ -175,7 +174,8 @@ def heard_pid(find: Callable[[], int]) -> int:
         try:
             return find()
         except RuntimeError:
-            assert time.monotonic() < deadline
+            if time.monotonic() >= deadline:
+                raise
             time.sleep(0.05)
 
 

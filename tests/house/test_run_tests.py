@@ -219,6 +219,21 @@ def test_the_first_failure_of_a_marked_test_counts(
     assert "  tests/test_safe.py::test_safe\n" in capfd.readouterr().out
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("late", ["TimeoutError('in vain')", "subprocess.TimeoutExpired('sleep', 9)"])
+def test_a_marked_test_that_waited_in_vain_runs_again(
+    project: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, late: str
+) -> None:
+    monkeypatch.setenv("PYTEST_XDIST_AUTO_NUM_WORKERS", "2")
+    waits = FLAKY.replace("@pytest", "@pytest.mark.no_repeat\n@pytest", 1).replace("import os", "import os, subprocess")
+    busy = "    if not alone and pathlib.Path('busy').exists(): raise {}\n"
+    (project / "tests/test_waits.py").write_text(waits[: waits.index("    assert")] + busy.format(late))
+    (project / "busy").touch()
+    assert run_tests.run(Tiers(["tests/test_waits.py"], 0, project), None) == 0
+    assert (project / "runs").read_text() == "beside others\nalone\n"
+    assert "Flaky: failed beside other tests and passed alone:" in capfd.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("name", "test"),
     [
@@ -235,7 +250,7 @@ def test_a_test_is_named_without_its_group(name: str, test: str) -> None:
 
 def test_no_garbage_is_collected_while_a_failure_is_shown() -> None:
     report = pytest.TestReport("test", ("file", 1, "test"), {}, "failed", "its traceback", "call")
-    shown = strict_runs.pytest_runtest_makereport()
+    shown = strict_runs.pytest_runtest_makereport(pytest.CallInfo.from_call(lambda: None, "call"))
     next(shown)
     assert not gc.isenabled()
     with pytest.raises(StopIteration):

@@ -91,7 +91,7 @@ async def patiently(ask: Callable[[], Awaitable[T]]) -> T:
                 return await ask()
         except (MakewayError, httpx2.HTTPError, TimeoutError):
             await asyncio.sleep(0.2)
-    raise AssertionError("the service does not answer")
+    raise TimeoutError("the service does not answer")
 
 
 async def train(serving: Serving, person: str, name: str, seconds: float) -> Job:
