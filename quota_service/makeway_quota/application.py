@@ -72,8 +72,11 @@ class Application:
         backend: Backend,
         hub: HubApi | None = None,
         clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] | None = None,
     ) -> Application:
         """Open the database, adopt what runs, and read (or seed) the policy.
+
+        `monotonic` never jumps; without it, only steps of the system's own clock are noticed.
 
         Where the database or the backend serves one replica only, the leader's lock is taken here: AlreadyRunning if
         another service has it.
@@ -86,7 +89,7 @@ class Application:
             leader = Leader(store.leader_lock(settings.leader_seconds), settings.leader_seconds, able_with(backend))
             if not (store.shared and backend.shared):
                 await _lead_alone(leader, settings)
-            components = await _components(settings, store, backend, leader, hub, clock)
+            components = await _components(settings, store, backend, leader, hub, clock, monotonic)
         except BaseException:
             if leader is not None:
                 await leader.close()
@@ -174,6 +177,7 @@ async def _components(
     leader: Leader,
     hub: HubApi | None,
     clock: Callable[[], float],
+    monotonic: Callable[[], float] | None,
 ) -> Components:
     """Open the backend, read the policy and make the parts."""
     last = await asyncio.to_thread(store.last_event_id)  # before anything is read that later events change
@@ -193,7 +197,7 @@ async def _components(
     people = People(store, hub, clock=clock)
     await people.load()
     deadline, durable = settings.start_deadline_seconds, backend.durable_checkpoints
-    world = World(store, document, version, clock, deadline, durable, people)
+    world = World(store, document, version, clock, deadline, durable, people, monotonic)
     if isinstance(backend, RemoteBackend):
         backend.follow_policy(lambda: world.document)
     world.see(seen)

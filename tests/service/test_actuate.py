@@ -94,9 +94,12 @@ async def test_a_job_starts_with_the_cpu_and_memory_that_it_was_planned_with(tmp
     """The policy document may give its profile others while it waits."""
     backend = Faulty()
     async with running(tmp_path, backend=backend, MAKEWAY_TICK_SECONDS=0.1) as run:
+        first = await run.submit("ana", "first", profile="gpu8")
+        await run.job(first.id, "running")
         job = await run.submit("ana", "sized", profile="gpu8")
         size = {"cpu": 1500, "memory": 2048}
         run.service.components.store.commit([Change(job.id, size)], [], now=time.time())
+        await run.client("ana").cancel(first.id)
         await run.job(job.id, "running")
         order = backend.attempts[job.id, 1].order
         assert {"cpu": order.cpu, "memory": order.memory} == size

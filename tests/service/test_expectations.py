@@ -88,6 +88,10 @@ def test_a_new_process_knows_from_the_row_what_was_ordered() -> None:
     assert after.verdict(noted, synced=True, now=510.0) == "lost"
     for odd in (-1e9, 1e9):
         assert Expectations(60.0, clock).verdict(noted, True, odd) in ("wait", "lost"), "never started again"
+    ahead = Expectations(60.0, clock)
+    assert ahead.verdict(noted, True, 510.0 + 3600) == "wait", "the clock of this process may be ahead"
+    clock.now += 10.0
+    assert ahead.verdict(noted, True, 510.0 + 3610) == "lost"
     running_row, evicted = row(state="running"), row(state="checkpointing")
     assert {after.verdict(each, True, 510.0) for each in (running_row, evicted._replace(attempt=3))} == {"lost"}
 

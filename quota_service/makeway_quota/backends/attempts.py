@@ -108,7 +108,7 @@ class LocalAttempt:
         if not self.process.alive():
             return True
         self._look()
-        self._enforce(now)
+        self._enforce()
         return False
 
     @property
@@ -179,12 +179,12 @@ class LocalAttempt:
             self._seen = replace(self._seen, noticed=True)
         self._deliver()
 
-    def kill(self, now: float) -> None:
+    def kill(self) -> None:
         """Stop it now: the launcher kills everything, or is killed with everything itself."""
         if self.ended:
             return
         if self._kill_at is None:
-            self._kill_at = now
+            self._kill_at = time.monotonic()
         self._deliver()
 
     def _adopt(self) -> bool:
@@ -214,9 +214,10 @@ class LocalAttempt:
         if said or self._kill_at is None:
             self.process.send(signal.SIGTERM)
 
-    def _enforce(self, now: float) -> None:
-        late = self._leave_by is not None and time.monotonic() > self._leave_by + PATIENCE
-        if self.process is not None and (late or (self._kill_at is not None and now > self._kill_at + KILL_PATIENCE)):
+    def _enforce(self) -> None:
+        at = time.monotonic()
+        late = self._leave_by is not None and at > self._leave_by + PATIENCE
+        if self.process is not None and (late or (self._kill_at is not None and at > self._kill_at + KILL_PATIENCE)):
             self.process.send(signal.SIGKILL)
 
     def _was_ended_by_us(self) -> bool:

@@ -141,7 +141,7 @@ class LocalBackend:
     async def kill(self, workload: str, attempt: int) -> None:
         """Stop an attempt now, with everything it started."""
         if (known := self._attempts.get((workload, attempt))) is not None:
-            await self._change(lambda: known.kill(self._clock()))
+            await self._change(lambda: known.kill())
 
     async def forget(self, workload: str, attempt: int) -> None:
         """Stop reporting an attempt; one that still runs is killed first."""
@@ -305,7 +305,7 @@ class LocalBackend:
 
     def _drop(self, attempt: LocalAttempt) -> None:
         if not attempt.ended:
-            attempt.kill(self._clock())
+            attempt.kill()
             return
         remove_order(self._layout.order(attempt.workload, attempt.number))
         self._attempts.pop((attempt.workload, attempt.number), None)
@@ -398,15 +398,15 @@ class LocalBackend:
             attempt.could_not_start(why or "its launcher did not come up", self._clock())
 
     async def _stop_all(self) -> None:
-        now = self._clock()
+        now, began = self._clock(), time.monotonic()
         there = [attempt for attempt in self._attempts.values() if not attempt.ended]
         running = [attempt for attempt in there if self._look(attempt, lambda a: a.claimed)]
-        ends = now
+        longest = 0.0
         for attempt in running:
-            deadline = now + min(CLOSE_SECONDS, attempt.grace)
-            ends = max(ends, deadline + PATIENCE + 1.0)
-            notice = NoticeOrder("Makeway is stopping", None, None, None, now, deadline)
+            grace = min(CLOSE_SECONDS, attempt.grace)
+            longest = max(longest, grace + PATIENCE + 1.0)
+            notice = NoticeOrder("Makeway is stopping", None, None, None, now, now + grace)
             await self.notice(attempt.workload, attempt.number, notice)
-        while any(not attempt.ended for attempt in running) and self._clock() < ends:
+        while any(not attempt.ended for attempt in running) and time.monotonic() - began < longest:
             await asyncio.sleep(0.05)
             await self._do(self._refresh)

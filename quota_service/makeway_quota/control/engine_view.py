@@ -13,6 +13,7 @@ from ..policy import Document
 from ..store.records import Place, Workload
 from .people import People
 from .pool_assignment import PoolAssignment, machine_of
+from .present_times import PresentTimes
 from .quarantine import Kind, Quarantine
 from .start_backoff import CLOCKS_DIFFER, StartBackoff, backoff_until
 
@@ -47,36 +48,6 @@ class Unread:
     nodes: set[str] = field(default_factory=set)
 
 
-class StartTimes:
-    """When running attempts started, by the present clock; shared by all views of a world.
-
-    A start that lies in the future, as after the clock was set back, counts as the time at which it was first seen, so
-    that no job stays younger than `min_runtime` for as long as the clock was set back.
-    """
-
-    def __init__(self) -> None:
-        self._seen: dict[str, tuple[int, float]] = {}
-        """Workload to its attempt, and the time that counts as its start."""
-
-    def of(self, row: Workload, now: float) -> float | None:
-        """Return the time that counts as the start of a row's present attempt; None while it holds nothing."""
-        if row.state not in ADMITTED or row.started_at is None:
-            self._seen.pop(row.id, None)
-            return None
-        attempt, at = self._seen.get(row.id, (row.attempt, row.started_at))
-        start = min(at, row.started_at) if attempt == row.attempt else row.started_at
-        start = min(start, now)
-        if start < row.started_at:
-            self._seen[row.id] = row.attempt, start
-        else:
-            self._seen.pop(row.id, None)
-        return start
-
-    def forget(self, id: str) -> None:
-        """Forget a workload that has ended."""
-        self._seen.pop(id, None)
-
-
 class EngineView:
     """The workloads and nodes as the engine has them. `stale` rows and `stale_machines` are converted again."""
 
@@ -86,12 +57,12 @@ class EngineView:
         backoff: StartBackoff | None = None,
         durable_checkpoints: bool = True,
         people: People | None = None,
-        starts: StartTimes | None = None,
+        times: PresentTimes | None = None,
         quarantine: Quarantine | None = None,
     ) -> None:
         """`durable_checkpoints`: whether an attempt that ends leaves them to the next one."""
         self.durations = durations
-        self._starts = starts or StartTimes()
+        self._times = times or PresentTimes()
         self._backoff = backoff or StartBackoff()
         self._people = people
         self.held: set[str] = set()
@@ -191,7 +162,7 @@ class EngineView:
     ) -> None:
         known = self._workloads.get(id)
         if row is None:
-            self._starts.forget(id)
+            self._times.forget(id)
         if assignment.divided:
             places = [*(machine_of(each.node) for each in (known.placement if known else ()))]
             places += [place.node for place in (row.placement if row else ())]
@@ -210,9 +181,8 @@ class EngineView:
         pools: tuple[str, ...] = ()
         if assignment.divided and (profile := document.profile(row.profile)) is not None:
             pools = profile.pools  # on a divided machine work without GPUs is in the pool that its profile prefers
+        row = self._times.of(row)
         shown = as_workload(row, lambda places: assignment.placement(places, pools), self.durations.left(row, now))
-        if (started := self._starts.of(row, now)) != shown.started_at:
-            shown = replace(shown, started_at=started)
         if not self._durable_checkpoints:
             shown = replace(shown, last_checkpoint_at=None)
         refusals = self._backoff.avoided(id, now)

@@ -19,6 +19,10 @@ Verdict = Literal["start", "wait", "lost"]
 NOTE_AFTER = 2.0
 """Seconds after the order when a start that is still not running is written down (most are running by then)."""
 
+LEAST_LEFT = 10.0
+"""Seconds that are left at least, when a process sees it first, of the deadline of a start that an earlier one ordered:
+its clock may have been another."""
+
 
 class Expectations:
     """The attempts that this process ordered to start or has seen. Times are kept on a clock that never jumps."""
@@ -55,7 +59,7 @@ class Expectations:
             return "lost"
         ordered = self._ordered.get(key)
         if ordered is None and row.launched_at is not None:  # by an earlier process
-            passed = min(max(0.0, now - row.launched_at), self.deadline)
+            passed = min(max(0.0, now - row.launched_at), max(0.0, self.deadline - LEAST_LEFT))
             ordered = self._ordered[key] = self._clock() - passed
         if ordered is None:
             return "lost" if row.state == "checkpointing" else "start"

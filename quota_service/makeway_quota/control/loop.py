@@ -362,6 +362,7 @@ class Loop:
             durable=self.world.durable_checkpoints,
             backoff=self.world.backoff,
             stopping=stopping,
+            times=self.world.times,
             quarantine=self.world.quarantine,
         )
 

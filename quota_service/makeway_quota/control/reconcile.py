@@ -17,6 +17,7 @@ from ..wording import IDS, Names, outcomes
 from ..wording.outcomes import RESULT_LOST
 from .change_set import ChangeSet, decide
 from .losses import Losses
+from .present_times import PresentTimes
 from .quarantine import Quarantine
 from .start_backoff import START_DEFERRED, StartBackoff
 
@@ -38,17 +39,18 @@ def reconcile(
     durable: bool = True,
     backoff: StartBackoff | None = None,
     stopping: bool = False,
+    times: PresentTimes | None = None,
     quarantine: Quarantine | None = None,
 ) -> ChangeSet:
     """Compare rows with the attempts that are reported, and the losses with the nodes in `seen`.
 
     `lost_budget` is how many losses that count a job survives (`Losses.counts`); `document` says which nodes it may go
     to, `backoff` how often they were refused; `durable`: an attempt leaves its checkpoints to the next one. `stopping`:
-    the service has just stopped all jobs, because it ends itself.
+    the service has just stopped all jobs, because it ends itself. `times`: those of rows by the present clock.
     """
     change_set, aside = ChangeSet(), quarantine or Quarantine()
     losses = Losses(seen.nodes, lost_budget, document)
-    reports = _Reports(change_set, now, names, losses, backoff or StartBackoff(), durable, stopping)
+    reports = _Reports(change_set, now, names, losses, backoff or StartBackoff(), durable, stopping, times)
     for reported in sorted(seen.attempts, key=lambda a: (a.workload, a.attempt)):
         row = rows.get(reported.workload)
         if row is None or row.attempt != reported.attempt or row.state not in ADMITTED:
@@ -120,6 +122,7 @@ class _Reports:
     backoff: StartBackoff
     durable: bool
     stopping: bool
+    times: PresentTimes | None
 
     def ended(self, row: Workload, seen: AttemptSeen) -> None:
         """End or requeue a job whose attempt is over or lost."""
@@ -129,7 +132,7 @@ class _Reports:
         if row.cancel_requested:
             self._finish(row, seen, "cancelled", outcomes.cancelled(job, row.size))
         elif finished:
-            ran = _ran(row, seen, self.now) - row.ran
+            ran = self._ran(row, seen) - row.ran
             message = outcomes.succeeded(job, ran, row.size, result_lost=seen.result_lost)
             self._finish(row, seen, "succeeded", message)
         elif row.notice is not None:
@@ -163,7 +166,7 @@ class _Reports:
             "not_before": None,
             "over_quota": False,
             "borrowed_from": (),
-            "ran": _ran(row, seen, self.now),
+            "ran": self._ran(row, seen),
         } | self._checkpoint(row, seen)
         if state == "failed":
             fields["failures"] = row.failures + 1
@@ -258,7 +261,7 @@ class _Reports:
             "reason_numbers": {},
             "over_quota": False,
             "borrowed_from": (),
-            "ran": _ran(row, seen, self.now),
+            "ran": self._ran(row, seen),
         }
         close = _close(row, seen, self.now, outcome, lost)
         self.change_set.add(
@@ -266,15 +269,28 @@ class _Reports:
             decide(row, "requeue", code, message, attempt=row.attempt, exit_code=seen.exit_code, lost_seconds=lost),
         )
 
+    def _present(self, row: Workload) -> Workload:
+        return self.times.of(row) if self.times is not None else row
+
+    def _ran(self, row: Workload, seen: AttemptSeen) -> float:
+        """Return the seconds that it ran in all, now that this attempt is over."""
+        started = self._present(row).started_at
+        if started is None:
+            return row.ran
+        ended = seen.ended_at or self.now
+        return row.ran + max(0.0, (ended if ended >= started else self.now) - started)
+
     def _saved(self, row: Workload, seen: AttemptSeen) -> outcomes.SavedWork:
         """Return what is saved, and the seconds of work since; 0 where it saved on notice."""
         step = seen.step if seen.step is not None else row.checkpoint_step
         saved = step is not None or bool(seen.checkpoint_at or row.checkpoint_at or seen.acknowledged)
         ended = seen.ended_at or self.now
-        began = row.started_at or ended
+        present = self._present(row)
+        began = present.started_at or ended
         if not self.durable:
             return outcomes.SavedWork(saved, step, max(0.0, ended - began), durable=False)
-        since = max(seen.checkpoint_at or 0.0, row.checkpoint_at or 0.0, began)
+        reported = present.checkpoint_at if seen.checkpoint_at == row.checkpoint_at else seen.checkpoint_at
+        since = max(reported or 0.0, present.checkpoint_at or 0.0, began)
         lost = 0.0 if seen.acknowledged and seen.checkpoint_at else max(0.0, ended - since)
         return outcomes.SavedWork(saved, step, lost)
 
@@ -296,13 +312,6 @@ def _close(row: Workload, seen: AttemptSeen, now: float, outcome: str, lost: flo
         "lost_seconds": lost,
         "evicted_for": row.notice.by_workload if row.notice else None,
     }
-
-
-def _ran(row: Workload, seen: AttemptSeen, now: float) -> float:
-    """Return the seconds that it ran in all, now that this attempt is over."""
-    if row.started_at is None:
-        return row.ran
-    return row.ran + max(0.0, (seen.ended_at or now) - row.started_at)
 
 
 def _cause(seen: AttemptSeen) -> str:

@@ -51,12 +51,22 @@ class _Devices:
 
 @dataclass(slots=True)
 class WorkloadPods:
-    """The places of attempts that ended, and since when their pods outlive them. `clock` returns Unix seconds."""
+    """The places of attempts that ended, and by when their pods should be gone. `clock` returns Unix seconds."""
 
     clock: Callable[[], float]
     _planned: OrderedDict[Planned, tuple[Place, ...]] = field(default_factory=OrderedDict)
-    _since: dict[str, dict[WorkloadPod, float]] = field(default_factory=dict)
-    """node to its pods that outlive their attempts, and since when"""
+    _deadlines: dict[str, dict[WorkloadPod, float]] = field(default_factory=dict)
+    """node to its pods that outlive their attempts, and by when they should be gone"""
+    _down_since: dict[str, float] = field(default_factory=dict)
+    """the nodes that are not ready, and since when"""
+
+    def stepped(self, seconds: float) -> None:
+        """Convert all times, as the clock was set forward by so many seconds."""
+        for deadlines in self._deadlines.values():
+            for pod in deadlines:
+                deadlines[pod] += seconds
+        for node in self._down_since:
+            self._down_since[node] += seconds
 
     def note(self, known: Workload | None, row: Workload) -> None:
         """Remember where an attempt was placed that holds its place no more."""
@@ -69,7 +79,8 @@ class WorkloadPods:
 
     def forget(self, node: str) -> None:
         """Forget a node that is gone."""
-        self._since.pop(node, None)
+        self._deadlines.pop(node, None)
+        self._down_since.pop(node, None)
 
     def shown(
         self,
@@ -83,20 +94,22 @@ class WorkloadPods:
         `rows` are the active ones (None: not known yet), `here` those of them that are placed on the node, `nominated`
         returns those that wait for a nomination.
         """
+        node = self._dated(node)
         if not node.pods:
-            self.forget(node.name)
+            self._deadlines.pop(node.name, None)
             return node
         if rows is None:
             return replace(node, pods=())
         present, ended = _sorted_out(node, rows)
         foreign = _beyond_plan(present, rows, node.name)
-        since, now = self._since.get(node.name, {}), self.clock()
-        self._since[node.name] = since = {pod: since.get(pod, now) for pod in ended}
+        known, now = self._deadlines.get(node.name, {}), self.clock()
+        deadlines = {pod: known[pod] if pod in known else _deadline(pod, now) for pod in ended}
+        self._deadlines[node.name] = deadlines
         found: list[Terminating] = []
         if ended:
             devices = _devices(node, here, nominated() if any(self._is_unknown(pod) for pod in ended) else ())
             for pod in ended:
-                found += self._terminating(pod, node.name, devices, since[pod])
+                found += self._terminating(pod, node.name, devices, deadlines[pod])
         return replace(
             node,
             pods=(),
@@ -106,17 +119,23 @@ class WorkloadPods:
             foreign_memory=node.foreign_memory + sum(pod.memory for pod in foreign),
         )
 
+    def _dated(self, node: NodeSeen) -> NodeSeen:
+        """Return a node that is not ready with when that was first seen: its cluster has a clock of its own."""
+        if node.ready or node.down_since is None:
+            self._down_since.pop(node.name, None)
+            return node
+        return replace(node, down_since=self._down_since.setdefault(node.name, self.clock()))
+
     def _is_unknown(self, pod: WorkloadPod) -> bool:
         return (pod.workload, pod.attempt) not in self._planned
 
-    def _terminating(self, pod: WorkloadPod, node: str, devices: _Devices, since: float) -> list[Terminating]:
+    def _terminating(self, pod: WorkloadPod, node: str, devices: _Devices, deadline: float) -> list[Terminating]:
         """Return what a pod holds: on the devices of its attempt, else on others that nothing holds.
 
         A device that was given to a start meanwhile counts once: the new pod waits for the old one.
         """
         planned = self._planned.get((pod.workload, pod.attempt), ())
         places = [place for at, place in enumerate(planned) if place.node == node and pod.worker in (None, at)]
-        deadline = since if pod.ends_at is None else min(pod.ends_at, since + pod.grace)
         if not planned and pod.ends_at is None:
             deadline = 0.0  # neither known nor about to end
         found: list[Terminating] = []
@@ -134,6 +153,16 @@ class WorkloadPods:
         if others or pod.cpu or pod.memory:
             found.append(Terminating(pod.workload, others, GPU, pod.cpu, pod.memory, deadline))
         return found
+
+
+def _deadline(pod: WorkloadPod, now: float) -> float:
+    """Return by when a pod that is seen for the first time should be gone.
+
+    Its whole grace counts from now where the time that its cluster says is not within it: clocks differ.
+    """
+    if pod.ends_at is None:
+        return now
+    return pod.ends_at if now <= pod.ends_at <= now + pod.grace else now + pod.grace
 
 
 def _attempt(row: Workload) -> int | None:

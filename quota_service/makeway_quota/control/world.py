@@ -20,12 +20,14 @@ from ..policy import Document
 from ..store.records import Workload
 from ..store.store import Store
 from .active_rows import ActiveRows
-from .engine_view import EngineChanges, EngineView, StartTimes
+from .clock_steps import ClockSteps
+from .engine_view import EngineChanges, EngineView
 from .expectations import Expectations
 from .followers import Follower, Followers
 from .observed import Observed
 from .people import People
 from .pool_assignment import PoolAssignment, divide, sizes
+from .present_times import PresentTimes
 from .quarantine import Quarantine
 from .start_backoff import StartBackoff
 from .work_queue import WorkQueue
@@ -48,7 +50,9 @@ class World:
         start_deadline: float = START_DEADLINE,
         durable_checkpoints: bool = True,
         people: People | None = None,
+        monotonic: Callable[[], float] | None = None,
     ) -> None:
+        """`monotonic` never jumps; without it, only steps of the system's own clock are noticed."""
         self._store = store
         self._clock = clock
         self.document = document
@@ -61,7 +65,11 @@ class World:
         self.observed = Observed()
         self._nodes: dict[str, NodeSeen] = {}
         """The nodes of `observed`, with what the pods of ended attempts hold."""
-        self._pods = WorkloadPods(clock)
+        self._steps = ClockSteps(clock, monotonic)
+        self.times = PresentTimes(self._steps)
+        self._recent: set[str] = set()
+        """The rows that were taken in since the last observation."""
+        self._pods = WorkloadPods(self._steps.now)
         self.assignment = PoolAssignment()
         """Which pool every GPU is in; the same object while nodes and document are."""
         self._seen_at: float | None = None
@@ -77,7 +85,6 @@ class World:
         """Nodes that may take work again; the loop takes them."""
         self.people = people or People(store)
         """Who is in which team, as far as is known."""
-        self._starts = StartTimes()
         self._view = self._new_view()
         self._followers = Followers()
         self._kept: tuple[Mapping[str, float], float] = {}, 0.0
@@ -96,6 +103,7 @@ class World:
     def see(self, seen: Seen) -> None:
         """Take a new observation; only what belongs to the nodes that changed is looked at."""
         self._seen_at = time.monotonic()
+        self._look_at_clock()
         changes = self.observed.take(seen)
         self.returned.update(changes.returned)
         self.work_queue.expectations.seen(seen.attempts)
@@ -107,6 +115,17 @@ class World:
         }
         self._nodes = {name: node for name, node in self._nodes.items() if name not in again} if again else self._nodes
         self._show(sorted(again.union(node.name for node in changes.changed)), changes.gone)
+
+    def _look_at_clock(self) -> None:
+        """Convert what was timed before the clock was set, if it was since the last observation."""
+        if step := self._steps.look():
+            self._take_commits()
+            rows = self._active.found or {}
+            self.times.stepped(rows.values(), step, self._recent)
+            self._view.stale |= rows.keys()
+            self._pods.stepped(step)
+            self._show([name for name, node in self.observed.nodes.items() if node.pods or node.down_since is not None])
+        self._recent.clear()
 
     def _show(self, names: Iterable[str], gone: Sequence[str] = ()) -> None:
         """Take these nodes as they are now, and drop those that are gone."""
@@ -257,12 +276,17 @@ class World:
         return dict(self._active.watched)
 
     async def _follow(self) -> None:
-        """Read the rows once, and take in what was committed since the last time."""
+        """Read the rows once, and take in what was committed since."""
         if await self._active.read(self._read):
             self._account((self._active.found or {}).values())
             self.accounting.recall(*self._kept)
             self._show([node.name for node in self.observed.nodes.values() if node.pods])
+        self._take_commits()
+
+    def _take_commits(self) -> None:
+        """Take in what was committed since the last time."""
         taken = self._active.follow()
+        self._recent.update(row.id for _, row in taken)
         for known, row in taken:
             self._view.stale.add(row.id)
             with self.quarantine.guard("following its row", "workload", row.id):
@@ -327,7 +351,7 @@ class World:
 
     def _new_view(self) -> EngineView:
         return EngineView(
-            self.durations, self.backoff, self.durable_checkpoints, self.people, self._starts, self.quarantine
+            self.durations, self.backoff, self.durable_checkpoints, self.people, self.times, self.quarantine
         )
 
     def _placed_on(self, machine: str) -> list[Workload]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from makeway_api.models import Job
 
 from ..control.read_model import ReadModel
+from ..engine.snapshot import ADMITTED
 from ..store.records import Attempt, Workload
 from . import views
 from .caller import Caller
@@ -66,12 +67,16 @@ class JobAccess:
         attempts: Sequence[Attempt] = ()
         if whole and (stored := await context.call(context.store.with_attempts, row.id)) is not None:
             row, attempts = stored
-        return self.view(caller, row, await context.models.current(), attempts)
+        model = await context.models.current() if row.state in ADMITTED else None
+        return self.view(caller, row, model, attempts)
 
-    def view(self, caller: Caller, row: Workload, model: ReadModel, attempts: Sequence[Attempt] = ()) -> Job:
-        """Return a job as the caller may see it, from what was read of it, and its quota as it is in the model."""
+    def view(self, caller: Caller, row: Workload, model: ReadModel | None, attempts: Sequence[Attempt] = ()) -> Job:
+        """Return a job as the caller may see it, from what was read of it, and its quota as it is in the model.
+
+        Only work that holds something needs a model.
+        """
         context = self._context
-        row = model.present(row)
+        row = model.present(row) if model is not None else row
         world = context.world
         durable = world.durable_checkpoints
         job = views.job(row, virtual=world.virtual, durable=durable, attempts=attempts, now=context.clock())
