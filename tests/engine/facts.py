@@ -93,6 +93,20 @@ class Facts:
             at = self.policies[at].parent
         return found
 
+    def promised(self, policy: str, line: QuotaLine) -> int:
+        """Return what the nearest lines below a department reserve within one of its lines."""
+        total = 0
+        for child in self.snapshot.policies:
+            if child.parent == policy:
+                pools = set(line.pools)
+                own = [
+                    q.reserved
+                    for q in child.quotas
+                    if q.reserved and (not pools or (q.pools and set(q.pools) <= pools))
+                ]
+                total += sum(own) if own else self.promised(child.name, line)
+        return total
+
     def may_start(self, w: Workload) -> bool:
         queue = f"{w.policy}/{w.profile}"
         return not w.paused and queue not in self.snapshot.paused
@@ -208,6 +222,18 @@ class State:
             names = {each.name for each in self.facts.family(w.policy)}
             if policy in names and line.covers(self.facts.pool(placement)) and (w.non_preemptible or not guaranteed):
                 found += amount(self.facts, w, placement)
+        return found
+
+    def usage_beyond(self, policy: str, line: QuotaLine, guaranteed: bool = False) -> int:
+        """Count what a line covers of work without a reserving line of its own below that."""
+        found = 0
+        for w, placement in self.held.values():
+            pool = self.facts.pool(placement)
+            names = [each.name for each in self.facts.family(w.policy)]
+            if policy in names and line.covers(pool) and (w.non_preemptible or not guaranteed):
+                below = self.facts.family(w.policy)[: names.index(policy)]
+                if not any(q.reserved and q.covers(pool) for each in below for q in each.quotas):
+                    found += amount(self.facts, w, placement)
         return found
 
     def in_pool(self, pool: str) -> int:

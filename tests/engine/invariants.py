@@ -171,8 +171,11 @@ def may_run(after: Sums, w: Workload, pool: str) -> bool:
     policy = after.policies[w.policy]
     if policy.weight != "None" and not w.non_preemptible:
         return True
-    lines = [ln for ln in policy.quotas if ln.covers(pool) and ln.reserved]
-    used = [
-        after.usage(w.policy, ln, w.non_preemptible) + after.nominated(w.policy, ln, w.non_preemptible) for ln in lines
-    ]
-    return bool(lines) and all(now + request <= ln.reserved for now, ln in zip(used, lines, strict=True))
+    if not any(ln.covers(pool) and ln.reserved for ln in policy.quotas):
+        return False
+    for name in after.family(w.policy) if w.non_preemptible else (w.policy,):
+        for line in after.policies[name].quotas:
+            used = after.usage(name, line, w.non_preemptible) + after.nominated(name, line, w.non_preemptible)
+            if line.covers(pool) and line.reserved and used + request > line.reserved:
+                return False
+    return True

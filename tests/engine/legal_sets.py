@@ -58,7 +58,11 @@ def options(facts: Facts, o: Workload, place: Placement) -> list[Leaving]:
         for gone in combinations(place, count):
             kept = tuple(p for p in able if p not in gone)
             if len(kept) >= facts.least(o):
-                found.append(Leaving(o, pool, kept, (Unit(o, pool, each),) * count))
+                first = (
+                    amount(facts, o, place) - amount(facts, o, kept) - each * (count - 1)
+                )  # with those that cannot stay
+                units = (Unit(o, pool, first), *(Unit(o, pool, each),) * (count - 1))
+                found.append(Leaving(o, pool, kept, units))
     rest = amount(facts, o, place) - extra * each
     return [*found, Leaving(o, pool, (), (*(Unit(o, pool, each),) * extra, Unit(o, pool, rest)))]
 

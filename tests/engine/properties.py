@@ -249,12 +249,28 @@ def in_quota_waits_only_without_legal_victims(facts: Facts, plan: Plan, after: S
 
 def in_quota(facts: Facts, plan: Plan, after: State, w: Workload, pool: str) -> bool:
     """Whether a workload is in quota, what still terminates counted."""
-    name = after.guarantor(w.policy, pool)
-    if name is None:
-        return False
     every = State(facts, after.held | {o.id: (o, o.placement) for o in facts.live.values() if o.placement})
-    lines = [line for line in facts.policies[name].quotas if line.reserved and line.covers(pool)]
-    return all(every.usage(name, ln, w.non_preemptible) + facts.request(w) <= ln.reserved for ln in lines)
+    return within_reservations(facts, every, w, pool)
+
+
+def within_reservations(facts: Facts, state: State, w: Workload, pool: str) -> bool:
+    """Whether a request stays within what every level reserves, and within what departments reserve beyond lines."""
+    asked, below = False, False
+    nearest = state.guarantor(w.policy, pool)
+    for policy in facts.family(w.policy):
+        if not w.non_preemptible and policy.name != nearest:
+            continue
+        lines = [line for line in policy.quotas if line.reserved and line.covers(pool)]
+        for line in lines:
+            asked = True
+            if state.usage(policy.name, line, w.non_preemptible) + facts.request(w) > line.reserved:
+                return False
+            promised = 0 if below or not w.non_preemptible else facts.promised(policy.name, line)
+            rest = max(0, line.reserved - promised)
+            if promised and state.usage_beyond(policy.name, line, w.non_preemptible) + facts.request(w) > rest:
+                return False
+        below = below or bool(lines)
+    return asked
 
 
 def nothing_idles(world: World, plan: Plan, after: State) -> None:

@@ -16,10 +16,11 @@ CASES = Path(__file__).parent / "cases"
 
 @dataclass(frozen=True)
 class Expected:
-    """The decisions of a plan: victims to preemptors, and the nodes of workloads that move or shrink."""
+    """The decisions of a plan: victims to preemptors, the nodes of workloads that move or shrink, refused sessions."""
 
     evict: dict[str, str] = field(default_factory=dict)
     move: dict[str, list[str]] = field(default_factory=dict)
+    refuse: tuple[str, ...] = ()
 
 
 EXPECTED = {
@@ -52,6 +53,8 @@ EXPECTED = {
     "17-start-undone-by-own-victim": Expected(move={"b-high": ["c1"]}),
     "18-shrunk-gang-is-not-seen-as-a-victim": Expected({"y1": "b1"}),
     "19-gang-shrinks-once-per-plan": Expected(move={"flex": ["n1"]}),
+    "20-department-sold-twice-to-sessions": Expected(refuse=("y0", "y1")),
+    "21-gang-shrinks-more-than-asked": Expected({"a3": "b1"}),
 }
 NOT_YET: set[str] = set()
 """Engines that still break these rules."""
@@ -71,6 +74,7 @@ def test_each_case_is_decided_by_the_rules(engine: str, case: str) -> None:
     assert not plan.start
     assert {e.id: e.preemptor for e in plan.evict} == EXPECTED[case].evict
     assert {m.id: [placed.node for placed in m.to] for m in plan.move} == EXPECTED[case].move
+    assert tuple(r.id for r in plan.refused) == EXPECTED[case].refuse
 
 
 @pytest.mark.covers("F14", "F15", "F16", "F17")

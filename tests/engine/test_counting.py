@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from engine.engines import ENGINES
 from makeway_quota.engine import Plan, Policy, QuotaLine
+from makeway_quota.wording.sentences import sentence
 from worlds import World
 
 
@@ -134,3 +136,84 @@ def test_paused_work_waits_alone() -> None:
     world.change("a1", paused=False)
     assert not world.step().start
     assert "a2" in world.named(), "what runs goes on"
+
+
+def department(engine: str = "fast", **more: float) -> World:
+    """Return a department that reserves 4 for team a without a line and team b with 2; team c reserves the other 4."""
+    world = World().pool("p", gpus=8).team("dep", 4).team("a", parent="dep").team("b", 2, parent="dep", **more)
+    world.team("c", 4).profile("one", 1)
+    world.engine = ENGINES[engine]
+    return world
+
+
+@pytest.mark.covers("F14")
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_department_guarantees_notebooks_what_it_reserves_and_no_more(engine: str) -> None:
+    """Team a has what no line of a team in it reserves, team b its own line, and everybody all that is reserved."""
+    world = department(engine)
+    for name in ("a0", "a1", "a2", "a3", "b0", "b1", "b2", "b3", "c0", "c1", "c2", "c3", "c4"):
+        world.session(name, name[0], "one")
+    refused = {refusal.id for refusal in world.step().refused}
+    assert world.named() == ["a0", "a1", "b0", "b1", "c0", "c1", "c2", "c3"]
+    assert refused == {"a2", "a3", "b2", "b3", "c4"}
+
+
+@pytest.mark.covers("F14")
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_level_above_a_notebook_is_asked(engine: str) -> None:
+    """Team a has 4 of its own, but only 2 are left of what the level above its department reserves."""
+    world = World().pool("p", gpus=8).team("top", 4).team("dep", 4, parent="top").team("a", 4, parent="dep")
+    world.team("direct", 2, parent="top").profile("one", 1)
+    world.engine = ENGINES[engine]
+    world.session("d0", "direct", "one").session("d1", "direct", "one").step()
+    for at in range(4):
+        world.session(f"a{at}", "a", "one")
+    assert {refusal.id for refusal in world.step().refused} == {"a2", "a3"}
+    assert world.named(team="a") == ["a0", "a1"]
+
+
+@pytest.mark.covers("F14")
+@pytest.mark.parametrize("engine", ENGINES)
+def test_jobs_that_borrow_a_departments_reservation_make_way_for_the_teams_line(engine: str) -> None:
+    world = department(engine)
+    world.jobs("a0 a1 a2 a3", "a", "one").jobs("c0 c1 c2 c3", "c", "one").reconcile()
+    plan = world.session("b0", "b", "one").submit("b1", "b", "one").step()
+    assert {eviction.id for eviction in plan.evict} == {"a2", "a3"}
+    assert not plan.refused
+
+
+@pytest.mark.covers("F14")
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_line_within_another_line_of_its_team_promises_nothing_more_of_the_department(engine: str) -> None:
+    world = department(engine).pool("q", gpus=4)
+    lines = (QuotaLine(("p",), 2000), QuotaLine(("p", "q"), 2000))
+    world.policies["b"] = replace(world.policies["b"], quotas=lines)
+    for at in range(3):
+        world.session(f"a{at}", "a", "one")
+    assert {refusal.id for refusal in world.step().refused} == {"a2"}
+
+
+@pytest.mark.covers("F14")
+@pytest.mark.parametrize("engine", ENGINES)
+def test_departments_in_a_circle_are_planned(engine: str) -> None:
+    """No policy document has one; a snapshot file may."""
+    world = World().pool("p", gpus=4).team("x", 2, parent="z").team("y", parent="x").team("z", parent="y")
+    world.profile("one", 1)
+    world.engine = ENGINES[engine]
+    world.session("x0", "x", "one").session("y0", "y", "one").session("z0", "z", "one")
+    assert {refusal.id for refusal in world.step().refused} == {"z0"}
+
+
+def test_a_refused_notebook_says_whose_guaranteed_gpus_are_in_use() -> None:
+    world = department()
+    world.session("a0", "a", "one", owner="ana").session("a1", "a", "one", owner="bo").step()
+    refused = world.session("a2", "a", "one").step().refused
+    assert sentence(refused[0].facts) == (
+        "2 of the 2 GPUs that dep guarantees beyond those of its teams are in use: ana 1, bo 1."
+    )
+    world.policies["dep"] = replace(world.policies["dep"], quotas=(QuotaLine((), 3000),))
+    world.session("b0", "b", "one", owner="eva").step()
+    refused = world.session("b1", "b", "one").step().refused
+    assert sentence(refused[0].facts) == (
+        "3 of the 3 guaranteed GPUs of dep, your department, are in use: ana 1, bo 1, eva 1."
+    )

@@ -259,12 +259,13 @@ def test_departments_with_lines_of_their_own_in_other_pools() -> None:
 
 def test_a_nomination_of_a_session_outlives_the_use_of_its_departments_reservation() -> None:
     world = World().pool("p", gpus=4).pool("q", gpus=4).team("b")
-    world.team("top", 4).team("a", 4, parent="top", pools=("p",))
+    world.team("top", 6).team("a", 4, parent="top", pools=("p",))
     world.profile("p4", 4, pools=("p",)).profile("q2", 2, pools=("q",)).profile("q4", 4, pools=("q",))
     world.submit("b1", "b", "q4").submit("b2", "b", "p4").reconcile()
     assert [e.id for e in world.session("s", "a", "q2").step().evict] == ["b1"]
     assert [e.id for e in world.submit("a1", "a", "p4", preemptible=False).step().evict] == ["b2"]
-    assert not world.step().refused, "it was admitted by what its department reserves, before its team used its own"
+    world.policies["top"] = replace(world.policies["top"], quotas=(QuotaLine((), 4000),))
+    assert not world.step().refused, "it was admitted by what its department reserved then"
     (plan,) = (plan for plan in world.release("b1", "b2").reconcile() if plan.acts)
     assert [s.id for s in plan.start] == ["s", "a1"]
     assert world.say(plan.start[0]) == (

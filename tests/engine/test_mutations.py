@@ -46,9 +46,21 @@ EDITS = (
     ),
     Edit(
         "index/ledger.py",
-        "(line.non_preemptible if non_preemptible else line.taken) for line in lines",
-        "line.taken for line in lines",
+        "return self.line.non_preemptible if non_preemptible else self.line.taken",
+        "return self.line.taken",
         "a session's reservation is used up by sessions only",
+    ),
+    Edit(
+        "index/ledger.py",
+        "for level in self.chain if non_preemptible else () if nearest is None else (nearest,):",
+        "for level in () if nearest is None else (nearest,):",
+        "non-preemptible work is asked at every level",
+    ),
+    Edit(
+        "index/ledger.py",
+        "if promised and non_preemptible:",
+        "if promised and not promised:",
+        "what a department reserves for its teams' lines is not for others",
     ),
     Edit(
         "index/ledger.py",

@@ -199,7 +199,7 @@ def test_a_victim_is_not_spared_where_its_cpu_is_promised_to_the_start_that_need
 def test_a_nomination_stands_where_its_teams_other_work_uses_up_the_departments_reservation(engine: str) -> None:
     """a1 counts on its department in q, a2 on its own team in p: a1 does not evict once more to be in quota in p."""
     world = World().pool("p", gpus=4).pool("q", gpus=4).team("b")
-    world.team("top", 2).team("a", 4, parent="top", pools=("p",))
+    world.team("top", 4).team("a", 2, parent="top", pools=("p",))
     world.profile("two", 2, pools=("q", "p"))
     world.jobs("b1 b2 b3 b4", "b", "two").reconcile()
     world.engine = ENGINES[engine]

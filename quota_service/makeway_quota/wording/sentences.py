@@ -161,8 +161,12 @@ def _ready_after_reclaim(v: V, victims: Sequence[str]) -> str:
 
 
 def _guarantee_used(v: V, names: Names) -> str:
-    used = f"{number(v['guaranteed_in_use'])} of your {number(v['reserved'])} guaranteed GPUs "
-    used += f"{is_are(v['guaranteed_in_use'])} in use"
+    team, many = names.team(v["team"]), number(v["reserved"])
+    guaranteed = {
+        "department": f"the {many} guaranteed GPUs of {team}, your department,",
+        "rest": f"the {many} GPUs that {team} guarantees beyond those of its teams",
+    }.get(v.get("level", ""), f"your {many} guaranteed GPUs")
+    used = f"{number(v['guaranteed_in_use'])} of {guaranteed} {is_are(v['guaranteed_in_use'])} in use"
     if v["in_use_by"]:
         used += f": {', '.join(v['in_use_by'])}"
     return used + (f"; this session needs {number(v['needs'])}." if v["guaranteed_in_use"] < v["reserved"] else ".")

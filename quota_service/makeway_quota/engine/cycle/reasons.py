@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..index.cluster import Cluster
-from ..index.ledger import LineState
+from ..index.ledger import Guarantee, LineState
 from ..index.nodes import UNLIMITED, NodeState, PoolState, hosts
 from ..index.pending import PendingGroup, PendingReason
 from ..index.queues import Queue
 from ..placement.fit import static_quota
 from ..plan import Code, Fact, Facts, Number, Refusal
-from ..plan_builder import PlanBuilder, quota_numbers, stuck_in
+from ..plan_builder import PlanBuilder, stuck_in
 from ..request import Need
 from ..rules.forecast import not_before
 from ..rules.hold import Hold
@@ -37,9 +37,10 @@ def refuse(cluster: Cluster, builder: PlanBuilder, queue: Queue) -> None:
     account = queue.account
     pool = queue.pools[0]
     for workload in queue.members():
-        reserved, used = quota_numbers(account, pool.pool.name, True)
-        guarantor = account.guarantor(pool.pool.name) or account
-        holders = tuple((name, from_milli(milli)) for name, milli in _holders(cluster, guarantor.policy.name, pool))
+        guarantee = account.tightest(pool.pool.name, True)
+        reserved, used = (guarantee.reserved, guarantee.used(True)) if guarantee else (0, 0)
+        whose = (guarantee.line.account if guarantee else account).policy.name
+        holders = tuple((name, from_milli(milli)) for name, milli in _holders(cluster, guarantee))
         code = (
             "no_reservation"
             if not reserved
@@ -53,25 +54,26 @@ def refuse(cluster: Cluster, builder: PlanBuilder, queue: Queue) -> None:
             "guaranteed_in_use": from_milli(used),
             "in_use_by": tuple(f"{name} {amount}" for name, amount in holders),
         }
-        values: dict[str, Number] = {**numbers, "team": guarantor.policy.name, "pool": pool.pool.name}
+        values: dict[str, Number] = {**numbers, "team": whose, "pool": pool.pool.name}
+        values["level"] = "team" if whose == account.policy.name else "department"
+        if guarantee is not None and guarantee.beyond:
+            values["level"] = "rest"
         fact = Fact(code, values)
         builder.refused[workload.id] = Refusal(workload.id, "not_in_quota", "session_in_quota", (fact,), numbers)
         builder.progress.decisions += 1
 
 
-def _holders(cluster: Cluster, policy: str, pool: PoolState) -> list[tuple[str, int]]:
-    """Return the owners that hold the guaranteed GPUs of a policy and how many, most first."""
+def _holders(cluster: Cluster, guarantee: Guarantee | None) -> list[tuple[str, int]]:
+    """Return the owners that hold guaranteed GPUs and how many, most first."""
     found: dict[str, int] = {}
     allocations = [*cluster.allocations.values(), *cluster.nominations.values()]
-    lines = cluster.ledger.account(policy).reserving(pool.pool.name)
-    for allocation in allocations:
+    for allocation in allocations if guarantee else ():
         workload = allocation.workload
-        amount = max((allocation.counts_on(line.quota) for line in lines), default=0)
-        if not workload.non_preemptible or not amount:
-            continue
-        if any(account.policy.name == policy for account in cluster.account(workload).chain):
-            name = workload.owner or workload.id
-            found[name] = found.get(name, 0) + amount
+        account = cluster.account(workload)
+        for pool, amount in allocation.shares or ((allocation.pool, allocation.amount),):
+            if workload.non_preemptible and amount and guarantee and guarantee.counts(account, pool.pool.name):
+                name = workload.owner or workload.id
+                found[name] = found.get(name, 0) + amount
     return sorted(found.items(), key=lambda item: (-item[1], item[0]))
 
 
@@ -150,9 +152,12 @@ def _not_allowed(cluster: Cluster, queue: Queue, pool: PoolState) -> Reason | No
     account, amount, name = queue.account, queue.need.total, pool.pool.name
     in_quota = cluster.ledger.in_quota(account, name, amount, queue.non_preemptible)
     if amount and not in_quota and (queue.non_preemptible or account.policy.weight == "None"):
-        reserved, used = quota_numbers(account, name, queue.non_preemptible)
+        tightest = account.tightest(name, queue.non_preemptible)
+        reserved, used = (tightest.reserved, tightest.used(queue.non_preemptible)) if tightest else (0, 0)
+        used = used if tightest else account.in_pool.get(name, 0)
         code = "never_over_quota" if queue.non_preemptible else "team_never_over_quota"
-        values = {"team": account.policy.name, "uses": from_milli(used), "reserved": from_milli(reserved)}
+        whose = tightest.line.account.policy.name if tightest else account.policy.name
+        values = {"team": whose, "uses": from_milli(used), "reserved": from_milli(reserved)}
         fact = Fact(code, {**_request(queue), **values})
         return Reason("never_over_quota", "over_quota", (fact,), _quota(amount, used, reserved))
     line = cluster.ledger.over_limit(account, name, amount) if amount else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import cached_property
+from typing import NamedTuple
 
 from ..plan import LineUsage
 from ..snapshot import Policy, QuotaLine
@@ -67,6 +68,35 @@ class LineState:
         return max(0, self.spare - (self.future if later else self.now))
 
 
+class Guarantee(NamedTuple):
+    """What one line reserves for the work of an account, at one level of its chain.
+
+    `beyond`: the part that a department reserves beyond its teams' own lines; work under such a line does not count.
+    """
+
+    line: LineState
+    reserved: int
+    beyond: bool = False
+
+    def counts(self, account: Account, pool: str) -> bool:
+        """Whether work of an account in a pool counts."""
+        if self.line.account not in account.chain or not self.line.quota.covers(pool):
+            return False
+        below = account.chain[: account.chain.index(self.line.account)]
+        return not self.beyond or not any(level.reserving(pool) for level in below)
+
+    def used(self, non_preemptible: bool) -> int:
+        """Return how much of it is taken: by non-preemptible work, or by all."""
+        if not self.beyond:
+            return self.line.non_preemptible if non_preemptible else self.line.taken
+        return sum(
+            taken[non_preemptible]
+            for account in self.line.account.below
+            for pool, taken in account.own.items()
+            if self.counts(account, pool)
+        )
+
+
 class Account:
     """One policy with its lines; `chain` is itself, its department, and so on up."""
 
@@ -74,12 +104,17 @@ class Account:
         self.policy = policy
         self.lines = tuple(LineState(self, quota) for quota in policy.quotas)
         self.parent: Account | None = None
+        self.children: list[Account] = []
+        self.own: dict[str, tuple[int, int]] = {}
+        """Pool to what its own work takes there, without its teams': of all work, of non-preemptible work. Counted only
+        where there are departments."""
         self.in_pool: dict[str, int] = {}
         self.owners: dict[str, int] = {}
         self._covering: dict[str, tuple[LineState, ...]] = {}
         self._reserving: dict[str, tuple[LineState, ...]] = {}
         self._limiting: dict[str, tuple[LineState, ...]] = {}
         self._guarantors: dict[str, Account | None] = {}
+        self._guarantees: tuple[dict[str, tuple[Guarantee, ...]], dict[str, tuple[Guarantee, ...]]] = ({}, {})
         self._shares: dict[str, tuple[int, ...]] = {}
         self._unreserved: tuple[dict[str, int], dict[str, int]] = ({}, {})
 
@@ -120,6 +155,53 @@ class Account:
             self._guarantors[pool] = next((account for account in self.chain if account.reserving(pool)), None)
         return self._guarantors[pool]
 
+    @cached_property
+    def below(self) -> tuple[Account, ...]:
+        """Return the account and all accounts below it."""
+        found = [self]
+        for account in found:
+            found += [child for child in account.children if child not in found]
+        return tuple(found)
+
+    def guarantees(self, pool: str, non_preemptible: bool) -> tuple[Guarantee, ...]:
+        """Return all that work in `pool` must stay within to be in quota; none: nothing is reserved.
+
+        Non-preemptible work is asked at every level, since nothing that it takes comes back. Other work is asked at
+        the nearest level that reserves: what other teams borrow of its team's reservation is reclaimed.
+        """
+        known = self._guarantees[non_preemptible].get(pool)
+        if known is None:
+            found: list[Guarantee] = []
+            own = False
+            nearest = self.guarantor(pool)
+            for level in self.chain if non_preemptible else () if nearest is None else (nearest,):
+                for line in level.reserving(pool):
+                    found.append(Guarantee(line, line.quota.reserved))
+                    promised = 0 if own else level.promised(line.quota)
+                    if promised and non_preemptible:
+                        found.append(Guarantee(line, max(0, line.quota.reserved - promised), True))
+                own = own or bool(level.reserving(pool))
+            known = self._guarantees[non_preemptible][pool] = tuple(found)
+        return known
+
+    def promised(self, quota: QuotaLine) -> int:
+        """Return how much of one of its lines the nearest lines below it reserve."""
+        total, seen, waiting = 0, {self}, list(self.children)
+        while waiting:
+            child = waiting.pop()
+            if child in seen:
+                continue  # policies that are each other's departments
+            seen.add(child)
+            own = reserved_within(child.policy, quota)
+            total += own
+            waiting += () if own else child.children
+        return total
+
+    def tightest(self, pool: str, non_preemptible: bool) -> Guarantee | None:
+        """Return the guarantee with the least left, the nearest of equal ones; None if nothing is reserved."""
+        known = self.guarantees(pool, non_preemptible)
+        return min(known, key=lambda g: g.reserved - g.used(non_preemptible), default=None)
+
     def over(self, pool: str, request: int = 0, of: Account | None = None) -> int:
         """Return by how much its usage in `pool`, with a `request` of the account `of`, will exceed its reservation."""
         lines, more = self.reserving(pool), request if of is not None and self in of.chain else 0
@@ -136,15 +218,13 @@ class Account:
         return known
 
     def unreserved(self, pool: str, non_preemptible: bool) -> int:
-        """Return how much of its reservation in `pool` is unused; negative when exceeded or when nothing is reserved.
+        """Return how much it can still use in quota in `pool`: what is left at every level that reserves there.
 
-        Cached until the next record.
+        Negative when exceeded or when nothing is reserved. Cached until the next record.
         """
         known = self._unreserved[non_preemptible].get(pool)
         if known is None:
-            guarantor = self.guarantor(pool)
-            lines = guarantor.reserving(pool) if guarantor else ()
-            rest = [line.quota.reserved - (line.non_preemptible if non_preemptible else line.taken) for line in lines]
+            rest = [each.reserved - each.used(non_preemptible) for each in self.guarantees(pool, non_preemptible)]
             known = self._unreserved[non_preemptible][pool] = min(rest, default=-1)
         return known
 
@@ -170,6 +250,8 @@ class Ledger:
         for account in self.accounts.values():
             if account.policy.parent is not None:
                 account.parent = self.accounts.get(account.policy.parent)
+            if account.parent is not None:
+                account.parent.children.append(account)
         self.nested = any(account.parent for account in self.accounts.values())
         self._parents = frozenset(a.parent for a in self.accounts.values() if a.parent is not None)
         self.changed: list[Account] = []
@@ -213,6 +295,11 @@ class Ledger:
             self.changed.append(account)
         for each in self.affected(account):
             each.forget()
+        if self.nested:
+            taken, guaranteed = account.own.get(pool, (0, 0))
+            more = now + nominated - moving
+            guaranteed += now + nominated if non_preemptible else 0
+            account.own[pool] = taken + more, guaranteed
         for level in account.chain:
             level.in_pool[pool] = level.in_pool.get(pool, 0) + later
             for line in level.covering(pool):
@@ -289,6 +376,20 @@ class Ledger:
             for line in self.holding
             if line.kept_free(later) and line.quota.covers(pool) and line.account not in account.chain
         ]
+
+
+def is_within(quota: QuotaLine, other: QuotaLine) -> bool:
+    """Whether every pool that a line covers is covered by another line."""
+    return not other.pools or (bool(quota.pools) and set(quota.pools) <= set(other.pools))
+
+
+def reserved_within(policy: Policy, quota: QuotaLine) -> int:
+    """Return what a policy's own lines reserve of a department's line; one within another of them adds nothing."""
+    within = [line for line in policy.quotas if line.reserved > 0 and is_within(line, quota)]
+    outer = [
+        line for line in within if not any(is_within(line, other) and not is_within(other, line) for other in within)
+    ]
+    return sum({frozenset(line.pools): line.reserved for line in sorted(outer, key=lambda ln: -ln.reserved)}.values())
 
 
 def kept_free(lines: Iterable[LineState], later: bool) -> int:

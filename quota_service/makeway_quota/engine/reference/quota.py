@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ..snapshot import WEIGHTS, QuotaLine
+from ..snapshot import WEIGHTS, Policy, QuotaLine
 from ..weights import over_per_weight
 from .cluster import Allocation, Cluster
 
@@ -54,6 +54,19 @@ def _count(cluster: Cluster, policy: str, pools: Sequence[str]) -> Counts:
     """Count one policy (with the teams of a department) in some pools."""
     running = [a for a in cluster.running.values() if policy in a.levels]
     nominations = [c for c in cluster.nominations.values() if policy in c.levels and c.pool in pools]
+    return _counts(cluster, running, nominations, pools)
+
+
+def _count_own(cluster: Cluster, policy: str, pool: str) -> Counts:
+    """Count one policy without the teams below it in a pool."""
+    running = [a for a in cluster.running.values() if a.levels[0] == policy]
+    nominations = [c for c in cluster.nominations.values() if c.levels[0] == policy and c.pool == pool]
+    return _counts(cluster, running, nominations, (pool,))
+
+
+def _counts(
+    cluster: Cluster, running: Sequence[Allocation], nominations: Sequence[Allocation], pools: Sequence[str]
+) -> Counts:
     moving = 0
     for nomination in nominations:
         old = cluster.running.get(nomination.id)
@@ -117,12 +130,68 @@ def in_quota(cluster: Cluster, levels: Sequence[str], pool: str, amount: int, gu
 
     A workload without GPUs is not in quota by that alone: its team needs a reservation that is not exceeded.
     """
-    level = guarantor(cluster, levels, pool)
-    lines = reserving(cluster, level, pool) if level else []
-    used = [(counts(cluster, line), line.quota.reserved) for line in lines]
-    return bool(used) and all(
-        (each.guaranteed if guaranteed else each.taken) + amount <= reserved for each, reserved in used
+    asked = False
+    nearest = guarantor(cluster, levels, pool)
+    for at, level in enumerate(levels):
+        if not guaranteed and level != nearest:
+            continue  # what others borrow of its team's reservation is reclaimed
+        own = any(reserving(cluster, below, pool) for below in levels[:at])
+        for line in reserving(cluster, level, pool):
+            asked = True
+            each = counts(cluster, line)
+            if (each.guaranteed if guaranteed else each.taken) + amount > line.quota.reserved:
+                return False
+            promised = 0 if own or not guaranteed else _promised_below(cluster, level, line.quota)
+            if promised and _beyond(cluster, line, guaranteed) + amount > max(0, line.quota.reserved - promised):
+                return False
+    return asked
+
+
+def _promised_below(cluster: Cluster, policy: str, quota: QuotaLine, above: tuple[str, ...] = ()) -> int:
+    """Return what the nearest lines below a department reserve of one of its lines.
+
+    `above`: the levels between, for policies that are each other's departments.
+    """
+    above = (*above, policy)
+    total = 0
+    for name, known in cluster.policies.items():
+        if known.parent == policy and name not in above:
+            total += _reserved_within(known, quota) or _promised_below(cluster, name, quota, above)
+    return total
+
+
+def _reserved_within(policy: Policy, quota: QuotaLine) -> int:
+    """Return what a policy's own lines reserve of a department's line; one within another of them adds nothing."""
+    least: dict[frozenset[str], int] = {}
+    for line in policy.quotas:
+        pools = frozenset(line.pools)
+        if line.reserved > 0 and _inside(pools, frozenset(quota.pools)):
+            least[pools] = min(line.reserved, least.get(pools, line.reserved))
+    return sum(
+        reserved
+        for pools, reserved in least.items()
+        if not any(_inside(pools, other) for other in least if other != pools)
     )
+
+
+def _inside(pools: frozenset[str], others: frozenset[str]) -> bool:
+    """Whether some pools are all among others; no pools are named: all of them."""
+    return not others or bool(pools and pools <= others)
+
+
+def _beyond(cluster: Cluster, line: PolicyLine, guaranteed: bool) -> int:
+    """Return what a department's work uses of its line without having a line of its own below it."""
+    total = 0
+    for name in cluster.policies:
+        levels = cluster.levels(name)
+        if line.policy not in levels:
+            continue
+        below = levels[: levels.index(line.policy)]
+        for pool in line.quota.pools or tuple(cluster.pools):
+            if not any(reserving(cluster, level, pool) for level in below):
+                each = _count_own(cluster, name, pool)
+                total += each.guaranteed if guaranteed else each.taken
+    return total
 
 
 def quota_numbers(cluster: Cluster, levels: Sequence[str], pool: str, guaranteed: bool) -> tuple[int, int]:

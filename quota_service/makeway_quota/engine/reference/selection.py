@@ -256,13 +256,22 @@ def _walk(p: Preemptor, units: Sequence[Member], enough: Test, chosen: Victims =
     victims: Victims = ()
     gone = [(member.allocation, member.amount) for member in chosen]
     for unit in units:
-        given = next((m.gone for m in victims if m.allocation is unit.allocation), ())
-        amounts = [amount for amount, _ in items(unit)][len(given) if unit.whole else 0 :]
+        before = next((m for m in victims if m.allocation is unit.allocation), None)
+        joined = _joined(p, victims, unit)
+        amounts = _more(next(m for m in joined if m.allocation is unit.allocation), before)
         if _counts_on_limit(p, victims, unit) and (more := _legal_next(p, unit.allocation, amounts, gone)):
-            victims, gone = _joined(p, victims, unit), more
+            victims, gone = joined, more
             if enough(victims):
                 return _without_needless(p, victims, enough)
     return None
+
+
+def _more(member: Member, before: Member | None) -> list[int]:
+    """Return what a member gives up more than before, in milli-GPUs, one worker after the other."""
+    amounts = [amount for amount, _ in items(member)]
+    if before is None:
+        return amounts
+    return amounts[len(before.freed) if member.whole else len(before.gone) :]
 
 
 def _legal_next(

@@ -69,8 +69,8 @@ class Member(NamedTuple):
 
     @property
     def amount(self) -> int:
-        """Return the milli-GPUs that are given up."""
-        return self.allocation.amount if self.whole else self.allocation.need.gpus * len(self.gone)
+        """Return the milli-GPUs that are given up, with those of workers that cannot stay."""
+        return self.allocation.amount - self.allocation.need.gpus * len(self.kept)
 
     @property
     def kind(self) -> int:
@@ -240,13 +240,12 @@ def legal_order(p: Preemptor, victims: Sequence[Member]) -> Victims | None:
 
 def items(member: Member) -> list[tuple[int, bool]]:
     """Split a member into (milli-GPUs, whether it is a block): extra workers one by one, the rest at once."""
-    victim = member.allocation
-    indivisible = victim.fresh or victim.fixed
-    extra = len(member.gone) if not member.whole else 0 if indivisible else len(victim.parts) - victim.need.least
-    extra = max(0, extra)
-    rest = member.amount - extra * victim.need.gpus
-    items = [(victim.need.gpus, False)] * extra
-    return [*items, (rest, True)] if member.whole else items
+    victim, each = member.allocation, member.allocation.need.gpus
+    if not member.whole:
+        more = len(member.gone) - 1  # those that cannot stay leave with the first
+        return [(member.amount - each * more, False), *[(each, False)] * more]
+    extra = 0 if victim.fresh or victim.fixed else max(0, len(victim.parts) - victim.need.least)
+    return [*[(each, False)] * extra, (member.amount - each * extra, True)]
 
 
 # Order

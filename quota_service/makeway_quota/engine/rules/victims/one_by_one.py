@@ -47,13 +47,14 @@ def one_by_one(
     counted: list[tuple[Allocation, int]] = []
     fits = False
     for step in steps:
-        if may_block(step.allocation) and _count(preemptor, step, chosen, counted):
+        name = step.allocation.workload.id
+        before = chosen.get(name)
+        joined = step._replace(gone=(*before.gone, *step.gone)) if before and step.kind == SHRINK else step
+        if may_block(step.allocation) and _count(preemptor, joined, before, counted):
             if trial.booked:
                 _uncount(preemptor, counted)
-            name = step.allocation.workload.id
-            before = chosen.get(name)
-            chosen[name] = step._replace(gone=(*before.gone, *step.gone)) if before and step.kind == SHRINK else step
-            trial.add(chosen[name])
+            chosen[name] = joined
+            trial.add(joined)
             if fits := trial.fits():
                 break
     _uncount(preemptor, counted)
@@ -64,20 +65,19 @@ def one_by_one(
     return ()
 
 
-def _count(
-    preemptor: Preemptor, step: Victim, chosen: dict[str, Victim], counted: list[tuple[Allocation, int]]
-) -> bool:
-    """Subtract a step beyond the chosen victims from its policy's usage, if that is legal now."""
-    before, done = chosen.get(step.allocation.workload.id), len(counted)
-    amounts = [item.amount for item in items_of(preemptor, step)]
-    if before is not None and step.kind != SHRINK:
-        del amounts[: len(before.gone)]
+def _count(preemptor: Preemptor, victim: Victim, before: Victim | None, counted: list[tuple[Allocation, int]]) -> bool:
+    """Subtract what a victim gives up more than `before` from its policy's usage, if that is legal now."""
+    done = len(counted)
+    amounts = [item.amount for item in items_of(preemptor, victim)]
+    if before is not None:
+        left = len(before.allocation.parts) - len(before.kept)
+        del amounts[: len(before.gone) if victim.kind == SHRINK else left]
     for amount in amounts:
-        if not preemptor.may_evict_now(step.allocation):
+        if not preemptor.may_evict_now(victim.allocation):
             _uncount(preemptor, counted, done)
             return False
-        preemptor.choose(step.allocation, amount)
-        counted.append((step.allocation, amount))
+        preemptor.choose(victim.allocation, amount)
+        counted.append((victim.allocation, amount))
     return True
 
 

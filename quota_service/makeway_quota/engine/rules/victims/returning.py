@@ -67,16 +67,16 @@ def _returns(preemptor: Preemptor, allocation: Allocation, gone: Victims, finds:
 
 def _in_quota(preemptor: Preemptor, workload: Workload, pool: PoolState, gone: Victims) -> bool:
     """Whether a victim would be in quota in a pool, with all victims gone and the preemptor's request counted."""
-    cluster, name = preemptor.cluster, pool.pool.name
-    guarantor = cluster.account(workload).guarantor(name)
-    if guarantor is None:
-        return False
-    for line in guarantor.reserving(name):
-        used = line.taken
-        used -= sum(v.counts_on(line.quota) for v in gone if guarantor in cluster.account(v.allocation.workload).chain)
-        asks = guarantor in preemptor.account.chain and preemptor.workload.id not in cluster.nominations
-        if asks and line.quota.covers(preemptor.pool.pool.name):
+    cluster = preemptor.cluster
+    guarantees = cluster.account(workload).guarantees(pool.pool.name, workload.non_preemptible)
+    for guarantee in guarantees:
+        used = guarantee.used(False)
+        for victim in gone:
+            account = cluster.account(victim.allocation.workload)
+            used -= sum(amount for where, amount in victim.counted if guarantee.counts(account, where))
+        asks = preemptor.workload.id not in cluster.nominations
+        if asks and guarantee.counts(preemptor.account, preemptor.pool.pool.name):
             used += preemptor.amount
-        if used + cluster.need(workload).total > line.quota.reserved:
+        if used + cluster.need(workload).total > guarantee.reserved:
             return False
-    return True
+    return bool(guarantees)

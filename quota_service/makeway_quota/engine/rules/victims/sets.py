@@ -30,8 +30,14 @@ class Victim(NamedTuple):
 
     @property
     def amount(self) -> int:
-        """Return the milli-GPUs that the victim gives up."""
-        return self.allocation.amount if self.kind != SHRINK else self.allocation.need.gpus * len(self.gone)
+        """Return the milli-GPUs that the victim gives up, with those of workers that cannot stay."""
+        return self.allocation.amount - self.allocation.need.gpus * len(self.kept)
+
+    @property
+    def counted(self) -> tuple[tuple[str, int], ...]:
+        """Return each pool and how much of that counts there."""
+        shares = self.allocation.shares or ((self.allocation.pool, self.amount),)
+        return tuple((pool.pool.name, amount) for pool, amount in shares)
 
     def counts_on(self, quota: QuotaLine) -> int:
         """Return how much of that counts on a line of the victim's policy, or of a department above it."""
@@ -233,13 +239,17 @@ def items_of(preemptor: Preemptor, victim: Victim) -> Iterator[_Item]:
     """Return the units of a victim, smallest first."""
     allocation, order = victim.allocation, preemptor.order(victim.allocation)
     always = preemptor.always_entitled(allocation)
-    each, extra = allocation.need.gpus, extra_workers(allocation)
+    each = allocation.need.gpus
     if victim.kind == SHRINK:
-        extra = len(victim.gone)
+        more = len(victim.gone) - 1  # those that cannot stay leave with the first
+        yield _Item(True, always, victim.amount - each * more, order, False, victim)
+        for _ in range(more):
+            yield _Item(True, always, each, order, False, victim)
+        return
+    extra = extra_workers(allocation)
     for _ in range(extra):
         yield _Item(victim.kind != WITHDRAW, always, each, order, False, victim)
-    if victim.kind != SHRINK:
-        yield _Item(victim.kind != WITHDRAW, always, allocation.amount - each * extra, order, True, victim)
+    yield _Item(victim.kind != WITHDRAW, always, allocation.amount - each * extra, order, True, victim)
 
 
 # Minimal sets
