@@ -42,6 +42,8 @@ class Address:
     """whether it speaks TLS itself, with the site's certificate"""
     public: str = ""
     """the URL for browsers where the site names it, as behind a web server with TLS"""
+    panel: str = ""
+    """the origin of the quota service for browsers, where users' servers have names of their own; else the portal's"""
 
     @property
     def bind_url(self) -> str:

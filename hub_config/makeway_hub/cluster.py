@@ -22,6 +22,7 @@ from .address import CannotStart
 from .databases import check_hub_database
 from .settings import SERVICE_PATH
 from .site_settings import check_spawn_page, merge_pages, merge_roles, merge_server_scopes, value
+from .subdomains import read_subdomains, set_subdomains
 
 __all__ = ["SERVICE", "SPAWNER", "ClusterSettings", "configure_cluster"]
 
@@ -54,6 +55,7 @@ def configure_cluster(c: Any, settings: ClusterSettings) -> None:
     ValueError names a service without a token, CannotStart what Makeway cannot work with.
     """
     _check(c)
+    names = read_subdomains(c.JupyterHub)
     os.environ.update(without_proxy(os.environ, _internal_hosts(c, settings)))
     base = str(c.JupyterHub.get("base_url", "/")).rstrip("/")
     tokens = _services(c, settings)
@@ -61,9 +63,14 @@ def configure_cluster(c: Any, settings: ClusterSettings) -> None:
     # A start that waits for GPUs must block no other start, and a refusal is not a failure of the Hub.
     c.JupyterHub.concurrent_spawn_limit = 0
     c.Spawner.consecutive_failure_limit = 0
-    merge_pages(c, f"{base}{SERVICE_PATH}/")
+    panel = f"{names.service if names else ''}{base}{SERVICE_PATH}/"
+    merge_pages(c, panel)
     merge_server_scopes(c)
-    _spawner(c, settings, tokens[SPAWNER], base)
+    if names:
+        inside = urlsplit(settings.notebook_url).hostname  # by which notebooks reach it through the proxy
+        paths = (f"{names.name}{base}{SERVICE_PATH}/api/", f"{inside}{base}{SERVICE_PATH}/")
+        set_subdomains(c, names, dict.fromkeys(paths, settings.service_url))
+    _spawner(c, settings, tokens[SPAWNER], base, panel)
 
 
 def _check(c: Any) -> None:
@@ -125,11 +132,11 @@ def _services(c: Any, settings: ClusterSettings) -> dict[str, str]:
     return tokens
 
 
-def _spawner(c: Any, settings: ClusterSettings, token: str, base: str) -> None:
+def _spawner(c: Any, settings: ClusterSettings, token: str, base: str, panel: str) -> None:
     c.JupyterHub.spawner_class = _spawner_class(c)
     c.MakewayKubeSpawner.makeway_api_url = f"{settings.service_url}{base}{SERVICE_PATH}"
     c.MakewayKubeSpawner.makeway_url = settings.notebook_url
-    c.MakewayKubeSpawner.makeway_public_path = f"{base}{SERVICE_PATH}/"
+    c.MakewayKubeSpawner.makeway_public_path = panel
     c.MakewayKubeSpawner.makeway_token = token
     c.MakewayKubeSpawner.renew_seconds = settings.lease_seconds / 3
     c.MakewayKubeSpawner.instance = settings.instance

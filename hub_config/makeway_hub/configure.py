@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
+from urllib.parse import urlsplit
 
 from jupyterhub.app import JupyterHub
 from jupyterhub.proxy import ConfigurableHTTPProxy
@@ -36,6 +38,7 @@ from .site_settings import (
     set_default,
     value,
 )
+from .subdomains import read_subdomains, set_subdomains
 from .users import SampleAuthenticator, SystemAuthenticator
 
 GROUPS_SECONDS = 5
@@ -92,18 +95,24 @@ class Configuration:
         self._address = found = addresses.chosen(hub, self._address, self._ours)
         self._ours |= found.traits()
         hub.update(found.traits())
+        names = read_subdomains(hub)
+        if names:
+            api = f"{found.base_url}{SERVICE_PATH.strip('/')}/api/"
+            hosts = {names.name, urlsplit(found.own).hostname}
+            set_subdomains(c, names, {f"{host}{api}": self._service_url for host in hosts})
+            found = replace(found, public=names.hub + found.base_url.rstrip("/"), panel=names.service)
         path = f"{found.base_url.rstrip('/')}{SERVICE_PATH}"
         direct = self._service_url + path
-        # The proxy's own certificate is for the names by which browsers know it.
-        inside = direct if found.secure else found.own + SERVICE_PATH
+        # The proxy's own certificate, and the names of subdomains, are those by which browsers know it.
+        inside = direct if found.secure or names else found.own + SERVICE_PATH
         watch_services_closely()
         merge_services(c, _services(self.settings, self._service_url, inside))
         merge_roles(c, *_administrators(self.settings))
-        merge_pages(c, f"{path}/")
+        merge_pages(c, f"{found.panel}{path}/")
         merge_server_scopes(c)
         c.MakewayLocalSpawner.makeway_api_url = direct
         c.MakewayLocalSpawner.makeway_url = inside
-        c.MakewayLocalSpawner.makeway_public_path = f"{path}/"
+        c.MakewayLocalSpawner.makeway_public_path = f"{found.panel}{path}/"
         c.MakewayLocalSpawner.makeway_token = self.settings.state.secret("spawner_token")
         return found
 

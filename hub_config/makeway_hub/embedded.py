@@ -17,6 +17,7 @@ import time
 from functools import partial
 from pathlib import Path
 from typing import IO
+from urllib.parse import urlsplit
 
 import httpx2
 
@@ -149,7 +150,7 @@ class Portal:
         while wanted and hub.poll() is None and not self._signals:
             found = Address.read(self.settings.state.address_file)
             self._address = found or self._address
-            if found and answers(found.own + wanted[0]):
+            if found and answers(found.own + wanted[0], found.panel if len(wanted) == 1 else ""):
                 wanted.pop(0)
                 continue
             if len(wanted) == 1 and self._cannot_start():
@@ -230,13 +231,16 @@ def announcement(settings: Settings, address: Address) -> str:
     return "\n".join(lines)
 
 
-def answers(url: str) -> bool:
+def answers(url: str, origin: str = "") -> bool:
     """Whether the portal itself answers at this address with 200; no proxy of the environment is asked.
+
+    `origin`: by which browsers know what is asked for, where it has a name of its own.
 
     Its certificate is for the names by which browsers know it, not for 127.0.0.1.
     """
     try:
-        return httpx2.get(url, timeout=5, trust_env=False, verify=False).status_code == 200
+        headers = {"Host": urlsplit(origin).netloc} if origin else {}
+        return httpx2.get(url, headers=headers, timeout=5, trust_env=False, verify=False).status_code == 200
     except httpx2.HTTPError:
         return False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlparse
@@ -59,6 +60,7 @@ class ServiceSettings:
     hub_api_url: str
     api_token: str
     hub_base_url: str
+    hub_origin: str
     ticket_secret: str
     metrics_token: str
     backend: str
@@ -382,8 +384,16 @@ def _plain(service: QuotaService, env: dict[str, str]) -> ServiceSettings:
         hub_api_url=env.get("JUPYTERHUB_API_URL", ""),
         api_token=env.get("JUPYTERHUB_API_TOKEN", ""),
         hub_base_url=env.get("JUPYTERHUB_BASE_URL", "/"),
+        hub_origin=_hub_origin(env),
         ticket_secret=env.get("MAKEWAY_TICKET_SECRET", ""),
         metrics_token=env.get("MAKEWAY_METRICS_TOKEN", ""),
         backend=service.backend,
         kubernetes=_kubernetes(service, public_url),
     )
+
+
+def _hub_origin(env: Mapping[str, str]) -> str:
+    """Return the Hub's origin for browsers where it is another one than the service's, else an empty string."""
+    hub = env.get("JUPYTERHUB_HOST", "").rstrip("/")
+    login = urlparse(env.get("JUPYTERHUB_OAUTH_CALLBACK_URL", ""))
+    return hub if login.netloc and hub and f"{login.scheme}://{login.netloc}" != hub else ""

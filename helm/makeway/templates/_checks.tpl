@@ -14,8 +14,28 @@
 {{- if eq (include "makeway.jobsNamespace" .) .Release.Namespace -}}
 {{- fail "jobs.namespace: jobs need a namespace of their own, because the service may create and delete pods there." -}}
 {{- end -}}
+{{ include "makeway.subdomainChecks" . }}
 {{ include "makeway.immutableChecks" . }}
 {{- if eq .Values.mode "addOn" -}}{{ include "makeway.addOnChecks" . }}{{- end -}}
+{{- end -}}
+
+{{/* Names of users' servers: the Hub checks the host itself. */}}
+{{- define "makeway.subdomainChecks" -}}
+{{- if and (eq .Values.mode "standalone") (include "makeway.subdomainHost" .) -}}
+{{- $host := include "makeway.subdomainHost" . -}}
+{{- $name := include "makeway.subdomainName" . -}}
+{{- if ne (dig "JupyterHub" "subdomain_hook" "idna" .Values.hub.config | toString) "idna" -}}
+{{- fail "hub.config.JupyterHub.subdomain_hook: the chart knows the names of the default, idna, only; leave it out." -}}
+{{- end -}}
+{{- with .Values.proxy.ingress -}}
+{{- if and .enabled (ne .host $name) -}}
+{{- fail (printf "proxy.ingress.host: with hub.config.JupyterHub.subdomain_host: %s it is %s, and the chart adds *.%s to it; here it is %q." $host $name $name .host) -}}
+{{- end -}}
+{{- if and .enabled .tlsSecret (hasPrefix "http://" $host) -}}
+{{- fail (printf "hub.config.JupyterHub.subdomain_host: browsers reach an ingress with tlsSecret by https: write %s." ($host | replace "http://" "https://")) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{/* What Kubernetes would refuse to change in the middle of an upgrade. Nothing is found where Helm does not read the cluster. */}}

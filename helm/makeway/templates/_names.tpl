@@ -60,6 +60,16 @@ imagePullSecrets:
 {{- if eq .Values.mode "addOn" }}{{ .Values.zeroToJupyterHub.baseUrl }}
 {{- else }}{{ printf "/%s/" (dig "JupyterHub" "base_url" "" (.Values.hub.config | default dict) | trimAll "/") | replace "//" "/" }}{{ end -}}
 {{- end -}}
+
+{{/* The Hub's origin for browsers where servers of users have names below it, https://gpus.example.com, and the panel's; else empty. */}}
+{{- define "makeway.subdomainHost" -}}
+{{- $given := dig "JupyterHub" "subdomain_host" "" (.Values.hub.config | default dict) -}}
+{{- if eq .Values.mode "addOn" }}{{ $given = dig "subdomainHost" "" .Values.zeroToJupyterHub }}{{ end -}}
+{{- with $given }}{{ contains "://" . | ternary "" "https://" }}{{ . | trimSuffix "/" | lower }}{{ end -}}
+{{- end -}}
+{{- define "makeway.panelOrigin" -}}{{ include "makeway.subdomainHost" . | replace "://" "://makeway--service." }}{{- end -}}
+{{- define "makeway.subdomainName" -}}{{ regexReplaceAll "^https?://([^:/]*).*$" (include "makeway.subdomainHost" .) "${1}" }}{{- end -}}
+
 {{- define "makeway.prefix" -}}{{ include "makeway.baseUrl" . | trimSuffix "/" }}/services/makeway/{{- end -}}
 {{- define "makeway.serviceHost" -}}{{ include "makeway.name" . }}-service.{{ .Release.Namespace }}.svc{{- end -}}
 {{- define "makeway.hubApi" -}}

@@ -95,20 +95,32 @@ class Authenticator:
 
     def _cookie(self, request: Request) -> str:
         """Return the token in the login cookie, or an empty string."""
-        token = self.signer.read("cookie", request.cookies.get(COOKIE, ""))
+        name, _ = self.cookie_name(COOKIE, request)
+        token = self.signer.read("cookie", request.cookies.get(name, ""))
         return token if isinstance(token, str) else ""
 
     def admit(self, response: Response, request: Request, token: str) -> None:
         """Set the login cookie."""
+        name, path = self.cookie_name(COOKIE, request)
         response.set_cookie(
-            COOKIE,
+            name,
             self.signer.sign("cookie", token, COOKIE_SECONDS),
             max_age=COOKIE_SECONDS,
-            path=self.settings.prefix,
+            path=path,
             httponly=True,
             samesite="lax",
             secure=is_https(request),
         )
+
+    def cookie_name(self, name: str, request: Request) -> tuple[str, str]:
+        """Return the name and the path of a cookie.
+
+        Where users' servers have names below the same host, they could set a cookie for the service, too. Browsers let
+        them set none with the prefix __Host-, which needs TLS and the path /.
+        """
+        if self.settings.hub_origin and is_https(request):
+            return f"__Host-{name}", "/"
+        return name, self.settings.prefix
 
     async def _check_forgery(self, request: Request, xsrf: str) -> None:
         """Refuse a request by cookie that no page of the service sent; notebooks may share origin and cookies."""

@@ -95,11 +95,12 @@ class HubDirectory:
         joiner = "&" if "?" in self.hub.login_url else "?"
         response = RedirectResponse(self.hub.login_url + joiner + urlencode(params), status_code=302)
         state = {"nonce": nonce, "next": self._next(request), "verifier": verifier}
+        name, path = authenticator.cookie_name(STATE_COOKIE + nonce[:8], request)
         response.set_cookie(
-            STATE_COOKIE + nonce[:8],
+            name,
             authenticator.signer.sign("oauth", state, STATE_SECONDS),
             max_age=STATE_SECONDS,
-            path=self.settings.prefix,
+            path=path,
             httponly=True,
             samesite="lax",
             secure=is_https(request),
@@ -112,14 +113,14 @@ class HubDirectory:
         if "error" in query:
             raise _login_failed(query.get("error_description") or query["error"])
         sent, code = query.get("state", ""), query.get("code", "")
-        cookie = STATE_COOKIE + sent[:8]
+        cookie, path = authenticator.cookie_name(STATE_COOKIE + sent[:8], request)
         state = authenticator.signer.read("oauth", request.cookies.get(cookie, ""))
         if not code or not isinstance(state, dict) or not same(state["nonce"], sent):
             raise _login_failed("it took longer than ten minutes, or was started in another browser")
         token = await self._trade(code, state["verifier"])
         response = RedirectResponse(state["next"], status_code=302)
         authenticator.admit(response, request, token)
-        response.delete_cookie(cookie, path=self.settings.prefix)
+        response.delete_cookie(cookie, path=path, secure=is_https(request))
         return response
 
     async def close(self) -> None:

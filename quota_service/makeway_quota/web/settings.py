@@ -20,6 +20,8 @@ class WebSettings:
     prefix: str = "/services/makeway/"
     hub_base: str = "/"
     """the Hub's base_url: the panel links to {hub_base}hub/home"""
+    hub_origin: str = ""
+    """the Hub's origin where it is not the service's own (https://gpus.example.com); empty: one origin for both"""
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
     """signs cookies, tickets and anti-forgery tokens; one for all replicas, else logins end with a restart"""
     metrics_token: str = field(default="", repr=False)
@@ -74,6 +76,7 @@ class WebSettings:
         return cls(
             prefix=settings.prefix,
             hub_base=settings.hub_base_url,
+            hub_origin=settings.hub_origin,
             secret=_secret(settings),
             metrics_token=settings.metrics_token,
             job_bytes=job_bytes(settings.max_files_bytes),
@@ -82,8 +85,8 @@ class WebSettings:
 
     @property
     def hub(self) -> str:
-        """Return the path below which the Hub's own pages are."""
-        return f"{self.hub_base}hub/"
+        """Return the address below which the Hub's own pages are: a path, where it has the same origin."""
+        return f"{self.hub_origin}{self.hub_base}hub/"
 
     @property
     def api(self) -> str:

@@ -6,6 +6,10 @@
 - {name: JUPYTERHUB_API_URL, value: {{ include "makeway.hubApi" . | quote }}}
 - {name: JUPYTERHUB_CLIENT_ID, value: service-makeway}
 - {name: JUPYTERHUB_OAUTH_ACCESS_SCOPES, value: '["access:services!service=makeway"]'}
+{{- with include "makeway.subdomainHost" . }}
+- {name: JUPYTERHUB_HOST, value: {{ . | quote }}}
+- {name: JUPYTERHUB_OAUTH_CALLBACK_URL, value: "{{ include "makeway.panelOrigin" $ }}{{ include "makeway.prefix" $ }}oauth_callback"}
+{{- end }}
 {{- if eq .Values.mode "addOn" }}
 - name: JUPYTERHUB_API_TOKEN
   valueFrom: {secretKeyRef: {name: {{ .Values.zeroToJupyterHub.secret | quote }}, key: hub.services.makeway.apiToken}}
