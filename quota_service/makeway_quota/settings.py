@@ -14,6 +14,7 @@ from traitlets.config import Config, Configurable
 from traitlets.config.loader import PyFileConfigLoader
 
 from .backends.kubernetes.configured import KubernetesSettings
+from .backends.kubernetes.dead_nodes import NODE_LOST_AFTER
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,8 +302,16 @@ class QuotaService(Configurable):
         max=43_200.0,
         help="A pod of a job that has not reported to the service for this long is lost; before that, its launcher "
         "has the job save and end. Until then jobs go on without the service, and a job whose node is out of reach "
-        "waits for that node (MAKEWAY_LOST_AFTER_SECONDS).",
+        "waits for that node, but see MAKEWAY_NODE_LOST_SECONDS (MAKEWAY_LOST_AFTER_SECONDS).",
     ).tag(config=True, env="MAKEWAY_LOST_AFTER_SECONDS")
+    node_lost_seconds = Float(
+        NODE_LOST_AFTER,
+        min=30.0,
+        max=43_200.0,
+        help="A job starts elsewhere when its node was not ready, and its pod there did not report, for this long, "
+        "while other nodes of the pools were ready. Choose as much as MAKEWAY_LOST_AFTER_SECONDS where nodes may "
+        "be cut off and still write to the checkpoints (MAKEWAY_NODE_LOST_SECONDS).",
+    ).tag(config=True, env="MAKEWAY_NODE_LOST_SECONDS")
 
 
 def load(config_file: str | None = None, environ: dict[str, str] | None = None) -> ServiceSettings:
@@ -333,6 +342,7 @@ def _kubernetes(service: QuotaService, public_url: str) -> KubernetesSettings:
         home_path=service.kube_home_path,
         tolerations=tuple(text.strip() for text in service.kube_tolerations.split(",") if text.strip()),
         lost_after=service.lost_after_seconds,
+        node_lost_after=service.node_lost_seconds,
         disk_request=service.kube_disk_request,
         disk_limit=service.kube_disk_limit,
     )

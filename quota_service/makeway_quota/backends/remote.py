@@ -112,6 +112,10 @@ class RemoteBackend(ABC):
     async def remove(self, workload: str, attempt: int) -> None:
         """Remove an attempt's machines with everything on them; a repetition does nothing."""
 
+    def cut_off(self) -> Mapping[Key, tuple[int, str]]:
+        """Return attempts that are lost with a machine before `lost_after`: the worker that is silent, and why."""
+        return {}
+
     def unreported_message(self, key: Key, worker: int) -> str:
         """Return that a worker whose machine is there did not report in time."""
         return f"worker {worker} did not report within {duration(self.report_within)}"
@@ -153,11 +157,12 @@ class RemoteBackend(ABC):
         await self.channel.refresh()
         listed, reported = await self.machines(), self.channel.seen()
         machines, otherwise = dict(listed or {}), None if listed is None else GONE
-        silent = self.channel.silent(self.lost_after)
-        for key in self._due_to_look_at(machines, listed is not None) | silent.keys():
+        silent, cut_off = self.channel.silent(self.lost_after), self.cut_off()
+        for key in self._due_to_look_at(machines, listed is not None) | silent.keys() | cut_off.keys():
             if key in machines or key in reported:
                 machine = machines.get(key, otherwise)
-                self._attempts[key] = self._seen(key, machine, reported.get(key, _NONE), silent.get(key))
+                found = self._seen(key, machine, reported.get(key, _NONE), silent.get(key))
+                self._attempts[key] = self._cut_off(key, found, *cut_off[key]) if key in cut_off else found
             else:
                 self._attempts.pop(key, None)
                 self._known.drop(key)
@@ -328,6 +333,12 @@ class RemoteBackend(ABC):
             return self._conclude(key, replace(seen, phase=Phase.EXITED, exit_code=machines.exit_code, message=message))
         lost = replace(seen, message=message, node_lost=machines.node_lost, worker=machines.worker)
         return self._lose(key, replace(lost, never_ran=machines.never_ran and not ran_or_ended(seen, workers)))
+
+    def _cut_off(self, key: Key, seen: AttemptSeen, worker: int, message: str) -> AttemptSeen:
+        """Return the loss of an attempt with the machine of a worker, unless it is over already."""
+        if seen.phase in (Phase.EXITED, Phase.LOST):
+            return seen
+        return self._lose(key, replace(seen, message=message, node_lost=True, worker=worker))
 
     def _lose(self, key: Key, seen: AttemptSeen) -> AttemptSeen:
         return self._conclude(key, replace(seen, phase=Phase.LOST))

@@ -23,6 +23,7 @@ from .attempt_pods import AttemptPods
 from .checkpoint_folders import CheckpointFolders
 from .client import SILENT, ApiClient, ApiRefusal, ApiUnreachable, Object, together
 from .creation import create_once
+from .dead_nodes import NODE_LOST_AFTER, DeadNodes
 from .gang import create_shared
 from .homes import Homes, HomeSetting
 from .informer import USUAL, Informer, Timing
@@ -71,6 +72,7 @@ class KubernetesBackend(RemoteBackend):
         limits: Mapping[str, float] = LIMITS,
         home: HomeSetting | None = None,
         lost_after: float = LOST_AFTER,
+        node_lost_after: float = NODE_LOST_AFTER,
         report_within: float = REPORT_WITHIN,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -78,6 +80,7 @@ class KubernetesBackend(RemoteBackend):
         self.settings = settings
         self._client = client
         self.attempt_pods = AttemptPods(limits, monotonic)
+        self._dead_nodes = DeadNodes(min(node_lost_after, lost_after), monotonic)
         self._away_until = 0.0
         """until when the API server is not asked, as it did not answer (monotonic)"""
         self._wake: Callable[[], None] = lambda: None
@@ -184,6 +187,8 @@ class KubernetesBackend(RemoteBackend):
             self._tokens.clear()
             self._removals.drop()
         usable = {name: node.ready for name, node in self.inventory.nodes.objects.items()}
+        pooled = {name: node.ready for name, node in self.inventory.seen().items() if node.pool}
+        self._dead_nodes.look(pooled, followed=not self.problem)
         if self._may_act():
             await record_final_reports(self.channel, self.attempt_pods, reported)
         return self.attempt_pods.machines(usable, self.channel.seen())
@@ -272,6 +277,17 @@ class KubernetesBackend(RemoteBackend):
         """Delete the pods, and report the attempt no more."""
         await super().forget(workload, attempt)
         self.attempt_pods.forget((workload, attempt))
+
+    def cut_off(self) -> Mapping[Key, tuple[int, str]]:
+        """Return the attempts with a silent worker on a dead node."""
+        found: dict[Key, tuple[int, str]] = {}
+        if dead := self._dead_nodes.found():
+            said = duration(self._dead_nodes.after)
+            for key, worker in self.channel.silent(self._dead_nodes.after).items():
+                node = next((pod.node for pod in self.attempt_pods.of(key) if pod.worker == worker), "")
+                if node in dead:
+                    found[key] = worker, f"its node {node} is down, and worker {worker} was not heard of for {said}"
+        return found
 
     def unreported_message(self, key: Key, worker: int) -> str:
         """Return which address a launcher did not reach, from which node, and what to check."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from ..base import Backend
+from .dead_nodes import NODE_LOST_AFTER
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,7 @@ class KubernetesSettings:
     home_path: str
     tolerations: tuple[str, ...]
     lost_after: float
+    node_lost_after: float = NODE_LOST_AFTER
     disk_request: str = ""
     disk_limit: str = ""
 
@@ -77,4 +79,7 @@ def backend_of(found: KubernetesSettings) -> Backend:
     )
     tolerations = [toleration(text) for text in found.tolerations]
     home = home_setting(found.home_claim, found.home_path)
-    return KubernetesBackend(ApiClient(cluster), pods, tolerations, lost_after=found.lost_after, home=home)
+    lost, node_lost = found.lost_after, found.node_lost_after
+    return KubernetesBackend(
+        ApiClient(cluster), pods, tolerations, lost_after=lost, node_lost_after=node_lost, home=home
+    )

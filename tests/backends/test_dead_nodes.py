@@ -1,0 +1,155 @@
+"""A job of a dead node starts elsewhere soon; where the service or the whole cluster is out of reach, it goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from api_server import ApiServer, node, pod
+from makeway_quota.backends.base import AttemptSeen, Phase
+from makeway_quota.backends.kubernetes.client import ApiUnreachable
+from makeway_quota.backends.kubernetes.dead_nodes import LONGEST_STEP, NODE_LOST_AFTER
+from makeway_quota.backends.remote import LOST_AFTER
+from makeway_quota.backends.workers import WorkerSeen
+from makeway_quota.settings import load
+from makeway_quota.store.store import open_store
+from pod_backend import Backend
+
+RUNS = WorkerSeen(started_at=10.0)
+SECONDS = 100.0
+"""How long a node is down until it is dead, here."""
+
+
+class Nodes(Backend):
+    """A cluster of three nodes, a job with a worker on each of the first two, and another on the third."""
+
+    silent_since: dict[int, float]
+    versions = 100
+
+    async def prepare(self) -> None:
+        self.silent_since = {}
+        self._dead_nodes.after = SECONDS
+        for number, name in enumerate(("n0", "n1")):
+            found = pod("gang", worker=number, of=2)
+            found["spec"]["nodeName"] = name
+            self.hear("ADDED", found)
+        self.report("gang", RUNS, RUNS)
+        self.channel.silent = self.silent  # type: ignore[method-assign]
+        assert (await self.look()).phase is Phase.RUNNING
+
+    def silent(self, seconds: float) -> dict[tuple[str, int], int]:
+        late = [worker for worker, since in self.silent_since.items() if self.now - since >= seconds]
+        return {("gang", 1): late[-1]} if late else {}
+
+    def set_ready(self, name: str, up: bool) -> None:
+        """Make a node ready or not."""
+        found = node(name)
+        self.versions += 1
+        found["metadata"]["resourceVersion"] = str(self.versions)
+        found["status"]["conditions"][0]["status"] = "True" if up else "Unknown"
+        self.inventory.nodes._event(json.dumps({"type": "MODIFIED", "object": found}).encode())
+
+    async def look(self) -> AttemptSeen:
+        return await self.seen("gang")
+
+    async def passes(self, seconds: float) -> Phase:
+        """Spend time as the loop does, and return the phase of the job at its end."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(end, self.now + 1.0)
+            await self.observe()
+        return (await self.look()).phase
+
+
+@pytest.fixture
+async def nodes(tmp_path: Path) -> AsyncIterator[Nodes]:
+    store, server = open_store(f"sqlite:///{tmp_path / 'makeway.sqlite'}"), ApiServer()
+    server.lists["/api/v1/nodes"] = [node(name) for name in ("n0", "n1", "n2")]
+    made = Nodes(server, store)
+    await made.open()
+    await made.nodes()
+    await made.prepare()
+    yield made
+    await made.close(stop_jobs=False)
+    store.close()
+
+
+def fails(nodes: Nodes, *names: str, workers: tuple[int, ...] = (1,)) -> None:
+    """Let nodes fail with the workers on them."""
+    for name in names:
+        nodes.set_ready(name, False)
+    nodes.silent_since = dict.fromkeys(workers, nodes.now)
+
+
+@pytest.mark.covers("N07", "F42")
+async def test_a_job_of_a_dead_node_is_lost_after_its_own_time(nodes: Nodes) -> None:
+    fails(nodes, "n1")
+    assert await nodes.passes(SECONDS - 2) is Phase.RUNNING
+    assert await nodes.passes(4) is Phase.LOST
+    seen = await nodes.look()
+    assert (seen.node_lost, seen.restarted, seen.worker) == (True, False, 1)
+    assert seen.message == "its node n1 is down, and worker 1 was not heard of for 1 min 40 s"
+    nodes.set_ready("n1", True)
+    nodes.silent_since = {}
+    assert await nodes.passes(5) is Phase.LOST, "it stays so, whatever comes back"
+
+
+async def test_a_worker_that_is_heard_goes_on_on_a_node_that_is_down(nodes: Nodes) -> None:
+    fails(nodes, "n1", workers=())
+    assert await nodes.passes(LOST_AFTER * 2) is Phase.RUNNING
+
+
+async def test_a_silent_worker_on_a_node_that_is_ready_waits_as_before(nodes: Nodes) -> None:
+    fails(nodes, "n1", workers=(0,))
+    assert await nodes.passes(LOST_AFTER - 2) is Phase.RUNNING
+    assert await nodes.passes(4) is Phase.LOST
+
+
+async def test_a_cluster_that_is_out_of_reach_as_a_whole_is_waited_for(nodes: Nodes) -> None:
+    fails(nodes, "n0", "n1", "n2", workers=(0, 1))
+    assert await nodes.passes(LOST_AFTER - 2) is Phase.RUNNING
+    nodes.set_ready("n2", True)
+    assert await nodes.passes(1) is Phase.RUNNING, "its time begins where another node is ready"
+
+
+async def test_a_node_that_comes_and_goes_is_not_dead(nodes: Nodes) -> None:
+    fails(nodes, "n1")
+    for _ in range(3):
+        assert await nodes.passes(SECONDS - 20) is Phase.RUNNING
+        nodes.set_ready("n1", True)
+        assert await nodes.passes(2) is Phase.RUNNING
+        nodes.set_ready("n1", False)
+
+
+async def test_time_in_which_the_service_did_not_observe_does_not_count(nodes: Nodes) -> None:
+    fails(nodes, "n1")
+    await nodes.passes(10)
+    nodes.now += 1.5 * SECONDS
+    assert await nodes.passes(1) is Phase.RUNNING
+    assert await nodes.passes(SECONDS - 10 - LONGEST_STEP - 3) is Phase.RUNNING
+    assert await nodes.passes(5) is Phase.LOST
+
+
+async def test_an_api_server_that_does_not_answer_makes_no_node_dead(nodes: Nodes) -> None:
+    fails(nodes, "n1")
+    nodes.inventory.nodes.problem = str(ApiUnreachable("the Kubernetes API server does not answer"))
+    assert await nodes.passes(LOST_AFTER - 10) is Phase.RUNNING
+
+
+async def test_an_attempt_that_has_ended_stays_so(nodes: Nodes) -> None:
+    fails(nodes, "n1")
+    ended = WorkerSeen(started_at=10.0, ended_at=20.0, exit_code=0)
+    nodes.report("gang", ended, ended)
+    assert await nodes.passes(2 * SECONDS) is Phase.EXITED
+
+
+def test_the_time_is_a_setting(tmp_path: Path) -> None:
+    environ = {"MAKEWAY_STATE_DIR": str(tmp_path), "MAKEWAY_BACKEND": "kubernetes"}
+    environ["MAKEWAY_WORKER_URL"] = "http://makeway.example:8765"
+    usual, longer = load(environ=environ), load(environ=environ | {"MAKEWAY_NODE_LOST_SECONDS": "3600"})
+    assert usual.kubernetes is not None
+    assert longer.kubernetes is not None
+    assert (usual.kubernetes.node_lost_after, longer.kubernetes.node_lost_after) == (NODE_LOST_AFTER, 3600)
+    assert usual.kubernetes.node_lost_after < usual.kubernetes.lost_after
