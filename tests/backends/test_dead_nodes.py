@@ -77,7 +77,7 @@ async def nodes(tmp_path: Path) -> AsyncIterator[Nodes]:
 
 
 def fails(nodes: Nodes, *names: str, workers: tuple[int, ...] = (1,)) -> None:
-    """Let nodes fail with the workers on them."""
+    """Make nodes fail with the workers on them."""
     for name in names:
         nodes.set_ready(name, False)
     nodes.silent_since = dict.fromkeys(workers, nodes.now)
