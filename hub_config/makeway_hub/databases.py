@@ -13,11 +13,12 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import datetime
 from pathlib import Path
 
 import jupyterhub
+from makeway_api import installations
 
 from .address import CannotStart
 from .state_directory import StateDirectory
@@ -37,6 +38,19 @@ def revision_of(database: Path) -> str | None:
     except sqlite3.Error:
         return None
     return str(row[0]) if row else None
+
+
+def check_no_copy(state: StateDirectory) -> None:
+    """Raise CannotStart where the service of another portal on this machine has the data of this state directory.
+
+    It is looked at before the Hub starts, which would take the notebooks of the other portal for its own.
+    """
+    database = state.root / "makeway.sqlite"
+    with suppress(sqlite3.Error), closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
+        row = connection.execute("SELECT name FROM installation").fetchone()
+        other = installations.holder(str(row[0])) if row else None
+        if other is not None and Path(other.folder) != state.root.resolve():
+            raise CannotStart(installations.is_a_copy(other, str(state.root)))
 
 
 def known_revisions(folder: Path) -> set[str]:

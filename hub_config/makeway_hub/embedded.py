@@ -84,6 +84,7 @@ class Portal:
         checks.check_node()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._on_signal)
+        databases.check_no_copy(self.settings.state)
         databases.upgrade_service(self.settings.state, partial(print, flush=True))
         print("Starting Makeway …", flush=True)
         self.settings.state.problem_file.unlink(missing_ok=True)

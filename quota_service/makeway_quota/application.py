@@ -7,10 +7,13 @@ import fcntl
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO
+from socket import socket
+from typing import IO, Protocol
+
+from makeway_api import installations
 
 from .artifacts.choice import chosen
 from .backends.base import Backend, BackendError
@@ -42,6 +45,13 @@ PATIENCE = 20.0
 """Seconds that a service which must be the only one waits for another that is just stopping."""
 
 
+class Closable(Protocol):
+    """What a service holds as long as it lives."""
+
+    def close(self) -> None:
+        """Release it."""
+
+
 class AlreadyRunning(Exception):
     """Another service uses the same state directory, or the same database."""
 
@@ -49,7 +59,7 @@ class AlreadyRunning(Exception):
 class Application:
     """One running replica of the quota service; `start` makes it lead or follow, `stop` ends it."""
 
-    def __init__(self, components: Components, lock: IO[str] | None = None) -> None:
+    def __init__(self, components: Components, held: Sequence[Closable] = ()) -> None:
         self.components = components
         self.loop = Loop(components)
         self.retention = Retention(
@@ -62,7 +72,7 @@ class Application:
             measure=components.backend.folder_bytes if isinstance(components.backend, LocalBackend) else None,
         )
         self.services = Services.of(components, self.loop.wake, self.loop.wake_at_once)
-        self._lock = lock
+        self._held = held
         self._tasks: list[asyncio.Task[None]] = []
 
     @classmethod
@@ -81,7 +91,7 @@ class Application:
         Where the database or the backend serves one replica only, the leader's lock is taken here: AlreadyRunning if
         another service has it.
         """
-        lock = None if backend.shared else take_state_dir(settings.state_dir)
+        held: list[Closable] = [] if backend.shared else [take_state_dir(settings.state_dir)]
         store: Store | None = None
         leader: Leader | None = None
         try:
@@ -89,16 +99,20 @@ class Application:
             leader = Leader(store.leader_lock(settings.leader_seconds), settings.leader_seconds, able_with(backend))
             if not (store.shared and backend.shared):
                 await _lead_alone(leader, settings)
+            if not backend.shared:
+                held.append(await asyncio.to_thread(take_installation, store, settings.state_dir))
+            if isinstance(backend, LocalBackend):
+                await asyncio.to_thread(check_jobs_are_here, store, backend, settings.state_dir)
             components = await _components(settings, store, backend, leader, hub, clock, monotonic)
         except BaseException:
             if leader is not None:
                 await leader.close()
             if store is not None:
                 store.close()
-            if lock is not None:
-                lock.close()
+            for each in held:
+                each.close()
             raise
-        return cls(components, lock)
+        return cls(components, held)
 
     async def start(self) -> None:
         """Lead, or follow until the leader is gone."""
@@ -142,8 +156,8 @@ class Application:
             await components.feed.close()
         components.threads.shutdown(wait=False)
         await asyncio.to_thread(components.store.close)
-        if self._lock is not None:
-            self._lock.close()
+        for each in self._held:
+            each.close()
 
 
 def able_with(backend: Backend) -> Callable[[], bool]:
@@ -250,6 +264,29 @@ def take_state_dir(state_dir: Path) -> IO[str]:
     raise AlreadyRunning(
         f"Another quota service already uses {state_dir}. Stop it first, or choose another MAKEWAY_STATE_DIR."
     )
+
+
+def take_installation(store: Store, state_dir: Path) -> socket:
+    """Hold the installation's name on this machine; AlreadyRunning where a service has it whose data is the same."""
+    name = store.contents.installation()
+    for _ in range(round(PATIENCE / 0.1)):
+        if (held := installations.hold(name)) is not None:
+            return held
+        time.sleep(0.1)
+    other = installations.holder(name) or installations.RunningService(0, "")
+    raise AlreadyRunning(installations.is_a_copy(other, str(state_dir.absolute())))
+
+
+def check_jobs_are_here(store: Store, backend: LocalBackend, state_dir: Path) -> None:
+    """Raise AlreadyRunning where jobs run on this machine in another folder: the state directory is a copy."""
+    found = backend.running_elsewhere({row.id for row in store.active() if row.kind == "job"})
+    if found:
+        told = ", ".join(f"{each.workload} in {each.folder} (process {each.pid})" for each in found[:5])
+        more = f", and {len(found) - 5} more" if len(found) > 5 else ""
+        raise AlreadyRunning(
+            f"Jobs of {state_dir.absolute()} run on this machine in another folder: {told}{more}. It is a copy, and "
+            "would start them a second time. Start the portal from that folder instead, or end these processes first."
+        )
 
 
 def current_policy(store: Store, settings: ServiceSettings, now: float, sizes: Sizes) -> tuple[Document, int]:

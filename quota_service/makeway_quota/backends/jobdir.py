@@ -103,6 +103,17 @@ class Layout:
         """Return the path of an attempt's order."""
         return self.spool / f"{workload}@{attempt}"
 
+    def is_of_another(self, folder: Path, attempt: int) -> bool:
+        """Whether a service of this account ordered an attempt in a job's folder of another state directory.
+
+        What is only the job's counts for nothing: any process can name any folder.
+        """
+        try:
+            order = (folder.parent.parent / self.spool.name / f"{folder.name}@{attempt}").resolve(strict=True)
+            return order.parent != self.spool and order.stat().st_uid == os.geteuid()
+        except (OSError, RuntimeError, ValueError):
+            return False
+
     def orders(self) -> Iterator[Path]:
         """Return the paths of all orders that are not forgotten yet."""
         return (path for path in sorted(self.spool.iterdir()) if ORDER.fullmatch(path.name))

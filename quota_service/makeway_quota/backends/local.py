@@ -11,17 +11,17 @@ import errno
 import logging
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from .attempts import PATIENCE, TRIES, LocalAttempt
 from .base import BackendError, BackendUnavailable, Key, NodeSeen, NoticeOrder, Seen, StartOrder
 from .gpus import nodes_here
 from .jobdir import AttemptFiles, Layout, read_order, remove_order, write_order
-from .processes import Process, carried, sweep
+from .processes import Process, carried, marked, sweep
 from .starting import check_shared, install_launcher, spawn, spool
 from .untrusted import UnreadableJson
 from .users import UnixAccount, account_of, this_account
@@ -41,6 +41,14 @@ CLAIM_SECONDS = 5.0
 """Seconds for which a launcher that an earlier process started may still claim its attempt"""
 ORDER_FIELDS = {"owner": "", "grace": 30.0}
 """What is taken for an attempt whose order is damaged"""
+
+
+class Elsewhere(NamedTuple):
+    """An attempt that runs in a folder of another state directory."""
+
+    workload: str
+    folder: str
+    pid: int
 
 
 class LocalBackend:
@@ -191,6 +199,15 @@ class LocalBackend:
     async def remove_output(self, workload: str, attempt: int) -> None:
         """Remove the log, the result and the exception of an attempt that has ended."""
         await self._read(workload, attempt, AttemptFiles.remove_output)
+
+    def running_elsewhere(self, workloads: Collection[str]) -> list[Elsewhere]:
+        """Return which of these workloads run by the order of a service with another state directory. Blocking."""
+        found: dict[str, Elsewhere] = {}
+        for pid, mark in marked().items():
+            folder = Path(mark.job_dir)
+            if folder.name in workloads and self._layout.is_of_another(folder, mark.attempt):
+                found.setdefault(folder.name, Elsewhere(folder.name, mark.job_dir, pid))
+        return [found[workload] for workload in sorted(found)]
 
     # -- in the one thread that touches attempts ----------------------------------------------------------------
 

@@ -161,6 +161,11 @@ def carried(marks: Mapping[Mark, int]) -> set[Mark]:
     return {mark for _, _, mark in _carriers(marks)}
 
 
+def marked() -> dict[int, Mark]:
+    """Return every process that carries a mark, which anyone can give it."""
+    return {pid: mark for pid in _pids() if (mark := Mark.of(pid)) is not None}
+
+
 def _carriers(marks: Mapping[Mark, int]) -> Iterable[tuple[int, int, Mark]]:
     """Return (pid, start time, mark) of processes with a mark, and of descendants, which may have dropped it."""
     stats = {pid: stat for pid in _pids() if (stat := Stat.of(pid)) is not None and not stat.dead}

@@ -145,7 +145,7 @@ class Contents:
         with self._database.read() as connection:
             used = connection.execute(select(blobs.c.digest).where(blobs.c.outside).limit(1)).first()
         try:
-            self._artifacts.set_up(used is not None, self._installation())
+            self._artifacts.set_up(used is not None, self.installation())
         except OSError as error:
             raise StoreError(f"large files: {error}") from error
         return self
@@ -163,7 +163,7 @@ class Contents:
         """Return what `probe` found wrong with the storage of large contents, or None."""
         return self._failed
 
-    def _installation(self) -> str:
+    def installation(self) -> str:
         """Return the name of this installation, which is the same for all replicas; it is made once."""
         known = select(installation.c.name)
         with self._database.read() as connection:
