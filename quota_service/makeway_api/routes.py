@@ -35,6 +35,7 @@ from .models import (
     SessionRequest,
     StorageDelete,
     StorageDeleted,
+    StorageGrowth,
     StorageReport,
     Usage,
 )
@@ -217,6 +218,10 @@ class Routes(Generic[J]):
     def storage(self) -> Any:
         """Return what is kept for the caller, for an administrator of everybody."""
         return self._do(Call("GET", "/storage", _as(StorageReport)))
+
+    def storage_growth(self) -> Any:
+        """Return how what is kept grows → StorageGrowth (administrators)."""
+        return self._do(Call("GET", "/storage/growth", _as(StorageGrowth)))
 
     def delete_storage(self, request: StorageDelete) -> Any:
         """Delete the ended jobs of a person for good."""

@@ -70,6 +70,7 @@ class Application:
             clock=components.clock,
             threads=components.threads,
             measure=components.backend.folder_bytes if isinstance(components.backend, LocalBackend) else None,
+            room=lambda: self.services.context.storage.left(),
         )
         self.services = Services.of(components, self.loop.wake, self.loop.wake_at_once)
         self._held = held

@@ -55,7 +55,7 @@ def end(store: Store, *ids: str) -> None:
     """Remove ended workloads, as retention would."""
     store.commit([Change(id, {"state": "failed", "ended_at": 1.0}) for id in ids], now=1.0)
     store.pruning.forget_workloads(2.0, 10)
-    store.pruning.forget_blobs([digest for digest, _ in store.pruning.orphans("", 100)[0]])
+    store.pruning.forget_blobs([digest for digest, _ in store.pruning.orphans("", 100)[0]], NOW)
 
 
 def test_large_files_are_outside_and_read_back_whole(store: Store, folder: Path, job) -> None:

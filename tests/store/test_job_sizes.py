@@ -77,7 +77,7 @@ def test_the_output_of_one_attempt_is_deleted_alone(store: Store, job) -> None:
         store.outputs.append(("j1", attempt, 0), "log", 0, b"l" * 300_000, 10**6)
         store.outputs.append(("j1", attempt, 1), "result", 0, b"r" * 1000, 10**6)
     assert store.job_sizes.outputs("j1") == {1: OutputSize(300_000, 1000), 2: OutputSize(300_000, 1000)}
-    while store.pruning.forget_outputs_of_attempt("j1", 1, 1):
+    while store.pruning.forget_outputs_of("j1", 1, 3.0, attempt=1):
         pass
     assert store.job_sizes.outputs("j1") == {2: OutputSize(300_000, 1000)}
     assert store.outputs.read("j1", 2, "log", 0, 5) == (b"lllll", 300_000)

@@ -173,7 +173,7 @@ def test_large_pieces_are_outside_and_go_with_their_workload(store: Store, tmp_p
     assert store.outputs.read("j1", 1, "log", 0, 10) == (b"", 0)
     orphans = [digest for digest, _ in store.pruning.orphans("", 100)[0]]
     assert len(orphans) == 2
-    assert store.pruning.forget_blobs(orphans) == 2
+    assert store.pruning.forget_blobs(orphans, 0.0) == 2
 
 
 def test_a_piece_that_is_also_a_file_in_the_database_is_kept(url: str, tmp_path: Path, job: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from makeway_api.errors import MakewayError
 from makeway_quota.store.records import Attempt, Change, NewWorkload
 from web.portal import EVIL, PREFIX, Portal
 
@@ -84,3 +85,27 @@ async def test_the_page_of_a_job_shows_its_bytes_and_deletes_what_an_attempt_wro
     assert refused.status_code == 409
     assert "has not ended (running)" in refused.text
     assert "it runs" in (await ana.get(f"{PREFIX}jobs/{mine}")).text
+
+
+@pytest.mark.covers("N25")
+async def test_an_administrator_sees_what_grows_and_when_it_is_full(web: Portal) -> None:
+    store, now = web.run.service.components.store, web.run.service.components.clock()
+    root, ana = await web.browser("root"), await web.browser("ana")
+    assert "growth is shown from the second day on" in (await root.get(f"{PREFIX}storage")).text
+    for ago in range(9, -1, -1):
+        ended(web, 10 + ago, "ana" if ago % 2 else EVIL, ago)
+        store.growth.note(now - ago * 86_400, 2_000_000 - 106_000 * (9 - ago))
+    page = (await root.get(f"{PREFIX}storage")).text
+    assert '<svg class="mw-growth"' in page
+    assert "and keep 1.1 MB now." in page
+    full = "The disk is full in about 10 days at the present rate; after that submissions and results are refused."
+    assert full in page
+    assert EVIL not in page, "names are escaped"
+    assert "+742 kB" in page, "R&amp;D in seven days"
+    assert "Growth</h2>" not in (await ana.get(f"{PREFIX}storage")).text
+    grows = await web.run.client("root").storage_growth()
+    assert [(trend.name, trend.week) for trend in grows.teams] == [("rnd", 742_000)]
+    assert sorted((trend.name, trend.week) for trend in grows.people) == sorted([("ana", 318_000), (EVIL, 424_000)])
+    with pytest.raises(MakewayError) as refused:
+        await web.run.client("ana").storage_growth()
+    assert refused.value.status == 403

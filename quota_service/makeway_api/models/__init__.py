@@ -30,9 +30,11 @@ from .storage import (
     StorageAccount,
     StorageDelete,
     StorageDeleted,
+    StorageGrowth,
     StorageJob,
     StorageReport,
     StorageTeam,
+    StorageTrend,
 )
 from .usage import Lending, Offer, OfferTable, TeamUsage, Usage, Victim
 from .workloads import (
@@ -102,9 +104,11 @@ __all__ = [
     "StorageAccount",
     "StorageDelete",
     "StorageDeleted",
+    "StorageGrowth",
     "StorageJob",
     "StorageReport",
     "StorageTeam",
+    "StorageTrend",
     "TeamUsage",
     "Usage",
     "UserName",

@@ -92,3 +92,33 @@ class StorageDeleted(Wire):
 
     jobs: int
     bytes: int = Field(description="that are not kept any more; folders and large files go some seconds later")
+
+
+class StorageTrend(Wire):
+    """How the bytes of all, of a team or of a person grow."""
+
+    name: str = Field("", description="the team or the person; empty: all together")
+    title: str = ""
+    bytes: int = 0
+    day: int | None = Field(None, description="bytes more than at the end of the day before; null: not known")
+    week: int | None = Field(None, description="more than seven days ago")
+    month: int | None = Field(None, description="more than thirty days ago")
+    full_in_days: int | None = Field(
+        None, description="days until the quota is used, by the trend of two weeks; null: it does not look so"
+    )
+
+
+class StorageGrowth(Wire):
+    """What was kept each day, and what grows; days begin at midnight UTC."""
+
+    first_day: int = Field(0, description="the first day that is known, in days since 1970")
+    days: list[int | None] = Field(
+        default_factory=list,
+        description="bytes of all at the end of each day from the first on; the last is today",
+    )
+    all: StorageTrend = Field(default_factory=StorageTrend)
+    limit: int | None = Field(None, description="bytes that all together may keep")
+    quota_full_in_days: int | None = None
+    disk_full_in_days: int | None = Field(None, description="until the disk has no room for large writes")
+    teams: list[StorageTrend] = Field(default_factory=list, description="those that grew the most in a week")
+    people: list[StorageTrend] = Field(default_factory=list)

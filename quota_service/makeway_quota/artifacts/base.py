@@ -44,10 +44,11 @@ class Artifacts(Protocol):
     def where(self) -> str:
         """What and where it is, for messages: `the folder /srv/artifacts`."""
 
-    def put(self, digest: str, size: int, chunks: Iterable[bytes]) -> None:
+    def put(self, digest: str, size: int, chunks: Iterable[bytes], *, anew: bool = False) -> None:
         """Write a content, or refresh the one that is there; Unreadable if the chunks are not that content.
 
-        Any number of writers may put the same content at once.
+        Any number of writers may put the same content at once. `anew`: it may be about to be removed, so that a recent
+        one is not enough where a storage cannot refresh it.
         """
 
     def read(self, digest: str) -> Iterator[bytes]:
@@ -55,6 +56,9 @@ class Artifacts(Protocol):
 
     def listed(self) -> Iterator[list[Stored]]:
         """Yield all contents and what interrupted writes left, page by page."""
+
+    def found(self, digest: str) -> list[Stored]:
+        """Return what there is of one content."""
 
     def remove(self, stored: Stored, before: float) -> bool:
         """Remove an entry unless it was written or refreshed since `before` (Unix seconds); return whether it went."""
@@ -94,6 +98,6 @@ def whole(artifacts: Artifacts, digest: str) -> bytes:
     return b"".join(artifacts.read(digest))
 
 
-def put_bytes(artifacts: Artifacts, digest: str, data: bytes) -> None:
-    """Write a content that is in memory."""
-    artifacts.put(digest, len(data), [data[at : at + CHUNK] for at in range(0, len(data), CHUNK)])
+def put_bytes(artifacts: Artifacts, digest: str, data: bytes, *, anew: bool = False) -> None:
+    """Write a content that is in memory, as `Artifacts.put`."""
+    artifacts.put(digest, len(data), [data[at : at + CHUNK] for at in range(0, len(data), CHUNK)], anew=anew)

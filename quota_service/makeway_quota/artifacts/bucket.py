@@ -72,13 +72,13 @@ class ArtifactBucket:
         with self._explained():
             self._client = client or boto3.session.Session().client("s3", config=OPTIONS)
 
-    def put(self, digest: str, size: int, chunks: Iterable[bytes]) -> None:
-        """Upload a content, unless there is a recent upload of it."""
+    def put(self, digest: str, size: int, chunks: Iterable[bytes], *, anew: bool = False) -> None:
+        """Upload a content, unless there is a recent upload of it, and it is not wanted `anew`."""
         with self._explained():
             if not self._marked:
                 self._check_mark()
             newest, now = self._newest(checked(digest))
-            if newest is not None and newest.size == size and newest.at > now - RECENT:
+            if not anew and newest is not None and newest.size == size and newest.at > now - RECENT:
                 return
             key = f"{self._prefix}{digest}/{os.urandom(8).hex()}"
             self._client.upload_fileobj(_Reader(verified(digest, chunks)), self._bucket, key, Config=TRANSFER)
@@ -99,6 +99,12 @@ class ArtifactBucket:
                 yield _superseded(found[: len(found) - len(held)])
             yield _superseded(held)
             yield self._incomplete()
+
+    def found(self, digest: str) -> list[Stored]:
+        """Return the uploads of a content."""
+        with self._explained():
+            self._check_mark()
+            return self._uploads(checked(digest))[0]
 
     def remove(self, stored: Stored, before: float) -> bool:
         """Remove an upload that is older than `before` (Unix seconds); return whether it went."""
@@ -163,9 +169,12 @@ class ArtifactBucket:
 
     def _newest(self, digest: str) -> tuple[Stored | None, float]:
         """Return the newest upload of a content, and the time by the storage's clock."""
+        found, now = self._uploads(digest)
+        return max(found, key=lambda stored: (stored.at, stored.place), default=None), now
+
+    def _uploads(self, digest: str) -> tuple[list[Stored], float]:
         answer = self._client.list_objects_v2(Bucket=self._bucket, Prefix=f"{self._prefix}{digest}/")
-        found = [stored for each in answer.get("Contents", ()) if (stored := self._stored(each))]
-        return max(found, key=lambda stored: (stored.at, stored.place), default=None), _date(answer)
+        return [stored for each in answer.get("Contents", ()) if (stored := self._stored(each))], _date(answer)
 
     def _downloaded(self, digest: str) -> Iterator[bytes]:
         with self._explained():

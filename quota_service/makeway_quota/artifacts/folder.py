@@ -30,8 +30,8 @@ class ArtifactFolder:
         """What and where it is, for messages."""
         return f"the folder {self.root}"
 
-    def put(self, digest: str, size: int, chunks: Iterable[bytes]) -> None:
-        """Write a content, or refresh the one that is there if it is whole."""
+    def put(self, digest: str, size: int, chunks: Iterable[bytes], *, anew: bool = False) -> None:
+        """Write a content, or refresh the one that is there if it is whole, also where it is wanted `anew`."""
         path = self._path(digest)
         self.check()
         path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -72,6 +72,12 @@ class ArtifactFolder:
         for folder in folders:
             with suppress(FileNotFoundError):
                 yield [found for path in sorted(folder.iterdir()) if (found := self._stored(path)) is not None]
+
+    def found(self, digest: str) -> list[Stored]:
+        """Return the file of a content, if it is there."""
+        self.check()
+        stored = self._stored(self._path(digest))
+        return [] if stored is None else [stored]
 
     def remove(self, stored: Stored, before: float) -> bool:
         """Remove an entry unless it was written or refreshed since `before` (Unix seconds); return whether it went."""

@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
+
+from makeway_api.quantities import count
 
 from ..backends.base import BackendError
 from ..settings import ServiceSettings
@@ -122,10 +124,15 @@ class Retention:
         rest: float = 4.0,
         threads: Executor | None = None,
         measure: Callable[[str], int | None] | None = None,
+        room: Callable[[], int | None] = lambda: None,
     ) -> None:
-        """`measure` returns the bytes of a job's folder on this machine, None where it has none."""
+        """`measure` returns the bytes of a job's folder on this machine, None where it has none.
+
+        `room` returns the bytes that may still be written to the fullest disk, None where that is not known.
+        """
         self._store = store
         self._measure = measure
+        self._room = room
         self.keep = keep
         self._purge = purge
         self._term = term
@@ -144,16 +151,29 @@ class Retention:
         while True:
             try:
                 await self._call(self._store.probe, PROBE_SECONDS)
-                asked = self._store.pruning.asked
-                if (self._monotonic() >= due or asked) and self._term() is not None:
-                    self._store.pruning.asked = False
-                    due = self._monotonic() + EVERY_SECONDS
-                    await self.sweep()
+                if self._term() is not None:
+                    if self._monotonic() >= due:
+                        due = self._monotonic() + EVERY_SECONDS
+                        await self.sweep()
+                    else:
+                        await self.clear()
             except NotLeading:
                 pass  # the next pass is the new leader's
             except (StoreError, OSError) as error:
                 log.warning("What is too old could not be removed; the next try is in 10 min: %s", error)
             await asyncio.sleep(PROBE_SECONDS)
+
+    async def clear(self) -> int:
+        """Remove the folders and large files of what was deleted on any replica; return how many went.
+
+        Between two passes; a folder that could not be purged waits for the next one.
+        """
+        folders = await self._purge_folders(self._term(), leave=self._failing)
+        removed = folders + await self._clear_contents()
+        if removed:
+            await self._call(self._store.fill_reserve)
+            log.info("Removed %s of what was deleted", count(removed, "folder or file", "folders and files"))
+        return removed
 
     async def sweep(self) -> Sweep:
         """Remove everything that is too old, purge folders, return free space, and write the report."""
@@ -180,9 +200,10 @@ class Retention:
             "files": await self._forget_blobs(term),
             "folders": await self._purge_folders(term),
         }
-        collected = await self._collect_artifacts(now)
+        cleared, collected = await self._clear_contents(), await self._collect_artifacts(now)
         await self._count()
-        removed["artifacts"] = collected.removed
+        await self._call(lambda: self._store.growth.note(now, self._room()))
+        removed["artifacts"] = cleared + collected.removed
         pages = await self._all(1.0, lambda n: pruning.give_back(min(n, PAGES_AT_ONCE)))
         report: dict[str, Any] = {"removed": removed, "pages_returned": pages, "folders_failed": len(self._failing)}
         report["holdings"] = await self._call(pruning.holdings)
@@ -256,6 +277,14 @@ class Retention:
             log.warning("The large files that no workload refers to could not be removed: %s", error)
             return Collected(0, 0, 0)
 
+    async def _clear_contents(self) -> int:
+        """Remove the large files whose last row was removed; while their storage is unavailable, the rest goes on."""
+        try:
+            return await self._call(self._store.contents.clear, self._clock())
+        except OSError as error:
+            log.warning("The large files of what was deleted could not be removed: %s", error)
+            return 0
+
     async def _count(self) -> None:
         """Measure the folders of jobs on this disk, count every account anew, and take room on the disk again."""
         if self._measure is not None:
@@ -272,17 +301,17 @@ class Retention:
         self._store.accounts.recount(owner)
 
     def _forget_these(self, digests: Sequence[str], term: int | None, _: int) -> int:
-        count = self._store.pruning.forget_blobs(digests, term)
-        self._store.contents.forget(digests)
-        return count
+        return self._store.pruning.forget_blobs(digests, self._clock(), term)
 
-    async def _purge_folders(self, term: int | None) -> int:
+    async def _purge_folders(self, term: int | None, leave: Collection[str] = ()) -> int:
         """Purge the folders of removed jobs; return how many are gone. The next pass asks again for all others."""
         pruning, total, after = self._store.pruning, 0, ""
-        failing: set[str] = set()
+        failing = set(leave)
         while found := await self._call(pruning.to_purge, PURGED_AT_ONCE, after):
             after, done = found[-1].workload, []
             for id, team in found:
+                if id in leave:
+                    continue
                 try:
                     if await self._purge(id, team):
                         done.append(id)

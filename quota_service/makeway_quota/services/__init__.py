@@ -14,6 +14,7 @@ from .audit import AuditService
 from .caller import Caller
 from .context import Context
 from .event_feed import EventFeed
+from .growth import GrowthService
 from .inventory import InventoryService
 from .job_access import JobAccess
 from .jobs import JobService
@@ -47,6 +48,7 @@ class Services:
     audit: AuditService
     attempts: AttemptService
     storage: StorageService
+    growth: GrowthService
 
     @classmethod
     def of(cls, parts: Components, wake: Callable[[], None], wake_at_once: Callable[[], None]) -> Services:
@@ -70,6 +72,7 @@ class Services:
             audit=AuditService(context, feed),
             attempts=AttemptService(context, parts.channel),
             storage=StorageService(context, access),
+            growth=GrowthService(context),
         )
 
     def close(self) -> None:

@@ -146,13 +146,12 @@ class StorageService:
 
     def _delete_output(self, caller: Caller, row: Workload, attempt: int) -> None:
         store, now = self._context.store, self._context.clock()
-        while store.pruning.forget_outputs_of_attempt(row.id, attempt, PIECES_AT_ONCE):
+        while store.pruning.forget_outputs_of(row.id, PIECES_AT_ONCE, now, attempt):
             pass
         self._measured(row.id)
         message = f"{caller.name} deleted the log and the result of attempt {attempt} of {row.name}."
         store.commit([], [NewDecision("delete", row.id, row.team, row.owner, "deleted", message)], now=now)
         store.accounts.recount(row.owner)
-        store.pruning.ask_for_sweep()
 
     async def delete_job(self, caller: Caller, id: str) -> StorageDeleted:
         """Delete one ended job for good; 409 for one that has not ended."""
@@ -185,7 +184,7 @@ class StorageService:
         store, now, jobs, size = self._context.store, self._context.clock(), 0, 0
         for id in ids:
             held = sum(self._measured(id).values())
-            while store.pruning.forget_outputs_of([id], PIECES_AT_ONCE):
+            while store.pruning.forget_outputs_of(id, PIECES_AT_ONCE, now):
                 pass
             if (row := store.pruning.forget_ended(id, now)) is not None:
                 jobs, size = jobs + 1, size + held
@@ -193,7 +192,6 @@ class StorageService:
                 message = f"{caller.name} deleted {name} of {row.owner}, with its files, log, result and checkpoints."
                 store.commit([], [NewDecision("delete", id, row.team, row.owner, "deleted", message)], now=now)
         store.accounts.recount(owner)
-        store.pruning.ask_for_sweep()
         return StorageDeleted(jobs=jobs, bytes=size)
 
 

@@ -16,10 +16,12 @@ from . import reads
 from .database import Database
 from .errors import FilesUnavailable, FileUnreadable, StoreError
 from .records import File
-from .tables import blobs, installation
+from .tables import blobs, dropped, installation
 
 DELETED_AGE = 60.0
 """Seconds for which a content is kept whose last row was removed: a submission of the same may be under way"""
+CLEARED_AT_ONCE = 200
+"""Such contents that one look at them removes"""
 LARGE = 256 * 1024
 """Bytes from which on a content is kept outside the database"""
 
@@ -40,18 +42,11 @@ class Contents:
         self._artifacts = artifacts
         self._large = large
         self._failed: str | None = None
-        self._deleted: set[str] = set()
-        """digests of contents whose last row was removed with what was deleted"""
 
     @property
     def folders(self) -> list[Path]:
         """The folder of this machine that large contents are in, if they are in one."""
         return [self._artifacts.root] if isinstance(self._artifacts, ArtifactFolder) else []
-
-    def forget(self, digests: Sequence[str]) -> None:
-        """Note that no row refers to these contents any more: `collect` need not wait long with them."""
-        if self._artifacts is not None:
-            self._deleted.update(digests)
 
     def keep(self, files: Sequence[tuple[str, bytes, bool]]) -> None:
         """Write the large contents of a submission before its rows; StoreError where they cannot be written."""
@@ -121,19 +116,44 @@ class Contents:
         if artifacts is None:
             return Collected(0, 0, 0)
         at = min(now, artifacts.now())
-        deleted, self._deleted = self._deleted, set()
         for part in artifacts.listed():
             used = self._used([stored.digest for stored in part if stored.digest])
             self._weigh({stored.digest: stored.size for stored in part if stored.digest in used})
             for stored in part:
-                before = at - (DELETED_AGE if stored.digest in deleted else ORPHAN_AGE)
-                if stored.digest not in used and artifacts.remove(stored, before):
+                if stored.digest not in used and artifacts.remove(stored, at - ORPHAN_AGE):
                     removed += 1
                 else:
-                    self._deleted |= deleted.intersection({stored.digest}) - used
                     left_bytes += stored.size
                     left += 1
         return Collected(removed, left, left_bytes)
+
+    def clear(self, now: float) -> int:
+        """Remove contents outside whose last row was removed DELETED_AGE ago, and return how many went.
+
+        A submission of the same that began before writes its row within that time; one that begins later refreshes the
+        content, or writes it anew. OSError while the storage is unavailable.
+        """
+        due = select(dropped.c.digest).where((dropped.c.at < now - DELETED_AGE) | (dropped.c.at > now + DELETED_AGE))
+        removed = 0
+        while True:
+            with self._database.read() as connection:
+                digests = list(connection.execute(due.limit(CLEARED_AT_ONCE)).scalars())
+            if not digests:
+                return removed
+            removed += self._remove_unused(digests)
+            with self._database.write(quiet=True) as connection:
+                connection.execute(delete(dropped).where(dropped.c.digest.in_(digests)))
+
+    def _remove_unused(self, digests: Sequence[str]) -> int:
+        """Remove those of the contents outside to which no row refers, unless they are newer than DELETED_AGE."""
+        if self._artifacts is None:
+            return 0
+        before, used, removed = self._artifacts.now() - DELETED_AGE, self._used(digests), 0
+        for digest in digests:
+            if digest not in used:
+                gone = [self._artifacts.remove(stored, before) for stored in self._artifacts.found(digest)]
+                removed += any(gone)
+        return removed
 
     def set_up(self) -> Contents:
         """Prepare the storage of large contents and return this object.
@@ -198,8 +218,10 @@ class Contents:
 
     def _put(self, digest: str, data: bytes) -> None:
         assert self._artifacts is not None
+        with self._database.read() as connection:
+            anew = connection.execute(select(dropped.c.digest).where(dropped.c.digest == digest)).first() is not None
         try:
-            put_bytes(self._artifacts, digest, data)
+            put_bytes(self._artifacts, digest, data, anew=anew)
         except OSError as error:
             raise StoreError(f"large files cannot be written: {error.strerror or error}") from error
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from sqlalchemy import Column, Connection, Table, case, delete, insert, select, true, update
 
-from . import accounts, pages, rows, writes
+from . import accounts, growth, pages, rows, writes
 from .database import Database
 from .records import NewDecision, Person, Workload
 from .tables import ENDED_ROW, LIVE_ROW, decisions, events, people, removals, submission_keys, workloads
@@ -204,6 +204,7 @@ def _rename(
         there = select(S.key).where(S.sender == new).scalar_subquery()
         connection.execute(delete(submission_keys).where(S.sender == old, S.key.in_(there)))
         connection.execute(update(submission_keys).where(S.sender == old).values(sender=new))
+    growth.rename(connection, whole)
     for name in (*step.keys(), *step.values()):
         accounts.recount(connection, name)
 

@@ -7,7 +7,7 @@ loop's commits wait for moments only, and a service that is killed in between co
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Table,
+    and_,
     bindparam,
     delete,
     exists,
@@ -24,6 +25,8 @@ from sqlalchemy import (
     select,
     tuple_,
 )
+from sqlalchemy.dialects.postgresql import insert as postgres_insert
+from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
 from . import rows, writes
 from .database import Database
@@ -34,6 +37,7 @@ from .tables import (
     attempts,
     blobs,
     decisions,
+    dropped,
     events,
     files,
     outputs,
@@ -86,24 +90,24 @@ class Pruning:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self.asked = False
 
     def forget_outputs(self, ended_before: float, among: int, limit: int, term: int | None = None) -> int:
         """Remove outputs of the first `among` workloads that ended before: at most `limit` pieces, of PARTS_BYTES."""
         old = select(W.id).where(W.ended_at < ended_before).order_by(W.ended_at).limit(among)
         with self._writing(term) as connection:
-            return _forget_outputs(connection, list(connection.execute(old).scalars()), limit)
+            return len(_forget_outputs(connection, list(connection.execute(old).scalars()), limit))
 
-    def forget_outputs_of(self, ids: Sequence[str], limit: int) -> int:
-        """Remove outputs of these workloads as far as they have ended: at most `limit` pieces, of PARTS_BYTES."""
-        ended = select(W.id).where(W.id.in_([rows.clean(id) for id in ids]), ENDED_ROW)
+    def forget_outputs_of(self, id: str, limit: int, now: float, attempt: int | None = None) -> int:
+        """Remove outputs of a workload that has ended, or of one attempt: at most `limit` pieces, of PARTS_BYTES."""
+        mine: list[ColumnElement[bool]] = [W.id == rows.clean(id)]
+        one: list[ColumnElement[bool]] = [] if attempt is None else [outputs.c.attempt == attempt]
+        if attempt is None:
+            mine.append(and_(ENDED_ROW))
         with self._writing(None) as connection:
-            return _forget_outputs(connection, list(connection.execute(ended).scalars()), limit)
-
-    def forget_outputs_of_attempt(self, id: str, attempt: int, limit: int) -> int:
-        """Remove outputs of one attempt: at most `limit` pieces, of PARTS_BYTES."""
-        with self._writing(None) as connection:
-            return _forget_outputs(connection, [str(rows.clean(id))], limit, outputs.c.attempt == attempt)
+            ids = list(connection.execute(select(W.id).where(*mine)).scalars())
+            gone = _forget_outputs(connection, ids, limit, *one)
+            _drop(connection, [row["blob"] for row in gone if row["blob"] is not None], now)
+            return len(gone)
 
     def ended_jobs(self, owner: str, ended_before: float, limit: int) -> list[str]:
         """Return the first jobs of a person that ended before a time."""
@@ -117,12 +121,11 @@ class Pruning:
         with self._writing(None) as connection:
             found = connection.execute(query).first()
             if found is not None:
+                contents = select(files.c.blob).where(files.c.workload == found.id).distinct()
+                digests = list(connection.execute(contents).scalars())
                 _forget(connection, [found], now)
+                _drop(connection, digests, now)
         return found
-
-    def ask_for_sweep(self) -> None:
-        """Request a pass of the retention of this process soon, as something was deleted that has a folder or files."""
-        self.asked = True
 
     def forget_workloads(self, ended_before: float, limit: int, term: int | None = None) -> int:
         """Remove workloads that ended before, with everything of theirs; note whose folders are to be purged.
@@ -207,10 +210,10 @@ class Pruning:
         rest = found[-1][0] if len(found) == limit else None
         return [(digest, size) for digest, used, size in found if not used], rest
 
-    def forget_blobs(self, digests: Sequence[str], term: int | None = None) -> int:
-        """Remove these file contents, unless a workload refers to one by now."""
+    def forget_blobs(self, digests: Sequence[str], now: float, term: int | None = None) -> int:
+        """Remove these file contents, unless a workload refers to one; `Contents.clear` removes those outside."""
         with self._writing(term) as connection:
-            return connection.execute(delete(blobs).where(blobs.c.digest.in_(digests), ~USED)).rowcount
+            return _drop(connection, digests, now)
 
     def give_back(self, pages: int) -> int:
         """Return free pages of an SQLite file to the file system, if many are free; the number that was returned."""
@@ -251,18 +254,36 @@ class Pruning:
             yield connection
 
 
-def _forget_outputs(connection: Connection, ids: Sequence[str], limit: int, *where: ColumnElement[bool]) -> int:
+def _drop(connection: Connection, digests: Sequence[str], now: float) -> int:
+    """Remove contents to which no row refers, and note those that are outside; return how many went."""
+    write = postgres_insert if connection.dialect.name == "postgresql" else sqlite_insert
+    count = 0
+    for begin in range(0, len(digests), 500):
+        unused = delete(blobs).where(blobs.c.digest.in_(digests[begin : begin + 500]), ~USED)
+        gone = connection.execute(unused.returning(blobs.c.digest, blobs.c.outside)).all()
+        count += len(gone)
+        if outside := [{"digest": row.digest, "at": now} for row in gone if row.outside]:
+            new = write(dropped)
+            again = new.on_conflict_do_update(index_elements=[dropped.c.digest], set_={"at": new.excluded.at})
+            connection.execute(again, outside)
+    return count
+
+
+def _forget_outputs(
+    connection: Connection, ids: Sequence[str], limit: int, *where: ColumnElement[bool]
+) -> list[Mapping[str, Any]]:
+    """Remove outputs of workloads: at most `limit` pieces, of PARTS_BYTES; return them."""
     keys, gone = outputs.primary_key.columns.keys(), list[Any]()
     for begin in range(0, len(ids), 500):
         mine = outputs.c.workload.in_(ids[begin : begin + 500])
-        some = select(outputs.c.size, *outputs.primary_key).where(mine, *where)
+        some = select(outputs.c.size, outputs.c.blob, *outputs.primary_key).where(mine, *where)
         gone += connection.execute(some.limit(limit - len(gone))).mappings().all()
         if len(gone) >= limit:
             break
     gone = first_that_fit(gone, lambda row: int(row["size"]), PARTS_BYTES)
     for row in gone:
         connection.execute(FORGET_OUTPUT, {f"one_{name}": row[name] for name in keys})
-    return len(gone)
+    return gone
 
 
 def _forget(connection: Connection, found: Sequence[Any], at: float) -> None:

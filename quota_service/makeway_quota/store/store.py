@@ -15,6 +15,7 @@ from .accounts import Accounts
 from .contents import LARGE, Contents
 from .database import Database, parse
 from .errors import StoreError
+from .growth import Growth
 from .job_sizes import JobSizes
 from .known_rows import KnownRows
 from .leader_lock import LeaderLock, leader_lock
@@ -83,6 +84,7 @@ class Store:
         self.outputs = Outputs(database, contents)
         self.accounts = Accounts(database)
         self.job_sizes = JobSizes(database)
+        self.growth = Growth(database)
         self._known = KnownRows()
         database.on_commit(self._known.add)
 

@@ -273,6 +273,13 @@ purges = Table(
     Column("at", Double, nullable=False),
 )
 
+dropped = Table(
+    "dropped",
+    metadata,
+    Column("digest", Text, primary_key=True, comment="a content outside whose last row was removed"),
+    Column("at", Double, nullable=False),
+)
+
 removals = Table(
     "removals",
     metadata,
@@ -308,6 +315,15 @@ folders = Table(
     Column("workload", Text, ForeignKey("workloads.id", ondelete="CASCADE"), primary_key=True),
     Column("bytes", BigInteger, nullable=False),
     Column("at", Double, nullable=False, comment="when it was measured"),
+)
+
+storage_days = Table(
+    "storage_days",
+    metadata,
+    Column("day", Integer, primary_key=True, autoincrement=False, comment="days since 1970 (UTC)"),
+    Column("scope", Text, primary_key=True, comment="all, team, person; disk: what may still be written"),
+    Column("name", Text, primary_key=True),
+    Column("bytes", BigInteger, nullable=False, comment="what was kept at the last pass of that day"),
 )
 
 histories = Table(

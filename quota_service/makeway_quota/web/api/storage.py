@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Path
-from makeway_api.models import JobStorage, StorageDelete, StorageDeleted, StorageReport
+from makeway_api.models import JobStorage, StorageDelete, StorageDeleted, StorageGrowth, StorageReport
 
 from ..dependencies import Admin, Id, Reader, TheServices, Toucher
 from ..problems import declared
@@ -27,6 +27,12 @@ async def storage(caller: Reader, services: TheServices) -> StorageReport:
 async def delete_job(id: Id, caller: Toucher, services: TheServices) -> StorageDeleted:
     """Delete an ended job for good, with its files, log, result and checkpoints."""
     return await services.storage.delete_job(caller, id)
+
+
+@router.get("/storage/growth", operation_id="storage_growth", response_model=StorageGrowth)
+async def storage_growth(_: Admin, services: TheServices) -> StorageGrowth:
+    """Return what was kept each day, what grows, and in how many days it is full at this rate."""
+    return await services.growth.growth()
 
 
 @router.get(

@@ -14,6 +14,7 @@ from ..auth import may, refusal
 from ..dependencies import TheServices
 from ..settings import WebSettings
 from .access import PageVisitor
+from .growth import forecasts, grown, growth_chart, in_words
 from .render import page
 
 router = APIRouter(include_in_schema=False)
@@ -47,9 +48,22 @@ async def storage_page(
             f"Deleted: {jobs:,} ended job{'' if jobs == 1 else 's'}{of} with {size(freed)}. Files go within a minute."
         )
     report = await services.storage.report(visitor.caller)
+    growth = await services.growth.growth() if visitor.caller.admin else None
     names = {each.name: each.title or each.name for each in await services.inventory.policies(visitor.caller)}
     return await page(
-        request, "storage.html", visitor, report=report, kinds=KINDS, titles=names, written=size, notice=notice
+        request,
+        "storage.html",
+        visitor,
+        report=report,
+        growth=growth,
+        drawn=growth_chart(growth) if growth is not None else None,
+        forecasts=forecasts(growth) if growth is not None else [],
+        in_words=in_words,
+        grown=grown,
+        kinds=KINDS,
+        titles=names,
+        written=size,
+        notice=notice,
     )
 
 
