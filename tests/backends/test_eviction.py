@@ -49,7 +49,7 @@ async def test_twenty_preemptions_change_nothing(shop: Workshop) -> None:
         await train(shop, "j-1", attempt, "--seconds", "0.02")
         await shop.running("j-1", attempt, says="going on" if attempt > 1 else "starting")
         await asyncio.sleep(0.03 + 0.007 * (attempt % 5))  # at another point of a step each time
-        await shop.ask("j-1", attempt)
+        await shop.ask("j-1", attempt, grace=60.0)  # never too little on a busy machine
         seen = await shop.over("j-1", attempt)
         assert (seen.exit_code, seen.acknowledged, seen.noticed, seen.killed) == (75, True, True, False)
         assert seen.step is not None

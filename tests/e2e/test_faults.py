@@ -62,15 +62,17 @@ def portal() -> Iterator[Portal]:
 
 
 def heard(ask: Callable[[], object], seconds: float = 90) -> object:
-    """Return the first answer of the service; a refusal is an answer."""
+    """Return the first answer of the service; a refusal is an answer. Raise TimeoutError where none comes."""
     deadline = time.monotonic() + seconds
     while True:
         try:
             return ask()
         except (MakewayError, httpx2.HTTPError) as error:
             status = getattr(error, "status", 503)
-            if (status < 500 and status not in (401, 403, 404)) or time.monotonic() > deadline:
+            if status < 500 and status not in (401, 403, 404):
                 raise
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no answer after {seconds:g} s: {error}") from error
             time.sleep(0.2)
 
 
@@ -162,7 +164,8 @@ def test_the_service_is_killed(portal: Portal, tmp_path: Path) -> None:
     finally:
         stop.set()
         worker.join(240)
-    assert not worker.is_alive()
+    if worker.is_alive():
+        raise TimeoutError("the last requests were not answered")
     assert len(names) >= 9
     all_right(portal, book, names)
 
