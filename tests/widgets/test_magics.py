@@ -179,7 +179,9 @@ def test_bad_input_is_one_sentence(notebook: Notebook, service: Client, cell: st
 
 @pytest.mark.covers("N09")
 def test_gpus_jobs_job_and_cancel(notebook: Notebook, service: Client) -> None:
-    job = running(service, notebook, "--profile gpu2 --name sleeper")
+    # %quota shows the largest: other tests of the same portal have left jobs of hers, too.
+    notebook.run("import os\nopen('large', 'wb').write(os.urandom(2**20))")
+    job = running(service, notebook, "--profile gpu2 --name sleeper --files large")
     shown = notebook.run("%gpus")
     assert "RESERVED" in shown.text
     assert "virtual" in shown.text
