@@ -1,17 +1,27 @@
 """Detect on one machine that a portal runs which has the same data as another one, as a restored copy has.
 
-The service holds a name of its installation as long as it lives; one that starts on a copy of its data finds it taken.
-The name is a socket that is no file: the kernel releases it with the process, and no copy has it. Used by the service,
-and by the Hub before it touches notebooks.
+The service locks a file with the name of its installation as long as it lives; one that starts on a copy of its data
+finds it locked. The kernel releases the lock with the process. The file lies outside the state directory, so that no
+copy has it, and in a folder of this account, so that no other account can keep a portal from its start. Used by the
+service, and by the Hub before it touches notebooks.
 """
 
 from __future__ import annotations
 
+import fcntl
+import logging
 import os
-import socket
-import struct
+import stat
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+from urllib.parse import quote
+
+log = logging.getLogger("makeway.installations")
+
+FOLDERS = Path("/tmp")  # the same for every process of an account, whatever its TMPDIR
+"""Where each account has a folder of its own"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,33 +35,44 @@ class RunningService:
         return f"in {self.folder} (process {self.pid})" if self.folder else f"as the process {self.pid}"
 
 
-def hold(installation: str) -> socket.socket | None:
-    """Hold an installation until the socket is closed; None where another process does."""
-    held = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+def hold(installation: str) -> IO[str] | None:
+    """Hold an installation until the file is closed; None where another process of this account does.
+
+    Where the folder of this account belongs to another one, or cannot be written, nothing is held and a warning says
+    so: then a copy is not detected, and every portal starts.
+    """
     try:
-        held.bind(_address(installation))
-        held.listen(1)
-    except OSError:
+        descriptor = os.open(_path(installation), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        log.warning("A copy of this portal on this machine would not be detected: %s", error)
+        return open(os.devnull, encoding="utf-8")
+    held = open(descriptor, "r+", encoding="utf-8")  # noqa: SIM115 (held as long as the service lives)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
         held.close()
         return None
+    held.truncate()
+    held.write(f"{os.getpid()}")
+    held.flush()
     return held
 
 
 def holder(installation: str) -> RunningService | None:
-    """Return the process that holds an installation now, None where none does."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)  # connected by the kernel; BlockingIOError where others just ask, too
+    """Return the process that holds an installation now, None where none of this account does."""
+    try:
+        descriptor = os.open(_path(installation), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    with open(descriptor, encoding="utf-8") as file:
         try:
-            probe.connect(_address(installation))
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            return RunningService(0, "")
-        except OSError:
-            return None
-        pid, _, _ = struct.unpack("3i", probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
-    folder = ""
-    with suppress(OSError):
-        folder = os.readlink(f"/proc/{pid}/cwd")
-    return RunningService(pid, folder)
+            pid, folder = file.read(20), ""  # "" where it is just writing
+            with suppress(OSError):
+                folder = os.readlink(f"/proc/{pid}/cwd")
+            return RunningService(int(pid) if pid.isdecimal() else 0, folder)
+    return None
 
 
 def is_a_copy(holder: RunningService, folder: str) -> str:
@@ -63,6 +84,12 @@ def is_a_copy(holder: RunningService, folder: str) -> str:
     )
 
 
-def _address(installation: str) -> str:
-    """Return the address in the kernel's own namespace (a NUL in front): there is no file to copy or to clean up."""
-    return f"\0makeway-installation-{installation}"
+def _path(installation: str) -> Path:
+    """Return the file of an installation; OSError where the folder is not this account's alone."""
+    folder = FOLDERS / f"makeway-{os.geteuid()}"
+    with suppress(FileExistsError):
+        folder.mkdir(0o700)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise PermissionError(f"{folder} can be written by other accounts; remove it")
+    return folder / f"installation-{quote(installation, safe='')}"

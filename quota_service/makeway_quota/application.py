@@ -10,8 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from socket import socket
-from typing import IO, Protocol
+from typing import IO
 
 from makeway_api import installations
 
@@ -45,13 +44,6 @@ PATIENCE = 20.0
 """Seconds that a service which must be the only one waits for another that is just stopping."""
 
 
-class Closable(Protocol):
-    """What a service holds as long as it lives."""
-
-    def close(self) -> None:
-        """Release it."""
-
-
 class AlreadyRunning(Exception):
     """Another service uses the same state directory, or the same database."""
 
@@ -59,7 +51,7 @@ class AlreadyRunning(Exception):
 class Application:
     """One running replica of the quota service; `start` makes it lead or follow, `stop` ends it."""
 
-    def __init__(self, components: Components, held: Sequence[Closable] = ()) -> None:
+    def __init__(self, components: Components, held: Sequence[IO[str]] = ()) -> None:
         self.components = components
         self.loop = Loop(components)
         self.retention = Retention(
@@ -92,7 +84,7 @@ class Application:
         Where the database or the backend serves one replica only, the leader's lock is taken here: AlreadyRunning if
         another service has it.
         """
-        held: list[Closable] = [] if backend.shared else [take_state_dir(settings.state_dir)]
+        held: list[IO[str]] = [] if backend.shared else [take_state_dir(settings.state_dir)]
         store: Store | None = None
         leader: Leader | None = None
         try:
@@ -267,7 +259,7 @@ def take_state_dir(state_dir: Path) -> IO[str]:
     )
 
 
-def take_installation(store: Store, state_dir: Path) -> socket:
+def take_installation(store: Store, state_dir: Path) -> IO[str]:
     """Hold the installation's name on this machine; AlreadyRunning where a service has it whose data is the same."""
     name = store.contents.installation()
     for _ in range(round(PATIENCE / 0.1)):

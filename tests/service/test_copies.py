@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import shutil
 import sqlite3
@@ -140,3 +141,26 @@ def test_a_name_is_free_again_with_its_holder() -> None:
     other.close()
     first.close()
     assert installations.holder("of-this-test") is None
+
+
+@pytest.mark.parametrize("folder", ["writable by all", "a link", "a file"])
+def test_no_other_account_can_hold_the_name_of_a_portal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    """The folder of the locks lies where every account may have made it first."""
+    monkeypatch.setattr(installations, "FOLDERS", tmp_path)
+    own, theirs = tmp_path / f"makeway-{os.geteuid()}", tmp_path / "theirs"
+    theirs.mkdir()
+    if folder == "writable by all":
+        own.mkdir()
+        own.chmod(0o777)
+    elif folder == "a link":
+        own.symlink_to(theirs)
+    else:
+        own.touch()
+    with (theirs / "installation-of-this-test").open("w") as taken:
+        fcntl.flock(taken, fcntl.LOCK_EX)
+        held = installations.hold("of-this-test")
+        assert held is not None
+        held.close()
+        assert installations.holder("of-this-test") is None
