@@ -30,7 +30,8 @@ def come_to_rest(world: World, engine: Engine) -> int:
             if each.preemptor in evicted:
                 cascades += 1
                 then, earlier, preemptor = evicted[each.preemptor]
-                undone = {start.id for start in earlier.start}
+                nominated = {w.id for w in then.workloads.values() if w.nomination}
+                undone = {start.id for start in earlier.start} - nominated  # which no plan withdraws (rule 5.8)
                 assert each.id not in undone, f"I11: {each.id} starts where {each.preemptor} returns: {earlier}"
                 avoidable(then, earlier, preemptor, each.preemptor, engine)
         evicted |= {each.id: (before, plan, each.preemptor) for each in plan.evict}
@@ -49,6 +50,8 @@ def avoidable(world: World, plan: Plan, preemptor: str, victim: str, engine: Eng
     mine = [each for each in (*plan.evict, *plan.move) if each.preemptor == preemptor]
     if len(mine) < len(plan.evict) + len(plan.move) or plan.start or any(e.rule in OVER_QUOTA for e in mine):
         return  # another decision, or a right over quota, may have been in the way of it
+    if any(waiting.nomination and waiting.id != preemptor for waiting in plan.pending):
+        return  # another workload needed room, too
     facts = Facts(world.snapshot())
     gone = [facts.live[each.id] for each in plan.evict]
     if not returns(world, preemptor, gone, facts.live[victim], engine):
@@ -79,11 +82,11 @@ def returns(world: World, preemptor: str, group: Sequence[Workload], victim: Wor
 def minimal_sets(facts: Facts, asking: Workload) -> Iterator[list[Workload]]:
     """Iterate over the sets of whole workloads that make room for one in a pool where it is in quota"""
     now = future(facts.snapshot, Plan())
-    for pool in facts.pools_of(asking):
-        if not in_quota(facts, Plan(), now, asking, pool):
-            continue
+    pools = [pool for pool in facts.pools_of(asking) if in_quota(facts, Plan(), now, asking, pool)]
+    others = any(any(legal_sets(facts, now, asking, pool, False)) for pool in pools)
+    for pool in pools:
         found: list[set[str]] = []
-        for group in sorted(legal_sets(facts, now, asking, pool), key=len):
+        for group in sorted(legal_sets(facts, now, asking, pool, not others), key=len):
             names = {each.victim.id for each in group}
             if any(each.kept for each in group) or any(smaller <= names for smaller in found):
                 continue

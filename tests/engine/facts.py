@@ -214,26 +214,34 @@ class State:
     facts: Facts
     held: dict[str, tuple[Workload, Placement]] = field(default_factory=dict)
     now: bool = False
+    leaves: dict[str, Placement] = field(default_factory=dict)
+    """Where these hold GPUs until they move; what a line covers of both places counts once."""
+
+    def covered(self, name: str, line: QuotaLine) -> int:
+        """Count what a line covers of one workload."""
+        w, placement = self.held[name]
+        places = [each for each in (placement, self.leaves.get(name)) if each and line.covers(self.facts.pool(each))]
+        return max((amount(self.facts, w, each) for each in places), default=0)
 
     def usage(self, policy: str, line: QuotaLine, guaranteed: bool = False) -> int:
         """Count what a line covers."""
         found = 0
-        for w, placement in self.held.values():
+        for name, (w, _) in self.held.items():
             names = {each.name for each in self.facts.family(w.policy)}
-            if policy in names and line.covers(self.facts.pool(placement)) and (w.non_preemptible or not guaranteed):
-                found += amount(self.facts, w, placement)
+            if policy in names and (w.non_preemptible or not guaranteed):
+                found += self.covered(name, line)
         return found
 
     def usage_beyond(self, policy: str, line: QuotaLine, guaranteed: bool = False) -> int:
         """Count what a line covers of work without a reserving line of its own below that."""
         found = 0
-        for w, placement in self.held.values():
+        for name, (w, placement) in self.held.items():
             pool = self.facts.pool(placement)
             names = [each.name for each in self.facts.family(w.policy)]
-            if policy in names and line.covers(pool) and (w.non_preemptible or not guaranteed):
+            if policy in names and (w.non_preemptible or not guaranteed):
                 below = self.facts.family(w.policy)[: names.index(policy)]
                 if not any(q.reserved and q.covers(pool) for each in below for q in each.quotas):
-                    found += amount(self.facts, w, placement)
+                    found += self.covered(name, line)
         return found
 
     def in_pool(self, pool: str) -> int:

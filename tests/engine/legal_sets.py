@@ -36,8 +36,11 @@ class Leaving:
     units: tuple[Unit, ...]
 
 
-def legal_sets(facts: Facts, after: State, w: Workload, pool: str) -> Iterator[tuple[Leaving, ...]]:
-    """Iterate over the legal sets that make room for a workload in a pool; `after`: what is held by then."""
+def legal_sets(facts: Facts, after: State, w: Workload, pool: str, own: bool = True) -> Iterator[tuple[Leaving, ...]]:
+    """Iterate over the legal sets that make room for a workload in a pool; `after`: what is held by then.
+
+    `own`: also those that only firm work may evict, of its own team whatever that uses.
+    """
     able = [each for each in after.held.values() if _may_leave(facts, after, w, pool, *each)]
     if prod(len(options(facts, o, place)) + 1 for o, place in able) > MOST_SETS:
         return
@@ -45,7 +48,7 @@ def legal_sets(facts: Facts, after: State, w: Workload, pool: str) -> Iterator[t
         group = tuple(each for each in choice if each is not None)
         left = without(after, group)
         room = facts.workers(left.rooms(), w, pool) >= facts.least(w)
-        if room and left.admits(w, pool, facts.request(w)) and is_legal(facts, after, w, pool, group):
+        if room and left.admits(w, pool, facts.request(w)) and is_legal(facts, after, w, pool, group, own):
             yield group
 
 
@@ -101,30 +104,30 @@ def is_protected(facts: Facts, o: Workload) -> bool:
     return bool(least) and (o.started_at is None or facts.snapshot.now - o.started_at < least)
 
 
-def is_legal(facts: Facts, after: State, w: Workload, pool: str, group: Sequence[Leaving]) -> bool:
+def is_legal(facts: Facts, after: State, w: Workload, pool: str, group: Sequence[Leaving], own: bool = True) -> bool:
     """Whether a set can be evicted in some order by rules 5.1 and 5.7."""
     units = [unit for each in group for unit in each.units]
     if len(units) > MOST_ORDERS:
-        units.sort(key=lambda unit: (_own(facts, w, pool, unit.victim), unit.amount))
-        return _legal(facts, after, w, pool, units)
-    return any(_legal(facts, after, w, pool, order) for order in permutations(units))
+        units.sort(key=lambda unit: (_own(facts, w, pool, unit.victim, own), unit.amount))
+        return _legal(facts, after, w, pool, units, own)
+    return any(_legal(facts, after, w, pool, order, own) for order in permutations(units))
 
 
-def _legal(facts: Facts, after: State, w: Workload, pool: str, order: Sequence[Unit]) -> bool:
+def _legal(facts: Facts, after: State, w: Workload, pool: str, order: Sequence[Unit], own: bool) -> bool:
     gone: list[Unit] = []
     for unit in order:
-        if not _own(facts, w, pool, unit.victim) and not above(facts, after, w, pool, unit, gone):
+        if not _own(facts, w, pool, unit.victim, own) and not above(facts, after, w, pool, unit, gone):
             return False
         gone.append(unit)
     return True
 
 
-def _own(facts: Facts, w: Workload, pool: str, victim: Workload) -> bool:
-    """Whether a victim of the own team may leave whatever the team uses: for firm work, or for a higher priority."""
+def _own(facts: Facts, w: Workload, pool: str, victim: Workload, firm: bool) -> bool:
+    """Whether a victim of the own team may leave whatever the team uses: for `firm` work, or for a higher priority."""
     if victim.policy != w.policy:
         return False
     if w.non_preemptible:
-        return True
+        return firm
     if w.kind != "job" or not facts.snapshot.settings.in_team_preemption:
         return False
     below = priority(facts, victim) < priority(facts, w)

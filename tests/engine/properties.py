@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import permutations, product
 from math import prod
 from random import Random
 
 from engine.engines import Engine
 from engine.facts import Facts, State, amount, future
-from engine.legal_sets import legal_sets
+from engine.legal_sets import MOST_ORDERS, legal_sets
 from engine.overtaken import only_for_such_starts
-from makeway_quota.engine import GPU, Placed, Plan, Snapshot, Workload
+from makeway_quota.engine import GPU, Placed, Plan, QuotaLine, Snapshot, Workload
 from worlds import World
 
 HELD = {"held", "static_quota", "nominated", "paused", "queue_closed"}
@@ -88,25 +88,31 @@ def victims_are_legal(facts: Facts, plan: Plan) -> None:
 
 
 def every_victim_was_above_its_reservation(facts: Facts, plan: Plan) -> None:
-    """Check I3 by the plan alone: without its largest victim in a pool a team stays above its reservation there."""
+    """Check I3 by the plan alone: in some order, each victim's team was above a reservation there when it left."""
     freed = _freed(facts, plan)
     for preemptor in {b for b, _ in freed.values()}:
         mine = {name: milli for name, (b, milli) in freed.items() if b == preemptor and milli}
-        asking = facts.live[preemptor]
-        pools = {name: facts.pool(facts.live[name].placement) for name in mine}
-        for policy, pool in {(facts.live[name].policy, pools[name]) for name in mine}:
-            theirs = {name: milli for name, milli in mine.items() if facts.live[name].policy == policy}
-            largest = max(milli for name, milli in theirs.items() if pools[name] == pool)
-            if policy == asking.policy:
-                continue
-            lines = [ln for ln in facts.policies[policy].quotas if ln.reserved and ln.covers(pool)]
-            taken = [sum(milli for name, milli in theirs.items() if ln.covers(pools[name])) for ln in lines]
-            most = [
-                _most_used(facts, plan, policy, line.pools) - less + largest
-                for line, less in zip(lines, taken, strict=True)
+        for policy in {facts.live[name].policy for name in mine} - {facts.live[preemptor].policy}:
+            theirs = [
+                (milli, facts.pool(facts.live[name].placement))
+                for name, milli in mine.items()
+                if facts.live[name].policy == policy
             ]
-            fine = not lines or any(used > line.reserved for used, line in zip(most, lines, strict=True))
-            assert fine, f"I3: {mine} of {policy} for {preemptor}"
+            assert _above_in_some_order(facts, plan, policy, theirs), f"I3: {mine} of {policy} for {preemptor}"
+
+
+def _above_in_some_order(facts: Facts, plan: Plan, policy: str, victims: list[tuple[int, str]]) -> bool:
+    lines = {line: _most_used(facts, plan, policy, line.pools) for line in facts.policies[policy].quotas}
+    orders = permutations(victims) if len(victims) <= MOST_ORDERS else [sorted(victims)]
+
+    def above(line: QuotaLine, before: Sequence[tuple[int, str]]) -> bool:
+        return lines[line] - sum(milli for milli, pool in before if line.covers(pool)) > line.reserved
+
+    def legal(before: Sequence[tuple[int, str]], pool: str) -> bool:
+        reserving = [line for line in lines if line.reserved and line.covers(pool)]
+        return not reserving or any(above(line, before) for line in reserving)
+
+    return any(all(legal(order[:at], pool) for at, (_, pool) in enumerate(order)) for order in orders)
 
 
 def _freed(facts: Facts, plan: Plan) -> dict[str, tuple[str, int]]:
@@ -193,8 +199,28 @@ def no_victim_is_needless(facts: Facts, plan: Plan, after: State) -> None:
             continue
         for choice in product(*(where[w.id] for w in ours)):
             asking = list(zip(ours, choice, strict=True))
-            if _all_within_caps(facts, spared, victim, pool, asking):
+            if _all_within_caps(facts, spared, victim, pool, asking) and not _claimed(facts, plan, spared, asking):
                 assert not facts.all_fit(spared.rooms(), asking), f"I4: {each} is needless in {plan}"
+
+
+def _claimed(facts: Facts, plan: Plan, spared: State, asking: Sequence[tuple[Workload, str]]) -> bool:
+    """Whether other work, in quota beside these, could evict one of them that is over quota where it would start."""
+    state = State(facts, dict(spared.held))
+    node = {facts.nodes[name].pool: name for name in facts.nodes}
+    for w, pool in asking:
+        state.held[w.id] = w, (Placed(0, node[pool], (0,), facts.request(w)),)
+    over = {pool for w, pool in asking if not in_quota(facts, plan, _but(state, w), w, pool)}
+    waiting = [facts.live[each.id] for each in plan.pending if each.id not in state.held]
+    return any(
+        pool in over and in_quota(facts, plan, state, w, pool)
+        for w in waiting
+        if facts.request(w) and facts.may_start(w)
+        for pool in facts.pools_of(w)
+    )
+
+
+def _but(state: State, w: Workload) -> State:
+    return State(state.facts, {name: each for name, each in state.held.items() if name != w.id})
 
 
 def _pools_of_nomination(facts: Facts, plan: Plan, after: State, w: Workload) -> list[str]:
@@ -248,8 +274,9 @@ def in_quota_waits_only_without_legal_victims(facts: Facts, plan: Plan, after: S
 
 
 def in_quota(facts: Facts, plan: Plan, after: State, w: Workload, pool: str) -> bool:
-    """Whether a workload is in quota, what still terminates counted."""
-    every = State(facts, after.held | {o.id: (o, o.placement) for o in facts.live.values() if o.placement})
+    """Whether a workload is in quota, what still terminates counted; what moves counts before and after."""
+    before = {o.id: (o, o.placement) for o in facts.live.values() if o.placement}
+    every = State(facts, before | after.held, leaves={name: place for name, (_, place) in before.items()})
     return within_reservations(facts, every, w, pool)
 
 

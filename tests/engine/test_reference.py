@@ -253,6 +253,13 @@ def test_every_plan_of_a_world_that_once_broke_an_invariant_keeps_them(file: Pat
     check(world_of(read_snapshot(file.read_text(encoding="utf-8"))), ENGINES[engine], Random(7))
 
 
+@pytest.mark.covers(*ROWS)
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("file", sorted(WORLDS.glob("two-pools-*.yaml")), ids=lambda file: file.stem)
+def test_every_world_of_two_pools_that_once_broke_an_invariant_comes_to_rest(file: Path, engine: str) -> None:
+    come_to_rest(world_of(read_snapshot(file.read_text(encoding="utf-8"))), ENGINES[engine])
+
+
 def world_of(snapshot: Snapshot) -> World:
     """Return a world whose snapshot this is."""
     world = World()

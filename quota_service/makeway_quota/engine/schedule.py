@@ -36,7 +36,8 @@ def decide(cluster: Cluster, queues: PendingQueues, why: bool = True) -> Plan:
     rounds = Rounds(cluster, builder, heads, heads if queues.any_starving() else [], why)
     rounds.run()
     _grow(cluster, builder, heads, rounds)
-    _withdraw_needless(builder, rounds, queues)
+    if _withdraw_needless(builder, rounds, queues):
+        _withdraw_needless(builder, rounds, queues)  # what was spared once, and evicted again, may be needless by now
     replace_preemptors(builder)
     builder.suspend_holds()
     refused = _refuse(cluster, builder, heads)
@@ -59,16 +60,17 @@ def _grow(cluster: Cluster, builder: PlanBuilder, heads: list[Queue], rounds: Ro
         rounds.run()
 
 
-def _withdraw_needless(builder: PlanBuilder, rounds: Rounds, queues: PendingQueues) -> None:
+def _withdraw_needless(builder: PlanBuilder, rounds: Rounds, queues: PendingQueues) -> bool:
     """Spare victims that a later decision made superfluous (rule 5.4), and move those that get room (rule 5.6).
 
-    The GPUs that this frees may start other work.
+    The GPUs that this frees may start other work. Each is spared once; return whether any was.
     """
     spared: set[Eviction] = set()
     for _ in range(MOST_ROUNDS):
         if not spare(builder, spared) and not relocate(builder, queues):
             break
         rounds.run()
+    return bool(spared)
 
 
 def _refuse(cluster: Cluster, builder: PlanBuilder, heads: list[Queue]) -> list[Queue]:

@@ -50,7 +50,7 @@ def _relocated(builder: PlanBuilder, queue: Queue, workload: Workload) -> bool:
         if _in_quota(queue, pool) or (queue.borrows and pool.pool.name not in builder.holds)
     ]
     for pool in able:
-        if parts := _room(cluster, queue, pool):
+        if parts := _room(cluster, queue, pool, _in_quota(queue, pool)):
             _move(builder, queue, workload, parts)
             return True
     for pool in able if builder.progress.withdrawn_starts < MOST_WITHDRAWN else ():
@@ -58,14 +58,19 @@ def _relocated(builder: PlanBuilder, queue: Queue, workload: Workload) -> bool:
         if later is not None:
             for start in later:
                 put_back(builder, start)
-            _move(builder, queue, workload, _room(cluster, queue, pool))
+            _move(builder, queue, workload, _room(cluster, queue, pool, _in_quota(queue, pool)))
             return True
     return False
 
 
-def _room(cluster: Cluster, queue: Queue, pool: PoolState) -> tuple[Part, ...]:
-    """Return where a victim could start now, its old devices not counted; empty if it could not."""
-    return find(pool, queue.need) if allowed(cluster, queue.account, pool, queue.total, True) else ()
+def _room(cluster: Cluster, queue: Queue, pool: PoolState, in_quota: bool) -> tuple[Part, ...]:
+    """Return where a victim could start now, its old devices not counted; empty if it could not.
+
+    In quota, also where it could once all that terminates is gone: the next plan would nominate it there.
+    """
+    if not allowed(cluster, queue.account, pool, queue.total, True):
+        return ()
+    return find(pool, queue.need) or (find(pool, queue.need, True) if in_quota else ())
 
 
 def _later_starts(builder: PlanBuilder, queue: Queue, workload: Workload, pool: PoolState) -> list[Allocation] | None:
@@ -77,7 +82,8 @@ def _later_starts(builder: PlanBuilder, queue: Queue, workload: Workload, pool: 
     preemptors = {each.preemptor for each in builder.evicted.values()}
     preemptors |= {each.preemptor for each in builder.moved.values()}
     started = [cluster.allocations[name] for name in sorted(builder.started) if name not in preemptors]
-    fresh = [a for a in started if a.pool is pool and a.amount and _may_wait(cluster, a)]
+    light = queue.need.cpu or queue.need.memory  # then what requests no GPUs may be in the way, too
+    fresh = [a for a in started if a.pool is pool and (a.amount or light) and _may_wait(cluster, a)]
     if not fresh:
         return None
     with _Withdrawn(cluster, fresh):
@@ -90,11 +96,11 @@ def _later_starts(builder: PlanBuilder, queue: Queue, workload: Workload, pool: 
             if (in_quota and not over and theirs > mine) or (not in_quota and (not over or theirs > mine)):
                 later.append((theirs, start))
     withdrawn = [start for _, start in sorted(later, key=lambda each: each[0])]
-    if not withdrawn or not _has_room_without(cluster, queue, pool, withdrawn):
+    if not withdrawn or not _has_room_without(cluster, queue, pool, withdrawn, not over):
         return None
     for start in list(withdrawn):
         fewer = [each for each in withdrawn if each is not start]
-        if fewer and _has_room_without(cluster, queue, pool, fewer):
+        if fewer and _has_room_without(cluster, queue, pool, fewer, not over):
             withdrawn = fewer
     return withdrawn
 
@@ -103,9 +109,11 @@ def _may_wait(cluster: Cluster, start: Allocation) -> bool:
     return not start.workload.non_preemptible and cluster.evictable(start) is start
 
 
-def _has_room_without(cluster: Cluster, queue: Queue, pool: PoolState, starts: Iterable[Allocation]) -> bool:
+def _has_room_without(
+    cluster: Cluster, queue: Queue, pool: PoolState, starts: Iterable[Allocation], in_quota: bool
+) -> bool:
     with _Withdrawn(cluster, starts):
-        return bool(_room(cluster, queue, pool))
+        return bool(_room(cluster, queue, pool, in_quota))
 
 
 class _Withdrawn:

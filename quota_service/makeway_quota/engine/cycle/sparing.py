@@ -7,7 +7,7 @@ spared can be evicted once more for another workload, and is looked at again the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..index.cluster import Cluster
@@ -23,6 +23,8 @@ from ..snapshot import Workload
 
 _MOST_REPLACED = 8
 """Up to so many nominations of a pool are all withdrawn and placed again to spare one victim."""
+_MOST_PLACED = 64
+"""So many placements are tried, over all pools of the nominations, to place them again."""
 _Nomination = tuple[Workload, Queue, tuple[Part, ...]]
 Eviction = tuple[str, str, int]
 """A victim, its preemptor, and the number of workers that go on."""
@@ -140,18 +142,31 @@ class _Nominations:
             self.cluster.withdraw_nomination(workload)
             self.cluster.nominate(workload, queue.need, parts)
 
-    def place(self, nominations: Iterable[_Nomination]) -> bool:
-        """Nominate the workloads of these nominations again, in their order; False if one has no placement."""
-        for workload, queue, old in nominations:
+    def place(self, nominations: Sequence[_Nomination]) -> bool:
+        """Nominate the workloads of these nominations again, in their order; False if one has no placement.
+
+        Each gets the first of its pools that leaves room for the others.
+        """
+        left = _MOST_PLACED
+
+        def placed(at: int) -> bool:
+            nonlocal left
+            if at == len(nominations):
+                return True
+            workload, queue, old = nominations[at]
             for pool in _pools_for(self.builder, queue, old[0].node.pool):
                 may = allowed(self.cluster, queue.account, pool, queue.total, True)
-                parts = find(pool, queue.need, True) if may else ()
-                if parts:
-                    self.cluster.nominate(workload, queue.need, parts)
-                    break
-            else:
-                return False
-        return True
+                parts = find(pool, queue.need, True) if may and left else ()
+                if not parts:
+                    continue
+                left -= 1
+                self.cluster.nominate(workload, queue.need, parts)
+                if placed(at + 1):
+                    return True
+                self.cluster.withdraw_nomination(workload)
+            return False
+
+        return placed(0)
 
 
 def _pools_for(builder: PlanBuilder, queue: Queue, old: PoolState) -> list[PoolState]:

@@ -7,6 +7,7 @@ and undoes them; what remains is the plan.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -297,6 +298,38 @@ class ClusterState:
         self.record(allocation, nominated=allocation.amount, moving=allocation.moving)
         for part in allocation.parts:
             part.node.shift(part, allocation.need, 0, -1)
+
+    @contextmanager
+    def later(self, starts: Iterable[Allocation]) -> Iterator[None]:
+        """Treat starts of this plan, and nominations, as work that runs already, within a block."""
+        each = list(starts)
+        for start in each:
+            self._turn(start, 1)
+        yield
+        for start in each:
+            self._turn(start, -1)
+
+    def _turn(self, start: Allocation, sign: int) -> None:
+        name = start.workload.id
+        if name in self.fresh:
+            start.fresh = sign < 0
+        else:
+            start.rest = sign > 0
+            for pool in start.pools:
+                self._count_candidate(start, pool.pool.name, sign)
+            self._list(start, sign > 0)
+        for part in start.parts:
+            part.node.pool.touch(part.node)
+
+    def _list(self, nomination: Allocation, there: bool) -> None:
+        """List a nomination among what runs, or no more."""
+        name = nomination.workload.id
+        nodes = [part.node.allocations for part in nomination.parts]
+        for known in (self.allocations, *nodes):
+            if there:
+                known[name] = nomination
+            else:
+                known.pop(name, None)
 
     def shrink(self, workload: Workload, need: Need, parts: tuple[Part, ...]) -> None:
         """Nominate a gang that gives up workers to the parts that it keeps, which can be evicted, too."""

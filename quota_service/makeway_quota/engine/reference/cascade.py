@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal
 
 from ..snapshot import Workload
 from .cluster import Allocation, Cluster
@@ -13,10 +15,27 @@ from .victims import Preemptor, Rights, Victims, rights_of, without
 
 Exists = Callable[[Preemptor], bool]
 """Whether a preemptor has any legal victim set."""
+Return = Literal["none", "others", "back"]
+"""How a victim could return at once: not, by evicting others, or only by evicting what it made way for."""
 
 
-def returns(cluster: Cluster, victim: Workload, exists: Exists) -> bool:
-    """Whether a victim could start again only by evicting another workload, in a cluster that it has left."""
+def returns(cluster: Cluster, preemptor: Workload, victim: Workload, exists: Exists) -> Return:
+    """Return how a victim could start again only by evicting, in a cluster that it has left.
+
+    What starts by a nomination, as the preemptor will, cannot be evicted in this plan, but in the next one.
+    """
+    if _evicts(cluster, victim, exists):
+        return "others"
+    later = cluster.copy()
+    if (start := later.nominations.pop(preemptor.id, None)) is not None:
+        later.running[preemptor.id] = start
+    for name, started in later.running.items():
+        if started.fresh and started.workload.nomination:
+            later.running[name] = replace(started, fresh=False)
+    return "back" if _evicts(later, victim, exists) else "none"
+
+
+def _evicts(cluster: Cluster, victim: Workload, exists: Exists) -> bool:
     if closed(cluster, victim) is not None or is_patient(cluster, victim):
         return False
     need, levels = cluster.need(victim), cluster.levels(victim.policy)
@@ -53,7 +72,8 @@ def may_cascade(p: Preemptor, evicted: Victims, victim: Allocation) -> bool:
     lower = [
         a for a in team if not a.workload.non_preemptible and cluster.priority(a.workload) < cluster.priority(workload)
     ]
-    if lower and settings.in_team_preemption:
+    below = p.workload.policy == workload.policy and cluster.priority(p.workload) < cluster.priority(workload)
+    if (lower or below) and settings.in_team_preemption:
         return True
     trial = without(cluster, evicted, released=True)
     trial.nominations[p.workload.id] = Allocation(p.workload, p.need, p.pool, (), p.need.total, p.levels)

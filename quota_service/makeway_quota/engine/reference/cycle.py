@@ -36,19 +36,25 @@ class Cycle:
             cluster.nominations.pop(name, None)
         heads = [head for queue in self.waiting for head in queue.heads()]
         self.late = self.waiting if any(waits_too_long(cluster, head) for head in heads) else []
-        self.spared: set[tuple[str, str, int]] = set()
 
     def run(self) -> None:
         """Decide until nothing changes any more."""
         self.rounds()
         if self.grow():
             self.rounds()  # a gang that grew has a larger share now
-        for _ in range(MOST_ROUNDS):
-            if not withdraw_superfluous(self.decisions, self.spared) and not relocate_victims(self.decisions):
-                break
-            self.rounds()
+        if self.come_to_rest():
+            self.come_to_rest()  # what was spared once, and evicted again, may be superfluous by now
         replace_preemptors(self.decisions)
         self.suspend_holds()
+
+    def come_to_rest(self) -> bool:
+        """Spare and move victims until nothing changes, each spared once; return whether any was."""
+        spared: set[tuple[str, str, int]] = set()
+        for _ in range(MOST_ROUNDS):
+            if not withdraw_superfluous(self.decisions, spared) and not relocate_victims(self.decisions):
+                break
+            self.rounds()
+        return bool(spared)
 
     def rounds(self) -> None:
         """Serve sessions in quota, jobs in quota, then over quota; again while that changes what others may do."""

@@ -47,7 +47,7 @@ def _may_run(decisions: Decisions, queue: Queue, pool: str) -> bool:
 def _relocate(decisions: Decisions, queue: Queue, workload: Workload) -> bool:
     able = [pool for pool in queue.pools if _may_run(decisions, queue, pool)]
     for pool in able:
-        if parts := _room(decisions.cluster, queue, pool):
+        if parts := _room(decisions.cluster, queue, pool, _in_quota(decisions.cluster, queue, pool)):
             decisions.relocate(workload, parts)
             return True
     for pool in able if decisions.withdrawn_starts < MOST_WITHDRAWN else ():
@@ -55,15 +55,21 @@ def _relocate(decisions: Decisions, queue: Queue, workload: Workload) -> bool:
         if later is not None:
             for start in later:
                 decisions.put_back(start)
-            decisions.relocate(workload, _room(decisions.cluster, queue, pool))
+            in_quota = _in_quota(decisions.cluster, queue, pool)
+            decisions.relocate(workload, _room(decisions.cluster, queue, pool, in_quota))
             return True
     return False
 
 
-def _room(cluster: Cluster, queue: Queue, pool: str) -> tuple[Part, ...]:
-    """Return where a victim could start now, its old devices not counted; empty if it could not."""
+def _room(cluster: Cluster, queue: Queue, pool: str, in_quota: bool) -> tuple[Part, ...]:
+    """Return where a victim could start now, its old devices not counted; empty if it could not.
+
+    In quota, also where it could once all that terminates is gone: the next plan would nominate it there.
+    """
     may = allowed(cluster, queue.levels, pool, queue.need.total, True)
-    return find(cluster, pool, queue.need) if may else ()
+    return (
+        (find(cluster, pool, queue.need) or (find(cluster, pool, queue.need, True) if in_quota else ())) if may else ()
+    )
 
 
 def _later_starts(decisions: Decisions, queue: Queue, workload: Workload, pool: str) -> list[Allocation] | None:
@@ -73,7 +79,9 @@ def _later_starts(decisions: Decisions, queue: Queue, workload: Workload, pool: 
     """
     cluster = decisions.cluster
     preemptors = {each.preemptor for each in decisions.evicted.values()}
-    fresh = [a for a in cluster.preemptible() if a.fresh and a.pool == pool and a.amount and a.id not in preemptors]
+    light = queue.need.cpu or queue.need.memory  # then what requests no GPUs may be in the way, too
+    fresh = [a for a in cluster.preemptible() if a.fresh and a.pool == pool and (a.amount or light)]
+    fresh = [a for a in fresh if a.id not in preemptors]
     trial = _without(cluster, fresh)
     over = not _in_quota(trial, queue, pool)
     mine = key(trial, queue, pool, workload, over)
@@ -85,11 +93,11 @@ def _later_starts(decisions: Decisions, queue: Queue, workload: Workload, pool: 
             later.append((theirs, start))
     later.sort(key=lambda each: each[0])
     withdrawn = [start for _, start in later]
-    if not withdrawn or not _room(_without(cluster, withdrawn), queue, pool):
+    if not withdrawn or not _room(_without(cluster, withdrawn), queue, pool, not over):
         return None
     for start in list(withdrawn):
         fewer = [each for each in withdrawn if each is not start]
-        if fewer and _room(_without(cluster, fewer), queue, pool):
+        if fewer and _room(_without(cluster, fewer), queue, pool, not over):
             withdrawn = fewer
     return withdrawn
 

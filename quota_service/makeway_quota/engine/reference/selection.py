@@ -8,7 +8,7 @@ from fractions import Fraction
 from itertools import product
 from math import prod
 
-from .cascade import may_cascade, returns
+from .cascade import Return, may_cascade, returns
 from .cluster import Allocation, Left, Part
 from .placement import count_workers, find
 from .queues import Key
@@ -58,7 +58,7 @@ def select(p: Preemptor, cascades: bool = True) -> Choice | None:
         return _first(p, _in_order(p, _all_sets(p, able), lambda s: fits(p, s)), cascades)
     greedy = _for_a_gang(p, able) if unlimited and p.need.least > 1 else None
     victims = greedy or _step_by_step(p, able)
-    return _choice(p, victims, cascades and _has_returning(p, victims)) if victims else None
+    return _first(p, iter((victims,)), cascades) if victims else None
 
 
 def _choice(p: Preemptor, victims: Victims, cascades: bool) -> Choice:
@@ -80,24 +80,28 @@ def _could_fit(p: Preemptor, able: Sequence[Allocation]) -> bool:
 def _first(p: Preemptor, sets: Iterator[Victims], cascades: bool) -> Choice | None:
     """Return the first set without a member that could return at once by evicting another workload (rule 5.4 a).
 
-    If each examined set has one, the first set. Without `cascades`, nothing is examined.
+    If each examined set has one, the first set; over quota no set with a member that could return only by evicting
+    what it made way for. Without `cascades`, nothing is examined.
     """
     first: Victims | None = None
     for examined, victims in enumerate(sets):
-        if first is None:
-            first = victims
         if examined >= MOST_CASCADE_CHECKS:
             break
-        if not cascades or not _has_returning(p, victims):
+        back = _returns(p, victims) if cascades else "none"
+        if back == "none":
             return _choice(p, victims, False)
+        if first is None and not (back == "back" and p.over_quota):
+            first = victims
     return None if first is None else _choice(p, first, True)
 
 
-def _has_returning(p: Preemptor, victims: Victims) -> bool:
-    """Whether a victim could return at once by evicting another workload, once the preemptor has started."""
+def _returns(p: Preemptor, victims: Victims) -> Return:
+    """Return how a victim could return at once by evicting, once the preemptor has started; the worst of all."""
     trial = without(p.cluster, victims, released=True)
     trial.nominate(p.workload, find(without(p.cluster, victims), p.pool, p.need, True))
-    return any(member.kind == 1 and returns(trial, member.allocation.workload, _exists) for member in victims)
+    stops = [member.allocation.workload for member in victims if member.kind == 1]
+    found = {returns(trial, p.workload, each, _exists) for each in stops}
+    return "back" if "back" in found else "others" if "others" in found else "none"
 
 
 def _exists(p: Preemptor) -> bool:

@@ -45,6 +45,11 @@ class Preemptor:
     """Policy to its fair share beyond its reservation, as it is before the first victim."""
 
     @property
+    def over_quota(self) -> bool:
+        """Whether it may evict by rules 7 and 9 only."""
+        return "reservation" not in self.rights
+
+    @property
     def request(self) -> Request:
         """Return the request as it is charged to quotas."""
         return Request(self.levels, self.need.total)

@@ -14,6 +14,8 @@ from .victims import Preemptor, order
 
 MOST_REPLACED = 8
 """Up to so many nominations are all withdrawn and placed again to spare one victim."""
+MOST_PLACED = 64
+"""So many placements are tried, over all pools of the nominations, to place them again."""
 
 
 def withdraw_superfluous(decisions: Decisions, spared: set[tuple[str, str, int]]) -> bool:
@@ -162,17 +164,30 @@ def _replace(
         names = _displaced(trial, names)
     for name in names:
         trial.nominations.pop(name, None)
-    for name in names:
-        old = taken[name]
-        for pool in _pools_for(decisions, trial, decisions.nominated[name], old):
-            may = allowed(trial, old.levels, pool, old.need.total, True)
-            parts = find(trial, pool, old.need, True) if may else ()
-            if parts:
-                trial.nominate(old.workload, parts)
-                break
-        else:
-            return None
-    return None if _exceeds_caps(trial, victim) else trial
+    placed = _place(decisions, trial, [taken[name] for name in names], [MOST_PLACED])
+    return None if placed is None or _exceeds_caps(placed, victim) else placed
+
+
+def _place(
+    decisions: Decisions, cluster: Cluster, nominations: Sequence[Allocation], left: list[int]
+) -> Cluster | None:
+    """Return the cluster with all of these nominated, each in the first of its pools that leaves room for the others.
+
+    `left`: how many more placements may be tried.
+    """
+    if not nominations:
+        return cluster
+    old, *others = nominations
+    for pool in _pools_for(decisions, cluster, decisions.nominated[old.id], old):
+        may = allowed(cluster, old.levels, pool, old.need.total, True)
+        parts = find(cluster, pool, old.need, True) if may and left[0] else ()
+        if parts:
+            left[0] -= 1
+            trial = cluster.copy()
+            trial.nominate(old.workload, parts)
+            if (found := _place(decisions, trial, others, left)) is not None:
+                return found
+    return None
 
 
 def _pools_for(decisions: Decisions, cluster: Cluster, queue: Queue, old: Allocation) -> list[str]:

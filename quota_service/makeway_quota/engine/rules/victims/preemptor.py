@@ -63,6 +63,11 @@ class Preemptor:
         """Return the milli-GPUs of the request."""
         return self.need.total
 
+    @property
+    def over_quota(self) -> bool:
+        """Whether it may evict by rules 7 and 9 only."""
+        return "reservation" not in self.rights
+
     # Candidates
 
     def has_candidates(self) -> bool:

@@ -5,7 +5,8 @@ Called by the search for victims with the victims gone and before anything is wr
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Literal
 
 from ...index.nodes import Allocation, Part, PoolState
 from ...index.queues import cannot_start_at_all
@@ -17,6 +18,8 @@ from .sets import STOP, Victim, Victims
 
 Finds = Callable[[Preemptor], bool]
 """Whether a preemptor finds a legal set of victims, cascades ignored; changes nothing."""
+Return = Literal["none", "others", "back"]
+"""How a victim could return at once: not, by evicting others, or only by evicting what it made way for."""
 
 
 def could_return(preemptor: Preemptor, victim: Victim, gone: Victims) -> bool:
@@ -24,27 +27,46 @@ def could_return(preemptor: Preemptor, victim: Victim, gone: Victims) -> bool:
     cluster, workload = preemptor.cluster, victim.allocation.workload
     if victim.kind != STOP or not victim.allocation.amount:
         return False
-    pools = cluster.pools_of(workload)
-    if cluster.lowest(workload.policy, cluster.reach(cluster.account(workload), pools)) < cluster.priority(workload):
+    pools, priority, asks = cluster.pools_of(workload), cluster.priority(workload), preemptor.workload
+    if cluster.lowest(workload.policy, cluster.reach(cluster.account(workload), pools)) < priority:
+        return True
+    if cluster.settings.in_team_preemption and asks.policy == workload.policy and cluster.is_below(asks, priority):
         return True
     if cluster.settings.fair_share == "reclaim":
         return True
     return any(_in_quota(preemptor, workload, pool, gone) for pool in pools)
 
 
-def any_returns(preemptor: Preemptor, victims: Victims, parts: tuple[Part, ...], finds: Finds) -> bool:
-    """Whether one of these evicted victims would evict another workload once the preemptor is placed."""
-    returning = [victim for victim in victims if could_return(preemptor, victim, victims)]
+def returns(preemptor: Preemptor, victims: Victims, parts: tuple[Part, ...], finds: Finds) -> Return:
+    """Return how one of these evicted victims would return by evicting once the preemptor is placed; the worst of all.
+
+    What starts by a nomination, as the preemptor will, cannot be evicted in this plan, but in the next one.
+    """
+    returning = [victim.allocation for victim in victims if could_return(preemptor, victim, victims)]
     if not returning:
-        return False
+        return "none"
     cluster = preemptor.cluster
-    cluster.nominate(preemptor.workload, preemptor.need, parts)
-    found = any(_returns(preemptor, victim.allocation, victims, finds) for victim in returning)
+    start = cluster.nominate(preemptor.workload, preemptor.need, parts)
+    rest = [each for each in returning if not _evicts(preemptor, each, victims, finds)]
+    starts = [each for each in cluster.fresh.values() if each.workload.nomination]
+    back = bool(rest) and _evicts_later(preemptor, rest, victims, finds, (start, *starts))
     cluster.withdraw_nomination(preemptor.workload)
-    return found
+    return "back" if back else "others" if len(rest) < len(returning) else "none"
 
 
-def _returns(preemptor: Preemptor, allocation: Allocation, gone: Victims, finds: Finds) -> bool:
+def _evicts_later(
+    preemptor: Preemptor, returning: list[Allocation], gone: Victims, finds: Finds, starts: Iterable[Allocation]
+) -> bool:
+    """Whether a victim would evict once these starts, and all that terminates now, are as any running work."""
+    cluster = preemptor.cluster
+    able = [each for each in starts if not each.workload.non_preemptible]
+    if not able:
+        return False
+    with cluster.later(able):
+        return any(_evicts(preemptor, each, gone, finds) for each in returning)
+
+
+def _evicts(preemptor: Preemptor, allocation: Allocation, gone: Victims, finds: Finds) -> bool:
     cluster, workload = preemptor.cluster, allocation.workload
     if cannot_start_at_all(cluster, workload) is not None:
         return False
