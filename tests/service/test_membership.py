@@ -9,7 +9,7 @@ from hub_fake import FakeHub, fake_hub
 from makeway_api.errors import MakewayError
 from makeway_quota.control import people as module
 from makeway_quota.control.hub_client import HubApi, HubUser
-from makeway_quota.services import Caller
+from makeway_quota.services import Caller, health
 from makeway_quota.store.records import Person
 from running import PEOPLE, READ, Running, running
 
@@ -292,3 +292,71 @@ async def test_a_name_that_was_never_heard_of_gets_no_work(tmp_path: Path) -> No
             hub.add("carla")
             await root.give_work("ana/deleted-1", "Carla")
             assert (await root.job(job.id)).owner == "carla"
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize("made_anew", [False, True])
+async def test_a_hub_that_lost_its_users_changes_nothing_and_is_named(tmp_path: Path, made_anew: bool) -> None:
+    """Its database was lost: it lists only new users, or makes those of its configuration once more."""
+    crowd = {name: Caller(name, groups=frozenset({"rnd"}), scopes=READ) for name in ("ana", "ada", "bo", "cy")}
+    async with fake_hub() as hub:
+        for name in crowd:
+            hub.add(name, "rnd")
+        async with running(tmp_path, POLICY, gpus=4, hub=HubApi(hub.url, "t"), people=PEOPLE | crowd) as run:
+            people = run.service.components.world.people
+            clock = Clock()
+            people._monotonic = clock
+            jobs = {name: await run.submit(name, name, profile="gpu4", team="rnd") for name in crowd}
+            for name in crowd:
+                await people.hear(HubUser(name, ("rnd",), identity=hub.made[name]))
+            for name in crowd:
+                hub.delete(name)
+                if made_anew:
+                    hub.add(name, "rnd", "new")
+            hub.add("first", "rnd")
+            for _ in range(3):
+                clock.now += 20
+                await people.look(crowd)
+            assert {name: people.is_gone(name) for name in crowd} == dict.fromkeys(crowd, False)
+            assert {(await run.client("root").job(job.id)).owner for job in jobs.values()} == set(crowd)
+            assert people.problem is not None
+            assert people.problem.startswith("JupyterHub lacks 4 of the 4 users that Makeway knows")
+            assert health.checks(run.service.services.context)["people"] == "the Hub lacks most of its users"
+            if made_anew:
+                assert await people.hear(HubUser("ana", ("rnd", "new"), identity=hub.made["ana"])) == "ana"
+                assert people.person("ana").groups == ("new", "rnd"), "groups are as the Hub has them"
+            clock.now += module.DOUBT_SECONDS
+            await people.look(crowd)
+            assert people.problem is None
+            owners = {(await run.client("root").job(job.id)).owner for job in jobs.values()}
+            assert owners == {f"{name}/deleted-1" for name in crowd}
+
+
+async def test_a_hub_that_has_its_users_again_is_believed_again(tmp_path: Path) -> None:
+    async with fake_hub() as hub:
+        site(hub)
+        async with running(tmp_path, POLICY, gpus=4, hub=HubApi(hub.url, "t"), people=ALL) as run:
+            people = run.service.components.world.people
+            clock = Clock()
+            people._monotonic = clock
+            for name in ("ana", "ada", "bo"):
+                await people.hear(HubUser(name, tuple(ALL[name].groups), identity=hub.made[name]))
+            kept = (dict(hub.servers), dict(hub.groups), dict(hub.made))
+            for name in ("ana", "ada"):
+                hub.delete(name)
+            clock.now += 20
+            await people.look(["ana", "ada"])
+            assert people.problem is not None
+            hub.servers, hub.groups, hub.made = kept
+            clock.now += 200
+            hub.delete("ada")  # one of three was deleted
+            await people.look(["ana", "ada"])
+            assert people.problem is None
+            assert people.is_gone("ada")
+            assert not people.is_gone("ana")

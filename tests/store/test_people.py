@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
+import pytest
 from makeway_quota.store import Store
 from makeway_quota.store.records import Change, NewDecision, NewWorkload, Person, SubmissionKey
 from sqlalchemy import Engine, event
@@ -171,3 +173,53 @@ def test_many_users_who_are_deleted_cost_each_table_one_look(store: Store, job: 
     assert len(moves) == 30
     assert sorted(looks) == ["decisions", "events", "removals", "workloads"]
     assert owners(store) == {f"of-{name}": f"{name}/deleted-1" for name in names[:3]}
+
+
+def test_a_chain_of_renames_meets_a_server_of_an_unknown_owner(store: Store, job: NewJob) -> None:
+    """A is called B now, B is called C, and there is a session of a C whom the Hub does not tell of."""
+    store.people.meet(users(a=MADE, b=OTHER), (), LATER)
+    for owner in ("a", "b", "c"):
+        add(store, job, f"s-{owner}", owner, kind="session")
+        add(store, job, f"j-{owner}", owner)
+    assert store.people.meet(users(b=MADE, c=OTHER), ("a",), LATER).moves == {"a": "b", "b": "c"}
+    assert owners(store) == {
+        "s-a": "b",
+        "j-a": "b",
+        "s-b": "b/deleted-s-b",
+        "j-b": "c",
+        "s-c": "c",
+        "j-c": "c",
+    }
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_names_that_change_hands_at_random_lose_and_mix_up_nothing(store: Store, job: NewJob, seed: int) -> None:
+    """Chains, cycles, deletions and reuse of names at once, each person with a session of the same server name."""
+    rng = random.Random(seed)
+    names = ["a", "b", "c", "d", "e"]
+    identity = {n: f"2026-01-01T00:00:00.{n:06}Z" for n in range(40)}
+    at = dict(zip(rng.sample(names, rng.randint(2, 5)), range(5), strict=False))  # name to person
+    store.people.meet(users(**{name: identity[person] for name, person in at.items()}), (), LATER)
+    mine = list(at.values())
+    for name, person in at.items():
+        add(store, job, f"s{person}", name, kind="session")
+        add(store, job, f"j{person}", name)
+        add(store, job, f"e{person}", name, ended=True)
+    for name in set(names) - at.keys():  # of an earlier release, whose owner nothing is known of
+        if rng.random() < 0.4:
+            add(store, job, f"s{name}", name, kind="session")
+    fresh = iter(range(10, 40))
+    for _ in range(4):
+        people = [person for person in at.values() if rng.random() < 0.8]
+        people = [*people, *(next(fresh) for _ in range(rng.randint(0, 1)))][: len(names)]
+        gone = set(at)
+        at = dict(zip(rng.sample(names, len(people)), people, strict=True))
+        listed = users(**{name: identity[person] for name, person in at.items()})
+        store.people.meet(listed, gone - listed.keys(), LATER)
+        found = owners(store)
+        where = {person: name for name, person in at.items()}
+        for person in mine:
+            for id in (f"j{person}", f"e{person}"):
+                assert found[id] == where[person] if person in where else "/deleted-" in found[id]
+            session = found[f"s{person}"]
+            assert session == where.get(person) or session not in at, "no other person's"

@@ -14,6 +14,8 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from functools import partial
 
+from makeway_api.durations import duration
+
 from ..policy import Document, hub_name
 from ..policy.members import SERVICE
 from ..store.people import is_retired
@@ -34,6 +36,10 @@ SHARE = 0.05
 
 MOST_CONFIRMED = 50
 """Missing users that are looked up one by one; where more are missing, the list is read twice."""
+
+
+DOUBT_SECONDS = 86_400.0
+"""Seconds for which nothing is concluded from a Hub that lacks most of its users: it may have lost its database."""
 
 
 class People:
@@ -57,6 +63,10 @@ class People:
         self._heard_at: dict[str, float] = {}
         self._not_before = 0.0
         self._one = asyncio.Lock()
+        self._lost: frozenset[str] = frozenset()
+        """names of people whom the Hub does not have any more, while it lacks most of those who are known"""
+        self._known_then = 0
+        self._lost_since = 0.0
 
     def on_change(self, changed: Callable[[], None]) -> None:
         """Call `changed` whenever what is known of a person's teams has changed."""
@@ -74,6 +84,18 @@ class People:
     def person(self, name: str) -> Person | None:
         """Return what is known of a name, None where nothing is."""
         return self._known.get(name)
+
+    @property
+    def problem(self) -> str | None:
+        """The sentence about a Hub that lacks most of its users; None while it does not."""
+        if not self._lost:
+            return None
+        return (
+            f"JupyterHub lacks {len(self._lost)} of the {self._known_then} users that Makeway knows, so that it may "
+            "have lost its database. Nothing is concluded from that: work stays with the names it is filed under, "
+            f"{duration(DOUBT_SECONDS)} long. Restore the Hub's database; without one, their work is then filed as "
+            "that of deleted people, and `makeway people give` hands it over."
+        )
 
     def named(self, text: str) -> str:
         """Return a typed name as the Hub writes it; one that is known as it was typed is that one."""
@@ -110,10 +132,12 @@ class People:
         HubUnreachable where it must be asked more. Before this returns, nothing that belongs to another person is filed
         under that name.
         """
-        self._heard_at[user.name] = self._monotonic()
+        before, self._heard_at[user.name] = self._heard_at.get(user.name), self._monotonic()
         person = Person(user.name, user.identity, tuple(sorted(user.groups)))
         if self._known.get(user.name) == person:
             return user.name
+        if user.name in self._lost and before is not None and self._monotonic() - before < LOOK_EVERY:
+            return user.name  # the list was read a moment ago
         async with self._one:
             await self.load()  # another replica may have heard of it first
             known = self._known.get(user.name)
@@ -165,11 +189,42 @@ class People:
             again = await asyncio.gather(*(hub.user(name, fresh=True) for name in sorted(missing)))
             listed |= {user.name: _person(user) for user in again if user is not None}
         gone = missing - listed.keys()
-        await self._meet(listed, gone)
+        if self._doubts(listed):
+            await self._write(self._store.people.keep, self._certain(listed))
+            gone -= self._lost
+        else:
+            await self._meet(listed, gone)
         await self._note_missing(hub, gone - self._known.keys())
         now = self._monotonic()
         self._heard_at = dict.fromkeys([*listed, *wanted], now)
         self._not_before = now + (now - began) / SHARE
+
+    def _doubts(self, listed: Mapping[str, Person]) -> bool:
+        """Whether the Hub lacks more than half of those who are known, all at once and not for long."""
+        there = {person.identity for person in listed.values()}
+        known = {name: p.identity for name, p in self._known.items() if p.present and p.identity}
+        lost = frozenset(name for name, identity in known.items() if identity not in there)
+        if len(lost) < 2 or 2 * len(lost) <= len(known):
+            self._lost = frozenset()
+            return False
+        if not self._lost:
+            self._lost_since = self._monotonic()
+        elif self._monotonic() - self._lost_since >= DOUBT_SECONDS:
+            self._lost = frozenset()
+            return False
+        if lost != self._lost:
+            self._lost, self._known_then = lost, len(known)
+            log.error("%s", self.problem)
+        return True
+
+    def _certain(self, listed: Mapping[str, Person]) -> list[Person]:
+        """Return what a doubtful list says about names without a change of who they mean: new ones, and groups."""
+        found = []
+        for name, person in listed.items():
+            known = self._known.get(name)
+            changed = known is not None and known.identity and known.identity != person.identity
+            found.append(known._replace(groups=person.groups) if known is not None and changed else person)
+        return [person for person in found if self._known.get(person.name) != person]
 
     async def _list(self, hub: HubApi) -> dict[str, Person]:
         return {user.name: _person(user) for user in await hub.all_users()}
@@ -198,7 +253,7 @@ class People:
 
     def _name_of(self, person: Person) -> str | None:
         known = self._known.get(person.name)
-        if known is not None and known.identity == person.identity:
+        if person.name in self._lost or (known is not None and known.identity == person.identity):
             return person.name
         return next((p.name for p in self._known.values() if p.identity == person.identity and p.present), None)
 

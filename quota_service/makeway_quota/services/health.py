@@ -24,7 +24,8 @@ def checks(context: Context) -> dict[str, str]:
         "loop": loop if world.cycled else "no cycle yet",
         "backend": "cannot be observed" if world.problem else "",
     }
-    return {part: fails[part] or working for part, working in WORKING.items()}
+    warning = {"people": "the Hub lacks most of its users"} if world.people.problem else {}
+    return {part: fails[part] or working for part, working in WORKING.items()} | warning
 
 
 def serves(found: dict[str, str]) -> bool:

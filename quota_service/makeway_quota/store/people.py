@@ -9,11 +9,11 @@ person, or `NAME/deleted-N`, which no user of a Hub can have (a user's name has 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Column, Connection, Table, case, delete, insert, select, true, update
+from sqlalchemy import Column, Connection, Table, case, delete, insert, select, update
 
 from . import accounts, growth, pages, rows, writes
 from .database import Database
@@ -66,7 +66,7 @@ class KnownPeople:
         with self._database.write(changed) as connection:
             known = _read(connection)
             moves = _moves(known, listed, gone)
-            changed += _hand_over(connection, moves, now)
+            changed += _hand_over(connection, moves, now, used=listed)
             after = {moves.get(name, name): person for name, person in known.items()}
             old = _older(connection, [p for name, p in listed.items() if name not in after])
             names = _Names([*known, *after])
@@ -144,34 +144,54 @@ def _hand_over(
     now: float,
     *,
     before: Mapping[str, float] | None = None,
+    used: Collection[str] = (),
     by: str = "",
 ) -> list[Workload]:
     """File everything of each old name under its new one, at the same time for all; return the live rows as they are.
 
-    `before`: only what was submitted or decided before a time, by old name.
+    `before`: only what was submitted or decided before a time, by old name. `used`: names that users have now.
     """
     if not moves:
         return []
     limits = before or {}
     live = _live(connection, moves, limits)
-    changed: list[Workload] = []
-    for old, found in live.items():
-        taken = {row.server for row in _live(connection, [moves[old]], {}).get(moves[old], ()) if row.kind == "session"}
-        for row in found:
-            # A server of both names: the lease of the older one ends by itself, its server is gone with its name.
-            if row.kind != "session" or row.server not in taken or moves[old] in moves:
-                changed.append(writes.after(row, {"owner": moves[old]}))
+    ousted = _ousted(live, _live(connection, set(moves.values()) - moves.keys(), {}), moves)
+    # A server of both names: one lease stays where it is, or, where that is another person's name now, gets one of its
+    # own. It ends by itself: no server renews it.
+    theirs = {*moves.values(), *used}
+    apart = {row.id: f"{row.owner}{RETIRED}{row.id}" if row.owner in theirs else row.owner for row in ousted}
+    changed = [
+        writes.after(row, {"owner": apart.get(row.id, moves[old])}) for old, found in live.items() for row in found
+    ]
+    for row in ousted:
+        connection.execute(update(workloads).where(W.id == row.id).values(owner=f"/apart/{row.id}"))
     aside = {name: f"/moving/{at}" for at, name in enumerate(moves)}
     first = aside if set(moves) & set(moves.values()) else moves
-    stay = [row.id for rows_ in live.values() for row in rows_ if row.id not in {each.id for each in changed}]
     for step in [first] if first is moves else [first, {aside[old]: new for old, new in moves.items()}]:
-        _rename(connection, step, limits, stay)
+        _rename(connection, step, limits)
+    for id, name in apart.items():
+        connection.execute(update(workloads).where(W.id == id).values(owner=rows.clean(name)))
+        accounts.recount(connection, name)
     if changed:
         writes.SET_WORKLOADS.run(connection, [{"one": row.id, "version": row.version} for row in changed])
     decided = [_decision(old, new, by) for old, new in moves.items()]
     writes.log(connection, changed, decided, now)
     writes.add_event(connection, CHANGED, None, None, {}, now)
     return changed
+
+
+def _ousted(
+    live: Mapping[str, Sequence[Workload]], there: Mapping[str, Sequence[Workload]], moves: Mapping[str, str]
+) -> list[Workload]:
+    """Return the sessions that would meet another one of the same owner and server: those that are there stay."""
+    taken = {(owner, row.server) for owner, found in there.items() for row in found if row.kind == "session"}
+    moved = [(moves[old], row) for old, found in live.items() for row in found if row.kind == "session"]
+    ousted = []
+    for owner, row in sorted(moved, key=lambda each: each[1].submitted_at, reverse=True):
+        if (owner, row.server) in taken:
+            ousted.append(row)
+        taken.add((owner, row.server))
+    return ousted
 
 
 def _live(connection: Connection, owners: Iterable[str], limits: Mapping[str, float]) -> dict[str, list[Workload]]:
@@ -184,20 +204,17 @@ def _live(connection: Connection, owners: Iterable[str], limits: Mapping[str, fl
     return found
 
 
-def _rename(
-    connection: Connection, step: Mapping[str, str], limits: Mapping[str, float], stay: Collection[str]
-) -> None:
+def _rename(connection: Connection, step: Mapping[str, str], limits: Mapping[str, float]) -> None:
     """Write new names for old ones, as `_hand_over`; names without a limit by one look at each table, however many."""
     whole = {str(rows.clean(old)): str(rows.clean(new)) for old, new in step.items() if old not in limits}
     olds = sorted(whole)
     for table, column in OWNED:
         owner = table.c[column]
-        others = W.id.not_in(sorted(stay)) if table is workloads and stay else true()
         for part in ({old: whole[old] for old in olds[at : at + AT_ONCE]} for at in range(0, len(olds), AT_ONCE)):
-            named = update(table).where(owner.in_(part), others)
+            named = update(table).where(owner.in_(part))
             connection.execute(named.values({column: case(part, value=owner)}))
         for old in step.keys() & limits.keys():
-            mine = update(table).where(owner == rows.clean(old), _time(table) < limits[old], others)
+            mine = update(table).where(owner == rows.clean(old), _time(table) < limits[old])
             connection.execute(mine.values({column: rows.clean(step[old])}))
     S = submission_keys.c
     for old, new in whole.items():
