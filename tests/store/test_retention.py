@@ -98,6 +98,30 @@ def test_no_transaction_removes_more_than_it_may_though_all_are_equally_old(stor
         assert [forget(3.0, 2) for _ in range(4)] == [2, 2, 1, 0]
 
 
+@pytest.mark.covers("N25")
+@pytest.mark.parametrize("kept", [0.0, 90 * 86_400.0])
+async def test_notes_of_removals_do_not_grow_with_the_jobs_that_were_deleted(store: Store, job, kept: float) -> None:
+    keep = Keep(kept, 0.0, 0.0, most_removals=20)
+    for day in range(6):
+        now = 86_400.0 * (day + 1)
+        for number in range(10):
+            id = f"j{day}-{number}"
+            store.add_workload(job(id), now=now)
+            store.commit([Change(id, {"state": "failed", "ended_at": now})], now=now)
+            assert store.pruning.forget_ended(id, now + number)
+        folders = Folders()
+        folders.stuck = {"j1-3"}
+        sweep = await retention(store, now + 100, keep, folders.purge).sweep()
+        assert sweep.report["removed"]["removals"] == (0 if day < 2 else 10)
+        there = [id for id in (f"j{d}-{n}" for d in range(6) for n in range(10)) if store.pruning.removed(id)]
+        newest = [f"j{d}-{n}" for d in range(max(0, day - 1), day + 1) for n in range(10)]
+        if day < 3:
+            assert there == newest, "the newest are kept"
+        else:
+            assert len(there) == 20
+            assert "j1-3" in there, "one whose folder was to be purged when the pass began stays"
+
+
 async def test_nothing_goes_that_is_kept_for_ever(store: Store, job) -> None:
     store.add_workload(job("old"), now=0.0)
     store.commit(

@@ -56,6 +56,7 @@ class Keep:
     most_events: int = 500_000
     keys: float = DAY
     most_decisions: int = 2_000_000
+    most_removals: int = 200_000
 
 
 def keep_of(settings: ServiceSettings) -> Keep:
@@ -194,7 +195,10 @@ class Retention:
                 lambda n: pruning.forget_events(now - keep.events if keep.events else 0.0, keep.most_events, n, term),
             ),
             "removals": await self._all(
-                keep.workloads, lambda n: pruning.forget_removals(now - 2 * keep.workloads, n, term)
+                1.0,
+                lambda n: pruning.forget_removals(
+                    now - 2 * keep.workloads if keep.workloads else 0.0, n, term, most=keep.most_removals
+                ),
             ),
             "keys": await self._all(keep.keys, lambda n: pruning.forget_keys(now - keep.keys, n, term)),
             "files": await self._forget_blobs(term),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import inf
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
@@ -150,10 +151,18 @@ class Pruning:
             found = connection.execute(query).first()
         return None if found is None else Removal(*found)
 
-    def forget_removals(self, before: float, limit: int, term: int | None = None) -> int:
-        """Remove the oldest notes of removals from before a time, but none whose folder is still to be purged."""
+    def forget_removals(self, before: float, limit: int, term: int | None = None, *, most: int | None = None) -> int:
+        """Remove the oldest notes of removals from before a time, or beyond the newest `most`.
+
+        None goes whose folder is still to be purged.
+        """
+        purged = ~exists().where(purges.c.workload == R.workload)
         with self._writing(term) as connection:
-            return _older(connection, removals, before, limit, ~exists().where(purges.c.workload == R.workload))
+            if count := _older(connection, removals, before, limit, purged):
+                return count
+            there = 0 if most is None else connection.execute(select(func.count()).select_from(removals)).scalar_one()
+            beyond = there - (most or 0)
+            return _older(connection, removals, inf, min(limit, beyond), purged) if beyond > 0 else 0
 
     def to_purge(self, limit: int, after: str = "") -> list[ToPurge]:
         """Return workloads without rows whose folders may still be there, by id, beginning after an id."""
