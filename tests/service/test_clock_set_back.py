@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 from engine.engines import differences
@@ -11,8 +10,9 @@ from makeway_quota import policy
 from makeway_quota.backends.base import NodeSeen, Seen
 from makeway_quota.control.world import World
 from makeway_quota.engine import IncrementalEngine, Plan, reference, schedule
-from makeway_quota.store.records import NewWorkload, Place, Workload
+from makeway_quota.store.records import NewWorkload, Place
 from makeway_quota.store.rows import changed, submitted
+from memory_rows import Rows
 
 DOCUMENT = policy.read(
     """
@@ -27,32 +27,6 @@ policies:
 )
 HOUR = 3600.0
 START = 1_000_000.0
-
-
-class Rows:
-    """A store in memory, as far as a world reads it."""
-
-    def __init__(self) -> None:
-        self.found: dict[str, Workload] = {}
-        self.listeners: list[Callable[[Sequence[Workload]], object]] = []
-
-    def on_change(self, call: Callable[[Sequence[Workload]], object], last: bool = False) -> None:
-        self.listeners.append(call)
-
-    def put(self, row: Workload) -> None:
-        """Commit a row."""
-        self.found[row.id] = row
-        for call in self.listeners:
-            call((row,))
-
-    def active(self) -> list[Workload]:
-        return list(self.found.values())
-
-    def past_runs(self) -> list[object]:
-        return []
-
-    def histories(self) -> tuple[Mapping[str, float], float]:
-        return {}, 0.0
 
 
 class Cluster:

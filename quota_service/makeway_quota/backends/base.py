@@ -20,7 +20,7 @@ Key = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class WorkloadPod:
-    """What a pod of ours requests on its node, in the units of `NodeSeen`."""
+    """What a pod, or a process, of ours holds on its node, in the units of `NodeSeen`."""
 
     workload: str
     gpus: int = 0
@@ -34,6 +34,10 @@ class WorkloadPod:
     """when it is killed at the latest, as it is deleted (Unix seconds); None: it is not"""
     grace: float = 0.0
     """the seconds that it got when it was deleted"""
+    devices: tuple[int, ...] = ()
+    """that it holds, where the backend knows them"""
+    milli: tuple[int, ...] = ()
+    """on each of them"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +71,8 @@ class NodeSeen:
     """a device plugin hands the devices out: only their number says anything, and what is free is what it shows less
     what is held"""
     pods: tuple[WorkloadPod, ...] = ()
-    """the pods of sessions and jobs that are here and have not ended, until `workload_pods` has looked at them"""
+    """the pods or processes of sessions and jobs that are here and have not ended, until `workload_pods` has looked at
+    them"""
     terminating: tuple[Terminating, ...] = ()
     """what those of them hold that outlive their attempts"""
     down_since: float | None = None

@@ -20,6 +20,7 @@ from typing import NamedTuple, TypeVar
 from .attempts import PATIENCE, TRIES, LocalAttempt
 from .base import BackendError, BackendUnavailable, Key, NodeSeen, NoticeOrder, Seen, StartOrder
 from .gpus import nodes_here
+from .held_devices import holding
 from .jobdir import AttemptFiles, Layout, read_order, remove_order, write_order
 from .processes import Process, carried, marked, sweep
 from .starting import check_shared, install_launcher, spawn, spool
@@ -135,7 +136,8 @@ class LocalBackend:
         await self._do(self._refresh)
         self._follow_up()
         attempts = {key: attempt.seen for key, attempt in self._attempts.items() if not attempt.forgotten}
-        return self._changes.seen({node.name: node for node in self._nodes}, attempts, since)
+        running = [attempt.header for attempt in self._attempts.values() if not attempt.ended]
+        return self._changes.seen(holding(self._nodes, running), attempts, since)
 
     async def start(self, order: StartOrder) -> None:
         """Start an attempt exactly once; BackendError when it never can."""

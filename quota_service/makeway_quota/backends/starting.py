@@ -16,6 +16,7 @@ from typing import Any
 from ..descriptors import limit_of_jobs
 from .attempts import LocalAttempt
 from .base import BackendError, NodeSeen, StartOrder
+from .held_devices import places_of
 from .jobdir import Layout, beside, check_files, write_order
 from .processes import boot_id
 from .users import UnixAccount, closed_folder
@@ -79,6 +80,7 @@ def spool(layout: Layout, order: StartOrder, account: UnixAccount, nodes: Sequen
         "command": list(order.command),
         "env": {str(key): str(value) for key, value in order.env.items()},
         "workers": workers(order, known),
+        "places": places_of(order),
         "directory": str(directory),
         "grace": order.grace,
         "signal": order.signal,

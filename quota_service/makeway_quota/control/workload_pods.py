@@ -127,16 +127,18 @@ class WorkloadPods:
         return replace(node, down_since=self._down_since.setdefault(node.name, self.clock()))
 
     def _is_unknown(self, pod: WorkloadPod) -> bool:
-        return (pod.workload, pod.attempt) not in self._planned
+        return not pod.devices and (pod.workload, pod.attempt) not in self._planned
 
     def _terminating(self, pod: WorkloadPod, node: str, devices: _Devices, deadline: float) -> list[Terminating]:
-        """Return what a pod holds: on the devices of its attempt, else on others that nothing holds.
+        """Return what a pod holds: on its devices, where they are known, or those of its attempt, else on free ones.
 
         A device that was given to a start meanwhile counts once: the new pod waits for the old one.
         """
         planned = self._planned.get((pod.workload, pod.attempt), ())
         places = [place for at, place in enumerate(planned) if place.node == node and pod.worker in (None, at)]
-        if not planned and pod.ends_at is None:
+        if pod.devices:
+            places = [Place(node, pod.devices, pod.milli)]
+        if not planned and not pod.devices and pod.ends_at is None:
             deadline = 0.0  # neither known nor about to end
         found: list[Terminating] = []
         left = pod.gpus
@@ -147,7 +149,7 @@ class WorkloadPods:
                 if held := min(taken, devices.free(device)):
                     devices.take(device, held)
                     found.append(Terminating(pod.workload, (device,), held, deadline=deadline))
-        others = devices.others(left // GPU)
+        others = () if pod.devices else devices.others(left // GPU)
         for device in others:
             devices.take(device, GPU)
         if others or pod.cpu or pod.memory:

@@ -1,0 +1,46 @@
+"""Show which devices of this machine the processes of attempts hold, for the local backend.
+
+A process may outlive the row of its attempt, such as one that the kernel cannot end: its devices are free only once it
+is gone. `control/workload_pods.py` compares what is shown with the rows, as for pods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..engine.snapshot import GPU
+from .base import NodeSeen, StartOrder, WorkloadPod
+
+
+def places_of(order: StartOrder) -> list[dict[str, Any]]:
+    """Return where the workers of an order are, as its header has it."""
+    return [{"node": place.node, "devices": list(place.devices), "milli": list(place.milli)} for place in order.workers]
+
+
+def holding(nodes: Sequence[NodeSeen], headers: Iterable[Mapping[str, Any]]) -> dict[str, NodeSeen]:
+    """Return the nodes by name, each with the workers of the attempts that have not ended, from their orders."""
+    pods: dict[str, list[WorkloadPod]] = {}
+    for header in headers:
+        for worker, place in enumerate(header.get("places") or _earlier_places(header, nodes)):
+            devices, milli = tuple(place["devices"]), tuple(place["milli"])
+            held = WorkloadPod(
+                header["workload"], sum(milli), attempt=header["attempt"], worker=worker, devices=devices, milli=milli
+            )
+            pods.setdefault(place["node"], []).append(held)
+    return {n.name: replace(n, pods=tuple(pods[n.name])) if n.name in pods else n for n in nodes}
+
+
+def _earlier_places(header: Mapping[str, Any], nodes: Sequence[NodeSeen]) -> list[dict[str, Any]]:
+    """Return the places of an order that an earlier version wrote, from the environments of its workers."""
+    found = []
+    workers = header.get("workers") or ()
+    for each in workers:
+        env = each["env"]
+        devices = [int(word) for word in env.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.isdecimal()]
+        node = next((node.name for node in nodes if devices and {*devices} <= {*node.devices}), None)
+        if node is not None:
+            share = round(GPU * float(env.get("MAKEWAY_GPUS") or 0) / len(workers) / len(devices))
+            found.append({"node": node, "devices": devices, "milli": [share] * len(devices)})
+    return found
