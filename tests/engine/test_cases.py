@@ -55,6 +55,7 @@ EXPECTED = {
     "19-gang-shrinks-once-per-plan": Expected(move={"flex": ["n1"]}),
     "20-department-sold-twice-to-sessions": Expected(refuse=("y0", "y1")),
     "21-gang-shrinks-more-than-asked": Expected({"a3": "b1"}),
+    "22-min-runtime": Expected(),
 }
 NOT_YET: set[str] = set()
 """Engines that still break these rules."""

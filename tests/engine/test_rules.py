@@ -84,7 +84,7 @@ def test_min_runtime_protects_from_jobs_but_not_from_sessions() -> None:
     world = pair().profile("two", 2, min_runtime=100).jobs("a1 a2 a3 a4", "a", "two")
     world.step()
     assert not world.submit("b1", "b", "two").step().evict
-    assert world.reason("b1")[0] == "no_free_gpus"
+    assert world.reason("b1")[0] == "protected"
     assert [e.id for e in world.session("s", "b", "one").step().evict] == ["a4"]
     world.release()
     world.step()
@@ -96,7 +96,7 @@ def test_reclaim_after_waits_for_a_free_node_first() -> None:
     world = pair()
     world.profile("slow", 2, reclaim_after=60).jobs("a1 a2 a3 a4", "a", "two").reconcile()
     assert not world.submit("b1", "b", "slow").step().evict
-    assert world.reason("b1")[1].endswith("It waits for free GPUs before another workload is preempted for it.")
+    assert world.reason("b1")[1].endswith("It waits 1 min for free GPUs before another workload is preempted for it.")
     world.now += 60
     assert [e.id for e in world.step().evict] == ["a4"]
 

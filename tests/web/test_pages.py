@@ -182,6 +182,10 @@ async def test_a_job_page_shows_before_when_a_job_does_not_start(web: Portal) ->
     store.commit([Change(waits.id, delayed)], [], now=time.time())
     shown = words(check(await (await web.browser("ana")).get(f"{PREFIX}jobs/{waits.id}")))
     assert "Not before" in shown
+    protected = {"reason_code": "protected", "reason_numbers": {}, "not_before": time.time() + 3600.0}
+    store.commit([Change(waits.id, protected)], [], now=time.time())
+    shown = words(check(await (await web.browser("ana")).get(f"{PREFIX}jobs/{waits.id}")))
+    assert "Nothing makes way for it before" in shown
 
 
 @pytest.mark.covers("N12")

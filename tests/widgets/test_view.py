@@ -228,3 +228,18 @@ def test_a_user_without_a_team_gets_the_reason() -> None:
 @pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("30m", 1800), ("1h30m", 5400), ("1d", 86400)])
 def test_time_limits_are_read_in_seconds(text: str, seconds: int) -> None:
     assert words.seconds(text) == seconds
+
+
+@pytest.mark.covers("F82")
+@pytest.mark.parametrize(
+    ("code", "words_before"),
+    [
+        ("no_free_gpus", "Not before"),
+        ("protected", "Nothing makes way for it before"),
+        ("patience", "Nothing makes way for it before"),
+    ],
+)
+def test_a_time_before_which_nothing_happens_says_what(code: str, words_before: str) -> None:
+    reason = Reason(code=code, message="It waits.", not_before=ago(-300))
+    shown = view.why(job(state=State.PENDING, reason=reason), NOW)
+    assert shown.startswith(f"It waits. {words_before} ")

@@ -36,7 +36,7 @@ def why(job: Job, now: datetime | None) -> str:
         if job.reason and job.reason.ready_by:
             text += f" Ready by {clock(job.reason.ready_by)}."
         if job.reason and job.reason.not_before:
-            text += f" Not before {clock(job.reason.not_before)}."
+            text += f" {job.reason.before} {clock(job.reason.not_before)}."
         return text
     if job.state is State.RUNNING:
         lender = f", borrowed from {listed(job.borrowed_from)}" if job.borrowed_from else ""

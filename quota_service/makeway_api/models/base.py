@@ -71,9 +71,16 @@ class Reason(Wire):
 
     code: str
     message: str
-    not_before: datetime | None = Field(None, description="the earliest start, or next try of a start")
+    not_before: datetime | None = Field(
+        None, description="the earliest start, next try of a start, or eviction for it (`protected`, `patience`)"
+    )
     ready_by: datetime | None = Field(None, description="the latest start: its victims are gone by then")
     numbers: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def before(self) -> str:
+        """Return the words in front of the time `not_before`."""
+        return "Nothing makes way for it before" if self.code in ("protected", "patience") else "Not before"
 
 
 class Me(Wire):

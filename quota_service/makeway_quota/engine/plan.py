@@ -12,6 +12,8 @@ Code = Literal[
     "starting",
     "reclaiming",
     "outranked",
+    "protected",
+    "patience",
     "limit",
     "pool_capacity",
     "no_free_gpus",

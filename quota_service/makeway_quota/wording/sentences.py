@@ -225,6 +225,11 @@ def _outranked(v: V, names: Names) -> str:
     )
 
 
+def _protected(v: V, names: Names) -> str:
+    others = f", and {count(v['others'], 'other')} {'is' if v['others'] == 1 else 'are'}, too" if v["others"] else ""
+    return f"{_victim(v, names)} is protected from jobs for its first {duration(v['min_runtime'])}{others}."
+
+
 def _node_failed(v: V, names: Names) -> str:
     down = f"{listed(v['nodes'], most=4)} of {_pool(v, names)} {'is' if len(v['nodes']) == 1 else 'are'} not available"
     return f"{down}; {_asks(v)} and fits nowhere else."
@@ -329,7 +334,10 @@ SENTENCES: Mapping[str, Sentence] = {
         f"{_free(v, n)}, but not in {v['workers']} blocks of {number(v['each'])}; {_asks(v)}."
     ),
     "no_cpu_or_memory": _no_cpu_or_memory,
-    "waits_before_reclaim": lambda v, n: "It waits for free GPUs before another workload is preempted for it.",
+    "protected": _protected,
+    "patience": lambda v, n: (
+        f"It waits {duration(v['wait'])} for free GPUs before another workload is preempted for it."
+    ),
     "no_victims": lambda v, n: "It is within the reservation, but no preemptible workload would free enough GPUs.",
     "waiting_for_node": lambda v, n: f"Waits for a node of {_pool(v, n)}: {v['booting']} of {v['wanted']} booting.",
     "over_budget": lambda v, n: (

@@ -17,6 +17,7 @@ from ..request import Need
 from ..rules.forecast import not_before
 from ..rules.hold import Hold
 from ..snapshot import GPU, from_milli
+from .deferral import DEFERRABLE, Deferral, deferral
 
 _REPORT_ORDER: dict[Code, int] = {"held": 0, "static_quota": 0, "nominated": 0, "node_failed": 2, "too_large": 3}
 """Order of the pools' reasons: the pool with idle GPUs is reported, else the first that could fit the request."""
@@ -80,18 +81,43 @@ def _holders(cluster: Cluster, guarantee: Guarantee | None) -> list[tuple[str, i
 def explain(cluster: Cluster, builder: PlanBuilder, waiting: Iterable[Queue]) -> None:
     """Record why the workloads of these queues wait; a hold never blocks the workload that it is for."""
     known: dict[int, PendingReason] = {}
+    deferrals: dict[tuple[object, ...], Deferral | None] = {}
     holds = {hold.queue.number: hold for hold in builder.holds.values()}
     for queue in waiting:
         members = queue.members()
         if queue.number in holds:
             hold = holds[queue.number]
             members = tuple(each for each in members if each is not hold.workload)
-            builder.groups.append(PendingGroup(-queue.number, (hold.workload,), _reason(cluster, builder, queue, hold)))
+            reason = _deferred(cluster, builder, queue, _reason(cluster, builder, queue, hold), deferrals)
+            builder.groups.append(PendingGroup(-queue.number, (hold.workload,), reason))
         if members:
-            reason = known.get(queue.reason_class)
-            if reason is None:
-                reason = known[queue.reason_class] = _reason(cluster, builder, queue)
+            found = known.get(queue.reason_class)
+            if found is None:
+                found = known[queue.reason_class] = _reason(cluster, builder, queue)
+            reason = _deferred(cluster, builder, queue, found, deferrals)
             builder.groups.append(PendingGroup(queue.number, members, reason))
+
+
+def _deferred(
+    cluster: Cluster,
+    builder: PlanBuilder,
+    queue: Queue,
+    reason: PendingReason,
+    known: dict[tuple[object, ...], Deferral | None],
+) -> PendingReason:
+    """Return the reason of a queue, or the rule by which it may evict only later (5.3, 5.8) instead."""
+    if reason.code not in DEFERRABLE:
+        return reason
+    alike = (queue.rights_class, queue.request_class, queue.priority, queue.kind, queue.profile.name, queue.patient)
+    if queue.patient or alike not in known:
+        known[alike] = deferral(cluster, builder, queue)
+    later = known[alike]
+    if later is None:
+        return reason
+    facts = (*(fact for fact in reason.facts if fact.code != "no_victims"), later.fact)
+    numbers = {**reason.numbers, **later.numbers}
+    patience = queue.profile.reclaim_after if queue.patient else 0.0
+    return PendingReason(later.code, later.rule, facts, numbers, later.until, reason.more, patience)
 
 
 def _reason(cluster: Cluster, builder: PlanBuilder, queue: Queue, hold: Hold | None = None) -> PendingReason:
@@ -344,4 +370,4 @@ def _no_victims(cluster: Cluster, queue: Queue, pool: PoolState) -> Facts:
         queue.account, pool.pool.name, queue.total, queue.non_preemptible
     ):
         return ()
-    return (Fact("waits_before_reclaim" if queue.patient else "no_victims"),)
+    return (Fact("no_victims"),)

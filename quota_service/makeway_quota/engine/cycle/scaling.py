@@ -27,6 +27,8 @@ _COULD_USE_A_NODE = {
     "static_quota",
     "nominated",
     "too_large",
+    "protected",
+    "patience",
 }
 Entry = tuple[int, int, float, str, Queue, Workload]
 """A pending workload in the order of the queues: the rank of its queue, what its owner runs, its age, its id."""
@@ -135,6 +137,8 @@ def _in_order(cluster: Cluster, builder: PlanBuilder, waiting: list[Queue]) -> l
         queue = by_number[abs(number)]
         growing = next((pool for pool in queue.pools if pool.pool.kind == "autoscaled"), None)
         if growing is None or reason.code not in _COULD_USE_A_NODE:
+            continue
+        if reason.code in ("protected", "patience") and cluster.over_capacity(growing, queue.need.total):
             continue
         over = not cluster.ledger.in_quota(queue.account, growing.pool.name, queue.need.total, queue.non_preemptible)
         groups.append(((over, common(queue, growing, over)), queue, members))

@@ -67,6 +67,7 @@ class ClusterState:
         self.pool_future: dict[str, int] = dict.fromkeys(self.pools, 0)
         self.protecting = frozenset(name for name, profile in self.profiles.items() if profile.min_runtime)
         """The profiles with a `min_runtime`."""
+        self._protection_at: float | None = None
         self.rankings: dict[tuple[object, ...], Any] = {}
         """Rankings of nodes by the cost of their victims, kept for the next search."""
         self.keeps_bounds = False
@@ -183,8 +184,24 @@ class ClusterState:
         """Whether a running workload is younger than the `min_runtime` of its profile."""
         if workload.profile not in self.protecting:
             return False
+        if self._protection_at is not None:
+            return self.protected_until(workload) > self._protection_at
         least = self.profiles[workload.profile].min_runtime
         return workload.started_at is None or self.now - workload.started_at < least
+
+    def protected_until(self, workload: Workload) -> float:
+        """Return when a workload is as old as the `min_runtime` of its profile."""
+        started = self.now if workload.started_at is None else workload.started_at
+        return started + self.profiles[workload.profile].min_runtime
+
+    @contextmanager
+    def protection_at(self, at: float) -> Iterator[None]:
+        """Let `is_protected` tell what `min_runtime` protects at another time; all else stays as it is now."""
+        rankings, self.rankings, self._protection_at = self.rankings, {}, at
+        try:
+            yield
+        finally:
+            self.rankings, self._protection_at = rankings, None
 
     def lowest(self, policy: str, pools: Iterable[PoolState]) -> int:
         """Return the lowest priority among a policy's candidates for its own work in these pools; else NO_PRIORITY."""

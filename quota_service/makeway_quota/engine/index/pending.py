@@ -12,7 +12,10 @@ from ..snapshot import Workload
 
 @dataclass(frozen=True, slots=True)
 class PendingReason:
-    """A reason to wait. `more` follows it, after the facts of the single workload."""
+    """A reason to wait. `more` follows it, after the facts of the single workload.
+
+    `patience`: no start before so many seconds after the single workload was submitted.
+    """
 
     code: Code
     rule: str
@@ -20,13 +23,17 @@ class PendingReason:
     numbers: Numbers
     not_before: float | None = None
     more: Facts = ()
+    patience: float = 0.0
 
     def to(self, workload: Workload) -> Waiting:
         """Return the reason as one workload's record."""
         facts = self.facts
         if workload.failed_node or self.more:
             facts = (*facts, *_lost(workload), *self.more)
-        return Waiting(workload.id, self.code, self.rule, facts, self.numbers, self.not_before)
+        earliest = self.not_before
+        if self.patience:
+            earliest = max(workload.submitted_at + self.patience, earliest or 0.0)
+        return Waiting(workload.id, self.code, self.rule, facts, self.numbers, earliest)
 
 
 class PendingGroup(NamedTuple):

@@ -115,6 +115,8 @@ class Cluster:
         self.shrunk: set[str] = set()
         """Gangs that gave up workers in this plan: what they keep is in `nominations`, and can be evicted, too."""
         self.blocked: tuple[Blocked, ...] = ()
+        self.protection_at: float | None = None
+        """The time for which `min_runtime` is read; None: now."""
         self.overfull: set[str] = set()
         """The nodes that show fewer devices than workloads hold there."""
         self._place_running_workloads()

@@ -10,7 +10,7 @@ from .placement import count_workers, find
 from .queues import Key
 from .quota import allowed
 from .selection import room_on
-from .victims import Preemptor, order, stopped
+from .victims import Preemptor, is_protected, order, stopped
 
 MOST_TRIES = 24
 """So many options are tried for one worker, the cheapest first."""
@@ -155,9 +155,7 @@ def _may_move(p: Preemptor, job: Allocation) -> bool:
         return True
     if workload.non_preemptible or workload.kind != "job" or workload.state == "checkpointing" or job.fixed:
         return False
-    profile = p.cluster.profiles.get(workload.profile)
-    least = profile.min_runtime if profile is not None else None
-    return workload.started_at is not None and (least is None or p.cluster.now - workload.started_at >= least)
+    return workload.started_at is not None and not is_protected(p.cluster, workload)
 
 
 def _room(p: Preemptor, node: str, gone: Sequence[Allocation]) -> int:

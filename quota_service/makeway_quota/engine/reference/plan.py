@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ..plan import Code, Evict, Fact, LineUsage, Move, Number, Plan, Refusal, Start, Waiting
 from ..snapshot import GPU, Snapshot
 from .cluster import Cluster, Part
 from .cycle import Cycle
 from .decisions import Decisions
+from .deferral import DEFERRABLE, deferral
 from .queues import Queue
 from .quota import PolicyLine, counts
-from .reasons import reason
+from .reasons import Reason, reason
 from .scaling import scale
 from .victims import Right
 
@@ -35,6 +38,7 @@ def schedule(snapshot: Snapshot) -> Plan:
         if queue not in refused
         for workload in queue.members
     }
+    waiting = _deferred(cycle, waiting)
     demand, codes = scale(cluster, {name: (queue, why[0]) for name, (queue, why) in waiting.items()})
     pending = {name: _waiting(name, *why) for name, (_, why) in waiting.items()}
     pending |= {name: _waiting(name, code, "scale_up") for name, code in codes.items()}
@@ -62,6 +66,16 @@ def schedule(snapshot: Snapshot) -> Plan:
 def _refused(cycle: Cycle, queue: Queue) -> bool:
     """Whether sessions are refused: they are not in quota in any pool, and never run over quota."""
     return queue.session and not queue.may_borrow and not any(cycle.in_quota(queue, pool) for pool in queue.pools)
+
+
+def _deferred(cycle: Cycle, waiting: Mapping[str, tuple[Queue, Reason]]) -> dict[str, tuple[Queue, Reason]]:
+    """Return why workloads wait, with `min_runtime` or `reclaim_after` where these are in the way of an eviction."""
+    able = {queue for queue, (code, _) in waiting.values() if code in DEFERRABLE}
+    later = {queue: deferral(cycle, queue) for queue in able}
+    return {
+        name: (queue, later.get(queue) or why if why[0] in DEFERRABLE else why)
+        for name, (queue, why) in waiting.items()
+    }
 
 
 def _held_for(decisions: Decisions, queue: Queue, workload: str) -> str | None:

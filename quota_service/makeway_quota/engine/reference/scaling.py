@@ -10,7 +10,7 @@ from ..request import Need
 from ..snapshot import GPU, Pool, Workload
 from .cluster import Cluster, Left
 from .queues import Queue, key
-from .quota import PolicyLine, counts, covering, in_quota, limiting
+from .quota import PolicyLine, counts, covering, in_quota, limiting, over_capacity
 
 _COULD_USE_A_NODE = {
     "no_free_gpus",
@@ -21,6 +21,8 @@ _COULD_USE_A_NODE = {
     "static_quota",
     "nominated",
     "too_large",
+    "protected",
+    "patience",
 }
 
 
@@ -87,7 +89,8 @@ def _in_order(
     found = []
     for name, (queue, code) in waiting.items():
         pool = next((pool for pool in queue.pools if pool in demands), None)
-        if pool is not None and code in _COULD_USE_A_NODE:
+        full = pool and code in ("protected", "patience") and over_capacity(cluster, pool, queue.need.total)
+        if pool is not None and code in _COULD_USE_A_NODE and not full:
             over = not in_quota(cluster, queue.levels, pool, queue.need.total, queue.guaranteed)
             workload = cluster.live[name]
             found.append((over, key(cluster, queue, pool, workload, over), queue, workload))

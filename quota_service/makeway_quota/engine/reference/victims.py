@@ -159,17 +159,27 @@ def candidates(p: Preemptor) -> list[Allocation]:
 def _may_evict(p: Preemptor, victim: Allocation) -> bool:
     if p.withdraws and not victim.fresh:
         return False
-    if p.workload.kind == "job" and _protected(p.cluster, victim.workload):
+    if p.workload.kind == "job" and is_protected(p.cluster, victim.workload):
         return False
     in_the_way = (p.need.cpu and victim.need.cpu) or (p.need.memory and victim.need.memory)
     return bool(victim.amount) or (bool(in_the_way) and "reservation" in p.rights)
 
 
-def _protected(cluster: Cluster, victim: Workload) -> bool:
+def is_protected(cluster: Cluster, victim: Workload) -> bool:
     """Whether a job runs for less than its profile's `min_runtime`."""
+    if cluster.protection_at is not None:
+        return (protected_until(cluster, victim) or 0.0) > cluster.protection_at
     profile = cluster.profiles.get(victim.profile)
     least = profile.min_runtime if profile else 0
     return bool(least) and (victim.started_at is None or cluster.now - victim.started_at < least)
+
+
+def protected_until(cluster: Cluster, victim: Workload) -> float | None:
+    """Return when a workload is as old as its profile's `min_runtime`; None where there is none."""
+    profile = cluster.profiles.get(victim.profile)
+    if profile is None or not profile.min_runtime:
+        return None
+    return (cluster.now if victim.started_at is None else victim.started_at) + profile.min_runtime
 
 
 def _ranks_below(p: Preemptor, victim: Workload) -> bool:

@@ -1,0 +1,64 @@
+"""Find work that may evict others only later, by `min_runtime` or `reclaim_after` (engine rules 5.3 and 5.8)."""
+
+from __future__ import annotations
+
+from ..plan import Code
+from .cluster import Cluster
+from .cycle import Cycle
+from .moves import consolidate
+from .queues import Queue, age
+from .quota import in_quota
+from .selection import select
+from .victims import Preemptor, protected_until, rights_of
+
+DEFERRABLE = ("limit", "pool_capacity", "no_free_gpus", "fragmented", "outranked")
+
+
+def deferral(cycle: Cycle, queue: Queue) -> tuple[Code, str] | None:
+    """Return the code and the rule of a queue that may evict for its oldest workload later; None if it may not."""
+    cluster = cycle.cluster
+    if not queue.need.total:
+        return None
+    if queue.patient and _evicts(cycle, queue, cluster.now):
+        return "patience", "reclaim_after"
+    if queue.kind != "job" or (not queue.patient and _evicts(cycle, queue, cluster.now)):
+        return None
+    running = [allocation.workload for allocation in cluster.running.values()]
+    ends = sorted(end for w in running if (end := protected_until(cluster, w)) is not None and end > cluster.now)
+    first = next((end for end in ends if _evicts(cycle, queue, end)), None)
+    if first is None:
+        return None
+    oldest = min(queue.members, key=age)
+    if queue.patient and first <= oldest.submitted_at + queue.profile.reclaim_after:
+        return "patience", "reclaim_after"
+    return "protected", "min_runtime"
+
+
+def _evicts(cycle: Cycle, queue: Queue, at: float) -> bool:
+    """Whether the oldest workload of a queue could move or evict others if `min_runtime` protected as it will then."""
+    cluster = cycle.cluster.copy()
+    cluster.protection_at = at
+    oldest = min(queue.members, key=age)
+    ways = _ways(cycle, cluster, queue)
+    for pool in queue.pools:
+        if in_quota(cluster, queue.levels, pool, queue.need.total, queue.guaranteed):
+            mover = Preemptor(cluster, oldest, queue.need, queue.levels, pool, ("reservation",))
+            if consolidate(mover) is not None:
+                return True
+    return any(select(way, cascades=False) is not None for way in ways)
+
+
+def _ways(cycle: Cycle, cluster: Cluster, queue: Queue) -> list[Preemptor]:
+    """Return the oldest workload of a queue as a preemptor in each pool, by each of its rights."""
+    workload, need, levels = min(queue.members, key=age), queue.need, queue.levels
+    found = []
+    for pool in queue.pools:
+        if in_quota(cluster, levels, pool, need.total, queue.guaranteed):
+            rights = rights_of(cluster, workload, need, pool, True)
+            rights += [("reservation", "own_policy")] if queue.guaranteed else []
+            found += [Preemptor(cluster, workload, need, levels, pool, each) for each in rights]
+    for pool in queue.pools if queue.may_borrow else ():
+        if pool not in cycle.decisions.holds and not cycle.is_on_its_way(queue, pool):
+            rights = rights_of(cluster, workload, need, pool, False)
+            found += [Preemptor(cluster, workload, need, levels, pool, each) for each in rights]
+    return found
