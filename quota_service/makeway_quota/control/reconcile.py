@@ -19,7 +19,7 @@ from .change_set import ChangeSet, decide
 from .losses import Losses
 from .present_times import PresentTimes
 from .quarantine import Quarantine
-from .start_backoff import START_DEFERRED, StartBackoff
+from .start_backoff import RETRY_DELAYED, START_DEFERRED, StartBackoff, retry_delay
 
 SKEW = 60.0
 """Seconds that a node's clock may be ahead of ours."""
@@ -144,10 +144,20 @@ class _Reports:
         elif seen.noticed and not seen.timed_out:
             self._stopped(row, seen)
         elif row.failures < row.max_failures and not seen.timed_out:
-            message = outcomes.failed_and_retried(job, _cause(seen), row.max_failures - row.failures - 1)
-            self._requeue(row, seen, "failed", "retry", message, {"failures": row.failures + 1})
+            self._retry(row, seen)
         else:
             self._finish(row, seen, "failed", outcomes.failed(job, _cause(seen), row.size))
+
+    def _retry(self, row: Workload, seen: AttemptSeen) -> None:
+        """Requeue a job that failed and may fail again, after a delay where it failed soon after its start."""
+        failures = row.failures + 1
+        delay = retry_delay(failures, self._ran(row, seen) - row.ran)
+        left = row.max_failures - failures
+        message = outcomes.failed_and_retried(_job(row), _cause(seen), left, delay)
+        fields: dict[str, object] = {"failures": failures}
+        if delay > 0:
+            fields |= {"reason_code": RETRY_DELAYED, "not_before": self.now + delay}
+        self._requeue(row, seen, "failed", "retry", message, fields)
 
     def _finish(self, row: Workload, seen: AttemptSeen, state: str, message: str) -> None:
         verb = {"succeeded": "finish", "cancelled": "cancel", "failed": "fail"}[state]

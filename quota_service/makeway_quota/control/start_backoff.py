@@ -1,8 +1,8 @@
-"""Delay jobs whose start was refused or of which nothing ran.
+"""Delay jobs whose start was refused, of which nothing ran, or which failed soon after their start.
 
-Used by `Actuator` (the backend has no room), `reconcile` (nothing of the attempt ran) and `EngineView`, which hides
-jobs in backoff from the engine, so that their GPUs go to others and the reason that is shown stays. It also shows the
-engine which nodes a job avoids for a while.
+Used by `Actuator` (the backend has no room), `reconcile` (nothing of the attempt ran, or it failed) and `EngineView`,
+which hides jobs in backoff from the engine, so that their GPUs go to others and the reason that is shown stays. It also
+shows the engine which nodes a job avoids for a while.
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ NO_ROOM = "no_room"
 """The reason code of a job for which its backend has no room, as in a quota of its namespace"""
 START_DEFERRED = "start_deferred"
 """The reason code of a job that did not start on its GPUs for another reason, as its pod could not run"""
+RETRY_DELAYED = "retry_delayed"
+"""The reason code of a job that failed soon after its start, and is tried again after a while"""
+FIRST_RETRY, LONGEST_RETRY = 1.0, 300.0
+"""Seconds from the start of an attempt that failed to the next one, which double with each failure."""
 FIRST, LONGEST = 60.0, 900.0
 """Seconds between two tries, which double from the first to the longest: others may have to make way for each."""
 MANY = 12
@@ -128,6 +132,14 @@ class StartBackoff:
         return changes
 
 
+def retry_delay(failures: int, ran: float) -> float:
+    """Return the seconds before a job is tried again that failed so often, and ran so long the last time.
+
+    What ran longer than the delay is tried at once: it takes a machine no more often than the delay allows.
+    """
+    return max(0.0, min(LONGEST_RETRY, FIRST_RETRY * 2.0 ** min(failures - 1, 20)) - ran)
+
+
 def delay_after(tries: int, code: str) -> float:
     """Return the seconds that a job waits after so many tries in a row, the last of which ended with this code."""
     if tries > MANY and code == START_DEFERRED:
@@ -141,9 +153,11 @@ def backoff_until(row: Workload, now: float) -> float | None:
     A delay that seems longer than it was made ended with the clock that it was made by, which has been set back.
     """
     tries = _tries(row)
-    if tries is None or row.not_before is None:
+    delayed = row.state == "pending" and row.reason_code == RETRY_DELAYED
+    if (tries is None and not delayed) or row.not_before is None:
         return None
-    longest = max(LONGEST, delay_after(tries, row.reason_code)) + CLOCKS_DIFFER
+    longest = LONGEST_RETRY if tries is None else max(LONGEST, delay_after(tries, row.reason_code))
+    longest += CLOCKS_DIFFER
     return row.not_before if now < row.not_before <= now + longest else None
 
 

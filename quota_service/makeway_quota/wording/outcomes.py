@@ -131,9 +131,10 @@ def failed(job: str, cause: str, milli: int) -> str:
     return f"{job} failed: {cause}; {free_again(milli)}"
 
 
-def failed_and_retried(job: str, cause: str, left: int) -> str:
-    """Return that a job failed and starts again; `left` tries remain after the next one."""
-    return f"{job} failed ({cause}) and is tried again, {count(left, 'more try', 'more tries')} left."
+def failed_and_retried(job: str, cause: str, left: int, delay: float = 0.0) -> str:
+    """Return that a job failed and starts again `delay` seconds later; `left` tries remain after the next one."""
+    after = f" {duration(max(1.0, delay))} later" if delay > 0 else ""
+    return f"{job} failed ({cause}) and is tried again{after}, {count(left, 'more try', 'more tries')} left."
 
 
 def made_way(job: str, preemptor: str, progress: SavedWork) -> str:

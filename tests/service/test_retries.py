@@ -1,0 +1,84 @@
+"""A job that fails soon after each start is tried again ever later, and takes no GPUs meanwhile."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from pathlib import Path
+
+import pytest
+from makeway_quota.backends.base import AttemptSeen, NodeSeen, Phase, Seen
+from makeway_quota.control.reconcile import reconcile
+from makeway_quota.control.start_backoff import LONGEST_RETRY, RETRY_DELAYED, backoff_until, retry_delay
+from makeway_quota.store.records import NewWorkload, Workload
+from makeway_quota.store.rows import submitted
+from running import python, running
+
+NODE = NodeSeen("local", "", tuple(range(10)), virtual=True)
+FAILS = python("raise SystemExit(3)")
+
+
+def after_failure(row: Workload, now: float, ran: float) -> Workload:
+    """Return a row as it is once its attempt has failed."""
+    started = row._replace(state="running", attempt=row.attempt + 1, started_at=now - ran)
+    seen = AttemptSeen(row.id, started.attempt, Phase.EXITED, ended_at=now, exit_code=3)
+    [change] = reconcile({row.id: started}, Seen((NODE,), (seen,)), now=now, lost_budget=3).changes
+    made: Workload = started._replace(**change.fields)
+    return made
+
+
+@pytest.mark.parametrize("ran", [0.0, 0.3, 7.0])
+def test_a_thousand_failures_take_days(ran: float) -> None:
+    now = 1_800_000_000.0
+    made = NewWorkload("j-12345678", "job", "rnd", "gpu1", "ana", name="x", max_failures=1000)
+    row, begins = submitted(made, now), []
+    while row.state == "pending":
+        now = backoff_until(row, now) or now
+        begins.append(now)
+        now += ran
+        row = after_failure(row, now, ran)
+    assert row.state == "failed"
+    assert len(begins) == 1001
+    gaps = [later - before for before, later in itertools.pairwise(begins)]
+    expected = [max(ran, min(300.0, 2.0**n)) for n in range(1000)]
+    assert gaps == pytest.approx(expected, abs=0.01)
+
+
+def test_a_job_that_ran_for_longer_is_tried_at_once() -> None:
+    assert retry_delay(1000, 3600.0) == 0.0
+    now = 1_800_000_000.0
+    row = submitted(NewWorkload("j-12345678", "job", "rnd", "gpu1", "ana", name="x", max_failures=9), now)
+    row = after_failure(row._replace(failures=5), now, 3600.0)
+    assert (row.reason_code, row.not_before, backoff_until(row, now)) == ("retry", None, None)
+    assert row.reason_message == "“x” of ana failed (exit code 3) and is tried again, 3 more tries left."
+
+
+def test_a_clock_that_was_set_back_holds_no_job() -> None:
+    now = 1_800_000_000.0
+    row = submitted(NewWorkload("j-12345678", "job", "rnd", "gpu1", "ana", name="x", max_failures=9), now)
+    row = after_failure(row, now, 0.0)
+    assert row.reason_code == RETRY_DELAYED
+    assert backoff_until(row, now) == now + 1.0
+    assert backoff_until(row, now - LONGEST_RETRY - 3600) is None
+
+
+async def test_a_job_in_backoff_says_when_it_is_tried_and_leaves_its_gpus_to_others(tmp_path: Path) -> None:
+    async with running(tmp_path, gpus=10, MAKEWAY_TICK_SECONDS=0.1) as run:
+        job = await run.submit("ana", "fails", FAILS, profile="gpu1", max_failures=1000)
+
+        async def delayed() -> bool:
+            found = await run.client("ana").job(job.id)
+            return found.failures >= 3 and found.reason is not None and found.reason.code == RETRY_DELAYED
+
+        began = time.monotonic()
+        await run.until(delayed, "it failed three times")
+        assert time.monotonic() - began >= 3.0, "1 s and 2 s were waited"
+        found = await run.client("ana").job(job.id)
+        assert found.state.value == "pending"
+        assert found.reason is not None
+        assert "failed (exit code 3) and is tried again" in found.reason.message
+        assert "later, 99" in found.reason.message
+        assert found.reason.not_before is not None
+        assert (await run.used())["idle"] == 10
+        await run.client("ana").cancel(job.id)
+        await run.job(job.id, "cancelled")
