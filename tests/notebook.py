@@ -63,6 +63,14 @@ class Notebook:
                 return shown
             _add(shown, kind, content)
 
+    def prints(self, id: str, timeout: float = 120) -> str:
+        """Return the first text that a running cell prints; `finish` returns what follows it."""
+        deadline = time.monotonic() + timeout
+        while True:
+            message = self.client.get_iopub_msg(timeout=max(0.1, deadline - time.monotonic()))
+            if message["parent_header"].get("msg_id") == id and message["msg_type"] == "stream":
+                return str(message["content"]["text"])
+
     def updated(self, timeout: float) -> list[dict[str, Any]]:
         """Return the updates of widgets, waiting for the next one at most `timeout` seconds."""
         try:
