@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from jupyterhub.app import JupyterHub
 from kubespawner import KubeSpawner
+from makeway_api.open_files import raise_limit
 from makeway_api.proxies import without_proxy
 from makeway_spawner.kube import MakewayKubeSpawner
 
@@ -55,6 +56,7 @@ def configure_cluster(c: Any, settings: ClusterSettings) -> None:
     ValueError names a service without a token, CannotStart what Makeway cannot work with.
     """
     _check(c)
+    raise_limit()
     names = read_subdomains(c.JupyterHub)
     os.environ.update(without_proxy(os.environ, _internal_hosts(c, settings)))
     base = str(c.JupyterHub.get("base_url", "/")).rstrip("/")

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from jupyterhub.app import JupyterHub
 from jupyterhub.proxy import ConfigurableHTTPProxy
 from jupyterhub.services import service as services
+from makeway_api.open_files import raise_limit
 from makeway_api.proxies import USERS_VARIABLES, without_proxy
 from makeway_spawner.lease import LeaseMixin
 from makeway_spawner.local import MakewayLocalSpawner
@@ -55,6 +56,7 @@ def configure(c: Any, settings: Settings | None = None) -> Settings:
     """Set the Hub's traits on `c`, a JupyterHub configuration; return the settings they were made from."""
     settings = settings or read()
     settings.state.create()
+    raise_limit()  # each connection to the Hub is an open file; notebooks and jobs get the limit from before
     os.environ.update(without_proxy(os.environ))  # for the Hub, the service and users' processes alike
     configuration = Configuration(settings)
     configuration.set_defaults(c)

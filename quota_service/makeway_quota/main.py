@@ -268,9 +268,10 @@ async def serve(settings: ServiceSettings, ready: Callable[[], object] = lambda:
 
     `ready` is called once the service leads or follows and is about to listen.
     """
+    from makeway_api.open_files import raise_limit
+
     from .application import Application
     from .control.hub_client import HubApi
-    from .descriptors import raise_limit
     from .web.app import create_app
     from .web.http_server import server_config
     from .web.settings import WebSettings

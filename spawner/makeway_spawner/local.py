@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,6 +23,7 @@ from jupyterhub.orm import User
 from jupyterhub.spawner import LocalProcessSpawner
 from makeway_api.accounts import account_of_user
 from makeway_api.durations import duration
+from makeway_api.open_files import limit_of_users, lower_limit
 from makeway_api.proxies import USERS_VARIABLES
 from traitlets import Enum, Unicode, default
 
@@ -122,11 +124,16 @@ class MakewayLocalSpawner(LeaseMixin, LocalProcessSpawner):  # type: ignore[misc
 
     def make_preexec_fn(self, name: str) -> Callable[[], None]:
         """Return what the child runs before the server: become the account; in the demo only change to the home."""
+        home, soft = str(self.home), limit_of_users()
+        become: Callable[[], None] = partial(os.chdir, home)
         if self.mode == "system":
-            preexec: Callable[[], None] = super().make_preexec_fn(account_of_user(name).pw_name)
-            return preexec
-        home = str(self.home)
-        return lambda: os.chdir(home)
+            become = super().make_preexec_fn(account_of_user(name).pw_name)
+
+        def preexec() -> None:
+            lower_limit(soft)
+            become()
+
+        return preexec
 
     def user_env(self, env: dict[str, str]) -> dict[str, str]:
         """Return the variables with the user's name, home and shell."""

@@ -51,7 +51,7 @@ class App:
 
 
 @asynccontextmanager
-async def served(app: App, protocol: type[BoundedHttp] = BoundedHttp) -> AsyncIterator[int]:
+async def served(app: Any, protocol: type[BoundedHttp] = BoundedHttp) -> AsyncIterator[int]:
     """Serve an app; gives its port."""
     async with listening(Server(server_config(app, port=0, lifespan="off", http=protocol))) as port:
         yield port

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..descriptors import limit_of_jobs
+from makeway_api.open_files import limit_of_users
+
 from .attempts import LocalAttempt
 from .base import BackendError, NodeSeen, StartOrder
 from .held_devices import places_of
@@ -87,7 +88,7 @@ def spool(layout: Layout, order: StartOrder, account: UnixAccount, nodes: Sequen
         "time_limit": order.time_limit,
         "log_limit": log_limit,
         "boot": boot_id(),
-        "open_files": limit_of_jobs(),
+        "open_files": limit_of_users(),
     }
     write_order(layout.order(order.workload, order.attempt), header, files)
 

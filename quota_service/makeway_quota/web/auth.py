@@ -15,6 +15,7 @@ from makeway_api.errors import MakewayError
 
 from ..services import Caller
 from ..services.caller import SCOPE
+from .connections import SpawnerTokens, note_login
 from .settings import WebSettings
 from .tickets import Signer, masked, same, unmasked
 
@@ -60,12 +61,14 @@ class Authenticator:
         self.settings = settings
         self.directory = directory
         self.signer = Signer(settings.secret)
+        self.spawner_tokens = SpawnerTokens()
 
     async def visitor(self, request: Request) -> Visitor | None:
         """Return the caller of a request; None without a login. A wrong token is 401, a forged cookie request 403."""
         caller = await self.caller(request)
         if caller is None:
             return None
+        note_login(request.scope)
         if "authorization" in request.headers:
             return Visitor(caller)
         session_id, token = _session_id(request), self._cookie(request)
@@ -82,6 +85,8 @@ class Authenticator:
         if header is not None:
             found = _HEADER.fullmatch(header)
             caller = await self.directory.who(found.group(1), _session_id(request)) if found else None
+            if found and caller and caller.holds("reserve"):
+                self.spawner_tokens.add(found.group(1))
             if caller is None:
                 raise MakewayError(
                     "The token in the Authorization header is not valid (any more). "

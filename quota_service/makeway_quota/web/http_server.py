@@ -21,7 +21,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from .connections import Connections
+from .connections import CONNECTION, Connections
 from .headers import ALWAYS
 from .problems import answer
 
@@ -35,6 +35,10 @@ HEAD_FIELDS = 200
 """Most header fields of a request"""
 HEAD_SECONDS = 20.0
 """Longest time that the head of a request, or the rest of a body after its answer, may take to arrive"""
+STALL_SECONDS = 60.0
+"""Longest time that a reader takes nothing of an answer that waits for it"""
+STALL_LOOKS = 12
+"""Looks at such a reader within that time; after the first one its connection counts as idle"""
 MOST_PIPELINED = 8
 """Most requests of one connection that wait for the answer to an earlier one"""
 KEEP_ALIVE = 75
@@ -42,6 +46,8 @@ KEEP_ALIVE = 75
 SWITCH_SECONDS = 0.0005
 """Seconds that a thread waits for a busy one before Python takes the interpreter from it, instead of 5 ms: a cycle of
 the control loop changes threads at each write and plan, and would wait that long each time beside requests"""
+RETRY_SECONDS = 5
+"""Seconds after which a request may come again for which there was no place"""
 LINGER = 2.0
 """Seconds for which input is dropped after a refusal: a connection closed before would lose the answer on its way"""
 
@@ -57,9 +63,20 @@ class _Refused(Exception):
 class _Flow(FlowControl):
     """Flow control that leaves reading paused while requests of the connection wait for the answer to another."""
 
-    def __init__(self, transport: asyncio.Transport, waiting: Callable[[], bool]) -> None:
+    def __init__(
+        self, transport: asyncio.Transport, waiting: Callable[[], bool], answer_waits: Callable[[bool], None]
+    ) -> None:
         super().__init__(transport)
         self._waiting = waiting
+        self._answer_waits = answer_waits
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._answer_waits(True)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._answer_waits(False)
 
     def resume_reading(self) -> None:
         if not self._waiting():
@@ -76,12 +93,13 @@ class BoundedHttp(HttpToolsProtocol):
     """
 
     head_seconds = HEAD_SECONDS
+    stall_seconds = STALL_SECONDS
     most_connections: int | None = None
     """None: what the limit of open files allows"""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.flow = _Flow(transport, lambda: bool(self.pipeline) and not self._refused)
+        self.flow = _Flow(transport, lambda: bool(self.pipeline) and not self._refused, self._answer_waits)
         self._under_way: RequestResponseCycle | None = None
         self._in_head = False
         self._head_complete = False
@@ -92,8 +110,14 @@ class BoundedHttp(HttpToolsProtocol):
         self._start_timer()
         self.address = str(self.client[0]) if self.client else ""
         self.requests = 0
+        self.logged_in = False
         self.idle_since: float | None = self.loop.time()
-        self._all = _connections.setdefault(self.server_state, Connections(self.most_connections))
+        self._stall: TimerHandle | None = None
+        self._taken_at, self._untaken = 0.0, 0
+        self._own_app = self.app
+        authenticator = getattr(getattr(self.config.app, "state", None), "authenticator", None)
+        tokens = getattr(authenticator, "spawner_tokens", None)
+        self._all = _connections.setdefault(self.server_state, Connections(self.most_connections, tokens))
         self._all.opened(self)
 
     def drop(self) -> None:
@@ -156,6 +180,8 @@ class BoundedHttp(HttpToolsProtocol):
         self._stop_timer()
         if self.parser.should_upgrade() and _has_body(self.headers):
             raise _Refused(_no_upgrade())  # httptools leaves the body out
+        self.scope[CONNECTION] = self  # type: ignore[literal-required]
+        self.app = self._own_app if self._all.admits(self, self.url, self.headers) else _crowded
         super().on_headers_complete()
 
     def on_chunk_header(self) -> None:
@@ -228,6 +254,30 @@ class BoundedHttp(HttpToolsProtocol):
         else:
             self.transport.close()
 
+    def _answer_waits(self, waits: bool) -> None:
+        """Watch whether the reader takes of an answer that waits for it; `waits`: whether it does now."""
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+        if waits:
+            self._taken_at, self._untaken = self.loop.time(), self.transport.get_write_buffer_size()
+            self._stall = self.loop.call_later(self.stall_seconds / STALL_LOOKS, self._look_at_reader)
+        elif self._answering():
+            self.idle_since = None
+
+    def _look_at_reader(self) -> None:
+        """Count a connection whose reader takes nothing as idle, and close it after a while."""
+        now, untaken = self.loop.time(), self.transport.get_write_buffer_size()
+        if untaken < self._untaken:
+            self._taken_at, self.idle_since = now, None
+        elif now - self._taken_at >= self.stall_seconds:
+            self.drop()
+            return
+        else:
+            self.idle_since = self._taken_at
+        self._untaken = untaken
+        self._stall = self.loop.call_later(self.stall_seconds / STALL_LOOKS, self._look_at_reader)
+
     # -- refusals --------------------------------------------------------------------------------------------------
 
     def _answering(self) -> bool:
@@ -291,6 +341,14 @@ def _response(problem: Problem) -> bytes:
     lines = [f"HTTP/1.1 {problem.status} {HTTPStatus(problem.status).phrase}".encode()]
     lines += [name + b": " + value for name, value in (*made.raw_headers, *ALWAYS)]
     return b"\r\n".join((*lines, b"", bytes(made.body)))
+
+
+async def _crowded(scope: Any, receive: Any, send: Any) -> None:
+    """Answer a request for which there is no place: all connections that anyone may use are busy."""
+    detail = "The service answers as many requests as it has places for: try again in a moment."
+    problem = Problem(title="Busy", status=503, code="busy", detail=detail, numbers={"retry_after": RETRY_SECONDS})
+    headers = {"Connection": "close", "Retry-After": str(RETRY_SECONDS), "Cache-Control": "no-store"}
+    await answer(problem, headers)(scope, receive, send)
 
 
 def _too_large() -> Problem:

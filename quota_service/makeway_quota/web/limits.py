@@ -19,6 +19,7 @@ from makeway_api.models import Problem
 
 from ..services import Caller
 from .auth import Authenticator, login_first
+from .connections import note_login
 from .problems import answer
 from .settings import WebSettings
 from .waiting_bodies import ArrivingBodies, TooManyBodies, TooManyBytes, WaitingBodies, WaitingBody
@@ -138,6 +139,7 @@ class Limits:
                 raise login_first()
             key = names[0], int(names[1]), int(names[2])
             self._check_token(token.strip(), key)
+            note_login(scope)
         except MakewayError as error:
             raise Refused(error.problem(), unread=True) from None
         return Caller("/".join(map(str, key)), kind="output" if self._is_output(scope) else "worker")
