@@ -27,7 +27,7 @@ RESERVED = 64
 RESERVED_PART = 10
 """Of those that are possible, one connection of so many, and `RESERVED` at least, only probes and the Hub's spawner
 use, where all others are busy"""
-SETTLE_SECONDS = 1.0
+YOUNG_SECONDS = 1.0
 """A connection is closed before only where no more are possible: its request may be on its way"""
 PART = 20
 """One of so many connections, or more, is closed at a time, so that the search for them costs little"""
@@ -102,7 +102,7 @@ class Connections:
         most, for_all = self.most, self.for_all
         if len(self._open) >= for_all:
             self._warn(for_all)
-            victims = self._victims(for_all, SETTLE_SECONDS)
+            victims = self._victims(for_all, YOUNG_SECONDS)
             if not victims and len(self._open) >= most:
                 victims = self._victims(for_all, 0.0)
             for victim in victims:
