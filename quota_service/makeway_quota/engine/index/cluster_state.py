@@ -196,7 +196,7 @@ class ClusterState:
 
     @contextmanager
     def protection_at(self, at: float) -> Iterator[None]:
-        """Let `is_protected` tell what `min_runtime` protects at another time; all else stays as it is now."""
+        """Have `is_protected` tell what `min_runtime` protects at another time; all else stays as it is now."""
         rankings, self.rankings, self._protection_at = self.rankings, {}, at
         try:
             yield
