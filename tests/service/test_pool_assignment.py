@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from makeway_api.errors import MakewayError
 from makeway_quota import policy
 from makeway_quota.backends.base import NodeSeen
+from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.control import pool_assignment
 from makeway_quota.store.records import Place
 from running import Running, python, running
@@ -104,6 +107,90 @@ async def test_a_new_document_moves_gpus_between_pools(tmp_path: Path) -> None:
         assert (await where(run))["h100"] == list(range(8, 15)), "what runs there runs on"
         await run.converged()
         assert set((await run.states()).values()) == {"running"}
+
+
+FREE = ONE.replace("reserved: 4", "reserved: 0, limit: 9")
+
+
+def gpus(listed: str) -> str:
+    return FREE.replace("{nodes}", f", nodes: {{local: {{gpus: {listed}}}}}")
+
+
+@pytest.mark.covers("F02")
+@pytest.mark.parametrize("left", ["[0, 1]", "[0, 1, 5]", "[5]", "[99]"])
+async def test_work_on_gpus_that_leave_their_pool_is_counted_and_named_until_it_ends(tmp_path: Path, left: str) -> None:
+    async with running(tmp_path, gpus("[0, 1, 2, 3]"), gpus=6) as run:
+        root, ana = run.client("root"), run.client("ana")
+        jobs = [await run.submit("ana", f"j{i}", profile="gpu1") for i in range(4)]
+        for job in jobs:
+            await run.job(job.id, "running")
+        preview = await root.policy_preview(gpus(left))
+        kept = {index for index in range(4) if str(index) in left}
+        assert {effect.name for effect in preview.outside} == {f"j{i}" for i in range(4) if i not in kept}
+        assert all("which is then in no pool, until it ends" in effect.message for effect in preview.outside)
+        assert (await root.policy_preview(gpus("[0, 1, 2, 3, 4]"))).outside == []
+        own = 0 if left == "[99]" else left.count(",") + 1
+        await apply(run, gpus(left))
+        await run.converged()
+        assert (await root.policy_preview(gpus(left))).outside == [], "that is so already"
+        for ended in range(5):
+            usage = await root.usage()
+            runs = [f"j{i}" for i in range(ended, 4)]
+            out = [name for name in runs if int(name[1]) not in kept]
+            assert usage.used == usage.teams[0].used == len(runs)
+            assert usage.total == own + len(out)
+            assert usage.free == own - (len(runs) - len(out))
+            [pool] = await root.pools()
+            assert (pool.used, pool.total, pool.free) == (usage.used, usage.total, usage.free)
+            named = {d.index: [h.name for h in d.holders] for n in pool.nodes for d in n.devices if d.holders}
+            assert named == {int(name[1]): [name] for name in runs}
+            marked = {d.index for n in pool.nodes for d in n.devices if d.outside}
+            assert marked == {int(name[1]) for name in out}
+            offers = await ana.offers(kind="job")
+            assert offers.usage[0].used == len(runs)
+            assert offers.usage[0].mine == len(runs)
+            if ended < 4:
+                await root.cancel(jobs[ended].id)
+                await run.job(jobs[ended].id, "cancelled")
+                await run.converged()
+
+
+@pytest.mark.parametrize("change", [{"labels": {}}, {"devices": (0,)}, {"devices": (), "labels": {}}])
+async def test_work_on_a_node_or_device_that_no_pool_has_any_more_is_shown_where_it_counts(
+    tmp_path: Path, change: dict[str, Any]
+) -> None:
+    labels = {"gpu": "h100"}
+    machines = [NodeSeen(name, "", (0, 1), labels=labels, cpu=64_000, memory=64_000) for name in ("n1", "n2")]
+    backend = MemoryBackend(machines, real_time=True)
+    text = FREE.replace("{nodes}", ", nodes: {labels: {gpu: h100}}")
+    async with running(tmp_path, text.replace("gpus: 1,", "gpus: 2,"), backend=backend) as run:
+        jobs = [await run.submit("ana", f"j{i}", profile="gpu1") for i in range(2)]
+        for job in jobs:
+            await run.job(job.id, "running")
+        backend.nodes["n1"] = replace(machines[0], **change)
+        run.service.loop.wake()
+        own = {"n1": (), "n2": (0, 1)} if "labels" in change else {"n1": (0,), "n2": (0, 1)}
+
+        async def follows() -> bool:
+            [pool] = await run.client("root").pools()
+            marked = {(n.name, d.index) for n in pool.nodes for d in n.devices if d.outside}
+            return marked == {("n1", index) for index in (0, 1) if index not in own["n1"]}
+
+        await run.until(follows, "the GPUs are marked")
+        for _ in range(2):  # also once something else has changed
+            usage, [pool] = await run.client("root").usage(), await run.client("root").pools()
+            assert (usage.used, pool.used, usage.teams[0].used, usage.total, usage.free) == (4, 4, 4, 4, 0)
+            assert sorted(h.name for n in pool.nodes for d in n.devices for h in d.holders) == ["j0", "j0", "j1", "j1"]
+            await run.submit("ana", "waits", profile="gpu1")
+            await run.converged()
+        for job in jobs:
+            if (await run.client("root").job(job.id)).placement[0].node == "n1":
+                await run.client("root").cancel(job.id)
+                await run.job(job.id, "cancelled")
+        await run.converged()
+        [pool] = await run.client("root").pools()
+        assert not any(d.outside for n in pool.nodes for d in n.devices)
+        assert pool.total == len(own["n1"]) + 2
 
 
 @pytest.mark.covers("F02")

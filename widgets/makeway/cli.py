@@ -296,8 +296,8 @@ def _policy_validate(args: argparse.Namespace) -> int:
 def _policy_preview(args: argparse.Namespace) -> int:
     preview: Preview = client().policy_preview(_document(args.file))
     effects = (("would start", preview.starts), ("would make way", preview.evicts), ("would wait", preview.waits))
-    refused = (("would be refused", preview.refused),) if preview.refused else ()
-    for word, touched in (*effects, *refused):
+    rare = (("would be refused", preview.refused), ("would go on outside of every pool", preview.outside))
+    for word, touched in (*effects, *(one for one in rare if one[1])):
         print(f"{count(len(touched), 'workload')} {word}{':' if touched else ''}")
         print(*(_effect(effect) for effect in touched), sep="\n", end="\n" if touched else "")
     return 0

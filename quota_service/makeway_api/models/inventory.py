@@ -28,6 +28,10 @@ class Device(Wire):
     index: int
     free: float
     holders: list[Holder] = Field(default_factory=list)
+    outside: bool = Field(
+        False,
+        description="in no pool any more, by the policy or its node: shown and counted until its work ends",
+    )
 
 
 class Node(Wire):

@@ -70,3 +70,6 @@ class Preview(Wire):
         default_factory=list, description="workloads that would wait, and did not or for another reason"
     )
     refused: list[WorkloadEffect] = Field(default_factory=list, description="sessions that would be refused")
+    outside: list[WorkloadEffect] = Field(
+        default_factory=list, description="workloads that would go on on GPUs which are in no pool then"
+    )

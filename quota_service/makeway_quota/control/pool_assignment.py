@@ -20,9 +20,13 @@ from ..store.records import Place, Workload
 class PoolAssignment:
     """The nodes by pool; a value that never changes. A divided machine has one part for each of its pools."""
 
-    def __init__(self, parts: Mapping[str, tuple[NodeSeen, ...]] | None = None) -> None:
+    def __init__(
+        self, parts: Mapping[str, tuple[NodeSeen, ...]] | None = None, seen: Mapping[str, NodeSeen] | None = None
+    ) -> None:
         self.parts = parts or {}
         """Machine to its parts, each in one pool; none where no pool takes its GPUs."""
+        self.unassigned = seen or {}
+        """The machines without parts"""
 
     @cached_property
     def nodes(self) -> tuple[NodeSeen, ...]:
@@ -41,12 +45,17 @@ class PoolAssignment:
 
     def changed(self, nodes: Iterable[NodeSeen], gone: Iterable[str], document: Document) -> PoolAssignment:
         """Return the assignment once these nodes are as they are now, and those of these names are gone."""
-        parts = dict(self.parts)
+        parts, unassigned = dict(self.parts), dict(self.unassigned)
+        nodes = tuple(nodes)
         for name in gone:
             parts.pop(name, None)
+            unassigned.pop(name, None)
         for seen in nodes:
             parts[seen.name] = _parts(seen, document)
-        found = PoolAssignment(parts)
+            unassigned.pop(seen.name, None)
+            if not parts[seen.name]:
+                unassigned[seen.name] = seen
+        found = PoolAssignment(parts, unassigned)
         if not self.divided and all(len(parts[seen.name]) < 2 for seen in nodes):
             found.divided = self.divided
         return found
@@ -78,6 +87,32 @@ class PoolAssignment:
         """Return the pool in which a worker counts; None where its node is gone. `pools` as for `placement`."""
         parts = self.parts.get(place.node)
         return _home(parts, place, pools).pool if parts else None
+
+    def pooled(self, placement: Iterable[Place]) -> set[tuple[str, int]]:
+        """Return the machines and devices of a placement that are in a pool."""
+        return {
+            (place.node, index)
+            for place in placement
+            for index in place.devices
+            if any(index in part.devices for part in self.parts.get(place.node, ()))
+        }
+
+    def outside(self, machine: str, work: Iterable[tuple[Workload, Sequence[str]]]) -> dict[str, tuple[int, ...]]:
+        """Return the devices of a machine that are in no pool and are held, by the pool in which the work counts.
+
+        `work` are the workloads placed there, each with the pools of its profile. A policy, or the loss of a label or
+        of a device, takes GPUs out of their pool while work runs on them; they count until it ends.
+        """
+        parts = self.parts.get(machine, ())
+        pooled = {index for part in parts for index in part.devices}
+        found: dict[str, set[int]] = {}
+        for row, pools in work:
+            for place in row.placement:
+                strays = set(place.devices) - pooled if place.node == machine else set()
+                home = _home(parts, place, pools).pool if parts else next(iter(pools), None)
+                if strays and home is not None:
+                    found.setdefault(home, set()).update(strays)
+        return {pool: tuple(sorted(strays)) for pool, strays in found.items()}
 
     def _node(self, seen: NodeSeen, strays: tuple[int, ...], divided: bool) -> Node:
         whole = {index for index, milli in seen.foreign.items() if milli >= GPU}.union(strays)
@@ -130,7 +165,7 @@ def machine_of(node: str) -> str:
 
 def divide(nodes: Iterable[NodeSeen], document: Document) -> PoolAssignment:
     """Assign the GPUs of every node to the pools of the document; GPUs of no pool are not offered."""
-    return PoolAssignment({seen.name: _parts(seen, document) for seen in nodes})
+    return PoolAssignment().changed(nodes, (), document)
 
 
 def sizes(nodes: Iterable[NodeSeen], document: Document) -> dict[str, int]:

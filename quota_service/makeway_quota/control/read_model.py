@@ -10,8 +10,8 @@ import asyncio
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from ..backends.base import NodeSeen
@@ -49,6 +49,13 @@ class NodeUse:
     """what can start here: 0 if the node is not ready or cordoned"""
     free_on: Mapping[int, int]
     """the same for each device"""
+    outside: tuple[int, ...] = ()
+    """devices that are in no pool any more and are held by work that counts here; they count until it ends"""
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """The devices of this pool, and those that its work still holds outside of every pool."""
+        return tuple(sorted((*self.seen.devices, *self.outside))) if self.outside else self.seen.devices
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,9 +211,9 @@ class ReadModels:
         self._take_nodes()
         document = self._world.document
         uses: dict[str, list[NodeUse]] = {pool.name: [] for pool in document.pools}
-        for seen in self._world.assignment.nodes:
-            if seen.pool in uses:
-                uses[seen.pool].append(self._uses[seen.name, seen.pool])
+        for (_, pool), use in self._uses.items():
+            if pool in uses:
+                uses[pool].append(use)
         shown = [use for nodes in uses.values() for use in nodes]
         counts = self._counts
         return ReadModel(
@@ -221,7 +228,7 @@ class ReadModels:
             held_by=dict(counts.held_by),
             workloads={key: many for key, many in counts.workloads.items() if many},
             sessions=dict(self._sessions),
-            total=sum(len(use.seen.devices) for use in shown),
+            total=sum(len(use.devices) for use in shown),
             used=sum(use.used for use in shown),
             free=sum(use.free for use in shown),
             virtual=any(use.seen.virtual for use in shown),
@@ -284,14 +291,40 @@ class ReadModels:
                 self._ledger.add(self._rows[id])
         self._judge()
         old, self._uses = self._uses, {}
-        for node in assignment.nodes:
+        before = self._assignment.parts if self._assignment is not None and self._document is document else {}
+        outside = {
+            machine: assignment.outside(machine, [(row, self._pools_of(row)) for row in held.values()])
+            for machine, held in self._on_node.items()
+            if held and (machine in self._stale or before.get(machine) != assignment.parts.get(machine))
+        }
+        self._stale |= outside.keys()
+        for node in (*assignment.nodes, *self._without_pool(outside, old)):
             use = old.get((node.name, node.pool))
             if use is None or node.name in self._stale or (use.seen is not node and use.seen != node):
                 held = self._on_node.get(node.name, {})
-                use = use_of(node, [self._judged(held[id]) for id in sorted(held)])
+                strays = outside.get(node.name, {}).get(node.pool, ())
+                use = use_of(node, [self._judged(held[id]) for id in sorted(held)], strays)
             self._uses[node.name, node.pool] = use
         self._stale.clear()
         self._document, self._assignment = document, assignment
+
+    def _pools_of(self, row: Workload) -> Sequence[str]:
+        """Return the pools of a workload's profile; all where the profile is gone, or names none."""
+        profile = self._world.document.profile(row.profile)
+        return (profile.pools if profile else ()) or tuple(pool.name for pool in self._world.document.pools)
+
+    def _without_pool(
+        self, outside: Mapping[str, Mapping[str, Sequence[int]]], old: Mapping[NodeKey, NodeUse]
+    ) -> Iterator[NodeSeen]:
+        """Yield machines that no pool takes, as they are while work of a pool runs on them: without GPUs of their own.
+
+        `outside` has those that changed.
+        """
+        for machine, seen in self._world.assignment.unassigned.items():
+            if machine in outside:
+                yield from (replace(seen, pool=pool, devices=()) for pool in outside[machine])
+            elif machine not in self._stale and self._on_node.get(machine):
+                yield from (use.seen for (name, _), use in old.items() if name == machine)
 
     def _judge(self) -> None:
         """Derive what is over quota now; the nodes of what was not, or is no more, are rebuilt."""
@@ -306,13 +339,14 @@ class ReadModels:
         return row if over == row.over_quota else row._replace(over_quota=over)
 
 
-def use_of(node: NodeSeen, rows: Sequence[Workload]) -> NodeUse:
+def use_of(node: NodeSeen, rows: Sequence[Workload], outside: tuple[int, ...] = ()) -> NodeUse:
     """Return what is used and free on the devices of a node, for every page and answer.
 
     Overbooked devices have 0 free, and so has every device of a node that is not ready or cordoned: nothing can start
-    there. What other pods hold of devices that are not known is taken off the last ones.
+    there. What other pods hold of devices that are not known is taken off the last ones. On devices `outside` of every
+    pool nothing can start; where devices are only counted, work there holds some of those that the node still shows.
     """
-    taken = dict.fromkeys(node.devices, 0)
+    taken = dict.fromkeys((*node.devices, *outside), 0)
     used = 0
     for row in rows:
         for place in row.placement:
@@ -326,9 +360,11 @@ def use_of(node: NodeSeen, rows: Sequence[Workload]) -> NodeUse:
             if index in taken:
                 taken[index] += ended.milli
     takes_work, unknown = node.ready and not node.cordoned, node.foreign_gpus
-    free = {}
-    for index, held in reversed(taken.items()):
+    free = dict.fromkeys(outside, 0)
+    if node.counted:
+        unknown += sum(taken[index] for index in outside)
+    for index, held in reversed([(index, taken[index]) for index in node.devices]):
         left = max(0, 1000 - held - node.foreign.get(index, 0)) if takes_work else 0
         free[index] = left - min(left, unknown)
         unknown -= min(left, unknown)
-    return NodeUse(node, tuple(rows), used, sum(free.values()), free)
+    return NodeUse(node, tuple(rows), used, sum(free.values()), free, outside)

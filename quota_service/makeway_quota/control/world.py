@@ -330,17 +330,20 @@ class World:
         known = self._view if self._active.are_current(rows) else self._new_view()
         return _with(self._snapshot(rows, now, known), known)
 
-    def proposed(self, rows: Mapping[str, Workload], now: float, document: Document) -> Callable[[], Snapshot]:
-        """Return a function that makes the snapshot of a document that is not in force, in any thread.
+    def proposed(
+        self, rows: Mapping[str, Workload], now: float, document: Document
+    ) -> Callable[[], tuple[Snapshot, PoolAssignment]]:
+        """Return a function that makes the snapshot and the pools of a document that is not in force, in any thread.
 
         The function looks at every row and node, so it must not run on the event loop.
         """
         nodes, view = tuple(self._nodes.values()), self._new_view()
         policies = self.accounting.applied(document.policies, document.settings.history_half_life)
 
-        def make() -> Snapshot:
-            view.show(rows, divide(nodes, document), document, now)
-            return _with(_plain(document, policies, now), view)
+        def make() -> tuple[Snapshot, PoolAssignment]:
+            assignment = divide(nodes, document)
+            view.show(rows, assignment, document, now)
+            return _with(_plain(document, policies, now), view), assignment
 
         return make
 

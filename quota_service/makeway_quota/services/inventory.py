@@ -105,7 +105,7 @@ class InventoryService:
             strategy=pool.strategy,
             capacity=None if pool.capacity is None else gpu(pool.capacity),
             virtual=any(use.seen.virtual for use in uses),
-            total=float(sum(len(use.seen.devices) for use in uses)),
+            total=float(sum(len(use.devices) for use in uses)),
             used=gpu(sum(use.used for use in uses)),
             free=gpu(sum(use.free for use in uses)),
             profiles=list(pool.profiles),
@@ -183,8 +183,9 @@ def node_model(use: NodeUse, teams: Teams = None) -> Node:
             index=index,
             free=gpu(use.free_on[index]),
             holders=held.get(index, []),
+            outside=index in use.outside,
         )
-        for index in seen.devices
+        for index in use.devices
     ]
     return Node.model_construct(
         name=seen.name,

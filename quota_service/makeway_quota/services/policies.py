@@ -8,8 +8,10 @@ from typing import Any
 import yaml
 from makeway_api.errors import MakewayError
 from makeway_api.models import PolicyCheck, PolicyIssue, PolicyRequest, PolicyVersion, Preview, WorkloadEffect
+from makeway_api.quantities import listed
 
-from ..engine.snapshot import Snapshot
+from ..control.pool_assignment import PoolAssignment
+from ..engine.snapshot import ADMITTED, Snapshot
 from ..policy import Document, Issue, PolicyInvalid, diff, read, warnings
 from ..store.errors import Conflict
 from ..store.records import NewDecision, Workload
@@ -87,7 +89,8 @@ class PolicyService:
         rows = await context.world.rows()
         now = context.clock()
         as_it_is, proposed = context.world.snapshot(rows, now), context.world.proposed(rows, now, document)
-        before, after = await context.preview(_both, as_it_is, proposed, rows, caller.manages_all)
+        pools = context.world.assignment
+        before, after, outside = await context.preview(_both, as_it_is, proposed, rows, pools, caller.manages_all)
         teams = context.managed_teams(caller)
         shown = rows if teams is None else {id: row for id, row in rows.items() if row.team in teams}
         waits = {id: message for id, (code, message) in after.waits.items() if before.waits.get(id, ("",))[0] != code}
@@ -96,6 +99,7 @@ class PolicyService:
             evicts=_effects(shown, after.evicts, before.evicts),
             waits=_effects(shown, waits, ()),
             refused=_effects(shown, after.refused, before.refused),
+            outside=_effects(shown, outside, ()),
         )
 
     async def apply(self, caller: Caller, request: PolicyRequest) -> PolicyVersion:
@@ -157,10 +161,32 @@ class PolicyService:
 
 
 def _both(
-    as_it_is: Snapshot, proposed: Callable[[], Snapshot], rows: Mapping[str, Workload], all_names: bool
-) -> tuple[Projection, Projection]:
+    as_it_is: Snapshot,
+    proposed: Callable[[], tuple[Snapshot, PoolAssignment]],
+    rows: Mapping[str, Workload],
+    pools: PoolAssignment,
+    all_names: bool,
+) -> tuple[Projection, Projection, dict[str, str]]:
+    """Return what happens anyway, what a document does, and what goes on outside of every pool with it."""
     before = projection(as_it_is, rows, all_names=all_names)
-    return before, projection(proposed(), rows, all_names=all_names)
+    snapshot, then = proposed()
+    after = projection(snapshot, rows, all_names=all_names)
+    return before, after, _outside(rows, pools, then, after.evicts)
+
+
+def _outside(
+    rows: Mapping[str, Workload], now: PoolAssignment, then: PoolAssignment, evicted: Collection[str]
+) -> dict[str, str]:
+    """Return the workloads that go on on GPUs which no pool has any more, with a sentence about where."""
+    found: dict[str, str] = {}
+    for row in rows.values():
+        if row.state in ADMITTED and row.id not in evicted:
+            lost = now.pooled(row.placement) - then.pooled(row.placement)
+            where = listed(f"GPU {index} of {node}" for node, index in sorted(lost))
+            if lost:
+                them = "which is then in no pool" if len(lost) == 1 else "which are then in no pool"
+                found[row.id] = f"It goes on on {where}, {them}, until it ends, and counts as before."
+    return found
 
 
 def _diff_of_teams(old: str, new: str, teams: Collection[str]) -> list[str]:

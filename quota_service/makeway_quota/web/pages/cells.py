@@ -74,6 +74,8 @@ def _words(device: Device, holder: Holder, owner: str, wide: int, tall: int) -> 
 def cell_tip(machine: Node, device: Device, look: Look) -> str:
     """Return what a cell shows in words; one line for each holder."""
     here = f"GPU {device.index} on {machine.name}"
+    if device.outside:
+        here += ", in no pool any more: nothing else starts on it"
     if not device.holders:
         if not machine.ready:
             return f"{here}: the node is not ready"
