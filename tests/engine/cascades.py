@@ -57,6 +57,8 @@ def avoidable(world: World, plan: Plan, preemptor: str, victim: str, engine: Eng
     if not returns(world, preemptor, gone, facts.live[victim], engine):
         return  # alone it would start without an eviction
     for group in minimal_sets(facts, facts.live[preemptor]):
+        if {w.id for w in group} == {each.id for each in mine}:
+            continue  # its members were in each other's way
         back = [w.id for w in group if returns(world, preemptor, group, w, engine)]
         assert back, f"I11: {[w.id for w in group]} would have led to no cascade, after {plan}"
 

@@ -108,7 +108,7 @@ def is_legal(facts: Facts, after: State, w: Workload, pool: str, group: Sequence
     """Whether a set can be evicted in some order by rules 5.1 and 5.7."""
     units = [unit for each in group for unit in each.units]
     if len(units) > MOST_ORDERS:
-        units.sort(key=lambda unit: (_own(facts, w, pool, unit.victim, own), unit.amount))
+        units.sort(key=lambda unit: (owns(facts, w, pool, unit.victim, own), unit.amount))
         return _legal(facts, after, w, pool, units, own)
     return any(_legal(facts, after, w, pool, order, own) for order in permutations(units))
 
@@ -116,13 +116,13 @@ def is_legal(facts: Facts, after: State, w: Workload, pool: str, group: Sequence
 def _legal(facts: Facts, after: State, w: Workload, pool: str, order: Sequence[Unit], own: bool) -> bool:
     gone: list[Unit] = []
     for unit in order:
-        if not _own(facts, w, pool, unit.victim, own) and not above(facts, after, w, pool, unit, gone):
+        if not owns(facts, w, pool, unit.victim, own) and not above(facts, after, w, pool, unit, gone):
             return False
         gone.append(unit)
     return True
 
 
-def _own(facts: Facts, w: Workload, pool: str, victim: Workload, firm: bool) -> bool:
+def owns(facts: Facts, w: Workload, pool: str, victim: Workload, firm: bool) -> bool:
     """Whether a victim of the own team may leave whatever the team uses: for `firm` work, or for a higher priority."""
     if victim.policy != w.policy:
         return False
@@ -170,6 +170,7 @@ def above(facts: Facts, state: State, w: Workload, pool: str, unit: Unit, gone: 
 def _used(
     facts: Facts, state: State, w: Workload, pool: str, policy: str, line: QuotaLine, gone: Sequence[Unit]
 ) -> int:
-    own = facts.request(w) if policy in _names(facts, w) and line.covers(pool) else 0
+    asks = w.id not in state.held and policy in _names(facts, w) and line.covers(pool)
+    own = facts.request(w) if asks else 0
     less = sum(u.amount for u in gone if policy in _names(facts, u.victim) and line.covers(u.pool))
     return state.usage(policy, line) + own - less

@@ -180,7 +180,7 @@ def no_victim_is_needless(facts: Facts, plan: Plan, after: State) -> None:
     if facts.static:
         return
     ours = [facts.live[w.id] for w in plan.pending if w.nomination and w.nomination != facts.live[w.id].nomination]
-    where = {w.id: _pools_of_nomination(facts, plan, after, w) for w in ours}
+    where = {w.id: pools_of_nomination(facts, plan, after, w) for w in ours}
     for each in (*plan.evict, *plan.move):
         victim = facts.live[each.id]
         pool = facts.pool(victim.placement)
@@ -199,7 +199,7 @@ def no_victim_is_needless(facts: Facts, plan: Plan, after: State) -> None:
             continue
         for choice in product(*(where[w.id] for w in ours)):
             asking = list(zip(ours, choice, strict=True))
-            if _all_within_caps(facts, spared, victim, pool, asking) and not _claimed(facts, plan, spared, asking):
+            if all_within_caps(facts, spared, victim, pool, asking) and not _claimed(facts, plan, spared, asking):
                 assert not facts.all_fit(spared.rooms(), asking), f"I4: {each} is needless in {plan}"
 
 
@@ -223,7 +223,7 @@ def _but(state: State, w: Workload) -> State:
     return State(state.facts, {name: each for name, each in state.held.items() if name != w.id})
 
 
-def _pools_of_nomination(facts: Facts, plan: Plan, after: State, w: Workload) -> list[str]:
+def pools_of_nomination(facts: Facts, plan: Plan, after: State, w: Workload) -> list[str]:
     """Return the pools in which a nominated workload could be nominated as well: its own, or where it is in quota."""
     own = facts.pool(after.held[w.id][1])
     others = State(facts, {name: each for name, each in after.held.items() if name != w.id})
@@ -232,7 +232,7 @@ def _pools_of_nomination(facts: Facts, plan: Plan, after: State, w: Workload) ->
     return [own, *(pool for pool in able if pool != own)]
 
 
-def _all_within_caps(
+def all_within_caps(
     facts: Facts, spared: State, victim: Workload, pool: str, asking: Sequence[tuple[Workload, str]]
 ) -> bool:
     """Whether limits and capacities have room for a victim that stays and all who would start in these pools."""

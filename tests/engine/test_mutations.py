@@ -307,9 +307,21 @@ EDITS = (
     ),
     Edit(
         "rules/reclaim.py",
-        "if not returns or not any_returns(",
-        "if True or not any_returns(",
+        'if back == "none":',
+        "if True:",
         "no victim returns at once by evicting another",
+    ),
+    Edit(
+        "rules/victims/returning.py",
+        "back = bool(rest) and ",
+        "back = False and ",
+        "nor by evicting what it made way for",
+    ),
+    Edit(
+        "cycle/relocation.py",
+        "or (find(pool, queue.need, True) if in_quota else ())",
+        "or ()",
+        "nothing starts where a victim in quota returns",
     ),
     Edit(
         "rules/consolidation.py",

@@ -26,7 +26,9 @@ def relocate(builder: PlanBuilder, queues: PendingQueues) -> bool:
     waiting = [(queues.queue_of(w), w) for w in stopped if cannot_start_at_all(cluster, w) is None]
     waiting = [(queue, workload) for queue, workload in waiting if queue.total]
     waiting.sort(key=lambda each: _place_in_order(cluster, *each))
-    found = [workload for queue, workload in waiting if _relocated(builder, queue, workload)]
+    preemptors = {each.preemptor for each in builder.evicted.values()}
+    preemptors |= {each.preemptor for each in builder.moved.values()}
+    found = [workload for queue, workload in waiting if _relocated(builder, queue, workload, preemptors)]
     return bool(found)
 
 
@@ -42,7 +44,8 @@ def _in_quota(queue: Queue, pool: PoolState) -> bool:
     return bool(lines) and all(line.future + queue.total <= line.quota.reserved for line in lines)
 
 
-def _relocated(builder: PlanBuilder, queue: Queue, workload: Workload) -> bool:
+def _relocated(builder: PlanBuilder, queue: Queue, workload: Workload, preemptors: set[str]) -> bool:
+    """Move a victim if it gets room; none of the `preemptors` makes way for it."""
     cluster = builder.cluster
     able = [
         pool
@@ -54,7 +57,7 @@ def _relocated(builder: PlanBuilder, queue: Queue, workload: Workload) -> bool:
             _move(builder, queue, workload, parts)
             return True
     for pool in able if builder.progress.withdrawn_starts < MOST_WITHDRAWN else ():
-        later = _later_starts(builder, queue, workload, pool)
+        later = _later_starts(builder, queue, workload, pool, preemptors)
         if later is not None:
             for start in later:
                 put_back(builder, start)
@@ -73,14 +76,14 @@ def _room(cluster: Cluster, queue: Queue, pool: PoolState, in_quota: bool) -> tu
     return find(pool, queue.need) or (find(pool, queue.need, True) if in_quota else ())
 
 
-def _later_starts(builder: PlanBuilder, queue: Queue, workload: Workload, pool: PoolState) -> list[Allocation] | None:
+def _later_starts(
+    builder: PlanBuilder, queue: Queue, workload: Workload, pool: PoolState, preemptors: set[str]
+) -> list[Allocation] | None:
     """Return starts of this plan in a pool, later in the order, without which a victim has room; None if none do.
 
-    No workload for which others are evicted is among them.
+    No workload for which others are evicted (`preemptors`) is among them.
     """
     cluster = builder.cluster
-    preemptors = {each.preemptor for each in builder.evicted.values()}
-    preemptors |= {each.preemptor for each in builder.moved.values()}
     started = [cluster.allocations[name] for name in sorted(builder.started) if name not in preemptors]
     light = queue.need.cpu or queue.need.memory  # then what requests no GPUs may be in the way, too
     fresh = [a for a in started if a.pool is pool and (a.amount or light) and _may_wait(cluster, a)]

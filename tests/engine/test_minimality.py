@@ -1,0 +1,96 @@
+"""Compare how much a plan stops with the least that an exhaustive search finds, in small worlds played to rest."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from copy import copy
+from random import Random
+
+import pytest
+from engine.engines import ENGINES, Engine
+from engine.facts import Facts
+from engine.fewest import cheaper_sets
+from engine.legal_sets import Leaving
+from engine.small_worlds import small_world
+from makeway_quota.engine import Plan
+from worlds import World
+
+ROUNDS = 40
+WORLDS = int(os.environ.get("MINIMALITY", "60"))
+"""So many worlds with an eviction are compared."""
+MOST = 0.01
+"""In so many of them a plan may stop more than needed: where the search goes by the order of rule 3."""
+
+
+def stops_too_much(world: World, engine: Engine) -> bool | None:
+    """Whether a plan stops more than needed while a world comes to rest; None if nothing is evicted in it."""
+    world.engine, found = engine, None
+    for _ in range(ROUNDS):
+        before, plan = _copy(world), world.plan()
+        if plan.evict or any(move.rule == "shrink" for move in plan.move):
+            found = bool(found) or _could_stop_less(before, plan)
+        world.apply(plan)
+        world.now += 1
+        if not plan.acts and not world.named("checkpointing"):
+            return found
+        world.release()
+    raise AssertionError("the world does not come to rest")
+
+
+def _could_stop_less(world: World, plan: Plan) -> bool:
+    """Whether a cheaper set would do, none of whose members returns at once by evicting (rule 5.4 a)."""
+    facts = Facts(world.snapshot())
+    served = [s.id for s in plan.start] + [w.id for w in plan.pending if w.nomination]
+    returning = False
+    for group in cheaper_sets(facts, plan):
+        if not _returns(world, served, group):
+            return True
+        returning = True
+    return returning and _any_returns(world, served, [each.id for each in plan.evict])
+
+
+def _returns(world: World, served: Iterable[str], group: Iterable[Leaving]) -> bool:
+    return _any_returns(world, served, [each.victim.id for each in group if not each.kept])
+
+
+def _any_returns(world: World, served: Iterable[str], stopped: list[str]) -> bool:
+    return any(_evicts(world, served, stopped, name) for name in stopped)
+
+
+def _evicts(world: World, served: Iterable[str], stopped: list[str], name: str) -> bool:
+    """Whether a victim, the only one of those that are stopped that waits, evicts once the others have started."""
+    other, kept = _copy(world), {*served, name}
+    waiting = [w.id for w in world.workloads.values() if w.state == "pending" and w.id not in kept]
+    other.end(*waiting, *(each for each in stopped if each != name), state="cancelled")
+    other.change(name, state="checkpointing", evicted_for=next(iter(served)), deadline=other.now)
+    for _ in range(ROUNDS):
+        other.release()
+        plan = other.plan()
+        if any(each.preemptor == name for each in plan.evict):
+            return True
+        if not plan.acts:
+            return False
+        other.apply(plan)
+        other.now += 1
+    return True
+
+
+def _copy(world: World) -> World:
+    other = copy(world)
+    other.nodes, other.workloads, other.plans = dict(world.nodes), dict(world.workloads), []
+    return other
+
+
+@pytest.mark.covers("F16", "F17")
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_plans_rarely_stop_more_than_the_least_that_would_do(engine: str) -> None:
+    compared, too_much, seed = 0, [], 0
+    while compared < WORLDS:
+        judged = stops_too_much(small_world(Random(seed)), ENGINES[engine])
+        compared += judged is not None
+        too_much += [seed] if judged else []
+        seed += 1
+    print(f"{len(too_much)} of {compared} worlds with evictions stop more than needed: {too_much}")
+    assert len(too_much) <= max(1, MOST * compared)
