@@ -10,18 +10,19 @@ from pathlib import Path
 import pytest
 from accounts import PASSWORD, accounts, as_user, shared_portal
 from hub.portal import Portal, until
+from makeway_api.models import JobRequest
 from makeway_hub import checks
 from makeway_hub.settings import read
 from makeway_hub.users import is_root, unix_groups
 
 pytestmark = [pytest.mark.root, pytest.mark.e2e]
-ANA, BO = "mkw-una", "mkw-duo"
+ANA, BO, TRI = "mkw-una", "mkw-duo", "mkw-Tri"
 
 
 @pytest.fixture(scope="module")
 def accounts_of_teams() -> Iterator[None]:
-    """Create two accounts with a password, each in the Unix group of a team."""
-    with accounts({ANA: "mkw-rnd", BO: "mkw-devops"}):
+    """Create accounts with a password, each in the Unix group of a team."""
+    with accounts({ANA: "mkw-rnd", BO: "mkw-devops", TRI: "mkw-devops"}):
         yield
 
 
@@ -52,6 +53,21 @@ def test_unix_groups_are_teams_and_notebooks_belong_to_the_account(shared: Porta
     assert os.readlink(process(shared, ANA) / "cwd") == entry.pw_dir
     environ = (process(shared, ANA) / "environ").read_bytes().decode().split("\0")
     assert f"HOME={entry.pw_dir}" in environ
+
+
+def test_an_account_with_capitals_is_the_hubs_user_in_small_letters(shared: Portal) -> None:
+    name = TRI.lower()
+    for typed in (TRI, name):
+        tri = shared.browser(typed, PASSWORD)
+        assert 'value="devops/gpu1"' in tri.get("/hub/spawn").text
+    shared.pick(tri, choice="devops/gpu1")
+    until(lambda: (shared.server(name) or {}).get("ready"), "the notebook is up")
+    entry = pwd.getpwnam(TRI)
+    assert f"Uid:\t{entry.pw_uid}\t{entry.pw_uid}" in (process(shared, name) / "status").read_text()
+    with shared.client(shared.user_token(name)) as client:
+        job = client.submit(JobRequest(team="devops", profile="gpu1", command=["sh", "-c", "id -un; echo $HOME"]))
+        until(lambda: client.job(job.id).state.ended, "its job has ended")
+        assert client.logs(job.id).text == f"{TRI}\n{entry.pw_dir}\n"
 
 
 def test_tokens_and_secrets_are_private_to_their_accounts(shared: Portal) -> None:
