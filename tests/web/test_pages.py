@@ -10,7 +10,7 @@ from typing import Any
 import httpx2
 import pytest
 from makeway_api.models import Attempt, Checkpoint, Reason, State
-from makeway_quota.store.records import Change
+from makeway_quota.store.records import Change, Notice
 from web.portal import EVIL, PEOPLE, PREFIX, Portal
 
 OUTSIDE = re.compile(r"""(?:src|href|action|url\()\s*=?\s*["'(]?\s*(?:https?:)?//""", re.IGNORECASE)
@@ -395,3 +395,27 @@ async def test_the_decision_log_names_jobs_that_have_ended(web: Portal) -> None:
     for path in ("live/panel", "decisions", "live/teams/rnd"):
         text = (await browser.get(f"{PREFIX}{path}")).text
         assert f'href="{PREFIX}jobs/{id}">the name of it</a>' in text, path
+
+
+@pytest.mark.covers("N33")
+async def test_the_panel_tells_administrators_what_does_not_end(web: Portal, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = await busy(web)
+    store = web.run.service.components.store
+    assert "h-hanging" not in check(await (await web.browser("root")).get(PREFIX))
+    notice = Notice("it makes way", time.time() - 500, time.time() - 400)
+    monkeypatch.setattr(web.services.context.world.times, "of", lambda row: row)  # as if it had been seen before
+    monkeypatch.setattr(web.run.service.loop, "cycle", no_cycle)
+    store.commit([Change(ids[0], {"state": "checkpointing", "notice": notice})], [], now=time.time())
+    text = (await (await web.browser("root")).get(f"{PREFIX}live/panel")).text
+    shown = words(text)
+    assert "Does not end 1" in shown
+    assert "3 GPUs on virtual-1" in shown
+    assert "not by this replica" in shown
+    assert "The kernel cannot end it" in shown
+    assert f'<a href="{PREFIX}jobs/{ids[0]}">&lt;script&gt;' in text
+    for person in ("ana", "lead", "bo"):
+        assert "h-hanging" not in (await (await web.browser(person)).get(f"{PREFIX}live/panel")).text, person
+
+
+async def no_cycle(explain: bool = True) -> bool:
+    return False

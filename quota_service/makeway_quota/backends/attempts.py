@@ -52,6 +52,8 @@ class LocalAttempt:
         self.process: Process | None = None
         self.spawning = False
         self.tries = 0
+        self.end_tries = 0
+        """how often what is left of it was killed"""
         self.forgotten = False
         self._claim: dict[str, Any] | None = None
         self._notice: NoticeOrder | None = None
@@ -218,6 +220,7 @@ class LocalAttempt:
         at = time.monotonic()
         late = self._leave_by is not None and at > self._leave_by + PATIENCE
         if self.process is not None and (late or (self._kill_at is not None and at > self._kill_at + KILL_PATIENCE)):
+            self.end_tries += 1
             self.process.send(signal.SIGKILL)
 
     def _was_ended_by_us(self) -> bool:

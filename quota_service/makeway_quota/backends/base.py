@@ -157,6 +157,21 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
+class EndTries:
+    """What was done so far to end what is left of a workload, by this process; times are Unix seconds."""
+
+    targets: tuple[str, ...] = ()
+    """the pods, processes or servers that are left, in words"""
+    tries: int = 0
+    next_at: float | None = None
+    """when it is tried again, where that is known"""
+    problem: str = ""
+    """why the last try was refused, or is not done yet"""
+    namespace: str = ""
+    """of pods"""
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerPlace:
     """The node and devices of one worker: devices by index, milli-GPUs on each."""
 

@@ -22,6 +22,8 @@ class Ending:
     """why the machines could not be removed at the last try"""
     pause: float = 0.0
     """the seconds before the last try"""
+    tries: int = 0
+    """how often the machines were removed, or that was tried"""
 
     def try_again(self, now: float, first: float) -> None:
         """Make the next removal wait for twice as long as this one did; `first` seconds the first time."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from .attempts import PATIENCE, TRIES, LocalAttempt
-from .base import BackendError, BackendUnavailable, Key, NodeSeen, NoticeOrder, Seen, StartOrder
+from .base import BackendError, BackendUnavailable, EndTries, Key, NodeSeen, NoticeOrder, Seen, StartOrder
 from .gpus import nodes_here
 from .held_devices import holding
 from .jobdir import AttemptFiles, Layout, read_order, remove_order, write_order
@@ -159,6 +159,14 @@ class LocalBackend:
             known.forgotten = True
             await self._change(lambda: self._drop(known))
 
+    def end_tries(self, workload: str) -> EndTries | None:
+        """Return what was done to end what is left of a workload; None where nothing is."""
+        left = [each for each in self._attempts.values() if each.workload == workload and not each.ended]
+        if not left:
+            return None
+        pids = [f"process {each.process.pid}" for each in left if each.process is not None]
+        return EndTries(tuple(pids), max(each.end_tries for each in left), self._clock() + self._every)
+
     async def log(self, workload: str, attempt: int, offset: int, size: int) -> tuple[bytes, int]:
         """Read an attempt's log; inside `log_gap` there is nothing to read."""
         return await self._read(workload, attempt, lambda files: files.log(offset, size))
@@ -294,6 +302,8 @@ class LocalBackend:
         """Kill what is left of attempts without a launcher, and write down how they ended."""
         left = sweep({attempt.mark: attempt.files.uid for attempt in gone})
         over = [attempt for attempt in gone if attempt.mark not in left]
+        for attempt in gone:
+            attempt.end_tries += attempt.mark in left
         alone = [attempt for attempt in over if self._look(attempt, lambda a: a.vanished)]
         others = [each for each in self._attempts.values() if each not in gone]
         running = sum(each.process is not None and not each.ended for each in others)

@@ -18,7 +18,7 @@ from typing import Protocol
 from makeway_api.durations import duration
 
 from ..policy import Document
-from .base import AttemptSeen, BackendError, Key, NodeSeen, NoticeOrder, Phase, Seen, StartOrder
+from .base import AttemptSeen, BackendError, EndTries, Key, NodeSeen, NoticeOrder, Phase, Seen, StartOrder
 from .channel import Channel
 from .known_attempts import Ending, Known
 from .machines import GONE, Machines
@@ -112,6 +112,14 @@ class RemoteBackend(ABC):
     async def remove(self, workload: str, attempt: int) -> None:
         """Remove an attempt's machines with everything on them; a repetition does nothing."""
 
+    def end_tries(self, workload: str) -> EndTries | None:
+        """Return what was done to end what is left of a workload; None where nothing was ordered by this process."""
+        endings = [ending for key, ending in sorted(self._known.endings.items()) if key[0] == workload]
+        if not endings:
+            return None
+        last = endings[-1]
+        return EndTries((), last.tries, self._clock() + last.remove_at - self._monotonic(), last.problem)
+
     def cut_off(self) -> Mapping[Key, tuple[int, str]]:
         """Return attempts that are lost with a machine before `lost_after`: the worker that is silent, and why."""
         return {}
@@ -174,6 +182,7 @@ class RemoteBackend(ABC):
 
     async def _remove(self, key: Key, ending: Ending) -> None:
         """Remove machines whose time is over; where they stay, again and again, less and less often."""
+        ending.tries += 1
         try:
             await self.remove(*key)
         except BackendError as error:

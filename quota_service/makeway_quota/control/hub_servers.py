@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from ..backends.base import EndTries
 from ..wording import duration
 from .hub_client import HubApi, HubUnreachable, HubUnreadable
 
@@ -54,6 +55,7 @@ class _Stopping:
         self.server = server
         self.since = self.warned_at = self.ask_at = now
         self.why = ""
+        self.tries = 0
 
 
 class HubServers:
@@ -77,6 +79,8 @@ class HubServers:
         self._answers: dict[Server, _Answer] = {}
         self._asking: asyncio.Task[None] | None = None
         self._stopping: dict[str, asyncio.Task[None]] = {}
+        self._stops: dict[str, _Stopping] = {}
+        """by session, those of `_stopping`"""
         self._gone: set[str] = set()
         self._slots = asyncio.Semaphore(SLOTS)
 
@@ -159,6 +163,7 @@ class HubServers:
         """Go on stopping exactly these servers, by session id; return the sessions whose server is gone."""
         for id in [id for id in self._stopping if id not in wanted]:
             self._stopping.pop(id).cancel()
+            self._stops.pop(id, None)
         self._gone &= wanted.keys()
         loop = asyncio.get_running_loop()
         for id, server in wanted.items():
@@ -168,9 +173,18 @@ class HubServers:
                 task.add_done_callback(_log_failure)
         return set(self._gone)
 
+    def end_tries(self, id: str, now: float) -> EndTries | None:
+        """Return what was done to stop the server of a session; `now` in Unix seconds."""
+        stopping = self._stops.get(id)
+        if stopping is None:
+            return None
+        user, name = stopping.server
+        server = f"server “{name or 'default'}” of {user}"
+        return EndTries((server,), stopping.tries, now + stopping.ask_at - self._clock(), stopping.why)
+
     async def _stop(self, id: str, server: Server) -> None:
         """Stop one server and wait until the Hub lists it no more, however long that takes."""
-        stopping = _Stopping(server, self._clock())
+        stopping = self._stops[id] = _Stopping(server, self._clock())
         pause = self._poll
         while not await self._press(stopping):
             if not self._may_act():
@@ -188,6 +202,7 @@ class HubServers:
             async with self._slots:
                 if self._clock() >= stopping.ask_at and self._may_act():
                     stopping.ask_at = self._clock() + TRY_AGAIN
+                    stopping.tries += 1
                     await self._hub.stop_server(user, name)
                     stopping.ask_at = self._clock() + STOP_AGAIN
                 stopping.why = "the Hub still lists it"

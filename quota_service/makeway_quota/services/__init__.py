@@ -15,6 +15,7 @@ from .caller import Caller
 from .context import Context
 from .event_feed import EventFeed
 from .growth import GrowthService
+from .hanging import HangingService
 from .inventory import InventoryService
 from .job_access import JobAccess
 from .jobs import JobService
@@ -48,6 +49,7 @@ class Services:
     audit: AuditService
     attempts: AttemptService
     storage: StorageService
+    hanging: HangingService
     growth: GrowthService
 
     @classmethod
@@ -72,6 +74,7 @@ class Services:
             audit=AuditService(context, feed),
             attempts=AttemptService(context, parts.channel),
             storage=StorageService(context, access),
+            hanging=HangingService(context, parts.servers),
             growth=GrowthService(context),
         )
 

@@ -96,6 +96,14 @@ class AttemptPods:
         """Return the pods of an attempt that are listed."""
         return list(self._by_key.get(key, {}).values())
 
+    def key_of(self, name: str) -> Key | None:
+        """Return the attempt of a pod that is listed."""
+        return self._key_of.get(name)
+
+    def keys_of(self, workload: str) -> list[Key]:
+        """Return the attempts of a workload that have pods, in order."""
+        return sorted(key for key in self._by_key if key[0] == workload)
+
     def known(self, key: Key) -> list[JobPod]:
         """Return the pods of an attempt that are listed, and the last states of those that are no more."""
         left = self._left.get(key)

@@ -10,13 +10,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from makeway_api.durations import duration
 from makeway_api.pod_labels import INSTANCE, MANAGED_BY, MANAGER
 
 from ...policy import Document
-from ..base import BackendError, BackendRefusal, BackendUnavailable, Key, NodeSeen, StartOrder
+from ..base import BackendError, BackendRefusal, BackendUnavailable, EndTries, Key, NodeSeen, StartOrder
 from ..machines import Machines
 from ..remote import LOST_AFTER, REPORT_WITHIN, RemoteBackend
 from .attempt_pods import AttemptPods
@@ -104,7 +105,9 @@ class KubernetesBackend(RemoteBackend):
         self._create = partial(create_once, client, settings)
         self._creating = asyncio.Semaphore(AT_ONCE)
         self._tokens = TokenSecrets(partial(client.create, f"{self._namespace}/secrets"), settings.instance)
-        self._removals = Removals(client, f"{self._namespace}/pods", settings.instance, lambda: self._may_act())
+        self._removals = Removals(
+            client, f"{self._namespace}/pods", settings.instance, lambda: self._may_act(), monotonic
+        )
         self.folders = CheckpointFolders(client, settings, tolerations, lambda: self._may_act(), monotonic)
         self.durable_checkpoints = bool(settings.checkpoint_claim)
         self._events = PodEvents(client, settings.namespace, lambda: self._may_act())
@@ -188,6 +191,7 @@ class KubernetesBackend(RemoteBackend):
             self._removals.drop()
         usable = {name: node.ready for name, node in self.inventory.nodes.objects.items()}
         pooled = {name: node.ready for name, node in self.inventory.seen().items() if node.pool}
+        self._removals.look_after(self._listed, self._is_ending, self._check_reachable)
         self._dead_nodes.look(pooled, followed=not self.problem)
         if self._may_act():
             await record_final_reports(self.channel, self.attempt_pods, reported)
@@ -278,6 +282,21 @@ class KubernetesBackend(RemoteBackend):
         await super().forget(workload, attempt)
         self.attempt_pods.forget((workload, attempt))
 
+    def end_tries(self, workload: str) -> EndTries | None:
+        """Return what was done to end the pods that are left of a workload; None where there are none."""
+        pods = [pod for key in self.attempt_pods.keys_of(workload) for pod in self.attempt_pods.of(key) if pod.present]
+        found, asked = super().end_tries(workload), self._removals.asked(pod.name for pod in pods)
+        if not pods:
+            return found
+        targets, space = tuple(f"pod {pod.name}" for pod in pods), self.settings.namespace
+        problem = next((each.problem for each in asked if each.problem), "")
+        if found is not None:
+            return replace(found, targets=targets, problem=found.problem or problem, namespace=space)
+        if not asked:
+            return EndTries(targets, namespace=space)
+        next_at = self._clock() + min(each.next_at for each in asked) - self._monotonic()
+        return EndTries(targets, max(each.tries for each in asked), next_at, problem, space)
+
     def cut_off(self) -> Mapping[Key, tuple[int, str]]:
         """Return the attempts with a silent worker on a dead node."""
         found: dict[Key, tuple[int, str]] = {}
@@ -307,6 +326,15 @@ class KubernetesBackend(RemoteBackend):
         return list(filter(None, [await self._homes.home_notice(owner, paths)]))
 
     # -- inside
+
+    def _listed(self, name: str) -> str | None:
+        """Return the UID of a pod that is listed."""
+        pod = self.pods.objects.get(f"{self.settings.namespace}/{name}")
+        return None if pod is None else pod.uid
+
+    def _is_ending(self, name: str) -> bool:
+        """Whether the end of the attempt of a pod was ordered, so that its pods are removed again for that."""
+        return self.attempt_pods.key_of(name) in self._known.endings
 
     def _grace(self, pod: JobPod) -> int | None:
         """Return the seconds that a pod gets when it is deleted; None: its own, in which its job saves.

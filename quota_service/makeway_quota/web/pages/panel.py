@@ -12,6 +12,7 @@ from fastapi import APIRouter, Request, Response
 from makeway_api.models import Decision, Node, Pool, TeamUsage, Usage
 
 from ...services import Caller, Services
+from ...services.hanging import Hanging
 from ...services.listing import Listing, ListQuery
 from ..dependencies import TheServices
 from ..settings import WebSettings
@@ -49,6 +50,8 @@ class Panel:
     """the only team that the page is about, if it is about one"""
     names: Mapping[str, str] = field(default_factory=dict)
     """names of the workloads that the page mentions, by id"""
+    hanging: Sequence[Hanging] = ()
+    """what should have ended and does not; for administrators"""
 
     @property
     def many_teams(self) -> bool:
@@ -86,12 +89,13 @@ def panel_part(services: Services, caller: Caller, settings: WebSettings) -> Par
 async def gather(services: Services, caller: Caller, settings: WebSettings, team: str | None = None) -> Panel:
     """Return the panel; `team` narrows it to one team."""
     alone = services.context.visible_teams(caller) == ()  # else the part is shared by all who see these teams
-    usage, pools, waiting, running, decisions = await asyncio.gather(
+    usage, pools, waiting, running, decisions, hanging = await asyncio.gather(
         services.usage.usage(caller),
         services.inventory.pools(caller),
         services.listings.listing(caller, ListQuery("waiting", team=team or "", lines=SHOWN, own=alone)),
         services.listings.listing(caller, ListQuery("running", team=team or "", lines=SHOWN, own=alone)),
         services.audit.decisions(caller, None, team, LOGGED, None, own=alone),
+        services.hanging.hanging(caller),
     )
     shown = await services.context.call(holding, [node for pool in pools for node in pool.nodes])
     return Panel(
@@ -105,7 +109,10 @@ async def gather(services: Services, caller: Caller, settings: WebSettings, team
         scale=bar_scale(list(usage.teams), usage.total),
         shown=shown,
         team=team,
-        names=await services.listings.names([decision.workload for decision in decisions if decision.workload]),
+        names=await services.listings.names(
+            [decision.workload for decision in decisions if decision.workload] + [each.workload for each in hanging]
+        ),
+        hanging=[each for each in hanging if team is None or each.team == team],
     )
 
 

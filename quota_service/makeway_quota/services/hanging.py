@@ -1,0 +1,125 @@
+"""List what should have ended and does not: where it hangs, since when, what was tried, and what can be done.
+
+What counts is `stuck_after` beyond the deadline, as in the engine. Only the leader knows what was tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from ..backends.base import EndTries
+from ..backends.local import LocalBackend
+from ..backends.remote import RemoteBackend
+from ..control.hub_servers import HubServers
+from ..store.records import Workload
+from ..wording.remedies import Place, remedy
+from .caller import Caller
+from .context import Context
+from .times import at
+from .views import gpu
+
+
+@dataclass(frozen=True, slots=True)
+class Hanging:
+    """What is left of one workload, `since` when it should have ended (None: longer than this process knows)."""
+
+    workload: str
+    name: str
+    kind: str
+    team: str
+    owner: str
+    nodes: tuple[str, ...]
+    gpus: float
+    since: datetime | None
+    targets: tuple[str, ...]
+    tries: int
+    next_at: datetime | None
+    problem: str
+    remedy: str
+
+
+@dataclass(slots=True)
+class _Left:
+    """What hangs of a workload: milli-GPUs by node, and the earliest deadline in Unix seconds."""
+
+    held: dict[str, int]
+    deadline: float
+
+
+class HangingService:
+    """Answers for administrators, from what the cycle knows."""
+
+    def __init__(self, context: Context, servers: HubServers | None) -> None:
+        self._context = context
+        self._servers = servers
+
+    async def hanging(self, caller: Caller) -> list[Hanging]:
+        """Return what hangs, the longest first; nothing to others than administrators."""
+        if not caller.admin:
+            return []
+        context = self._context
+        rows = await context.world.watched()
+        left = self._evicted(rows) | self._outliving()
+        order = sorted(left, key=lambda id: (left[id].deadline, id))
+        known = {id: row for id in order if (row := rows.get(id) or await context.world.row(id)) is not None}
+        return [self._entry(id, left[id], known.get(id)) for id in order]
+
+    def _before(self) -> float:
+        return self._context.clock() - self._context.document.settings.stuck_after
+
+    def _evicted(self, rows: Mapping[str, Workload]) -> dict[str, _Left]:
+        """Return the victims that hold their GPUs still."""
+        found: dict[str, _Left] = {}
+        for id, row in rows.items():
+            notice = self._context.world.times.of(row).notice if row.state == "checkpointing" else None
+            if notice is not None and row.notice is not None and notice.deadline <= self._before():
+                held: dict[str, int] = {}
+                for place in row.placement:
+                    held[place.node] = held.get(place.node, 0) + sum(place.milli)
+                found[id] = _Left(held, row.notice.deadline)
+        return found
+
+    def _outliving(self) -> dict[str, _Left]:
+        """Return what outlives its attempt."""
+        found: dict[str, _Left] = {}
+        for node in self._context.world.seen.nodes:
+            for each in node.terminating:
+                if each.deadline <= self._before():
+                    entry = found.setdefault(each.workload, _Left({}, each.deadline))
+                    held = entry.held.get(node.name, 0) + each.milli * len(each.devices)
+                    entry.held[node.name], entry.deadline = held, min(entry.deadline, each.deadline)
+        return found
+
+    def _entry(self, id: str, left: _Left, row: Workload | None) -> Hanging:
+        tries = self._tries(id, row) or EndTries()
+        nodes = tuple(sorted(left.held))
+        seen = self._context.world.observed.nodes
+        down = [name for name in nodes if name in seen and not seen[name].ready]
+        place: Place = "session" if row is not None and row.kind == "session" else self._place
+        return Hanging(
+            workload=id,
+            name=row.name if row is not None else "",
+            kind=row.kind if row is not None else "job",
+            team=(row.team or "") if row is not None else "",
+            owner=row.owner if row is not None else "",
+            nodes=nodes,
+            gpus=gpu(sum(left.held.values())),
+            since=at(left.deadline) if left.deadline else None,
+            targets=tries.targets,
+            tries=tries.tries,
+            next_at=at(tries.next_at) if tries.next_at is not None else None,
+            problem=tries.problem,
+            remedy=remedy(place, tries.targets, down, tries.namespace),
+        )
+
+    @property
+    def _place(self) -> Place:
+        return "pod" if isinstance(self._context.backend, RemoteBackend) else "process"
+
+    def _tries(self, id: str, row: Workload | None) -> EndTries | None:
+        if row is not None and row.kind == "session" and self._servers is not None:
+            return self._servers.end_tries(id, self._context.clock())
+        backend = self._context.backend
+        return backend.end_tries(id) if isinstance(backend, RemoteBackend | LocalBackend) else None

@@ -1,0 +1,126 @@
+"""What should have ended and does not is listed for administrators: where, since when, what was tried, what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from makeway_quota.backends.kubernetes.removals import FIRST_PAUSE, LONGEST_PAUSE, PodRemoval
+from makeway_quota.services.hanging import Hanging
+from makeway_quota.wording.remedies import remedy
+from running import PEOPLE
+from simulated_pods import EPOCH, Habits, SimulatedCluster, Site
+
+POLICY = """
+version: 1
+pools: [{name: p}]
+profiles: [{name: one, gpus: 1, pools: [p], policies: [[rnd, devops]], grace: 30}]
+policies:
+  - {name: rnd, groups: [rnd], quotas: [{pools: [p], reserved: 0}]}
+  - {name: devops, groups: [devops], quotas: [{pools: [p], reserved: 2}]}
+"""
+
+
+async def site(folder: Path) -> Site:
+    """Return a service with two nodes of one GPU and a job of R&D on each; that on n1 or n2 with the name r0 hangs."""
+    found = Site(SimulatedCluster({"n1": 1, "n2": 1}), folder, POLICY)
+    await found.start()
+    found.cluster.habits["r0"] = Habits(stuck=True)
+    for id in ("r1", "r0"):  # the last to start is the first to leave
+        found.submit(id, "rnd")
+        await found.run(1.0)
+    return found
+
+
+async def hanging(found: Site, person: str = "root") -> list[Hanging]:
+    return await found.service.services.hanging.hanging(PEOPLE[person])
+
+
+@pytest.mark.covers("N33", "F20")
+async def test_a_victim_that_hangs_is_listed_with_what_was_tried(tmp_path: Path) -> None:
+    found = await site(tmp_path)
+    node = found.cluster.pods["makeway-r0-1-0"].node
+    found.submit("d", "devops")
+    await found.run(30.0 + 50.0)
+    assert await hanging(found) == [], "it has its grace, and a minute beyond"
+    await found.run(20.0)
+    (entry,) = await hanging(found)
+    assert (entry.workload, entry.name, entry.kind, entry.team, entry.owner) == ("r0", "r0", "job", "rnd", "rnd")
+    assert (entry.nodes, entry.gpus, entry.targets) == ((node,), 1, ("pod makeway-r0-1-0",))
+    assert entry.since is not None
+    assert abs(entry.since.timestamp() - (EPOCH + 2.0 + 30.0)) < 2.0
+    tries = entry.tries
+    assert tries == sum(name == "makeway-r0-1-0" for _, name in found.cluster.deletes) > 0
+    assert entry.next_at is not None
+    assert found.cluster.now < entry.next_at.timestamp() < found.cluster.now + LONGEST_PAUSE + 60
+    assert "kubectl --namespace jobs describe pod makeway-r0-1-0" in entry.remedy
+    assert await hanging(found, "ana") == [], "an administrator can do something about it"
+    await found.run(entry.next_at.timestamp() - found.cluster.now + 2.0)
+    (later,) = await hanging(found)
+    assert later.tries == tries + 1
+    found.cluster.set_ready(node, False)
+    await found.run(1.0)
+    assert f"kubectl taint node {node} node.kubernetes.io/out-of-service" in (await hanging(found))[0].remedy
+    found.cluster.set_ready(node, True)
+    found.cluster.release("r0")
+    await found.run(3.0)
+    assert await hanging(found) == []
+    await found.stop()
+
+
+@pytest.mark.covers("N33")
+async def test_a_refused_removal_says_why(tmp_path: Path) -> None:
+    found = await site(tmp_path)
+    found.submit("d", "devops")
+    found.cluster.refuses_deletes = True
+    await found.run(120.0)
+    (entry,) = await hanging(found)
+    assert "the admission webhook does not answer" in entry.problem
+    assert entry.tries > 1
+    await found.stop()
+
+
+@pytest.mark.covers("N33")
+async def test_a_pod_that_outlives_its_row_is_deleted_again_and_listed(tmp_path: Path) -> None:
+    found = await site(tmp_path)
+    found.cluster.habits["r0"] = habits = Habits(saves=2.0, lingers=1e9)
+    found.submit("d", "devops")
+    await found.run(2.0)
+    assert (await found.rows())["r0"].state == "checkpointing"
+    habits.stuck = True  # its worker ends, and a container beside it does not
+    await found.run(60.0)
+    assert (await found.rows())["r0"].state == "pending"
+    name = "makeway-r0-1-0"
+    first = sum(pod == name for _, pod in found.cluster.deletes)
+    assert first > 1, "it is deleted again"
+    await found.run(60.0)
+    (entry,) = await hanging(found)
+    deleted = sum(pod == name for _, pod in found.cluster.deletes)
+    assert (entry.workload, entry.name, entry.gpus, entry.targets) == ("r0", "r0", 1, (f"pod {name}",))
+    assert entry.tries == deleted > first
+    await found.run(1800.0)
+    assert sum(pod == name for _, pod in found.cluster.deletes) < deleted + 10, "less and less often"
+    found.cluster.release("r0")
+    await found.run(400.0)
+    assert await hanging(found) == []
+    assert found.cluster.backend is not None
+    assert found.cluster.backend._removals.asked([name]) == [], "what is gone is forgotten"
+    await found.stop()
+
+
+def test_a_pod_that_stays_is_deleted_less_and_less_often() -> None:
+    removal, now, pauses = PodRemoval("p", "u", 2), 0.0, []
+    for _ in range(9):
+        removal.try_again(now)
+        pauses.append(removal.next_at - now - 2)
+        now = removal.next_at
+    assert pauses[:4] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE, 8 * FIRST_PAUSE]
+    assert pauses[-1] == LONGEST_PAUSE
+    assert removal.tries == 9
+
+
+def test_every_place_has_a_remedy() -> None:
+    assert "ps -o pid,stat,wchan:30,args -p 12,13" in remedy("process", ["process 12", "process 13"], [], "")
+    assert "admin page" in remedy("session", ["server “default” of ana"], [], "")
+    assert "kubectl --namespace jobs delete pod p --force" in remedy("pod", ["pod p"], [], "jobs")
+    assert "n1 and n2 are not ready" in remedy("pod", ["pod p"], ["n1", "n2"], "jobs")
