@@ -18,11 +18,12 @@ class Remaining:
     devices: list[int]
     cpu: int
     memory: int
+    pods: int = PLENTY
 
     def fits(self, profile: Profile) -> bool:
         """Whether one more worker fits."""
         enough = self.cpu >= profile.cpu or not profile.cpu
-        enough = enough and (self.memory >= profile.memory or not profile.memory)
+        enough = enough and (self.memory >= profile.memory or not profile.memory) and self.pods > 0
         if profile.gpus >= GPU:
             return enough and self.devices.count(GPU) >= profile.gpus // GPU
         return enough and (not profile.gpus or max(self.devices, default=0) >= profile.gpus)
@@ -45,6 +46,7 @@ class Remaining:
             self.devices[at] -= sign * min(profile.gpus, GPU)
         self.cpu -= sign * profile.cpu
         self.memory -= sign * profile.memory
+        self.pods -= sign
 
     def hold(self, ended: Terminating) -> None:
         """Take what an ended attempt still holds."""
@@ -52,6 +54,7 @@ class Remaining:
             self.devices[at] -= ended.milli
         self.cpu -= ended.cpu
         self.memory -= ended.memory
+        self.pods -= ended.pods
 
 
 RemainingByNode = dict[str, Remaining]
@@ -132,6 +135,7 @@ class Facts:
                 [GPU] * n.gpus,
                 n.cpu - n.foreign_cpu if n.cpu else PLENTY,
                 n.memory - n.foreign_memory if n.memory else PLENTY,
+                n.pods - n.foreign_pods if n.pods else PLENTY,
             )
             for n in self.snapshot.nodes
         }
@@ -167,7 +171,7 @@ class Facts:
         """Return how many workers fit into a pool, all of one kind."""
         profile, count = self.profile(w), 0
         for name in self.able(rooms, w, pool):
-            room = Remaining(list(rooms[name].devices), rooms[name].cpu, rooms[name].memory)
+            room = Remaining(list(rooms[name].devices), rooms[name].cpu, rooms[name].memory, rooms[name].pods)
             while count < 100 and room.fits(profile):
                 left = room.devices
                 best = [at for at, milli in enumerate(left) if milli >= min(profile.gpus, GPU)]

@@ -226,6 +226,14 @@ def with_foreign_pods(world: World, random: Random) -> World:
     return world
 
 
+def with_few_pods(world: World, random: Random) -> World:
+    """Return a world whose nodes run few pods, some of them foreign: at times more than the workloads there leave."""
+    for name, node in world.nodes.items():
+        pods = random.choice([0, 3, 5, 8, 110])
+        world.nodes[name] = replace(node, pods=pods, foreign_pods=random.choice([0, 0, 1, 3]) if pods else 0)
+    return world
+
+
 def with_holds(world: World, random: Random) -> World:
     """Return a world where GPUs may be held: workloads that waited too long, others that did not, and free GPUs."""
     world.settings = replace(world.settings, starvation_after=random.choice([0, 3, 10]))

@@ -159,6 +159,7 @@ def nothing_is_exceeded(facts: Facts, plan: Plan, after: State) -> None:
                 assert min(room.devices, default=0) >= 0, f"I1: {name} {room}"
                 assert room.cpu >= min(0, before[name].cpu), f"I1: CPU of {name}"
                 assert room.memory >= min(0, before[name].memory), f"I1: memory of {name}"
+                assert room.pods >= min(0, before[name].pods), f"I1: pods of {name}"
     for name, placement in new.items():
         w, state = facts.live[name], now if name in now.held else after
         assert facts.least(w) <= len(placement) <= facts.profile(w).workers, "I1: gangs are all or nothing"
@@ -191,7 +192,10 @@ def no_victim_is_needless(facts: Facts, plan: Plan, after: State) -> None:
         rooms, before = spared.rooms(), spared.unplanned().rooms()
         mine = [(rooms[placed.node], before[placed.node]) for placed in victim.placement]
         if any(
-            min(room.devices, default=0) < 0 or room.cpu < min(0, was.cpu) or room.memory < min(0, was.memory)
+            min(room.devices, default=0) < 0
+            or room.cpu < min(0, was.cpu)
+            or room.memory < min(0, was.memory)
+            or room.pods < min(0, was.pods)
             for room, was in mine
         ):
             continue  # a start, or a job that moves, uses its devices
@@ -336,6 +340,7 @@ def _both(now: State, after: State) -> dict[str, object]:
     for name, room in first.items():
         room.devices = [min(pair) for pair in zip(room.devices, then[name].devices, strict=True)]
         room.cpu, room.memory = min(room.cpu, then[name].cpu), min(room.memory, then[name].memory)
+        room.pods = min(room.pods, then[name].pods)
     return first  # type: ignore[return-value]
 
 

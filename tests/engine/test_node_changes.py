@@ -79,7 +79,7 @@ def _changed(random: Random, what: str, node: Node, pools: list[str]) -> dict[st
         ids = tuple(sorted(random.sample(range(12), node.gpus))) if node.gpus <= 12 else ()
         return {"devices": ids, "foreign_devices": ids[: random.randint(0, 1)]}
     if what == "limit":
-        return {"cpu": random.choice([0, 4000, 16000]), "memory": random.choice([0, 64])}
+        return {"cpu": random.choice([0, 4000, 16000]), "memory": random.choice([0, 64]), "pods": random.choice([0, 3])}
     return {"model": random.choice(MODELS)}
 
 

@@ -110,8 +110,10 @@ EVERYTHING = Snapshot(
     nodes=(
         Node(
             *("n", "p", 4, 64500, 4096, False, True, (3, 1, 2, 0), (3,), 500, 1500, 100, "H100"),
-            terminating=(Terminating("i", (2,), 500, 250, 7, 99.5),),
+            terminating=(Terminating("i", (2,), 500, 250, 7, 99.5, 1),),
             down_since=1230.5,
+            pods=110,
+            foreign_pods=7,
         ),
     ),
     profiles=(

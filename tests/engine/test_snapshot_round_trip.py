@@ -88,6 +88,7 @@ outliving = one_of(
     cpu=milli,
     memory=counts,
     deadline=times,
+    pods=counts,
 )
 some_nodes = one_of(
     Node,
@@ -106,6 +107,8 @@ some_nodes = one_of(
     model=texts,
     terminating=many(outliving),
     down_since=st.none() | times,
+    pods=counts,
+    foreign_pods=counts,
 )
 some_profiles = one_of(
     Profile,

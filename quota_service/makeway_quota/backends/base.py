@@ -62,6 +62,10 @@ class NodeSeen:
     """milli-GPUs on devices that are not known"""
     foreign_cpu: int = 0
     foreign_memory: int = 0
+    most_pods: int = 0
+    """how many pods it runs at most; 0: work runs as processes"""
+    foreign_pods: int = 0
+    """how many of these are not ours"""
     cordoned: bool = False
     """runs on, but takes no new work"""
     labels: Mapping[str, str] = field(default_factory=dict)

@@ -133,6 +133,8 @@ class PoolAssignment:
             model=seen.model,
             terminating=seen.terminating,
             down_since=seen.down_since,
+            pods=seen.most_pods,
+            foreign_pods=seen.foreign_pods,
         )
 
     def _name_for(self, place: Place, pools: Sequence[str]) -> str:

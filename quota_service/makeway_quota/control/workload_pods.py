@@ -109,7 +109,7 @@ class WorkloadPods:
         if ended:
             devices = _devices(node, here, nominated() if any(self._is_unknown(pod) for pod in ended) else ())
             for pod in ended:
-                found += self._terminating(pod, node.name, devices, deadlines[pod])
+                found += self._terminating(pod, node, devices, deadlines[pod])
         return replace(
             node,
             pods=(),
@@ -117,6 +117,7 @@ class WorkloadPods:
             foreign_gpus=node.foreign_gpus + sum(pod.gpus for pod in foreign),
             foreign_cpu=node.foreign_cpu + sum(pod.cpu for pod in foreign),
             foreign_memory=node.foreign_memory + sum(pod.memory for pod in foreign),
+            foreign_pods=node.foreign_pods + sum(pod in present for pod in foreign),
         )
 
     def _dated(self, node: NodeSeen) -> NodeSeen:
@@ -129,15 +130,15 @@ class WorkloadPods:
     def _is_unknown(self, pod: WorkloadPod) -> bool:
         return not pod.devices and (pod.workload, pod.attempt) not in self._planned
 
-    def _terminating(self, pod: WorkloadPod, node: str, devices: _Devices, deadline: float) -> list[Terminating]:
+    def _terminating(self, pod: WorkloadPod, node: NodeSeen, devices: _Devices, deadline: float) -> list[Terminating]:
         """Return what a pod holds: on its devices, where they are known, or those of its attempt, else on free ones.
 
         A device that was given to a start meanwhile counts once: the new pod waits for the old one.
         """
         planned = self._planned.get((pod.workload, pod.attempt), ())
-        places = [place for at, place in enumerate(planned) if place.node == node and pod.worker in (None, at)]
+        places = [place for at, place in enumerate(planned) if place.node == node.name and pod.worker in (None, at)]
         if pod.devices:
-            places = [Place(node, pod.devices, pod.milli)]
+            places = [Place(node.name, pod.devices, pod.milli)]
         if not planned and not pod.devices and pod.ends_at is None:
             deadline = 0.0  # neither known nor about to end
         found: list[Terminating] = []
@@ -152,9 +153,9 @@ class WorkloadPods:
         others = () if pod.devices else devices.others(left // GPU)
         for device in others:
             devices.take(device, GPU)
-        if others or pod.cpu or pod.memory:
+        if others or pod.cpu or pod.memory or (node.most_pods and not found):
             found.append(Terminating(pod.workload, others, GPU, pod.cpu, pod.memory, deadline))
-        return found
+        return [*found[:-1], *(replace(each, pods=int(node.most_pods > 0)) for each in found[-1:])]
 
 
 def _deadline(pod: WorkloadPod, now: float) -> float:

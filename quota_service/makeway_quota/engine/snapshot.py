@@ -71,7 +71,7 @@ class Pool:
 class Terminating:
     """What a pod or process holds on its node that outlives its workload's attempt, until `deadline` as planned.
 
-    `devices` are those that the attempt was planned on, with `milli` of each.
+    `devices` are those that the attempt was planned on, with `milli` of each; `pods` is how many pods it counts as.
     """
 
     workload: str
@@ -80,6 +80,7 @@ class Terminating:
     cpu: int = 0
     memory: int = 0
     deadline: float = 0.0
+    pods: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,7 @@ class Node:
     `devices` names the indices a backend hands out (default 0..gpus-1); `foreign_devices` those that are
     known to be taken, `foreign_gpus` (milli) what is taken on top of them, on unknown devices.
     A node with `cpu` or `memory` 0 does not limit it. `model` names its kind of GPU.
+    `pods` is how many pods it runs at most (0: they are not limited), `foreign_pods` how many of these are not workers.
     `terminating` is what ended attempts still hold there; `down_since` when the node was last ready, if that is known.
     """
 
@@ -107,6 +109,8 @@ class Node:
     model: str = ""
     terminating: tuple[Terminating, ...] = ()
     down_since: float | None = None
+    pods: int = 0
+    foreign_pods: int = 0
 
 
 @dataclass(frozen=True, slots=True)

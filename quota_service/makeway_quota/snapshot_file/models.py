@@ -63,6 +63,7 @@ class FileForeign(Table):
     cpu: Cores = 0
     memory: Mib = 0
     devices: Many[Count] = ()
+    pods: Count = 0
 
 
 class FileTerminating(Table):
@@ -76,6 +77,7 @@ class FileTerminating(Table):
     cpu: Cores = 0
     memory: Mib = 0
     deadline: Time = 0.0
+    pods: Count = 0
 
 
 class FileNode(Table):
@@ -95,6 +97,7 @@ class FileNode(Table):
     foreign: FileForeign = FileForeign()
     terminating: Many[FileTerminating] = ()
     down_since: Time | None = None
+    pods: Count = 0
 
     def as_value(self, kind: type[T], **computed: Any) -> T:
         """Return the node; what is foreign has its own fields there."""

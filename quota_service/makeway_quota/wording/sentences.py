@@ -208,6 +208,12 @@ def _no_cpu_or_memory(v: V, names: Names) -> str:
     return f"{_free(v, names)}, but on no node together with {beside}; {_asks(v)}."
 
 
+def _no_free_pods(v: V, names: Names) -> str:
+    full = f"{listed(v['nodes'], most=4)} of {_pool(v, names)} {'runs' if len(v['nodes']) == 1 else 'run'}"
+    many = f"{count(v['workers'], 'pod')}" if v["workers"] > 1 else "one more pod"
+    return f"{full} as many pods as Kubernetes allows there; this {v['kind']} needs {many}."
+
+
 def _reclaim_cpu(v: V, names: Names) -> str:
     held = _cpu_memory(v) or "the CPU or memory"
     return f"{_needs(v, names)} within its reservation, and some of the {held} that this {v['victim_kind']} uses."
@@ -217,7 +223,8 @@ def _outranked(v: V, names: Names) -> str:
     ids = v["ahead"]
     ahead = listed([*map(names.workload, ids[:4]), *ids[4:]], most=4)  # no more than four of them are shown
     if not v["needs"]:
-        took = f"{count(len(ids), 'workload')} ahead in {_pool(v, names)} took its CPU and memory"
+        taken = "CPU and memory" if _cpu_memory(v) else "room"
+        took = f"{count(len(ids), 'workload')} ahead in {_pool(v, names)} took its {taken}"
         return f"{took} ({ahead}); {_asks(v)}."
     return (
         f"{count(len(ids), 'workload')} ahead in {_pool(v, names)} took its free GPUs "
@@ -334,6 +341,7 @@ SENTENCES: Mapping[str, Sentence] = {
         f"{_free(v, n)}, but not in {v['workers']} blocks of {number(v['each'])}; {_asks(v)}."
     ),
     "no_cpu_or_memory": _no_cpu_or_memory,
+    "no_free_pods": _no_free_pods,
     "protected": _protected,
     "patience": lambda v, n: (
         f"It waits {duration(v['wait'])} for free GPUs before another workload is preempted for it."

@@ -24,6 +24,9 @@ from .pod_requests import PodShare, project_share
 HELD = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
 """The field selector of the pods that hold resources of a node."""
 
+USUAL_PODS = 110
+"""How many pods a node runs that does not say it, as the kubelet's default has it."""
+
 
 class KubernetesInventory:
     """The nodes of one cluster that are in a pool, by name. `open` returns once they are complete."""
@@ -160,6 +163,8 @@ def _seen(node: ClusterNode, selectors: Sequence[NodeSelector], shares: Sequence
         foreign_gpus=GPU * foreign.get(selector.resource, 0) if selector else 0,
         foreign_cpu=foreign.get("cpu", 0),
         foreign_memory=foreign.get("memory", 0),
+        most_pods=node.allocatable.get("pods", USUAL_PODS),
+        foreign_pods=sum(not share.workload for share in shares),
         cordoned=node.unschedulable or selector is None or bool(untolerated(node, selector)),
         labels={name: node.labels[name] for selector in selectors for name in selector.labels if name in node.labels},
         taints=tuple(str(taint) for taint in node.taints),

@@ -91,6 +91,8 @@ def is_still_free(parts: tuple[Part, ...], queue: Queue) -> bool:
             return False
         if memory and min(node.memory_open, node.memory_future) < memory:
             return False
+        if min(node.pods_open, node.pods_future) < many:
+            return False
     return True
 
 

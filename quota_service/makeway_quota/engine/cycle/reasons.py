@@ -289,7 +289,7 @@ def _nominees(cluster: Cluster, pool: PoolState) -> list[str]:
 
 
 def _fits(cluster: Cluster, pool: PoolState, need: Need, which: str) -> bool:
-    """Whether a request fits on what is free, idle (`open`), or was free before this plan (`first`)."""
+    """Whether a request fits on what is free, idle (`open`), free whatever runs (`pods`), or was free at `first`."""
     asked = (which, pool.pool.name, need)
     if asked not in cluster.answers:
         cluster.answers[asked] = _fits_somewhere(pool, need, which)
@@ -304,10 +304,12 @@ def _fits_somewhere(pool: PoolState, need: Need, which: str) -> bool:
         left = node.open if which == "open" else node.free
         if which == "first":
             left = pool.first.get(node.position, left)
-        cpu, memory = node.cpu_open, node.memory_open
-        if which == "first":
-            cpu = memory = UNLIMITED
-        found += hosts(need, left, left.count(GPU), cpu, memory)
+        cpu, memory, pods = node.cpu_open, node.memory_open, node.pods_open
+        if which == "pods":
+            pods = UNLIMITED
+        elif which == "first":
+            cpu = memory = pods = UNLIMITED
+        found += hosts(need, left, left.count(GPU), cpu, memory, pods)
         if found >= need.least:
             return True
     return False
@@ -337,6 +339,10 @@ def _not_there(cluster: Cluster, builder: PlanBuilder, queue: Queue, pool: PoolS
         return Reason("outranked", "order", (fact,), {**numbers, "ahead": len(ahead)})
     if free < need.total and (reason := _stuck(cluster, queue, pool, values)) is not None:
         return reason
+    full = _full(cluster, pool, need)
+    if full and (free < need.total or not free):  # only work without GPUs fits by GPUs
+        fact = Fact("no_free_pods", {**values, "nodes": full})
+        return Reason("no_free_gpus", "place", (fact, *_no_victims(cluster, queue, pool)), numbers)
     if free < need.total or not free:
         return Reason(
             "no_free_gpus", "place", (Fact("no_free_gpus", values), *_no_victims(cluster, queue, pool)), numbers
@@ -344,9 +350,16 @@ def _not_there(cluster: Cluster, builder: PlanBuilder, queue: Queue, pool: PoolS
     most = max((size for size, bucket in enumerate(pool.by_free) if bucket), default=0)
     code = "fragmented"
     if most * GPU >= need.gpus:
-        code = "fragmented_blocks" if need.least > 1 else "no_cpu_or_memory"
-    facts = (Fact(code, {**values, "most_on_a_node": most}), *_no_victims(cluster, queue, pool))
+        code = "no_free_pods" if full else "fragmented_blocks" if need.least > 1 else "no_cpu_or_memory"
+    facts = (Fact(code, {**values, "most_on_a_node": most, "nodes": full}), *_no_victims(cluster, queue, pool))
     return Reason("fragmented", "place", facts, {**numbers, "most_on_a_node": most})
+
+
+def _full(cluster: Cluster, pool: PoolState, need: Need) -> tuple[str, ...]:
+    """Return the nodes that run all pods that they may, if the request would fit but for these."""
+    if not pool.limits_pods or not _fits(cluster, pool, need, "pods"):
+        return ()
+    return tuple(node.node.name for node in pool.nodes if node.usable and min(node.pods_open, node.pods_future) <= 0)
 
 
 def _stuck(cluster: Cluster, queue: Queue, pool: PoolState, values: dict[str, Number]) -> Reason | None:

@@ -225,12 +225,14 @@ def _overbooked(builder: PlanBuilder, victim: Allocation) -> bool:
     """
     for part in victim.parts:
         node, future = part.node, part.node.future
-        lacks_cpu, lacks_memory = node.cpu_future < 0, node.memory_future < 0
+        lacks_cpu, lacks_memory, lacks_pods = node.cpu_future < 0, node.memory_future < 0, node.pods_future < 0
         devices = {at for at in part.devices if future[at] < 0}
-        if not (lacks_cpu or lacks_memory or devices):
+        if not (lacks_cpu or lacks_memory or lacks_pods or devices):
             continue
         for other, need in _planned_on(builder, node):
             if (lacks_cpu and need.cpu) or (lacks_memory and need.memory) or not devices.isdisjoint(other.devices):
+                return True
+            if lacks_pods:
                 return True
     return False
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 from ..request import Need
-from ..snapshot import GPU
+from ..snapshot import GPU, Node
 from .nodes import UNLIMITED, NodeState, Part, PoolState, devices_of, hosts
 from .openings import OpeningForecast, When
 
@@ -135,7 +135,13 @@ def emptied(node: NodeState) -> NodeCapacity:
     devices = [0 if d in node.node.foreign_devices else GPU for d in devices_of(node.node)]
     cpu = node.node.cpu - node.node.foreign_cpu if node.node.cpu else UNLIMITED
     memory = node.node.memory - node.node.foreign_memory if node.node.memory else UNLIMITED
-    return NodeCapacity(devices, max(0, cpu) if node.usable else -1, max(0, memory), node.node.model)
+    takes = node.usable and free_pods(node.node) > 0
+    return NodeCapacity(devices, max(0, cpu) if takes else -1, max(0, memory), node.node.model)
+
+
+def free_pods(node: Node) -> int:
+    """Return how many workers a node takes beside foreign pods, by the pods that it may run."""
+    return node.pods - node.foreign_pods if node.pods else UNLIMITED
 
 
 def capacity(node: NodeState, need: Need) -> int:
@@ -144,7 +150,7 @@ def capacity(node: NodeState, need: Need) -> int:
         return 0
     devices = len(node.open) - len(node.node.foreign_devices)
     cpu, memory = node.node.cpu or UNLIMITED, node.node.memory or UNLIMITED
-    return hosts(need, [GPU] * devices, devices, cpu, memory)
+    return hosts(need, [GPU] * devices, devices, cpu, memory, node.node.pods or UNLIMITED)
 
 
 def hosts_emptied(node: NodeState, need: Need, nominated: Iterable[tuple[Part, Need]]) -> int:
@@ -152,12 +158,12 @@ def hosts_emptied(node: NodeState, need: Need, nominated: Iterable[tuple[Part, N
     if not node.suits(need):
         return 0
     room = emptied(node)
-    left, cpu, memory = list(room.left), room.cpu, room.memory
+    left, cpu, memory, pods = list(room.left), room.cpu, room.memory, free_pods(node.node)
     for part, other in nominated:
         for at in part.devices:
             left[at] -= part.milli
-        cpu, memory = cpu - other.cpu, memory - other.memory
-    return min(need.least, hosts(need, left, left.count(GPU), cpu, memory))
+        cpu, memory, pods = cpu - other.cpu, memory - other.memory, pods - 1
+    return min(need.least, hosts(need, left, left.count(GPU), cpu, memory, pods))
 
 
 def _of(kept: dict[tuple[str, Need], T], node: NodeState) -> Iterator[tuple[Need, T]]:

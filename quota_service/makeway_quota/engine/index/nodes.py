@@ -39,6 +39,8 @@ class NodeState:
         "open",
         "overfull",
         "placed",
+        "pods_future",
+        "pods_open",
         "pool",
         "position",
         "size",
@@ -69,6 +71,9 @@ class NodeState:
         self.cpu_open = node.cpu - node.foreign_cpu if node.cpu else UNLIMITED
         self.memory_open = node.memory - node.foreign_memory if node.memory else UNLIMITED
         self.cpu_future, self.memory_future = self.cpu_open, self.memory_open
+        self.pods_open = node.pods - node.foreign_pods if node.pods else UNLIMITED
+        self.pods_future = self.pods_open
+        self.pool.limits_pods |= bool(node.pods)
         self.future = list(self.open)
         for each in node.terminating:
             self._hold(each, each.deadline <= stuck_before)
@@ -86,6 +91,8 @@ class NodeState:
         self.memory_open -= ended.memory
         self.cpu_future -= stuck * ended.cpu
         self.memory_future -= stuck * ended.memory
+        self.pods_open -= ended.pods
+        self.pods_future -= stuck * ended.pods
 
     @contextmanager
     def inadmissible(self) -> Iterator[None]:
@@ -110,12 +117,14 @@ class NodeState:
     def shift(self, part: Part, need: Need, now: int, later: int, for_a_while: bool = False) -> None:
         """Add `now` times the part to what is open and `later` times to the future (each -1, 0 or 1).
 
-        What is taken `for_a_while` is returned before any forecast reads the node.
+        What is taken `for_a_while` is no worker, and is returned before any forecast reads the node.
         """
         milli, opened, future, free = part.milli, self.open, self.future, self.free
         self.pool.touch(self)
         if not for_a_while:
             self.pool.moved.append(self)
+            self.pods_open += now
+            self.pods_future += later
         whole_free, whole_future = self.whole_free, self.whole_future
         freed, before = 0, self.future_sum() if self.overfull and later else 0
         for at in part.devices:
@@ -156,12 +165,12 @@ class NodeState:
     def workers(self, need: Need, later: bool) -> int:
         """Return how many workers of this request the node could host, now or in the future."""
         if later:
-            return hosts(need, self.future, self.whole_future, self.cpu_future, self.memory_future)
+            return hosts(need, self.future, self.whole_future, self.cpu_future, self.memory_future, self.pods_future)
         cpu, memory = min(self.cpu_open, self.cpu_future), min(self.memory_open, self.memory_future)
-        return hosts(need, self.free, self.whole_free, cpu, memory)
+        return hosts(need, self.free, self.whole_free, cpu, memory, min(self.pods_open, self.pods_future))
 
 
-def hosts(need: Need, devices: Sequence[int], whole: int, cpu: int, memory: int) -> int:
+def hosts(need: Need, devices: Sequence[int], whole: int, cpu: int, memory: int, pods: int = UNLIMITED) -> int:
     """Return how many workers fit on devices with these milli-GPUs `left` (`whole` of them untouched)."""
     if need.gpus >= GPU:
         count = whole // need.whole
@@ -173,6 +182,8 @@ def hosts(need: Need, devices: Sequence[int], whole: int, cpu: int, memory: int)
         count = cpu // need.cpu
     if need.memory and count * need.memory > memory:
         count = memory // need.memory
+    if count > pods:
+        count = pods
     return count if count > 0 else 0
 
 
@@ -277,6 +288,7 @@ class PoolState:
         "first",
         "free",
         "future",
+        "limits_pods",
         "mix",
         "mixed",
         "moved",
@@ -296,6 +308,8 @@ class PoolState:
         self.by_free: list[list[int]] = []
         self.by_future: list[list[int]] = []
         self.free = self.future = self.total = 0
+        self.limits_pods = False
+        """Whether a node of the pool runs so many pods at most."""
         self.first: dict[int, list[int]] = {}
         """Position of each node that this decision touched, to what was free there before."""
         self.touched: list[int] = []

@@ -54,6 +54,8 @@ def fits_later(parts: Iterable[Part], need: Need) -> bool:
             need.memory and node.memory_future < count * need.memory
         ):
             return False
+        if node.pods_future < count:
+            return False
         for at in part.devices:
             key = (node.node.name, at)
             wanted[key] = wanted.get(key, 0) + part.milli

@@ -42,7 +42,8 @@ class Opening(NamedTuple):
 def openings(node: NodeState, need: Need, now: float, allocations: Allocations, before: When) -> Iterator[Opening]:
     """List the moments before `before` at which a node can host more workers, up to the least that is needed."""
     left, whole, cpu, memory = list(node.future), node.whole_future, node.cpu_future, node.memory_future
-    many = hosts(need, left, whole, cpu, memory)
+    pods = node.pods_future
+    many = hosts(need, left, whole, cpu, memory, pods)
     if many:
         when = now
         if node.workers(need, False) < many:
@@ -62,7 +63,8 @@ def openings(node: NodeState, need: Need, now: float, allocations: Allocations, 
                     whole += left[at] == GPU
                 cpu += allocation.need.cpu
                 memory += allocation.need.memory
-        more = hosts(need, left, whole, cpu, memory)
+                pods += 1
+        more = hosts(need, left, whole, cpu, memory, pods)
         if more > many:
             many = more
             yield Opening(moment, node, min(many, need.least), whole, cpu, memory)

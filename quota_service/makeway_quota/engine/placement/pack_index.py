@@ -69,4 +69,5 @@ def _step(count: int) -> int:
 
 def _left(node: NodeState) -> NodeCapacity:
     cpu, memory = min(node.cpu_open, node.cpu_future), min(node.memory_open, node.memory_future)
-    return NodeCapacity(node.free, max(0, cpu) if node.usable else -1, max(0, memory), node.node.model)
+    takes = node.usable and min(node.pods_open, node.pods_future) > 0
+    return NodeCapacity(node.free, max(0, cpu) if takes else -1, max(0, memory), node.node.model)

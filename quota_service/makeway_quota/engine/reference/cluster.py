@@ -25,11 +25,12 @@ class Part(NamedTuple):
 
 
 class Left(NamedTuple):
-    """What is left on a node: milli-GPUs of each device, milli-cores, MiB."""
+    """What is left on a node: milli-GPUs of each device, milli-cores, MiB, pods."""
 
     devices: list[int]
     cpu: int
     memory: int
+    pods: int = UNLIMITED
 
     @property
     def whole(self) -> int:
@@ -38,7 +39,7 @@ class Left(NamedTuple):
 
     def workers(self, need: Need) -> int:
         """Count the workers of a need that fit."""
-        return hosts(need, self.devices, self.whole, self.cpu, self.memory)
+        return hosts(need, self.devices, self.whole, self.cpu, self.memory, self.pods)
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,7 +325,7 @@ class Cluster:
         devices = [min(pair) for pair in zip(now.devices, later.devices, strict=True)]
         if node in self.overfull:
             devices = [max(0, left) for left in devices]
-        return Left(devices, min(now.cpu, later.cpu), min(now.memory, later.memory))
+        return Left(devices, min(now.cpu, later.cpu), min(now.memory, later.memory), min(now.pods, later.pods))
 
     def left(self, node: str, later: bool) -> Left:
         """Return what is free now, or in the future."""
@@ -337,16 +338,18 @@ class Cluster:
         node, devices = self.nodes[name], list(self.capacity[name])
         cpu = node.cpu - node.foreign_cpu if node.cpu else UNLIMITED
         memory = node.memory - node.foreign_memory if node.memory else UNLIMITED
+        pods = node.pods - node.foreign_pods if node.pods else UNLIMITED
         for allocation in allocations:
             for part in allocation.parts:
                 if part.node == name:
+                    pods -= 1
                     cpu -= allocation.need.cpu
                     memory -= allocation.need.memory
                     for at in part.devices:
                         devices[at] -= part.milli
         for ended in node.terminating:
             if now or self.now >= ended.deadline + self.settings.stuck_after:
-                cpu, memory = cpu - ended.cpu, memory - ended.memory
+                cpu, memory, pods = cpu - ended.cpu, memory - ended.memory, pods - ended.pods
                 for at in [at for at, device in enumerate(devices_of(node)) if device in ended.devices]:
                     devices[at] -= ended.milli
         for each in blocked:
@@ -354,7 +357,7 @@ class Cluster:
                 cpu, memory = cpu - each.cpu, memory - each.memory
                 for at, milli in each.devices.items():
                     devices[at] -= milli
-        return Left(devices, cpu, memory)
+        return Left(devices, cpu, memory, pods)
 
     def free_gpus(self, pool: str, later: bool) -> int:
         """Return the free milli-GPUs of a pool's usable nodes, now or in the future.
@@ -394,6 +397,8 @@ class Cluster:
             taken = {at for part in parts if part.node == name for at in part.devices}
             cpu, memory = many * need.cpu, many * need.memory
             if any(devices[at] < 0 for at in taken) or (cpu and here.cpu < cpu) or (memory and here.memory < memory):
+                return False
+            if here.pods < many:
                 return False
         return True
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
 
-from ..index.nodes import UNLIMITED, hosts
+from ..index.nodes import UNLIMITED
 from ..request import Need
 from ..snapshot import GPU, Workload
 from .cluster import Allocation, Blocked, Cluster, Left
@@ -297,19 +297,19 @@ def _openings(cluster: Cluster, node: str, need: Need) -> Iterator[Opening]:
         if many >= need.least:
             return
         left = _plus(left, allocation, node)
-        more = hosts(need, left.devices, left.whole, left.cpu, left.memory)
+        more = left.workers(need)
         if more > many:
             many = more
             yield Opening(moment, node, min(many, need.least), left.whole, left.cpu, left.memory)
 
 
 def _plus(left: Left, allocation: Allocation, node: str) -> Left:
-    devices, cpu, memory = list(left.devices), left.cpu, left.memory
+    devices, cpu, memory, pods = list(left.devices), left.cpu, left.memory, left.pods
     for part in allocation.on(node):
-        cpu, memory = cpu + allocation.need.cpu, memory + allocation.need.memory
+        cpu, memory, pods = cpu + allocation.need.cpu, memory + allocation.need.memory, pods + 1
         for at in part.devices:
             devices[at] += part.milli
-    return Left(devices, cpu, memory)
+    return Left(devices, cpu, memory, pods)
 
 
 def _leaving_order(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from .cluster import Allocation, Cluster, Part
+from .cluster import Allocation, Cluster, Left, Part
 from .placement import count_workers, find
 from .queues import Key
 from .quota import allowed
@@ -164,13 +164,13 @@ def _room(p: Preemptor, node: str, gone: Sequence[Allocation]) -> int:
 
 def _room_of_parts(p: Preemptor, node: str, chosen: Sequence[Allocation], going: Sequence[Sequence[Part]]) -> int:
     left = p.cluster.future(node)
-    devices, cpu, memory = list(left.devices), left.cpu, left.memory
+    devices, cpu, memory, pods = list(left.devices), left.cpu, left.memory, left.pods
     for allocation, parts in zip(chosen, going, strict=True):
         for part in parts:
-            cpu, memory = cpu + allocation.need.cpu, memory + allocation.need.memory
+            cpu, memory, pods = cpu + allocation.need.cpu, memory + allocation.need.memory, pods + 1
             for at in part.devices:
                 devices[at] += part.milli
-    return left._replace(devices=devices, cpu=cpu, memory=memory).workers(p.need)
+    return Left(devices, cpu, memory, pods).workers(p.need)
 
 
 def _try(p: Preemptor, options: Sequence[Option]) -> Rearrangement | Allocation | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..index.capacity import NodeCapacity
+from ..index.capacity import NodeCapacity, free_pods
 from ..index.nodes import UNLIMITED, devices_of, pick
 from ..placement.pack_index import rounded
 from ..placement.packing import Packing
@@ -85,7 +85,7 @@ def _packed(cluster: Cluster, room: Room, need: Need, mix: dict[Shape, int]) -> 
     packing = Packing([_empty(cluster, cluster.nodes[name]) for name in nodes], rounded(mix))
     for at, name in enumerate(nodes):
         left, node = cluster.free(name), cluster.nodes[name]
-        cpu = max(0, left.cpu) if cluster.usable(name) else -1
+        cpu = max(0, left.cpu) if cluster.usable(name) and left.pods > 0 else -1
         packing.see(at, NodeCapacity(left.devices, cpu, max(0, left.memory), node.model))
     best = packing.best(need.shape)
     if best is None:
@@ -100,7 +100,8 @@ def _empty(cluster: Cluster, node: Node) -> NodeCapacity:
     devices = [0 if d in node.foreign_devices else GPU for d in devices_of(node)]
     cpu = node.cpu - node.foreign_cpu if node.cpu else UNLIMITED
     memory = node.memory - node.foreign_memory if node.memory else UNLIMITED
-    return NodeCapacity(devices, max(0, cpu) if cluster.usable(node.name) else -1, max(0, memory), node.model)
+    takes = cluster.usable(node.name) and free_pods(node) > 0
+    return NodeCapacity(devices, max(0, cpu) if takes else -1, max(0, memory), node.model)
 
 
 def _mix(cluster: Cluster, pool: str) -> dict[Shape, int]:

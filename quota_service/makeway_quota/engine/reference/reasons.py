@@ -54,7 +54,8 @@ def _when_empty(cluster: Cluster, name: str, need: Need) -> int:
     if need.models and node.model not in need.models:
         return 0
     devices = len(cluster.capacity[name]) - len(node.foreign_devices)
-    return hosts(need, [GPU] * devices, devices, node.cpu or UNLIMITED, node.memory or UNLIMITED)
+    limits = node.cpu or UNLIMITED, node.memory or UNLIMITED, node.pods or UNLIMITED
+    return hosts(need, [GPU] * devices, devices, *limits)
 
 
 def _not_allowed(cluster: Cluster, queue: Queue, pool: str) -> Reason | None:
@@ -115,7 +116,7 @@ def _free_of_nominations(cluster: Cluster) -> Callable[[str], Left]:
 
     def left(name: str) -> Left:
         now = cluster.open(name)
-        return Left(cluster.free(name).devices, now.cpu, now.memory)
+        return Left(cluster.free(name).devices, now.cpu, now.memory, now.pods)
 
     return left
 

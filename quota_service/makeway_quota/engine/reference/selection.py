@@ -210,14 +210,15 @@ def _everything(here: Iterable[Allocation], chosen: Victims) -> Victims:
 
 def room_on(p: Preemptor, node: str, left: Left, victims: Iterable[Member]) -> int:
     """Count the workers that fit on a node without these victims."""
-    devices, cpu, memory = list(left.devices), left.cpu, left.memory
+    devices, cpu, memory, pods = list(left.devices), left.cpu, left.memory, left.pods
     for member in victims:
         for part in member.freed:
             if part.node == node:
+                pods += 1
                 cpu, memory = cpu + member.allocation.need.cpu, memory + member.allocation.need.memory
                 for at in part.devices:
                     devices[at] += part.milli
-    return Left(devices, cpu, memory).workers(p.need)
+    return Left(devices, cpu, memory, pods).workers(p.need)
 
 
 # Greedy walks, where there are too many combinations

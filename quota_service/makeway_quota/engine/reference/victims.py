@@ -162,6 +162,7 @@ def _may_evict(p: Preemptor, victim: Allocation) -> bool:
     if p.workload.kind == "job" and is_protected(p.cluster, victim.workload):
         return False
     in_the_way = (p.need.cpu and victim.need.cpu) or (p.need.memory and victim.need.memory)
+    in_the_way = in_the_way or any(p.cluster.future(part.node).pods < p.need.least for part in victim.parts)
     return bool(victim.amount) or (bool(in_the_way) and "reservation" in p.rights)
 
 

@@ -134,7 +134,8 @@ def _overbooked(cluster: Cluster, names: Sequence[str], victim: Allocation) -> b
     for part in victim.parts:
         left, before = trial.future(part.node), unplanned.future(part.node)
         devices = any(left.devices[at] < min(0, before.devices[at]) for at in part.devices)
-        if devices or left.cpu < min(0, before.cpu) or left.memory < min(0, before.memory):
+        pods = left.pods < min(0, before.pods)
+        if devices or pods or left.cpu < min(0, before.cpu) or left.memory < min(0, before.memory):
             return True
     return False
 

@@ -219,14 +219,15 @@ def _only_workers_that_must(
 
 
 def _room(preemptor: Preemptor, node: NodeState, gone: Iterable[_Displaced], workers: int) -> bool:
-    left, cpu, memory = list(node.future), node.cpu_future, node.memory_future
+    left, cpu, memory, pods = list(node.future), node.cpu_future, node.memory_future, node.pods_future
     for allocation, parts in gone:
         for part in parts:
             cpu += allocation.need.cpu
             memory += allocation.need.memory
+            pods += 1
             for at in part.devices:
                 left[at] += part.milli
-    return hosts(preemptor.need, left, left.count(GPU), cpu, memory) >= workers
+    return hosts(preemptor.need, left, left.count(GPU), cpu, memory, pods) >= workers
 
 
 def _try(preemptor: Preemptor, chosen: Sequence[_Displaced]) -> Rearrangement | Allocation | None:

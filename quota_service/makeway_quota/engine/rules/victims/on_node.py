@@ -190,7 +190,7 @@ def has_room(preemptor: Preemptor, node: NodeState, gone: Iterable[Victim], work
 def room_on(preemptor: Preemptor, node: NodeState, gone: Iterable[Victim]) -> int:
     """Return how many workers of the preemptor a node hosts in the future, without these victims."""
     left, untouched, cpu, memory = node.future, node.whole_future, node.cpu_future, node.memory_future
-    copied = False
+    copied, pods = False, node.pods_future
     for victim in gone:
         for part in victim.gone:
             if part.node is not node:
@@ -202,4 +202,5 @@ def room_on(preemptor: Preemptor, node: NodeState, gone: Iterable[Victim]) -> in
                 untouched += left[at] == GPU
             cpu += victim.allocation.need.cpu
             memory += victim.allocation.need.memory
-    return hosts(preemptor.need, left, untouched, cpu, memory)
+            pods += 1
+    return hosts(preemptor.need, left, untouched, cpu, memory, pods)

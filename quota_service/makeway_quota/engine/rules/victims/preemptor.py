@@ -184,13 +184,16 @@ class Preemptor:
 
     def _without_gpus(self) -> Mapping[str, Allocation]:
         """Return by id the work without GPUs that is a candidate for its CPU and memory (rule 2)."""
-        if "reservation" not in self.rights or not (self.need.cpu or self.need.memory):
+        in_the_way = self.need.cpu or self.need.memory or self.pool.limits_pods
+        if "reservation" not in self.rights or not in_the_way:
             return {}
         return self.cluster.without_gpus.get(self.pool.pool.name, {})
 
     def _frees(self, allocation: Allocation) -> bool:
-        """Whether work without GPUs holds CPU or memory that the preemptor requests."""
-        return bool((allocation.need.cpu and self.need.cpu) or (allocation.need.memory and self.need.memory))
+        """Whether work without GPUs holds CPU or memory that the preemptor requests, or pods where too few are left."""
+        if (allocation.need.cpu and self.need.cpu) or (allocation.need.memory and self.need.memory):
+            return True
+        return any(part.node.pods_future < self.need.least for part in allocation.parts)
 
     def _may_evict(self, allocation: Allocation) -> bool:
         """Whether neither `min_runtime` nor (where they matter) priority and ranks protect candidates of a policy."""

@@ -133,6 +133,7 @@ class PoolTrial:
 def _hosted_beside(node: NodeState, need: Need, victim: Victim) -> int:
     """Return how many workers a node hosts in the future beside the workers of a victim that is gone there."""
     left, untouched, cpu, memory = list(node.future), node.whole_future, node.cpu_future, node.memory_future
+    pods = node.pods_future
     for part in victim.gone:
         if part.node is node:
             for at in part.devices:
@@ -140,4 +141,5 @@ def _hosted_beside(node: NodeState, need: Need, victim: Victim) -> int:
                 left[at] -= part.milli
             cpu -= victim.allocation.need.cpu
             memory -= victim.allocation.need.memory
-    return hosts(need, left, untouched, cpu, memory)
+            pods -= 1
+    return hosts(need, left, untouched, cpu, memory, pods)

@@ -1,0 +1,67 @@
+"""How many pods a node runs at most, and how many of everybody run there, as the inventory of a cluster shows it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from api_server import ApiServer
+from makeway_quota.backends.base import NodeSeen, WorkloadPod
+from makeway_quota.backends.kubernetes.inventory import KubernetesInventory
+from makeway_quota.backends.kubernetes.nodes import NodeSelector
+from makeway_quota.control.pool_assignment import PoolAssignment
+from makeway_quota.control.workload_pods import WorkloadPods
+
+LABELS = {"app.kubernetes.io/managed-by": "makeway", "makeway/instance": "here", "makeway/attempt": "1"}
+
+
+def node(**allocatable: str) -> dict[str, Any]:
+    """Return a node of the cluster that offers 8 GPUs."""
+    status = {
+        "allocatable": {"nvidia.com/gpu": "8", **allocatable},
+        "conditions": [{"type": "Ready", "status": "True"}],
+    }
+    return {"metadata": {"name": "n0", "uid": "n", "resourceVersion": "1"}, "spec": {}, "status": status}
+
+
+def pod(name: str, phase: str = "Running", **labels: str) -> dict[str, Any]:
+    """Return a pod without requests on the node."""
+    metadata = {"name": name, "namespace": "jobs", "uid": name, "resourceVersion": "2", "labels": labels}
+    return {"metadata": metadata, "spec": {"nodeName": "n0", "containers": []}, "status": {"phase": phase}}
+
+
+async def seen(server: ApiServer) -> NodeSeen:
+    """Return the node as the inventory shows it."""
+    inventory = KubernetesInventory(server, [NodeSelector("gpu", "nvidia.com/gpu")], instance="here")
+    await inventory.open()
+    found = inventory.seen()["n0"]
+    await inventory.close()
+    return found
+
+
+@pytest.mark.covers("F82")
+@pytest.mark.parametrize(("allocatable", "most"), [({"pods": "250"}, 250), ({}, 110)])
+async def test_every_foreign_pod_counts_also_without_requests(allocatable: dict[str, str], most: int) -> None:
+    server = ApiServer()
+    ours = pod("ours", **LABELS, **{"makeway/job": "j-1", "makeway/worker": "0"})
+    foreign = [pod("dns"), pod("other", **{"makeway/job": "j-2"}), pod("new", "Pending"), pod("done", "Succeeded")]
+    server.lists = {"/api/v1/nodes": [node(**allocatable)], "/api/v1/pods": [ours, *foreign]}
+    found = await seen(server)
+    assert (found.most_pods, found.foreign_pods) == (most, 3)
+    assert [each.workload for each in found.pods] == ["j-1"]
+
+
+@pytest.mark.covers("F82")
+def test_a_pod_that_outlives_its_attempt_counts_as_one_that_terminates() -> None:
+    kept = WorkloadPods(lambda: 100.0)
+    found = kept.shown(
+        NodeSeen("n0", "gpu", (0,), most_pods=110, pods=(WorkloadPod("j-1", attempt=1, worker=0),)), {}, (), tuple
+    )
+    assert [(each.workload, each.pods) for each in found.terminating] == [("j-1", 1)]
+
+
+@pytest.mark.covers("F82")
+def test_the_engine_gets_the_pods_of_a_node() -> None:
+    node = NodeSeen("n0", "gpu", (0, 1), most_pods=110, foreign_pods=7)
+    (shown,) = PoolAssignment({"n0": (node,)}).as_nodes("n0", ())
+    assert (shown.pods, shown.foreign_pods) == (110, 7)
