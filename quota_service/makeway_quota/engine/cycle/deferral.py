@@ -105,7 +105,7 @@ def _evicted(
             return [moving.allocation.workload for moving in change.moves]
     for pool, rights in ways:
         preemptor = Preemptor(cluster, workload, queue.need, queue.account, pool, rights)
-        choice = reclaim(preemptor, returns=False)
+        choice = reclaim(preemptor)
         if choice is not None:
             restore_all(preemptor, choice.victims)
             return [victim.allocation.workload for victim in choice.victims]

@@ -25,9 +25,9 @@ def deferral(cycle: Cycle, queue: Queue) -> tuple[Code, str] | None:
         return None
     running = [allocation.workload for allocation in cluster.running.values()]
     ends = sorted(end for w in running if (end := protected_until(cluster, w)) is not None and end > cluster.now)
-    first = next((end for end in ends if _evicts(cycle, queue, end)), None)
-    if first is None:
+    if not ends or not _evicts(cycle, queue, ends[-1]):
         return None
+    first = next(end for end in ends if _evicts(cycle, queue, end))
     oldest = min(queue.members, key=age)
     if queue.patient and first <= oldest.submitted_at + queue.profile.reclaim_after:
         return "patience", "reclaim_after"
@@ -45,7 +45,7 @@ def _evicts(cycle: Cycle, queue: Queue, at: float) -> bool:
             mover = Preemptor(cluster, oldest, queue.need, queue.levels, pool, ("reservation",))
             if consolidate(mover) is not None:
                 return True
-    return any(select(way, cascades=False) is not None for way in ways)
+    return any(select(way) is not None for way in ways)
 
 
 def _ways(cycle: Cycle, cluster: Cluster, queue: Queue) -> list[Preemptor]:
