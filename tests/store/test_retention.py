@@ -76,6 +76,7 @@ async def test_what_is_old_goes_with_everything_it_left(store: Store, job) -> No
         "keys": 0,
         "files": 1,
         "folders": 1,
+        "names": 0,
         "artifacts": 0,
     }
     assert folders.purged == ["old"], "a session has no folder"

@@ -204,6 +204,7 @@ class Retention:
             "files": await self._forget_blobs(term),
             "folders": await self._purge_folders(term),
         }
+        removed["names"] = await self._call(self._store.people.forget)
         cleared, collected = await self._clear_contents(), await self._collect_artifacts(now)
         await self._count()
         await self._call(lambda: self._store.growth.note(now, self._room()))

@@ -18,7 +18,7 @@ from sqlalchemy import Column, Connection, Table, case, delete, insert, select, 
 from . import accounts, growth, pages, rows, writes
 from .database import Database
 from .records import NewDecision, Person, Workload
-from .tables import ENDED_ROW, LIVE_ROW, decisions, events, people, removals, submission_keys, workloads
+from .tables import ENDED_ROW, LIVE_ROW, decisions, events, people, removals, storage_days, submission_keys, workloads
 
 P = people.c
 W = workloads.c
@@ -82,6 +82,28 @@ class KnownPeople:
             changed += _hand_over(connection, {old: new}, now, by=by)
             connection.execute(delete(people).where(P.name == old, P.name.contains(RETIRED)))
         return len(changed)
+
+    def forget(self, limit: int = AT_ONCE) -> int:
+        """Remove names of deleted persons under which nothing is filed any more, at most `limit`; return how many.
+
+        A user who is deleted later may get such a name for their work again.
+        """
+        with self._database.read() as connection:
+            retired = select(P.name).where(P.name.contains(RETIRED), P.present.is_(False)).order_by(P.name)
+            unused = set(connection.execute(retired).scalars())
+            for table, column in (*OWNED, (storage_days, "name")):
+                owner = table.c[column]
+                for part in _parts(sorted(unused)):
+                    unused -= set(connection.execute(select(owner).where(owner.in_(part)).distinct()).scalars())
+        gone = sorted(unused)[:limit]
+        if gone:
+            with self._database.write(quiet=True) as connection:
+                connection.execute(delete(people).where(P.name.in_(gone)))
+        return len(gone)
+
+
+def _parts(names: Sequence[str]) -> Iterable[Sequence[str]]:
+    return (names[at : at + AT_ONCE] for at in range(0, len(names), AT_ONCE))
 
 
 class _Names:

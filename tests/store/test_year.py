@@ -1,0 +1,97 @@
+"""A year of jobs, notebooks, people who come and go, and new leaders: no table of the database grows for ever."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from makeway_quota.artifacts.folder import ArtifactFolder
+from makeway_quota.history.retention import DAY, Keep, Retention
+from makeway_quota.store import Store, open_store
+from makeway_quota.store.records import Attempt, Change, NewDecision, Person, SubmissionKey
+from makeway_quota.store.tables import metadata
+from sqlalchemy import func, select
+
+KEPT = 20
+"""Days that work and decisions are kept"""
+FOR_EVER = {"policies"}
+"""Tables that only an administrator's own acts add to: versions of the policy document are kept for ever"""
+
+
+def sizes(store: Store) -> dict[str, int]:
+    """Count the rows of every table, whatever tables there are."""
+    with store._database.read() as connection:
+        return {
+            table.name: connection.execute(select(func.count()).select_from(table)).scalar_one()
+            for table in metadata.sorted_tables
+        }
+
+
+def day_of_work(store: Store, job, day: int, ids: Iterator[int]) -> None:  # type: ignore[no-untyped-def]
+    """Live through one day: a user is deleted, the name is given to another, who works in a team of the week."""
+    now, name = day * DAY, f"user{day % 3}"
+    identity = f"2026-01-01T00:00:00.{day:06}Z"
+    others = {f"user{n}": Person(f"user{n}", f"stays-{n}") for n in range(3, 5)}
+    store.people.meet({name: Person(name, identity), **others}, (), now)
+    for number in itertools.islice(ids, 1):
+        id = f"j{number}"
+        key = SubmissionKey(f"k{number}", name, "d")
+        said = NewDecision("submit", id, f"team{day // 7}", name, "job", "is submitted")
+        files = [("f", bytes([number % 251]) * 2000 + str(number).encode(), False)]
+        store.add_workload(job(id, owner=name, team=f"team{day // 7}", source="x"), files, said, None, key, now=now)
+        opened = Attempt(id, 1, now)
+        store.commit([Change(id, {"state": "running", "attempt": 1}, open_attempt=opened)], now=now)
+        store.worker_reports.claim((id, 1, 0), f"launcher{number}", now)
+        store.outputs.append((id, 1, 0), "log", 0, b"l" * 3000, 10**6)
+        store.accounts.measured({id: 5}, now)
+        store.commit([Change(id, {"state": "succeeded", "ended_at": now})], now=now)
+    session = f"s{day}"
+    store.add_workload(job(session, kind="session", owner=name, server="x"), now=now)
+    store.commit([Change(session, {"state": "stopped", "ended_at": now})], now=now)
+    store.keep_histories({f"team{day // 7}": 5.0}, now=now)
+    if day % 6:
+        return
+    deleted = f"j{next(ids)}"
+    store.add_workload(job(deleted, owner=name), [("f", b"d" * 2000 + deleted.encode(), False)], now=now)
+    store.commit([Change(deleted, {"state": "failed", "ended_at": now})], now=now)
+    store.pruning.forget_ended(deleted, now)
+
+
+@pytest.mark.covers("N25")
+async def test_every_table_levels_off_within_a_year(sqlite_url: str, tmp_path: Path, job) -> None:
+    now, eras, ids = 0.0, itertools.count(0.0, 1e12), itertools.count()
+
+    async def purge(id: str, team: str) -> bool:
+        return True
+
+    keep = Keep(KEPT * DAY, KEPT * DAY, 7 * DAY)
+    known: dict[int, dict[str, int]] = {}
+    with closing(open_store(sqlite_url, ArtifactFolder(tmp_path / "artifacts"), 1000)) as store:
+        keeper = Retention(
+            store,
+            keep,
+            purge,
+            lambda: store.take_term("test", now),
+            clock=lambda: now,
+            monotonic=lambda: next(eras),
+            rest=0.0,
+            room=lambda: 5,
+        )
+        for day in range(1000, 1365):
+            now = day * DAY
+            day_of_work(store, job, day, ids)
+            if day % 6 == 0:
+                now += 3600
+                for _ in range(5):
+                    store.take_term("another", now)
+                await keeper.sweep()
+            known[day - 999] = sizes(store)
+        half, year = known[180], known[365]
+        assert half["workloads"] > 30, "there is work"
+        grown = {name: (half[name], year[name]) for name in year if year[name] > 1.1 * half[name] + 10}
+        assert {name: sizes for name, sizes in grown.items() if name not in FOR_EVER} == {}
+        assert {name for name, rows in year.items() if not rows} <= FOR_EVER | {"purges", "dropped"}, "all were used"
+        assert len(store.people.all()) < 3 * (2 * KEPT + 120)
