@@ -20,7 +20,7 @@ from makeway.launcher import log as launcher_log
 from makeway.launcher.attempt import Attempt
 from makeway.launcher.durations import duration
 from makeway.launcher.log import Log
-from makeway.launcher.run import Run, _time_left
+from makeway.launcher.run import DRAIN_SECONDS, Run, _time_left
 from makeway_api import durations
 
 FOLDER = Path(__file__).parents[2] / "widgets" / "makeway" / "launcher"
@@ -284,3 +284,65 @@ def test_a_note_never_continues_a_line_of_the_job(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seconds", [-1, 0.04, 0.3, 0.94, 0.95, 1.4, 59.6, 90, 240, 3_599, 7_500, 86_400, 273_600])
 def test_a_duration_is_written_as_the_service_writes_it(seconds: float) -> None:
     assert duration(seconds) == durations.duration(seconds)
+
+
+ODD_PLACES = {
+    "a FIFO": "os.mkfifo(path)",
+    "a link to a FIFO": "os.mkfifo(path + '.fifo'); os.symlink(path + '.fifo', path)",
+    "a link to a device": "os.symlink('/dev/zero', path)",
+    "a link to nowhere": "os.symlink('/nowhere/at/all', path)",
+    "a link to itself": "os.symlink(os.path.basename(path), path)",
+    "a folder": "os.mkdir(path); open(path + '/x', 'w').close()",
+    "a socket": "socket.socket(socket.AF_UNIX).bind(path)",
+    "a read-only file": "open(path, 'w').close(); os.chmod(path, 0)",
+}
+FLOODS = """
+import os, signal, socket, sys, time
+os.chdir("../attempt-1")
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+for number in range(0, 4_000_000, 250_000):
+    path = f"log.{number}"
+    if number:
+        PLACE
+for name in ("notice.json", "progress.json", "stop.json", "result.pkl", "status.json", "running.json"):
+    path = name
+    if os.path.exists(path):
+        os.unlink(path)
+    PLACE
+# the names that the launcher gives to files before they have their own
+for name in ("stop.json", "status.json"):
+    path = f"{name}.{os.getppid()}"
+    PLACE
+for _ in range(6_000):
+    os.write(1, b"x" * 999 + b"\\n")
+open("../flooded", "w").close()
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("what", ODD_PLACES)
+def test_nothing_in_the_place_of_its_files_keeps_it_from_its_time_limit(container: Container, what: str) -> None:
+    code = FLOODS.replace("PLACE", ODD_PLACES[what])
+    began = time.monotonic()
+    process = container.start(sys.executable, "-c", code, time_limit=4.0, grace=1, log_limit=1_000_000)
+    assert process.wait(60) == 137
+    assert time.monotonic() - began < 25
+    assert (container.root / "job" / "flooded").exists(), "its output went on"
+    status = container.status()
+    assert (status["timed_out"], status["killed"]) == (True, True)
+    first = container.file("log").read_text()
+    assert len(first) == 500_000
+    pieces = [path for path in sorted(container.root.glob("job/attempt-1/log.*"), key=_offset) if _offset(path) >= 0]
+    newest = "".join(path.read_text() for path in pieces if path.stat().st_size)
+    assert "time limit of 4 s reached" in newest
+
+
+def _offset(path: Path) -> int:
+    return int(path.suffix[1:]) if path.suffix[1:].isdigit() and path.is_file() and not path.is_symlink() else -1
+
+
+def test_a_disk_that_hangs_holds_up_no_time_limit(container: Container) -> None:
+    container.launcher = [sys.executable, "-c", SLOW_DISK.replace("time.sleep(2.5)", "time.sleep(600)")]
+    process = container.start("sh", "-c", "trap '' TERM; while :; do echo x; done", time_limit=2.0, grace=1)
+    assert process.wait(DRAIN_SECONDS + 40) == 137
+    assert container.status()["timed_out"]

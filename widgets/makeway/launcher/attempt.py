@@ -4,30 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 from typing import TYPE_CHECKING, Any
 
+from .files import create_file, read_json, write_json, write_whole
+
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-
-def write_json(path: str, value: dict[str, Any]) -> None:
-    """Write a JSON file atomically: a reader finds the old or the new content."""
-    temporary = f"{path}.{os.getpid()}"
-    with open(temporary, "w", encoding="utf-8") as file:
-        json.dump(value, file)
-    os.replace(temporary, path)
-
-
-def read_json(path: str) -> dict[str, Any]:
-    """Return the object of a JSON file; empty if the file is absent or broken."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            value = json.load(file)
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def start_time(pid: int) -> int:
@@ -86,9 +69,12 @@ class Attempt:
             if os.path.lexists(path):
                 continue
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            with open(f"{path}.part", "wb") as file:
-                file.write(data)
-            os.chmod(f"{path}.part", 0o755 if entry.get("executable") else 0o644)
+            descriptor = create_file(f"{path}.part")
+            try:
+                write_whole(descriptor, data)
+                os.fchmod(descriptor, 0o755 if entry.get("executable") else 0o644)
+            finally:
+                os.close(descriptor)
             os.replace(f"{path}.part", path)
 
     def inherit_progress(self) -> None:
@@ -97,7 +83,7 @@ class Attempt:
         if before is None:
             before = read_json(os.path.join(self.job, f"attempt-{self.number - 1}", "progress.json"))
         kept = {str(key): before[key] for key in ("step", "saved_at") if key in before}
-        if kept and not os.path.exists(self.path("progress.json")):
+        if kept and not os.path.lexists(self.path("progress.json")):
             write_json(self.path("progress.json"), kept)
 
     def environment(self, worker: dict[str, Any]) -> dict[str, str]:

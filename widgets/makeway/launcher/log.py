@@ -6,14 +6,19 @@ import contextlib
 import os
 import threading
 import time
+from collections import deque
+from io import FileIO
 
 from .attempt import Attempt
+from .files import create_file
 from .output_copy import OutputCopy
 
 LIMIT = 64 * 2**20
 """The default limit in bytes."""
 LINE_SECONDS = 0.1
 """Seconds for which a note waits for the end of a line that the job is writing: Python writes one in several parts"""
+SETTLE_SECONDS = 2.0
+"""Seconds for which the end waits for the launcher's own lines on a slow disk"""
 
 
 class Log:
@@ -27,11 +32,17 @@ class Log:
         self._copy = copy
         self._head, self._piece = limit // 2, limit // 4
         self._lock = threading.Lock()
-        self._file = open(attempt.path("log"), "ab", buffering=0)  # noqa: SIM115
-        self._at = self._file.tell()
-        self._room = self._head - self._at
+        """of the file: a disk may hold it up for long, so that only threads that write output wait for it"""
+        self._at = 0
+        self._room = self._head
         self._pieces: list[str] = []
         self._newest = b""
+        self._notes: deque[bytes] = deque()
+        self._noted = threading.Event()
+        self._writer: threading.Thread | None = None
+        self._file: FileIO | None = None
+        with contextlib.suppress(OSError):
+            self._file = self._opened("log")
 
     def write(self, data: bytes) -> None:
         """Append output; a full disk loses output, never the job."""
@@ -46,21 +57,63 @@ class Log:
             while data:
                 if self._room <= 0:
                     self._next_piece()
-                part, data = data[: self._room], data[self._room :]
-                self._file.write(part)
-                self._at += len(part)
-                self._room -= len(part)
+                elif self._file is None:
+                    self._file = self._opened("log" if not self._at else f"log.{self._at}")
+                assert self._file is not None
+                written = self._file.write(data[: self._room]) or 0
+                data = data[written:]
+                self._at += written
+                self._room -= written
 
     def note(self, sentence: str) -> None:
-        """Append a line of the launcher's own, marked with `makeway:`; it never continues a line of the job."""
-        line, ends = f"makeway: {sentence}\n".encode(), time.monotonic() + LINE_SECONDS
-        while True:
-            with self._lock:
-                between = not self._newest or self._newest.endswith((b"\n", b"\r"))
-                if between or time.monotonic() > ends:
-                    self._write(line if between else b"\n" + line)
-                    return
+        """Append a line of the launcher's own, marked with `makeway:`; it never continues a line of the job.
+
+        A thread of its own writes it, which is waited for a moment only.
+        """
+        self._notes.append(f"makeway: {sentence}\n".encode())
+        if self._writer is None:
+            writer = threading.Thread(target=self._write_notes, daemon=True)
+            try:
+                writer.start()
+            except RuntimeError:  # the job has used up the processes of its pod
+                if self._lock.acquire(blocking=False):
+                    try:
+                        self._take_notes()
+                    finally:
+                        self._lock.release()
+                return
+            self._writer = writer
+        self._noted.set()
+        self._settle(2 * LINE_SECONDS)
+
+    def settle(self) -> None:
+        """Wait until all notes are written, for SETTLE_SECONDS at most."""
+        self._settle(SETTLE_SECONDS)
+
+    def _settle(self, seconds: float) -> None:
+        ends = time.monotonic() + seconds
+        while self._notes and time.monotonic() < ends:
             time.sleep(0.002)
+
+    def _write_notes(self) -> None:
+        while True:
+            self._noted.wait()
+            self._noted.clear()
+            ends = time.monotonic() + LINE_SECONDS
+            while self._notes:
+                with self._lock:
+                    if self._is_between_lines() or time.monotonic() > ends:
+                        self._take_notes()
+                        break
+                time.sleep(0.002)
+
+    def _is_between_lines(self) -> bool:
+        return not self._newest or self._newest.endswith((b"\n", b"\r"))
+
+    def _take_notes(self) -> None:
+        while self._notes:
+            self._write(self._notes[0] if self._is_between_lines() else b"\n" + self._notes[0])
+            self._notes.popleft()
 
     def last_lines(self, count: int) -> list[str]:
         """Return the newest lines of the job's output, without the launcher's own."""
@@ -68,10 +121,15 @@ class Log:
         return [line for line in lines if line.strip() and not line.startswith("makeway: ")][-count:]
 
     def _next_piece(self) -> None:
-        self._file.close()
-        name = self._attempt.path(f"log.{self._at}")
-        self._file = open(name, "ab", buffering=0)  # noqa: SIM115
-        self._room = max(self._piece, 1)
-        self._pieces.append(name)
+        name = f"log.{self._at}"
+        file = self._opened(name)
+        if self._file is not None:
+            self._file.close()
+        self._file, self._room = file, max(self._piece, 1)
+        self._pieces.append(self._attempt.path(name))
         while len(self._pieces) > 2:
             os.unlink(self._pieces.pop(0))
+
+    def _opened(self, name: str) -> FileIO:
+        """Go on in a new file; whatever the job has put in its place is none."""
+        return FileIO(create_file(self._attempt.path(name)), "ab")

@@ -7,6 +7,7 @@ import os
 import re
 from typing import TYPE_CHECKING
 
+from .files import open_file
 from .service import Rejected, Service
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class LogSender:
                 if data:
                     return begin, data, len(data) < PART
                 begin = start
-            with contextlib.suppress(OSError), open(self._attempt.path(name), "rb") as file:
+            with contextlib.suppress(OSError), open_file(self._attempt.path(name)) as file:
                 file.seek(begin + len(data) - start)
                 data += file.read(PART - len(data))
         return begin, data, False

@@ -22,6 +22,7 @@ from typing import Any
 
 from .attempt import Attempt
 from .durations import duration
+from .files import open_file
 from .log import Log
 from .log_sender import PART, LogSender
 from .pause import Pause
@@ -182,6 +183,7 @@ class Remote:
                     unsent.append(kind)
                     if not self._ended:
                         log.note(f"{NAMES[kind]} could not be sent in time")
+        log.settle()
         sender = self._log or LogSender(attempt, self._service)
         if not self._until_taken(attempt, partial(sender.send, final=True), ends):
             unsent.append("log")
@@ -301,7 +303,7 @@ class Remote:
         """Send a result or an exception, part by part, from where the service knows it; Unavailable at `stops`."""
         if not os.path.isfile(attempt.path(name)):
             return
-        with open(attempt.path(name), "rb") as file:
+        with open_file(attempt.path(name), links=True) as file:
             try:
                 at = self._service.append(kind, 0, file.read(PART), False)
                 while file.seek(at) == at and (data := file.read(PART)):

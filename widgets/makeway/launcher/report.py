@@ -6,7 +6,8 @@ import math
 import os
 from typing import Any
 
-from .attempt import Attempt, read_json
+from .attempt import Attempt
+from .files import read_json
 
 
 def report_of(attempt: Attempt, status: dict[str, Any] | None) -> dict[str, Any]:

@@ -15,10 +15,11 @@ import threading
 import time
 from typing import Any
 
-from .attempt import Attempt, read_json, write_json
+from .attempt import Attempt
 from .causes import end_of, reason_of
 from .children import Children
 from .durations import duration
+from .files import number, read_json, whole, write_json
 from .log import LIMIT, Log
 from .output_copy import OutputCopy
 from .transport import Beside, Transport
@@ -183,7 +184,7 @@ class Run:
         pump = threading.Thread(target=self._pump, args=(output, prefix), daemon=True)
         pump.start()
         self._pumps.append((pump, output))
-        with contextlib.suppress(FileNotFoundError):  # the job may have removed its folder already
+        with contextlib.suppress(OSError):  # the job may have removed its folder already, or put something in it
             write_json(self.attempt.path("running.json"), {"at": self.began, "pids": self.children.workers})
 
     def _pump(self, output: int, prefix: bytes) -> None:
@@ -240,7 +241,7 @@ class Run:
             self.cancelled = True
             self.notice = {**self.notice, "deadline": 0.0}
             self.kill_at = 0.0
-        elif given and isinstance(given.get("deadline"), (int, float)):
+        elif number(given.get("deadline")) is not None:
             self._preempt(given, f"notice: {given.get('reason') or 'no reason given'}")
         elif signalled and not self.notice:
             reason = "the machine is stopping"
@@ -280,8 +281,8 @@ class Run:
         return not any(code in ours for code in codes) or self._acknowledged_in_writing()
 
     def _acknowledged_in_writing(self) -> bool:
-        at = read_json(self.attempt.path("progress.json")).get("acknowledged_at")
-        return isinstance(at, (int, float)) and at >= float(self.notice.get("at", 0.0)) - 1.0
+        at = number(read_json(self.attempt.path("progress.json")).get("acknowledged_at"))
+        return at is not None and at >= (number(self.notice.get("at")) or 0.0) - 1.0
 
     def _acknowledged(self, code: int) -> bool:
         """Whether the job ended by itself because of the notice."""
@@ -299,27 +300,28 @@ class Run:
             "noticed": bool(self.notice) and not self.timed_out and not self.cancelled,
             "completed": code == 0 and done,
             "timed_out": self.timed_out,
-            "step": progress.get("step"),
-            "checkpoint_at": progress.get("saved_at"),
+            "step": whole(progress.get("step")),
+            "checkpoint_at": number(progress.get("saved_at")),
             "message": message,
             "started_at": self.began,
             "ended_at": time.time(),
         }
         with contextlib.suppress(OSError):
             write_json(self.attempt.path("status.json"), status)
+        self.log.settle()
         self.transport.finish(self.attempt, status, self.log, self.kill_at)
         return code if code >= 0 else 128 - code
 
     def _message(self, code: int) -> str:
         """Return in one line how the attempt ended."""
-        step = read_json(self.attempt.path("progress.json")).get("step")
+        step = whole(read_json(self.attempt.path("progress.json")).get("step"))
         saved = "" if step is None else f"saved at step {step}"
         if self.cancelled:
             return "stopped"
         if self.timed_out:
             return "; ".join(filter(None, [str(self.notice["reason"]), "killed" if self.killed else "", saved]))
         if self.killed:
-            seconds = self.notice["deadline"] - self.notice.get("at", self.began)
+            seconds = self.notice["deadline"] - (number(self.notice.get("at")) or self.began)
             text = f"did not end within {duration(seconds)} and was killed"
             self.log.note(text)
             return f"{text}; {saved or 'no checkpoint'}"
@@ -346,7 +348,7 @@ def _signal_named(name: str) -> int:
 
 def _time_left(notice: dict[str, Any], grace: float) -> float:
     """Return the seconds until a notice's deadline; all of them if the clock was set since it was written."""
-    at = notice.get("at")
-    given = max(0.0, notice["deadline"] - at) if isinstance(at, (int, float)) else grace
-    passed = time.time() - at if isinstance(at, (int, float)) else 0.0
+    at = number(notice.get("at"))
+    given = max(0.0, notice["deadline"] - at) if at is not None else grace
+    passed = time.time() - at if at is not None else 0.0
     return given - passed if 0.0 <= passed < given else given

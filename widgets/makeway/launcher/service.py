@@ -176,7 +176,7 @@ class Service:
         try:
             problem = json.loads(reply.body)
             code, detail, numbers = str(problem["code"]), str(problem["detail"]), dict(problem.get("numbers") or {})
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             code, detail, numbers = "", f"status {reply.status}", {}
         if code == "token_expired":
             self.expired = True
@@ -201,7 +201,7 @@ def _object(body: bytes) -> dict[str, Any]:
     """Return the JSON of an answer; Unavailable for what is none, as a proxy may answer for the service."""
     try:
         value = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
         raise Unavailable("the answer cannot be read")

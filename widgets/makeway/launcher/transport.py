@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
-from .attempt import read_json
+from .files import read_json
 
 if TYPE_CHECKING:
     from .attempt import Attempt
