@@ -11,22 +11,25 @@ _PASSING = frozenset({408, 409, 429})
 """Client errors that say "not now"."""
 _NO_MESSAGE = "Forbidden"
 """All that is left of a refusal of the lists that KubeSpawner's watches begin with."""
+MOST_MESSAGE = 2000
+"""Characters of what the API server said that a page shows"""
 RESTART = "An administrator has to restart the Hub: Kubernetes does not accept its credentials any more."
 
 
 def refused(error: BaseException) -> bool:
     """Whether the API server understood a request and refuses it: repeating it does not help."""
-    return isinstance(error, ApiException) and 400 <= _status(error) < 500 and error.status not in _PASSING
+    return isinstance(error, ApiException) and 400 <= _status(error) < 500 and _status(error) not in _PASSING
 
 
 def api_message(error: ApiException) -> str:
     """Return what the API server said, from the Status in its answer, without a full stop."""
     try:
         answer: Any = json.loads(error.body or "")
-    except ValueError:
+    except (ValueError, TypeError, RecursionError):  # a proxy may answer for the API server
         answer = None
     said = answer.get("message") if isinstance(answer, dict) else None
-    return str(said or error.reason or f"status {error.status}").strip().rstrip(".")
+    found = said if isinstance(said, str) and said.strip() else str(error.reason or f"status {error.status}")
+    return found[:MOST_MESSAGE].encode("utf-8", "replace").decode().strip().rstrip(".")
 
 
 def start_sentence(error: ApiException, namespace: str) -> str:
@@ -72,4 +75,4 @@ def _right(said: str) -> str:
 
 
 def _status(error: ApiException) -> int:
-    return int(error.status or 0)
+    return error.status if isinstance(error.status, int) else 0

@@ -7,8 +7,8 @@ this module may be lost. One pod at a time per claim; its labels differ from tho
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -20,6 +20,7 @@ from makeway_api.durations import duration
 from makeway_api.pod_labels import INSTANCE, MANAGED_BY, MANAGER
 from makeway_api.quantities import count
 
+from ..untrusted import UnreadableJson, read_table, text, whole
 from .client import ApiClient, ApiRefusal, ApiUnreachable, Object
 from .manifest import PodSettings, claim_of, container_security, pod_security, toleration_of
 from .nodes import Toleration
@@ -44,6 +45,9 @@ GONE_SECONDS = 60.0
 """How long the pod of an earlier try may take to end."""
 FIRST_PAUSE, LONGEST_PAUSE = 300.0, 86_400.0
 """Seconds before a removal that failed is tried again, which double from the first to the longest."""
+MOST_REPORT, MOST_ID, MOST_WHY = 2**16, 300, 2000
+"""Bytes of a pod's report, and characters of the id of a job and of the reason in it"""
+USER = re.compile("[0-9]{1,10}")
 MOST_USERS = 4
 """Pods that try one folder, each as the user whom the one before found in the way."""
 
@@ -270,11 +274,12 @@ def left_of(pod: Object) -> tuple[Mapping[str, int], str]:
         return {}, ""
     states = [one.get("state") or {} for one in status.get("containerStatuses") or ()]
     ended: Mapping[str, Any] = next((one["terminated"] for one in states if "terminated" in one), {})
-    with suppress(ValueError, AttributeError, TypeError, KeyError):
-        report = json.loads(ended.get("message") or "")
-        left = {str(id): int(user) for user, ids in report["left"].items() for id in ids}
-        return left, str(report["why"])
-    raise RemovalFailed(f"the pod {pod['metadata']['name']} {_why(status, states, ended)}")
+    with suppress(UnreadableJson, AttributeError, TypeError, KeyError):
+        report = read_table(str(ended.get("message") or ""), MOST_REPORT)
+        users = [(whole(int(user) if USER.fullmatch(user) else None), ids) for user, ids in report["left"].items()]
+        left = {text(id, MOST_ID): user for user, ids in users for id in ids if user is not None}
+        return left, text(report["why"], MOST_WHY)
+    raise RemovalFailed(f"the pod {pod['metadata']['name']} {text(_why(status, states, ended), MOST_WHY)}")
 
 
 def _why(status: Object, states: Sequence[Object], ended: Mapping[str, Any]) -> str:

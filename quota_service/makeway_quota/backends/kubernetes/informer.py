@@ -294,7 +294,7 @@ class Informer(Generic[T]):
             self._put(key, None)
         try:
             value = self._project(item)
-        except (AttributeError, KeyError, TypeError, ValueError):
+        except Exception:
             log.exception("%s: %s was not understood", self._path, key)
             value = self.objects.get(key)
         if value is not None:

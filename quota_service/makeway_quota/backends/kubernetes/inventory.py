@@ -21,6 +21,8 @@ from .informer import USUAL, Informer, Timing
 from .nodes import ClusterNode, NodeSelector, model_of, pool_of, project_node, untolerated
 from .pod_requests import PodShare, project_share
 
+MOST_DEVICES = 4096
+"""GPUs of one node; one that claims to have more takes no work"""
 HELD = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
 """The field selector of the pods that hold resources of a node."""
 
@@ -150,14 +152,15 @@ def _seen(node: ClusterNode, selectors: Sequence[NodeSelector], shares: Sequence
         for resource, value in share.requests if not share.workload else ():
             foreign[resource] = foreign.get(resource, 0) + value
     devices = node.allocatable.get(selector.resource, 0) if selector else 0
+    believed = devices <= MOST_DEVICES
     return NodeSeen(
         name=node.name,
         pool=selector.pool if selector else "",
-        devices=tuple(range(devices)),
+        devices=tuple(range(devices if believed else 0)),
         counted=True,
         model=model_of(node),
-        cpu=node.allocatable.get("cpu", 0),
-        memory=node.allocatable.get("memory", 0),
+        cpu=_offered(node, "cpu"),
+        memory=_offered(node, "memory"),
         ready=node.ready,
         down_since=node.down_since,
         foreign_gpus=GPU * foreign.get(selector.resource, 0) if selector else 0,
@@ -165,11 +168,16 @@ def _seen(node: ClusterNode, selectors: Sequence[NodeSelector], shares: Sequence
         foreign_memory=foreign.get("memory", 0),
         most_pods=node.allocatable.get("pods", USUAL_PODS),
         foreign_pods=sum(not share.workload for share in shares),
-        cordoned=node.unschedulable or selector is None or bool(untolerated(node, selector)),
+        cordoned=node.unschedulable or not believed or selector is None or bool(untolerated(node, selector)),
         labels={name: node.labels[name] for selector in selectors for name in selector.labels if name in node.labels},
         taints=tuple(str(taint) for taint in node.taints),
         pods=tuple(_workload_pod(share, selector) for share in shares if share.workload),
     )
+
+
+def _offered(node: ClusterNode, resource: str) -> int:
+    """Return what a node offers of CPU or memory, 0 where it does not say it: that is no limit, and nothing is one."""
+    return max(1, node.allocatable[resource]) if resource in node.allocatable else 0
 
 
 def _workload_pod(share: PodShare, selector: NodeSelector | None) -> WorkloadPod:

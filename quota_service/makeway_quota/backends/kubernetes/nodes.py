@@ -128,7 +128,15 @@ def _down_since(conditions: Mapping[str, Object], taints: Iterable[Object]) -> f
     """Return since when a node is not ready: by its conditions, or the taints that outlive them; None: not said."""
     against = [one for name, one in conditions.items() if name in AGAINST and one["status"] != AGAINST[name]]
     times = [one.get("lastTransitionTime") for one in against] or [one.get("timeAdded") for one in taints]
-    return min((datetime.fromisoformat(text).timestamp() for text in times if text), default=None)
+    return min((at for text in times if (at := _time(text)) is not None), default=None)
+
+
+def _time(text: object) -> float | None:
+    """Return a time of Kubernetes in Unix seconds; None for what is none."""
+    try:
+        return datetime.fromisoformat(str(text)).timestamp() if text else None
+    except (ValueError, OverflowError):
+        return None
 
 
 def selectors(document: Document, tolerations: Iterable[Toleration] = ()) -> tuple[NodeSelector, ...]:

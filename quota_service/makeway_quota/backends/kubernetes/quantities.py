@@ -7,7 +7,13 @@ from collections.abc import Mapping
 from fractions import Fraction
 from functools import lru_cache
 
-QUANTITY = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(?:([eE][+-]?\d+)|([numkMGTPE]i?|Ki)?)")
+QUANTITY = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))(?:([eE][+-]?[0-9]+)|([numkMGTPE]i?|Ki)?)")
+MOST_CHARACTERS = 100
+"""Of a quantity; Kubernetes writes fewer than 30"""
+MOST_EXPONENT = 40
+"""Beyond, every quantity is the largest one, or next to nothing: no number of a billion digits is ever made"""
+LARGEST = 2**63 - 1
+"""The largest quantity of Kubernetes"""
 SUFFIXES: Mapping[str, Fraction] = {
     "": Fraction(1),
     "n": Fraction(1, 10**9),
@@ -22,21 +28,28 @@ MIB = 2**20
 @lru_cache(maxsize=4096)
 def number(text: str) -> Fraction:
     """Return the exact number that a quantity means; ValueError for what is none."""
-    found = QUANTITY.fullmatch(text.strip())
+    found = QUANTITY.fullmatch(text.strip()) if len(text) <= MOST_CHARACTERS else None
     if found is None or (found[3] or "") not in SUFFIXES:
-        raise ValueError(f"{text!r} is not a quantity of Kubernetes")
-    return Fraction(found[1]) * (Fraction(10) ** int(found[2][1:]) if found[2] else SUFFIXES[found[3] or ""])
+        raise ValueError(f"{text[:MOST_CHARACTERS]!r} is not a quantity of Kubernetes")
+    if not found[2]:
+        return Fraction(found[1]) * SUFFIXES[found[3] or ""]
+    exponent = max(-MOST_EXPONENT, min(MOST_EXPONENT, int(found[2][1:])))
+    return Fraction(found[1]) * Fraction(10) ** exponent
 
 
 @lru_cache(maxsize=4096)
 def amount(resource: str, text: str, *, up: bool = True) -> int:
-    """Return a quantity in the service's unit for the resource: rounded up for requests, down for what nodes offer."""
+    """Return a quantity in the service's unit for the resource: rounded up for requests, down for what nodes offer.
+
+    None is negative, and none larger than a quantity of Kubernetes can be.
+    """
     exact = number(text)
     if resource == "cpu":
         exact *= 1000
     elif resource == "memory":
         exact /= MIB
-    return -(-exact.numerator // exact.denominator) if up else exact.numerator // exact.denominator
+    whole = -(-exact.numerator // exact.denominator) if up else exact.numerator // exact.denominator
+    return max(0, min(LARGEST, whole))
 
 
 def requests(quantities: Mapping[str, object] | None) -> dict[str, int]:
