@@ -21,6 +21,7 @@ from makeway_quota.backends.kubernetes.nodes import toleration
 from makeway_quota.backends.kubernetes.pod_ends import gone, machines_of
 from makeway_quota.backends.kubernetes.pod_requests import pod_requests
 from makeway_quota.backends.kubernetes.pod_states import JobPod, project_job_pod
+from makeway_quota.backends.kubernetes.pod_waits import LIMITS
 from makeway_quota.backends.kubernetes.template import merged
 from makeway_quota.backends.machines import Machines
 from makeway_quota.policy import PolicyInvalid, read
@@ -37,6 +38,25 @@ def order(workers: int = 1, **changes: Any) -> StartOrder:
     places = tuple(WorkerPlace(f"n{number}", (0,), (1000,)) for number in range(workers))
     made = StartOrder("j-1", 2, "fit", "ana@lab", "R&D", "gpu1", ("python", "train.py"), {}, places, grace=30.5)
     return replace(made, **changes)
+
+
+@pytest.mark.parametrize("limit", [1.5, 3600.0, 1e8, 1e12])
+def test_a_pod_has_a_deadline_after_its_limit_and_its_grace_whatever_it_waits_for_first(limit: float) -> None:
+    template = {"spec": {"priorityClassName": "x"}}
+    given = replace(GIVEN, template=template)
+    deadline = worker_pod(SETTINGS, order(time_limit=limit), 0, PATH, "tokens", given)["spec"]["activeDeadlineSeconds"]
+    assert isinstance(deadline, int)
+    assert deadline <= 2**31 - 1, "Kubernetes takes no more"
+    assert deadline == 2**31 - 1 or deadline >= limit + 30.5 + LIMITS["image_pull"] + 20
+    assert "activeDeadlineSeconds" not in worker_pod(SETTINGS, order(), 0, PATH, "tokens", given)["spec"]
+
+
+def test_a_pod_that_kubernetes_ended_at_its_deadline_reached_its_time_limit() -> None:
+    said = "Pod was active on the node longer than the specified deadline"
+    for more in ({}, over(137)):
+        end = machines_of([pod("Failed", reason="DeadlineExceeded", message=said, **more)], RUNS)
+        assert (end.present, end.timed_out, end.exit_code, end.node_lost) == (False, True, 137, False)
+        assert "time limit reached" in end.message
 
 
 def test_a_pod_runs_on_the_planned_node_with_what_the_plan_gives() -> None:

@@ -27,7 +27,7 @@ def test_what_fails_is_tried_less_and_less_often_until_it_passes() -> None:
     assert not quarantine.rests("planning", "workload", "j-1")
     with quarantine.guard("planning", "workload", "j-1"):
         pass
-    assert len(quarantine) == 0
+    assert quarantine.size == 0
     with pytest.raises(NotLeading), quarantine.guard("planning", "workload", "j-1"):
         raise NotLeading("another replica leads")
 

@@ -19,6 +19,8 @@ class Machines:
     """why one of them waits; if not present: how they ended"""
     exit_code: int | None = None
     """if not present: the job's own exit code; None where the job did not end them"""
+    timed_out: bool = False
+    """if not present: whether Kubernetes ended them as their time was over"""
     unfinished: bool = False
     """whether their start was interrupted before anything ran"""
     never_ran: bool = False

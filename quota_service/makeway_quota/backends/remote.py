@@ -339,7 +339,8 @@ class RemoteBackend(ABC):
             return self._conclude(key, ended)
         message = machines.message or "its worker vanished without a report"
         if machines.exit_code is not None:
-            return self._conclude(key, replace(seen, phase=Phase.EXITED, exit_code=machines.exit_code, message=message))
+            ended = replace(seen, phase=Phase.EXITED, exit_code=machines.exit_code, message=message)
+            return self._conclude(key, replace(ended, timed_out=machines.timed_out))
         lost = replace(seen, message=message, node_lost=machines.node_lost, worker=machines.worker)
         return self._lose(key, replace(lost, never_ran=machines.never_ran and not ran_or_ended(seen, workers)))
 

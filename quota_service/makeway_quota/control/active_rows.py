@@ -103,7 +103,7 @@ class ActiveRows:
         while self._committed:
             for row in self._committed.popleft():
                 known = found.get(row.id)
-                if known is not None and known.version >= row.version:
+                if known is not None and not newer(row, known):
                     continue
                 if row.live:
                     found[row.id] = row
@@ -149,6 +149,11 @@ class ActiveRows:
                 self.on_node.setdefault(place.node, set()).add(row.id)
 
 
+def newer(row: Workload, known: Workload) -> bool:
+    """Whether a row is newer than what is known of it, or was read again after it could not be read as a whole."""
+    return row.version > known.version or (row.version == known.version and row is not known and row != known)
+
+
 def is_watched(row: Workload) -> bool:
     """Whether a row holds GPUs or has a lease."""
     return row.live and (row.kind == "session" or row.state != "pending")
@@ -156,7 +161,8 @@ def is_watched(row: Workload) -> bool:
 
 def is_urgent(row: Workload) -> bool:
     """Whether a cycle may have to act upon a row, even if nothing new is reported of it."""
-    return row.state in ADMITTED and (row.state != "running" or row.notice is not None or row.cancel_requested)
+    ending = row.notice is not None or row.cancel_requested or row.reason_code == "time_limit"
+    return row.state in ADMITTED and (row.state != "running" or ending)
 
 
 def _put(index: dict[str, Workload], row: Workload, there: bool) -> None:

@@ -37,9 +37,10 @@ from .commands import Commands
 from .hub_servers import HubServers
 from .leader import Leader
 from .leases import end_session
-from .quarantine import Quarantine
+from .quarantine import Quarantine, reason_of
 from .retries import Retries, alike, sentence
-from .start_backoff import NO_ROOM, StartBackoff
+from .start_backoff import LONGEST, NO_ROOM, START_DEFERRED, StartBackoff
+from .time_limits import TIME_LIMIT
 
 log = logging.getLogger("makeway.actuate")
 
@@ -47,6 +48,7 @@ TAKEOVER_GRACE = 10.0
 """Seconds that a session has at least from when a leader first sees its notice, or its grace if that is shorter."""
 
 ORDERING, REMOVING = "ordering what was decided", "removing what is left of it"
+STARTING = "ordering its start"
 AT_ONCE = 48
 """Attempts that a backend elsewhere is ordered to start at the same time."""
 
@@ -154,7 +156,8 @@ class Actuator:
                 with self.quarantine.guard(ORDERING, "workload", row.id):
                     await self._job(started, row, reported.get((row.id, row.attempt)), now)
         sessions = [row for row in rows.values() if row.kind == "session" and row.state in ADMITTED]
-        self._sessions(change_set, sessions, now, names)
+        with self.quarantine.step("stopping the servers of sessions"):
+            self._sessions(change_set, sessions, now, names)
         for key, attempt in reported.items():
             if not self.quarantine.rests(REMOVING, "workload", key[0]):
                 with self.quarantine.guard(REMOVING, "workload", key[0]):
@@ -198,6 +201,9 @@ class Actuator:
         if row.cancel_requested:
             await self._try("killed", key, lambda: self._backend.kill(*key))
             return
+        if row.reason_code == TIME_LIMIT:
+            await self._try("ended at its time limit", key, lambda: self._backend.kill(*key))
+            return
         notice = row.notice
         if notice is None or self._noticed.get(key) == notice.at:
             return
@@ -218,6 +224,7 @@ class Actuator:
             whole = await (commands or Commands(self._store, [row])).whole(row)
             order = self._start_order(whole)
             await self._order(lambda: self._backend.start(order))
+            self.quarantine.passed(STARTING, "workload", row.id)
         except BackendFull as error:
             log.warning("%s returns to the queue: %s", _job(row), error)
             started.postponed.add(key)
@@ -235,6 +242,10 @@ class Actuator:
         except (BackendError, OSError) as error:
             message = outcomes.could_not_start(_job(row), sentence(error))
             started.failed.add(_ended(row, now, "failed", message), decide(row, "fail", "could_not_start", message))
+        except Exception as error:  # an error of Makeway's own: others get its GPUs until it is tried again
+            self.quarantine.failed(STARTING, "workload", row.id, error, LONGEST)
+            started.postponed.add(key)
+            started.failed.add(*self.backoff.requeue(row, _job(row), reason_of(error), now, START_DEFERRED))
 
     def _start_order(self, row: Workload) -> StartOrder:
         def files() -> tuple[JobFile, ...]:

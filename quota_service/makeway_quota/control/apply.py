@@ -14,8 +14,9 @@ from ..engine.snapshot import ADMITTED
 from ..store.records import Attempt, Change, Notice, Workload
 from ..wording import IDS, Names, outcomes, sentence
 from .change_set import ChangeSet, decide
+from .isolation import Faulty, items_of
 from .pool_assignment import places
-from .quarantine import Quarantine, reason_of
+from .quarantine import Kind, Quarantine, reason_of
 from .reason_throttle import AT_ONCE, ReasonThrottle
 
 APPLYING = "writing what was decided"
@@ -68,22 +69,43 @@ def change_set_of(
     return change_set
 
 
-def set_aside(change_set: ChangeSet, left_out: Mapping[str, Exception], rows: Mapping[str, Workload]) -> None:
+def left_out(faulty: Faulty, rows: Mapping[str, Workload]) -> dict[str, tuple[Kind, Exception]]:
+    """Return the pending workloads that the plan was made without, with why: by themselves, or with their team."""
+    found: dict[str, tuple[Kind, Exception]] = {}
+    wide = any(kind in ("queue", "team", "profile") for kind, _ in faulty.reasons)
+    for id in rows if wide else [name for kind, name in faulty.reasons if kind == "workload" and name in rows]:
+        row = rows[id]
+        if row.state == "pending":
+            for item in items_of(id, row.team or "", row.profile):
+                if item in faulty.reasons:
+                    found[id] = item[0], faulty.reasons[item]
+                    break
+    return found
+
+
+def set_aside(
+    change_set: ChangeSet,
+    waiting: Mapping[str, tuple[Kind, Exception]],
+    rows: Mapping[str, Workload],
+    aside: Quarantine,
+) -> None:
     """Add why workloads wait that the plan was made without."""
-    for id in sorted(left_out):
-        row = rows.get(id)
-        if row is None or row.state != "pending":
-            continue
-        message = outcomes.set_aside(row.kind, reason_of(left_out[id]))
-        if (row.reason_code, row.reason_message) != (SET_ASIDE, message):
-            fields: dict[str, object] = {
-                "reason_code": SET_ASIDE,
-                "reason_message": message,
-                "reason_numbers": {},
-                "nomination": (),
-                "not_before": None,
-            }
-            change_set.add(Change(row.id, fields, row.version, ("pending",)), decide(row, "wait", SET_ASIDE, message))
+    for id in sorted(waiting):
+        with aside.guard(APPLYING, "workload", id):
+            _set_aside(change_set, rows[id], *waiting[id])
+
+
+def _set_aside(change_set: ChangeSet, row: Workload, kind: Kind, error: Exception) -> None:
+    message = outcomes.set_aside(row.kind, kind, reason_of(error))
+    if (row.reason_code, row.reason_message) != (SET_ASIDE, message):
+        fields: dict[str, object] = {
+            "reason_code": SET_ASIDE,
+            "reason_message": message,
+            "reason_numbers": {},
+            "nomination": (),
+            "not_before": None,
+        }
+        change_set.add(Change(row.id, fields, row.version, ("pending",)), decide(row, "wait", SET_ASIDE, message))
 
 
 def lenders(plan: Plan, start: Start) -> tuple[str, ...]:

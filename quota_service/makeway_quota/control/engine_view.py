@@ -14,10 +14,14 @@ from ..store.records import Place, Workload
 from .people import People
 from .pool_assignment import PoolAssignment, machine_of
 from .present_times import PresentTimes
-from .quarantine import Kind, Quarantine
+from .quarantine import Quarantine
 from .start_backoff import CLOCKS_DIFFER, StartBackoff, backoff_until
 
+CYCLE = "cycle"
+"""The reader of changes that plans"""
 SHOWING = "reading it for a plan"
+UNWRITTEN = ("writing what was decided", "writing its changes")
+"""Steps that carry out a plan: a workload that they fail with is in no plan while it is set aside"""
 MOST_UNREAD = 50_000
 """Changes that are kept for one reader; beyond, it reads everything again."""
 PlacedOn = Callable[[str], Iterable[Workload]]
@@ -58,7 +62,6 @@ class EngineView:
         durable_checkpoints: bool = True,
         people: People | None = None,
         times: PresentTimes | None = None,
-        quarantine: Quarantine | None = None,
     ) -> None:
         """`durable_checkpoints`: whether an attempt that ends leaves them to the next one."""
         self.durations = durations
@@ -68,7 +71,10 @@ class EngineView:
         self.held: set[str] = set()
         """Pending workloads that are not shown, because their owners are in their teams no more."""
         self._durable_checkpoints = durable_checkpoints
-        self._quarantine = quarantine or Quarantine()
+        self.quarantine = Quarantine()
+        """that of the loop, for the view that it plans with"""
+        self._resting: set[str] = set()
+        """Pending workloads that are not shown, because a plan that starts them cannot be carried out."""
         self.stale: set[str] = set()
         self.stale_machines: set[str] = set()
         self._document: Document | None = None
@@ -83,7 +89,7 @@ class EngineView:
         from `_end_of` are stale."""
         self._end_of: dict[str, float] = {}
 
-    def changes(self, snapshot: Snapshot, reader: str = "cycle") -> EngineChanges:
+    def changes(self, snapshot: Snapshot, reader: str = CYCLE) -> EngineChanges:
         """Return what changed since the reader's last call; the first call returns everything."""
         unread = self._unread.get(reader, Unread())
         self._unread[reader] = Unread(known=True)
@@ -95,6 +101,10 @@ class EngineView:
             [self._nodes[name] for name in unread.nodes if name in self._nodes],
             [name for name in unread.nodes if name not in self._nodes],
         )
+
+    def start_over(self, besides: str) -> None:
+        """Have every reader but one read everything again."""
+        self._unread = {reader: unread for reader, unread in self._unread.items() if reader == besides}
 
     def _note(self, *, workload: str | None = None, node: str | None = None) -> None:
         """Note a change for every reader; one with too many unread changes reads everything again."""
@@ -126,6 +136,9 @@ class EngineView:
             if self._end_of.get(id) == end:
                 del self._end_of[id]
                 self.stale.add(id)
+        resting = self.quarantine.resting(UNWRITTEN, "workload")
+        self.stale |= resting ^ self._resting
+        self._resting = resting
         if self._document is not document:
             self._document = document
             self.stale = rows.keys() | self._workloads.keys()
@@ -137,25 +150,40 @@ class EngineView:
                 divided = max(len(pools), len(self._machines.get(machine, ()))) > 1
                 self.stale.update(row.id for row in placed_on(machine) if divided)
 
-        def show_row(id: str) -> None:
-            self._show_row(id, rows.get(id), assignment, document, now)
+        again = {id for id in self.stale if not self._shows_row(id, rows.get(id), assignment, document, now)}
+        machines = {name for name in self.stale_machines if not self._shows_machine(name, assignment, placed_on)}
+        self.stale, self.stale_machines = again, machines
 
-        again: tuple[set[str], set[str]] = set(), set()
-        again[0].update(id for id in self.stale if not self._show_guarded("workload", id, show_row))
-        for machine in self.stale_machines:
-            if not self._show_guarded("node", machine, lambda name: self._show_machine(name, assignment, placed_on)):
-                again[1].add(machine)
-        self.stale, self.stale_machines = again
-
-    def _show_guarded(self, kind: Kind, name: str, show: Callable[[str], None]) -> bool:
-        """Show one row or machine; False where that fails: it stays as it was shown last, and is tried again."""
+    def _shows_row(
+        self, id: str, row: Workload | None, assignment: PoolAssignment, document: Document, now: float
+    ) -> bool:
+        """Show one row; False where that fails: it is tried again, and only what it holds is shown meanwhile."""
+        if self.quarantine.rests(SHOWING, "workload", id) and (row is None or row.state not in ADMITTED):
+            self._hide(id)
+            return row is None
         try:
-            show(name)
+            self._show_row(id, row, assignment, document, now)
         except Exception as error:
-            self._quarantine.failed(SHOWING, kind, name, error)
+            self.quarantine.failed(SHOWING, "workload", id, error)
+            self._hide(id)
+            if row is not None and row.state in ADMITTED:
+                self._workloads[id] = holder(row, assignment.placement(row.placement))
+                self._note(workload=id)
             return False
-        self._quarantine.passed(SHOWING, kind, name)
+        self.quarantine.passed(SHOWING, "workload", id)
         return True
+
+    def _hide(self, id: str) -> None:
+        self._end_of.pop(id, None)
+        if self._workloads.pop(id, None) is not None:
+            self._note(workload=id)
+
+    def _shows_machine(self, name: str, assignment: PoolAssignment, placed_on: PlacedOn) -> bool:
+        """Show one machine; False where that fails: it stays as it was shown last, and is tried again."""
+        with self.quarantine.guard(SHOWING, "node", name):
+            self._show_machine(name, assignment, placed_on)
+            return True
+        return False
 
     def _show_row(
         self, id: str, row: Workload | None, assignment: PoolAssignment, document: Document, now: float
@@ -169,8 +197,9 @@ class EngineView:
             self.stale_machines.update(assignment.divided.intersection(places))
         until = backoff_until(row, now) if row is not None else None
         held = row is not None and self._holds(row, document)
+        resting = row is not None and row.state == "pending" and id in self._resting
         (self.held.add if held else self.held.discard)(id)
-        if row is None or row.team is None or until is not None or held:
+        if row is None or row.team is None or until is not None or held or resting:
             self._workloads.pop(id, None)
             self._end_of.pop(id, None)
             if until is not None:
@@ -253,6 +282,23 @@ def to_avoid(lost_on: Sequence[str]) -> tuple[str, ...]:
 def _in_any_pool(machines: Sequence[str], document: Document) -> tuple[str, ...]:
     """Return the names that the engine may know machines by: their own, and one for each pool if they are divided."""
     return tuple(name for machine in machines for name in (machine, *(f"{machine}/{p.name}" for p in document.pools)))
+
+
+def holder(row: Workload, placement: Placement) -> EngineWorkload:
+    """Return of a row that cannot be shown what it holds: it is not evicted, and its devices are given to no other."""
+    return EngineWorkload(
+        id=row.id,
+        policy=row.team or "",
+        profile=row.profile,
+        owner=row.owner,
+        preemptible=False,
+        state="running",
+        placement=placement,
+        gpus=row.gpus,
+        workers=row.workers,
+        cpu=row.cpu,
+        memory=row.memory,
+    )
 
 
 def as_workload(

@@ -1,25 +1,33 @@
-"""Plan without the workloads and nodes with which the engine fails.
+"""Plan without the workloads, nodes, teams, pools and profiles with which the engine fails.
 
 Called by `Planner` where a plan failed. The engine is pure, so trying is free of effects: the shortest beginning of the
-list of nodes, admitted and pending workloads with which planning fails ends with a faulty one. It is left out, and the
-search goes on until the rest can be planned. A faulty workload that holds GPUs stays, as simple as can be, or as
-devices that are taken on its nodes: what it holds is never given to another.
+list of pools, teams, profiles, nodes, admitted and pending workloads with which planning fails ends with a faulty one.
+It is left out, and the search goes on until the rest can be planned. A workload that is left out and holds GPUs stays,
+as simple as can be, or as devices that are taken on its nodes: what it holds is never given to another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from ..engine.incremental import IncrementalEngine
 from ..engine.plan import Plan
-from ..engine.snapshot import ADMITTED, GPU, Node, Snapshot, Workload
+from ..engine.snapshot import ADMITTED, GPU, Node, Policy, Snapshot, Workload
+from .engine_view import EngineChanges
 from .quarantine import Kind, reason_of
 
-MOST_FAULTY = 16
-"""Faulty workloads and nodes that are searched for in one cycle"""
+MOST_FAULTY = 32
+"""Faulty things that are searched for in one cycle"""
+SEARCH_SECONDS = 20.0
+"""Seconds of a search; the next cycle goes on where it ended"""
+MANY = 3
+"""Faulty workloads of one queue after which the queue is left out; and faulty queues of one team or profile"""
 
 Item = tuple[Kind, str]
+NONE: Mapping[Item, Exception] = {}
 Plans = Callable[[Snapshot], tuple[IncrementalEngine, Plan]]
 
 
@@ -33,54 +41,106 @@ class Faulty:
     taken: dict[str, Workload] = field(default_factory=dict)
     """workloads whose devices count as foreign"""
 
+    def of(self, workload: Workload) -> Exception | None:
+        """Return why a workload is left out, by itself or with its queue, team or profile; None if it is not."""
+        if not self.reasons:
+            return None
+        items = items_of(workload.id, workload.policy, workload.profile)
+        return next((self.reasons[item] for item in items if item in self.reasons), None)
+
+    def has_node(self, node: Node) -> bool:
+        """Whether a node is left out, by itself or with its pool."""
+        return ("node", node.name) in self.reasons or ("pool", node.pool) in self.reasons
+
 
 class Unplannable(Exception):
-    """Planning fails, and not by some workloads or nodes: the error is the cause."""
+    """Planning fails, and not by what was found so far (`faulty`): the error is the cause."""
+
+    def __init__(self, reason: str, faulty: Faulty) -> None:
+        super().__init__(reason)
+        self.faulty = faulty
 
 
 def plan_without_faulty(
-    snapshot: Snapshot, plans: Plans, suspects: Collection[Item] = ()
+    snapshot: Snapshot,
+    plans: Plans,
+    suspects: Mapping[Item, Exception] = NONE,
+    due: Collection[Item] = (),
+    clock: Callable[[], float] = time.monotonic,
 ) -> tuple[IncrementalEngine, Plan, Faulty]:
     """Return the plan of what can be planned, the engine that made it, and what is left out.
 
-    `suspects` were left out before, and are tried first. Unplannable where that finds nothing.
+    `suspects` were left out before, and stay so; those that are `due` are tried again. Unplannable where that finds
+    nothing, or not in time.
     """
-    faulty = Faulty()
-    error = _try(snapshot, plans, faulty)
-    if not isinstance(error, Exception):
-        return *error, faulty
-    there = set(_items(snapshot))
-    if known := [item for item in suspects if item in there]:
-        again = Faulty(dict.fromkeys(known, error))
-        _stand_in(snapshot, again, plans)
-        found = _try(snapshot, plans, again)
-        if not isinstance(found, Exception):
-            return *found, again
-    for _ in range(MOST_FAULTY):
-        item = _first_faulty(snapshot, plans, faulty)
+    ends = clock() + SEARCH_SECONDS
+    there = set(_items(snapshot)) | {("queue", queue_of(each)) for each in snapshot.workloads}
+    kept = {item: error for item, error in suspects.items() if item in there}
+    faulty, found = _tried_again(snapshot, plans, kept, [item for item in kept if item in due])
+    while isinstance(found, Exception):
+        item = None
+        if len(faulty.reasons) < MOST_FAULTY and clock() < ends:
+            item = _first_faulty(snapshot, plans, faulty)
         if item is None:
-            break
-        faulty.reasons[item] = error
-        _stand_in(snapshot, faulty, plans)
+            raise Unplannable(reason_of(found), faulty) from found
+        faulty = _left_out(snapshot, _widened({**faulty.reasons, item: found}, snapshot), plans)
         found = _try(snapshot, plans, faulty)
+    return *found, faulty
+
+
+def _tried_again(
+    snapshot: Snapshot, plans: Plans, kept: Mapping[Item, Exception], due: Collection[Item]
+) -> tuple[Faulty, tuple[IncrementalEngine, Plan] | Exception]:
+    """Plan without what was left out before, but with what is due: all of it, else what passes one by one."""
+    out = dict(kept)
+    for some in (due, *([item] for item in due if len(due) > 1)):
+        trial = _left_out(snapshot, {item: error for item, error in out.items() if item not in some}, plans)
+        found = _try(snapshot, plans, trial)
         if not isinstance(found, Exception):
-            return *found, faulty
-        error = found
-    raise Unplannable(reason_of(error)) from error
+            out = trial.reasons
+            if some is due:
+                return trial, found
+        elif len(due) == 1:
+            out[next(iter(due))] = found
+    faulty = _left_out(snapshot, out, plans)
+    return faulty, _try(snapshot, plans, faulty)
 
 
 def without(snapshot: Snapshot, faulty: Faulty) -> Snapshot:
     """Return a snapshot as it is planned: without what is faulty, with what stands in for it."""
-    if not faulty.reasons:
-        return snapshot
     out = faulty.reasons
-    workloads = [
-        faulty.stand_ins.get(each.id, each)
-        for each in snapshot.workloads
-        if ("workload", each.id) not in out or each.id in faulty.stand_ins
-    ]
-    nodes = [with_taken(node, faulty.taken) for node in snapshot.nodes if ("node", node.name) not in out]
-    return replace(snapshot, nodes=tuple(nodes), workloads=tuple(workloads))
+    if not out:
+        return snapshot
+    shown = (faulty.stand_ins.get(each.id, each) for each in snapshot.workloads)
+    workloads = tuple(each for each in shown if each.id in faulty.stand_ins or faulty.of(each) is None)
+    nodes = tuple(with_taken(node, faulty.taken) for node in snapshot.nodes if not faulty.has_node(node))
+    if not any(kind in ("team", "pool", "profile") for kind, _ in out):
+        return replace(snapshot, nodes=nodes, workloads=workloads)
+    return replace(
+        snapshot,
+        nodes=nodes,
+        workloads=workloads,
+        pools=tuple(pool for pool in snapshot.pools if ("pool", pool.name) not in out),
+        policies=tuple(policy for policy in snapshot.policies if ("team", policy.name) not in out),
+        profiles=tuple(each for each in snapshot.profiles if ("profile", each.name) not in out),
+    )
+
+
+def changes_without(changes: EngineChanges, faulty: Faulty) -> EngineChanges:
+    """Return changes as they are planned; what stands in for something stays as it was."""
+    out = faulty.reasons
+    if not out:
+        return changes
+    if changes.whole:
+        return replace(changes, snapshot=without(changes.snapshot, faulty))
+    return replace(
+        changes,
+        snapshot=without(changes.snapshot, faulty),
+        changed=[each for each in changes.changed if faulty.of(each) is None],
+        gone=[id for id in changes.gone if ("workload", id) not in out or id in faulty.stand_ins],
+        nodes=[with_taken(node, faulty.taken) for node in changes.nodes if not faulty.has_node(node)],
+        gone_nodes=[name for name in changes.gone_nodes if ("node", name) not in out],
+    )
 
 
 def with_taken(node: Node, taken: Mapping[str, Workload]) -> Node:
@@ -97,6 +157,16 @@ def with_taken(node: Node, taken: Mapping[str, Workload]) -> Node:
     return replace(node, foreign_devices=tuple(sorted(whole)), foreign_gpus=shares)
 
 
+def items_of(id: str, team: str, profile: str) -> tuple[Item, ...]:
+    """Return what a workload is left out by."""
+    return ("workload", id), ("queue", f"{team}/{profile}"), ("team", team), ("profile", profile)
+
+
+def queue_of(workload: Workload) -> str:
+    """Return the queue of a workload, as `team/profile`."""
+    return f"{workload.policy}/{workload.profile}"
+
+
 def _try(snapshot: Snapshot, plans: Plans, faulty: Faulty) -> tuple[IncrementalEngine, Plan] | Exception:
     try:
         return plans(without(snapshot, faulty))
@@ -105,47 +175,114 @@ def _try(snapshot: Snapshot, plans: Plans, faulty: Faulty) -> tuple[IncrementalE
 
 
 def _items(snapshot: Snapshot) -> list[Item]:
-    """List what may be faulty: nodes, then what runs, then what waits, each by name."""
+    """List what may be faulty: pools, teams, profiles, nodes, then what runs, then what waits, each by name."""
     order = sorted(snapshot.workloads, key=lambda each: (each.state not in ADMITTED, each.id))
-    nodes: list[Item] = [("node", name) for name in sorted(node.name for node in snapshot.nodes)]
-    return [*nodes, *(("workload", each.id) for each in order)]
+    names: tuple[tuple[Kind, list[str]], ...] = (
+        ("pool", sorted(pool.name for pool in snapshot.pools)),
+        ("team", _parents_first(snapshot.policies)),
+        ("profile", sorted(profile.name for profile in snapshot.profiles)),
+        ("node", sorted(node.name for node in snapshot.nodes)),
+        ("workload", [each.id for each in order]),
+    )
+    return [(kind, name) for kind, found in names for name in found]
+
+
+def _parents_first(policies: Iterable[Policy]) -> list[str]:
+    known = {policy.name: policy for policy in policies}
+    return sorted(known, key=lambda name: (len(_departments(name, known)), name))
+
+
+def _departments(name: str, known: Mapping[str, Policy]) -> list[str]:
+    """Return the departments of a policy, nearest first."""
+    found: list[str] = []
+    parent = known[name].parent
+    while parent is not None and parent in known and parent not in found:
+        found.append(parent)
+        parent = known[parent].parent
+    return found
 
 
 def _first_faulty(snapshot: Snapshot, plans: Plans, faulty: Faulty) -> Item | None:
     """Return the last item of the shortest list with which planning fails; None where it fails with nothing, too."""
-    items = [item for item in _items(snapshot) if item not in faulty.reasons]
+    rest = without(snapshot, faulty)
+    items = [item for item in _items(rest) if item[1] not in faulty.stand_ins]
 
     def fails(number: int) -> bool:
-        kept = set(items[:number]) | {("workload", id) for id in faulty.stand_ins}
+        kept = set(items[:number])
+        pools = tuple(pool for pool in rest.pools if ("pool", pool.name) in kept)
         part = replace(
-            snapshot,
-            nodes=tuple(node for node in snapshot.nodes if ("node", node.name) in kept),
-            workloads=tuple(each for each in snapshot.workloads if ("workload", each.id) in kept),
+            rest,
+            pools=pools,
+            policies=tuple(policy for policy in rest.policies if ("team", policy.name) in kept),
+            profiles=tuple(each for each in rest.profiles if ("profile", each.name) in kept),
+            nodes=tuple(node for node in rest.nodes if ("node", node.name) in kept),
+            workloads=tuple(
+                each for each in rest.workloads if ("workload", each.id) in kept or each.id in faulty.stand_ins
+            ),
         )
-        return isinstance(_try(part, plans, faulty), Exception)
+        return isinstance(_try(part, plans, Faulty()), Exception)
 
     low, high = 0, len(items)
-    if fails(low):
+    if not items or fails(low):
         return None
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if fails(middle) else (middle, high)
-    return items[high - 1] if items else None
+    return items[high - 1]
 
 
-def _stand_in(snapshot: Snapshot, faulty: Faulty, plans: Plans) -> None:
-    """Choose how the faulty workloads that hold GPUs are counted: in a simple form that can be planned, or as taken."""
-    for each in snapshot.workloads:
-        known = each.id in faulty.stand_ins or each.id in faulty.taken
-        if ("workload", each.id) not in faulty.reasons or known or each.state not in ADMITTED:
+def _widened(reasons: Mapping[Item, Exception], snapshot: Snapshot) -> dict[Item, Exception]:
+    """Return what is left out, a queue in place of many of its workloads, a team or profile in place of its queues."""
+    by_id = {each.id: each for each in snapshot.workloads}
+    found = dict(reasons)
+    of_queue = _grouped((queue_of(by_id[name]), (kind, name)) for kind, name in found if kind == "workload")
+    for queue, members in of_queue.items():
+        if len(members) >= MANY:
+            found = _replaced(found, members, ("queue", queue))
+    queues = [(kind, name) for kind, name in found if kind == "queue"]
+    of_team = _grouped((name.rpartition("/")[0], (kind, name)) for kind, name in queues)
+    of_profile = _grouped((name.rpartition("/")[2], (kind, name)) for kind, name in queues)
+    wider: tuple[tuple[Kind, Mapping[str, list[Item]]], ...] = (("team", of_team), ("profile", of_profile))
+    for kind, groups in wider:
+        for name, members in groups.items():
+            if len(members) >= MANY:
+                found = _replaced(found, members, (kind, name))
+    return found
+
+
+def _grouped(pairs: Iterable[tuple[str, Item]]) -> dict[str, list[Item]]:
+    groups: defaultdict[str, list[Item]] = defaultdict(list)
+    for name, item in pairs:
+        groups[name].append(item)
+    return groups
+
+
+def _replaced(found: Mapping[Item, Exception], members: Collection[Item], by: Item) -> dict[Item, Exception]:
+    error = next((found[item] for item in members if item in found), None)
+    kept = {item: why for item, why in found.items() if item not in members}
+    return kept if error is None else {**kept, by: error}
+
+
+def _left_out(snapshot: Snapshot, reasons: Mapping[Item, Exception], plans: Plans) -> Faulty:
+    """Choose how what is left out and holds GPUs is counted: in a simple form that can be planned, or as taken."""
+    reasons = dict(reasons)
+    known = {policy.name: policy for policy in snapshot.policies} if reasons else {}
+    for name in known:  # without its department a team would have no limit of it
+        for above in _departments(name, known):
+            if ("team", above) in reasons:
+                reasons.setdefault(("team", name), reasons["team", above])
+    faulty = Faulty(reasons)
+    for each in snapshot.workloads if reasons else ():
+        if each.state not in ADMITTED or faulty.of(each) is None:
             continue
         simple = simplest(each)
-        alone = replace(snapshot, workloads=(simple,))
-        nodes = Faulty({item: error for item, error in faulty.reasons.items() if item[0] == "node"})
-        if simple != each and not isinstance(_try(alone, plans, nodes), Exception):
+        alone = ("workload", each.id) in reasons and simple != each
+        rest = Faulty({item: error for item, error in reasons.items() if item[0] != "workload"})
+        if alone and not isinstance(_try(replace(snapshot, workloads=(simple,)), plans, rest), Exception):
             faulty.stand_ins[each.id] = simple
         else:
             faulty.taken[each.id] = each
+    return faulty
 
 
 def simplest(workload: Workload) -> Workload:

@@ -22,7 +22,7 @@ from ..store.errors import Deposed, NotLeading
 from ..store.records import NewDecision, Workload
 from ..wording import Names
 from .actuate import Actuator, Started
-from .apply import change_set_of, set_aside
+from .apply import change_set_of, left_out, set_aside
 from .change_set import ChangeSet
 from .components import Components
 from .garbage import collect_less
@@ -33,6 +33,7 @@ from .planner import Planner
 from .quarantine import concerns_all
 from .reason_throttle import CATCH_UP, Explaining, ReasonThrottle
 from .reconcile import note_launched, reconcile
+from .time_limits import TimeLimits
 
 log = logging.getLogger("makeway.loop")
 
@@ -81,8 +82,10 @@ class Loop:
         self.last_cycle_at: float | None = None
         self._not_before = 0.0
 
+        self.limits = self._new_limits()
         self._planner = Planner(parts.world, parts.threads)
         self._reasons = ReasonThrottle()
+        self._reasons.quarantine = parts.world.quarantine
         self._explaining = Explaining()
         self._wake = asyncio.Event()
         self._at_once = asyncio.Event()
@@ -146,6 +149,7 @@ class Loop:
             CATCH_UP if self._reasons.behind else None,
             self._explaining.wait(),
             self.actuator.retries.due(),
+            self.limits.wait(),
             self.world.quarantine.due(),
         )
         return min(self.tick, *(self.tick if each is None else each for each in due))
@@ -167,8 +171,10 @@ class Loop:
         await self.world.people.load()
         self._planner.restart()
         self._reasons, self._explaining = ReasonThrottle(), Explaining()
+        self._reasons.quarantine = self.world.quarantine
         self.world.work_queue.resync()
         self.actuator.restart(term)
+        self.limits = self._new_limits()
         self.leases.restart()
         self.term = term
         LEADER.set(1)
@@ -218,21 +224,29 @@ class Loop:
         """
         started_at = time.perf_counter()
         self._at_once.clear()
-        work_queue = self.world.work_queue
+        work_queue, quarantine = self.world.work_queue, self.world.quarantine
         self.world.see(await self.backend.observe(self.world.since))
         now = self.clock()
         rows = await self.world.rows_as_of_now()
         reconciled = self._reconcile(rows, work_queue.seen(now), now)
         note_launched(reconciled, work_queue.unwritten(now))
-        expired = self.leases.reconcile((await self.world.watched()).values(), now)
-        changed = await self._commit(reconciled, now) | await self._commit(expired, now)
-        changed |= await self._try_soon(now)
+        overdue, expired = ChangeSet(), ChangeSet()
+        with quarantine.step("keeping to time limits"):
+            seen, attempts = work_queue.seen(now).attempts, self.world.observed.attempts
+            overdue = self.limits.overdue(rows, seen, attempts, now)
+        with quarantine.step("ending leases"):
+            expired = self.leases.reconcile((await self.world.watched()).values(), now)
+        changed = await self._commit(reconciled, now) | await self._commit(overdue, now)
+        changed |= await self._commit(expired, now)
+        with quarantine.step("trying jobs again where nodes came back"):
+            changed |= await self._try_soon(now)
         rows = await self.world.rows_as_of_now()
-        change_set = await self._plan(rows, now, explain) if self.world.observed.synced else ChangeSet()
+        change_set, unplanned = await self._planned(rows, now, explain)
         names = self._names(rows)
         started = Started()
         changed |= await self._carry_out(change_set, started, now)
-        changed |= await self._hold(rows, names, now)
+        with quarantine.step("holding work of people who left their teams"):
+            changed |= await self._hold(rows, names, now)
         await self.world.watched()  # with the commits so far
         started.expected = work_queue.expected(now)
         failed = await self.actuator.give(work_queue.rows(), work_queue.seen(now), now, started, names)
@@ -241,6 +255,9 @@ class Loop:
         await self._commit(started.reasons, now)
         await self._keep_histories(now)
         work_queue.done()
+        quarantine.tidy()
+        if unplanned is not None:
+            raise unplanned
         self.cycles += 1
         self.last_cycle_at = time.monotonic()
         took = time.perf_counter() - started_at
@@ -248,8 +265,21 @@ class Loop:
         CYCLE_SECONDS.observe(took)
         return changed
 
+    async def _planned(
+        self, rows: Mapping[str, Workload], now: float, explain: bool
+    ) -> tuple[ChangeSet, Exception | None]:
+        """Return what the engine decides, or why it decides nothing: what was decided before is carried out anyway."""
+        if not self.world.observed.synced:
+            return ChangeSet(), None  # without its nodes there would be none to the engine
+        try:
+            return await self._plan(rows, now, explain), None
+        except Exception as error:
+            if concerns_all(error):
+                raise
+            return ChangeSet(), error
+
     async def _plan(self, rows: Mapping[str, Workload], now: float, explain: bool) -> ChangeSet:
-        """Return what the engine decides. It is not asked before the nodes are known: to it there would be none."""
+        """Return what the engine decides."""
         planned_at = time.perf_counter()
         plan = await self._planner.plan(rows, now, explain)
         self._forget_absent(rows)
@@ -263,7 +293,8 @@ class Loop:
             explained=explain,
             quarantine=self.world.quarantine,
         )
-        set_aside(change_set, self._planner.left_out, rows)
+        if self.world.left_out.reasons:
+            set_aside(change_set, left_out(self.world.left_out, rows), rows, self.world.quarantine)
         if explain:
             self._explaining.done(time.perf_counter() - planned_at)
         else:
@@ -290,7 +321,7 @@ class Loop:
             await people.load()
         held = [id for id in self.world.held() if (row := rows.get(id)) is not None and people.excludes(row, document)]
         changed = False
-        for part in holds(rows, held, people, names).parts(PART):
+        for part in holds(rows, held, people, names, self.world.quarantine).parts(PART):
             changed |= await self._commit(part, now)
         return changed
 
@@ -304,14 +335,30 @@ class Loop:
         self.world.returned -= returned
         return woken
 
+    def _new_limits(self) -> TimeLimits:
+        limits = TimeLimits(self.backend.shared)
+        limits.quarantine = self.world.quarantine
+        return limits
+
     def _forget_absent(self, rows: Mapping[str, Workload]) -> None:
         quarantine = self.world.quarantine
-        if len(quarantine):
-            quarantine.keep("workload", lambda id: id in rows)
+        if quarantine.size:
+            reported = {workload for workload, _ in self.world.observed.attempts}
+            quarantine.keep("workload", lambda id: id in rows or id in reported)
             quarantine.keep("node", lambda name: name.partition("/")[0] in self.world.observed.nodes)
+            quarantine.keep("team", lambda name: self.world.document.policy(name) is not None)
+            quarantine.keep("pool", lambda name: any(pool.name == name for pool in self.world.document.pools))
+            quarantine.keep("profile", lambda name: self.world.document.profile(name) is not None)
 
     async def _commit(self, change_set: ChangeSet, now: float) -> bool:
         """Commit changes; where one of them cannot be written, the others are; return whether the store changed."""
+        if resting := self.world.quarantine.resting((WRITING,), "workload"):
+            kept = [change for change in change_set.changes if change.workload not in resting]
+            said = [decision for decision in change_set.decisions if decision.workload not in resting]
+            change_set = ChangeSet(kept, said)
+        return await self._commit_parts(change_set, now)
+
+    async def _commit_parts(self, change_set: ChangeSet, now: float) -> bool:
         try:
             return await self._write(change_set, now)
         except Exception as error:
@@ -324,14 +371,15 @@ class Loop:
                     raise
                 return False
         parts = list(change_set.parts((len(change_set.changes) + 1) // 2))
-        return any([await self._commit(part, now) for part in parts])
+        return any([await self._commit_parts(part, now) for part in parts])
 
     async def _write(self, change_set: ChangeSet, now: float) -> bool:
         if not change_set.changes and not change_set.decisions:
             return False
         commit = partial(self.store.commit, change_set.changes, change_set.decisions, now=now, term=self.term)
         applied = await asyncio.get_running_loop().run_in_executor(self._threads, commit)
-        count_decisions(d for d in change_set.decisions if d.workload is None or d.workload in applied)
+        with self.world.quarantine.step("counting decisions"):
+            count_decisions(d for d in change_set.decisions if d.workload is None or d.workload in applied)
         self._publish_events(d for d in change_set.decisions if d.workload in applied)
         for id in self.world.quarantine.names(WRITING, "workload") & applied:
             self.world.quarantine.passed(WRITING, "workload", id)
@@ -368,10 +416,10 @@ class Loop:
 
     async def _keep_histories(self, now: float, at_once: bool = False) -> None:
         """Write what was borrowed, where it is not what the last value has decayed to."""
-        milli = self.world.accounting.unwritten(at_once)
-        if milli is not None:
-            keep = partial(self.store.keep_histories, milli, now=now, term=self.term)
-            with self.world.quarantine.guard("writing what teams borrowed", "history", "of the teams"):
+        with self.world.quarantine.step("writing what teams borrowed"):
+            milli = self.world.accounting.unwritten(at_once)
+            if milli is not None:
+                keep = partial(self.store.keep_histories, milli, now=now, term=self.term)
                 await asyncio.get_running_loop().run_in_executor(self._threads, keep)
 
     async def close(self, *, stop_jobs: bool) -> None:

@@ -13,7 +13,9 @@ from ..store.records import Change, Workload
 from ..wording import Names, outcomes
 from .change_set import ChangeSet, decide
 from .people import People
+from .quarantine import Quarantine
 
+STEP = "holding it as its owner left the team"
 NOT_MEMBER = "not_member"
 """The reason code of work whose owner is in its team no more, or no user of the Hub."""
 
@@ -23,25 +25,35 @@ def is_new(row: Workload | None) -> bool:
     return row is not None and row.state == "pending" and row.reason_code != NOT_MEMBER
 
 
-def holds(rows: Mapping[str, Workload], held: Collection[str], people: People, names: Names) -> ChangeSet:
+def holds(
+    rows: Mapping[str, Workload],
+    held: Collection[str],
+    people: People,
+    names: Names,
+    quarantine: Quarantine | None = None,
+) -> ChangeSet:
     """Return the reasons of held jobs, where they are not written yet, and the ends of held sessions."""
-    change_set = ChangeSet()
+    change_set, aside = ChangeSet(), quarantine or Quarantine()
     for id in sorted(held):
         row = rows.get(id)
-        if row is None or row.state != "pending":
-            continue
-        message = outcomes.not_member(row.owner, names.team(row.team or ""), people.is_gone(row.owner), row.kind)
-        if row.reason_code == NOT_MEMBER and row.reason_message == message:
-            continue
-        fields: dict[str, object] = {
-            "reason_code": NOT_MEMBER,
-            "reason_message": message,
-            "reason_numbers": {},
-            "nomination": (),
-            "not_before": None,
-        }
-        if row.kind == "session":
-            fields |= {"state": "cancelled", "message": message}
-        verb = "refuse" if row.kind == "session" else "wait"
-        change_set.add(Change(id, fields, row.version, ("pending",)), decide(row, verb, NOT_MEMBER, message))
+        if row is not None and row.state == "pending":
+            with aside.guard(STEP, "workload", id):
+                _hold(change_set, row, people, names)
     return change_set
+
+
+def _hold(change_set: ChangeSet, row: Workload, people: People, names: Names) -> None:
+    message = outcomes.not_member(row.owner, names.team(row.team or ""), people.is_gone(row.owner), row.kind)
+    if row.reason_code == NOT_MEMBER and row.reason_message == message:
+        return
+    fields: dict[str, object] = {
+        "reason_code": NOT_MEMBER,
+        "reason_message": message,
+        "reason_numbers": {},
+        "nomination": (),
+        "not_before": None,
+    }
+    if row.kind == "session":
+        fields |= {"state": "cancelled", "message": message}
+    verb = "refuse" if row.kind == "session" else "wait"
+    change_set.add(Change(row.id, fields, row.version, ("pending",)), decide(row, verb, NOT_MEMBER, message))

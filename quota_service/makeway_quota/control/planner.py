@@ -1,24 +1,26 @@
 """Plan one decision at a time, with an engine that stays between the cycles and is shown only what changed.
 
-Where the engine fails, the workloads and nodes that it fails with are left out of its plans (`isolation`), and tried
-again from time to time.
+Where the engine fails, what it fails with is left out of its plans (`isolation`), and tried again from time to time.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Executor
-from dataclasses import replace
 
 from ..engine.incremental import IncrementalEngine
 from ..engine.plan import Plan
 from ..engine.snapshot import Snapshot
 from ..store.records import Workload
 from .engine_view import EngineChanges
-from .isolation import Faulty, Unplannable, plan_without_faulty, with_taken
+from .isolation import Faulty, Item, Unplannable, changes_without, plan_without_faulty
+from .quarantine import reason_of
 from .world import World
+
+log = logging.getLogger("makeway.planner")
 
 RENEW_AFTER = 3600.0
 """Seconds after which the engine's state is rebuilt, whatever changed (about one second of work an hour)."""
@@ -36,13 +38,12 @@ class Planner:
         self._clock = clock
         self._incremental: IncrementalEngine | None = None
         self._built_at = 0.0
-        self._faulty = Faulty()
         self._one = asyncio.Lock()
 
     @property
-    def left_out(self) -> Mapping[str, Exception]:
-        """Return the workloads that the last plan was made without, and why."""
-        return {name: error for (kind, name), error in self._faulty.reasons.items() if kind == "workload"}
+    def _faulty(self) -> Faulty:
+        """What the last plan was made without."""
+        return self._world.left_out
 
     def restart(self) -> None:
         """Drop the engine: this replica did not plan for a while, so the next decision reads everything."""
@@ -59,54 +60,55 @@ class Planner:
     async def _plan(self, rows: Mapping[str, Workload], now: float, explain: bool) -> Plan:
         incremental, self._incremental = self._incremental, None
         loop = asyncio.get_running_loop()
-        if self._clock() - self._built_at > RENEW_AFTER or self._is_due():
+        due = self._due()
+        if self._clock() - self._built_at > RENEW_AFTER or due:
             incremental = None
         changes = self._world.changes(rows, now, incremental is None)
-        if incremental is not None and not changes.whole:
+        if incremental is not None and not changes.whole and not self._concerned(changes):
             try:
-                part = self._without(changes)
+                part = changes_without(changes, self._faulty)
                 plan = await loop.run_in_executor(self._threads, _decide, incremental, part, now, explain)
-            except Exception:  # by what it was shown, or by its own state: built anew it may plan
-                changes = self._world.changes(rows, now, True)
+            except Exception as error:  # by what it was shown, or by its own state: built anew it may plan
+                log.warning("The engine is built anew, as a plan failed: %s", reason_of(error))
             else:
                 self._incremental = incremental
                 return plan
+        if not changes.whole:
+            changes = self._world.changes(rows, now, True)
         self._built_at = self._clock()
-        plans = _Plans(now, explain)
-        search = (changes.snapshot, plans, tuple(self._faulty.reasons))
+        search = (changes.snapshot, _Plans(now, explain), self._faulty.reasons, due)
         try:
             found = await loop.run_in_executor(self._threads, plan_without_faulty, *search)
         except Unplannable as error:
+            self._set_aside(error.faulty, due)
             raise error.__cause__ or error from None
         self._incremental, plan, faulty = found
-        self._set_aside(faulty)
+        self._set_aside(faulty, due)
         return plan
 
-    def _is_due(self) -> bool:
-        """Whether something that was left out is tried again, or is not there any more."""
+    def _due(self) -> frozenset[Item]:
+        """Return what was left out and is tried again."""
         quarantine = self._world.quarantine
-        return any(not quarantine.rests(PLANNING, kind, name) for kind, name in self._faulty.reasons)
+        return frozenset(item for item in self._faulty.reasons if not quarantine.rests(PLANNING, *item))
 
-    def _set_aside(self, faulty: Faulty) -> None:
-        quarantine = self._world.quarantine
-        for kind, name in self._faulty.reasons.keys() - faulty.reasons.keys():
+    def _concerned(self, changes: EngineChanges) -> bool:
+        """Whether something stands in for a workload that has changed: what it holds may be free now."""
+        faulty = self._faulty
+        if not (faulty.stand_ins or faulty.taken):
+            return False
+        ids = (*changes.gone, *(each.id for each in changes.changed))
+        return any(id in faulty.stand_ins or id in faulty.taken for id in ids)
+
+    def _set_aside(self, faulty: Faulty, due: Collection[Item]) -> None:
+        """Note what is left out from now on; what was left out before and was not tried again stays as noted."""
+        quarantine, before = self._world.quarantine, self._faulty.reasons
+        for kind, name in before.keys() - faulty.reasons.keys():
             quarantine.passed(PLANNING, kind, name)
         for (kind, name), error in sorted(faulty.reasons.items(), key=lambda item: item[0]):
-            quarantine.failed(PLANNING, kind, name, error)
-        self._faulty = faulty
-
-    def _without(self, changes: EngineChanges) -> EngineChanges:
-        """Return changes without what is left out; what stands in for it stays as it was."""
-        out = self._faulty.reasons
-        if not out:
-            return changes
-        return replace(
-            changes,
-            changed=[each for each in changes.changed if ("workload", each.id) not in out],
-            gone=[id for id in changes.gone if ("workload", id) not in out or id in self._faulty.stand_ins],
-            nodes=[with_taken(node, self._faulty.taken) for node in changes.nodes if ("node", node.name) not in out],
-            gone_nodes=[name for name in changes.gone_nodes if ("node", name) not in out],
-        )
+            if (kind, name) not in before or (kind, name) in due:
+                quarantine.failed(PLANNING, kind, name, error)
+            error.__traceback__ = None  # its frames hold a whole engine
+        self._world.leave_out(faulty)
 
 
 class _Plans:

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Literal, TypeVar
 
 from makeway_api.quantities import count
@@ -22,14 +23,28 @@ from ..store.errors import RowRefused, StoreError
 log = logging.getLogger("makeway.quarantine")
 
 T = TypeVar("T")
-Kind = Literal["workload", "node", "history"]
+Kind = Literal["workload", "node", "queue", "team", "pool", "profile", "step"]
+"""`step` is a part of the cycle that fails by itself, or with something that it does not name."""
 
 FIRST, LONGEST = 2.0, 120.0
 """Seconds until something is tried again, which double from try to try"""
+FORGOTTEN_AFTER = 60.0
+"""Seconds after which something that no step tried again when it was due is no longer set aside"""
 MOST_NAMED = 5
 """Entries that a sentence names"""
 MOST_WORDS = 200
 """Characters of an error in a sentence"""
+
+TO_DO: dict[Kind, str] = {
+    "workload": "cancel it and have it submitted again",
+    "node": "correct its labels and what it reports, or cordon it",
+    "queue": "look at its profile and team in the policy",
+    "team": "correct the team in the policy",
+    "pool": "correct the pool in the policy",
+    "profile": "correct the profile in the policy",
+    "step": "report the error in the log of the service",
+}
+"""What an administrator can do, by kind"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,20 +54,34 @@ class Quarantined:
     step: str
     kind: Kind
     name: str
+    error: str
+    """the class of the error"""
     reason: str
+    """the error in some words, which may name people"""
     tries: int
+    since: float
+    """Unix seconds"""
     again_at: float
     """monotonic seconds"""
+
+    def said(self, *, whole: bool) -> str:
+        """Return which thing it is, since when, the error, and what an administrator can do."""
+        since = datetime.fromtimestamp(self.since, UTC).strftime("%Y-%m-%d %H:%M UTC")
+        error = self.reason if whole else self.error
+        name = "" if self.kind == "step" else f"{self.kind} {self.name}: "
+        return f"{name}{self.step} fails since {since} ({error}); {TO_DO[self.kind]}"
 
 
 class Quarantine:
     """What is set aside, by step, kind and name. Used by one event loop."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time) -> None:
         self._clock = clock
+        self._wall = wall
         self._entries: dict[tuple[str, Kind, str], Quarantined] = {}
 
-    def __len__(self) -> int:
+    @property
+    def size(self) -> int:
         """Return how many workloads, nodes and others are set aside, each counted once."""
         return len({(kind, name) for _, kind, name in self._entries})
 
@@ -63,6 +92,8 @@ class Quarantine:
 
     def rests(self, step: str, kind: Kind, name: str) -> bool:
         """Whether a step leaves something alone for now."""
+        if not self._entries:
+            return False
         entry = self._entries.get((step, kind, name))
         return entry is not None and self._clock() < entry.again_at
 
@@ -70,22 +101,38 @@ class Quarantine:
         """Return what a step has failed with, and has not dealt with since."""
         return {name for found, of, name in self._entries if (found, of) == (step, kind)}
 
-    def due(self) -> float | None:
-        """Return the seconds until something is tried again; None if nothing is set aside."""
-        now = self._clock()
-        return min((max(0.0, entry.again_at - now) for entry in self._entries.values()), default=None)
+    def all(self, kind: Kind) -> set[str]:
+        """Return everything of a kind that any step has set aside."""
+        return {name for _, of, name in self._entries if of == kind}
 
-    def failed(self, step: str, kind: Kind, name: str, error: Exception) -> Quarantined:
-        """Set something aside because of an error; StoreError and the like, which concern everything, are raised."""
+    def resting(self, steps: Collection[str], kind: Kind) -> set[str]:
+        """Return what any of some steps leaves alone for now."""
+        if not self._entries:
+            return set()
+        now = self._clock()
+        found = ((key, entry) for key, entry in self._entries.items() if key[0] in steps and key[1] == kind)
+        return {name for (_, _, name), entry in found if now < entry.again_at}
+
+    def due(self) -> float | None:
+        """Return the seconds until something is tried again; None if nothing is to be."""
+        now = self._clock()
+        return min((each.again_at - now for each in self._entries.values() if each.again_at > now), default=None)
+
+    def failed(self, step: str, kind: Kind, name: str, error: Exception, every: float = 0.0) -> Quarantined:
+        """Set something aside because of an error, for `every` seconds at least.
+
+        StoreError and the like, which concern everything, are raised.
+        """
         if concerns_all(error):
             raise error
         known = self._entries.get((step, kind, name))
         tries = 1 if known is None else known.tries + 1
+        since = self._wall() if known is None else known.since
         reason = reason_of(error)
         if known is None or known.reason != reason:
             log.error("The %s %s is set aside: %s failed", kind, name, step, exc_info=error)
-        delay = min(LONGEST, FIRST * 2.0 ** min(tries - 1, 10))
-        entry = Quarantined(step, kind, name, reason, tries, self._clock() + delay)
+        delay = max(every, min(LONGEST, FIRST * 2.0 ** min(tries - 1, 10)))
+        entry = Quarantined(step, kind, name, type(error).__name__, reason, tries, since, self._clock() + delay)
         self._entries[step, kind, name] = entry
         return entry
 
@@ -99,6 +146,13 @@ class Quarantine:
         for key in [key for key in self._entries if key[1] == kind and not exists(key[2])]:
             del self._entries[key]
 
+    def tidy(self) -> None:
+        """Forget what was due long ago: no step has anything to do with it any more."""
+        if self._entries:
+            old = self._clock() - FORGOTTEN_AFTER
+            for key in [key for key, entry in self._entries.items() if entry.again_at < old]:
+                del self._entries[key]
+
     @contextmanager
     def guard(self, step: str, kind: Kind, name: str) -> Iterator[None]:
         """Set something aside if the block fails; ends its quarantine if it does not."""
@@ -108,6 +162,12 @@ class Quarantine:
             self.failed(step, kind, name, error)
         else:
             self.passed(step, kind, name)
+
+    @contextmanager
+    def step(self, step: str) -> Iterator[None]:
+        """Go on if a part of the cycle fails by itself, or with something that it does not name."""
+        with self.guard(step, "step", step):
+            yield
 
     def sort_out(self, step: str, kind: Kind, names: Sequence[str], work: Callable[[Sequence[str]], object]) -> None:
         """Do something for all names together; where that fails, set those aside without which it does not.
@@ -141,9 +201,13 @@ class Quarantine:
         sentence = f"Makeway cannot deal with {parts} at the moment, goes on with all others, and tries again."
         if not named:
             return sentence
-        shown = [f"{each.kind} {each.name}: {each.step} failed ({each.reason})" for each in self.entries]
+        return f"{sentence} {self.details(whole=True)}. The log of the service has the details."
+
+    def details(self, *, whole: bool) -> str:
+        """Return each thing with since when, the error and what to do; without `whole` only the class of the error."""
+        shown = [entry.said(whole=whole) for entry in self.entries]
         more = f"; and {len(shown) - MOST_NAMED} more" if len(shown) > MOST_NAMED else ""
-        return f"{sentence} {'; '.join(shown[:MOST_NAMED])}{more}. The log of the service has the details."
+        return f"{'; '.join(shown[:MOST_NAMED])}{more}"
 
 
 def concerns_all(error: BaseException) -> bool:

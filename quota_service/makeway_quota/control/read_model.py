@@ -20,6 +20,7 @@ from ..engine.snapshot import ADMITTED
 from ..policy import Document
 from ..store.records import Workload
 from ..store.store import Store
+from .active_rows import newer
 from .cycle_gate import CycleGate
 from .pool_assignment import PoolAssignment
 from .usage_ledger import UsageLedger
@@ -31,6 +32,7 @@ SHARE = 0.2
 MOST_UNREAD = 10_000
 """Rows that wait to be taken in; beyond, the oldest commits are dropped, and the next request reads all rows again"""
 
+STEP = "showing it on pages"
 NodeKey = tuple[str, str]
 """Node and pool: a node that is divided among pools counts once in each."""
 
@@ -155,6 +157,10 @@ class ReadModels:
         self._over_quota: Mapping[str, bool] = {}
         self._stale: set[str] = set()
         """Nodes whose holders changed since the last version"""
+        self._failed: dict[str, Workload] = {}
+        """Rows that could not be taken in, which are tried again"""
+        self._unknown: set[str] = set()
+        """Nodes of which it cannot be told what is free there"""
         self._one = asyncio.Lock()
         self._model: ReadModel | None = None
         self._not_before = 0.0
@@ -201,6 +207,8 @@ class ReadModels:
             self._model is not None
             and not self._unread
             and not self._missed
+            and all(self._world.quarantine.rests(STEP, "workload", id) for id in self._failed)
+            and all(self._world.quarantine.rests(STEP, "node", name) for name in self._unknown)
             and self._document is world.document
             and self._assignment is world.assignment
         )
@@ -239,30 +247,39 @@ class ReadModels:
         if rows is not None:
             for gone in [row for id, row in self._rows.items() if id not in rows]:
                 self._forget(gone)
-            for row in rows.values():
-                self._put(row)
+            with self._guard:
+                self._unread.appendleft(tuple(rows.values()))
+                self._unread_rows += len(rows)
         with self._guard:
             committed = [row for changed in self._unread for row in changed]
             self._unread.clear()
             self._unread_rows = 0
-        for row in committed:
-            self._put(row)
+        failed, self._failed = self._failed, {}
+        for row in (*failed.values(), *committed):
+            try:
+                self._put(row)
+            except Exception as error:  # it is on no page, and all others are
+                self._world.quarantine.failed(STEP, "workload", row.id, error)
+                self._failed[row.id] = row
+            else:
+                self._world.quarantine.passed(STEP, "workload", row.id)
 
     def _put(self, row: Workload) -> None:
         """Replace what is known of a workload, unless that is newer."""
         before = self._rows.get(row.id)
         if before is not None:
-            if before.version >= row.version:
+            if not newer(row, before):
                 return
             self._forget(before)
         if not row.live:
             return
+        if row.state in ADMITTED:
+            self._ledger.add(row)
         self._rows[row.id] = row
         if row.kind == "session":
             self._sessions[row.id] = row
         self._counts.add(row, 1)
         if row.state in ADMITTED:
-            self._ledger.add(row)
             for node in {place.node for place in row.placement}:
                 self._on_node.setdefault(node, {})[row.id] = row
                 self._stale.add(node)
@@ -290,6 +307,8 @@ class ReadModels:
                 self._ledger.remove(id)
                 self._ledger.add(self._rows[id])
         self._judge()
+        self._stale |= self._unknown
+        self._unknown &= {node.name for node in assignment.nodes}
         old, self._uses = self._uses, {}
         before = self._assignment.parts if self._assignment is not None and self._document is document else {}
         outside = {
@@ -303,7 +322,7 @@ class ReadModels:
             if use is None or node.name in self._stale or (use.seen is not node and use.seen != node):
                 held = self._on_node.get(node.name, {})
                 strays = outside.get(node.name, {}).get(node.pool, ())
-                use = use_of(node, [self._judged(held[id]) for id in sorted(held)], strays)
+                use = self._use_of(node, [self._judged(held[id]) for id in sorted(held)], strays)
             self._uses[node.name, node.pool] = use
         self._stale.clear()
         self._document, self._assignment = document, assignment
@@ -328,7 +347,9 @@ class ReadModels:
 
     def _judge(self) -> None:
         """Derive what is over quota now; the nodes of what was not, or is no more, are rebuilt."""
-        before, self._over_quota = self._over_quota, self._ledger.over_quota()
+        before = self._over_quota
+        with self._world.quarantine.step("deriving what is over quota"):
+            self._over_quota = self._ledger.over_quota()
         if before is not self._over_quota:
             for id, over in self._over_quota.items():
                 if before.get(id) != over and id in self._rows:
@@ -337,6 +358,14 @@ class ReadModels:
     def _judged(self, row: Workload) -> Workload:
         over = self._over_quota.get(row.id, row.over_quota)
         return row if over == row.over_quota else row._replace(over_quota=over)
+
+    def _use_of(self, node: NodeSeen, rows: Sequence[Workload], strays: tuple[int, ...]) -> NodeUse:
+        """Return what is used and free on a node; nothing is free where that cannot be told."""
+        self._unknown.discard(node.name)
+        with self._world.quarantine.guard(STEP, "node", node.name):
+            return use_of(node, rows, strays)
+        self._unknown.add(node.name)
+        return NodeUse(node, (), 0, 0, dict.fromkeys(node.devices, 0))
 
 
 def use_of(node: NodeSeen, rows: Sequence[Workload], outside: tuple[int, ...] = ()) -> NodeUse:

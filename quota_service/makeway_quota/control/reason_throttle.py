@@ -13,7 +13,9 @@ from ..engine.snapshot import Workload as EngineView
 from ..store.records import Workload
 from ..wording import IDS, Names, sentence
 from .pool_assignment import places
+from .quarantine import Quarantine
 
+STEP = "putting into words why it waits"
 WAITING = frozenset(get_args(Code))
 """Reason codes of the engine; other codes tell what happened before."""
 
@@ -89,6 +91,8 @@ class ReasonThrottle:
         self.pace = pace
         self.behind = False
         """Some stored reason is out of date; the next cycle comes soon."""
+        self.quarantine = Quarantine()
+        """that of the loop, once it runs"""
         self._clock = clock
         self._stored: dict[str, tuple[int, Waiting]] = {}
         self._groups: dict[int, _Group] = {}
@@ -139,18 +143,19 @@ class ReasonThrottle:
         reason, known_before = {}, self._stored
         found: list[Waiting] = []
         for waiting in pending:
-            row = rows[waiting.id]
-            known = known_before.get(waiting.id)
-            same = known is not None and known[0] == row.version and _alike(known[1], waiting)
-            if same or is_stored(row, waiting, names):
-                reason[waiting.id] = row.version, waiting
-            elif not may_wait(row, waiting):
-                found.append(waiting)
-            elif self._left >= 1:
-                self._earned -= 1
-                found.append(waiting)
-            else:
-                self.behind = True
+            with self.quarantine.guard(STEP, "workload", waiting.id):
+                row = rows[waiting.id]
+                known = known_before.get(waiting.id)
+                same = known is not None and known[0] == row.version and _alike(known[1], waiting)
+                if same or is_stored(row, waiting, names):
+                    reason[waiting.id] = row.version, waiting
+                elif not may_wait(row, waiting):
+                    found.append(waiting)
+                elif self._left >= 1:
+                    self._earned -= 1
+                    found.append(waiting)
+                else:
+                    self.behind = True
         self._stored = reason
         return found
 
@@ -192,7 +197,7 @@ class ReasonThrottle:
                 looks -= 1
                 if waiting.id in chosen:
                     group.wrote = True
-                elif not is_stored(rows[waiting.id], waiting, names):
+                elif not self._is_stored(rows[waiting.id], waiting, names):
                     self._earned -= 1
                     group.wrote = True
                     yield waiting
@@ -201,6 +206,12 @@ class ReasonThrottle:
                     group.at, group.wrote = 0, False  # compare again: the row may have changed in between
                     self.behind = True
                     break
+
+    def _is_stored(self, row: Workload, waiting: Waiting, names: Names) -> bool:
+        """Whether the store has this reason; also one that cannot be put into words, which is left as it is."""
+        with self.quarantine.guard(STEP, "workload", row.id):
+            return is_stored(row, waiting, names)
+        return True
 
 
 def is_stored(row: Workload, waiting: Waiting, names: Names) -> bool:

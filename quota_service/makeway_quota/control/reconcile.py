@@ -20,6 +20,7 @@ from .losses import Losses
 from .present_times import PresentTimes
 from .quarantine import Quarantine
 from .start_backoff import RETRY_DELAYED, START_DEFERRED, StartBackoff, retry_delay
+from .time_limits import TIME_LIMIT
 
 SKEW = 60.0
 """Seconds that a node's clock may be ahead of ours."""
@@ -129,12 +130,18 @@ class _Reports:
         noticed = row.notice is not None or seen.noticed
         finished = seen.exit_code == 0 and not seen.acknowledged and (seen.completed or not noticed)
         job = _job(row)
+        late = row.reason_code == TIME_LIMIT
+        if late and not finished:
+            message = outcomes.time_limit_reached(row.time_limit or 0.0)
+            seen = replace(seen, timed_out=True, noticed=False, message=message)
         if row.cancel_requested:
             self._finish(row, seen, "cancelled", outcomes.cancelled(job, row.size))
         elif finished:
             ran = self._ran(row, seen) - row.ran
             message = outcomes.succeeded(job, ran, row.size, result_lost=seen.result_lost)
             self._finish(row, seen, "succeeded", message)
+        elif late:
+            self._finish(row, seen, "failed", outcomes.failed(job, _cause(seen), row.size))
         elif row.notice is not None:
             self._evicted(row, seen, row.notice)
         elif seen.phase is Phase.LOST and seen.never_ran and row.state == "starting":

@@ -14,7 +14,9 @@ from ..store.records import Workload
 from .active_rows import ActiveRows
 from .expectations import Expectations
 from .observed import Observed
+from .quarantine import Quarantine
 
+STEP = "looking for its attempt"
 RESYNC_SECONDS = 60.0
 """Seconds from one cycle that reconciles everything to the next."""
 
@@ -32,6 +34,8 @@ class WorkQueue:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.active, self.observed, self.expectations = active, observed, expectations
+        self.quarantine = Quarantine()
+        """that of the loop, once it runs"""
         self._clock = clock
         self._ids: set[str] = set()
         self._resync_at: float | None = None
@@ -78,12 +82,15 @@ class WorkQueue:
         return self.expectations.unwritten(self.rows().values(), now)
 
     def done(self) -> None:
-        """End a cycle that went through; keep attempts that are over, or that should not run, until they are gone."""
+        """End a cycle that went through; keep attempts that are over, or that should not run, until they are gone.
+
+        Rows that some step has set aside stay, too.
+        """
         attempts = self.observed.attempts
         self.observed.changed = {
             key for key in self.observed.changed if key in attempts and self._is_left(attempts[key])
         }
-        self._ids.clear()
+        self._ids = self.quarantine.all("workload")
         if self._whole:
             self._whole, self._resync_at = False, self._clock()
             self.observed.changed |= {key for key, attempt in attempts.items() if self._is_left(attempt)}
@@ -107,7 +114,10 @@ class WorkQueue:
         ]
 
     def _verdict(self, row: Workload, now: float) -> str:
-        return self.expectations.verdict(row, self.observed.synced, now)
+        """Return what to do about an attempt that is not reported; "wait" where that cannot be told."""
+        with self.quarantine.guard(STEP, "workload", row.id):
+            return self.expectations.verdict(row, self.observed.synced, now)
+        return "wait"
 
     def _lost(self, row: Workload) -> AttemptSeen:
         return AttemptSeen(row.id, row.attempt, Phase.LOST, message="the backend no longer reports it")

@@ -21,9 +21,10 @@ from ..store.records import Workload
 from ..store.store import Store
 from .active_rows import ActiveRows
 from .clock_steps import ClockSteps
-from .engine_view import EngineChanges, EngineView
+from .engine_view import CYCLE, EngineChanges, EngineView
 from .expectations import Expectations
 from .followers import Follower, Followers
+from .isolation import Faulty, changes_without, without
 from .observed import Observed
 from .people import People
 from .pool_assignment import PoolAssignment, divide, sizes
@@ -34,6 +35,7 @@ from .work_queue import WorkQueue
 from .workload_pods import WorkloadPods
 
 COUNTING, DIVIDING = NODE_STEPS = ("counting its pods", "dividing it among the pools")
+READING, TAKING = "reading its row", "following its row"
 START_DEADLINE = 120.0
 """Seconds, by default, after which an attempt that was ordered to start and never seen counts as lost."""
 
@@ -75,6 +77,7 @@ class World:
         self._seen_at: float | None = None
         self._active = ActiveRows()
         self.work_queue = WorkQueue(self._active, self.observed, Expectations(start_deadline))
+        self.work_queue.quarantine = self.quarantine
         self.durations = Durations()
         self.accounting = Accounting()
         self.durable_checkpoints = durable_checkpoints
@@ -86,6 +89,11 @@ class World:
         self.people = people or People(store)
         """Who is in which team, as far as is known."""
         self._view = self._new_view()
+        self._view.quarantine = self.quarantine
+        self._untaken: dict[str, tuple[Workload | None, Workload]] = {}
+        """rows, before and after, that were committed and could not be followed"""
+        self.left_out = Faulty()
+        """what the last plan was made without"""
         self._followers = Followers()
         self._kept: tuple[Mapping[str, float], float] = {}, 0.0
         """The histories as they were read, and their age in seconds."""
@@ -281,6 +289,7 @@ class World:
             self._account((self._active.found or {}).values())
             self.accounting.recall(*self._kept)
             self._show([node.name for node in self.observed.nodes.values() if node.pods])
+        await self._read_damaged()
         self._take_commits()
 
     def _take_commits(self) -> None:
@@ -289,16 +298,30 @@ class World:
         self._recent.update(row.id for _, row in taken)
         for known, row in taken:
             self._view.stale.add(row.id)
-            with self.quarantine.guard("following its row", "workload", row.id):
-                self._pods.note(known, row)
-                if known is not None and not row.live and self.durations.learn(row):
-                    team = self._active.of((row.team or "",), "")
-                    self._view.stale.update(w.id for w in team if w.profile == row.profile)
+            self._take(known, row)
+        for known, row in [
+            pair for id, pair in self._untaken.items() if not self.quarantine.rests(TAKING, "workload", id)
+        ]:
+            self._take(known, row)
         for name in self.people.take_changed():
             self._view.stale.update(row.id for row in self._active.of((), name))
         self._follow_use({row.id: row for _, row in taken})
         places = [place for pair in taken for row in pair if row for place in row.placement]
         self._show({place.node for place in places if self._has_pods(place.node)})
+
+    def _take(self, known: Workload | None, row: Workload) -> None:
+        """Learn from a row that was committed; what fails is tried again."""
+        self._untaken.pop(row.id, None)
+        try:
+            self._pods.note(known, row)
+            if known is not None and not row.live and self.durations.learn(row):
+                team = self._active.of((row.team or "",), "")
+                self._view.stale.update(w.id for w in team if w.profile == row.profile)
+        except Exception as error:
+            self.quarantine.failed(TAKING, "workload", row.id, error)
+            self._untaken[row.id] = known, row
+        else:
+            self.quarantine.passed(TAKING, "workload", row.id)
 
     def _has_pods(self, node: str) -> bool:
         seen = self.observed.nodes.get(node)
@@ -309,26 +332,51 @@ class World:
         kept, at = await asyncio.to_thread(self._store.histories)
         self._kept = kept, self._clock() - at
         rows = await asyncio.to_thread(self._store.active)
+        self._note_damaged(self._store.damaged)
         self.backoff.committed(rows)
         return rows
+
+    def _note_damaged(self, damaged: Mapping[str, Sequence[str]]) -> None:
+        for id, fields in damaged.items():
+            self.quarantine.failed(READING, "workload", id, ValueError(f"damaged: {', '.join(fields)}"))
+
+    async def _read_damaged(self) -> None:
+        """Read rows again that could not be read as a whole, less and less often."""
+        names = self.quarantine.names(READING, "workload")
+        due = [id for id in sorted(names) if not self.quarantine.rests(READING, "workload", id)]
+        if due:
+            still = await asyncio.to_thread(self._store.read_again, due)
+            self._note_damaged(still)
+            for id in set(due) - still.keys():
+                self.quarantine.passed(READING, "workload", id)
 
     # What the engine sees
 
     def changes(
-        self, rows: Mapping[str, Workload], now: float, whole: bool = False, reader: str = "cycle"
+        self, rows: Mapping[str, Workload], now: float, whole: bool = False, reader: str = CYCLE
     ) -> EngineChanges:
         """Return what changed since the reader's last call; everything, if `whole` or if that is not known."""
         if not self._active.are_current(rows):
-            return EngineChanges(self.snapshot(rows, now), True)
-        changes = self._view.changes(self._snapshot(rows, now, self._view), reader)
-        if whole or changes.whole:
-            return EngineChanges(_with(changes.snapshot, self._view), True)
-        return changes
+            changes = EngineChanges(self._whole(rows, now), True)
+        else:
+            changes = self._view.changes(self._snapshot(rows, now, self._view), reader)
+            if whole or changes.whole:
+                changes = EngineChanges(_with(changes.snapshot, self._view), True)
+        return changes if reader == CYCLE else changes_without(changes, self.left_out)
 
     def snapshot(self, rows: Mapping[str, Workload], now: float) -> Snapshot:
-        """Return the world as the engine sees it."""
+        """Return the world as the engine plans it: without what is left out."""
+        return without(self._whole(rows, now), self.left_out)
+
+    def _whole(self, rows: Mapping[str, Workload], now: float) -> Snapshot:
         known = self._view if self._active.are_current(rows) else self._new_view()
         return _with(self._snapshot(rows, now, known), known)
+
+    def leave_out(self, faulty: Faulty) -> None:
+        """Show what plans are made without to no reader but the cycle, which tries it again."""
+        if faulty.reasons or self.left_out.reasons:
+            self._view.start_over(besides=CYCLE)
+        self.left_out = faulty
 
     def proposed(
         self, rows: Mapping[str, Workload], now: float, document: Document
@@ -340,22 +388,26 @@ class World:
         nodes, view = tuple(self._nodes.values()), self._new_view()
         policies = self.accounting.applied(document.policies, document.settings.history_half_life)
 
+        left_out = Faulty({item: why for item, why in self.left_out.reasons.items() if item[0] in ("node", "workload")})
+        left_out.stand_ins, left_out.taken = self.left_out.stand_ins, self.left_out.taken
+
         def make() -> tuple[Snapshot, PoolAssignment]:
             assignment = divide(nodes, document)
             view.show(rows, assignment, document, now)
-            return _with(_plain(document, policies, now), view), assignment
+            return without(_with(_plain(document, policies, now), view), left_out), assignment
 
         return make
 
     def _snapshot(self, rows: Mapping[str, Workload], now: float, view: EngineView) -> Snapshot:
         """Return everything but the workloads and nodes, which the view then has."""
         view.show(rows, self.assignment, self.document, now, self._placed_on if view is self._view else None)
-        return _plain(self.document, self.accounting.policies(), now)
+        policies = self.document.policies
+        with self.quarantine.step("averaging what teams borrowed"):
+            policies = self.accounting.policies()
+        return _plain(self.document, policies, now)
 
     def _new_view(self) -> EngineView:
-        return EngineView(
-            self.durations, self.backoff, self.durable_checkpoints, self.people, self.times, self.quarantine
-        )
+        return EngineView(self.durations, self.backoff, self.durable_checkpoints, self.people, self.times)
 
     def _placed_on(self, machine: str) -> list[Workload]:
         rows = self._active.found or {}

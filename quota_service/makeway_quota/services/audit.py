@@ -158,9 +158,9 @@ class AuditService:
         """Return that the process answers."""
         return Health(ok=True, checks={"process": "answers"})
 
-    async def ready(self) -> Health:
+    async def ready(self, named: bool = False) -> Health:
         """Return whether this replica may get requests, and the state of each part of it; it waits for nothing."""
-        found = checks(self._context)
+        found = checks(self._context, named)
         return Health(ok=serves(found), checks=found)
 
 

@@ -77,12 +77,17 @@ def cursor_after(last: Workload) -> str:
     return f"{last.submitted_at!r}~{last.id}"
 
 
-def by_id(connection: Connection, ids: Sequence[str]) -> dict[str, Workload]:
-    """Return these workloads by id, without what is large; ids that do not exist are missing."""
+def by_id(
+    connection: Connection, ids: Sequence[str], damaged: dict[str, Sequence[str]] | None = None
+) -> dict[str, Workload]:
+    """Return these workloads by id, without what is large; ids that do not exist are missing.
+
+    `damaged` as `rows.workload`.
+    """
     found: dict[str, Workload] = {}
     for begin in range(0, len(ids), 500):
         query = select(*COLUMNS).where(W.id.in_([rows.clean(id) for id in ids[begin : begin + 500]]))
-        found.update((row.id, row) for row in rows.workloads(connection.execute(query).all()))
+        found.update((row.id, row) for row in rows.workloads(connection.execute(query).all(), damaged))
     return found
 
 

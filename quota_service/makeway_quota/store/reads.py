@@ -8,7 +8,7 @@ from sqlalchemy import ColumnElement, Connection, TextClause, bindparam, func, l
 
 from . import rows
 from .pages import COLUMNS, W, bounded, by_id
-from .records import ENDED, LIVE, Attempt, Cap, Event, PastRun, PolicyVersion, Workload
+from .records import ADMITTED_STATES, ENDED, LIVE, Attempt, Cap, Event, PastRun, PolicyVersion, Workload
 from .statements import Lookup
 from .tables import LIVE_ROW, attempts, blobs, events, files, policies, purges, sources, terms, workloads
 from .tables import histories as known
@@ -46,9 +46,18 @@ def names(connection: Connection, ids: Sequence[str]) -> dict[str, str]:
     return {id: name for id, name in NAMES.run(connection, ids) if name}
 
 
-def active(connection: Connection) -> list[Workload]:
-    """Return all live workloads, first submitted first, without what is large."""
-    return rows.workloads(connection.execute(ACTIVE).all())
+def active(connection: Connection, damaged: dict[str, Sequence[str]] | None = None) -> list[Workload]:
+    """Return all live workloads, first submitted first, without what is large; `damaged` as `rows.workload`.
+
+    Where the placement of one cannot be read, it is that of its attempt.
+    """
+    found = rows.workloads(connection.execute(ACTIVE).all(), damaged)
+    unplaced = {id for id, fields in (damaged or {}).items() if "placement" in fields}
+    for at, row in enumerate(found) if unplaced else ():
+        if row.id in unplaced and row.state in ADMITTED_STATES:
+            last = [each.placement for each in attempts_of(connection, row.id) if each.number == row.attempt]
+            found[at] = row._replace(placement=last[0] if last else ())
+    return found
 
 
 def current(connection: Connection, ids: Sequence[str], known: Mapping[str, Workload]) -> dict[str, Workload]:

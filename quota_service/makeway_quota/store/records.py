@@ -15,6 +15,7 @@ Kind = Literal["session", "job"]
 Priority = Literal["low", "normal", "high"]
 State = Literal["pending", "starting", "running", "checkpointing", "succeeded", "failed", "cancelled", "stopped"]
 LIVE: tuple[State, ...] = ("pending", "starting", "running", "checkpointing")
+ADMITTED_STATES: tuple[State, ...] = ("starting", "running", "checkpointing")
 ENDED: tuple[State, ...] = ("succeeded", "failed", "cancelled", "stopped")
 NoticeKind = Literal["evict", "move", "preempt_test", "cancel"]
 Numbers = Mapping[str, Any]

@@ -9,13 +9,14 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
 from operator import attrgetter
 from typing import Any, cast
 
 import orjson
 
+from .damaged_rows import faults, repaired
 from .records import Attempt, Decision, Event, NewWorkload, Notice, Place, Workload
 
 LARGE_FIELDS = ("command", "env", "source")
@@ -112,12 +113,31 @@ def _mapping_to_json(value: Any) -> str:
 
 
 def strings(text: str) -> tuple[str, ...]:
-    """Return the texts of a JSON list."""
-    return tuple(orjson.loads(text)) if text != "[]" else ()
+    """Return the texts of a JSON list; ValueError for anything else."""
+    return tuple(_all_are(str, _list(text))) if text != "[]" else ()
+
+
+def _list(text: str) -> list[Any]:
+    found = orjson.loads(text)
+    if type(found) is not list:
+        raise ValueError("no JSON list")
+    return found
+
+
+def _all_are(kind: type, items: Any) -> Any:
+    for item in items:
+        if type(item) is not kind:
+            raise ValueError(f"no list of {kind.__name__}")
+    return items
 
 
 def _mapping(text: str) -> dict[str, Any]:
-    return cast(dict[str, Any], orjson.loads(text)) if text != "{}" else {}
+    if text == "{}":
+        return {}
+    found = orjson.loads(text)
+    if type(found) is not dict:
+        raise ValueError("no JSON object")
+    return found
 
 
 def _places_to_json(value: Any) -> str:
@@ -129,11 +149,15 @@ def _places_to_json(value: Any) -> str:
 def _places(text: str) -> tuple[Place, ...]:
     if text == "[]":
         return ()
-    return tuple(Place(node, tuple(devices), tuple(milli)) for node, devices, milli in orjson.loads(text))
+    found = []
+    for node, devices, milli in _list(text):
+        _all_are(str, (node,))
+        found.append(Place(node, tuple(_all_are(int, devices)), tuple(_all_are(int, milli))))
+    return tuple(found)
 
 
 def _avoided(text: str) -> tuple[tuple[str, float], ...]:
-    return tuple((str(node), float(until)) for node, until in orjson.loads(text)) if text != "[]" else ()
+    return tuple((str(node), float(until)) for node, until in _list(text)) if text != "[]" else ()
 
 
 def _notice_to_json(value: Any) -> str | None:
@@ -141,7 +165,12 @@ def _notice_to_json(value: Any) -> str | None:
 
 
 def _notice(text: str | None) -> Notice | None:
-    return None if text is None else Notice(**orjson.loads(text))
+    if text is None:
+        return None
+    notice = Notice(**orjson.loads(text))
+    if type(notice.at) not in _NUMBERS or type(notice.deadline) not in _NUMBERS or type(notice.reason) is not str:
+        raise ValueError("a notice without its times")
+    return notice
 
 
 _ENCODERS: dict[str, Callable[[Any], str | None]] = {
@@ -166,6 +195,10 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
 }
 _WORKLOAD_DECODERS = tuple((WORKLOAD_FIELDS.index(name), decode) for name, decode in _DECODERS.items())
 _PLACEMENT = ATTEMPT_FIELDS.index("placement")
+_KIND, _PRIORITY = WORKLOAD_FIELDS.index("kind"), WORKLOAD_FIELDS.index("priority")
+_SOUND: set[tuple[object, ...]] = set()
+"""Types of the columns of rows that were found to be sound, so that most rows cost one look"""
+MOST_SOUND = 1000
 
 
 def encode(values: Mapping[str, object]) -> dict[str, object]:
@@ -194,18 +227,37 @@ def decode(columns: Mapping[str, object]) -> dict[str, Any]:
     return {name: _DECODERS[name](value) if name in _DECODERS else value for name, value in columns.items()}
 
 
-def workload(row: Iterable[Any]) -> Workload:
-    """Return the workload of a row whose columns are WORKLOAD_FIELDS in that order, without LARGE_FIELDS."""
-    values = list(row)
-    for index, decode in _WORKLOAD_DECODERS:
-        values[index] = decode(values[index])
+def workload(row: Iterable[Any], damaged: dict[str, Sequence[str]] | None = None) -> Workload:
+    """Return the workload of a row whose columns are WORKLOAD_FIELDS in that order, without LARGE_FIELDS.
+
+    Of a row that is damaged what can be read; `damaged` gets its id, with the fields that cannot.
+    """
+    given = tuple(row)
+    values = list(given)
+    try:
+        for index, decode in _WORKLOAD_DECODERS:
+            values[index] = decode(values[index])
+        types = (*map(type, given), values[_KIND], values[_PRIORITY])
+        if types not in _SOUND:
+            if faults(WORKLOAD_FIELDS, given):
+                raise ValueError
+            if len(_SOUND) < MOST_SOUND:
+                _SOUND.add(types)
+    except Exception:
+        values, fields = repaired(WORKLOAD_FIELDS, given, _DECODERS)
+        if damaged is not None:
+            damaged[values[0]] = fields
     return Workload(*values)
 
 
 def whole(row: Iterable[Any]) -> Workload:
     """Return the workload of a row whose columns are WORKLOAD_FIELDS and LARGE_FIELDS in that order."""
     *values, command, env, source = row
-    return workload(values)._replace(command=strings(command), env=_mapping(env), source=source or "")
+    found = workload(values)
+    try:
+        return found._replace(command=strings(command), env=_mapping(env), source=source or "")
+    except Exception:  # it cannot be started, which is its own end
+        return found._replace(command=(), env=NOTHING, source="")
 
 
 def light(given: Workload) -> Workload:
@@ -228,28 +280,39 @@ def changed(before: Workload, fields: Mapping[str, Any]) -> Workload:
     return Workload._make(values)
 
 
-def workloads(rows: Iterable[Iterable[Any]]) -> list[Workload]:
-    """Return the workloads of many rows."""
-    return [workload(row) for row in rows]
+def workloads(rows: Iterable[Iterable[Any]], damaged: dict[str, Sequence[str]] | None = None) -> list[Workload]:
+    """Return the workloads of many rows; `damaged` as for one."""
+    return [workload(row, damaged) for row in rows]
+
+
+def _mapping_or_nothing(text: Any) -> dict[str, Any]:
+    """Return a JSON object; an empty one for what cannot be read, so that it hides no other row."""
+    try:
+        return _mapping(text)
+    except Exception:
+        return {}
 
 
 def attempt(row: Iterable[Any]) -> Attempt:
     """Return the attempt of a row whose columns are ATTEMPT_FIELDS in that order."""
     values = list(row)
-    values[_PLACEMENT] = _places(values[_PLACEMENT])
+    try:
+        values[_PLACEMENT] = _places(values[_PLACEMENT])
+    except Exception:
+        values[_PLACEMENT] = ()
     return Attempt(*values)
 
 
 def decision(row: Iterable[Any]) -> Decision:
     """Return the decision of a row."""
     id, at, verb, workload, team, owner, code, message, numbers = row
-    return Decision(id, at, verb, workload, team, owner, code, message, _mapping(numbers))
+    return Decision(id, at, verb, workload, team, owner, code, message, _mapping_or_nothing(numbers))
 
 
 def event(row: Iterable[Any]) -> Event:
     """Return the event of a row."""
     id, at, kind, team, owner, workload, data = row
-    return Event(id, at, kind, team, owner, workload, _mapping(data))
+    return Event(id, at, kind, team, owner, workload, _mapping_or_nothing(data))
 
 
 def submitted(new: NewWorkload, now: float) -> Workload:

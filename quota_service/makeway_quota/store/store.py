@@ -86,6 +86,8 @@ class Store:
         self.job_sizes = JobSizes(database)
         self.growth = Growth(database)
         self._known = KnownRows()
+        self.damaged: dict[str, Sequence[str]] = {}
+        """the fields of live rows that could not be read the last time, by id"""
         database.on_commit(self._known.add)
 
     def close(self) -> None:
@@ -189,10 +191,22 @@ class Store:
 
     def active(self) -> list[Workload]:
         """Return all live workloads, first submitted first, without command, environment and source."""
+        self.damaged = {}
         with self._database.read() as connection:
-            found = reads.active(connection)
+            found = reads.active(connection, self.damaged)
         self._known.add_read(found)
         return found
+
+    def read_again(self, ids: Sequence[str]) -> dict[str, Sequence[str]]:
+        """Read rows again that were damaged, and call the listeners with them; return those that still are."""
+        damaged: dict[str, Sequence[str]] = {}
+
+        def read(connection: Connection) -> list[Workload]:
+            found = pages.by_id(connection, ids, damaged)
+            return [row for row in found.values() if row.id not in damaged]
+
+        self._database.follow(read)
+        return damaged
 
     def workloads(
         self,

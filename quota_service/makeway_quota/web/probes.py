@@ -24,7 +24,7 @@ def router(settings: WebSettings) -> APIRouter:
     routes = APIRouter(include_in_schema=False)
     for base in dict.fromkeys(("/", settings.prefix)):
         routes.add_api_route(f"{base}healthz", healthz)
-        routes.add_api_route(f"{base}readyz", readyz)
+        routes.add_api_route(f"{base}readyz", readyz_at_root if base == "/" else readyz)
         routes.add_api_route(f"{base}metrics", numbers_at_root if base == "/" else guarded_numbers)
     return routes
 
@@ -37,6 +37,11 @@ async def healthz(services: TheServices) -> Response:
 async def readyz(services: TheServices) -> Response:
     """200 while this replica may get requests, 503 otherwise; with the state of each part in both cases."""
     return _health(await services.audit.ready())
+
+
+async def readyz_at_root(services: TheServices) -> Response:
+    """As `readyz`, with the ids of what is set aside: only who reaches the port itself can read them."""
+    return _health(await services.audit.ready(named=True))
 
 
 async def numbers(services: TheServices) -> Response:

@@ -86,6 +86,16 @@ def could_not_start(job: str, cause: str) -> str:
     return f"{job} could not be started: {cause}"
 
 
+def over_time_limit(job: str, limit: float) -> str:
+    """Return that a job is ended that ran past its time limit, as its launcher does not end it."""
+    return f"{job} is ended: it runs past its time limit of {duration(limit)} and its grace, and did not end by itself."
+
+
+def time_limit_reached(limit: float) -> str:
+    """Return how such a job ended."""
+    return f"time limit of {duration(limit)} reached; it did not end within its grace, and was killed"
+
+
 def start_postponed(job: str, cause: str) -> str:
     """Return that a job has its GPUs and cannot be started at the moment."""
     return f"{job} cannot be started yet: {cause}"
@@ -100,10 +110,11 @@ def not_member(owner: str, team: str, gone: bool, kind: str) -> str:
     return f"Held: {cause}; {until}."
 
 
-def set_aside(kind: str, error: str) -> str:
-    """Return that a workload is left out of the plans, because Makeway fails with it."""
+def set_aside(kind: str, by: str, error: str) -> str:
+    """Return that a workload is left out of the plans, because Makeway fails with it, or with its team (`by`)."""
+    what = f"this {kind}" if by == "workload" else f"the {by} of this {kind}"
     return (
-        f"Makeway cannot plan this {kind} because of an error of its own ({error}). All others are planned without it; "
+        f"Makeway cannot plan {what} because of an error of its own ({error}). All others are planned without it; "
         "it is tried again from time to time. Show this to an administrator, or cancel it and submit it again."
     )
 

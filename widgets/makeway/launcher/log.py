@@ -17,7 +17,7 @@ LIMIT = 64 * 2**20
 """The default limit in bytes."""
 LINE_SECONDS = 0.1
 """Seconds for which a note waits for the end of a line that the job is writing: Python writes one in several parts"""
-SETTLE_SECONDS = 2.0
+NOTES_SECONDS = 2.0
 """Seconds for which the end waits for the launcher's own lines on a slow disk"""
 
 
@@ -84,13 +84,13 @@ class Log:
                 return
             self._writer = writer
         self._noted.set()
-        self._settle(2 * LINE_SECONDS)
+        self._wait_for_notes(2 * LINE_SECONDS)
 
-    def settle(self) -> None:
-        """Wait until all notes are written, for SETTLE_SECONDS at most."""
-        self._settle(SETTLE_SECONDS)
+    def wait_for_notes(self) -> None:
+        """Wait until all notes are written, for NOTES_SECONDS at most."""
+        self._wait_for_notes(NOTES_SECONDS)
 
-    def _settle(self, seconds: float) -> None:
+    def _wait_for_notes(self, seconds: float) -> None:
         ends = time.monotonic() + seconds
         while self._notes and time.monotonic() < ends:
             time.sleep(0.002)

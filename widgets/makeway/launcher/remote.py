@@ -183,7 +183,7 @@ class Remote:
                     unsent.append(kind)
                     if not self._ended:
                         log.note(f"{NAMES[kind]} could not be sent in time")
-        log.settle()
+        log.wait_for_notes()
         sender = self._log or LogSender(attempt, self._service)
         if not self._until_taken(attempt, partial(sender.send, final=True), ends):
             unsent.append("log")

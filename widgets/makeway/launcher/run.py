@@ -308,7 +308,7 @@ class Run:
         }
         with contextlib.suppress(OSError):
             write_json(self.attempt.path("status.json"), status)
-        self.log.settle()
+        self.log.wait_for_notes()
         self.transport.finish(self.attempt, status, self.log, self.kill_at)
         return code if code >= 0 else 128 - code
 

@@ -38,6 +38,10 @@ VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 TOKEN = "MAKEWAY_ATTEMPT_TOKEN"
 PATIENCE = 20
 """Seconds beyond a job's grace after which the kubelet kills its container: the launcher reports meanwhile."""
+LONGEST_START = 21_600
+"""Seconds for which a pod may pull its image, as in `pod_waits.LIMITS`."""
+MOST_SECONDS = 2**31 - 1
+"""The longest `activeDeadlineSeconds` that Kubernetes takes"""
 STAYS = tuple(
     {"key": f"node.kubernetes.io/{state}", "operator": "Exists", "effect": "NoExecute"}
     for state in ("not-ready", "unreachable")
@@ -166,6 +170,7 @@ def worker_pod(
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "terminationGracePeriodSeconds": math.ceil(order.grace) + PATIENCE,
+            **deadline_of(order),
             "affinity": _affinity_to(node),
             "tolerations": [*(toleration_of(one) for one in given.tolerations), *STAYS],
             "securityContext": pod_security(settings),
@@ -184,6 +189,18 @@ def worker_pod(
         container["securityContext"] = {**container_security(), **(container.get("securityContext") or {})}
         _hide_gpus(container, given)
     return pod
+
+
+def deadline_of(order: StartOrder) -> Object:
+    """Return the time after which the kubelet ends a pod that neither its launcher nor the service has ended.
+
+    Kubernetes counts it from when the node accepts the pod. The job's own limit begins with its command, when the image
+    and all volumes are there, and it may take its grace beyond the limit to save.
+    """
+    if order.time_limit is None:
+        return {}
+    seconds = math.ceil(min(order.time_limit, MOST_SECONDS) + order.grace) + LONGEST_START + 2 * PATIENCE
+    return {"activeDeadlineSeconds": min(seconds, MOST_SECONDS)}
 
 
 def label_value(text: str) -> str:

@@ -33,6 +33,8 @@ OVER_REQUEST = f"Container {WORKER} was using "
 """In the kubelet's message about a pod that it evicts as its node is short of something: the job used more than it
 requested. That is true of all jobs without a request, not only of those that exhaust the node: so it counts as a loss.
 """
+DEADLINE_EXCEEDED = "DeadlineExceeded"
+"""The reason of a pod that was active for longer than its `activeDeadlineSeconds`."""
 KILLED = 137
 """The exit code of a process that was ended by SIGKILL, as a shell and the kubelet report it."""
 NO_COMMAND = 127
@@ -108,6 +110,9 @@ def ended(pod: JobPod, usable: Mapping[str, bool]) -> Machines:
 
 def _own_fault(pod: JobPod) -> Machines | None:
     """Return the end of a pod that its job, or the image of its job, is to blame for; None where it is not."""
+    if pod.reason == DEADLINE_EXCEEDED:
+        said = "time limit reached, and neither its launcher nor Makeway ended it: Kubernetes did"
+        return Machines(1, present=False, message=said, exit_code=KILLED, timed_out=True)
     if pod.reason == "OOMKilled":
         return Machines(1, present=False, message=_out_of_memory(pod.memory), exit_code=KILLED)
     if pod.reason == "Evicted" and any(word in pod.message for word in OWN_FAULT):

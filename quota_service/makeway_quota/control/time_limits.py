@@ -1,0 +1,97 @@
+"""End jobs that run past their time limit and grace although their launcher should have ended them.
+
+A limit is the launcher's to keep: it has the clock, and the job its grace to save. This is for a launcher that a job
+stopped, or that hangs. Limits are per attempt, and counted on the monotonic clock from when an attempt was seen first:
+a clock that is set ends no job early. Called by the loop in each cycle, with what is reported.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+from makeway_api.durations import duration
+
+from ..backends.base import AttemptSeen, Key, Phase
+from ..engine.snapshot import ADMITTED
+from ..store.records import Change, Workload
+from ..wording import outcomes
+from .change_set import ChangeSet, decide
+from .quarantine import Quarantine
+
+TIME_LIMIT = "time_limit"
+"""The reason code of a job that is ended because it ran past its time limit"""
+MARGIN = 15.0
+"""Seconds beyond limit and grace after which a launcher that has not even given its job notice never will"""
+LATE_MARGIN = 900.0
+"""The same for one that has given notice: what its job wrote may take as long to reach its disk, or the service"""
+STEP = "keeping to its time limit"
+
+
+class TimeLimits:
+    """When the running attempts have to be over. `monotonic` never jumps."""
+
+    def __init__(self, shared: bool, monotonic: Callable[[], float] = time.monotonic) -> None:
+        """`shared`: the backend tells when an attempt began, which may be long after it was ordered to start."""
+        self.quarantine = Quarantine()
+        """that of the loop, once it runs"""
+        self._shared = shared
+        self._monotonic = monotonic
+        self._known: dict[Key, float] = {}
+        """when an attempt reaches its limit"""
+        self._due: list[tuple[float, Key]] = []
+
+    def wait(self) -> float | None:
+        """Return the seconds until an attempt has to be looked at; None where none has a limit."""
+        return max(0.0, self._due[0][0] - self._monotonic()) if self._due else None
+
+    def overdue(
+        self,
+        rows: Mapping[str, Workload],
+        changed: Iterable[AttemptSeen],
+        attempts: Mapping[Key, AttemptSeen],
+        now: float,
+    ) -> ChangeSet:
+        """Return that jobs are ended which should have been over; `changed` are those of `attempts` that are new."""
+        change_set, at = ChangeSet(), self._monotonic()
+        for seen in changed:
+            row = rows.get(seen.workload)
+            if row is not None and seen.key not in self._known and self._counts(row, seen):
+                with self.quarantine.guard(STEP, "workload", row.id):
+                    self._note(row, seen, at, now)
+        while self._due and self._due[0][0] <= at:
+            _, key = heapq.heappop(self._due)
+            row, found = rows.get(key[0]), attempts.get(key)
+            if row is None or found is None or not self._counts(row, found):
+                self._known.pop(key, None)
+                continue
+            with self.quarantine.guard(STEP, "workload", row.id):
+                self._look(change_set, row, found, at)
+        return change_set
+
+    def _counts(self, row: Workload, seen: AttemptSeen) -> bool:
+        """Whether an attempt runs that has a limit, and that nothing else is about to end."""
+        if row.time_limit is None or row.kind != "job" or row.state not in ADMITTED or row.attempt != seen.attempt:
+            return False
+        ending = row.notice is not None or row.cancel_requested or row.reason_code == TIME_LIMIT
+        began = seen.started_at is not None or not self._shared
+        return began and not ending and seen.phase not in (Phase.EXITED, Phase.LOST)
+
+    def _note(self, row: Workload, seen: AttemptSeen, at: float, now: float) -> None:
+        limit = row.time_limit or 0.0
+        passed = 0.0 if seen.started_at is None else min(limit, max(0.0, now - seen.started_at))
+        self._known[seen.key] = at + limit - passed
+        heapq.heappush(self._due, (self._known[seen.key] + row.grace + MARGIN, seen.key))
+
+    def _look(self, change_set: ChangeSet, row: Workload, seen: AttemptSeen, at: float) -> None:
+        noticed = seen.noticed or seen.phase is Phase.STOPPING
+        last = self._known[seen.key] + row.grace + (LATE_MARGIN if noticed else MARGIN)
+        if at < last:
+            heapq.heappush(self._due, (last, seen.key))
+            return
+        message = outcomes.over_time_limit(outcomes.job_of(row.name or row.id, row.owner), row.time_limit or 0.0)
+        reason = {"reason_code": TIME_LIMIT, "reason_message": message}
+        limit = duration(row.time_limit or 0.0)
+        decision = decide(row, "kill", TIME_LIMIT, message, attempt=row.attempt, time_limit=limit)
+        change_set.add(Change(row.id, reason, row.version, ADMITTED), decision)

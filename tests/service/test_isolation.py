@@ -1,0 +1,140 @@
+"""Planning goes on without the workloads, nodes, teams, pools and profiles with which the engine fails."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from makeway_quota.control.isolation import Faulty, Item, Unplannable, plan_without_faulty, without
+from makeway_quota.engine.incremental import IncrementalEngine
+from makeway_quota.engine.plan import Plan
+from makeway_quota.engine.snapshot import Node, Placed, Policy, Pool, Profile, QuotaLine, Snapshot, Workload
+
+TEAMS = ("dept", "rnd", "devops", "lab")
+
+
+def world(jobs: int = 4) -> Snapshot:
+    """Two pools of two nodes with 4 GPUs each; three teams of a department and one beside it, each with jobs."""
+    pools = tuple(Pool(name) for name in ("a", "b"))
+    nodes = tuple(Node(f"{pool.name}{at}", pool.name, 4) for pool in pools for at in (1, 2))
+    profiles = tuple(Profile(f"gpu{n}", 1000 * n, pools=("a", "b"), policies=(TEAMS[1:],)) for n in (1, 2))
+    policies = (
+        Policy("dept", (QuotaLine(reserved=8000, limit=12_000),)),
+        *(Policy(name, (QuotaLine(reserved=4000),), parent="dept") for name in ("rnd", "devops")),
+        Policy("lab", (QuotaLine(reserved=4000),)),
+    )
+    pending = tuple(
+        Workload(f"{team}-{at}", team, f"gpu{1 + at % 2}", owner=team, submitted_at=float(at))
+        for team in TEAMS[1:]
+        for at in range(jobs)
+    )
+    running = tuple(
+        Workload(f"{team}-runs", team, "gpu1", state="running", started_at=0.0, placement=(Placed(0, node, (0,)),))
+        for team, node in (("rnd", "a1"), ("devops", "a2"), ("lab", "b1"))
+    )
+    return Snapshot(100.0, pools=pools, nodes=nodes, profiles=profiles, policies=policies, workloads=pending + running)
+
+
+class Faults:
+    """An engine that fails with some things, and counts its plans."""
+
+    def __init__(self, *bad: Item, error: type[Exception] = IndexError) -> None:
+        self.bad = set(bad)
+        self.error = error
+        self.plans = 0
+
+    def __call__(self, snapshot: Snapshot) -> tuple[IncrementalEngine, Plan]:
+        self.plans += 1
+        there = {("workload", each.id) for each in snapshot.workloads}
+        there |= {("profile of work", each.profile) for each in snapshot.workloads}
+        there |= {("team of work", each.policy) for each in snapshot.workloads}
+        there |= {("node", each.name) for each in snapshot.nodes} | {("pool", each.name) for each in snapshot.pools}
+        there |= {("team", each.name) for each in snapshot.policies}
+        there |= {("profile", each.name) for each in snapshot.profiles}
+        if self.bad & there or ("anything", "") in self.bad:
+            raise self.error("gone")
+        engine = IncrementalEngine(snapshot)
+        return engine, engine.plan(snapshot.now)
+
+
+BAD: list[tuple[Item, ...]] = [
+    (("workload", "rnd-1"),),
+    (("workload", "rnd-runs"),),
+    (("workload", "rnd-1"), ("workload", "devops-2"), ("workload", "lab-runs")),
+    (("node", "a1"),),
+    (("node", "a1"), ("node", "b2"), ("workload", "lab-0")),
+    (("team", "rnd"),),
+    (("team", "dept"),),
+    (("pool", "a"),),
+    (("profile", "gpu2"),),
+]
+
+
+@pytest.mark.parametrize("bad", BAD, ids=lambda bad: " ".join(name for _, name in bad))
+def test_only_what_is_faulty_is_left_out_and_the_rest_is_planned_as_without_it(bad: tuple[Item, ...]) -> None:
+    snapshot = world()
+    _, plan, faulty = plan_without_faulty(snapshot, Faults(*bad))
+    left = set(faulty.reasons)
+    children = {("team", "rnd"), ("team", "devops")} if ("team", "dept") in bad else set()
+    assert left == set(bad) | children
+    assert {start.id for start in plan.start}, "others start"
+    for start in plan.start:
+        assert faulty.of(next(w for w in snapshot.workloads if w.id == start.id)) is None
+    held = {(place.node, device) for w in snapshot.workloads for place in w.placement for device in place.devices}
+    given = [(place.node, device) for start in plan.start for place in start.placement for device in place.devices]
+    assert not held.intersection(given), "what a workload holds that is left out is given to no other"
+    assert {eviction.id for eviction in plan.evict}.isdisjoint(name for kind, name in bad if kind == "workload")
+
+
+@pytest.mark.parametrize(
+    ("bad", "left"),
+    [
+        (("team of work", "lab"), {("team", "lab"), ("queue", "lab/gpu1"), ("queue", "lab/gpu2")}),
+        (("profile of work", "gpu2"), {("profile", "gpu2"), *(("queue", f"{team}/gpu2") for team in TEAMS)}),
+    ],
+)
+def test_many_faulty_workloads_of_one_queue_team_or_profile_are_left_out_together(bad: Any, left: set[Item]) -> None:
+    snapshot, engine = world(jobs=60), Faults(bad)
+    _, plan, faulty = plan_without_faulty(snapshot, engine)
+    assert {item for item in faulty.reasons if item[0] != "workload"} <= left
+    assert len(faulty.reasons) <= 8
+    assert plan.start
+    assert engine.plans < 160
+
+
+def test_what_was_left_out_stays_out_and_is_tried_again_one_by_one_when_it_is_due() -> None:
+    snapshot, two = world(), (("workload", "rnd-1"), ("workload", "lab-1"))
+    _, _, first = plan_without_faulty(snapshot, Faults(*two))
+    engine = Faults(*two)
+    _, _, second = plan_without_faulty(snapshot, engine, first.reasons)
+    assert (set(second.reasons), engine.plans) == (set(two), 1), "one plan a cycle"
+    _, _, third = plan_without_faulty(snapshot, Faults(two[1]), first.reasons, two)
+    assert set(third.reasons) == {two[1]}
+    _, _, healed = plan_without_faulty(snapshot, Faults(), first.reasons, two)
+    assert healed.reasons == {}
+
+
+def test_without_a_fault_nothing_is_copied_and_one_plan_is_made() -> None:
+    snapshot, engine = world(), Faults()
+    _, plan, faulty = plan_without_faulty(snapshot, engine)
+    assert (engine.plans, faulty.reasons) == (1, {})
+    assert without(snapshot, Faulty()) is snapshot
+    assert plan.start
+
+
+def test_a_search_ends_in_time_and_goes_on_in_the_next_cycle(monkeypatch: pytest.MonkeyPatch) -> None:
+    bad = tuple(("workload", f"{team}-0") for team in TEAMS[1:])
+    now = [0.0]
+
+    def clock() -> float:
+        now[0] += 8.0
+        return now[0]
+
+    with pytest.raises(Unplannable) as ended:
+        plan_without_faulty(world(), Faults(*bad), clock=clock)
+    found = ended.value.faulty.reasons
+    assert 0 < len(found) < 3
+    _, _, faulty = plan_without_faulty(world(), Faults(*bad), found)
+    assert set(faulty.reasons) == set(bad)
+    with pytest.raises(Unplannable):
+        plan_without_faulty(world(), Faults(("anything", "")))  # type: ignore[arg-type]

@@ -1,0 +1,128 @@
+"""A job past its time limit and its grace is ended by the service, even where its launcher does not end it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from makeway_quota.backends.base import AttemptSeen, Phase
+from makeway_quota.backends.local import LocalBackend
+from makeway_quota.control import time_limits
+from makeway_quota.control.time_limits import LATE_MARGIN, MARGIN, TIME_LIMIT, TimeLimits
+from makeway_quota.store import rows
+from makeway_quota.store.records import NewWorkload, Notice, Workload
+from running import SAMPLE, python, running
+
+QUICK = SAMPLE.read_text(encoding="utf-8").replace("grace: 30", "grace: 1")
+
+
+def job(**fields: Any) -> Workload:
+    """A job that runs with a limit of 100 s and a grace of 10 s."""
+    new = NewWorkload("j-1", "job", "rnd", "gpu1", "ana", time_limit=100.0, grace=10.0)
+    return rows.submitted(new, 0.0)._replace(**{"state": "running", "attempt": 1, **fields})
+
+
+class Watch:
+    """Time limits on a clock of the test: the monotonic one at 1000, the time of day at 5000."""
+
+    def __init__(self, shared: bool = False) -> None:
+        self.at = 1000.0
+        self.limits = TimeLimits(shared, lambda: self.at)
+        self.seen = AttemptSeen("j-1", 1, Phase.RUNNING, started_at=5000.0)
+
+    def ended(self, passed: float, row: Workload, clock: float = 0.0, **seen: Any) -> list[str]:
+        """Return what is ended once so many seconds have passed, and the clock is `clock` ahead of that."""
+        self.at = 1000.0 + passed
+        self.seen = replace(self.seen, **seen)
+        found = self.limits.overdue({row.id: row}, [self.seen], {self.seen.key: self.seen}, 5000.0 + passed + clock)
+        return [change.workload for change in found.changes]
+
+
+def test_a_job_is_ended_after_its_limit_its_grace_and_a_margin_and_once_only() -> None:
+    watch = Watch()
+    assert watch.ended(0, job()) == []
+    assert watch.limits.wait() == 100 + 10 + MARGIN
+    assert watch.ended(100 + 10 + MARGIN - 0.1, job()) == []
+    assert watch.ended(100 + 10 + MARGIN, job()) == ["j-1"]
+    assert watch.ended(5000, job(reason_code=TIME_LIMIT)) == []
+
+
+def test_a_launcher_that_has_given_notice_has_longer() -> None:
+    watch = Watch()
+    assert watch.ended(0, job()) == []
+    assert watch.ended(200, job(), phase=Phase.STOPPING) == []
+    assert watch.ended(100 + 10 + LATE_MARGIN, job()) == ["j-1"]
+
+
+def test_a_clock_that_is_set_ends_no_job_early_nor_late() -> None:
+    for ahead in (-50_000.0, 50_000.0):
+        watch = Watch()
+        watch.ended(0, job())
+        assert watch.ended(100, job(), clock=ahead) == []
+        assert watch.ended(100 + 10 + MARGIN, job(), clock=ahead) == ["j-1"]
+
+
+@pytest.mark.parametrize(("started_at", "left"), [(4940.0, 40.0), (5_000_000.0, 100.0), (-1e10, 0.0), (None, 100.0)])
+def test_what_ran_before_this_process_counts_as_far_as_it_can_have(started_at: float | None, left: float) -> None:
+    watch = Watch()
+    watch.ended(0, job(), started_at=started_at)
+    assert watch.limits.wait() == left + 10 + MARGIN
+
+
+def test_other_attempts_and_what_ends_anyway_is_left_alone() -> None:
+    notice = Notice("for devops", 0.0, 30.0)
+    for row in (
+        job(time_limit=None),
+        job(notice=notice),
+        job(cancel_requested=True),
+        job(attempt=2),
+        job(state="pending"),
+    ):
+        watch = Watch()
+        watch.ended(0, row)
+        assert watch.ended(100_000, row) == []
+    waiting = Watch(shared=True)
+    waiting.ended(0, job(), started_at=None)
+    assert waiting.ended(100_000, job()) == [], "a pod that pulls its image runs nothing yet"
+
+
+def test_limits_count_for_each_attempt() -> None:
+    watch = Watch()
+    watch.ended(0, job())
+    watch.seen = replace(watch.seen, attempt=2, started_at=5090.0)
+    assert watch.ended(90, job(attempt=2)) == []
+    assert watch.ended(90 + 100 + 10 + MARGIN - 1, job(attempt=2)) == []
+    assert watch.ended(90 + 100 + 10 + MARGIN, job(attempt=2)) == ["j-1"]
+
+
+async def test_a_launcher_that_its_job_stops_keeps_no_gpu_beyond_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time_limits, "MARGIN", 1.0)
+    code = "import os, signal, time; os.kill(os.getppid(), signal.SIGSTOP); print('up', flush=True); time.sleep(600)"
+    async with running(tmp_path, QUICK, MAKEWAY_TICK_SECONDS=0.5) as run:
+        made = await run.submit("ana", "stops it", command=python(code), profile="gpu1", time_limit=3, max_failures=3)
+        done = await run.job(made.id, "failed", seconds=60)
+        assert "time limit of 3 s reached" in done.reason.message
+        backend = run.service.components.backend
+        assert isinstance(backend, LocalBackend)
+        await run.until(lambda: not backend._attempts, "nothing of it is left")
+        assert (await run.used())["rnd"] == 0
+        assert not _stopped()
+
+
+def _stopped() -> list[int]:
+    """Return the processes of this test's account that are stopped by a signal."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                stat = Path(f"/proc/{name}/stat").read_text(errors="replace")
+            except OSError:
+                continue
+            if stat.rpartition(")")[2].split()[0] == "T" and b"launcher" in Path(f"/proc/{name}/cmdline").read_bytes():
+                found.append(int(name))
+    return found
