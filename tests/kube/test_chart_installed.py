@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from charts import ADD_ON, CHART, EVERYTHING, JOBS, NAMESPACE, STANDALONE, TWO_REPLICAS, Object, written
+from charts import ADD_ON, CHART, EVERYTHING, JOBS, NAMESPACE, ROOT, STANDALONE, TWO_REPLICAS, Object, written
 from pods import wait_until
 from releases import (
     BUDGETS,
+    CLAIMS,
     CLUSTER_WIDE,
     DEPLOYMENTS,
     PRIORITIES,
@@ -120,6 +121,31 @@ def test_what_kubernetes_cannot_change_is_refused_before_anything_is_changed(
     with pytest.raises(KubeProblem, match=said):
         release.run("upgrade", values=values | changed)
     assert release.generations() == before
+
+
+def test_an_upgrade_that_would_no_longer_find_large_files_is_refused(release: Installation) -> None:
+    """From a chart that had them on the volume of the database, and back."""
+    together, apart = ({"artifacts": {"storage": {"size": size}}} for size in ("", "20Gi"))
+    release.run("upgrade", values=together)
+    claims = CLAIMS.format(NAMESPACE)
+    assert "makeway-service" in release.names(CLAIMS)
+    assert "makeway-files" not in release.names(CLAIMS)
+    before = release.generations()
+    with pytest.raises(KubeProblem, match="are on the claim makeway-service, with the database"):
+        release.run("upgrade", values=apart)
+    assert release.generations() == before
+    page = (ROOT / "docs/how-to/back-up-and-upgrade.md").read_text(encoding="utf-8")
+    text = page.partition("## Large files on a volume of their own")[2].partition("```yaml\n")[2].partition("```")[0]
+    release.api.create(claims, next(yaml.safe_load_all(text)))
+    release.run("upgrade", values=apart)
+    assert "makeway-files" in release.names(CLAIMS), "Helm has adopted it"
+    with pytest.raises(KubeProblem, match="are on the claim makeway-files, and the service would no longer find"):
+        release.run("upgrade", values=together)
+    release.run("upgrade", values=EVERYTHING)
+    kept = {"makeway-service", "makeway-files", "makeway-hub"}
+    for name in kept:
+        release.api.delete(f"{claims}/{name}")
+    wait_until(lambda: not kept & release.names(CLAIMS), "no claim is left for the tests that follow")
 
 
 def test_another_value_of_a_priority_class_is_taken_as_the_refusal_says(release: Installation) -> None:

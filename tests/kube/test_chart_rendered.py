@@ -164,7 +164,38 @@ def test_sqlite_has_one_replica_and_a_volume_and_postgresql_two_and_none(helm: H
         manifests = rendered(helm, tmp_path, values)
         (deployment,) = of_kind(manifests, "Deployment", "makeway-service")
         assert deployment["spec"]["replicas"] == replicas
-        assert len(of_kind(manifests, "PersistentVolumeClaim", "makeway-service")) == claims
+        for name in ("makeway-service", "makeway-files"):
+            assert len(of_kind(manifests, "PersistentVolumeClaim", name)) == claims
+
+
+def test_large_files_have_a_volume_of_their_own_unless_the_site_says_otherwise(helm: Helm, tmp_path: Path) -> None:
+    def read(values: Object) -> tuple[dict[str, str], dict[str, str]]:
+        manifests = rendered(helm, tmp_path, values)
+        spec = pod_specs(manifests)["makeway-service"]
+        mounts = {one["name"]: one["mountPath"] for one in spec["containers"][0]["volumeMounts"]}
+        claims = {
+            one["name"]: one["persistentVolumeClaim"]["claimName"]
+            for one in spec["volumes"]
+            if "persistentVolumeClaim" in one
+        }
+        sizes = {
+            one["metadata"]["name"]: one["spec"]["resources"]["requests"]["storage"]
+            for one in of_kind(manifests, "PersistentVolumeClaim")
+        }
+        assert set(claims.values()) <= set(sizes)
+        folder = variables(manifests).get("MAKEWAY_ARTIFACTS_DIR")
+        assert folder == ("/files/artifacts" if "files" in claims else None)
+        return {mounts[name]: claim for name, claim in claims.items()}, sizes
+
+    one = {"/data": "makeway-service"}
+    for mode in ({}, {"mode": "addOn"}):
+        found, sizes = read({**mode, "artifacts": {"storage": {"size": "7Gi"}}})
+        assert found == {**one, "/files": "makeway-files"}
+        assert (sizes["makeway-service"], sizes["makeway-files"]) == ("10Gi", "7Gi")
+    for values in ({"artifacts": {"storage": {"size": ""}}}, {"artifacts": {"s3": "s3://bucket"}}):
+        found, sizes = read(values)
+        assert found == one
+        assert "makeway-files" not in sizes
 
 
 def test_images_are_pulled_once_each_beside_each_other_and_the_launchers_with_each(helm: Helm, tmp_path: Path) -> None:

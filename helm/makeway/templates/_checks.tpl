@@ -15,8 +15,23 @@
 {{- fail "jobs.namespace: jobs need a namespace of their own, because the service may create and delete pods there." -}}
 {{- end -}}
 {{ include "makeway.subdomainChecks" . }}
+{{ include "makeway.filesChecks" . }}
 {{ include "makeway.immutableChecks" . }}
 {{- if eq .Values.mode "addOn" -}}{{ include "makeway.addOnChecks" . }}{{- end -}}
+{{- end -}}
+
+{{/* Large files that a service would no longer find: those on the volume of the database, and those on their own. */}}
+{{- define "makeway.filesChecks" -}}
+{{- $service := printf "%s-service" (include "makeway.name" .) -}}
+{{- $files := printf "%s-files" (include "makeway.name" .) -}}
+{{- $hasService := lookup "v1" "PersistentVolumeClaim" .Release.Namespace $service -}}
+{{- $hasFiles := lookup "v1" "PersistentVolumeClaim" .Release.Namespace $files -}}
+{{- if and (include "makeway.filesVolume" .) $hasService (not $hasFiles) -}}
+{{- fail (printf "artifacts.storage: the large files of submissions are on the claim %s, with the database, and the service would no longer find them. Leave them there with artifacts.storage.size: \"\", or move them to a claim %s first (docs/how-to/back-up-and-upgrade.md, Large files on a volume of their own)." $service $files) -}}
+{{- end -}}
+{{- if and $hasFiles (not (include "makeway.filesVolume" .)) (not (include "makeway.postgresql" .)) (not .Values.artifacts.s3) -}}
+{{- fail (printf "artifacts.storage.size: the large files of submissions are on the claim %s, and the service would no longer find them. Set the size again; or, if none are needed any more, delete the claim first." $files) -}}
+{{- end -}}
 {{- end -}}
 
 {{/* Names of users' servers: the Hub checks the host itself. */}}

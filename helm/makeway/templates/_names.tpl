@@ -45,6 +45,11 @@ imagePullSecrets:
 
 {{- define "makeway.postgresql" -}}{{ if .Values.database.existingSecret }}true{{ end }}{{- end -}}
 
+{{/* Whether large files have a volume of their own. With --reuse-values, `storage` of a later chart is missing: they stay. */}}
+{{- define "makeway.filesVolume" -}}
+{{- if and (not (include "makeway.postgresql" .)) (not .Values.artifacts.s3) (dig "storage" "size" "" .Values.artifacts) }}true{{ end -}}
+{{- end -}}
+
 {{- define "makeway.replicas" -}}
 {{- if kindIs "invalid" .Values.service.replicas -}}{{ ternary 2 1 (eq (include "makeway.postgresql" .) "true") }}
 {{- else -}}{{ .Values.service.replicas }}{{- end -}}

@@ -37,7 +37,7 @@ def test_what_is_backed_up_while_the_portal_runs_is_restored(portal: Portal) -> 
         portal.walk.run(backup)
         later = client.submit(JobRequest(name="later", command=["sleep", "3600"]))
     token = ana.hub("POST", "/users/ana/tokens", json={"note": "after the backup"}).json()["token"]
-    artifacts = portal.volume("makeway-service") / "artifacts"
+    artifacts = portal.volume("makeway-files") / "artifacts"
     (file,) = (one for one in artifacts.rglob("*") if one.is_file() and one.stat().st_size > 256 * 1024)
     content = file.read_bytes()
     file.unlink()

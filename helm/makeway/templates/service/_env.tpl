@@ -26,6 +26,9 @@
 - name: MAKEWAY_DB_URL
   valueFrom: {secretKeyRef: {name: {{ .Values.database.existingSecret | quote }}, key: {{ .Values.database.key | quote }}}}
 {{- end }}
+{{- if include "makeway.filesVolume" . }}
+- {name: MAKEWAY_ARTIFACTS_DIR, value: /files/artifacts}
+{{- end }}
 {{- with .Values.artifacts.s3 }}
 - {name: MAKEWAY_ARTIFACTS_S3, value: {{ . | quote }}}
 {{- end }}
