@@ -96,6 +96,29 @@ def test_the_devices_of_orders_of_an_earlier_version_are_known() -> None:
     ]
 
 
+ODD: list[object] = [None, 0, -1, 2**70, 1e308, float("nan"), "", "x", [], [[]], {}, {"node": 1}, True]
+
+
+def test_an_odd_order_holds_nothing_and_hides_no_other() -> None:
+    nodes = [NodeSeen("virtual-1", "", (0, 1))]
+    good = {"workload": "g", "attempt": 1, "places": [{"node": "virtual-1", "devices": [1], "milli": [1000]}]}
+    odd: list[dict[str, object]] = []
+    for value in ODD:
+        odd += [{**good, "workload": "o", "places": value}, {"workload": "o", "attempt": 1, "workers": value}]
+        odd += [{**good, "workload": "o", "places": [value]}, {"workload": "o", "attempt": 1, "workers": [value]}]
+        odd += [{"workload": "o", "attempt": 1, "workers": [{"env": value}]}]
+        for key in ("CUDA_VISIBLE_DEVICES", "MAKEWAY_GPUS"):
+            env = {"CUDA_VISIBLE_DEVICES": "0", "MAKEWAY_GPUS": "1", key: value}
+            odd += [{"workload": "o", "attempt": 1, "workers": [{"env": env}]}]
+        for key in ("node", "devices", "milli"):
+            place = {"node": "virtual-1", "devices": [0], "milli": [1000], key: value}
+            odd += [{**good, "workload": "o", "places": [place]}]
+    for each in odd:
+        found = holding(nodes, [each, good, each])["virtual-1"].pods
+        assert [pod.workload for pod in found if pod.workload == "g"] == ["g"], each
+        assert all(0 <= milli <= 1000 for pod in found for milli in pod.milli), each
+
+
 class Machine:
     """One machine of two GPUs with a job of the borrower on each, in the eyes of the control loop."""
 

@@ -6,7 +6,7 @@ is gone. `control/workload_pods.py` compares what is shown with the rows, as for
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,16 +20,30 @@ def places_of(order: StartOrder) -> list[dict[str, Any]]:
 
 
 def holding(nodes: Sequence[NodeSeen], headers: Iterable[Mapping[str, Any]]) -> dict[str, NodeSeen]:
-    """Return the nodes by name, each with the workers of the attempts that have not ended, from their orders."""
+    """Return the nodes by name, each with the workers of the attempts that have not ended, from their orders.
+
+    An order that cannot be understood holds nothing.
+    """
     pods: dict[str, list[WorkloadPod]] = {}
     for header in headers:
-        for worker, place in enumerate(header.get("places") or _earlier_places(header, nodes)):
-            devices, milli = tuple(place["devices"]), tuple(place["milli"])
-            held = WorkloadPod(
-                header["workload"], sum(milli), attempt=header["attempt"], worker=worker, devices=devices, milli=milli
-            )
-            pods.setdefault(place["node"], []).append(held)
+        try:
+            found = list(_workers(header, nodes))
+        except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):  # a loss of power left anything
+            continue
+        for node, pod in found:
+            pods.setdefault(node, []).append(pod)
     return {n.name: replace(n, pods=tuple(pods[n.name])) if n.name in pods else n for n in nodes}
+
+
+def _workers(header: Mapping[str, Any], nodes: Sequence[NodeSeen]) -> Iterator[tuple[str, WorkloadPod]]:
+    """Yield each worker of an order with its node."""
+    known = {node.name for node in nodes}
+    for worker, place in enumerate(header.get("places") or _earlier_places(header, nodes)):
+        devices, milli = tuple(map(int, place["devices"])), tuple(map(int, place["milli"]))
+        if place["node"] in known and len(devices) == len(milli) and all(0 <= each <= GPU for each in milli):
+            workload, attempt = str(header["workload"]), int(header["attempt"])
+            pod = WorkloadPod(workload, sum(milli), attempt=attempt, worker=worker, devices=devices, milli=milli)
+            yield place["node"], pod
 
 
 def _earlier_places(header: Mapping[str, Any], nodes: Sequence[NodeSeen]) -> list[dict[str, Any]]:
