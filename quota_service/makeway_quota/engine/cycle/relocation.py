@@ -22,14 +22,19 @@ from .admission import MOST_WITHDRAWN, put_back
 def relocate(builder: PlanBuilder, queues: PendingQueues) -> bool:
     """Move the victims that get room, in the order of rule 3; return whether any does."""
     cluster = builder.cluster
-    stopped = [cluster.workloads[name] for name in builder.evicted]
-    waiting = [(queues.queue_of(w), w) for w in stopped if cannot_start_at_all(cluster, w) is None]
-    waiting = [(queue, workload) for queue, workload in waiting if queue.total]
+    able = [(queues.queue_of(w), w) for w in map(cluster.workloads.__getitem__, builder.evicted)]
+    able = [(queue, workload) for queue, workload in able if queue.total and (builder.started or _has_space(queue))]
+    waiting = [(queue, workload) for queue, workload in able if cannot_start_at_all(cluster, workload) is None]
     waiting.sort(key=lambda each: _place_in_order(cluster, *each))
     preemptors = {each.preemptor for each in builder.evicted.values()}
     preemptors |= {each.preemptor for each in builder.moved.values()}
     found = [workload for queue, workload in waiting if _relocated(builder, queue, workload, preemptors)]
     return bool(found)
+
+
+def _has_space(queue: Queue) -> bool:
+    """Whether a pool of the queue has as many free GPUs as one of it requests; False is certain, True is not."""
+    return any(max(pool.free, pool.future) >= queue.total for pool in queue.pools)
 
 
 def _place_in_order(cluster: Cluster, queue: Queue, workload: Workload) -> tuple[bool, tuple[object, ...]]:
