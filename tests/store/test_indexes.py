@@ -90,13 +90,15 @@ def scans(path: str, statement: str, parameters: Any) -> list[str]:
     """Return the lines of SQLite's plan that read or sort whole tables."""
     with sqlite3.connect(path) as bare:
         plan = [line for *_, line in bare.execute(f"EXPLAIN QUERY PLAN {statement}", parameters)]
-    bad = []
-    for before, line in zip(["", *plan], plan, strict=False):
+    bad, read = [], ""
+    for line in plan:
         walk = re.match(r"SCAN (\w+)(?: USING (?:COVERING )?INDEX (\w+))?$", line)
         if walk and walk[1] in LONG and walk[2] not in ORDERED and not first_rows(line, statement):
             bad.append(line)
-        if line == "USE TEMP B-TREE FOR ORDER BY" and re.match(r"(SCAN|SEARCH) (\w+)", before)[2] in LONG:  # type: ignore[index]
-            bad.append(f"{before}, then sorted")
+        table = re.match(r"(?:SCAN|SEARCH) (\w+)", line)
+        read = table[1] if table else read
+        if line.startswith("USE TEMP B-TREE FOR") and line.endswith("ORDER BY") and read in LONG:
+            bad.append(f"{read}, then sorted")
     return bad
 
 
