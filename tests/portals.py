@@ -29,7 +29,7 @@ VALUES = values()
 TEAMS = {team: group["users"] for team, group in VALUES["hub"]["config"]["JupyterHub"]["load_groups"].items()}
 USERS = [user for users in TEAMS.values() for user in users]
 CHECKPOINTS = "makeway-checkpoints"
-OWN_CLAIMS = {"makeway-hub", "makeway-service"}
+OWN_CLAIMS = {"makeway-hub", "makeway-service", "makeway-files"}
 HOMES = {f"home-{user}" for user in USERS}
 STARTED = 400
 """How many seconds the programs of the portal may take to start, which is a fraction of that on an idle machine."""

@@ -49,6 +49,7 @@ class Rows:
 
     def __init__(self) -> None:
         self.found: dict[str, Workload] = {}
+        self.damaged: dict[str, Sequence[str]] = {}
         self.listeners: list[Callable[[Sequence[Workload]], object]] = []
 
     def on_change(self, call: Callable[[Sequence[Workload]], object], last: bool = False) -> None:
