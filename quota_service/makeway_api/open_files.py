@@ -1,4 +1,4 @@
-"""Raise this process's limit of open files, say how many connections fit into it, and what programs it starts get.
+"""Raise this process's limit of open files, and derive the connections it allows and the limit of child processes.
 
 Called when the service, or a Hub, starts. Most systems start programs with a soft limit of 1,024, which is for those
 that use `select`; the hard limit is what the system allows. Jobs and notebooks get the soft limit that the first of

@@ -15,7 +15,7 @@ from .base import NodeSeen, StartOrder, WorkloadPod
 
 
 def places_of(order: StartOrder) -> list[dict[str, Any]]:
-    """Return where the workers of an order are, as its header has it."""
+    """Return the placement of each worker of an order, in the form of the header that is written for it."""
     return [{"node": place.node, "devices": list(place.devices), "milli": list(place.milli)} for place in order.workers]
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Literal, TypeVar
+from typing import Literal
 
 from makeway_api.quantities import count
 
@@ -22,7 +22,6 @@ from ..store.errors import RowRefused, StoreError
 
 log = logging.getLogger("makeway.quarantine")
 
-T = TypeVar("T")
 Kind = Literal["workload", "node", "queue", "team", "pool", "profile", "step"]
 """`step` is a part of the cycle that fails by itself, or with something that it does not name."""
 
@@ -64,7 +63,7 @@ class Quarantined:
     again_at: float
     """monotonic seconds"""
 
-    def said(self, *, whole: bool) -> str:
+    def message(self, *, whole: bool) -> str:
         """Return which thing it is, since when, the error, and what an administrator can do."""
         since = datetime.fromtimestamp(self.since, UTC).strftime("%Y-%m-%d %H:%M UTC")
         error = self.reason if whole else self.error
@@ -155,7 +154,7 @@ class Quarantine:
 
     @contextmanager
     def guard(self, step: str, kind: Kind, name: str) -> Iterator[None]:
-        """Set something aside if the block fails; ends its quarantine if it does not."""
+        """Set something aside if the block fails; end its quarantine if it does not."""
         try:
             yield
         except Exception as error:
@@ -205,7 +204,7 @@ class Quarantine:
 
     def details(self, *, whole: bool) -> str:
         """Return each thing with since when, the error and what to do; without `whole` only the class of the error."""
-        shown = [entry.said(whole=whole) for entry in self.entries]
+        shown = [entry.message(whole=whole) for entry in self.entries]
         more = f"; and {len(shown) - MOST_NAMED} more" if len(shown) > MOST_NAMED else ""
         return f"{'; '.join(shown[:MOST_NAMED])}{more}"
 

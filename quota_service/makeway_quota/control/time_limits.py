@@ -53,7 +53,7 @@ class TimeLimits:
         attempts: Mapping[Key, AttemptSeen],
         now: float,
     ) -> ChangeSet:
-        """Return that jobs are ended which should have been over; `changed` are those of `attempts` that are new."""
+        """Return the changes that end overdue jobs; `changed` are those of `attempts` that are new or differ."""
         change_set, at = ChangeSet(), self._monotonic()
         for seen in changed:
             row = rows.get(seen.workload)

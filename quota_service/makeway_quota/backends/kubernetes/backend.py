@@ -192,7 +192,7 @@ class KubernetesBackend(RemoteBackend):
         usable = {name: node.ready for name, node in self.inventory.nodes.objects.items()}
         pooled = {name: node.ready for name, node in self.inventory.seen().items() if node.pool}
         self._removals.look_after(self._listed, self._is_ending, self._check_reachable)
-        self._dead_nodes.look(pooled, followed=not self.problem)
+        self._dead_nodes.observe(pooled, followed=not self.problem)
         if self._may_act():
             await record_final_reports(self.channel, self.attempt_pods, reported)
         return self.attempt_pods.machines(usable, self.channel.seen())
@@ -300,7 +300,7 @@ class KubernetesBackend(RemoteBackend):
     def cut_off(self) -> Mapping[Key, tuple[int, str]]:
         """Return the attempts with a silent worker on a dead node."""
         found: dict[Key, tuple[int, str]] = {}
-        if dead := self._dead_nodes.found():
+        if dead := self._dead_nodes.dead():
             said = duration(self._dead_nodes.after)
             for key, worker in self.channel.silent(self._dead_nodes.after).items():
                 node = next((pod.node for pod in self.attempt_pods.of(key) if pod.worker == worker), "")

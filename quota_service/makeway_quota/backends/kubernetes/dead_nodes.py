@@ -26,7 +26,7 @@ class DeadNodes:
         self._looked_at = monotonic()
         self._since: dict[str, float] = {}
 
-    def look(self, ready: Mapping[str, bool], followed: bool) -> None:
+    def observe(self, ready: Mapping[str, bool], followed: bool) -> None:
         """Note which nodes of pools are ready; `followed`: whether what the cluster says is up to date."""
         now = self._monotonic()
         passed, self._looked_at = now - self._looked_at, now
@@ -38,6 +38,6 @@ class DeadNodes:
         self._observed += min(LONGEST_STEP, passed)
         self._since = {name: self._since.get(name, self._observed) for name, up in ready.items() if not up}
 
-    def found(self) -> frozenset[str]:
+    def dead(self) -> frozenset[str]:
         """Return the nodes that are dead."""
         return frozenset(name for name, since in self._since.items() if self._observed - since >= self.after)
