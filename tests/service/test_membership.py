@@ -301,9 +301,8 @@ class Clock:
         return self.now
 
 
-@pytest.mark.parametrize("made_anew", [False, True])
-async def test_a_hub_that_lost_its_users_changes_nothing_and_is_named(tmp_path: Path, made_anew: bool) -> None:
-    """Its database was lost: it lists only new users, or makes those of its configuration once more."""
+async def test_a_hub_that_lost_its_users_changes_nothing_and_is_named(tmp_path: Path) -> None:
+    """Its database was lost: it lists only new users. One made anew is another person, and reads nothing of the old."""
     crowd = {name: Caller(name, groups=frozenset({"rnd"}), scopes=READ) for name in ("ana", "ada", "bo", "cy")}
     async with fake_hub() as hub:
         for name in crowd:
@@ -317,8 +316,6 @@ async def test_a_hub_that_lost_its_users_changes_nothing_and_is_named(tmp_path: 
                 await people.hear(HubUser(name, ("rnd",), identity=hub.made[name]))
             for name in crowd:
                 hub.delete(name)
-                if made_anew:
-                    hub.add(name, "rnd", "new")
             hub.add("first", "rnd")
             for _ in range(3):
                 clock.now += 20
@@ -328,14 +325,39 @@ async def test_a_hub_that_lost_its_users_changes_nothing_and_is_named(tmp_path: 
             assert people.problem is not None
             assert people.problem.startswith("JupyterHub lacks 4 of the 4 users that Makeway knows")
             assert health.checks(run.service.services.context)["people"] == "the Hub lacks most of its users"
-            if made_anew:
-                assert await people.hear(HubUser("ana", ("rnd", "new"), identity=hub.made["ana"])) == "ana"
-                assert people.person("ana").groups == ("new", "rnd"), "groups are as the Hub has them"
+            for anew in ("ana", "ada", "bo"):
+                hub.add(anew, "rnd", "new")
+                assert await people.hear(HubUser(anew, ("rnd", "new"), identity=hub.made[anew])) == anew
+                assert people.person(anew).groups == ("new", "rnd"), "groups are as the Hub has them"
+                assert (await run.client("root").job(jobs[anew].id)).owner == f"{anew}/deleted-1"
+                assert not people.is_gone("cy"), "the others are doubted as before"
+            later = await run.submit("ana", "later", profile="gpu4", team="rnd")
             clock.now += module.DOUBT_SECONDS
             await people.look(crowd)
             assert people.problem is None
             owners = {(await run.client("root").job(job.id)).owner for job in jobs.values()}
             assert owners == {f"{name}/deleted-1" for name in crowd}
+            assert (await run.client("root").job(later.id)).owner == "ana", "what was submitted since is theirs"
+
+
+async def test_a_hub_that_makes_its_users_anew_gives_them_nothing_of_the_old_ones(tmp_path: Path) -> None:
+    """As after a course: most users are deleted and made once more for other people."""
+    crowd = {name: Caller(name, groups=frozenset({"rnd"}), scopes=READ) for name in ("ana", "ada", "bo")}
+    async with fake_hub() as hub:
+        for name in crowd:
+            hub.add(name, "rnd")
+        async with running(tmp_path, POLICY, gpus=4, hub=HubApi(hub.url, "t"), people=PEOPLE | crowd) as run:
+            people = run.service.components.world.people
+            jobs = {name: await run.submit(name, name, profile="gpu4", team="rnd") for name in crowd}
+            for name in crowd:
+                await people.hear(HubUser(name, ("rnd",), identity=hub.made[name]))
+            for name in crowd:
+                hub.delete(name)
+                hub.add(name, "rnd")
+            for name in crowd:
+                assert await people.hear(HubUser(name, ("rnd",), identity=hub.made[name])) == name
+                assert (await run.client("root").job(jobs[name].id)).owner == f"{name}/deleted-1"
+            assert people.problem is None
 
 
 async def test_a_hub_that_has_its_users_again_is_believed_again(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from makeway_quota.backends.base import AttemptSeen, Phase
 from makeway_quota.backends.local import LocalBackend
 from makeway_quota.control import time_limits
-from makeway_quota.control.time_limits import LATE_MARGIN, MARGIN, TIME_LIMIT, TimeLimits
+from makeway_quota.control.time_limits import AGAIN, LATE_MARGIN, MARGIN, TIME_LIMIT, TimeLimits
 from makeway_quota.store import rows
 from makeway_quota.store.records import NewWorkload, Notice, Workload
 from running import SAMPLE, python, running
@@ -48,6 +48,16 @@ def test_a_job_is_ended_after_its_limit_its_grace_and_a_margin_and_once_only() -
     assert watch.ended(100 + 10 + MARGIN - 0.1, job()) == []
     assert watch.ended(100 + 10 + MARGIN, job()) == ["j-1"]
     assert watch.ended(5000, job(reason_code=TIME_LIMIT)) == []
+
+
+def test_an_end_that_was_not_written_is_tried_again_until_it_is() -> None:
+    watch = Watch()
+    assert watch.ended(0, job()) == []
+    assert watch.ended(200, job()) == ["j-1"]
+    assert watch.limits.wait() == AGAIN
+    assert watch.ended(200 + AGAIN, job()) == ["j-1"], "a report had changed the row before"
+    assert watch.ended(200 + 2 * AGAIN, job(reason_code=TIME_LIMIT)) == []
+    assert watch.limits.wait() is None
 
 
 def test_a_launcher_that_has_given_notice_has_longer() -> None:

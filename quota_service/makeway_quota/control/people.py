@@ -92,9 +92,9 @@ class People:
             return None
         return (
             f"JupyterHub lacks {len(self._lost)} of the {self._known_then} users that Makeway knows, so that it may "
-            "have lost its database. Nothing is concluded from that: work stays with the names it is filed under, "
-            f"{duration(DOUBT_SECONDS)} long. Restore the Hub's database; without one, their work is then filed as "
-            "that of deleted people, and `makeway people give` hands it over."
+            f"have lost its database. Their work goes on and keeps its owners' names for {duration(DOUBT_SECONDS)} "
+            "at most. Restore the Hub's database. Without one, and where a user of the same name is made anew, the work "
+            "is filed as that of deleted people, and `makeway people give` hands it over."
         )
 
     def named(self, text: str) -> str:
@@ -132,12 +132,10 @@ class People:
         HubUnreachable where it must be asked more. Before this returns, nothing that belongs to another person is filed
         under that name.
         """
-        before, self._heard_at[user.name] = self._heard_at.get(user.name), self._monotonic()
+        self._heard_at[user.name] = self._monotonic()
         person = Person(user.name, user.identity, tuple(sorted(user.groups)))
         if self._known.get(user.name) == person:
             return user.name
-        if user.name in self._lost and before is not None and self._monotonic() - before < LOOK_EVERY:
-            return user.name  # the list was read a moment ago
         async with self._one:
             await self.load()  # another replica may have heard of it first
             known = self._known.get(user.name)
@@ -189,42 +187,34 @@ class People:
             again = await asyncio.gather(*(hub.user(name, fresh=True) for name in sorted(missing)))
             listed |= {user.name: _person(user) for user in again if user is not None}
         gone = missing - listed.keys()
-        if self._doubts(listed):
-            await self._write(self._store.people.keep, self._certain(listed))
-            gone -= self._lost
-        else:
-            await self._meet(listed, gone)
+        self._doubt(listed)
+        await self._meet(listed, gone - self._lost)
         await self._note_missing(hub, gone - self._known.keys())
         now = self._monotonic()
         self._heard_at = dict.fromkeys([*listed, *wanted], now)
         self._not_before = now + (now - began) / SHARE
 
-    def _doubts(self, listed: Mapping[str, Person]) -> bool:
-        """Whether the Hub lacks more than half of those who are known, all at once and not for long."""
+    def _doubt(self, listed: Mapping[str, Person]) -> None:
+        """Note who is missing while the Hub lacks those who are known: more than half at once, and not for long.
+
+        A user made anew under a known name is another person, whose work it must never read, so that is not doubted.
+        """
         there = {person.identity for person in listed.values()}
         known = {name: p.identity for name, p in self._known.items() if p.present and p.identity}
-        lost = frozenset(name for name, identity in known.items() if identity not in there)
-        if len(lost) < 2 or 2 * len(lost) <= len(known):
-            self._lost = frozenset()
-            return False
-        if not self._lost:
+        lost = {name for name, identity in known.items() if identity not in there}
+        missing = frozenset(lost - listed.keys())
+        begins = not self._lost and len(lost) > 1 and 2 * len(lost) > len(known)
+        if begins:
             self._lost_since = self._monotonic()
-        elif self._monotonic() - self._lost_since >= DOUBT_SECONDS:
-            self._lost = frozenset()
-            return False
-        if lost != self._lost:
-            self._lost, self._known_then = lost, len(known)
-            log.error("%s", self.problem)
-        return True
-
-    def _certain(self, listed: Mapping[str, Person]) -> list[Person]:
-        """Return what a doubtful list says about names without a change of who they mean: new ones, and groups."""
-        found = []
-        for name, person in listed.items():
-            known = self._known.get(name)
-            changed = known is not None and known.identity and known.identity != person.identity
-            found.append(known._replace(groups=person.groups) if known is not None and changed else person)
-        return [person for person in found if self._known.get(person.name) != person]
+            self._known_then = len(known)
+        else:
+            lasted = self._monotonic() - self._lost_since >= DOUBT_SECONDS
+            restored = any(known.get(name) in there for name in self._lost)
+            missing = frozenset() if lasted or restored or not self._lost else missing
+        if missing != self._lost:
+            self._lost = missing
+            if begins:
+                log.error("%s", self.problem)
 
     async def _list(self, hub: HubApi) -> dict[str, Person]:
         return {user.name: _person(user) for user in await hub.all_users()}
@@ -253,7 +243,7 @@ class People:
 
     def _name_of(self, person: Person) -> str | None:
         known = self._known.get(person.name)
-        if person.name in self._lost or (known is not None and known.identity == person.identity):
+        if known is not None and known.identity == person.identity:
             return person.name
         return next((p.name for p in self._known.values() if p.identity == person.identity and p.present), None)
 

@@ -26,6 +26,8 @@ MARGIN = 15.0
 """Seconds beyond limit and grace after which a launcher that has not even given its job notice never will"""
 LATE_MARGIN = 900.0
 """The same for one that has given notice: what its job wrote may take as long to reach its disk, or the service"""
+AGAIN = 5.0
+"""Seconds after which an attempt that is overdue, or has notice, is looked at again"""
 STEP = "keeping to its time limit"
 
 
@@ -66,6 +68,8 @@ class TimeLimits:
             if row is None or found is None or not self._counts(row, found):
                 self._known.pop(key, None)
                 continue
+            # Its change may be refused, as by a report in the same cycle: it is looked at until it is in the row.
+            heapq.heappush(self._due, (at + AGAIN, key))
             with self.quarantine.guard(STEP, "workload", row.id):
                 self._look(change_set, row, found, at)
         return change_set
@@ -88,7 +92,6 @@ class TimeLimits:
         noticed = seen.noticed or seen.phase is Phase.STOPPING
         last = self._known[seen.key] + row.grace + (LATE_MARGIN if noticed else MARGIN)
         if at < last:
-            heapq.heappush(self._due, (last, seen.key))
             return
         message = outcomes.over_time_limit(outcomes.job_of(row.name or row.id, row.owner), row.time_limit or 0.0)
         reason = {"reason_code": TIME_LIMIT, "reason_message": message}
