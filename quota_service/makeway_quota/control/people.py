@@ -93,7 +93,7 @@ class People:
         return (
             f"JupyterHub lacks {len(self._lost)} of the {self._known_then} users that Makeway knows, so that it may "
             f"have lost its database. Their work goes on and keeps its owners' names for {duration(DOUBT_SECONDS)} "
-            "at most. Restore the Hub's database. Without one, and where a user of the same name is made anew, the work "
+            "at most. Restore the Hub's database. Without one, and where a user of that name is made anew, the work "
             "is filed as that of deleted people, and `makeway people give` hands it over."
         )
 

@@ -20,9 +20,10 @@ def remedy(place: Place, targets: Sequence[str], down: Sequence[str], namespace:
     if down:
         node = down[0]
         return (
-            f"{names(list(down))} {'is' if len(down) == 1 else 'are'} not ready. If a node is off, say so, and its "
-            f"pods go: kubectl taint node {node} node.kubernetes.io/out-of-service=nodeshutdown:NoExecute, or kubectl "
-            f"delete node {node}. If it only hangs, restart its kubelet or the node."
+            f"{names(list(down))} {'is' if len(down) == 1 else 'are'} not ready. Where you know that a node is off, "
+            f"this removes its pods: kubectl taint node {node} "
+            f"node.kubernetes.io/out-of-service=nodeshutdown:NoExecute, or kubectl delete node {node}. If it hangs, "
+            "restart its kubelet or the node."
         )
     if place == "pod":
         pod = targets[0].removeprefix("pod ") if targets else "POD"

@@ -1,7 +1,7 @@
 """Distinguish nodes that are down from a cluster, or a service, that is out of reach as a whole.
 
 Called by the backend at each observation. A node is dead once it was not ready for long enough, without a break, while
-the cluster could be read and other nodes of its pools were ready. Where none is, the way to them is the likelier fault,
+the cluster could be read and other nodes of the pools were ready. Where none is, the way to them is the likelier fault,
 and nothing is concluded.
 """
 
