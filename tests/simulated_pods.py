@@ -28,7 +28,7 @@ from makeway_quota.backends.kubernetes.manifest import PodSettings
 from makeway_quota.backends.kubernetes.pod_requests import ATTEMPT, JOB, NUMBER, pod_requests
 from makeway_quota.backends.workers import WorkerSeen
 from makeway_quota.control.loop import Loop
-from makeway_quota.settings import load
+from makeway_quota.settings import ServiceSettings, load
 from makeway_quota.store.records import NewWorkload, Workload
 
 GPU = "nvidia.com/gpu"
@@ -417,8 +417,12 @@ class Site:
             "MAKEWAY_TICKET_SECRET": "a secret that all replicas have",
         }
         backend = SimulatedBackend(self.cluster)
-        self.service = await Application.open(load(environ=environ), backend, clock=lambda: self.cluster.now)
+        self.service = await self.opened(load(environ=environ), backend)
         await self.loop.take_over(self.service.components.leader.term or 0)
+
+    async def opened(self, settings: ServiceSettings, backend: SimulatedBackend) -> Application:
+        """Return the service, not started yet, with the clock of its cluster."""
+        return await Application.open(settings, backend, clock=lambda: self.cluster.now)
 
     @property
     def loop(self) -> Loop:

@@ -12,7 +12,7 @@ from makeway_quota.backends.base import AttemptSeen, NodeSeen, Phase, Seen
 from makeway_quota.control.clock_steps import ClockSteps
 from makeway_quota.control.present_times import PresentTimes
 from makeway_quota.control.reconcile import reconcile
-from makeway_quota.settings import load
+from makeway_quota.settings import ServiceSettings
 from makeway_quota.store.records import NewWorkload, Notice, Place, Workload
 from makeway_quota.store.rows import changed, submitted
 from simulated_pods import Habits, SimulatedBackend, SimulatedCluster, Site
@@ -39,21 +39,10 @@ class SteppedSite(Site):
 
     ahead = 0.0
 
-    async def start(self) -> None:
-        """Start the service on a clock of its own."""
-        self.folder.mkdir(exist_ok=True)
-        (self.folder / "policy.yaml").write_text(self.policy)
-        environ = {
-            "MAKEWAY_STATE_DIR": str(self.folder),
-            "MAKEWAY_POLICY_FILE": str(self.folder / "policy.yaml"),
-            "MAKEWAY_TICKET_SECRET": "a secret that all replicas have",
-        }
-        backend = SimulatedBackend(self.cluster)
+    async def opened(self, settings: ServiceSettings, backend: SimulatedBackend) -> Application:
+        """Return the service with a clock of its own."""
         backend._clock = self.clock
-        self.service = await Application.open(
-            load(environ=environ), backend, clock=self.clock, monotonic=lambda: self.cluster.now
-        )
-        await self.loop.take_over(self.service.components.leader.term or 0)
+        return await Application.open(settings, backend, clock=self.clock, monotonic=lambda: self.cluster.now)
 
     def clock(self) -> float:
         return self.cluster.now + self.ahead

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from random import Random
 
@@ -18,6 +18,7 @@ from makeway_quota.control.pool_assignment import divide
 from makeway_quota.control.world import World
 from makeway_quota.store.records import NewWorkload, PastRun, Place, Workload
 from makeway_quota.store.rows import changed, submitted
+from memory_rows import Rows
 
 DOCUMENTS = [
     policy.read(
@@ -42,37 +43,7 @@ policies:
 
 
 NAMES = ("n1", "n2")
-
-
-class Rows:
-    """A store in memory, as far as a world reads it."""
-
-    def __init__(self) -> None:
-        self.found: dict[str, Workload] = {}
-        self.damaged: dict[str, Sequence[str]] = {}
-        self.listeners: list[Callable[[Sequence[Workload]], object]] = []
-
-    def on_change(self, call: Callable[[Sequence[Workload]], object], last: bool = False) -> None:
-        """Call back in the order of registration; a world registers the `last` ones last."""
-        self.listeners.append(call)
-
-    def put(self, *rows: Workload) -> None:
-        """Commit rows."""
-        for row in rows:
-            self.found[row.id] = row
-            if not row.live:
-                del self.found[row.id]
-        for call in self.listeners:
-            call(rows)
-
-    def active(self) -> list[Workload]:
-        return list(self.found.values())
-
-    def past_runs(self) -> list[PastRun]:
-        return [PastRun("dev", "ana", "gpu2", 100.0)] * 3
-
-    def histories(self) -> tuple[dict[str, float], float]:
-        return {}, 0.0
+PAST = [PastRun("dev", "ana", "gpu2", 100.0)] * 3
 
 
 def node(random: Random, name: str) -> NodeSeen:
@@ -110,7 +81,7 @@ def test_incremental_changes_give_the_engine_the_state_of_a_full_read(seed: int)
 
 
 async def _live_through(random: Random) -> None:
-    rows, now, version, changes = Rows(), 1e6, 1, Changes()
+    rows, now, version, changes = Rows(PAST), 1e6, 1, Changes()
     nodes = {name: node(random, name) for name in "ab"}
     world = World(rows, DOCUMENTS[0], version, lambda: now)  # type: ignore[arg-type]
     world.see(changes.seen(nodes, {}, None))
@@ -159,7 +130,7 @@ def test_a_reader_that_was_away_too_long_is_told_of_everything(monkeypatch: pyte
     monkeypatch.setattr(engine_view, "MOST_UNREAD", 3)
 
     async def read() -> None:
-        rows = Rows()
+        rows = Rows(PAST)
         world = World(rows, DOCUMENTS[0], 1, lambda: 2.0)  # type: ignore[arg-type]
         assert world.changes(await world.rows(), 2.0, reader="away").whole
         for at in range(5):
@@ -181,7 +152,7 @@ async def _over(world: World) -> object:
 
 def test_a_change_of_one_node_converts_no_row_again() -> None:
     async def change() -> None:
-        rows, changes = Rows(), Changes()
+        rows, changes = Rows(PAST), Changes()
         nodes = {f"n{at}": NodeSeen(f"n{at}", "cloud", (0, 1)) for at in range(5)}
         for at in range(5):
             row = submitted(NewWorkload(f"j-{at:08x}", "job", "dev", "gpu1", "ana", gpus=1000), 1.0)
@@ -211,7 +182,7 @@ def held(world: World, rows: Mapping[str, Workload], now: float = 2.0) -> list[t
 
 def test_the_pod_of_an_ended_session_holds_its_gpus_until_it_is_gone() -> None:
     async def change() -> None:
-        rows, changes = Rows(), Changes()
+        rows, changes = Rows(PAST), Changes()
         new = NewWorkload("s-1", "session", "dev", "gpu2", "ana", gpus=2000)
         running = submitted(new, 1.0)._replace(state="running", placement=(Place("n1", (0, 1), (1000, 1000)),))
         rows.put(running)
@@ -244,7 +215,7 @@ def test_the_pod_of_an_earlier_attempt_holds_its_gpus_until_it_is_gone() -> None
     """As on a node that came back, or where a process cannot be killed; a start on its devices counts once."""
 
     async def change() -> None:
-        rows, changes = Rows(), Changes()
+        rows, changes = Rows(PAST), Changes()
         new = NewWorkload("j-1", "job", "dev", "gpu2", "ana", gpus=2000)
         here = (Place("n1", (0, 1), (1000, 1000)),)
         first = submitted(new, 1.0)._replace(state="running", attempt=1, placement=here)
@@ -272,7 +243,7 @@ def test_the_pod_of_an_earlier_attempt_holds_its_gpus_until_it_is_gone() -> None
 
 def test_a_service_that_was_restarted_takes_what_is_nominated_for_free_if_anything_is() -> None:
     async def change() -> None:
-        rows = Rows()
+        rows = Rows(PAST)
         waiting = submitted(NewWorkload("j-2", "job", "dev", "gpu1", "ana", gpus=1000), 1.0)
         rows.put(waiting._replace(nomination=(Place("n1", (0,), (1000,)),)))
         pod = WorkloadPod("j-1", gpus=1000, attempt=1, worker=0, ends_at=9.0, grace=30)
@@ -299,7 +270,7 @@ def test_a_service_that_was_restarted_takes_what_is_nominated_for_free_if_anythi
 )
 def test_labels_of_a_workload_hide_no_more_than_it_holds(pods: tuple[WorkloadPod, ...], foreign: int) -> None:
     async def change() -> None:
-        rows = Rows()
+        rows = Rows(PAST)
         for id, kind in (("s-1", "session"), ("j-1", "job")):
             new = submitted(NewWorkload(id, kind, "dev", "gpu1", "ana", gpus=1000), 1.0)  # type: ignore[arg-type]
             rows.put(new._replace(state="running", attempt=1, placement=(Place("n1", (int(id == "j-1"),), (1000,)),)))
