@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import contextlib
 import inspect
 import json
 import os
 import pickle
+import signal
 import sys
 import traceback
 import types
@@ -39,9 +41,18 @@ def main() -> int:
         value = run_cell(source, CELL, module.__dict__)
     except Exception as error:
         _keep_error(error)
+        _ignore_signals()
         return 1
     _keep_result(value)
+    _ignore_signals()
     return 0
+
+
+def _ignore_signals() -> None:
+    """Ignore a notice from now on: the cell is over, and its exit code says how."""
+    for name in {"SIGTERM", os.environ.get("MAKEWAY_SIGNAL", "SIGTERM")}:
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
 
 
 def run_cell(source: str, filename: str, namespace: dict[str, Any]) -> Any:

@@ -21,6 +21,7 @@ checkpoints then go to `./checkpoints`. Standard library only.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -87,13 +88,21 @@ class _Signals:
             if (before := signal.getsignal(number)) is not None:  # None: written in C, cannot be called from ours
                 self._before[number] = before
                 signal.signal(number, self._handle)
+        atexit.register(self.ignore)
+
+    def ignore(self) -> None:
+        """Ignore the signals of a notice from now on: the process ends, and its exit code says how."""
+        with contextlib.suppress(ValueError):  # outside of the main thread
+            for number in self._before:
+                signal.signal(number, signal.SIG_IGN)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self.home:
             self._in_a_worker(number)
             return
         self.at = self.at or time.time()
-        if callable(before := self._before.get(number)):
+        before = self._before.get(number)
+        if callable(before) and before is not signal.default_int_handler:  # which would break off the step
             before(number, frame)
 
     def _in_a_worker(self, number: int) -> None:
@@ -105,24 +114,68 @@ class _Signals:
         self._spared = True
 
 
+class _Listener:
+    """The empty files by which the launcher knows that a process reads the stop file, and needs no signal.
+
+    `PID.START.NAMESPACE` is a process that listens; with `.heard` it has seen the notice, with `.acknowledged` it has
+    called `stop()`. Each process has its own, so that forks, ranks and what a shell starts count for themselves.
+    """
+
+    def __init__(self) -> None:
+        self._noted: set[tuple[int, str]] = set()
+
+    def note(self, what: str = "") -> None:
+        """Add a file of this process, once; nothing where the launcher reads none, as one of an earlier release."""
+        key = (os.getpid(), what)
+        if key in self._noted:
+            return
+        self._noted.add(key)
+        if folder := os.environ.get("MAKEWAY_LISTENERS"):
+            with contextlib.suppress(OSError, ValueError, IndexError):  # it gets the signal then
+                path = os.path.join(folder, _process_name() + what)
+                os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+
+
+def _process_name() -> str:
+    """Return what identifies this process: its pid, its start in clock ticks since boot, and its pid namespace."""
+    with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
+        started = file.read().rpartition(")")[2].split()[19]
+    return f"{os.getpid()}.{int(started)}.{os.stat('/proc/self/ns/pid').st_ino}"
+
+
 _signals = _Signals()
+_listener = _Listener()
 _saves = threading.RLock()
 _callbacks: list[tuple[Callable[[Notice], object], bool]] = []
 _callbacks_lock = threading.RLock()
 
 
 def requested() -> bool:
-    """Whether this job got the notice to save and end. Cheap: call it after every step, in evaluation loops too."""
+    """Whether this job got the notice to save and end. Cheap: call it after every step, in evaluation loops too.
+
+    The first call tells the launcher that this process asks for the notice, so that no signal disturbs what it started.
+    """
+    if not _asked():
+        return False
+    _listener.note(".heard")
+    return True
+
+
+def _asked() -> bool:
+    """Whether there is a notice, without the promise to follow it."""
     if not _on_cluster():
         return False
     _signals.install()
+    _listener.note()
     return _signals.at is not None or os.path.exists(os.environ["MAKEWAY_STOP_FILE"])
 
 
 def notice() -> Notice | None:
     """Return the notice with its reason, its team and its deadline; None while there is none."""
-    if not requested():
-        return None
+    return _read_notice() if requested() else None
+
+
+def _read_notice() -> Notice:
     try:
         with open(os.environ["MAKEWAY_STOP_FILE"], encoding="utf-8") as file:
             found = json.load(file)
@@ -184,17 +237,23 @@ def saved(step: int) -> None:
 
 
 def stop() -> None:
-    """End the process with exit code 75, because everything is saved. Outside of a job it does nothing."""
+    """End the process with exit code 75, because everything is saved. Outside of a job it does nothing.
+
+    A save in another thread ends first. What still runs 5 s later, such as a thread that is no daemon, is ended.
+    """
     if not _on_cluster():
         return
     _run_callbacks()
-    _report(acknowledged_at=time.time())
-    if threading.current_thread() is threading.main_thread():
-        raise SystemExit(SAVED_AND_LEFT)
-    with contextlib.suppress(OSError, ValueError):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(SAVED_AND_LEFT)
+    with _saves:
+        _report(acknowledged_at=time.time())
+        _listener.note(".acknowledged")
+        if threading.current_thread() is threading.main_thread():
+            _signals.ignore()
+            raise SystemExit(SAVED_AND_LEFT)
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(SAVED_AND_LEFT)
 
 
 def loop(
@@ -252,15 +311,18 @@ def on_preempt(callback: Callable[[Notice], object], *, leave: bool = False) -> 
 
 
 def _watch() -> None:
-    while not requested():
+    while not _asked():
         time.sleep(0.1)
+    with _callbacks_lock:
+        if any(leave for _, leave in _callbacks):  # other callbacks may only look on, while the signal does the work
+            _listener.note(".heard")
     _run_callbacks()
 
 
 def _run_callbacks() -> None:
     """Run the callbacks that have not run yet; a second caller waits until the first has finished."""
     with _callbacks_lock:
-        received = notice()
+        received = _read_notice() if _asked() else None
         while received is not None and _callbacks:
             callback, leave = _callbacks.pop(0)
             try:

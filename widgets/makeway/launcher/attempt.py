@@ -86,8 +86,14 @@ class Attempt:
         if kept and not os.path.lexists(self.path("progress.json")):
             write_json(self.path("progress.json"), kept)
 
-    def environment(self, worker: dict[str, Any]) -> dict[str, str]:
-        """Return the environment of one worker."""
+    def listeners(self, worker: int) -> str:
+        """Return the folder in which the processes of one worker register as listening; it is made."""
+        folder = self.path(os.path.join("listeners", str(worker)))
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        return folder
+
+    def environment(self, worker: dict[str, Any], listeners: str) -> dict[str, str]:
+        """Return the environment of one worker, whose processes register in the folder `listeners`."""
         order = self.order
         own = {
             "MAKEWAY_JOB_ID": order["workload"],
@@ -98,6 +104,7 @@ class Attempt:
             "MAKEWAY_JOB_DIR": self.job,
             "MAKEWAY_CHECKPOINT_DIR": self.checkpoints,
             "MAKEWAY_STOP_FILE": self.path("stop.json"),
+            "MAKEWAY_LISTENERS": listeners,
             "MAKEWAY_PROGRESS_FILE": self.path("progress.json"),
             "MAKEWAY_RESULT_FILE": self.path("result.pkl"),
             "MAKEWAY_ERROR_FILE": self.path("error.json"),

@@ -4,6 +4,17 @@ from __future__ import annotations
 
 import errno
 import signal
+from dataclasses import dataclass
+
+from .durations import duration
+
+SAVED_AND_LEFT = 75
+"""The exit code of a job that saved because of a notice, and ended."""
+UNANSWERED = {
+    "": ", as it had not asked for the notice with makeway.checkpoint",
+    "unheard": ", as it had not called checkpoint.requested() since",
+}
+"""Why the signal of a notice ended a job, by its reaction"""
 
 
 def reason_of(error: OSError) -> str:
@@ -25,3 +36,71 @@ def end_of(code: int) -> str:
         return f"exit code {code}"
     hint = " (out of memory?)" if code == -signal.SIGKILL else ""
     return f"killed by {signal.Signals(-code).name}{hint}"
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a command ended, with what its owner has to know about it; durations in seconds."""
+
+    code: int
+    saved_step: int | None = None
+    """of the newest checkpoint"""
+    last_line: str = ""
+    """of its output"""
+    reaction: str = ""
+    """to the notice, as in `NoticeDelivery.state`"""
+    seconds: float = 0.0
+    """from the notice to its deadline"""
+    killed: bool = False
+    lingered: float = 0.0
+    """how long it ran on after it had acknowledged the notice, where it was ended for that"""
+    signal: int = 0
+    """the signal of the notice, where that ended it"""
+
+    @property
+    def saved(self) -> str:
+        """Return what is saved; "" if nothing is."""
+        return "" if self.saved_step is None else f"saved at step {self.saved_step}"
+
+    @property
+    def kill(self) -> str:
+        """Return that it was killed at the deadline, and how far it was with the notice."""
+        text = f"did not end within {duration(self.seconds)} and was killed"
+        how = {
+            "heard": " after it had seen the notice",
+            "unheard": ": it did not call checkpoint.requested() in that time",
+        }
+        return text + how.get(self.reaction, "")
+
+    def unasked(self) -> str:
+        """Return how it ended without a notice."""
+        if self.code == 0:
+            return self.saved
+        if self.code == SAVED_AND_LEFT:
+            return _joined("exit code 75 (saved, and made way) without a notice", self.saved)
+        return _joined(end_of(self.code), self.last_line, by=": ")
+
+    def after_time_limit(self, reason: str) -> str:
+        """Return how it ended because of its time limit."""
+        return _joined(reason, "killed" if self.killed else "", self.saved)
+
+    def after_notice(self, acknowledged: bool) -> str:
+        """Return how it ended after a notice."""
+        if self.killed:
+            if self.code == 0:
+                return f"finished with its result; its process {self.kill}"
+            return _joined(self.kill, self.saved or "no checkpoint")
+        if self.lingered:
+            rest = f"its process had not ended {duration(self.lingered)} later, and was ended"
+            return _joined(self.saved or "acknowledged the notice", rest)
+        if self.code in (0, SAVED_AND_LEFT) or acknowledged:
+            return self.saved
+        if self.signal:
+            text = f"ended by the notice's {signal.Signals(self.signal).name}{UNANSWERED.get(self.reaction, '')}"
+        else:
+            text = _joined(f"{end_of(self.code)} after the notice", self.last_line, by=": ")
+        return _joined(text, self.saved or "no checkpoint")
+
+
+def _joined(*parts: str, by: str = "; ") -> str:
+    return by.join(filter(None, parts))

@@ -45,11 +45,10 @@ class Children:
             raise OSError(int(problem), os.strerror(int(problem)), command[0])
         return output
 
-    def signal(self, number: int) -> None:
-        """Send a signal to every worker's process group."""
-        for pid in self.workers:
-            with contextlib.suppress(OSError):
-                os.killpg(pid, number)
+    def signal_group(self, worker: int, number: int) -> None:
+        """Send a signal to a worker's process group."""
+        with contextlib.suppress(OSError):
+            os.killpg(worker, number)
 
     def reap(self) -> None:
         """Reap every child and orphan that has ended."""

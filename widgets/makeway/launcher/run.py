@@ -16,16 +16,15 @@ import time
 from typing import Any
 
 from .attempt import Attempt
-from .causes import end_of, reason_of
+from .causes import SAVED_AND_LEFT, Ending, reason_of
 from .children import Children
 from .durations import duration
 from .files import number, read_json, whole, write_json
 from .log import LIMIT, Log
+from .notice_delivery import LINGER_SECONDS, NoticeDelivery
 from .output_copy import OutputCopy
 from .transport import Beside, Transport
 
-SAVED_AND_LEFT = 75
-"""The exit code of a job that saved because of a notice, and ended."""
 USAGE = """usage: launcher ORDER [--detach]    (ORDER: a file, or - for standard input)
        launcher --remote            (for the worker of MAKEWAY_ATTEMPT_URL and MAKEWAY_ATTEMPT_TOKEN or …_TOKEN_FILE)
        launcher --copy FOLDER       (itself, into a folder that it can be run from)"""
@@ -144,9 +143,10 @@ class Run:
         self.grace = float(self.order.get("grace", 30))
         self.signal = _signal_named(str(self.order.get("signal", "SIGTERM")))
         self.children = Children()
+        self.delivery = NoticeDelivery(self.children, self.signal)
         self.notice: dict[str, Any] = {}
         self.kill_at: float | None = None
-        self.killed = self.timed_out = self.cancelled = False
+        self.killed = self.timed_out = self.cancelled = self.lingered = False
         self._pumps: list[tuple[threading.Thread, int]] = []
 
     def run(self) -> int:
@@ -171,14 +171,18 @@ class Run:
                 os.close(self.started)
         self.transport.begin(self.attempt)
         self._wait()
+        running = [pid for pid in self.children.workers if pid not in self.children.codes]
         self.children.kill_everything()
         self._drain()
-        code = self.children.exit_code()
-        return self._report(code, self._message(code))
+        if self.lingered:
+            self.children.codes.update(dict.fromkeys(running, SAVED_AND_LEFT))
+        return self._report(self._exit_code())
 
     def _start(self, worker: dict[str, Any]) -> None:
-        env = self.attempt.environment(worker)
+        folder = self.attempt.listeners(len(self.children.workers))
+        env = self.attempt.environment(worker, folder)
         output = self.children.start(self.order["command"], env)
+        self.delivery.add(self.children.workers[-1], folder)
         gang = int(self.order.get("gang") or len(self.order.get("workers") or ()))
         prefix = f"[{env['RANK']}] ".encode() if gang > 1 and "RANK" in env else b""
         pump = threading.Thread(target=self._pump, args=(output, prefix), daemon=True)
@@ -228,10 +232,16 @@ class Run:
             if self.kill_at is not None and now >= self.kill_at:
                 self.killed = True
                 return
-            moments = [moment for moment in (self.kill_at, None if self.notice else ends) if moment is not None]
+            if self.notice and self.delivery.lingers():
+                self.lingered = True
+                return
+            ahead = self.delivery.next_at if self.notice else ends
+            moments = [moment for moment in (self.kill_at, ahead) if moment is not None]
             patience = min([NOTICE_POLL, *(max(0.0, moment - now) for moment in moments)])
             caught = signal.sigtimedwait(SIGNALS, patience)
             self.children.reap()
+            if self.notice and not self.cancelled:
+                self.delivery.deliver()
             self._read_notice(caught is not None and caught.si_signo in (signal.SIGTERM, signal.SIGINT))
 
     def _read_notice(self, signalled: bool) -> None:
@@ -252,18 +262,19 @@ class Run:
         return {"reason": reason, "at": now, "deadline": now + self.grace}
 
     def _preempt(self, notice: dict[str, Any], sentence: str) -> None:
-        """Write the stop file and send the signal, once; a repeated notice can only bring the deadline forward."""
+        """Write the stop file, and signal what does not read it; a repeated notice only brings the deadline forward."""
         if self.notice and notice["deadline"] >= self.notice["deadline"]:
             return
-        first = not self.notice
         self.notice = notice
-        with contextlib.suppress(OSError):
+        try:
             write_json(self.attempt.path("stop.json"), {**notice, "attempt": self.attempt.number})
+            written = True
+        except OSError:
+            written = False
         seconds = _time_left(notice, self.grace)
         self.kill_at = time.monotonic() + seconds
         self.log.note(f"{sentence}; it has {duration(seconds)} to save and end")
-        if first:
-            self.children.signal(self.signal)
+        self.delivery.begin(seconds, written=written)
 
     def _over(self) -> bool:
         """Whether the attempt is over: all workers ended, or one failed.
@@ -277,8 +288,11 @@ class Run:
             return len(codes) == len(self.children.workers) or any(codes)
         if len(codes) < len(self.children.workers):
             return False
-        ours = (-self.signal, 128 + self.signal)
-        return not any(code in ours for code in codes) or self._acknowledged_in_writing()
+        return not any(self._is_ours(code) for code in codes) or self._acknowledged_in_writing()
+
+    def _is_ours(self, code: int) -> bool:
+        """Whether a worker that ended with this code ended by the signal of the notice."""
+        return bool(self.notice) and code in (-self.signal, 128 + self.signal)
 
     def _acknowledged_in_writing(self) -> bool:
         at = number(read_json(self.attempt.path("progress.json")).get("acknowledged_at"))
@@ -290,19 +304,31 @@ class Run:
             return False
         return code == SAVED_AND_LEFT or self._acknowledged_in_writing()
 
-    def _report(self, code: int, message: str) -> int:
+    def _exit_code(self) -> int:
+        """Return the attempt's exit code; 0 where only this launcher ended a process whose result was kept already."""
+        codes = self.children.codes.values()
+        ours = all(code == 0 or self._is_ours(code) or (self.killed and code == -signal.SIGKILL) for code in codes)
+        if self.notice and not self.cancelled and not self.timed_out and ours and self._has_result():
+            return 0
+        return self.children.exit_code()
+
+    def _has_result(self) -> bool:
+        return os.path.exists(self.attempt.path("result.pkl"))
+
+    def _report(self, code: int, message: str = "") -> int:
         progress = read_json(self.attempt.path("progress.json"))
-        done = bool(progress.get("completed_at")) or os.path.exists(self.attempt.path("result.pkl"))
+        done = bool(progress.get("completed_at")) or self._has_result()
+        acknowledged = self._acknowledged(code)
         status = {
             "exit_code": code,
             "killed": self.killed,
-            "acknowledged": self._acknowledged(code),
+            "acknowledged": acknowledged,
             "noticed": bool(self.notice) and not self.timed_out and not self.cancelled,
             "completed": code == 0 and done,
             "timed_out": self.timed_out,
             "step": whole(progress.get("step")),
             "checkpoint_at": number(progress.get("saved_at")),
-            "message": message,
+            "message": message or self._message(code, progress, acknowledged),
             "started_at": self.began,
             "ended_at": time.time(),
         }
@@ -312,23 +338,27 @@ class Run:
         self.transport.finish(self.attempt, status, self.log, self.kill_at)
         return code if code >= 0 else 128 - code
 
-    def _message(self, code: int) -> str:
+    def _message(self, code: int, progress: dict[str, Any], acknowledged: bool) -> str:
         """Return in one line how the attempt ended."""
-        step = whole(read_json(self.attempt.path("progress.json")).get("step"))
-        saved = "" if step is None else f"saved at step {step}"
         if self.cancelled:
             return "stopped"
-        if self.timed_out:
-            return "; ".join(filter(None, [str(self.notice["reason"]), "killed" if self.killed else "", saved]))
-        if self.killed:
-            seconds = self.notice["deadline"] - (number(self.notice.get("at")) or self.began)
-            text = f"did not end within {duration(seconds)} and was killed"
-            self.log.note(text)
-            return f"{text}; {saved or 'no checkpoint'}"
-        if code in (0, SAVED_AND_LEFT) or self._acknowledged(code):
-            return saved
         lines = self.log.last_lines(1)
-        return end_of(code) + (f": {lines[0].strip()[:500]}" if lines else "")
+        notice = self.notice
+        ending = Ending(
+            code=code,
+            saved_step=whole(progress.get("step")),
+            last_line=lines[0].strip()[:500] if lines else "",
+            reaction=self.delivery.state() if notice else "",
+            seconds=notice["deadline"] - (number(notice.get("at")) or self.began) if notice else 0.0,
+            killed=self.killed,
+            lingered=LINGER_SECONDS if self.lingered else 0.0,
+            signal=self.signal if self._is_ours(code) else 0,
+        )
+        if self.timed_out:
+            return ending.after_time_limit(str(notice["reason"]))
+        if self.killed:
+            self.log.note(ending.kill)
+        return ending.after_notice(acknowledged) if notice else ending.unasked()
 
 
 def _limit_open_files(most: Any) -> None:

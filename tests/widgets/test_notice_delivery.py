@@ -1,0 +1,409 @@
+"""The notice by file first: what a job started lives through it, and signals reach only what does not listen."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+from container import Container
+
+LIBRARY = Path(__file__).parents[2] / "widgets"
+LOADERS = """
+import multiprocessing, os, signal, sys
+from makeway import checkpoint
+
+def load(batches):
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as torch's workers do, in C
+    number = 0
+    while True:
+        batches.put(number)
+        number += 1
+
+def a_loader_ended(*_):
+    raise RuntimeError("a loader is killed by signal")
+
+def main():
+    context = multiprocessing.get_context(sys.argv[1])
+    batches = context.Queue(4)
+    loaders = [context.Process(target=load, args=(batches,), daemon=True) for _ in range(2)]
+    for loader in loaders:
+        loader.start()
+    signal.signal(signal.SIGCHLD, a_loader_ended)
+    for step in range(10_000_000):
+        batches.get()
+        if checkpoint.requested():
+            with checkpoint.saving(step + 1) as folder:
+                (folder / "w").write_text(str([batches.get() for _ in range(50)]))
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            checkpoint.stop()
+        if step == 3:
+            print("up", flush=True)
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.fixture
+def container(tmp_path: Path) -> Container:
+    return Container(tmp_path)
+
+
+def job(container: Container, code: str, *words: str, **order: Any) -> subprocess.Popen[bytes]:
+    """Start a script of this name that runs with the library of this checkout, and wait until it says that it is up."""
+    script = container.root / "train.py"
+    script.write_text(textwrap.dedent(code))
+    env = {"PYTHONPATH": str(LIBRARY), **order.pop("env", {})}
+    attempt = order.get("attempt", 1)
+    process = container.start(sys.executable, "-u", str(script), *words, env=env, **{"grace": 60, **order})
+    container.until("log", "up", attempt)
+    return process
+
+
+def end(container: Container, process: subprocess.Popen[bytes], attempt: int = 1) -> dict[str, Any]:
+    """Notify the job; return the status at its end."""
+    process.send_signal(signal.SIGTERM)
+    process.wait(90)
+    return container.status(attempt)
+
+
+@pytest.mark.covers("N12")
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a_job_whose_loaders_die_of_the_signal_saves(container: Container, method: str) -> None:
+    status = end(container, job(container, LOADERS, method))
+    assert (status["exit_code"], status["acknowledged"], status["killed"]) == (75, True, False)
+    assert status["message"] == f"saved at step {status['step']}"
+
+
+@pytest.mark.slow
+@pytest.mark.no_repeat
+@pytest.mark.covers("N12")
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_twenty_of_twenty_notices_with_loaders_are_saved(container: Container, method: str) -> None:
+    ends = [end(container, job(container, LOADERS, method, attempt=n), n) for n in range(1, 21)]
+    assert [(status["exit_code"], status["acknowledged"]) for status in ends] == [(75, True)] * 20
+
+
+@pytest.mark.slow
+def test_loaders_of_several_workers_of_a_job_live_through_the_notice(container: Container) -> None:
+    workers = [{"env": {"RANK": "0"}}, {"env": {"RANK": "1"}}]
+    process = job(container, LOADERS, "fork", workers=workers)
+    container.until("log", "[0] up")
+    container.until("log", "[1] up")
+    status = end(container, process)
+    assert (status["exit_code"], status["acknowledged"]) == (75, True)
+
+
+LISTENS = """
+import os, signal, subprocess, sys, time
+from makeway import checkpoint
+signal.signal(signal.SIGTERM, lambda *_: print("main got it", flush=True))
+checkpoint.requested()
+child = "import signal, time; signal.signal(15, lambda *_: print('child got it', flush=True)); print('up', flush=True)"
+child += "; time.sleep(90)"
+subprocess.Popen([sys.executable, "-c", child])
+time.sleep(90)
+"""
+
+
+@pytest.mark.slow
+def test_a_listening_process_that_does_not_react_gets_the_signal_before_what_it_started(container: Container) -> None:
+    status = end(container, job(container, LISTENS, grace=4))
+    got = [line for line in container.file("log").read_text().splitlines() if line.endswith("got it")]
+    assert got[0] == "main got it", "at half the grace, the listening process alone"
+    assert sorted(got[1:]) == ["child got it", "main got it"], "later its group"
+    assert status["message"] == (
+        "did not end within 4 s and was killed: it did not call checkpoint.requested() in that time; no checkpoint"
+    )
+
+
+SLOW = """
+import os, signal, time
+from makeway import checkpoint
+signal.signal(signal.SIGTERM, lambda *_: print("signal", flush=True))
+print("up", flush=True)
+while not checkpoint.requested():
+    time.sleep(0.01)
+time.sleep(2.0)
+with checkpoint.saving(7):
+    pass
+checkpoint.stop()
+"""
+
+
+@pytest.mark.slow
+def test_a_save_that_takes_most_of_the_grace_is_not_disturbed(container: Container) -> None:
+    status = end(container, job(container, SLOW, grace=2.6))
+    assert "signal" not in container.file("log").read_text().splitlines()
+    assert (status["step"], status["acknowledged"] or status["killed"]) == (7, True)
+
+
+def test_what_never_listens_gets_the_signal_at_once(container: Container) -> None:
+    process = container.start("sh", "-c", "echo up; sleep 60 & wait", grace=60)
+    container.until("log", "up")
+    status = end(container, process)
+    assert status["exit_code"] == -signal.SIGTERM
+    assert status["message"] == (
+        "ended by the notice's SIGTERM, as it had not asked for the notice with makeway.checkpoint; no checkpoint"
+    )
+
+
+CHAIN = """
+import os, sys, time
+from makeway import checkpoint
+checkpoint.requested()
+print("listened", flush=True)
+os.execvp("sh", ["sh", "-c", "echo up; sleep 60"]) if sys.argv[1] == "exec" else None
+"""
+
+
+@pytest.mark.parametrize("how", ["exec", "end"])
+def test_who_listened_and_is_gone_counts_no_more(container: Container, how: str) -> None:
+    script = container.root / "first.py"
+    script.write_text(CHAIN)
+    env = {"PYTHONPATH": str(LIBRARY)}
+    process = container.start("sh", "-c", f"{sys.executable} {script} {how}; echo up; sleep 60", env=env, grace=60)
+    container.until("log", "up")
+    assert end(container, process)["exit_code"] == -signal.SIGTERM
+
+
+def test_a_notice_that_cannot_be_written_comes_as_a_signal(container: Container) -> None:
+    code = SLOW.replace("signal.signal(signal.SIGTERM, lambda *_: print('signal', flush=True))", "").replace("2.0", "0")
+    code = code.replace('print("up"', 'os.chmod(os.path.dirname(os.environ["MAKEWAY_STOP_FILE"]), 0o500); print("up"')
+    if os.geteuid() == 0:
+        pytest.skip("root may write anywhere")
+    status = end(container, job(container, code, grace=60))
+    assert status["exit_code"] == 75
+
+
+def test_a_library_of_an_earlier_release_gets_the_signal_at_once(container: Container) -> None:
+    """It writes nothing for the launcher, and waits for the flag of its handler."""
+    code = """
+    import os, signal, time
+    told = []
+    signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+    print("up", flush=True)
+    while not (told or os.path.exists(os.environ["MAKEWAY_STOP_FILE"])):
+        time.sleep(0.01)
+    while not told:
+        time.sleep(0.01)
+    raise SystemExit(75)
+    """
+    status = end(container, job(container, code))
+    assert (status["exit_code"], status["acknowledged"]) == (75, True)
+
+
+def test_under_a_launcher_of_an_earlier_release_the_signal_is_the_notice(tmp_path: Path) -> None:
+    """It names no folder to register in, writes the stop file, and signals the whole group at once."""
+    code = SLOW.replace("time.sleep(2.0)", "")
+    stop = tmp_path / "stop.json"
+    env = {
+        **os.environ,
+        **{"PYTHONPATH": str(LIBRARY), "MAKEWAY_JOB_ID": "j-1", "MAKEWAY_STOP_FILE": str(stop)},
+        **{"MAKEWAY_PROGRESS_FILE": str(tmp_path / "p.json"), "MAKEWAY_CHECKPOINT_DIR": str(tmp_path / "kept")},
+    }
+    env.pop("MAKEWAY_LISTENERS", None)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    stop.write_text("{}")
+    os.killpg(process.pid, signal.SIGTERM)
+    assert process.wait(60) == 75
+    process.stdout.close()
+    assert sorted(os.listdir(tmp_path)) == ["kept", "p.json", "stop.json"]
+
+
+IN_A_THREAD = """
+import threading, time
+from makeway import checkpoint
+
+def train():
+    for step in checkpoint.loop(10_000_000, save=lambda folder: None):
+        if step == 1:
+            print("up", flush=True)
+        time.sleep(0.01)
+
+thread = threading.Thread(target=train)
+thread.start()
+thread.join()
+"""
+
+
+def test_a_loop_in_a_thread_hears_the_notice(container: Container) -> None:
+    status = end(container, job(container, IN_A_THREAD))
+    assert (status["exit_code"], status["acknowledged"]) == (75, True)
+    assert status["step"] > 1
+
+
+FORKED = """
+import os, time
+from makeway import checkpoint
+checkpoint.requested()
+ranks = []
+for rank in range(2):
+    if (pid := os.fork()) == 0:
+        os.environ["RANK"] = str(rank)
+        for step in checkpoint.loop(10_000_000, save=lambda folder: None):
+            if step == 1:
+                print("up", flush=True)
+            time.sleep(0.01)
+    ranks.append(pid)
+codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ranks]
+print("ranks", codes, flush=True)
+raise SystemExit(max(codes))
+"""
+
+
+def test_forked_ranks_listen_for_themselves(container: Container) -> None:
+    status = end(container, job(container, FORKED))
+    assert "ranks [75, 75]" in container.file("log").read_text()
+    assert (status["exit_code"], status["acknowledged"]) == (75, True)
+
+
+HANGS = """
+import threading, time
+from makeway import checkpoint
+threading.Thread(target=time.sleep, args=(600,)).start()
+print("up", flush=True)
+for step in checkpoint.loop(10_000_000, save=lambda folder: None):
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.slow
+def test_a_thread_that_hangs_holds_no_gpus_after_the_acknowledgement(container: Container) -> None:
+    status = end(container, job(container, HANGS, grace=600))
+    assert (status["exit_code"], status["acknowledged"], status["killed"]) == (75, True, False)
+    assert status["message"] == (f"saved at step {status['step']}; its process had not ended 5 s later, and was ended")
+
+
+RANKS = """
+import os, sys, threading, time
+from makeway import checkpoint
+print("up", os.environ["RANK"], flush=True)
+while not checkpoint.requested():
+    time.sleep(0.01)
+if os.environ["RANK"] == "0":
+    threading.Thread(target=time.sleep, args=(600,)).start()
+    checkpoint.stop()
+time.sleep(7)
+with checkpoint.saving(5):
+    pass
+checkpoint.stop()
+"""
+
+
+@pytest.mark.slow
+def test_the_end_after_an_acknowledgement_waits_for_every_rank(container: Container) -> None:
+    process = job(container, RANKS, workers=[{"env": {"RANK": "0"}}, {"env": {"RANK": "1"}}], grace=600)
+    container.until("log", "up 0")
+    container.until("log", "up 1")
+    status = end(container, process)
+    assert (status["exit_code"], status["step"], status["killed"]) == (75, 5, False)
+
+
+CELL_END = """
+import os, time
+if True:  # what the runner of cells does at the end
+    path = os.environ["MAKEWAY_RESULT_FILE"]
+    open(path, "w").write("kept")
+print("up", flush=True)
+time.sleep(90)
+"""
+
+
+@pytest.mark.no_repeat
+def test_a_result_that_is_kept_and_our_own_signal_are_an_end(container: Container) -> None:
+    status = end(container, job(container, CELL_END))
+    assert (status["exit_code"], status["completed"], status["acknowledged"]) == (0, True, False)
+
+
+def test_a_crash_after_the_notice_is_told_with_its_error(container: Container) -> None:
+    code = """
+    import time
+    from makeway import checkpoint
+    with checkpoint.saving(3):
+        pass
+    print("up", flush=True)
+    while not checkpoint.requested():
+        time.sleep(0.01)
+    raise RuntimeError("disk on fire")
+    """
+    status = end(container, job(container, code))
+    assert (status["exit_code"], status["acknowledged"]) == (1, False)
+    assert status["message"] == "exit code 1 after the notice: RuntimeError: disk on fire; saved at step 3"
+
+
+EXITS = """
+import atexit, os, signal, time
+from makeway import checkpoint
+
+def while_the_interpreter_exits():
+    print("up", flush=True)
+    while not os.path.exists(os.environ["MAKEWAY_STOP_FILE"]):
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+class Late:
+    def __del__(self, kill=os.kill, pid=os.getpid(), number=signal.SIGTERM):
+        kill(pid, number)
+
+atexit.register(while_the_interpreter_exits)
+late = checkpoint.late = Late()
+list(checkpoint.loop(3, save=lambda folder: None))
+"""
+
+
+def test_signals_while_the_interpreter_exits_change_no_exit_code(container: Container) -> None:
+    status = end(container, job(container, EXITS))
+    assert (status["exit_code"], status["completed"]) == (0, True)
+
+
+RUNNER = Path(__file__).parents[2] / "widgets" / "makeway" / "cellrunner.py"
+CELL = """
+import atexit, os, time
+
+def while_the_interpreter_exits():
+    print("up", flush=True)
+    while not os.path.exists(os.environ["MAKEWAY_STOP_FILE"]):
+        time.sleep(0.01)
+    os.kill(os.getpid(), 15)
+
+atexit.register(while_the_interpreter_exits)
+"""
+
+
+@pytest.mark.no_repeat
+@pytest.mark.parametrize(("last", "code"), [("41 + 1", 0), ("1 / 0", 1)])
+def test_a_cell_that_is_over_ends_as_it_would_without_the_notice(container: Container, last: str, code: int) -> None:
+    (container.root / "cell.py").write_text(CELL + last + "\n")
+    (container.root / "run.py").write_text(RUNNER.read_text())
+    process = container.start(sys.executable, "-u", str(container.root / "run.py"), grace=60)
+    container.until("log", "up")
+    status = end(container, process)
+    assert (status["exit_code"], status["completed"]) == (code, code == 0)
+
+
+def test_the_signal_of_a_profile_breaks_off_no_step(container: Container) -> None:
+    """Python's own handler of SIGINT raises an exception."""
+    code = """
+    import os, signal, time
+    from makeway import checkpoint
+    checkpoint.requested()
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.01)
+    print("up", flush=True)
+    while not checkpoint.requested():
+        time.sleep(0.01)
+    checkpoint.stop()
+    """
+    assert end(container, job(container, code, signal="SIGINT"))["exit_code"] == 75

@@ -1,0 +1,100 @@
+"""Deliver a notice to the workers of an attempt: by the stop file, and by a signal only where nothing reads that file.
+
+A signal to a whole process group also reaches the processes that load data, which end of it while the save still needs
+them. So workers that listen (`listeners.py`) get the file alone. Called by `run.py`, which writes the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+
+from .children import Children
+from .listeners import Listener, Listeners, catches
+
+LINGER_SECONDS = 5.0
+"""Seconds for which a job that has acknowledged its notice may still run"""
+LOOK_SECONDS = 0.5
+"""Seconds between two looks for what a noticed job does"""
+
+
+class NoticeDelivery:
+    """The signals of one attempt; times are monotonic.
+
+    Workers that never registered get the signal at once. Of those that did, the listening processes get it at half the
+    grace if they have not seen the notice, and their group at three quarters if none of them has.
+    """
+
+    def __init__(self, children: Children, number: int) -> None:
+        self.number = number
+        self._children = children
+        self._listeners: dict[int, Listeners] = {}
+        self._signalled: set[int] = set()
+        self._prompted: set[int] = set()
+        self._prompt_at = self._group_at = 0.0
+        self._acknowledged_since: float | None = None
+
+    def add(self, worker: int, folder: str) -> None:
+        """Follow a worker, by its pid, whose processes register in this folder."""
+        self._listeners[worker] = Listeners(folder)
+
+    def begin(self, seconds: float, *, written: bool) -> None:
+        """Deliver a notice with this time to its deadline; not `written`: it cannot be read, so signals come first."""
+        now = time.monotonic()
+        self._prompt_at = now + seconds / 2 if written else now
+        self._group_at = now + seconds * (0.75 if written else 0.5)
+        self.deliver()
+
+    def deliver(self) -> None:
+        """Send the signals that are due."""
+        now = time.monotonic()
+        for pid, listeners in self._running():
+            if pid in self._signalled:
+                continue
+            alive = listeners.alive()
+            heard = any(one.heard for one in alive) or listeners.acknowledged()
+            if not heard and (not alive or now >= self._group_at):
+                self._signalled.add(pid)
+                self._children.signal_group(pid, self.number)
+            elif now >= self._prompt_at:
+                self._prompt(alive)
+
+    def _prompt(self, alive: list[Listener]) -> None:
+        """Send the signal once to listening processes that have not seen the notice, and would not die of it."""
+        for one in alive:
+            if one.pid and not one.heard and one.pid not in self._prompted and catches(one.pid, self.number):
+                self._prompted.add(one.pid)
+                with contextlib.suppress(OSError):
+                    os.kill(one.pid, self.number)
+
+    @property
+    def next_at(self) -> float:
+        """When there is something to look at again."""
+        now = time.monotonic()
+        return min([now + LOOK_SECONDS, *(at for at in (self._prompt_at, self._group_at) if at > now)])
+
+    def lingers(self) -> bool:
+        """Whether all that listened has acknowledged the notice, and has still not ended LINGER_SECONDS later."""
+        running, now = self._running(), time.monotonic()
+        if not running or not all(_is_done(listeners) for _, listeners in running):
+            self._acknowledged_since = None
+            return False
+        if self._acknowledged_since is None:
+            self._acknowledged_since = now
+        return now - self._acknowledged_since >= LINGER_SECONDS
+
+    def state(self) -> str:
+        """Return how far the job is with the notice: `unheard`, `heard`, `acknowledged`, or "" if nothing listened."""
+        if any(listeners.acknowledged() for listeners in self._listeners.values()):
+            return "acknowledged"
+        heard = [one for listeners in self._listeners.values() for one in listeners.heard()]
+        return ("heard" if any(heard) else "unheard") if heard else ""
+
+    def _running(self) -> list[tuple[int, Listeners]]:
+        """Return the workers that have not ended, by pid."""
+        return [(pid, found) for pid, found in self._listeners.items() if pid not in self._children.codes]
+
+
+def _is_done(listeners: Listeners) -> bool:
+    return listeners.acknowledged() and all(one.acknowledged for one in listeners.alive())
