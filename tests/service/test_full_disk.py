@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import os
 import shutil
@@ -203,3 +204,19 @@ async def test_an_owner_deletes_an_ended_job(tmp_path: Path) -> None:
         assert not (tmp_path / "jobs" / job.id).exists()
         lines = await run.client("root").decisions()
         assert any(line.verb == "delete" and line.workload == job.id for line in lines)
+
+
+async def test_members_do_not_pass_the_quota_of_a_team_at_the_same_moment(tmp_path: Path) -> None:
+    """Each of them was told of the same free bytes; also where a disk is slow between the check and the write."""
+    limits = {"MAKEWAY_MAX_KEPT_TEAM_MB": 2, "MAKEWAY_MAX_KEPT_SHARE_PERCENT": 100}
+    async with running(tmp_path, **limits) as run:
+        members = ("ana", "lea")
+        given = {"team": "rnd", "profile": "gpu8", "workers": 2}
+        for name in members:  # their sums are known from now on
+            await run.submit(name, "small", **given)
+        tries = [run.submit(name, "large", files=[file(at, 1_200_000)], **given) for at, name in enumerate(members)]
+        found = await asyncio.gather(*tries, return_exceptions=True)
+        [refused] = [each for each in found if isinstance(each, MakewayError)]
+        assert (refused.code, refused.status, refused.numbers["limit_bytes"]) == ("storage_quota", 507, 2_000_000)
+        assert refused.message.startswith("The team rnd keeps 1.2 MB of the 2.0 MB that one team may keep, of which ")
+        assert (await run.client("root").storage()).whole < 2_000_000

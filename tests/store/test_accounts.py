@@ -10,8 +10,9 @@ import pytest
 from alembic import command
 from makeway_quota.store import Store, open_store
 from makeway_quota.store.accounts import PATH_BYTES, ROW_BYTES
+from makeway_quota.store.errors import TooMuchKept
 from makeway_quota.store.migrate import alembic_config
-from makeway_quota.store.records import Change, FilesOf
+from makeway_quota.store.records import Change, FilesOf, KeptLimits, Submission
 from makeway_quota.store.reserve import LOW, SLICES, Reserve
 
 
@@ -136,3 +137,32 @@ def test_work_that_gets_another_owner_counts_for_that_one(store: Store, job) -> 
     store.commit([Change("j1", {"state": "failed"})], now=1.0)
     store.people.give("ana", "bo", "root", 2.0)
     assert (kept(store, "ana"), kept(store, "bo")) == ({}, there)
+
+
+def test_what_would_pass_a_limit_is_refused_in_the_transaction_that_writes_it(store: Store, job) -> None:
+    limits = KeptLimits(person=30_000, team=50_000, whole=90_000, share=25_000)
+
+    def tries(owner: str, team: str, *sizes: int) -> list[str]:
+        """Add jobs with sources of these sizes in one transaction; return which limit refused each."""
+        new = [
+            Submission(job(f"{owner}{team}{store.last_event_id()}-{at}", owner=owner, team=team, source="s" * size),
+                       kept=limits)
+            for at, size in enumerate(sizes)
+        ]  # fmt: skip
+        return [
+            each.which if isinstance(each, TooMuchKept) else type(each).__name__
+            for each in store.add_workloads(new, now=0.0)
+        ]
+
+    assert tries("ana", "rnd", 10_000, 4000) == ["Workload", "share"]
+    assert tries("ana", "rnd", 2000) == ["Workload"], "one that was refused takes nothing"
+    assert tries("ana", "ops", 1000) == ["person"]
+    assert tries("bo", "rnd", 15_000, 1000) == ["Workload", "team"]
+    assert tries("bo", "ops", 0) == ["Workload"]
+    assert tries("cy", "ops", 17_000, 17_000) == ["Workload", "person"], "with what the same transaction adds"
+    assert tries("di", "dev", 12_000) == ["whole"]
+    with pytest.raises(TooMuchKept) as refused:
+        store.outputs.append(("anarnd0-0", 1, 0), "result", 0, b"r" * 2000, 10**6, kept=limits)
+    assert (refused.value.which, refused.value.size) == ("share", 2000)
+    assert store.outputs.read("anarnd0-0", 1, "result", 0, 10) == (b"", 0)
+    assert recounted(store, "ana") == kept(store, "ana")

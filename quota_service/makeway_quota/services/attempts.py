@@ -23,7 +23,7 @@ from makeway_api.quantities import size
 
 from ..control.worker_channel import WorkerChannel
 from ..engine.snapshot import ADMITTED
-from ..store.errors import FilesUnavailable, FileUnreadable
+from ..store.errors import FilesUnavailable, FileUnreadable, TooMuchKept
 from ..store.outputs import Kind, OutOfPlace, TooLong
 from ..store.records import Notice, Workload
 from ..store.worker_reports import AlreadyClaimed, WorkerKey
@@ -165,9 +165,14 @@ class AttemptService:
         self._channel.hear(key)
         self._slow_down(key, max(len(data), LEAST), self._rates if kind == "log" else self._result_rates)
         append = self._context.store.outputs.append
+        storage = self._context.storage
         limit = await self._context.call(self._room, row, kind, len(data))
+        kept = storage.limits if kind == "result" else None
         try:
-            end = await self._context.call(append, key, kind, offset, data, limit, dropped=dropped)
+            end = await self._context.call(append, key, kind, offset, data, limit, dropped=dropped, kept=kept)
+        except TooMuchKept as error:
+            beyond = await self._context.call(storage.refusal, row.owner, row.team or "", error)
+            raise refuse(beyond.message, "storage_quota", 413, **beyond.numbers) from None
         except OutOfPlace as error:
             message = f"The output is known up to offset {error.expected}: send what follows."
             raise refuse(message, "out_of_place", 409, expected=error.expected) from error

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from makeway_api.errors import MakewayError
 
-from ..store.errors import Conflict, KeyReused, NotLeading, OutcomeUnknown, Removed, StoreError, TooMany
+from ..store.errors import Conflict, KeyReused, NotLeading, OutcomeUnknown, Removed, StoreError, TooMany, TooMuchKept
 
 log = logging.getLogger("makeway.requests")
 
@@ -41,7 +41,7 @@ def database_errors() -> Iterator[None]:
     """Turn a database that does not answer into a refusal (503) that can be repeated; other errors pass through."""
     try:
         yield
-    except (Conflict, TooMany, NotLeading):
+    except (Conflict, TooMany, TooMuchKept, NotLeading):
         raise
     except KeyReused as error:
         message = (

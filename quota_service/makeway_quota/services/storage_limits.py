@@ -18,6 +18,8 @@ from makeway_api.quantities import size as written
 
 from ..settings import ServiceSettings
 from ..store.accounts import KINDS
+from ..store.errors import TooMuchKept
+from ..store.records import KeptLimits
 from ..store.reserve import disk_bytes, free_bytes
 from ..store.store import Store
 from .refusals import refuse
@@ -61,6 +63,13 @@ class StorageLimits:
         self._clock = clock
         self._guard = threading.Lock()
         self._known: dict[tuple[str, str], _Sums] = {}
+        self.limits = KeptLimits(
+            person=settings.max_kept_person_bytes,
+            team=settings.max_kept_team_bytes,
+            whole=settings.max_kept_bytes,
+            share=settings.max_kept_share_bytes,
+        )
+        """what the transaction that adds bytes checks again"""
 
     def check(self, owner: str, team: str, size: int) -> None:
         """Take `size` bytes for a person in a team; 507 where they exceed a limit, or the disk has little room."""
@@ -92,27 +101,35 @@ class StorageLimits:
         """Return the refusal of `size` more bytes for a person in a team, None where they fit."""
         with self._guard:
             sums = self._sums(owner, team)
-        limits = self._settings
-        for there, most, who, may in (
-            (sums.person, limits.max_kept_person_bytes, f"{owner} keeps", "one person may keep"),
-            (sums.team, limits.max_kept_team_bytes, f"The team {team} keeps", "one team may keep"),
-            (sums.whole, limits.max_kept_bytes, "All people together keep", "all may keep"),
-            (sums.share, limits.max_kept_share_bytes, f"{owner} keeps", f"one person may keep of the quota of {team}"),
-        ):
-            if most and there + size > most:
-                own = self._in_words(owner, sums)
-                whose = f" ({own})" if who.startswith(owner) else f", of which {owner}: {own}"
-                more = f"{written(size)} more do not fit" if size else "nothing more fits"
-                kept = f"{who} {written(there)} of the {written(most)} that {may}{whose if own else ''}"
-                return refuse(
-                    f"{kept}: {more}. {DELETE}.",
-                    "storage_quota",
-                    507,
-                    kept_bytes=there,
-                    bytes=size,
-                    limit_bytes=most,
-                )
+        for which, limit in self.limits._asdict().items():
+            kept: int = getattr(sums, which)
+            if limit and kept + size > limit:
+                return self.refusal(owner, team, TooMuchKept(which, kept, size))
         return None
+
+    def refusal(self, owner: str, team: str, found: TooMuchKept) -> MakewayError:
+        """Return the refusal of bytes that are too many, with what the person keeps by kind."""
+        who, may = {
+            "person": (f"{owner} keeps", "one person may keep"),
+            "team": (f"The team {team} keeps", "one team may keep"),
+            "whole": ("All people together keep", "all may keep"),
+            "share": (f"{owner} keeps", f"one person may keep of the quota of {team}"),
+        }[found.which]
+        limit: int = getattr(self.limits, found.which)
+        with self._guard:
+            sums = self._sums(owner, team)
+        own = self._in_words(owner, sums)
+        whose = f" ({own})" if found.which in ("person", "share") else f", of which {owner}: {own}"
+        more = f"{written(found.size)} more do not fit" if found.size else "nothing more fits"
+        kept = f"{who} {written(found.kept)} of the {written(limit)} that {may}{whose if own else ''}"
+        return refuse(
+            f"{kept}: {more}. {DELETE}.",
+            "storage_quota",
+            507,
+            kept_bytes=found.kept,
+            bytes=found.size,
+            limit_bytes=limit,
+        )
 
     def _in_words(self, owner: str, sums: _Sums) -> str:
         """Return what a person keeps by kind, the largest first, as it is in the database."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 
-from ..store.records import FilesOf, NewDecision, NewWorkload, Submission, SubmissionKey, Workload
+from ..store.records import FilesOf, KeptLimits, NewDecision, NewWorkload, Submission, SubmissionKey, Workload
 from ..store.store import Store
 
 MOST_AT_ONCE = 200
@@ -44,10 +44,11 @@ class SubmissionBatcher:
         files: Files = (),
         decision: NewDecision | None = None,
         key: SubmissionKey | None = None,
+        kept: KeptLimits | None = None,
     ) -> Workload:
         """Write a submission, or return what its key submitted before; raises what `Store.add_workload` would."""
         answer: asyncio.Future[Workload] = asyncio.get_running_loop().create_future()
-        self._waiting.append((Submission(new, files, decision, key=key), answer))
+        self._waiting.append((Submission(new, files, decision, key=key, kept=kept), answer))
         if self._writing is None or self._writing.done():
             self._writing = asyncio.create_task(self._write())
         return await answer

@@ -16,7 +16,7 @@ from ..control.followers import Follower
 from ..engine.snapshot import Profile
 from ..policy import Document
 from ..store.accounts import ROW_BYTES
-from ..store.errors import Conflict
+from ..store.errors import Conflict, TooMuchKept
 from ..store.records import FilesOf, NewDecision, SubmissionKey, Workload
 from ..store.rows import weight_of
 from ..wording import gpus
@@ -171,7 +171,9 @@ class SubmissionService:
             with context.world.follow(new.id) as follower:
                 try:
                     with database_errors():
-                        row = await self._batcher.take(new, files, decision, key)
+                        row = await self._batcher.take(new, files, decision, key, context.storage.limits)
+                except TooMuchKept as error:  # others were taken since the check
+                    raise await context.call(context.storage.refusal, caller.name, team, error) from None
                 except Conflict:  # the id is taken, which another try mends, or the job whose files it shares is gone
                     if isinstance(files, FilesOf):
                         await self._access.visible(caller, files.workload)

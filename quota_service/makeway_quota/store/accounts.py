@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, Executable, func, insert, literal, select
 from sqlalchemy.dialects.postgresql import insert as postgres_insert
@@ -17,6 +17,8 @@ from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
 from . import rows
 from .database import Database
+from .errors import TooMuchKept
+from .records import KeptLimits
 from .tables import accounts, attempts, blobs, files, folders, outputs, workloads
 
 W = workloads.c
@@ -31,6 +33,7 @@ of their checkpoints; folders on this disk"""
 PATH_BYTES = 150
 """Bytes of the row of a file, beside its path"""
 
+Which = Literal["person", "team", "whole", "share"]
 Who = tuple[str, str]
 """An owner and a team ("" for none)"""
 
@@ -58,11 +61,45 @@ def add(connection: Connection, added: Mapping[tuple[str, str, str], int]) -> No
         connection.execute(new.on_conflict_do_update(index_elements=[A.owner, A.team, A.kind], set_=total))
 
 
-def add_output(connection: Connection, workload: str, output: str, size: int) -> None:
-    """Count bytes that a worker sent for the owner of its job."""
+def add_output(
+    connection: Connection, workload: str, output: str, size: int, limits: KeptLimits | None = None
+) -> None:
+    """Count bytes that a worker sent for the owner of its job; TooMuchKept where they exceed a limit."""
     found = connection.execute(select(W.owner, W.team).where(W.id == rows.clean(workload))).first()
-    if found is not None:
-        add(connection, {(found.owner, found.team or "", kind_of(output)): size})
+    if found is None:
+        return
+    team = found.team or ""
+    if limits is not None and (refused := KeptSums(connection).take(found.owner, team, size, limits)) is not None:
+        raise refused
+    add(connection, {(found.owner, team, kind_of(output)): size})
+
+
+class KeptSums:
+    """The accounts as one transaction finds them, and what it adds to them."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._sums: dict[Who, int] = {}
+
+    def take(self, owner: str, team: str, size: int, limits: KeptLimits) -> TooMuchKept | None:
+        """Count `size` more bytes for a person in a team (None), or return why they are too many."""
+        whose: dict[Which, Who] = {"person": (owner, ""), "team": ("", team), "whole": ("", ""), "share": (owner, team)}
+        found = {which: self._sum(*who) for which, who in whose.items() if getattr(limits, which)}
+        for which, kept in found.items():
+            if kept + size > getattr(limits, which):
+                return TooMuchKept(which, kept, size)
+        for which, kept in found.items():
+            self._sums[whose[which]] = kept + size
+        return None
+
+    def _sum(self, owner: str, team: str) -> int:
+        """Return the bytes of a person, of a team, of both or ("", "") of all."""
+        if (owner, team) not in self._sums:
+            mine = [A.owner == rows.clean(owner)] if owner else []
+            ours = [A.team == rows.clean(team)] if team else []
+            query = select(func.coalesce(func.sum(A.bytes), 0)).where(*mine, *ours)
+            self._sums[owner, team] = int(self._connection.execute(query).scalar_one())
+        return self._sums[owner, team]
 
 
 def recount(connection: Connection, owner: str) -> None:

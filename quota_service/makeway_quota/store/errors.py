@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from .records import PolicyVersion, Workload
 
@@ -40,6 +41,16 @@ class TooMany(StoreError):
         super().__init__(message)
         self.existing = tuple(existing)
         self.most = most
+
+
+class TooMuchKept(StoreError):
+    """More bytes would be kept than a limit allows: `kept` are there, `size` more were to be added."""
+
+    def __init__(self, which: Literal["person", "team", "whole", "share"], kept: int, size: int) -> None:
+        super().__init__(f"{kept} bytes are kept already ({which}), and {size} more exceed the limit")
+        self.which = which
+        self.kept = kept
+        self.size = size
 
 
 class KeyReused(StoreError):

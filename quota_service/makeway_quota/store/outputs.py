@@ -14,6 +14,7 @@ from sqlalchemy import Connection, delete, func, insert, select, update
 from . import accounts, rows, writes
 from .contents import Contents
 from .database import Database
+from .records import KeptLimits
 from .tables import outputs
 from .worker_reports import WorkerKey
 
@@ -84,12 +85,23 @@ class Outputs:
         self._database = database
         self._contents = contents
 
-    def append(self, key: WorkerKey, kind: Kind, offset: int, data: bytes, limit: int, *, dropped: bool = False) -> int:
+    def append(
+        self,
+        key: WorkerKey,
+        kind: Kind,
+        offset: int,
+        data: bytes,
+        limit: int,
+        *,
+        dropped: bool = False,
+        kept: KeptLimits | None = None,
+    ) -> int:
         """Add bytes at an offset of what a worker sends, and return how far that is known now.
 
         Bytes that are known already are left out. OutOfPlace where bytes before are missing, unless they are of a log
         and the worker `dropped` them. A log beyond `limit` loses its middle; another output is TooLong. Of a gang the
-        result of its first worker is kept that has one: what others send is taken, and dropped.
+        result of its first worker is kept that has one: what others send is taken, and dropped. TooMuchKept where the
+        bytes that are kept for the owner of the job exceed one of the limits with these.
         """
         given, digest = _Sent(kind, offset, data, limit, dropped), None
         if self._contents.outside(data):  # written before the transaction, so what is refused must be known before
@@ -110,7 +122,7 @@ class Outputs:
             offset, data = new.offset, new.data
             if kind == "result" and known == 0:
                 _remove(connection, key[0], kind, [*_of(*key[:2], kind), O.worker > key[2]])
-            accounts.add_output(connection, key[0], kind, len(data))
+            accounts.add_output(connection, key[0], kind, len(data), kept)
             last, newest = _last(connection, key, kind, worker=key[2]), _last(connection, key, kind)
             place = 0 if newest is None else newest.place + newest.size
             grows = (

@@ -104,6 +104,16 @@ class Cap:
     """count only workloads that ask for GPUs"""
 
 
+class KeptLimits(NamedTuple):
+    """The most bytes that may be kept, checked in the transaction that adds some; 0 is no limit."""
+
+    person: int = 0
+    team: int = 0
+    whole: int = 0
+    share: int = 0
+    """of one person in one team"""
+
+
 class SubmissionKey(NamedTuple):
     """The key of a request that may be repeated: one key with one digest submits its workloads once."""
 
@@ -116,13 +126,14 @@ class SubmissionKey(NamedTuple):
 
 
 class Submission(NamedTuple):
-    """A workload to add: its files (path, content, executable), its line for the decision log, a cap, and its key."""
+    """A workload to add, with its files (path, content, executable) and its line for the decision log."""
 
     new: NewWorkload
     files: Sequence[tuple[str, bytes, bool]] | FilesOf = ()
     decision: NewDecision | None = None
     cap: Cap | None = None
     key: SubmissionKey | None = None
+    kept: KeptLimits | None = None
 
 
 class Workload(NamedTuple):

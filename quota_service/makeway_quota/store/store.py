@@ -142,15 +142,15 @@ class Store:
         answers: list[Workload | ValueError | StoreError] = []
         able: dict[int, writes.Checked] = {}
         for at, given in enumerate(submissions):
-            new, files, decision, cap, key = Submission(*given)
+            new, files, decision, cap, key, kept = Submission(*given)
             try:
                 first = rows.submitted(new, now + at / 1e6)
                 if isinstance(files, FilesOf):
-                    able[at] = writes.Checked(first, {}, decision, cap, files.workload, key)
+                    able[at] = writes.Checked(first, {}, decision, cap, files.workload, key, kept=kept)
                 else:
                     contents = writes.digests(files)
                     outside = self.contents.placed(contents)
-                    able[at] = writes.Checked(first, contents, decision, cap, key=key, outside=outside)
+                    able[at] = writes.Checked(first, contents, decision, cap, key=key, outside=outside, kept=kept)
                 answers.append(first)
             except (ValueError, StoreError) as error:
                 answers.append(error)

@@ -12,8 +12,8 @@ from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
 from . import accounts, reads, rows, submission_keys
-from .errors import Conflict, Deposed, KeyReused, Removed, TooMany
-from .records import ENDED, Cap, Change, File, NewDecision, PolicyVersion, SubmissionKey, Workload
+from .errors import Conflict, Deposed, KeyReused, Removed, TooMany, TooMuchKept
+from .records import ENDED, Cap, Change, File, KeptLimits, NewDecision, PolicyVersion, SubmissionKey, Workload
 from .statements import Lookup, Many
 from .tables import attempts, blobs, decisions, events, files, histories, policies, sources, terms, workloads
 
@@ -57,9 +57,10 @@ class Checked:
     key: SubmissionKey | None = None
     outside: frozenset[str] = frozenset()
     """digests of the contents that are kept outside the database"""
+    kept: KeptLimits | None = None
 
 
-Refused = Conflict | TooMany | KeyReused | Removed
+Refused = Conflict | TooMany | TooMuchKept | KeyReused | Removed
 
 
 def add_workloads(
@@ -87,6 +88,7 @@ class _Gate:
         self._keys = submission_keys.UsedKeys(connection, [s.key for s in submissions if s.key is not None])
         self._servers: dict[tuple[str, str], Workload] = {}
         self._counts: dict[tuple[str, Cap], int] = {}
+        self._kept = accounts.KeptSums(connection)
 
     def answer(self, submission: Checked) -> Refused | Workload | None:
         """Admit a submission (None), or return why it cannot be taken, or what its key submitted before."""
@@ -98,7 +100,7 @@ class _Gate:
             self._keys.use(key, new)
         return refused
 
-    def _refusal(self, submission: Checked) -> Conflict | TooMany | None:
+    def _refusal(self, submission: Checked) -> Conflict | TooMany | TooMuchKept | None:
         new = submission.workload
         if new.id in self._taken:
             return _id_taken(self._connection, new)
@@ -111,6 +113,10 @@ class _Gate:
                 return Conflict(f"{new.owner}'s server {new.server!r} has a session already: {there.id}", there)
         if submission.cap is not None and (refused := self._beyond(new.owner, submission.cap)):
             return refused
+        if submission.kept is not None:
+            size = sum(_added([submission]).values())
+            if (much := self._kept.take(new.owner, new.team or "", size, submission.kept)) is not None:
+                return much
         self._taken.add(new.id)
         if new.kind == "session" and new.live:
             self._servers[new.owner, new.server] = new
