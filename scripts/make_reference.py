@@ -89,6 +89,7 @@ def magics() -> str:
         options.job,
         options.logs,
         options.cancel,
+        options.move,
         options.quota,
         options.delete,
     ]

@@ -21,6 +21,7 @@ from .models import (
     JobStorage,
     LogChunk,
     Me,
+    MoveRequest,
     OfferTable,
     PersonWork,
     Policy,
@@ -197,6 +198,11 @@ class Routes(Generic[J]):
     def resume(self, id: str) -> Any:
         """Requeue an ended job, from its checkpoint → Job."""
         return self._do(Call("POST", f"/jobs/{_q(id)}/resume", _as(Job)))
+
+    def move(self, id: str, team: str | None = None, profile: str | None = None) -> Any:
+        """Move a pending job to the queue of another team, another profile, or both → Job."""
+        wanted = {name: value for name, value in (("team", team), ("profile", profile)) if value is not None}
+        return self._do(Call("POST", f"/jobs/{_q(id)}/move", _as(Job), body=MoveRequest(**wanted)))
 
     def clone(self, id: str, n: int = 1, overrides: Mapping[str, Any] | None = None) -> Any:
         """Submit n copies, changed by `overrides` → list[Job]."""

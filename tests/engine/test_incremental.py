@@ -51,6 +51,24 @@ def test_the_incremental_engine_plans_as_a_new_one(start: int) -> None:
         world.now += random.choice([1, 5, 600, -20])
 
 
+@pytest.mark.covers("F11", "F13")
+@pytest.mark.parametrize("start", range(100, 115))
+def test_pending_work_that_changes_its_queue_is_planned_as_by_a_new_engine(start: int) -> None:
+    random = Random(start)
+    world = random_world(random)
+    follower = Follower(world)
+    for _ in range(25):
+        happen(world, random)
+        jobs = [w.id for w in world.workloads.values() if w.kind == "job" and w.state == "pending"]
+        for name in random.sample(jobs, min(len(jobs), random.choice([0, 1, 3]))):
+            policy, profile = random.choice(list(world.policies)), random.choice(list(world.profiles))
+            world.change(name, policy=policy, profile=profile, nomination=())
+        follower.check()
+        carry_out(world, random)
+        follower.check()
+        world.now += random.choice([1, 5, 600])
+
+
 def carry_out(world: World, random: Random) -> None:
     """Plan and apply the plan; at times a start fails, or a workload ends at the same moment."""
     plan = world.plan()

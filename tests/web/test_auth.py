@@ -16,13 +16,15 @@ WRITES = [
     ("POST", "sessions", "reserve"), ("POST", "sessions/s-1/started", "reserve"),
     ("POST", "sessions/s-1/renew", "reserve"), ("DELETE", "sessions/s-1", "reserve"),
     ("POST", "jobs", "submit"), ("POST", "jobs/j-1/cancel", "submit"), ("POST", "jobs/j-1/resume", "submit"),
-    ("POST", "jobs/j-1/clone", "submit"), ("POST", "jobs/j-1/preempt-test", "submit"),
+    ("POST", "jobs/j-1/clone", "submit"), ("POST", "jobs/j-1/move", "submit"),
+    ("POST", "jobs/j-1/preempt-test", "submit"),
     ("POST", "policy/validate", "manage"), ("POST", "policy/preview", "manage"), ("PUT", "policy", "admin"),
 ]  # fmt: skip
 BODIES = {
     "sessions": {"user": "ana", "profile": "gpu1", "team": "rnd"},
     "jobs": {"command": ["true"]},
     "jobs/j-1/clone": {"n": 1},
+    "jobs/j-1/move": {"team": "rnd"},
     "policy": {"document": "x"},
     "policy/validate": {"document": "x"},
     "policy/preview": {"document": "x"},

@@ -209,6 +209,30 @@ async def test_the_buttons_of_a_job_page(web: Portal) -> None:
     assert "it needs the scope custom:makeway:submit" in words(check(forbidden, 403))
 
 
+@pytest.mark.covers("F11")
+async def test_a_pending_job_is_moved_to_another_queue_on_its_page(web: Portal) -> None:
+    await web.running_job(profile="gpu8")
+    waits = await web.run.submit("ana", "waits", profile="gpu8")
+    browser, eve = await web.browser("ana"), await web.browser("eve")
+    page = check(await browser.get(f"{PREFIX}jobs/{waits.id}"))
+    assert "It keeps its submission time" in words(page)
+    assert 'value="rnd/gpu1"' in page
+    assert 'value="rnd/gpu8"' not in page, "where it is"
+    assert 'id="mw-queue"' not in check(await eve.get(f"{PREFIX}jobs/{waits.id}")), "not hers"
+    token = xsrf(page)
+    moved = words(check(await browser.post(f"{PREFIX}jobs/{waits.id}/move", data=token | {"queue": "rnd/gpu1"})))
+    assert "The job waits in its new queue" in moved
+    await web.run.job(waits.id, "running")
+    assert 'id="mw-queue"' not in check(await browser.get(f"{PREFIX}jobs/{waits.id}"))
+    late = check(await browser.post(f"{PREFIX}jobs/{waits.id}/move", data=token | {"queue": "rnd/gpu2"}), 409)
+    assert "only a pending job can be moved" in words(late)
+    for queue in ("", "/", "rnd/nothing", "devops/gpu1"):
+        check(
+            await browser.post(f"{PREFIX}jobs/{waits.id}/move", data=token | {"queue": queue}),
+            422 if queue in ("", "/") else 409,
+        )
+
+
 async def test_a_failed_job_shows_its_exception(web: Portal, monkeypatch: pytest.MonkeyPatch) -> None:
     id = await web.running_job()
     job = await web.run.client("root").job(id)

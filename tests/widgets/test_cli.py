@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from makeway import cli, connection
 from makeway_api.client import Client
-from makeway_api.models import State
+from makeway_api.models import JobRequest, State
 
 from .conftest import Portal
 
@@ -153,6 +153,23 @@ def test_without_a_portal_it_says_what_to_set(
         monkeypatch.delenv(name)
     assert cli.main(["jobs"]) == 1
     assert "MAKEWAY_URL is not set" in capsys.readouterr().err
+
+
+@pytest.mark.covers("F11")
+def test_a_pending_job_is_moved_from_a_shell(makeway, ana: Client) -> None:  # type: ignore[no-untyped-def]
+    job = ana.submit(JobRequest(name="waits", profile="gpu8", workers=5, command=["true"]))
+    said = makeway("move", job.id, "--profile", "gpu3")
+    assert said.code == 0, said.err
+    assert said.out == f"{job.id}: waits for rnd/gpu3\n"
+    assert ana.job(job.id).profile == "gpu3"
+    said = makeway("move", job.id, "--profile", "gpu8", "--json")
+    assert [moved["profile"] for moved in json.loads(said.out)] == ["gpu8"]
+    said = makeway("move", job.id, "--team", "devops")
+    assert (said.code, said.out) == (1, "")
+    assert said.err.startswith("makeway: ana is not in the team “devops”")
+    assert "Name the team, the profile or both" in makeway("move", job.id).err
+    assert makeway("cancel", job.id).code == 0
+    assert "has ended (cancelled)" in makeway("move", job.id, "--profile", "gpu1").err
 
 
 def test_a_job_is_resumed_and_cloned_from_a_shell(makeway, ana: Client) -> None:  # type: ignore[no-untyped-def]

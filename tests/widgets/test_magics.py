@@ -278,6 +278,21 @@ def test_clones_are_prepared_then_submitted(notebook: Notebook, service: Client)
     assert sentence(notebook.run("found[0].clone(colour=1)")).startswith("Makeway: a clone cannot change 'colour'.")
 
 
+@pytest.mark.covers("F11", "N09")
+def test_a_pending_job_is_moved_to_another_queue(notebook: Notebook, service: Client) -> None:
+    notebook.run("%%train --profile gpu8 --workers 5 --name waits\n1")
+    job = service.jobs(mine=True).jobs[0]
+    assert job.id in notebook.complete("%move ")
+    assert "--profile" in notebook.complete(f"%move {job.id} --")
+    shown = notebook.run("%move --profile gpu2")
+    assert shown.error is None, shown.trouble
+    assert service.job(job.id).profile == "gpu2"
+    assert sentence(notebook.run(f"%move {job.id} --team devops")).startswith("Makeway: ana is not in the team")
+    notebook.run(f"import makeway; makeway.job('{job.id}').move(profile='gpu8')")
+    assert service.job(job.id).profile == "gpu8"
+    service.cancel(job.id)
+
+
 @pytest.mark.covers("N10")
 def test_a_cancelled_job_can_be_resumed(notebook: Notebook, service: Client) -> None:
     job = running(service, notebook)

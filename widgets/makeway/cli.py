@@ -72,13 +72,7 @@ def _parser() -> argparse.ArgumentParser:
         if name != "preempt-test":
             _as_json(add)
         add.set_defaults(run=run)
-    add = commands.add_parser("clone", help="submit copies of a job, with its files")
-    add.add_argument("id", metavar="ID")
-    add.add_argument("--copies", "-n", type=int, default=1, metavar="N", help="how many (default 1)")
-    for option in ("name", "team", "profile"):
-        add.add_argument(f"--{option}", help=f"another {option} than the job's")
-    _as_json(add)
-    add.set_defaults(run=_clone)
+    _queue_commands(commands)
     add = commands.add_parser("logs", help="print a job's log")
     add.add_argument("id", metavar="ID")
     add.add_argument("--follow", "-f", action="store_true", help="follow it as it grows, until the job ends")
@@ -98,6 +92,22 @@ def _parser() -> argparse.ArgumentParser:
     _policy_commands(commands)
     _people_commands(commands)
     return parser
+
+
+def _queue_commands(commands: Any) -> None:
+    what = "move pending jobs to another queue: another team, another profile, or both"
+    add = commands.add_parser("move", help=what, description=what.capitalize() + ". They keep their submission time.")
+    add.add_argument("ids", nargs="+", metavar="ID")
+    options.destination(add)
+    _as_json(add)
+    add.set_defaults(run=_move)
+    add = commands.add_parser("clone", help="submit copies of a job, with its files")
+    add.add_argument("id", metavar="ID")
+    add.add_argument("--copies", "-n", type=int, default=1, metavar="N", help="how many (default 1)")
+    for option in ("name", "team", "profile"):
+        add.add_argument(f"--{option}", help=f"another {option} than the job's")
+    _as_json(add)
+    add.set_defaults(run=_clone)
 
 
 def _as_json(parser: argparse.ArgumentParser) -> None:
@@ -204,13 +214,29 @@ def _resume(args: argparse.Namespace) -> int:
     return _changed(args, training.Job.resume)
 
 
-def _changed(args: argparse.Namespace, change: Callable[[training.Job], training.Job]) -> int:
-    """Change jobs one by one, and print the state of each as soon as it is changed."""
+def _move(args: argparse.Namespace) -> int:
+    return _changed(
+        args,
+        lambda job: job.move(team=args.team, profile=args.profile),
+        lambda job: "\n".join([f"{job.id}: waits for {job.team}/{job.profile}", *submission.notes(job)]),
+    )
+
+
+def _state(job: training.Job) -> str:
+    return f"{job.id}: {job.data.state.value}"
+
+
+def _changed(
+    args: argparse.Namespace,
+    change: Callable[[training.Job], training.Job],
+    outcome: Callable[[training.Job], str] = _state,
+) -> int:
+    """Change jobs one by one, and print what became of each as soon as it is changed."""
     changed = []
     for id in args.ids:
         changed.append(job := change(training.job(id)))
         if not args.json:
-            print(f"{job.id}: {job.data.state.value}")
+            print(outcome(job))
     if args.json:
         _print_json([job.data for job in changed])
     return 0

@@ -25,6 +25,7 @@ LINES: dict[str, Callable[[], MagicParser]] = {
     "%job": options.job,
     "%logs": options.logs,
     "%cancel": options.cancel,
+    "%move": options.move,
     "%quota": options.quota,
     "%delete": options.delete,
 }
@@ -66,6 +67,8 @@ def _fetch_names(what: str) -> list[str]:
     jobs = client().jobs(mine=True, limit=50).jobs
     if what == "jobs":
         return [j.id for j in jobs]
+    if what == "pending":
+        return [j.id for j in jobs if j.state is State.PENDING]
     return [j.id for j in jobs if j.state.ended == (what == "ended")]
 
 
@@ -96,6 +99,8 @@ def complete(shell: Any, event: Any) -> list[str]:
         found = [o for o in LINES[command]().options() if o not in words]
         if command in ("%job", "%logs") and not event.symbol.startswith("-"):
             found = KNOWN.names("jobs") + found
+        if command == "%move" and not event.symbol.startswith("-"):
+            found = KNOWN.names("pending") + found
         if command == "%cancel":
             found = KNOWN.names("unfinished") + found
         if command == "%delete" and not event.symbol.startswith("-"):

@@ -1,4 +1,4 @@
-"""Define the magics `%gpus`, `%%train`, `%jobs`, `%job`, `%logs`, `%cancel`, `%quota`, `%delete`."""
+"""Define the magics `%gpus`, `%%train`, `%jobs`, `%job`, `%logs`, `%cancel`, `%move`, `%quota`, `%delete`."""
 
 from __future__ import annotations
 
@@ -98,6 +98,15 @@ class MakewayMagics(Magics):
         return training.Jobs(job.cancel() for job in found)
 
     @line_magic
+    @_magic(options.move)
+    def move(self, args: Any) -> Any:
+        found = [training.job(id) for id in args.ids or [self._id(None)]]
+        moved = training.Jobs(job.move(team=args.team, profile=args.profile) for job in found)
+        if notes := [note for job in moved for note in submission.notes(job)]:
+            print(*notes, sep="\n")
+        return moved
+
+    @line_magic
     @_magic(options.quota)
     def quota(self, args: Any) -> Any:
         return quota.quota_now()
@@ -123,7 +132,7 @@ def load_ipython_extension(shell: Any) -> None:
 def unload_ipython_extension(shell: Any) -> None:
     """Remove the magics and their completions (`%unload_ext makeway`)."""
     for kind, names in {
-        "line": ("gpus", "jobs", "job", "logs", "cancel", "quota", "delete"),
+        "line": ("gpus", "jobs", "job", "logs", "cancel", "move", "quota", "delete"),
         "cell": ("train",),
     }.items():
         for name in names:

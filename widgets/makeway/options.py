@@ -194,6 +194,24 @@ def cancel() -> MagicParser:
     return line
 
 
+def move() -> MagicParser:
+    """Return the parser of `%move`."""
+    line = MagicParser(
+        "%move",
+        "Move pending jobs to another queue: another team, another profile, or both. They keep their submission time.\n"
+        "Without an ID the last one submitted here.",
+    )
+    line.add_argument("ids", metavar="ID", nargs="*", help="ids or names")
+    destination(line)
+    return line
+
+
+def destination(parser: argparse.ArgumentParser) -> None:
+    """Add the options that `%move` and `makeway move` share."""
+    parser.add_argument("--team", "-t", metavar="TEAM", help="the team whose quota they use from now on")
+    parser.add_argument("--profile", "-p", metavar="PROFILE", help="the profile that fixes their GPUs from now on")
+
+
 def quota() -> MagicParser:
     """Return the parser of `%quota`."""
     return MagicParser("%quota", "Show the bytes that are kept for me, my teams and all, and what I can delete.")

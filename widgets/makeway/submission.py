@@ -158,8 +158,12 @@ def _answer(request: JobRequest, dry_run: bool) -> Any:
 
 def notices(job: Job, submission: Submission) -> str:
     """Return what the service says about the pods of a job that was just submitted, and its risk, one line each."""
-    said = [textwrap.fill(note, 100, break_long_words=False, break_on_hyphens=False) for note in job.data.notes]
-    return "\n".join([*said, *filter(None, [risk(job, submission)])])
+    return "\n".join([*notes(job), *filter(None, [risk(job, submission)])])
+
+
+def notes(job: Job) -> list[str]:
+    """Return what the service says about the pods and the limits of a job that was just submitted or moved."""
+    return [textwrap.fill(note, 100, break_long_words=False, break_on_hyphens=False) for note in job.data.notes]
 
 
 def risk(job: Job, submission: Submission) -> str:

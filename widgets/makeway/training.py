@@ -189,6 +189,10 @@ class Job:
         """Requeue an ended job; it continues from its checkpoint."""
         return self._keep(_call(client().resume, self.id))
 
+    def move(self, *, team: str | None = None, profile: str | None = None) -> Job:
+        """Move it to the queue of another team, another profile, or both, while it is pending."""
+        return self._keep(_call(client().move, self.id, team, profile))
+
     def clone(self, n: int = 1, **overrides: Any) -> Clones:
         """Return n copies to submit, changed by `overrides` (CLONE_MAY_CHANGE)."""
         if not 1 <= n <= 1000:

@@ -13,7 +13,7 @@ from makeway_api.models import State
 
 from .problems import Refused
 
-_MAGIC = re.compile(r"%(jobs?|logs|cancel|quota|delete)\b")
+_MAGIC = re.compile(r"%(jobs?|logs|cancel|move|quota|delete)\b")
 _shell = False
 
 

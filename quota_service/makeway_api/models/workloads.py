@@ -117,6 +117,13 @@ class JobRequest(RequestBody):
     dry_run: bool = False
 
 
+class MoveRequest(RequestBody):
+    """The queue that a pending job is to be moved to: another team, another profile, or both."""
+
+    team: str | None = Field(None, max_length=63, description="default: the job's")
+    profile: str | None = Field(None, max_length=63, description="default: the job's")
+
+
 class Attempt(Wire):
     """One run of a job; `outcome` is succeeded, failed, preempted, moved, cancelled or lost."""
 

@@ -24,6 +24,7 @@ from .offers import OfferService
 from .outputs import OutputService
 from .people import PeopleService
 from .policies import PolicyService
+from .queue_moves import QueueMoveService
 from .sessions import SessionService
 from .storage import StorageService
 from .submissions import SubmissionService
@@ -38,6 +39,7 @@ class Services:
     feed: EventFeed
     jobs: JobService
     submissions: SubmissionService
+    moves: QueueMoveService
     outputs: OutputService
     sessions: SessionService
     inventory: InventoryService
@@ -63,6 +65,7 @@ class Services:
             feed=feed,
             jobs=JobService(context, access),
             submissions=SubmissionService(context, access, offers),
+            moves=QueueMoveService(context, access),
             outputs=OutputService(context, access),
             sessions=SessionService(context),
             inventory=InventoryService(context),

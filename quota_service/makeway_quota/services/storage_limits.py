@@ -17,7 +17,7 @@ from makeway_api.errors import MakewayError
 from makeway_api.quantities import size as written
 
 from ..settings import ServiceSettings
-from ..store.accounts import KINDS
+from ..store.accounts import KINDS, WHICH
 from ..store.errors import TooMuchKept
 from ..store.records import KeptLimits
 from ..store.reserve import disk_bytes, free_bytes
@@ -101,8 +101,8 @@ class StorageLimits:
         """Return the refusal of `size` more bytes for a person in a team, None where they fit."""
         with self._guard:
             sums = self._sums(owner, team)
-        for which, limit in self.limits._asdict().items():
-            kept: int = getattr(sums, which)
+        for which in WHICH:
+            limit, kept = getattr(self.limits, which), getattr(sums, which)
             if limit and kept + size > limit:
                 return self.refusal(owner, team, TooMuchKept(which, kept, size))
         return None

@@ -111,28 +111,28 @@ def check_process(request: JobRequest) -> None:
         raise refuse("The name or the source has a NUL character or invalid Unicode in it.", "bad_name", 422)
 
 
-def check_workers(document: Document, request: JobRequest, profile: Profile) -> None:
+def check_workers(document: Document, workers: int | None, profile: Profile) -> None:
     """Refuse more workers than a job of the profile may have."""
     facts = document.profile_facts[profile.name]
     limit = workers_limit(profile, facts)
-    if limit is not None and (request.workers or 0) > limit:
+    if limit is not None and (workers or 0) > limit:
         raise refuse(
-            f"A job of {facts.title} may have {count(limit, 'worker')}, and this one asks for {request.workers:,}: ask "
+            f"A job of {facts.title} may have {count(limit, 'worker')}, and this one asks for {workers:,}: ask "
             "for fewer, or have an administrator raise max_workers of the profile.",
             "too_many_workers",
             422,
-            workers=request.workers,
+            workers=workers,
             limit=limit,
         )
 
 
-def time_limit_note(request: JobRequest, profile: Profile) -> list[str]:
+def time_limit_note(wanted: int | None, profile: Profile) -> list[str]:
     """Return that the profile ends a job earlier than was asked for, where it does."""
-    if request.time_limit is None or profile.time_limit is None or request.time_limit <= profile.time_limit:
+    if wanted is None or profile.time_limit is None or wanted <= profile.time_limit:
         return []
     return [
         f"Its time limit is {duration(profile.time_limit)}, the most that its profile allows; "
-        f"{duration(request.time_limit)} was asked for."
+        f"{duration(wanted)} was asked for."
     ]
 
 

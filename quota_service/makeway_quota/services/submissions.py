@@ -72,14 +72,17 @@ class SubmissionService:
         context = self._context
         team, profile = self._place(caller, request)
         check_process(request)
-        check_workers(context.document, request, profile)
+        check_workers(context.document, request.workers, profile)
         choice = await self._image(caller, request, profile)
         files = await self._files(request) if request.files else ()
         if request.clone_of is not None:
             await self._access.visible(caller, request.clone_of)
         if request.dry_run:
             answer = await self._dry_run(caller, request, team, profile.name, bytes_of(files))
-            notes = [*time_limit_note(request, profile), *await self._notes(caller, team, choice, choice.image)]
+            notes = [
+                *time_limit_note(request.time_limit, profile),
+                *await self._notes(caller, team, choice, choice.image),
+            ]
             return answer.model_copy(update={"image": choice.image, "notes": notes})
         await context.learn_limits()
         size = weight_of(request.command, request.env, request.source)
@@ -87,7 +90,7 @@ class SubmissionService:
             await context.call(context.storage.check, caller.name, team, size + ROW_BYTES + bytes_of(files))
             await self._keep(files)
             job = await self._add(caller, request, team, profile, files, reservation, key)
-        notes = [*time_limit_note(request, profile), *await self._notes(caller, team, choice, job.image)]
+        notes = [*time_limit_note(request.time_limit, profile), *await self._notes(caller, team, choice, job.image)]
         return job.model_copy(update={"notes": notes})
 
     async def clone(
@@ -120,7 +123,7 @@ class SubmissionService:
         request = _copy_of(context.document, original, caller, overrides)
         team, profile = self._place(caller, request)
         check_process(request)
-        check_workers(context.document, request, profile)
+        check_workers(context.document, request.workers, profile)
         files: Files = FilesOf(id)
         if "files" in overrides:
             files = await self._files(request)

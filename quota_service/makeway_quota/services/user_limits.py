@@ -144,6 +144,11 @@ class UserLimits:
                 for id in [id for id, each in self._expected.items() if each is reservation]:
                     del self._expected[id]
 
+    def count_request(self, user: str) -> None:
+        """Count a request that changes the queue as a submission of a minute; refuse it beyond the limit."""
+        with self._guard:
+            self._check_rate(user, 1)
+
     def _check_pending(self, user: str, many: int) -> None:
         there, most = self._pending[user] + self._arriving[user], self._most_pending
         if most and there + many > most:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, Executable, func, insert, literal, select
 from sqlalchemy.dialects.postgresql import insert as postgres_insert
@@ -17,7 +17,7 @@ from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
 from . import rows
 from .database import Database
-from .errors import TooMuchKept
+from .errors import TooMuchKept, Which
 from .records import KeptLimits
 from .tables import accounts, attempts, blobs, files, folders, outputs, workloads
 
@@ -33,7 +33,7 @@ of their checkpoints; folders on this disk"""
 PATH_BYTES = 150
 """Bytes of the row of a file, beside its path"""
 
-Which = Literal["person", "team", "whole", "share"]
+WHICH: tuple[Which, ...] = ("person", "team", "whole", "share")
 Who = tuple[str, str]
 """An owner and a team ("" for none)"""
 
@@ -61,9 +61,7 @@ def add(connection: Connection, added: Mapping[tuple[str, str, str], int]) -> No
         connection.execute(new.on_conflict_do_update(index_elements=[A.owner, A.team, A.kind], set_=total))
 
 
-def add_output(
-    connection: Connection, workload: str, output: str, size: int, limits: KeptLimits | None = None
-) -> None:
+def add_output(connection: Connection, workload: str, output: str, size: int, limits: KeptLimits | None = None) -> None:
     """Count bytes that a worker sent for the owner of its job; TooMuchKept where they exceed a limit."""
     found = connection.execute(select(W.owner, W.team).where(W.id == rows.clean(workload))).first()
     if found is None:
@@ -84,7 +82,7 @@ class KeptSums:
     def take(self, owner: str, team: str, size: int, limits: KeptLimits) -> TooMuchKept | None:
         """Count `size` more bytes for a person in a team (None), or return why they are too many."""
         whose: dict[Which, Who] = {"person": (owner, ""), "team": ("", team), "whole": ("", ""), "share": (owner, team)}
-        found = {which: self._sum(*who) for which, who in whose.items() if getattr(limits, which)}
+        found = {which: self.sum(*who) for which, who in whose.items() if getattr(limits, which)}
         for which, kept in found.items():
             if kept + size > getattr(limits, which):
                 return TooMuchKept(which, kept, size)
@@ -92,7 +90,7 @@ class KeptSums:
             self._sums[whose[which]] = kept + size
         return None
 
-    def _sum(self, owner: str, team: str) -> int:
+    def sum(self, owner: str, team: str) -> int:
         """Return the bytes of a person, of a team, of both or ("", "") of all."""
         if (owner, team) not in self._sums:
             mine = [A.owner == rows.clean(owner)] if owner else []
@@ -100,6 +98,19 @@ class KeptSums:
             query = select(func.coalesce(func.sum(A.bytes), 0)).where(*mine, *ours)
             self._sums[owner, team] = int(self._connection.execute(query).scalar_one())
         return self._sums[owner, team]
+
+
+def move(connection: Connection, owner: str, team: str, limits: KeptLimits) -> TooMuchKept | None:
+    """Count a person's account anew after work of theirs got into a team; return why it is too much for that team."""
+    before = KeptSums(connection)
+    there: dict[Which, int] = {"team": before.sum("", team), "share": before.sum(owner, team)}
+    recount(connection, owner)
+    after = KeptSums(connection)
+    now: dict[Which, int] = {"team": after.sum("", team), "share": after.sum(owner, team)}
+    for which, kept in there.items():
+        if (limit := getattr(limits, which)) and limit < now[which] and kept < now[which]:
+            return TooMuchKept(which, kept, now[which] - kept)
+    return None
 
 
 def recount(connection: Connection, owner: str) -> None:

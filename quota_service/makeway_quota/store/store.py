@@ -32,6 +32,7 @@ from .records import (
     Event,
     File,
     FilesOf,
+    KeptLimits,
     NewDecision,
     NewWorkload,
     PastRun,
@@ -255,6 +256,28 @@ class Store:
             writes.log(connection, changed, [d for d in decisions if d.workload not in skipped], now)
             committed += changed
         return applied
+
+    def move(
+        self,
+        change: Change,
+        decisions: Sequence[NewDecision],
+        env: Mapping[str, str] | None = None,
+        kept: KeptLimits | None = None,
+        *,
+        now: float,
+    ) -> Workload | None:
+        """Apply a change that moves a job to another queue; return the job, None where the expectation fails.
+
+        `env` replaces its environment. What is kept of the job is counted for its new team: TooMuchKept where that
+        exceeds what may be kept for the team, or for the owner in it.
+        """
+        changed: list[Workload] = []
+        with self._database.write(changed, durable=True) as connection:
+            moved = writes.move(connection, change, env, kept, self._known.live, now)
+            if moved is not None:
+                writes.log(connection, [moved], decisions, now)
+                changed.append(moved)
+        return moved
 
     # -- decisions and events
 

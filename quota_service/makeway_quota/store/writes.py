@@ -235,6 +235,30 @@ def change(
     return changed
 
 
+def move(
+    connection: Connection,
+    moved: Change,
+    env: Mapping[str, str] | None,
+    limits: KeptLimits | None,
+    known: Mapping[str, Workload],
+    now: float,
+) -> Workload | None:
+    """Apply a change of a job's queue, its environment and its account, as `Store.move`."""
+    before = reads.workload(connection, moved.workload)
+    done = change(connection, [moved], known, now)
+    if not done or before is None:
+        return None
+    [row] = done
+    if env is not None:
+        row = row._replace(weight=rows.weight_of(before.command, env, before.source))
+        SET_WORKLOADS.run(connection, [{"one": row.id, "weight": row.weight, **rows.encode({"env": env})}])
+    if row.team != before.team:
+        refused = accounts.move(connection, row.owner, row.team or "", limits or KeptLimits())
+        if refused is not None:
+            raise refused
+    return row
+
+
 def _update(connection: Connection, statement: Many, values: Iterable[dict[str, object]]) -> None:
     """Run an update for each of the values; those that set the same columns go together."""
     alike: dict[tuple[str, ...], list[dict[str, object]]] = {}

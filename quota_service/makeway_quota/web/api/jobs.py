@@ -7,7 +7,18 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import StreamingResponse
 from makeway_api.errors import MakewayError
-from makeway_api.models import Decision, DryRun, FileIn, Job, JobPage, JobRequest, LogChunk, Priority, RequestBody
+from makeway_api.models import (
+    Decision,
+    DryRun,
+    FileIn,
+    Job,
+    JobPage,
+    JobRequest,
+    LogChunk,
+    MoveRequest,
+    Priority,
+    RequestBody,
+)
 from pydantic import BaseModel, Field
 
 from ..dependencies import BIG, Id, Key, Name, Reader, Submitter, TheServices, TheStreams, Toucher, Version, Wait
@@ -98,6 +109,12 @@ async def cancel(id: Id, caller: Toucher, services: TheServices) -> Job:
 async def resume(id: Id, caller: Toucher, services: TheServices) -> Job:
     """Requeue an ended job: the same id, the next attempt, from its checkpoint."""
     return await services.jobs.resume(caller, id)
+
+
+@router.post("/{id}/move", operation_id="move_job", response_model=Job, responses=declared(409))
+async def move(id: Id, caller: Toucher, services: TheServices, request: MoveRequest) -> Job:
+    """Move a pending job to the queue of another team, another profile, or both; it keeps its submission time."""
+    return await services.moves.move(caller, id, request)
 
 
 @router.post(

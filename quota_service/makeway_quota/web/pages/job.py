@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request, Response
 from fastapi.responses import RedirectResponse
 from makeway_api.errors import MakewayError
-from makeway_api.models import Job, LogChunk
+from makeway_api.models import Job, LogChunk, MoveRequest
 from makeway_api.quantities import size
 
 from ...services import Caller, Services
@@ -27,6 +27,7 @@ ACTIONS = {
     "cancel": "The job is being cancelled.",
     "resume": "The job is back in the queue and resumes from its last checkpoint.",
     "delete": "The job was deleted.",
+    "move": "The job waits in its new queue, since it was submitted.",
     "preempt-test": "The preemption test has started: the job saves a checkpoint, stops and is requeued.",
 }
 
@@ -53,6 +54,7 @@ async def job_page(request: Request, id: Id, visitor: PageVisitor, services: The
         may_touch=await _may_touch(services, caller, job),
         tail=await _tail(services, caller, job) if template == "job.html" else None,
         kept=await services.storage.job(caller, id) if template == "job.html" and not job.private else None,
+        queues=await services.moves.queues(caller, job) if template == "job.html" else (),
         kinds=KINDS,
         written=size,
         now=datetime.now(UTC),
@@ -69,6 +71,16 @@ async def delete_output(
     done = await services.storage.delete_output(visitor.caller, id, attempt)
     settings: WebSettings = request.app.state.settings
     return RedirectResponse(f"{settings.prefix}jobs/{id}?attempt={attempt}&freed={done.bytes}", status_code=303)
+
+
+@router.post("/jobs/{id}/move")
+async def move(request: Request, id: Id, visitor: PageVisitor, services: TheServices) -> Response:
+    """Move the job to the queue in the form, written team/profile, then show the page again."""
+    _may_act(visitor)
+    team, _, profile = str((await request.form()).get("queue", "")).partition("/")
+    await services.moves.move(visitor.caller, id, MoveRequest(team=team[:63] or None, profile=profile[:63] or None))
+    settings: WebSettings = request.app.state.settings
+    return RedirectResponse(f"{settings.prefix}jobs/{id}?did=move", status_code=303)
 
 
 @router.post("/jobs/{id}/{action}")

@@ -37,6 +37,7 @@ VERBS = {
     "notice": ("makes way", "warning"),
     "move": ("moves", "info"),
     "requeue": ("requeued", "info"),
+    "queue": ("changes queue", "info"),
     "finish": ("finished", "success"),
     "succeed": ("finished", "success"),
     "fail": ("failed", "danger"),
