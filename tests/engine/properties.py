@@ -11,6 +11,10 @@ from random import Random
 
 from engine.engines import Engine
 from engine.facts import Facts, State, amount, future
+from engine.guaranteed import (
+    free_guaranteed_gpus_keep_cpu_and_memory,
+    work_waits_for_free_guaranteed_gpus_only_where_it_must,
+)
 from engine.legal_sets import MOST_ORDERS, legal_sets
 from engine.overtaken import only_for_such_starts
 from makeway_quota.engine import GPU, Placed, Plan, QuotaLine, Snapshot, Workload
@@ -37,6 +41,9 @@ def check(world: World, engine: Engine, shuffle: Random) -> Plan:
     in_quota_waits_only_without_legal_victims(facts, plan, after)
     world.apply(plan)
     world.now = before.now
+    now = State(facts, {w.id: (w, w.placement) for w in world.workloads.values() if w.placement}, now=True)
+    free_guaranteed_gpus_keep_cpu_and_memory(facts, plan, now, after)
+    work_waits_for_free_guaranteed_gpus_only_where_it_must(facts, plan, now, after)
     nothing_idles(world, plan, after)
     no_stopped_victim_has_room(world, plan, after)
     applied = world.snapshot()

@@ -98,6 +98,24 @@ EDITS = (
         "True",
         "the pool's capacity is never exceeded",
     ),
+    Edit(
+        "placement/fit.py",
+        "return found if spare.admits(found) else",
+        "return found if True else",
+        "work without GPUs that is never evicted leaves CPU to free guaranteed GPUs",
+    ),
+    Edit(
+        "placement/spare.py",
+        "self.times = (True,) if later else (False, True)",
+        "self.times = (True,) if later else (False,)",
+        "GPUs that are about to be free keep their CPU, too",
+    ),
+    Edit(
+        "placement/spare.py",
+        "return not loss or loss <= self._budgets[later]",
+        "return not loss",
+        "what no reservation guarantees keeps no CPU",
+    ),
     # Order
     Edit(
         "rules/order.py",

@@ -29,6 +29,8 @@ class Need:
     models: tuple[str, ...] = ()
     avoid: tuple[str, ...] = ()
     """Nodes that the workload must not be placed on."""
+    only_spare: bool = False
+    """Whether it takes no CPU and memory that free guaranteed GPUs need: it holds no GPUs, and is never evicted."""
     total: int = field(init=False, repr=False, compare=False)
     """The milli-GPUs that the workload needs to start."""
     whole: int = field(init=False, repr=False, compare=False)
@@ -59,4 +61,5 @@ def need_of(workload: Workload, profile: Profile | None) -> Need:
     cpu = workload.cpu if workload.cpu is not None else profile.cpu if profile else 0
     memory = workload.memory if workload.memory is not None else profile.memory if profile else 0
     models = profile.models if profile else ()
-    return Need(gpus, workers, min(workers, least) if least else workers, cpu, memory, models, workload.avoid)
+    least, only_spare = min(workers, least) if least else workers, not gpus and workload.non_preemptible
+    return Need(gpus, workers, least, cpu, memory, models, workload.avoid, only_spare)

@@ -186,6 +186,14 @@ def _held_limit(v: V, names: Names) -> str:
     return f"{uses}, and {number(v['held_needs'])} {is_are(v['held_needs'])} {_held_for(v, names)}"
 
 
+def _beside_guaranteed(v: V, names: Names) -> str:
+    each = "each" if v["each_gpus"] == 1 else f"every {gpus(v['each_gpus'])}"
+    beside = _cpu_memory({"cpu": v["each_cpu"], "memory": v["each_memory"]}) or "room for a pod"
+    teams = listed([names.team(team) for team in v["guaranteed_to"]], most=4)
+    free = f"{gpus(v['kept'])} of {_pool(v, names)} {is_are(v['kept'])} free and guaranteed to {teams}"
+    return f"{free}, with {beside} for {each}; {_asks(v)}."
+
+
 def _kept(v: V, names: Names) -> str:
     kept = f"{gpus(v['kept'])} of {_pool(v, names)} {is_are(v['kept'])} kept free"
     return f"{kept} for {names.team(v['team'])}"
@@ -323,6 +331,7 @@ SENTENCES: Mapping[str, Sentence] = {
     "held_nodes": lambda v, n: f"{_nodes_are(v['nodes'])} {_held_for(v, n)}",
     "held_capacity": lambda v, n: f"The capacity of {_pool(v, n)} is {_held_for(v, n)}",
     "held_limit": _held_limit,
+    "beside_guaranteed": _beside_guaranteed,
     "kept": lambda v, n: f"{_kept(v, n)}, which lends none of them; {_asks(v)}.",
     "kept_partly": lambda v, n: f"{_kept(v, n)}; {_asks(v)}.",
     "nominated": lambda v, n: (

@@ -140,6 +140,7 @@ def why(cluster: Cluster, builder: PlanBuilder, queue: Queue, pool: PoolState, m
         or _not_allowed(cluster, queue, pool)
         or _static(cluster, queue, pool)
         or (None if mine else _held(cluster, builder, queue, pool))
+        or _beside_guaranteed(cluster, queue, pool)
         or _nominated(cluster, queue, pool)
         or _not_there(cluster, builder, queue, pool)
     )
@@ -245,6 +246,25 @@ def _held(cluster: Cluster, builder: PlanBuilder, queue: Queue, pool: PoolState)
     return Reason("held", "starvation", (Fact(code, values),), numbers)
 
 
+def _beside_guaranteed(cluster: Cluster, queue: Queue, pool: PoolState) -> Reason | None:
+    """Return the free guaranteed GPUs that need the CPU and memory which would be enough, if they are the reason."""
+    need, name = queue.need, pool.pool.name
+    if not need.only_spare or not _fits(cluster, pool, need, "spare"):
+        return None
+    lines = [(account, line) for account in cluster.ledger.accounts.values() for line in account.reserving(name)]
+    teams = dict.fromkeys(a.policy.name for a, line in lines if line.quota.reserved > max(line.now, line.future))
+    smallest = next(filter(None, (pool.smallest(node.node.model) for node in pool.nodes if node.usable)), need)
+    kept = from_milli(min(pool.guaranteed(), max(pool.free, pool.future, 0)))
+    numbers: dict[str, Number] = {"needs": 0, "kept": kept, "guaranteed_to": tuple(sorted(teams)), "pool": name}
+    beside: dict[str, Number] = {
+        "each_gpus": from_milli(smallest.gpus),
+        "each_cpu": from_milli(smallest.cpu),
+        "each_memory": smallest.memory,
+    }
+    fact = Fact("beside_guaranteed", {**_request(queue), **numbers, **beside})
+    return Reason("held", "guaranteed_gpus", (fact,), {**numbers, **beside})
+
+
 def _static(cluster: Cluster, queue: Queue, pool: PoolState) -> Reason | None:
     """Return the static quota that keeps the workload from idle GPUs, if that is the reason."""
     need, name = queue.need, pool.pool.name
@@ -289,7 +309,10 @@ def _nominees(cluster: Cluster, pool: PoolState) -> list[str]:
 
 
 def _fits(cluster: Cluster, pool: PoolState, need: Need, which: str) -> bool:
-    """Whether a request fits on what is free, idle (`open`), free whatever runs (`pods`), or was free at `first`."""
+    """Whether a request fits on what is free, idle (`open`), free whatever runs (`pods`), or was free at `first`.
+
+    `spare`: CPU and memory are not nominated, either.
+    """
     asked = (which, pool.pool.name, need)
     if asked not in cluster.answers:
         cluster.answers[asked] = _fits_somewhere(pool, need, which)
@@ -309,6 +332,8 @@ def _fits_somewhere(pool: PoolState, need: Need, which: str) -> bool:
             pods = UNLIMITED
         elif which == "first":
             cpu = memory = pods = UNLIMITED
+        elif which == "spare":
+            cpu, memory, pods = min(cpu, node.cpu_future), min(memory, node.memory_future), min(pods, node.pods_future)
         found += hosts(need, left, left.count(GPU), cpu, memory, pods)
         if found >= need.least:
             return True

@@ -42,6 +42,8 @@ class Rounds:
         self.others = [queue for queue in heads if not queue.non_preemptible]
         self.borrowing = [queue for queue in heads if not queue.non_preemptible or queue.borrows]
         """The queues of the class over quota: also of non-preemptible work without GPUs."""
+        self.sparing = [queue for queue in heads if queue.need.only_spare]
+        """The queues of work that a start may give room: it leaves CPU to guaranteed GPUs only while they are free."""
         self.quiet = self.quota_served = False
         """Whether the last round only used up room; and whether another round cannot help work in quota."""
 
@@ -101,6 +103,8 @@ class Rounds:
         builder, cluster = self.builder, self.cluster
         released = builder.progress.releases != before.releases or cluster.ledger.counts_twice
         if released or builder.nominated or cluster.settings.fair_share == "reclaim":
+            return False
+        if any(queue.has_members() for queue in self.sparing):
             return False
         return not (cluster.terminating or cluster.late.nodes or builder.evicted or builder.moved)
 

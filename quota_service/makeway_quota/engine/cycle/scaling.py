@@ -12,6 +12,7 @@ from ..index.cluster import Cluster
 from ..index.ledger import LineState
 from ..index.nodes import UNLIMITED, PoolState, hosts, pick
 from ..index.queues import Queue
+from ..placement.spare import surplus
 from ..plan import Fact, Facts, Number, Scale, Waiting
 from ..plan_builder import PlanBuilder
 from ..request import Need, Shape
@@ -82,6 +83,17 @@ class _Demand:
                 self.full[need.shape] = first
                 return False
         return True
+
+    def leaves_enough(self, need: Need) -> bool:
+        """Whether a worker on a new node would leave guaranteed GPUs the CPU and memory that they need (rule 2)."""
+        smallest, node = self.pool.smallest(""), self._fresh()
+        if smallest is None:
+            return True
+        before, after = (
+            smallest.gpus * hosts(smallest, node.left, len(node.left), node.cpu - cpu, node.memory - memory)
+            for cpu, memory in ((0, 0), (need.cpu, need.memory))
+        )
+        return before == after or surplus(self.pool, True) + after >= 0
 
     def _take(self, need: Need, before: dict[int, _Imagined]) -> bool:
         """Add one worker to the first node with room; record the prior state of nodes that are changed in `before`."""
@@ -175,6 +187,8 @@ class _Admission:
                 continue
             if self.cluster.ledger.over_limit(account, name, need.total, False, self.minus) is not None:
                 self.limited.add((queue.number, name))
+            elif need.only_spare and not demand.leaves_enough(need):
+                continue  # the GPUs of a new node would need its CPU and memory themselves
             elif need in demand.too_large or not demand.add(need):
                 beyond = demand
             else:

@@ -27,6 +27,7 @@ def build(cluster: ClusterState, nodes: Iterable[Node], workloads: Iterable[Work
         pool.nodes.append(state)
         cluster.nodes[node.name] = state
     for pool in cluster.pools.values():
+        cluster.know(pool)
         pool.index()
     for name, profile in cluster.profiles.items():
         _count(cluster, name, need_of(Workload("", "", name), profile), 1)

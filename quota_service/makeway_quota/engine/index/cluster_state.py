@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from ..request import Need, need_of
@@ -123,7 +124,7 @@ class ClusterState:
     def need(self, workload: Workload) -> Need:
         """Return what a workload requests."""
         w = workload
-        key = (w.profile, w.gpus, w.workers, w.min_workers, w.cpu, w.memory, w.avoid)
+        key = (w.profile, w.gpus, w.workers, w.min_workers, w.cpu, w.memory, w.avoid, w.non_preemptible)
         need = self._needs.get(key)
         if need is None:
             if len(self._needs) >= _MOST_NEEDS:
@@ -147,6 +148,27 @@ class ClusterState:
             names = known.pools if known and known.pools else tuple(sorted(self.pools))
             self._serving[profile] = tuple(self.pools[name] for name in names if name in self.pools)
         return self._serving[profile]
+
+    def know(self, pool: PoolState) -> None:
+        """Connect a pool to what reservations guarantee there, and to its profiles."""
+        name, known = pool.pool.name, dict[str, Need | None]()
+
+        def smallest(model: str) -> Need | None:
+            if model not in known:
+                known[model] = self._smallest(pool, model)
+            return known[model]
+
+        pool.guaranteed, pool.smallest = partial(self.ledger.unused, name), smallest
+
+    def _smallest(self, pool: PoolState, model: str) -> Need | None:
+        """Return the request of the smallest profile with GPUs that runs on a model in a pool; ties go by name."""
+        needs = ((need_of(Workload("", "", name), self.profiles[name]), name) for name in self.profiles)
+        able = [
+            ((need.total, need.gpus, need.cpu, need.memory, name), need)
+            for need, name in needs
+            if need.gpus and (not need.models or model in need.models) and pool in self.serving(name)
+        ]
+        return min(able, key=lambda each: each[0])[1] if able else None
 
     def priority(self, workload: Workload) -> int:
         """Return the present priority of a workload: one lower once it ran for `yields_after`."""

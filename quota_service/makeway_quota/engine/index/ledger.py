@@ -367,6 +367,16 @@ class Ledger:
                 return False
         return True
 
+    def unused(self, pool: str) -> int:
+        """Return the milli-GPUs of a pool that reservations guarantee beyond what is used of them, now and later."""
+        lines = ((account, account.reserving(pool)) for account in self.accounts.values())
+        rest = {
+            account: min(line.quota.reserved - max(line.now, line.future) for line in each)
+            for account, each in lines
+            if each
+        }
+        return together({account: amount for account, amount in rest.items() if amount > 0})
+
     def static_quotas(
         self, account: Account, pool: str, later: bool = False
     ) -> list[tuple[LineState, tuple[str, ...]]]:
@@ -401,6 +411,11 @@ def kept_free(lines: Iterable[LineState], later: bool) -> int:
     own: dict[Account, int] = {}
     for line in lines:
         own[line.account] = own.get(line.account, 0) + line.kept_free(later)
+    return together(own)
+
+
+def together(own: Mapping[Account, int]) -> int:
+    """Return what accounts keep together: of a department and its teams, the larger of its own part and their sum."""
     if all(account.parent is None for account in own):
         return sum(own.values())
     below: dict[Account | None, int] = {}

@@ -8,7 +8,7 @@ other work off GPUs that are free already, and never counts what is still in use
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -262,8 +262,8 @@ class PoolPacking(Protocol):
 
     seen: int
 
-    def best(self, need: Need) -> tuple[NodeState, int] | None:
-        """Return the node for one worker, and the device for a share of one."""
+    def best(self, need: Need, among: Collection[int] | None = None) -> tuple[NodeState, int] | None:
+        """Return the node for one worker (`among` these positions), and the device for a share of one."""
 
     def renew(self, node: NodeState) -> bool:
         """Apply a node's new size; False if the packing has to be rebuilt."""
@@ -288,6 +288,8 @@ class PoolState:
         "first",
         "free",
         "future",
+        "guaranteed",
+        "held",
         "limits_pods",
         "mix",
         "mixed",
@@ -297,6 +299,7 @@ class PoolState:
         "pool",
         "rank",
         "rounds",
+        "smallest",
         "total",
         "touched",
     )
@@ -324,6 +327,12 @@ class PoolState:
         self.packing: PoolPacking | None = None
         self.bounds: dict[Need, Any] = {}
         """Request to what room for it costs at least on each node (rules/victims/bounds.py)."""
+        self.guaranteed: Callable[[], int] = int
+        """The milli-GPUs that reservations guarantee in the pool beyond what is used of them."""
+        self.held: list[tuple[Part, Need]] = []
+        """What a hold in force keeps free in the pool."""
+        self.smallest: Callable[[str], Need | None] = lambda _: None
+        """The request of the smallest profile with GPUs that runs on a model in the pool."""
 
     def index(self) -> None:
         """Build the index from the nodes."""

@@ -10,6 +10,7 @@ from ..index.nodes import NodeState, Part, PoolState, pick
 from ..request import Need
 from ..snapshot import GPU
 from .pack_index import PackIndex
+from .spare import Spare
 
 
 def find(pool: PoolState, need: Need, later: bool = False) -> tuple[Part, ...]:
@@ -18,14 +19,29 @@ def find(pool: PoolState, need: Need, later: bool = False) -> tuple[Part, ...]:
     `pack` keeps the most useful free GPUs for the mix of work that the pool serves (packing.py), `spread` takes
     the node with the most free GPUs; ties go to the name. A gang gets as few nodes as possible, all of it or nothing.
     """
+    found = _find(pool, need, later, None)
+    if need.only_spare and found:
+        spare = Spare(pool, need, later)
+        return found if spare.admits(found) else _find(pool, need, later, spare)
+    return found
+
+
+def _find(pool: PoolState, need: Need, later: bool, spare: Spare | None) -> tuple[Part, ...]:
+    """Return a placement, only on nodes that have something to spare if that is asked."""
     if need.least == 1:
         if not enough(pool, need, later):
             return ()
         if not later and pool.pool.strategy == "pack" and pool.mix and not need.avoid:
-            return _packed(pool, need)
-        node = _one(pool, need, later)
+            return _packed(pool, need, spare)
+        node = _one(pool, need, later, spare)
         return _parts_on(node, need, 0, 1, later) if node else ()
-    return _gang(pool, need, later)
+    return _gang(pool, need, later, spare)
+
+
+def _workers(node: NodeState, need: Need, later: bool, spare: Spare | None) -> int:
+    """Return how many workers a node could host, and spare what they take."""
+    count = node.workers(need, later)
+    return count if spare is None or not count else spare.workers(node, count)
 
 
 def enough(pool: PoolState, need: Need, later: bool = False) -> bool:
@@ -38,7 +54,7 @@ def enough(pool: PoolState, need: Need, later: bool = False) -> bool:
     return sum([len(bucket) * (size // whole) for size, bucket in enumerate(buckets) if bucket]) >= need.least
 
 
-def _packed(pool: PoolState, need: Need) -> tuple[Part, ...]:
+def _packed(pool: PoolState, need: Need, spare: Spare | None) -> tuple[Part, ...]:
     """Return the placement that keeps the most useful free GPUs for the mix; in a full pool only one node is left."""
     able = list(islice(chain.from_iterable(pool.by_free[need.whole :]), 2)) if need.whole else []
     if len(able) == 1:
@@ -46,7 +62,8 @@ def _packed(pool: PoolState, need: Need) -> tuple[Part, ...]:
         return _parts_on(only, need, 0, 1, False) if only.suits(need) and only.workers(need, False) else ()
     if pool.packing is None:
         pool.packing = PackIndex(pool)
-    found = pool.packing.best(need)
+    among = None if spare is None else [node.position for node in pool.nodes if _workers(node, need, False, spare)]
+    found = pool.packing.best(need, among)
     if found is None:
         return ()
     node, device = found
@@ -55,7 +72,7 @@ def _packed(pool: PoolState, need: Need) -> tuple[Part, ...]:
     return _parts_on(node, need, 0, 1, False)
 
 
-def _one(pool: PoolState, need: Need, later: bool) -> NodeState | None:
+def _one(pool: PoolState, need: Need, later: bool, spare: Spare | None) -> NodeState | None:
     if 0 < need.gpus < GPU:
         return _shared(pool, need, later)
     buckets = pool.by_future if later else pool.by_free
@@ -63,7 +80,7 @@ def _one(pool: PoolState, need: Need, later: bool) -> NodeState | None:
     for size in sizes if pool.pool.strategy == "pack" else reversed(sizes):
         for position in buckets[size]:
             node = pool.nodes[position]
-            if node.suits(need) and node.workers(need, later):
+            if node.suits(need) and _workers(node, need, later, spare):
                 return node
     return None
 
@@ -82,12 +99,12 @@ def _shared(pool: PoolState, need: Need, later: bool) -> NodeState | None:
     return pool.nodes[best[2]] if best else None
 
 
-def _gang(pool: PoolState, need: Need, later: bool) -> tuple[Part, ...]:
+def _gang(pool: PoolState, need: Need, later: bool, spare: Spare | None) -> tuple[Part, ...]:
     if not enough(pool, need, later):
         return ()
     buckets = pool.by_future if later else pool.by_free
     nodes = (pool.nodes[at] for bucket in buckets[need.whole :] for at in bucket)
-    able = [(node.workers(need, later), node) for node in nodes if node.suits(need)]
+    able = [(_workers(node, need, later, spare), node) for node in nodes if node.suits(need)]
     able = [(count, node) for count, node in able if count]
     able.sort(key=lambda each: (-each[0], each[1].whole_free, each[1].position))
     parts: list[Part] = []

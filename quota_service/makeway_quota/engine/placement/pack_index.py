@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 from math import log
 
@@ -26,10 +26,10 @@ class PackIndex:
         self.seen = len(pool.touched)
         self.mixed = pool.mixed
 
-    def best(self, need: Need) -> tuple[NodeState, int] | None:
-        """Return the node for one worker that starts now, and the device for a share of one."""
+    def best(self, need: Need, among: Collection[int] | None = None) -> tuple[NodeState, int] | None:
+        """Return the node for one worker that starts now (`among` these positions), and the device for a share."""
         self.catch_up()
-        found = self.packing.best(need.shape)
+        found = self.packing.best(need.shape, among)
         return None if found is None else (self.pool.nodes[found[0]], found[1])
 
     def renew(self, node: NodeState) -> bool:

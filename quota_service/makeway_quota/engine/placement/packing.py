@@ -10,7 +10,7 @@ GPUs left on the node, then the first node. Arrays hold one row a node; only row
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -77,8 +77,11 @@ class Packing:
         self.cpu[position], self.memory[position] = cpu, memory
         self.changed.append(position)
 
-    def best(self, shape: Shape) -> tuple[int, int] | None:
-        """Return the cheapest node for a worker, and the device for a share of one; None if it fits nowhere."""
+    def best(self, shape: Shape, among: Collection[int] | None = None) -> tuple[int, int] | None:
+        """Return the cheapest node for a worker, and the device for a share of one; None if it fits nowhere.
+
+        `among`: only the nodes at these positions.
+        """
         known = self._requests.get(shape)
         if known is None:
             if len(self._requests) >= _MOST_REQUESTS:
@@ -95,7 +98,7 @@ class Packing:
         known.seen = len(self.changed)
         if known.seen > _MOST_CHANGES:
             self._forget()
-        position = known.cheapest(self.turn)
+        position = known.cheapest(self.turn, among)
         return None if position is None else (position, int(known.device[position]))
 
     def _look_up(self, shape: Shape, known: _RequestCosts, stale: Iterable[int]) -> None:
@@ -285,14 +288,18 @@ class _RequestCosts:
         self.prices: dict[State, tuple[float, int, int]] = {}
         """State of a node to its (loss, rest, device)."""
 
-    def cheapest(self, turn: Ints) -> int | None:
+    def cheapest(self, turn: Ints, among: Collection[int] | None = None) -> int | None:
         """Return the node of least loss; of the same loss, the one left with the fewest free GPUs, then the first."""
-        if not self.loss.size:
+        loss = self.loss
+        if among is not None:
+            loss = np.full(len(loss), np.inf)
+            loss[list(among)] = self.loss[list(among)]
+        if not loss.size:
             return None
-        least = float(self.loss[self.loss.argmin()])
+        least = float(loss[loss.argmin()])
         if least == np.inf:
             return None
-        same = (self.loss <= least + _TIE).nonzero()[0]
+        same = (loss <= least + _TIE).nonzero()[0]
         if len(same) > 1:
             rest = self.rest[same]
             same = same[rest == rest[rest.argmin()]]

@@ -11,6 +11,7 @@ from ..placement.packing import Packing
 from ..request import Need, Shape, need_of
 from ..snapshot import GPU, Node, Workload
 from .cluster import Cluster, Left, Part
+from .spare import Limit, limit_of, spares
 
 Room = Mapping[str, Left]
 """What is free on the nodes of one pool: by name, in the order of the inventory."""
@@ -23,14 +24,22 @@ def find(cluster: Cluster, pool: str, need: Need, later: bool = False) -> tuple[
     `later`, it takes the node with the fewest free whole devices. `spread` takes the node with the most. A gang gets as
     few nodes as possible, and is placed as a whole or not at all.
     """
+    found = _find(cluster, pool, need, later, None)
+    if need.only_spare and found and not spares(cluster, pool, need, found, later):
+        return _find(cluster, pool, need, later, limit_of(cluster, pool, need, later))
+    return found
+
+
+def _find(cluster: Cluster, pool: str, need: Need, later: bool, limit: Limit | None) -> tuple[Part, ...]:
+    """Return a placement; with a `limit`, at most so many workers on each node."""
     room = {name: cluster.left(name, later) for name in cluster.nodes_of(pool) if cluster.usable(name)}
     pack = cluster.pools[pool].strategy == "pack"
     if need.least > 1:
-        found = _gang(cluster, room, need, later)
+        found = _gang(cluster, room, need, later, limit)
     elif pack and not later and not need.avoid and (mix := _mix(cluster, pool)):
-        return _packed(cluster, room, need, mix)
+        return _packed(cluster, room, need, mix, limit)
     else:
-        name = _one(cluster, room, need, pack)
+        name = _one(cluster, room, need, pack, limit)
         found = [(name, 1)] if name else []
     parts: list[Part] = []
     for name, many in found:
@@ -46,11 +55,14 @@ def count_workers(cluster: Cluster, pool: str, need: Need, later: bool) -> int:
     return sum(cluster.left(name, later).workers(need) for name in nodes)
 
 
-def _able(cluster: Cluster, room: Room, need: Need) -> list[str]:
-    return [name for name, left in room.items() if cluster.suits(name, need) and left.workers(need)]
+def _able(cluster: Cluster, room: Room, need: Need, limit: Limit | None) -> dict[str, int]:
+    """Return the nodes with room, each with the number of workers that it has room for."""
+    suited = {name: left.workers(need) for name, left in room.items() if cluster.suits(name, need)}
+    able = suited if limit is None else {name: limit(name, count) for name, count in suited.items()}
+    return {name: count for name, count in able.items() if count}
 
 
-def _one(cluster: Cluster, room: Room, need: Need, pack: bool) -> str | None:
+def _one(cluster: Cluster, room: Room, need: Need, pack: bool, limit: Limit | None) -> str | None:
     order = {name: at for at, name in enumerate(room)}
 
     def key(name: str) -> tuple[int, int, int]:
@@ -58,14 +70,14 @@ def _one(cluster: Cluster, room: Room, need: Need, pack: bool) -> str | None:
         best = min((each for each in left.devices if each >= need.gpus), default=0) if 0 < need.gpus < GPU else 0
         return best, left.whole if pack else -left.whole, order[name]
 
-    return min(_able(cluster, room, need), key=key, default=None)
+    return min(_able(cluster, room, need, limit), key=key, default=None)
 
 
-def _gang(cluster: Cluster, room: Room, need: Need, later: bool) -> list[tuple[str, int]]:
+def _gang(cluster: Cluster, room: Room, need: Need, later: bool, limit: Limit | None) -> list[tuple[str, int]]:
     """Take the node with room for the most workers, until some have room for the rest: then the one with the least."""
     position = {name: at for at, name in enumerate(room)}
     idle = {name: cluster.free(name).whole for name in room} if later else {n: g.whole for n, g in room.items()}
-    able = [(room[name].workers(need), name) for name in _able(cluster, room, need)]
+    able = [(count, name) for name, count in _able(cluster, room, need, limit).items()]
     able.sort(key=lambda each: (-each[0], idle[each[1]], position[each[1]]))
     found: list[tuple[str, int]] = []
     missing = need.least
@@ -78,7 +90,7 @@ def _gang(cluster: Cluster, room: Room, need: Need, later: bool) -> list[tuple[s
     return found if not missing else []
 
 
-def _packed(cluster: Cluster, room: Room, need: Need, mix: dict[Shape, int]) -> tuple[Part, ...]:
+def _packed(cluster: Cluster, room: Room, need: Need, mix: dict[Shape, int], limit: Limit | None) -> tuple[Part, ...]:
     nodes = cluster.nodes_of(cluster.nodes[next(iter(room))].pool) if room else []
     if not nodes:
         return ()
@@ -87,7 +99,8 @@ def _packed(cluster: Cluster, room: Room, need: Need, mix: dict[Shape, int]) -> 
         left, node = cluster.free(name), cluster.nodes[name]
         cpu = max(0, left.cpu) if cluster.usable(name) and left.pods > 0 else -1
         packing.see(at, NodeCapacity(left.devices, cpu, max(0, left.memory), node.model))
-    best = packing.best(need.shape)
+    able = None if limit is None else [at for at, name in enumerate(nodes) if name in _able(cluster, room, need, limit)]
+    best = packing.best(need.shape, able)
     if best is None:
         return ()
     name = nodes[best[0]]

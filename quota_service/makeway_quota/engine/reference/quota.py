@@ -271,6 +271,19 @@ def _kept_by(cluster: Cluster, line: PolicyLine, later: bool) -> int:
     return max(0, spare(line) - (each.future if later else each.now))
 
 
+def unused(cluster: Cluster, pool: str) -> int:
+    """Return the milli-GPUs of a pool that reservations guarantee beyond what is used of them, now and later."""
+    return sum(_unused(cluster, name, pool) for name in cluster.policies if len(cluster.levels(name)) == 1)
+
+
+def _unused(cluster: Cluster, policy: str, pool: str) -> int:
+    """Return the larger of what a policy and what the teams below it may still use."""
+    each = [(line.quota.reserved, counts(cluster, line)) for line in reserving(cluster, policy, pool)]
+    own = min((reserved - max(used.now, used.future) for reserved, used in each), default=0)
+    teams = [name for name, known in cluster.policies.items() if known.parent == policy != name]
+    return max(0, own, sum(_unused(cluster, name, pool) for name in teams))
+
+
 def static_quota(cluster: Cluster, levels: Sequence[str], pool: str, amount: int, later: bool) -> PolicyLine | None:
     """Return another team's static quota whose idle GPUs `amount` more would use."""
     every = [PolicyLine(name, quota) for name in cluster.policies for quota in cluster.policies[name].quotas]

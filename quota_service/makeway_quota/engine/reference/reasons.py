@@ -33,6 +33,7 @@ def _in_pool(decisions: Decisions, queue: Queue, pool: str, mine: bool) -> Reaso
         or _not_allowed(cluster, queue, pool)
         or _static(cluster, queue, pool)
         or (None if mine else _held(decisions, queue, pool))
+        or _beside_guaranteed(cluster, queue, pool)
         or _nominated(cluster, queue, pool)
         or _not_there(decisions, queue, pool)
     )
@@ -88,6 +89,11 @@ def _held(decisions: Decisions, queue: Queue, pool: str) -> Reason | None:
         return None
     quota = in_quota(cluster, queue.levels, pool, queue.need.total, queue.guaranteed)
     return None if quota else ("held", "starvation")
+
+
+def _beside_guaranteed(cluster: Cluster, queue: Queue, pool: str) -> Reason | None:
+    fits = queue.need.only_spare and _fits(cluster, pool, queue.need, cluster.free)
+    return ("held", "guaranteed_gpus") if fits else None
 
 
 def _nominated(cluster: Cluster, queue: Queue, pool: str) -> Reason | None:

@@ -11,6 +11,7 @@ from ..snapshot import GPU, Pool, Workload
 from .cluster import Cluster, Left
 from .queues import Queue, key
 from .quota import PolicyLine, counts, covering, in_quota, limiting, over_capacity
+from .spare import room_on_a_new_node
 
 _COULD_USE_A_NODE = {
     "no_free_gpus",
@@ -107,6 +108,8 @@ def _ask(
         if demand is None or _over_limit(cluster, levels, pool, need.total, more):
             continue
         if not queue.may_borrow and not in_quota(cluster, levels, pool, need.total, queue.guaranteed):
+            continue
+        if need.only_spare and not room_on_a_new_node(cluster, pool, need):
             continue
         if demand.add(need):
             demand.by.append(workload.id)

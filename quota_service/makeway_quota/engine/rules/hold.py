@@ -54,13 +54,14 @@ class Hold:
             for part, need in _held(opening, self.queue.need):
                 _shift(part, need, -1)
                 self.parts.append((part, need))
+        self.pool.held = self.parts
 
     def suspend(self) -> None:
         """Suspend the hold: the held GPUs are free."""
         self.in_force = False
         for part, need in self.parts:
             _shift(part, need, 1)
-        self.parts = []
+        self.parts = self.pool.held = []
 
     @contextmanager
     def in_state(self, enforced: bool) -> Iterator[None]:

@@ -1,0 +1,83 @@
+"""Find what work that is never evicted may take beside free guaranteed GPUs (rule 2).
+
+Non-preemptible work without GPUs, as a session on CPUs, never makes way. So it leaves free guaranteed GPUs the CPU,
+memory and pods that the pool's smallest profile needs beside them. Called by placement/fit.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..index.nodes import NodeState, Part, PoolState, hosts
+from ..request import Need
+from ..snapshot import GPU
+
+
+class Spare:
+    """What one request may take of a pool, now or in the future; valid until the next decision."""
+
+    def __init__(self, pool: PoolState, need: Need, later: bool) -> None:
+        self.pool, self.need = pool, need
+        self.times = (True,) if later else (False, True)
+        """Whether it is looked at in the future, for each time at which GPUs must be left useful."""
+        self._budgets: dict[bool, int] = {}
+
+    def admits(self, parts: Iterable[Part]) -> bool:
+        """Whether the guaranteed GPUs of the pool keep what they need beside these workers."""
+        many: dict[int, int] = {}
+        for part in parts:
+            many[part.node.position] = many.get(part.node.position, 0) + 1
+        counts = [(self.pool.nodes[at], count) for at, count in many.items()]
+        return all(self._has(sum(self._loss(*each, later) for each in counts), later) for later in self.times)
+
+    def workers(self, node: NodeState, most: int) -> int:
+        """Return how many of at most so many workers a node may host; of a gang, without any loss of useful GPUs."""
+        for many in range(min(most, self.need.least), 0, -1):
+            losses = {later: self._loss(node, many, later) for later in self.times}
+            if all(not loss or (self.need.least == 1 and self._has(loss, at)) for at, loss in losses.items()):
+                return many
+        return 0
+
+    def _has(self, loss: int, later: bool) -> bool:
+        """Whether the pool can lose the use of so many milli-GPUs."""
+        if loss and later not in self._budgets:
+            self._budgets[later] = self._budget(later)
+        return not loss or loss <= self._budgets[later]
+
+    def _budget(self, later: bool) -> int:
+        return 0 if self.pool.guaranteed() >= self.pool.total else surplus(self.pool, later)
+
+    def _loss(self, node: NodeState, many: int, later: bool) -> int:
+        return useful(node, later) - useful(node, later, many, self.need)
+
+
+_NOTHING = Need(0, 1, 1, 0, 0)
+
+
+def surplus(pool: PoolState, later: bool) -> int:
+    """Return how many useful free milli-GPUs a pool has beyond those that are guaranteed; negative: it lacks some."""
+    return sum(useful(node, later) for node in pool.nodes) - pool.guaranteed()
+
+
+def useful(node: NodeState, later: bool, many: int = 0, need: Need = _NOTHING) -> int:
+    """Return the free milli-GPUs that the pool's smallest profile could use on a node, beside so many workers more."""
+    smallest = node.pool.smallest(node.node.model) if node.usable else None
+    if smallest is None:
+        return 0
+    devices, cpu, memory, pods = _without_holds(node)
+    if not later:
+        cpu, memory, pods = min(cpu, node.cpu_open), min(memory, node.memory_open), min(pods, node.pods_open)
+        devices = [max(0, min(pair)) for pair in zip(devices, node.open, strict=True)]
+    cpu, memory, pods = cpu - many * need.cpu, memory - many * need.memory, pods - many
+    return smallest.gpus * hosts(smallest, devices, devices.count(GPU), cpu, memory, pods)
+
+
+def _without_holds(node: NodeState) -> tuple[list[int], int, int, int]:
+    """Return the future devices, CPU, memory and pods of a node; what is only held, for a while, is free."""
+    devices, cpu, memory = list(node.future), node.cpu_future, node.memory_future
+    for part, need in node.pool.held:
+        if part.node is node:
+            cpu, memory = cpu + need.cpu, memory + need.memory
+            for at in part.devices:
+                devices[at] += part.milli
+    return devices, cpu, memory, node.pods_future
