@@ -176,6 +176,11 @@ def test_free_guaranteed_gpus_keep_their_cpu_over_random_histories(part: int) ->
         live_through(seed, 25)
 
 
+@pytest.mark.covers(*ROWS)
+def test_gpus_that_are_held_for_other_work_keep_their_cpu() -> None:
+    live_through(28, 25)
+
+
 @pytest.mark.slow
 @pytest.mark.covers(*ROWS)
 @pytest.mark.timeout(4 * 3600)
