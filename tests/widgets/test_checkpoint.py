@@ -234,7 +234,7 @@ def test_the_loop_resumes_saves_and_leaves(job: ModuleType, tmp_path: Path) -> N
     assert state["sum"] == sum(range(10))
     assert (job.latest() / "sum").read_text() == str(state["sum"])
     assert progress(tmp_path)["completed_at"] > 0
-    assert list(job.loop(10, save=save, load=load)) == []
+    assert list(fresh().loop(10, save=save, load=load)) == []
 
 
 def test_the_loop_takes_any_iterable_and_any_length(job: ModuleType) -> None:
@@ -242,8 +242,8 @@ def test_the_loop_takes_any_iterable_and_any_length(job: ModuleType) -> None:
         pass
 
     assert list(job.loop(iter("abc"), save=save)) == ["a", "b", "c"]
-    assert list(job.loop("abcde", save=save)) == ["d", "e"]
-    assert list(job.loop(0)) == []
+    assert list(fresh().loop("abcde", save=save)) == ["d", "e"]
+    assert list(fresh().loop(0)) == []
     with pytest.raises(ValueError, match="every is 0"):
         list(job.loop(3, every=0))
 

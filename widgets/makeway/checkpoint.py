@@ -15,8 +15,9 @@ When the job is preempted, the loop saves and ends the process; the job resumes 
                 save(folder)
             checkpoint.stop()
 
-Outside of a Makeway job nothing is ever requested and no signal handler is set, so the same code runs anywhere;
-checkpoints then go to `./checkpoints`. Standard library only.
+Outside of a Makeway job nothing is ever requested, no signal handler is set, and `loop` neither saves nor loads, so the
+same code runs anywhere; what `saving` writes goes to `./checkpoints` then. Standard library only; the modules of
+`makeway.checkpointing` are imported when they are used.
 """
 
 from __future__ import annotations
@@ -26,26 +27,43 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import count, islice
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Notice", "dir", "latest", "loop", "notice", "on_preempt", "requested", "saved", "saving", "step_of", "stop"]
+if TYPE_CHECKING:
+    from makeway.checkpointing.folder import Folder
+    from makeway.checkpointing.progress import Progress
+    from makeway.checkpointing.ranks import RankGroup
+
+__all__ = [
+    "Notice",
+    "agreed",
+    "dir",
+    "done",
+    "latest",
+    "loop",
+    "notice",
+    "on_preempt",
+    "report",
+    "requested",
+    "saved",
+    "saving",
+    "step_of",
+    "stop",
+]
 
 SAVED_AND_LEFT = 75
 """The exit code of a process that saved because of a notice, and ended."""
 KEEP = 2
 """The default number of checkpoints that `saving` and `loop` keep."""
 _COMPLETE = re.compile(r"step-(\d+)(?:-r(\d+))?")
-_PARTIAL = re.compile(r"\.saving-\d+-a(\d+)-r(\d+)-p(\d+)-\d+")
 
 dir: Path
 """The folder of the checkpoints, the same for all attempts of a job. Outside of a job `saving` creates it."""
@@ -146,6 +164,7 @@ def _process_name() -> str:
 _signals = _Signals()
 _listener = _Listener()
 _saves = threading.RLock()
+_progress_lock = threading.RLock()
 _callbacks: list[tuple[Callable[[Notice], object], bool]] = []
 _callbacks_lock = threading.RLock()
 
@@ -188,10 +207,21 @@ def _read_notice() -> Notice:
         return Notice("the process was asked to stop", None, None, None, at, at + grace)
 
 
-def latest() -> Path | None:
-    """Return the newest complete checkpoint of `saving` or `loop`, or None; a half-written one never counts."""
+def agreed() -> bool:
+    """Whether any rank of this job got the notice: all ranks get the same answer, and have to call it at the same step.
+
+    Through torch.distributed where that is initialised, else through files below `dir`. A rank that has ended, or does
+    not come until half of the grace period is over, is a RuntimeError in the others. Without ranks it is `requested()`.
+    """
+    if not _on_cluster():
+        return False
+    return bool(_parts.ranks.exchange([requested()])[0])
+
+
+def latest(name: str = "") -> Path | None:
+    """Return the newest complete checkpoint of `saving` or `loop` (of that name), or None; never a half-written one."""
     _signals.install()
-    found = _complete()
+    found = _folder(name).complete()
     return found[-1] if found else None
 
 
@@ -202,38 +232,45 @@ def step_of(checkpoint: Path | None) -> int:
 
 
 @contextlib.contextmanager
-def saving(step: int, *, keep: int = KEEP) -> Iterator[Path]:
+def saving(step: int, *, keep: int = KEEP, together: bool = False, name: str = "") -> Iterator[Path]:
     """Yield a folder to write a checkpoint into; it counts once the block has ended and everything is on disk.
 
-    `step` is the number of steps done. The newest `keep` checkpoints stay. A crash or an exception in the block leaves
-    the checkpoints before it as they were. In a gang, only one worker saves a given step (usually rank 0).
+    `step` is the number of steps done. The newest `keep` checkpoints stay; the oldest goes before this one is written,
+    so that the disk needs no room for one more, but never the only one. A crash or an exception in the block leaves the
+    others as they were. An OSError tells if the disk is full, with numbers. `name`: as that of a `loop`.
+
+    Where a job has several ranks, one of them saves a given step (usually rank 0), and an empty folder of another rank
+    is no checkpoint. With `together` all ranks enter the block at the same step and write files of different names into
+    one folder, which counts once all have left the block; if one fails, all get an exception.
     """
-    if keep < 1:
-        raise ValueError(f"keep is {keep}; at least the newest checkpoint has to stay")
-    _signals.install()
-    home = _directory()
-    with _saves:
-        home.mkdir(parents=True, exist_ok=True)
-        _remove_stale(home)
-        attempt, rank = _mine()
-        partial = home / f".saving-{int(step):06d}-a{attempt}-r{rank}-p{os.getpid()}-{time.time_ns()}"
-        partial.mkdir()
-        try:
-            yield partial
-            _sync(partial)
-            os.rename(partial, _free_name(home, int(step)))
-            _flush(home)
-        except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise
-        saved(int(step))
-        for old in _complete()[:-keep]:
-            shutil.rmtree(old, ignore_errors=True)
+    with _parts.save(int(step), keep, together, name, same_step=True) as folder:
+        yield folder
 
 
 def saved(step: int) -> None:
     """Report a complete checkpoint of `step` that was not written with `saving`."""
     _report(step=int(step), saved_at=time.time())
+
+
+def done() -> None:
+    """Report that the work of this job is done: an end with exit code 0 is then its success, also after a notice.
+
+    Call it after the last step of a training that has no `loop`. It may be called again.
+    """
+    _signals.install()
+    _report(completed_at=time.time())
+
+
+def report(*, step: int | None = None, total: int | None = None, **metrics: Any) -> None:
+    """Show metrics, such as `report(loss=loss)`, and the number of steps done where no `loop` counts them.
+
+    Numbers of any kind, also of numpy and torch. Cheap: it writes once a second at most. Only rank 0 reports.
+    """
+    if os.environ.get("MAKEWAY_PROGRESS_FILE") and _rank_and_size()[0] == 0:
+        if step is not None:
+            _parts.progress.step(step, total)
+        if metrics:
+            _parts.progress.metrics(metrics)
 
 
 def stop() -> None:
@@ -260,40 +297,35 @@ def loop(
     steps: int | Iterable[Any],
     save: Callable[[Path], object] | None = None,
     load: Callable[[Path], object] | None = None,
-    every: int | None = None,
+    every: int | str | None = None,
     keep: int = KEEP,
+    *,
+    name: str = "",
 ) -> Iterator[Any]:
     """Iterate over `steps` (a number or any iterable), starting behind the newest checkpoint.
 
-    `load(folder)` is called first if there is a checkpoint, and the steps done are skipped. `save(folder)` is called
-    after every `every` steps, at the end, and when the job is preempted; the process then ends with code 75.
-    An iterable has to yield the same items in the same order each time.
+    `load(folder)` is called if there is a checkpoint, after the steps done were skipped. `save(folder)` is called every
+    500 steps (`every=500`) or 5 minutes (`every="5m"`), at the end, and when the job is preempted; the process then
+    ends with code 75. An iterable has to yield the same items in the same order each time.
+
+    A process has one loop, or several of different names: a finished one is not run again after a resume, only its last
+    state is loaded. The end of the loop without a name is that of the job; after named ones call `done()`. Where a job
+    has several ranks, each runs the loop, all save and stop at the same step, and each loads what it saved itself.
     """
-    if every is not None and every < 1:
-        raise ValueError(f"every is {every}; it has to be at least 1 step")
-    newest = latest() if save is not None else None
-    done = kept = step_of(newest)
-    if newest is not None and load is not None:
-        load(newest)
+    from makeway.checkpointing.loop import Interval, Loop
 
-    def keep_it() -> None:
-        nonlocal kept
-        if save is not None and kept != done:
-            with saving(done, keep=keep) as folder:
-                save(folder)
-            kept = done
-
-    for item in islice(range(steps) if isinstance(steps, int) else steps, done, None):
-        if requested():
-            keep_it()
-            stop()
-        yield item
-        done += 1
-        if every is not None and done % every == 0:
-            keep_it()
-    keep_it()
-    if _on_cluster():
-        _report(completed_at=time.time())
+    _check_keep(keep)
+    one = Loop(_parts, steps, save, load, Interval.of(every), keep, name)
+    if not _on_cluster():
+        return iter(one.steps)
+    if name in _parts.loops:
+        which = f"loop has the name {name!r} twice" if name else "loop was called twice without a name"
+        raise RuntimeError(
+            f"checkpoint.{which} in one process: it could not tell after a resume which of them is done. Give each a "
+            'name of its own, such as loop(…, name=f"epoch-{epoch}"), or make one loop over all steps.'
+        )
+    _parts.loops.add(name)
+    return one.items()
 
 
 def on_preempt(callback: Callable[[Notice], object], *, leave: bool = False) -> None:
@@ -334,10 +366,84 @@ def _run_callbacks() -> None:
                 stop()
 
 
-def __getattr__(name: str) -> Path:
-    if name == "dir":
+def __getattr__(attribute: str) -> Path:
+    if attribute == "dir":
         return _directory()
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise AttributeError(f"module {__name__!r} has no attribute {attribute!r}")
+
+
+class _Parts:
+    """What `makeway.checkpointing` needs of this module; its parts are imported when they are used."""
+
+    def __init__(self) -> None:
+        self.loops: set[str] = set()
+        self._progress: Progress | None = None
+        self._ranks: RankGroup | None = None
+
+    @property
+    def progress(self) -> Progress:
+        if self._progress is None:
+            from makeway.checkpointing.progress import Progress
+
+            self._progress = Progress(lambda values: _write_progress(values))
+            atexit.register(self._progress.flush)
+        return self._progress
+
+    @property
+    def ranks(self) -> RankGroup:
+        if self._ranks is None:
+            from makeway.checkpointing.ranks import RankGroup
+
+            self._ranks = RankGroup(lambda: _directory() / ".ranks", _patience)
+        return self._ranks
+
+    def flush(self) -> None:
+        """Write the steps and metrics that were reported since the last write."""
+        if self._progress is not None:
+            self._progress.flush()
+
+    def requested(self) -> bool:
+        return requested()
+
+    def stop(self) -> None:
+        stop()
+
+    @contextlib.contextmanager
+    def save(self, step: int, keep: int, together: bool, name: str, same_step: bool = False) -> Iterator[Path]:
+        _check_keep(keep)
+        _signals.install()
+        folder, began = _folder(name), time.monotonic()
+        with _saves:
+            if together and _rank_and_size()[1] > 1:
+                adding = folder.adding_together(step, keep, self.ranks, same_step=same_step)
+            else:
+                adding = folder.adding(step, keep)
+            with adding as partial:
+                yield partial
+            if (newest := folder.committed) is not None:
+                _report(step=newest, saved_at=time.time(), save_seconds=round(time.monotonic() - began, 3))
+
+    def newest(self, name: str) -> tuple[Path | None, int]:
+        newest = latest(name)
+        return newest, step_of(newest)
+
+    def folder(self, name: str) -> Path:
+        return _folder(name).home
+
+    def release(self, name: str) -> None:
+        self.loops.discard(name)
+
+    def completed(self, ended: bool) -> None:
+        _report(completed_at=time.time() if ended else None)
+
+
+_parts = _Parts()
+
+
+def _patience() -> float | None:
+    """Return until when a rank waits for others: half of the grace period, in Unix seconds; None without a notice."""
+    received = notice()
+    return None if received is None else (received.at + received.deadline) / 2
 
 
 def _on_cluster() -> bool:
@@ -349,64 +455,50 @@ def _directory() -> Path:
     return Path(os.environ.get("MAKEWAY_CHECKPOINT_DIR") or Path.cwd() / "checkpoints")
 
 
-def _complete() -> list[Path]:
-    """Return the complete checkpoints, oldest first."""
-    found = []
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        for path in _directory().iterdir():
-            if (match := _COMPLETE.fullmatch(path.name)) and path.is_dir():
-                found.append((int(match[1]), int(match[2] or 0), path))
-    return [path for *_, path in sorted(found)]
+def _folder(name: str = "") -> Folder:
+    """Return the checkpoints of the job, or of a loop in it."""
+    from makeway.checkpointing.folder import Folder
+
+    return Folder(_directory(), name)
 
 
-def _free_name(home: Path, step: int) -> Path:
-    """Return the checkpoint's final path; a step that is saved again gets a revision, so that the first one stays."""
-    names = (f"step-{step:06d}-r{revision}" if revision else f"step-{step:06d}" for revision in count())
-    return next(home / name for name in names if not (home / name).exists())
+def _rank_and_size() -> tuple[int, int]:
+    from makeway.checkpointing.ranks import rank_and_size
+
+    return rank_and_size()
 
 
-def _remove_stale(home: Path) -> None:
-    """Remove half-written checkpoints of earlier attempts, and of processes of this rank that have ended."""
-    for path in home.iterdir():
-        if match := _PARTIAL.fullmatch(path.name):
-            attempt, rank, pid = match.groups()
-            gone = os.path.isdir("/proc/self") and not os.path.isdir(f"/proc/{pid}")
-            if attempt != _mine()[0] or (rank == _mine()[1] and gone):
-                shutil.rmtree(path, ignore_errors=True)
-
-
-def _mine() -> tuple[str, str]:
-    return os.environ.get("MAKEWAY_ATTEMPT", "0"), os.environ.get("RANK", "0")
-
-
-def _sync(folder: Path) -> None:
-    """Flush a folder and everything in it to disk."""
-    for where, _, names in os.walk(folder):
-        for path in [*(os.path.join(where, name) for name in names), where]:
-            if not os.path.islink(path):
-                _flush(path)
-
-
-def _flush(path: str | Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    except OSError:
-        if not os.path.isdir(path):  # some file systems cannot sync folders, and need not
-            raise
-    finally:
-        os.close(handle)
+def _check_keep(keep: int) -> None:
+    if keep < 1:
+        raise ValueError(f"keep is {keep}; at least the newest checkpoint has to stay")
 
 
 def _report(**values: Any) -> None:
     """Add to the progress file that the launcher and the service read; a failure never disturbs the training."""
+    _parts.flush()
+    _write_progress(values)
+
+
+def _write_progress(values: dict[str, Any]) -> None:
     if not (path := os.environ.get("MAKEWAY_PROGRESS_FILE")):
         return
-    with _saves, contextlib.suppress(OSError):
+    with _progress_lock, contextlib.suppress(OSError), _locked(path):
         known: dict[str, Any] = {}
         with contextlib.suppress(OSError, ValueError), open(path, encoding="utf-8") as file:
             known = json.load(file)
         temporary = f"{path}.{os.getpid()}"
         with open(temporary, "w", encoding="utf-8") as file:
-            json.dump({**known, **values}, file)
+            json.dump({key: value for key, value in {**known, **values}.items() if value is not None}, file)
         os.replace(temporary, path)
+
+
+@contextlib.contextmanager
+def _locked(path: str) -> Iterator[None]:
+    """Hold the lock of the progress file, which the ranks on this machine share."""
+    with contextlib.ExitStack() as held:
+        if os.environ.get("WORLD_SIZE", "1") != "1":
+            import fcntl
+
+            lock = held.enter_context(open(f"{path}.lock", "w", encoding="utf-8"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,257 @@
+"""Hold checkpoints in a folder: written aside, renamed when they are whole, the oldest removed.
+
+Used by `makeway.checkpoint`. Whatever is interrupted leaves no checkpoint that looks complete and is not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+from .ranks import RankGroup, rank_and_size
+
+_COMPLETE = re.compile(r"step-(\d+)(?:-r(\d+))?")
+_PARTIAL = re.compile(r"\.saving-\d+-a(\d+)-r(\d+)-p(\d+)-\d+")
+_REMOVED = ".removed-"
+_VISIBLE_SECONDS = 60.0
+"""Seconds within which a folder that rank 0 has made has to be seen by all ranks"""
+_FEW_BYTES = 16 * 2**20
+"""So little free space counts as a full disk where nothing else tells how much is needed"""
+
+
+class Folder:
+    """The checkpoints of one loop, or those of a job that has one."""
+
+    def __init__(self, home: Path, name: str = "") -> None:
+        """Take the folder of a job, or that of a loop in it; a name that is no plain file name gets a hash."""
+        plain = re.sub(r"[^a-z0-9_-]", "-", name.lower())[:60]
+        digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+        self.home = home / (f"loop-{plain}" if plain == name else f"loop-{plain}.{digest}") if name else home
+        self.committed: int | None = None
+        """The step of the checkpoint that was added"""
+
+    def complete(self) -> list[Path]:
+        """Return the complete checkpoints, oldest first."""
+        found = []
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            for path in self.home.iterdir():
+                if (match := _COMPLETE.fullmatch(path.name)) and path.is_dir():
+                    found.append((int(match[1]), int(match[2] or 0), path))
+        return [path for *_, path in sorted(found)]
+
+    @contextlib.contextmanager
+    def adding(self, step: int, keep: int) -> Iterator[Path]:
+        """Yield a folder to write into, and make it a checkpoint; an empty one of another rank than 0 is none.
+
+        `keep` complete ones stay. OSError with numbers if the disk is full.
+        """
+        attempt, rank = _attempt(), os.environ.get("RANK", "0")
+        partial = self.home / _partial_name(step, attempt, rank, os.getpid(), time.time_ns())
+        try:
+            self._begin(partial, keep)
+            yield partial
+            _sync(partial)
+            if _is_empty(partial) and (rank != "0" or (self.home / f"step-{step:06d}").exists()):
+                shutil.rmtree(partial)
+            else:
+                self._commit(partial, step, keep)
+                self.committed = step
+        except BaseException as error:
+            explained = self._full_disk(error, step, partial)
+            shutil.rmtree(partial, ignore_errors=True)
+            if explained is not None:
+                raise explained from error
+            raise
+
+    @contextlib.contextmanager
+    def adding_together(self, step: int, keep: int, ranks: RankGroup, *, same_step: bool) -> Iterator[Path]:
+        """Yield one folder to all ranks; rank 0 makes it a checkpoint when all have left the block without exception.
+
+        With `same_step` ranks at different steps are refused with ValueError; else the checkpoint gets the highest one.
+        RuntimeError where another rank failed.
+        """
+        rank, _ = rank_and_size()
+        mine = (os.getpid(), time.time_ns()) if rank == 0 else (0, 0)
+        highest, lowest, pid, now = ranks.exchange([step, -step, *mine])
+        if same_step and highest != -lowest:
+            raise ValueError(f"the ranks save together at different steps, {-lowest} to {highest}; it has to be one")
+        partial = self.home / _partial_name(highest, _attempt(), "0", pid, now)
+        try:
+            with self._phase(ranks, highest, partial):
+                if rank == 0:
+                    self._begin(partial, keep)
+            with self._phase(ranks, highest, partial):
+                _wait_for(partial)
+                yield partial
+                _sync(partial)
+            with self._phase(ranks, highest, partial):
+                if rank == 0:
+                    self._commit(partial, highest, keep)
+            self.committed = highest
+        except BaseException:
+            if rank == 0:
+                shutil.rmtree(partial, ignore_errors=True)
+            raise
+
+    @contextlib.contextmanager
+    def _phase(self, ranks: RankGroup, step: int, partial: Path) -> Iterator[None]:
+        """Leave the block when all ranks have; raise if it failed in any."""
+        problem: Exception | None = None
+        try:
+            yield
+        except Exception as error:
+            problem = error
+            if (explained := self._full_disk(error, step, partial)) is not None:
+                explained.__cause__, problem = error, explained
+        failed = ranks.exchange([rank_and_size()[0] + 1 if problem is not None else 0])[0]
+        if problem is not None:
+            raise problem
+        if failed:
+            raise RuntimeError(f"rank {failed - 1} could not save step {step}, so no rank has saved it")
+
+    def _begin(self, partial: Path, keep: int) -> None:
+        """Make room, and the folder: one complete checkpoint stays at least."""
+        self.home.mkdir(parents=True, exist_ok=True)
+        self._remove_stale()
+        self._drop(max(1, keep - 1))
+        partial.mkdir()
+
+    def _commit(self, partial: Path, step: int, keep: int) -> None:
+        """Give a checkpoint its name; a step that is saved again gets a revision, so that the first one stays."""
+        names = (f"step-{step:06d}-r{revision}" if revision else f"step-{step:06d}" for revision in count())
+        os.rename(partial, next(self.home / name for name in names if not (self.home / name).exists()))
+        _flush(self.home)
+        self._drop(keep)
+
+    def _drop(self, keep: int) -> None:
+        """Remove all complete checkpoints but the newest; none that is half removed looks complete."""
+        for old in self.complete()[:-keep]:
+            removed = self.home / f"{_REMOVED}{old.name}-{time.time_ns()}"
+            with contextlib.suppress(OSError):
+                os.rename(old, removed)
+                shutil.rmtree(removed, ignore_errors=True)
+
+    def _remove_stale(self) -> None:
+        """Remove half-written checkpoints of earlier attempts, and of processes of this rank that have ended."""
+        for path in self.home.iterdir():
+            if match := _PARTIAL.fullmatch(path.name):
+                attempt, rank, pid = match.groups()
+                gone = os.path.isdir("/proc/self") and not os.path.isdir(f"/proc/{pid}")
+                if attempt != _attempt() or (rank == os.environ.get("RANK", "0") and gone):
+                    shutil.rmtree(path, ignore_errors=True)
+            elif path.name.startswith(_REMOVED):
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _full_disk(self, error: BaseException, step: int, partial: Path) -> OSError | None:
+        """Return an error with the numbers if the disk is full; a framework's own error may not say so."""
+        if not isinstance(error, Exception):
+            return None
+        codes = {code for cause in _chain(error) if isinstance(cause, OSError) for code in [cause.errno]}
+        complete = self.complete()
+        written, needed = _bytes(partial), _bytes(complete[-1]) if complete else 0
+        try:
+            disk = _mount_of(self.home)
+            usage = shutil.disk_usage(disk)
+        except OSError:
+            return None
+        short = isinstance(error, (OSError, RuntimeError)) and usage.free < max(needed - written, _FEW_BYTES)
+        if not codes & {errno.ENOSPC, errno.EDQUOT} and not (short and not codes - {None, errno.EIO}):
+            return None
+        code = errno.EDQUOT if errno.EDQUOT in codes else errno.ENOSPC
+        what = f"the quota on {disk} is used up" if code == errno.EDQUOT else f"the disk {disk} is full"
+        size = f", the newest checkpoint has {_size(needed)}" if needed else ""
+        before = (
+            f"the newest complete checkpoint is {complete[-1].name}" if complete else "there is no other checkpoint"
+        )
+        free = f"{_size(usage.free)} of {_size(usage.total)} are free"
+        return OSError(
+            code,
+            f"{what}: step {step} was not saved in {self.home}. {_size(written)} were written{size}; {free}; {before}. "
+            "Remove files, save less (keep=1), or use a larger disk",
+        )
+
+
+def _attempt() -> str:
+    return os.environ.get("MAKEWAY_ATTEMPT", "0")
+
+
+def _partial_name(step: int, attempt: str, rank: str, pid: int, at: int) -> str:
+    return f".saving-{step:06d}-a{attempt}-r{rank}-p{pid}-{at}"
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an exception and what caused it."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _mount_of(path: Path) -> Path:
+    """Return where the disk of a path is mounted."""
+    path = path.resolve()
+    while not path.exists() or not os.path.ismount(path):
+        if path.parent == path:
+            break
+        path = path.parent
+    return path
+
+
+def _bytes(folder: Path) -> int:
+    """Return the bytes of all files in a folder; 0 if there is none."""
+    total = 0
+    for where, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(where, name)).st_size
+    return total
+
+
+def _size(number: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 1000:
+            return f"{number:.0f} {unit}" if unit == "B" or number >= 100 else f"{number:.1f} {unit}"
+        number /= 1000
+    return f"{number:.1f} TB"
+
+
+def _is_empty(folder: Path) -> bool:
+    return not any(names for _, _, names in os.walk(folder))
+
+
+def _wait_for(folder: Path) -> None:
+    """Wait until a folder that rank 0 has made is seen here: network file systems take their time."""
+    ends = time.monotonic() + _VISIBLE_SECONDS
+    while not folder.is_dir():
+        if time.monotonic() >= ends:
+            raise RuntimeError(f"{folder}, which rank 0 has made, is not seen here: all ranks need the same folder")
+        time.sleep(0.01)
+
+
+def _sync(folder: Path) -> None:
+    """Flush a folder and everything in it to disk; what another rank removes meanwhile is none of ours."""
+    for where, _, names in os.walk(folder):
+        for path in [*(os.path.join(where, name) for name in names), where]:
+            if not os.path.islink(path):
+                with contextlib.suppress(FileNotFoundError):
+                    _flush(path)
+
+
+def _flush(path: str | Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError:
+        if not os.path.isdir(path):  # some file systems cannot sync folders, and need not
+            raise
+    finally:
+        os.close(handle)

@@ -1,0 +1,216 @@
+"""Write how far a job is to the file that the launcher reads: steps, rate, metrics and one curve.
+
+Used by `makeway.checkpoint`. A failure never disturbs the training. What is written is bounded, whatever is reported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+EVERY_SECONDS = 1.0
+"""Seconds between two writes of steps and metrics"""
+MOST_METRICS = 32
+LONGEST_NAME = 64
+MOST_POINTS = 64
+"""Points of the curve; beyond, every second one is dropped"""
+RATE_WRITES = 30
+"""Writes over which the rate is measured"""
+LARGEST_WHOLE = 2**53
+
+
+class Progress:
+    """The steps and metrics of this process. `write` adds them to the progress file."""
+
+    def __init__(self, write: Callable[[dict[str, Any]], None]) -> None:
+        self._write = write
+        self._lock = threading.RLock()
+        self._home = os.getpid()
+        self._step: int | None = None
+        self._total: int | None = None
+        self._stage = ""
+        self._at = 0.0
+        self._due = -math.inf
+        self._dirty = False
+        self._pending: dict[str, Any] = {}
+        self._metrics: dict[str, float | None] = {}
+        self._curve = Curve()
+        self._seen: deque[tuple[float, int]] = deque(maxlen=RATE_WRITES)
+        self._reports = 0
+        self._warned: set[str] = set()
+
+    def step(self, step: int, total: int | None, stage: str = "") -> None:
+        """Set the number of steps done, of `total` if that is known; `stage` is the name of a loop."""
+        try:
+            step, total = int(step), None if total is None else int(total)
+        except (TypeError, ValueError, OverflowError):
+            self._warn(f"report: step={step!r}, total={total!r} are not whole numbers, and are not shown"[:200])
+            return
+        with self._lock:
+            stage = _name(stage)
+            if stage != self._stage:
+                self._curve = Curve()
+            if stage != self._stage or (self._step is not None and step < self._step):
+                self._seen.clear()
+            self._step, self._total, self._stage = step, total, stage
+            self._changed()
+
+    def metrics(self, values: Mapping[str, Any]) -> None:
+        """Set the newest values of metrics; those of a GPU are read when they are written."""
+        with self._lock:
+            self._reports += 1
+            for name, value in list(values.items())[: MOST_METRICS * 2]:
+                name = _name(str(name))
+                if name not in self._pending and name not in self._metrics and len(self._names()) >= MOST_METRICS:
+                    self._warn(f"report: only the first {MOST_METRICS} metrics are shown; {name!r} is not")
+                    continue
+                if getattr(value, "is_cuda", False):
+                    self._pending[name] = value.detach()
+                    continue
+                try:
+                    self._pending[name] = number(value)
+                except (TypeError, ValueError, RuntimeError):
+                    self._warn(f"report: {name!r} is a {type(value).__name__}, not a number, and is not shown")
+            self._changed()
+
+    def _names(self) -> set[str]:
+        return {*self._pending, *self._metrics}
+
+    def _warn(self, text: str) -> None:
+        kind = text.rpartition(";")[0] or text
+        if kind not in self._warned and len(self._warned) < 10:
+            self._warned.add(kind)
+            print(f"Makeway: checkpoint.{text}.", file=sys.stderr, flush=True)
+
+    def _changed(self) -> None:
+        self._dirty, self._at = True, time.time()
+        if time.monotonic() >= self._due:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what has changed since the last time, now."""
+        with self._lock:
+            if self._dirty and os.getpid() == self._home:
+                self._dirty = False
+                self._due = time.monotonic() + EVERY_SECONDS
+                self._write({"progress": self._summary()})
+
+    def _summary(self) -> dict[str, Any]:
+        for name, value in self._pending.items():
+            with contextlib.suppress(TypeError, ValueError, RuntimeError):
+                self._metrics[name] = number(value)
+        self._pending = {}
+        step = self._reports if self._step is None else self._step
+        self._curve.add(step, self._metrics)
+        return {
+            "step": _whole(self._step),
+            "total": _whole(self._total),
+            "rate": self._rate(),
+            "stage": self._stage,
+            "at": self._at,
+            "metrics": self._metrics,
+            "curve": self._curve.shown(),
+        }
+
+    def _rate(self) -> float | None:
+        """Return the steps per second over the last writes of this process; None before the second one."""
+        if self._step is None:
+            return None
+        self._seen.append((time.monotonic(), self._step))
+        (began, first), (ended, last) = self._seen[0], self._seen[-1]
+        return (last - first) / (ended - began) if ended > began and last > first else None
+
+    def keep(self, path: Path) -> None:
+        """Write the curve where the next attempt finds it."""
+        with self._lock, contextlib.suppress(OSError):
+            if curve := self._curve.shown():
+                replace_json(path, curve)
+
+    def resume(self, path: Path, step: int) -> None:
+        """Take over the curve of an earlier attempt up to the step at which this one goes on."""
+        with self._lock, contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            self._curve = Curve.of(json.loads(path.read_text(encoding="utf-8")), step)
+
+
+class Curve:
+    """The history of one metric: the loss if there is one, else the first that was reported."""
+
+    def __init__(self, name: str = "", points: list[tuple[int, float]] | None = None) -> None:
+        self.name = name
+        self.points = points or []
+        self.stride = 1
+
+    @classmethod
+    def of(cls, kept: Mapping[str, Any], until: int) -> Curve:
+        """Return a curve that `shown` returned, without the points after a step."""
+        points = [(int(step), float(value)) for step, value in kept["points"]]
+        return cls(_name(str(kept["name"])), [point for point in points[:MOST_POINTS] if point[0] <= until])
+
+    def add(self, step: int, metrics: Mapping[str, float | None]) -> None:
+        """Add the newest value of its metric; points at or after this step give way to it."""
+        name = min(metrics, key=_likeness_to_loss, default="")
+        better = self.name not in metrics or _likeness_to_loss(name) < _likeness_to_loss(self.name)
+        if better and name != self.name:
+            self.name, self.points, self.stride = name, [], 1
+        value = metrics.get(self.name)
+        if value is None:
+            return
+        while self.points and self.points[-1][0] >= step:
+            self.points.pop()
+        if len(self.points) > 1 and self.points[-1][0] - self.points[-2][0] < self.stride:
+            self.points.pop()
+        self.points.append((step, value))
+        if len(self.points) > MOST_POINTS:
+            self.points = [*self.points[:-1:2], self.points[-1]]
+            self.stride = max(self.stride * 2, (self.points[-1][0] - self.points[0][0]) // MOST_POINTS)
+
+    def shown(self) -> dict[str, Any] | None:
+        """Return its name and its points; None without any."""
+        return {"name": self.name, "points": self.points} if self.points else None
+
+
+def _likeness_to_loss(name: str) -> int:
+    lower = name.lower()
+    return 0 if lower == "loss" else 1 if lower.startswith("train") and "loss" in lower else 2 if "loss" in lower else 3
+
+
+def number(value: Any) -> float | None:
+    """Return a number, numpy's and torch's too; None if it is not finite. TypeError for what is no number."""
+    if isinstance(value, (str, bytes, bytearray)):
+        raise TypeError("text is no number")
+    try:
+        result = float(value)
+    except OverflowError:
+        return None
+    return result if math.isfinite(result) and abs(result) < 1e300 else None
+
+
+def _whole(value: Any) -> int | None:
+    return int(value) if value is not None and 0 <= value < LARGEST_WHOLE else None
+
+
+def _name(text: str) -> str:
+    clean = "".join(c if c.isprintable() else "\ufffd" for c in text[: LONGEST_NAME * 2])
+    return clean.encode("utf-8", "replace").decode("utf-8")[:LONGEST_NAME]
+
+
+def replace_json(path: str | Path, value: Any) -> None:
+    """Write a JSON file atomically: a reader finds the old or the new content."""
+    temporary = f"{path}.{os.getpid()}"
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            json.dump(value, file)
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
