@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import uvicorn
+from job_process import VARIABLES, environment, fresh
 from makeway import connection
 from makeway_api.client import Client
 from makeway_quota.web.http_server import server_config
@@ -100,3 +103,23 @@ def bo(portal: Portal) -> Iterator[Client]:
     """Yield a client of bo; cancel his jobs afterwards."""
     with cleaned(portal, "bo") as service:
         yield service
+
+
+@pytest.fixture
+def away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """Return a fresh `makeway.checkpoint` outside of a job, in an empty directory."""
+    for name in (*VARIABLES, "MAKEWAY_SIGNAL", "RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    yield fresh()
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def job(away: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Return a fresh `makeway.checkpoint` inside of a job."""
+    for name, value in environment(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    return away

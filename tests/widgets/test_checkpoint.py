@@ -2,65 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-
-CODE = Path(__file__).parents[2] / "widgets" / "makeway" / "checkpoint.py"
-VARIABLES = (
-    "MAKEWAY_STOP_FILE",
-    "MAKEWAY_JOB_ID",
-    "MAKEWAY_CHECKPOINT_DIR",
-    "MAKEWAY_PROGRESS_FILE",
-    "MAKEWAY_ATTEMPT",
-)
-
-
-@pytest.fixture
-def away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """Return a fresh module outside of a job, in an empty directory."""
-    for name in (*VARIABLES, "MAKEWAY_SIGNAL", "RANK"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.chdir(tmp_path)
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
-    yield fresh()
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
-@pytest.fixture
-def job(away: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Return a fresh module inside of a job."""
-    values = (tmp_path / "stop.json", "j-1", tmp_path / "kept", tmp_path / "progress.json", "1")
-    for name, value in zip(VARIABLES, values, strict=True):
-        monkeypatch.setenv(name, str(value))
-    return away
-
-
-def fresh() -> ModuleType:
-    module = ModuleType("checkpoint_under_test")
-    sys.modules[module.__name__] = module  # dataclasses look their module up
-    exec(compile(CODE.read_text(), str(CODE), "exec"), module.__dict__)
-    return module
-
-
-def ask(tmp_path: Path, **more: object) -> None:
-    notice = {"reason": "bo wants it", "by_team": "devops", "at": time.time(), "deadline": time.time() + 20, **more}
-    (tmp_path / "stop.json").write_text(json.dumps(notice))
-
-
-def progress(tmp_path: Path) -> dict[str, float]:
-    found: dict[str, float] = json.loads((tmp_path / "progress.json").read_text())
-    return found
+from job_process import CODE, ask, fresh, progress
 
 
 @pytest.mark.covers("N12")
