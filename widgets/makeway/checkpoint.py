@@ -164,7 +164,6 @@ def _process_name() -> str:
 _signals = _Signals()
 _listener = _Listener()
 _saves = threading.RLock()
-_progress_lock = threading.RLock()
 _callbacks: list[tuple[Callable[[Notice], object], bool]] = []
 _callbacks_lock = threading.RLock()
 
@@ -385,7 +384,7 @@ class _Parts:
         if self._progress is None:
             from makeway.checkpointing.progress import Progress
 
-            self._progress = Progress(lambda values: _write_progress(values))
+            self._progress = Progress()
             atexit.register(self._progress.flush)
         return self._progress
 
@@ -396,11 +395,6 @@ class _Parts:
 
             self._ranks = RankGroup(lambda: _directory() / ".ranks", _patience)
         return self._ranks
-
-    def flush(self) -> None:
-        """Write the steps and metrics that were reported since the last write."""
-        if self._progress is not None:
-            self._progress.flush()
 
     def requested(self) -> bool:
         return requested()
@@ -475,30 +469,5 @@ def _check_keep(keep: int) -> None:
 
 def _report(**values: Any) -> None:
     """Add to the progress file that the launcher and the service read; a failure never disturbs the training."""
-    _parts.flush()
-    _write_progress(values)
-
-
-def _write_progress(values: dict[str, Any]) -> None:
-    if not (path := os.environ.get("MAKEWAY_PROGRESS_FILE")):
-        return
-    with _progress_lock, contextlib.suppress(OSError), _locked(path):
-        known: dict[str, Any] = {}
-        with contextlib.suppress(OSError, ValueError), open(path, encoding="utf-8") as file:
-            known = json.load(file)
-        temporary = f"{path}.{os.getpid()}"
-        with open(temporary, "w", encoding="utf-8") as file:
-            json.dump({key: value for key, value in {**known, **values}.items() if value is not None}, file)
-        os.replace(temporary, path)
-
-
-@contextlib.contextmanager
-def _locked(path: str) -> Iterator[None]:
-    """Hold the lock of the progress file, which the ranks on this machine share."""
-    with contextlib.ExitStack() as held:
-        if os.environ.get("WORLD_SIZE", "1") != "1":
-            import fcntl
-
-            lock = held.enter_context(open(f"{path}.lock", "w", encoding="utf-8"))
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+    if os.environ.get("MAKEWAY_PROGRESS_FILE"):
+        _parts.progress.report(values)

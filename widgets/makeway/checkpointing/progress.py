@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,9 @@ LARGEST_WHOLE = 2**53
 
 
 class Progress:
-    """The steps and metrics of this process. `write` adds them to the progress file."""
+    """The steps and metrics of this process, and what else it adds to the progress file."""
 
-    def __init__(self, write: Callable[[dict[str, Any]], None]) -> None:
-        self._write = write
+    def __init__(self) -> None:
         self._lock = threading.RLock()
         self._home = os.getpid()
         self._step: int | None = None
@@ -96,13 +95,19 @@ class Progress:
         if time.monotonic() >= self._due:
             self.flush()
 
+    def report(self, values: dict[str, Any]) -> None:
+        """Write values now, beside the steps and metrics; None removes one."""
+        with self._lock:
+            self.flush()
+            _update(values)
+
     def flush(self) -> None:
         """Write what has changed since the last time, now."""
         with self._lock:
             if self._dirty and os.getpid() == self._home:
                 self._dirty = False
                 self._due = time.monotonic() + EVERY_SECONDS
-                self._write({"progress": self._summary()})
+                _update({"progress": self._summary()})
 
     def _summary(self) -> dict[str, Any]:
         for name, value in self._pending.items():
@@ -201,6 +206,30 @@ def _whole(value: Any) -> int | None:
 def _name(text: str) -> str:
     clean = "".join(c if c.isprintable() else "\ufffd" for c in text[: LONGEST_NAME * 2])
     return clean.encode("utf-8", "replace").decode("utf-8")[:LONGEST_NAME]
+
+
+def _update(values: dict[str, Any]) -> None:
+    """Add values to the file that the launcher and the service read; None removes one."""
+    if not (path := os.environ.get("MAKEWAY_PROGRESS_FILE")):
+        return
+    with contextlib.suppress(OSError), _locked(path):
+        known: dict[str, Any] = {}
+        with contextlib.suppress(OSError, ValueError), open(path, encoding="utf-8") as file:
+            known = json.load(file)
+        known = known if isinstance(known, dict) else {}
+        replace_json(path, {key: value for key, value in {**known, **values}.items() if value is not None})
+
+
+@contextlib.contextmanager
+def _locked(path: str) -> Iterator[None]:
+    """Hold the lock of the progress file, which the ranks on this machine share."""
+    with contextlib.ExitStack() as held:
+        if os.environ.get("WORLD_SIZE", "1") != "1":
+            import fcntl
+
+            lock = held.enter_context(open(f"{path}.lock", "w", encoding="utf-8"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def replace_json(path: str | Path, value: Any) -> None:

@@ -80,7 +80,7 @@ def _all_reduced(dist: Any, values: Sequence[int]) -> list[int]:
 
 
 class _FileExchange:
-    """One file a rank with the numbers of its last two calls; nobody needs older ones.
+    """One file a rank with the numbers of its last two calls; older ones are not needed.
 
     Processes of an earlier start may have left files. So each rank writes a random word; rank 0 lists the words that it
     sees, and a rank whose own word is listed joins the session, which has the word of rank 0 for a name. Files of other
