@@ -125,7 +125,7 @@ class Folder:
         partial.mkdir()
 
     def _commit(self, partial: Path, step: int, keep: int) -> None:
-        """Rename a checkpoint to its final name; a step that is saved again gets a revision, and the first one stays."""
+        """Rename a checkpoint to its final name; a step saved again gets a revision, and the first one stays."""
         names = (f"step-{step:06d}-r{revision}" if revision else f"step-{step:06d}" for revision in count())
         os.rename(partial, next(self.home / name for name in names if not (self.home / name).exists()))
         _flush(self.home)
