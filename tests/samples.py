@@ -21,7 +21,7 @@ def job(state: State = State.RUNNING, **changes: Any) -> Job:
     facts: dict[str, Any] = {
         "id": "j-1", "name": "mnist", "owner": "ana", "team": "rnd", "profile": "gpu3", "gpus": 3, "state": state,
         "attempt": 1, "submitted_at": ago(300), "started_at": ago(240),
-        "placement": [Grant(node="n1", devices=[0, 1, 2])],
+        "placement": [Grant(node="n1", devices=[0, 1, 2])], "titles": {"rnd": "R&D", "devops": "DevOps"},
     }  # fmt: skip
     return Job(**facts | changes)
 

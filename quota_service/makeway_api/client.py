@@ -22,8 +22,8 @@ from .routes import TIMEOUT, Call, Routes, raise_for
 T = TypeVar("T")
 H = TypeVar("H")
 
-STREAM_TIMEOUT = httpx2.Timeout(TIMEOUT, read=60)
-"""Of the live stream, whose server sends a comment at least every 15 seconds."""
+STREAM_TIMEOUT = httpx2.Timeout(TIMEOUT, read=32)
+"""Of the live stream, whose server sends a comment at least every 15 seconds: two of them are missed."""
 
 
 def _where(url: str | None, token: str | None) -> tuple[str, str]:

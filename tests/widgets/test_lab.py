@@ -126,7 +126,7 @@ def test_widget_and_outputs_in_jupyterlab(page: Page, ana: Client, bo: Client, p
     page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=120_000)
     page.evaluate(READY)
     run_all(page)
-    widget = page.locator(".jp-OutputArea .widget-html .makeway, .jp-OutputArea .jupyter-widgets .makeway").first
+    widget = page.locator(".jp-OutputArea").first
     expect(widget.get_by_text("<b>digits</b>").first).to_be_visible(timeout=120_000)
     error = page.locator(".jp-RenderedText pre")
     expect(error.filter(has_text="there is no profile 'gpu9'")).to_be_visible()

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from makeway import feed as feed_module
+from makeway.blocks import text_of
 from makeway.feed import Feed
-from makeway.teams import Picture, banners, live
-from makeway.widgets import TeamUsage
-from makeway_api.client import AsyncClient, Client
+from makeway.live import Cells
+from makeway.team_usage import LiveUsage
+from makeway.teams import Picture, banners, live, live_parts
+from makeway.words import full_clock
+from makeway_api.client import STREAM_TIMEOUT, AsyncClient, Client
 from makeway_api.models import JobRequest, State
 from notebook import Notebook
 
@@ -116,25 +118,32 @@ def test_without_a_stream_it_polls(feed: Feed, ana: Client, monkeypatch: pytest.
 
 
 @pytest.mark.covers("N13")
-def test_the_widget_in_a_kernel(portal: Portal, ana: Client, tmp_path: Path) -> None:
+def test_the_live_usage_in_a_kernel(portal: Portal, ana: Client, tmp_path: Path) -> None:
     notebook = Notebook(tmp_path, MAKEWAY_URL=portal.url, JUPYTERHUB_API_TOKEN="ana")
     try:
         notebook.run("%load_ext makeway\nimport makeway, threading")
-        shown = notebook.run("w = makeway.usage(); w")
+        shown = notebook.run("w = makeway.usage(); w", cell_id="one")
         assert shown.error is None, shown.trouble
-        assert len(shown.widgets) == 1
-        assert "makeway" in shown.html
-        notebook.run("v = makeway.usage()")
+        assert shown.widgets == []
+        assert "R&amp;D" in shown.html, "the first picture is there before the cell has ended"
+        assert "Connecting" not in shown.html + shown.text
+        ids = list(notebook.displays)
+        head = notebook.displays[ids[0]]
         ana.submit(JobRequest(name="live one", command=SLEEP, profile="gpu2"))
-        html, deadline = "", time.monotonic() + 60
-        while "live one" not in html or "mw-in_quota" not in html:
-            assert time.monotonic() < deadline, html
-            html = next((u["value"] for u in reversed(notebook.updated(0.5)) if "value" in u), html)
+        notebook.until_shown(lambda: "live one" in notebook.text(*ids) and "mw-in_quota" in html_of(notebook, ids))
+        assert notebook.displays[ids[0]] is head, "a part that says the same is not sent again"
+        again = notebook.run("v = makeway.usage(); v", cell_id="one")
+        assert "live one" in again.text
         count = "print([t.name for t in threading.enumerate()].count('makeway-feed'))"
         assert notebook.run(count).out == "1\n"
-        assert notebook.run(f"w.close(); v.close()\n{count}").out == "0\n"
+        assert "Stopped. State of" in notebook.text(*ids)
+        assert notebook.run(f"v.close()\n{count}").out == "0\n"
     finally:
         notebook.close()
+
+
+def html_of(notebook: Notebook, ids: list[str]) -> str:
+    return "".join(notebook.displays[id]["text/html"] for id in ids)
 
 
 SAVES_SLOWLY = ["sh", "-c", "trap 'sleep 1.5; exit 75' TERM; while :; do sleep 0.1; done"]
@@ -151,7 +160,7 @@ def test_both_sides_of_a_reclaim_are_shown(portal: Portal, feed: Feed, ana: Clie
     mine.until(lambda p: [job.state for job in p.mine].count(State.RUNNING) == 3)
     bo.submit(JobRequest(name="urgent", profile="gpu3", command=SLEEP))
     try:
-        leaving = mine.until(lambda p: "makes way for devops;" in banners(p))
+        leaving = mine.until(lambda p: "makes way for DevOps" in banners(p))
         assert banners(leaving).count('role="status"') == 1
         assert "Your job sweep" in banners(leaving)
         coming = theirs.until(lambda p: "GPUs are on their way to your job urgent" in banners(p))
@@ -165,37 +174,74 @@ def test_both_sides_of_a_reclaim_are_shown(portal: Portal, feed: Feed, ana: Clie
         feed.leave(mine)
 
 
-def test_a_widget_sends_nothing_while_nothing_changes(portal: Portal, ana: Client, tmp_path: Path) -> None:
+def test_a_live_output_sends_nothing_while_nothing_changes(portal: Portal, ana: Client, tmp_path: Path) -> None:
     """A message of the kernel is activity, which keeps the Hub from ending an idle server: time alone sends none."""
     ana.submit(JobRequest(name="long", command=SLEEP, profile="gpu1"))
     notebook = Notebook(tmp_path, MAKEWAY_URL=portal.url, JUPYTERHUB_API_TOKEN="ana")
     try:
-        notebook.run("import makeway.feed\nmakeway.feed.REST = makeway.feed.POLL = 0.2")
+        notebook.run("import makeway.feed\nmakeway.feed.REST = makeway.feed.POLL = makeway.feed.CALM = 0.2")
         notebook.run("%load_ext makeway\nimport makeway\nw = makeway.usage(); w")
-        deadline = time.monotonic() + 60
-        while "in quota" not in notebook.run("print(w.html.value)").out:
-            assert time.monotonic() < deadline
+        notebook.run("makeway.jobs()[0]")
+        notebook.until_shown(lambda: notebook.text().count("in quota") >= 2)
         notebook.updated(2.0)
-        assert notebook.updated(4.0) == []
+        notebook.updated_at.clear()
+        notebook.updated(4.0)
+        assert notebook.updated_at == {}
     finally:
         notebook.close()
 
 
-def test_a_widget_stops_an_hour_after_the_last_cell() -> None:
+def test_a_live_output_pauses_an_hour_after_the_last_cell() -> None:
     now = [0.0]
     feed = Feed(lambda: AsyncClient("http://127.0.0.1:9", "ana"))
     listening: list[object] = []
     feed.listen = listening.append  # type: ignore[method-assign, assignment]
-    feed.leave = listening.remove  # type: ignore[method-assign, assignment]
-    widget = TeamUsage(feed, lambda: now[0])
-    for number, (at, shown) in enumerate(((3599.0, True), (3601.0, True), (7199.0, True), (7300.0, False))):
+    feed.leave = lambda listener, wait=True: listening.remove(listener)  # type: ignore[method-assign, assignment]
+    cells, output = Cells(lambda: now[0]), Kept()
+    shown = LiveUsage(feed, cells)
+    shown._output = output  # type: ignore[assignment]
+    shown._listen()
+    for number, (at, drawn) in enumerate(((3599.0, True), (3601.0, True), (7199.0, True), (7300.0, False))):
         now[0] = at
         if number == 1:
-            widget.used()  # a cell
-        widget.show(Picture(problem=f"problem {number}"))
-        assert (f"problem {number}" in widget.html.value) is shown
+            cells.begin()
+            cells.end()
+        shown.show(Picture(problem=f"problem {number}"))
+        assert (f"problem {number}" in output.text) is drawn
     assert listening == []
-    widget._stop.click()
-    assert listening == [widget.show]
-    widget.show(Picture(problem="again"))
-    assert "again" in widget.html.value
+    cells.keep(shown)
+    cells.begin()
+    assert listening == [shown.show]
+    shown.show(Picture(problem="again"))
+    assert "again" in output.text
+
+
+class Kept:
+    """A twin of LiveOutput that keeps what it shows as text."""
+
+    text = ""
+
+    def update(self, parts: list[dict[str, str]]) -> bool:
+        self.text = "\n".join(part["text/plain"] for part in parts)
+        return True
+
+    def repeat_missed(self) -> None:
+        pass
+
+
+def test_a_state_is_not_called_live_once_the_service_is_silent(feed: Feed, wire: Wire, ana: Client) -> None:
+    watcher = Watcher()
+    feed.listen(watcher)
+    known = watcher.until(lambda p: p.live and p.usage is not None)
+    wire.cut()
+    lost = watcher.until(lambda p: bool(p.problem))
+    feed.leave(watcher)
+    assert not lost.live
+    assert lost.usage == known.usage
+    parts = text_of([block for part in live_parts(lost) for block in part])
+    assert f"The quota service does not answer. State of {full_clock(lost.known_at)}." in parts
+
+
+def test_two_missed_heartbeats_end_a_live_stream() -> None:
+    assert STREAM_TIMEOUT.read is not None
+    assert 2 * 15 < STREAM_TIMEOUT.read < 3 * 15

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from makeway import bars, teams, view, words
 from makeway_api.bars import bar, scale
 from makeway_api.models import Lending, Notice, Offer, Reason, Session, State, Usage, Victim
+from nbconvert.filters import clean_html
 from samples import EVIL, NOW, ago, greedy, job, noticed, offers, preempted, team
 
 GPUS = st.integers(0, 40)
@@ -24,16 +25,19 @@ class Tags(HTMLParser):
     def __init__(self, text: str) -> None:
         super().__init__()
         self.seen: list[str] = []
+        self.attributes: set[str] = set()
         self.open: list[str] = []
         self.feed(text)
         self.close()
         assert self.open == []
 
-    def handle_startendtag(self, tag: str, attrs: object) -> None:
-        self.seen.append(tag)
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        self.handle_endtag(tag)
 
-    def handle_starttag(self, tag: str, attrs: object) -> None:
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.seen.append(tag)
+        self.attributes |= {name for name, _ in attrs}
         if tag not in VOID:
             self.open.append(tag)
 
@@ -41,8 +45,14 @@ class Tags(HTMLParser):
         assert self.open.pop() == tag
 
 
-def widths(svg: str, kind: str) -> float:
-    return sum(float(w) for w in re.findall(rf'class="mw-s mw-{kind}"[^>]* width="([\d.]+)"', svg))
+def boxes(drawn: str, kind: str) -> list[tuple[float, float]]:
+    """Return left edge and width of each box of a kind."""
+    found = re.findall(rf'class="mw-{kind}" style="[^"]*left:([\d.]+)px;[^"]*width:([\d.]+)px', drawn)
+    return [(float(left), float(width)) for left, width in found]
+
+
+def widths(drawn: str, kind: str) -> float:
+    return sum(width for _, width in boxes(drawn, kind))
 
 
 @pytest.mark.covers("N13")
@@ -68,11 +78,10 @@ def test_the_parts_of_a_bar_are_as_wide_as_their_numbers(
         ("free", free),
     ):
         assert widths(svg, kind) == pytest.approx(amount * per_gpu, abs=0.006)
-    end = float(re.search(r'class="mw-end" d="M([\d.]+)', svg)[1])  # type: ignore[index]
-    tick = float(re.search(r'class="mw-tick" d="M([\d.]+)', svg)[1])  # type: ignore[index]
-    assert tick == pytest.approx(bars.PAD + shown.reserved * per_gpu, abs=0.006)
-    assert end == pytest.approx(bars.PAD + shown.end * per_gpu, abs=0.006)
-    assert end <= bars.WIDTH + bars.PAD + 0.01
+    ((_, end),), ((tick, _),) = boxes(svg, "end"), boxes(svg, "tick")
+    assert tick == pytest.approx(shown.reserved * per_gpu, abs=0.006)
+    assert end == pytest.approx(shown.end * per_gpu, abs=0.006)
+    assert end <= bars.WIDTH + 0.01
     Tags(svg)
 
 
@@ -137,18 +146,31 @@ def test_control_characters_never_reach_a_terminal() -> None:
     assert "\x1b" not in view.job_text(job(name=EVIL, message=EVIL, state=State.FAILED))
 
 
-def test_html_is_complete_by_itself() -> None:
-    html = view.job_card(job(), NOW)
-    assert html.count("<style>") == 1
-    assert "var(--jp-ui-font-color1" in html
-    assert re.search(r"(src|href)=", html) is None
+@pytest.mark.parametrize("html", everything_evil(), ids=["card", "jobs", "live", "gpus"])
+def test_html_is_complete_by_itself_without_a_style_sheet(html: str) -> None:
+    assert "<style" not in html
+    assert "<svg" not in html
+    assert Tags(html).attributes <= {"class", "style", "dir", "role", "title"} | {
+        f"aria-{name}" for name in ("label", "valuemin", "valuemax", "valuenow")
+    }
+
+
+@pytest.mark.parametrize("html", everything_evil(), ids=["card", "jobs", "live", "gpus"])
+def test_html_is_still_html_where_nbconvert_sanitizes_it(html: str) -> None:
+    """Its sanitizer turns every element that it does not know into visible text, and adds `tbody` to tables."""
+    clean = re.sub("&lt;/?tbody&gt;", "", clean_html(html))
+    assert "style=" not in clean
+    assert re.search(r"&lt;(?!img)", clean) is None
+    words_of = re.sub(r"<[^>]+>", "", clean)
+    assert re.search(r"[a-z)]free|free[.]?\d", words_of) is None
 
 
 @pytest.mark.parametrize(
     ("data", "text"),
     [
         (job(), "in quota"),
-        (job(over_quota=True, borrowed_from=["devops"]), "over quota, borrowed from devops; no checkpoint yet"),
+        (job(over_quota=True, borrowed_from=["devops"]), "over quota, borrowed from DevOps; no checkpoint yet"),
+        (job(over_quota=True, borrowed_from=["ml"]), "over quota, borrowed from ml; no checkpoint yet"),
         (preempted(), "rnd uses 9 of its limit of 9 GPUs; this job needs 3."),
         (job(State.SUCCEEDED, message="saved at step 40"), "saved at step 40"),
     ],
@@ -180,11 +202,12 @@ def test_banners_for_both_sides_of_a_reclaim() -> None:
         id="s", user="ana", server="", profile="gpu1", team="rnd", gpus=1, state=State.CHECKPOINTING, phase="running",
         submitted_at=ago(9), notice=notice,
     )  # fmt: skip
-    html = teams.banners(teams.Picture(mine=(noticed(), coming), sessions=(session,)))
+    usage = Usage(at=NOW, teams=[team("devops", title="DevOps")], total=10, used=4, free=6)
+    html = teams.banners(teams.Picture(usage=usage, mine=(noticed(), coming), sessions=(session,)))
     assert html.count('role="status"') == 3
-    assert "Your job mnist makes way for devops (bo); it may save until" in html
+    assert "Your job mnist makes way for DevOps (bo); it may save until" in html
     assert "GPUs are on their way to your job big: 3 GPUs of rnd" in html
-    assert "This notebook has to make way for devops: save your work before" in html
+    assert "This notebook has to make way for DevOps: save your work before" in html
 
 
 @pytest.mark.covers("F37")

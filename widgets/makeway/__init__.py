@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from .magics import load_ipython_extension, unload_ipython_extension
     from .problems import JobError, Refused
     from .submission import submit
+    from .team_usage import usage
     from .teams import gpus_now as gpus
     from .training import Job, Jobs, job, jobs
-    from .widgets import usage
 
 __version__ = "0.1.0"
 
@@ -33,7 +33,7 @@ _HOME = {
     "load_ipython_extension": "magics.load_ipython_extension",
     "submit": "submission.submit",
     "unload_ipython_extension": "magics.unload_ipython_extension",
-    "usage": "widgets.usage",
+    "usage": "team_usage.usage",
 }
 
 __all__ = [

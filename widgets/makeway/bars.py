@@ -1,82 +1,72 @@
-"""Draw a team's bar as SVG that is complete by itself: no ids, no scripts, readable in a saved notebook.
+"""Draw a team's bar as nested boxes that are complete by themselves: no ids, no text, nothing where styles are removed.
 
-The layout is `makeway_api.bars`; this module only turns GPUs into pixels.
+The layout is `makeway_api.bars`; this module only turns GPUs into pixels. The numbers stand in the table beside it.
 """
 
 from __future__ import annotations
 
 from makeway_api.bars import KINDS, Bar, Part
-from makeway_api.quantities import number
 from markupsafe import Markup
 
-WIDTH = 300
-HEIGHT = 18
-PAD = 3
-"""Pixels left, right, above and below for the mark at the reservation."""
-_HATCHED = ("borrowed", "lent")
+from .blocks import safe
 
-_SVG = Markup(
-    '<svg class="mw-bar" role="img" aria-label="{text}" width="{width}" height="{height}" '
-    'viewBox="0 0 {width} {height}"><title>{text}</title>'
-    '<rect class="mw-room" x="{pad}" y="{pad}" width="{end}" height="{inner}"/>{parts}'
-    '<path class="mw-end" d="M{end_x} {pad}v{inner}"/><path class="mw-tick" d="M{tick} 0v{height}"/></svg>'
+WIDTH = 300
+HEIGHT = 16
+_HATCH = "background-image:repeating-linear-gradient(135deg,rgba(255,255,255,.5) 0 2px,transparent 2px 6px)"
+_FILLS = {
+    "guaranteed": "background-color:#3f63b8",
+    "in_quota": "background-color:#5b9fdb",
+    "borrowed": f"background-color:#d9822b;{_HATCH}",
+    "lent": f"background-color:#8d6cc4;{_HATCH}",
+    "free": "background-color:rgba(128,128,128,.08);box-shadow:inset 0 0 0 1px rgba(128,128,128,.7)",
+}
+_BAR = Markup(
+    '<div class="mw-bar" role="img" aria-label="{text}" title="{text}" style="position:relative;width:{width}px;'
+    'height:{height}px">{room}{parts}{tick}</div>'
 )
-_RECT = Markup('<rect class="mw-s mw-{kind}" x="{x}" y="{y}" width="{width}" height="{height}"/>')
-_NUMBER = Markup('<text class="mw-n mw-n-{kind}" x="{x}" y="{y}">{text}</text>')
+_BOX = Markup(
+    '<div class="mw-{kind}" style="position:absolute;left:{x}px;top:{y}px;width:{width}px;height:{height}px;{fill}">'
+    "</div>"
+)
+_ROOM = "background-color:rgba(128,128,128,.14);border-right:2px solid rgba(128,128,128,.7)"
+_TICK = "background-color:currentColor"
 _KEY = Markup(
-    '<span class="mw-key" title="{meaning}"><svg width="14" height="12" aria-hidden="true">{shape}</svg>{label}</span>'
-)
-_MARKS = Markup(
-    '<span class="mw-key"><svg width="6" height="12" aria-hidden="true"><path class="mw-tick" d="M3 0v12"/></svg>'
-    'reservation</span><span class="mw-key">bar ends at the limit</span>'
+    '<span title="{meaning}" style="white-space:nowrap"><span style="display:inline-block;width:{width}px;height:10px;'
+    'margin-right:4px;{fill}"></span>{label}</span>'
 )
 
 
 def draw(bar: Bar, per_gpu: float) -> Markup:
-    """Return a bar as SVG; `per_gpu` is the width of one GPU in pixels (`makeway_api.bars.scale`)."""
-    return _SVG.format(
-        text=bar.sentence,
-        width=WIDTH + 2 * PAD,
-        height=HEIGHT + 2 * PAD,
-        inner=HEIGHT,
-        pad=PAD,
-        end=_px(bar.end * per_gpu),
-        end_x=_px(PAD + bar.end * per_gpu),
-        tick=_px(PAD + bar.reserved * per_gpu),
+    """Return a bar as HTML; `per_gpu` is the width of one GPU in pixels (`makeway_api.bars.scale`)."""
+    return _BAR.format(
+        text=safe(bar.sentence),
+        width=WIDTH + 4,
+        height=HEIGHT + 4,
+        room=_box("end", 0, bar.end * per_gpu, _ROOM),
         parts=Markup("").join(_part(part, per_gpu) for part in bar.parts),
+        tick=_box("tick", bar.reserved * per_gpu, 2, _TICK, overlap=2),
     )
 
 
 def legend() -> Markup:
     """Return the meaning of the colours and marks."""
-    keys = (
-        _KEY.format(meaning=kind.meaning, shape=_shape(kind.name, 1, 1, 12, 10), label=kind.label) for kind in KINDS
-    )
-    return Markup('<div class="mw-legend">{}{}</div>').format(Markup("").join(keys), _MARKS)
+    keys = [_key(kind.label, kind.meaning, _FILLS[kind.name]) for kind in KINDS]
+    keys += [_key("reservation", "where the reservation ends", _TICK, width=2)]
+    ends = Markup("bar ends at the limit")
+    text = Markup(" · ").join([*keys, ends])
+    return Markup('<div style="opacity:.85;font-size:.92em">{}</div>').format(text)
 
 
 def _part(part: Part, per_gpu: float) -> Markup:
-    x, width, text = PAD + part.start * per_gpu, part.gpus * per_gpu, number(part.gpus)
-    shape = _shape(part.kind.name, x, PAD, width, HEIGHT)
-    if width < 9 * len(text) + 6:
-        return shape
-    return shape + _NUMBER.format(kind=part.kind.name, x=_px(x + width / 2), y=_px(PAD + HEIGHT / 2 + 4), text=text)
+    return _box(part.kind.name, part.start * per_gpu, part.gpus * per_gpu, _FILLS[part.kind.name])
 
 
-def _shape(kind: str, x: float, y: float, width: float, height: float) -> Markup:
-    rect = _RECT.format(kind=kind, x=_px(x), y=_px(y), width=_px(width), height=_px(height))
-    return rect + (_hatch(x, y, width, height) if kind in _HATCHED else Markup(""))
+def _box(kind: str, x: float, width: float, fill: str, overlap: int = 0) -> Markup:
+    return _BOX.format(kind=kind, x=_px(x), y=2 - overlap, width=_px(width), height=HEIGHT + 2 * overlap, fill=fill)
 
 
-def _hatch(x: float, y: float, width: float, height: float, step: float = 6) -> Markup:
-    """Return slanted lines, cut at the rectangle's edges: an SVG pattern would need an id unique in the notebook."""
-    lines, at = [], x - height + step / 2
-    while at < x + width:
-        left, right = max(at, x), min(at + height, x + width)
-        if right > left:
-            lines.append(f"M{_px(left)} {_px(y + height - (left - at))}L{_px(right)} {_px(y + height - (right - at))}")
-        at += step
-    return Markup('<path class="mw-hatch" d="{}"/>').format("".join(lines)) if lines else Markup("")
+def _key(label: str, meaning: str, fill: str, width: int = 14) -> Markup:
+    return _KEY.format(meaning=meaning, fill=fill, label=label, width=width)
 
 
 def _px(value: float) -> str:

@@ -24,6 +24,8 @@ NOT_CONFIGURED = (
     'or call makeway.connect("URL", "TOKEN"). `%%train --local` works without.'
 )
 
+FRESH_TOKEN = "Restart your server from the Hub to get a new token, or set MAKEWAY_TOKEN to a fresh one."
+
 _explicit: dict[str, str] = {}
 _client: Client | None = None
 _lock = threading.Lock()
@@ -59,6 +61,14 @@ def client() -> Client:
         return _client
 
 
+def key() -> tuple[str, str] | None:
+    """Return the address and the token in use, to notice that one of them has changed; None if none is configured."""
+    try:
+        return _where()
+    except Refused:
+        return None
+
+
 def async_client() -> AsyncClient:
     """Return a new client for one event loop, which has to close it."""
     return AsyncClient(*_where())
@@ -77,7 +87,9 @@ def explain(error: MakewayError) -> Refused:
         return error
     message = error.message
     if error.status == 401:
-        message += " Restart your server from the Hub to get a new token, or set MAKEWAY_TOKEN to a fresh one."
+        message += " " + FRESH_TOKEN
+        if _explicit:
+            message += ' Here makeway.connect("URL", "TOKEN") chose the token: call it again with the fresh one.'
     for issue in error.errors[:3]:
         text = str(issue.get("message") or issue.get("msg") or "")
         if text and text not in message:

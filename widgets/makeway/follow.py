@@ -95,7 +95,8 @@ def preempted_for(data: Job) -> str:
     until = f"it may save until {clock(notice.deadline)}"
     if notice.preempt_test:
         return f"for your test of preemption; {until}"
-    team = f"{notice.by_team} ({notice.by_owner})" if notice.by_team and notice.by_owner else notice.by_team
+    name = data.title(notice.by_team)
+    team = f"{name} ({notice.by_owner})" if name and notice.by_owner else name
     return f"{f'for {team}' if team else notice.reason}; {until}"
 
 

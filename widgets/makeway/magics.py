@@ -51,7 +51,7 @@ class MakewayMagics(Magics):
     @_magic(options.gpus)
     def gpus(self, args: Any) -> Any:
         if args.live:
-            from .widgets import usage
+            from .team_usage import usage
 
             return usage()
         return teams.gpus_now()

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 from makeway_api.models import StorageDeleted, StorageReport, StorageTeam
 from makeway_api.quantities import count, size
-from markupsafe import Markup
 
+from .blocks import bundle, line
 from .connection import client, explained
-from .looks import styled
 from .words import day_clock, plain, typed
 
 SHOWN = 5
@@ -31,8 +30,8 @@ class Quota:
     def __repr__(self) -> str:
         return "\n".join(self.lines)
 
-    def _repr_html_(self) -> str:
-        return str(styled(*(Markup("<div>{}</div>").format(line) for line in self.lines)))
+    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
+        return bundle([line(text) for text in self.lines])
 
 
 def quota_now() -> Quota:

@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 
 def _victim(victim: Victim) -> str:
     """Return who would make way; of another team's work neither name nor owner are known."""
+    team = victim.team_title or victim.team
     if not victim.owner:
-        return f"work of {victim.team} ({gpus(victim.gpus)})"
-    return f"{victim.name or victim.id} of {victim.team} ({victim.owner}, {gpus(victim.gpus)})"
+        return f"work of {team} ({gpus(victim.gpus)})"
+    return f"{victim.name or victim.id} of {team} ({victim.owner}, {gpus(victim.gpus)})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +93,7 @@ class DryRunResult:
         offer = self.answer.offer
         runs = " ".join(self.answer.command)
         lines = [
-            f"Dry run: {offer.profile} in {offer.team or 'no team'}. Nothing was submitted.",
+            f"Dry run: {offer.profile} in {offer.team_title or offer.team or 'no team'}. Nothing was submitted.",
             f"  {offer.message}",
             f"  Sends {count(self.answer.files, 'file')}, {size(self.answer.bytes)}; runs `{runs}`.",
         ]
@@ -171,10 +172,10 @@ def risk(job: Job, submission: Submission) -> str:
     data = job.data
     if not data.over_quota:
         return ""
-    lender = f"GPUs of {listed(data.borrowed_from)}" if data.borrowed_from else "idle GPUs of other teams"
+    lender = f"GPUs of {listed(data.lenders)}" if data.borrowed_from else "idle GPUs of other teams"
     text = (
-        f"Over quota: {data.team}'s reservation does not cover this job's {gpus(data.gpus)}. It runs on {lender} until "
-        "their owner needs them; then it gets a notice, "
+        f"Over quota: {data.title(data.team)}'s reservation does not cover this job's {gpus(data.gpus)}. It runs on "
+        f"{lender} until their owner needs them; then it gets a notice, "
     )
     if not data.durable_checkpoints:
         text += "makes way, and later starts from the beginning by itself, because checkpoints are not kept here."

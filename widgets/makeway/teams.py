@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from makeway_api.bars import Bar, bar, scale
+from makeway_api.bars import bar, scale
 from makeway_api.durations import duration
 from makeway_api.errors import MakewayError
 from makeway_api.models import Job, Offer, OfferTable, Session, State, TeamUsage, Usage
@@ -14,17 +14,16 @@ from makeway_api.quantities import gpus, listed, number
 from markupsafe import Markup
 
 from . import bars
+from .blocks import Banner, Block, Bold, Cell, Chip, Drawing, Inline, Soft, Table, bundle, html, line
 from .connection import client, explain
 from .follow import preempted_for
-from .looks import styled
-from .view import jobs_rows
-from .words import clock, table
+from .view import jobs_block
+from .words import clock, full_clock, table
 
 HEAD = ("TEAM", "RESERVED", "LIMIT", "USED", "MINE", "BORROWED", "LENT", "FREE", "WAITING")
 VIRTUAL = "These GPUs are virtual: this machine has none, and jobs run without one."
 NO_TEAM = "You are in no team, so no GPUs are reserved for you; ask an administrator to add you to one."
 _MOST_JOBS = 20
-_LINE = Markup("<div>{}</div>")
 
 
 @dataclass(frozen=True)
@@ -41,14 +40,11 @@ class Gpus:
         notes = [*borrowing(teams), now_line(self.table), *([VIRTUAL] if self.table.virtual else [])]
         return "\n".join([*([self.table.problem] if self.table.problem else []), text, *notes])
 
+    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
+        return bundle(gpus_blocks(self.table), repr(self))
+
     def _repr_html_(self) -> str:
-        teams = self.table.usage
-        if not teams:
-            return str(styled(_LINE.format(NO_TEAM)))
-        notes = [_LINE.format(line) for line in borrowing(teams)]
-        now = Markup('<div class="mw-title">{}</div>').format(now_line(self.table))
-        badge, problem = virtual_badge(self.table.virtual), _problem(self.table.problem)
-        return str(styled(problem, badge, usage_table(teams), bars.legend(), *notes, now))
+        return str(html(gpus_blocks(self.table)))
 
 
 @dataclass(frozen=True)
@@ -63,8 +59,15 @@ class Picture:
     sessions: tuple[Session, ...] = ()
     problem: str = ""
     live: bool = False
-    at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    at: datetime = field(default_factory=lambda: datetime.now(UTC), compare=False)
     """when it last changed"""
+    known_at: datetime = field(default_factory=lambda: datetime.now(UTC), compare=False)
+    """when the service said so last"""
+
+    def title(self, team: str | None) -> str:
+        """Return the title of a team, or its id where it is not known."""
+        titles = {each.team: each.title for each in self.usage.teams} if self.usage else {}
+        return titles.get(team or "") or team or ""
 
 
 def gpus_now() -> Gpus:
@@ -79,7 +82,7 @@ def row(team: TeamUsage) -> tuple[str, ...]:
     """Return one team as text, in the order of HEAD."""
     limit = "none" if team.limit is None else number(team.limit)
     numbers = (team.used, team.mine, team.borrowed, team.lent, team.free, team.waiting)
-    return (team.team, number(team.reserved), limit, *(number(n) for n in numbers))
+    return (team.title or team.team, number(team.reserved), limit, *(number(n) for n in numbers))
 
 
 def borrowing(teams: Iterable[TeamUsage]) -> list[str]:
@@ -124,88 +127,116 @@ def _for_team(offers: Sequence[Offer]) -> str:
     return ", ".join(parts)
 
 
-# -- HTML --------------------------------------------------------------------------------------------------------
+# -- outputs -------------------------------------------------------------------------------------------------------
 
 
-def virtual_badge(virtual: bool) -> Markup:
+def virtual_badge(virtual: bool) -> list[Inline]:
     """Return the badge that marks virtual GPUs wherever they appear."""
-    text = Markup('<span class="mw-chip mw-virtual" title="{}">virtual GPUs</span>')
-    return text.format(VIRTUAL) if virtual else Markup("")
+    return [Chip("virtual GPUs", dashed=True)] if virtual else []
 
 
-def usage_table(teams: Sequence[TeamUsage], total: float | None = None) -> Markup:
+def usage_table(teams: Sequence[TeamUsage], total: float | None = None) -> Table:
     """Return a table with a bar and the numbers of each team, all bars on one scale."""
     size = total if total is not None else max((t.limit or t.used or t.reserved for t in teams), default=0)
     drawn = [bar(team, size) for team in teams]
     per_gpu = scale(drawn, bars.WIDTH)
-    heads = Markup("").join(Markup('<th class="mw-r">{}</th>').format(head.capitalize()) for head in HEAD[1:])
-    body = Markup("").join(_team_row(each, per_gpu) for each in drawn)
-    return Markup("<table><thead><tr><th>Team</th><th></th>{}</tr></thead><tbody>{}</tbody></table>").format(
-        heads, body
-    )
+    head = ["Team", "Bar", *(name.capitalize() for name in HEAD[1:])]
+    rows = [(_name(each.team), Drawing(bars.draw(each, per_gpu)), *row(each.team)[1:]) for each in drawn]
+    return Table(head, rows, frozenset(range(2, len(head))))
 
 
-def _team_row(drawn: Bar, per_gpu: float) -> Markup:
-    team = drawn.team
-    cells = Markup("").join(Markup('<td class="mw-r">{}</td>').format(text) for text in row(team)[1:])
-    name = Markup("<b>{}</b>").format(team.title or team.team)
-    if team.title not in ("", team.team):
-        name += Markup(' <span class="mw-soft">{}</span>').format(team.team)
-    return Markup("<tr><td>{}</td><td>{}</td>{}</tr>").format(name, bars.draw(drawn, per_gpu), cells)
+def _name(team: TeamUsage) -> Cell:
+    title = team.title or team.team
+    return Bold(title) if title == team.team else (Bold(title), Soft(team.team))
 
 
-def banners(picture: Picture) -> Markup:
+def gpus_blocks(offers: OfferTable) -> list[Block]:
+    """Return my teams' usage and what I can have now, as one output."""
+    if not offers.usage:
+        return [line(NO_TEAM)]
+    problem: list[Block] = [Banner(offers.problem, "bad", status=False)] if offers.problem else []
+    badge = virtual_badge(offers.virtual)
+    return [
+        *problem,
+        *([line(*badge)] if badge else []),
+        usage_table(offers.usage),
+        Drawing(bars.legend()),
+        *(line(text) for text in borrowing(offers.usage)),
+        line(Bold(now_line(offers)), space=6),
+        line(Soft(f"State of {full_clock(offers.at)}.")),
+    ]
+
+
+def banner_blocks(picture: Picture) -> list[Block]:
     """Return both sides of a reclaim (row N14): which team takes my GPUs and by when, and which GPUs come to me."""
-    lines = []
+    found: list[Block] = []
     for job in picture.mine:
         name = job.name or job.id
         if job.state is State.CHECKPOINTING:
-            lines.append(
-                ("", f"Your job {name} makes way {preempted_for(job)}. It resumes by itself when GPUs are free.")
-            )
+            text = f"Your job {name} makes way {preempted_for(job)}. It resumes by itself when GPUs are free."
+            found.append(Banner(text))
         elif job.state is State.PENDING and job.reason and job.reason.code == "reclaiming":
-            lines.append(("mw-coming", f"GPUs are on their way to your job {name}: {job.reason.message}"))
+            found.append(Banner(f"GPUs are on their way to your job {name}: {job.reason.message}", "good"))
     for session in picture.sessions:
         if session.notice and not session.state.ended:
-            team = f" for {session.notice.by_team}" if session.notice.by_team else ""
+            by = picture.title(session.notice.by_team)
+            team = f" for {by}" if by else ""
             until = clock(session.notice.deadline)
-            lines.append(("mw-away", f"This notebook has to make way{team}: save your work before {until}."))
-    banner = Markup('<div class="mw-banner {}" role="status">{}</div>')
-    return Markup("").join(banner.format(kind, text) for kind, text in lines)
+            found.append(Banner(f"This notebook has to make way{team}: save your work before {until}.", "bad"))
+    return found
+
+
+def banners(picture: Picture) -> Markup:
+    """Return the banners in HTML; empty without any."""
+    found = banner_blocks(picture)
+    return html(found) if found else Markup("")
+
+
+def live_parts(picture: Picture, paused: str = "") -> list[list[Block]]:
+    """Return the parts of the live output; each is the same until what it says changes.
+
+    `paused` is the sentence that says why nothing newer is shown.
+    """
+    usage = picture.usage
+    problem = picture.problem or (usage.problem if usage else None) or ""
+    if picture.problem and usage is not None:
+        problem = f"{picture.problem} State of {full_clock(picture.known_at)}."
+    told: list[Block] = [Banner(problem, "bad")] if problem else []
+    badge = virtual_badge(usage.virtual) if usage else []
+    title: list[Block] = [*told, *banner_blocks(picture), line(Bold("GPUs"), *badge)]
+    if usage is None:
+        unknown = "The state of the GPUs is not known: the quota service has not answered yet."
+        return [title, [line(Soft(unknown))], [], [], [line(*_knowledge(picture, paused))]]
+    mine = [t for t in usage.teams if t.team in picture.teams]
+    rest = [t for t in usage.teams if t.team not in picture.teams]
+    cluster = line(Soft(f"{number(usage.used)} of {gpus(usage.total)} in use, {number(usage.free)} idle"))
+    table: list[Block] = [usage_table([*mine, *rest], usage.total), Drawing(bars.legend())]
+    lends: list[Block] = [line(text) for text in borrowing(mine)]
+    return [
+        title,
+        [cluster, *(table if usage.teams else [line(NO_TEAM)]), *lends],
+        _section("My jobs", picture.mine, "No job is waiting or running.", owner=False),
+        _section("Queue", picture.waiting, "No job is waiting.", owner=True),
+        [line(*_knowledge(picture, paused))],
+    ]
 
 
 def live(picture: Picture) -> Markup:
-    """Return the live widget's whole content: it depends on the picture alone, and is the same until that changes."""
-    usage = picture.usage
-    problem = _problem(picture.problem or (usage.problem if usage else None))
-    if usage is None:
-        return styled(problem or Markup('<div class="mw-soft">Connecting to the quota service …</div>'))
-    mine = [t for t in usage.teams if t.team in picture.teams]
-    rest = [t for t in usage.teams if t.team not in picture.teams]
-    cluster = f"{number(usage.used)} of {gpus(usage.total)} in use, {number(usage.free)} idle"
-    mode = "Live" if picture.live else "Updated every few seconds"
-    return styled(
-        problem,
-        banners(picture),
-        Markup('<div><b>GPUs</b> <span class="mw-soft">{}</span> {}</div>').format(
-            cluster, virtual_badge(usage.virtual)
-        ),
-        usage_table([*mine, *rest], usage.total) if usage.teams else _LINE.format(NO_TEAM),
-        bars.legend() if usage.teams else Markup(""),
-        *(_LINE.format(line) for line in borrowing(mine)),
-        _section("My jobs", picture.mine, "No job is waiting or running.", owner=False),
-        _section("Queue", picture.waiting, "No job is waiting.", owner=True),
-        Markup('<div class="mw-soft">{}, last change {}</div>').format(mode, clock(picture.at)),
-    )
+    """Return the whole live output in HTML: it depends on the picture alone, and is the same until that changes."""
+    return Markup("").join(html(part) for part in live_parts(picture))
 
 
-def _problem(sentence: str | None) -> Markup:
-    return Markup('<div class="mw-banner mw-away">{}</div>').format(sentence) if sentence else Markup("")
+def _knowledge(picture: Picture, paused: str) -> tuple[Inline, ...]:
+    if picture.usage is None:
+        return ()
+    if paused:
+        return (Bold(paused), f"State of {full_clock(picture.known_at)}.")
+    mode = "" if picture.live else " There is no live connection: updated every few seconds."
+    return (Soft(f"Last change: {full_clock(picture.at)}.{mode}"),)
 
 
-def _section(title: str, jobs: Sequence[Job], none: str, owner: bool) -> Markup:
-    soft = Markup('<div class="mw-soft">{}</div>')
-    body = jobs_rows(jobs[:_MOST_JOBS], None, owner) if jobs else soft.format(none)
+def _section(title: str, jobs: Sequence[Job], none: str, owner: bool) -> list[Block]:
+    body: Block = jobs_block(jobs[:_MOST_JOBS], None, owner) if jobs else line(Soft(none))
     hidden = len(jobs) - _MOST_JOBS
-    more = soft.format(f"… and {hidden} more") if hidden > 0 else Markup("")
-    return Markup('<div class="mw-title">{}</div>').format(title) + body + more
+    more: list[Block] = [line(Soft(f"… and {hidden} more"))] if hidden > 0 else []
+    return [line(Bold(title), space=6), body, *more]

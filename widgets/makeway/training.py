@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pickle
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any, SupportsIndex, TypeVar, overload
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar, overload
 
 from makeway_api import models
 from makeway_api.durations import duration
@@ -17,10 +18,14 @@ from makeway_api.models import Checkpoint, Decision, State
 from makeway_api.quantities import count, listed
 
 from . import view
+from .blocks import bundle
 from .connection import client, explain, me
 from .follow import Reporter, changes, leaving_alone, print_log, read_log
 from .problems import JobError, Refused, StillRunning
 from .words import did_you_mean, state_word, typed
+
+if TYPE_CHECKING:
+    from .feed import Feed
 
 T = TypeVar("T")
 
@@ -40,12 +45,19 @@ def _call(call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         raise explain(error) from None
 
 
+def _feed() -> Feed | None:
+    """Return the feed of the live outputs, where one was shown: commands need none of it."""
+    module = sys.modules.get(f"{__package__}.feed")
+    return None if module is None else module.FEED
+
+
 class Job:
     """One job; its state is read from the service, so any kernel may use it at any time."""
 
     def __init__(self, data: models.Job) -> None:
         self.data: models.Job = data
         self._at = time.monotonic()
+        self._known_at = datetime.now(UTC)
 
     # -- identity ----------------------------------------------------------------------------------------------
 
@@ -210,10 +222,28 @@ class Job:
     # -- display -----------------------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
-        return view.job_text(self._shown())
+        """Return what this kernel knows of it; the service is not asked."""
+        self._newest()
+        return view.job_text(self.data, self._known_at)
 
     def _repr_html_(self) -> str:
-        return str(view.job_card(self._shown(), datetime.now(UTC)))
+        self._newest()
+        return str(view.job_card(self.data, self._known_at))
+
+    def _ipython_display_(self) -> None:
+        """Show its card, which stays up to date until the job ends."""
+        from .live import CELLS
+
+        shown = self._shown()
+        if not CELLS.in_kernel:
+            raise NotImplementedError  # a terminal shows its text
+        from .cards import Card
+
+        Card(shown, self._known_at)
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
+        shown = self._shown()
+        return bundle([block for part in view.job_parts(shown, self._known_at) for block in part], repr(self))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Job) and other.id == self.id
@@ -224,12 +254,21 @@ class Job:
     # -- internal ----------------------------------------------------------------------------------------------
 
     def _keep(self, data: models.Job) -> Job:
-        self.data, self._at = data, time.monotonic()
+        self.data, self._at, self._known_at = data, time.monotonic(), datetime.now(UTC)
+        if (feed := _feed()) is not None:
+            feed.learn(data)
         return self
+
+    def _newest(self) -> None:
+        """Take what the live cards of this kernel know, where that is newer."""
+        if (feed := _feed()) is not None and (news := feed.news(self.id)) and news.known_at > self._known_at:
+            self.data, self._known_at = news.job, news.known_at
 
     def _shown(self) -> models.Job:
         """Return the newest state that is available within PATIENCE; never raises."""
-        if time.monotonic() - self._at > FRESH and not self.data.state.ended:
+        self._newest()
+        age = (datetime.now(UTC) - self._known_at).total_seconds()
+        if age > FRESH and not self.data.state.ended:
             fetching = threading.Thread(target=self._fetch_quietly, daemon=True, name="makeway-job")
             fetching.start()
             fetching.join(PATIENCE)
@@ -280,7 +319,7 @@ class Clones:
 
 
 class Jobs(list[Job]):
-    """A list of jobs that is shown as a table."""
+    """A list of jobs that is shown as a table; slices, sums and copies are, too."""
 
     def __init__(self, jobs: Iterable[Job] = (), *, more: bool = False, owner: bool = False) -> None:
         super().__init__(jobs)
@@ -294,14 +333,43 @@ class Jobs(list[Job]):
     def __getitem__(self, key: SupportsIndex | slice) -> Job | Jobs:
         return Jobs(super().__getitem__(key), owner=self.owner) if isinstance(key, slice) else super().__getitem__(key)
 
+    def __add__(self, other: list[Any]) -> Jobs:  # type: ignore[override]
+        if not isinstance(other, list):
+            return NotImplemented
+        return Jobs([*self, *other], more=self.more, owner=self.owner or getattr(other, "owner", False))
+
+    def __radd__(self, other: list[Any]) -> Jobs:
+        return Jobs([*other, *self], more=self.more, owner=self.owner) if isinstance(other, list) else NotImplemented
+
+    def __mul__(self, n: SupportsIndex) -> Jobs:
+        return Jobs(super().__mul__(n), more=self.more, owner=self.owner)
+
+    __rmul__ = __mul__
+
+    def copy(self) -> Jobs:
+        """Return the same jobs in a list of their own."""
+        return Jobs(self, more=self.more, owner=self.owner)
+
+    __copy__ = copy
+
     def __repr__(self) -> str:
         if not self:
-            return typed("No jobs. `%%train` at the top of a cell submits one.")
-        text = view.jobs_text([job.data for job in self], datetime.now(UTC), self.owner)
-        return text + (typed("\n… and older ones: %jobs --limit N") if self.more else "")
+            return typed(view.NO_JOBS)
+        known = [job.data for job in self]
+        text = view.jobs_text(known, self._known_at(), self.owner)
+        return text + (typed(f"\n{view.OLDER}") if self.more else "")
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
+        return bundle(view.jobs_blocks([job.data for job in self], self._known_at(), self.more, self.owner), repr(self))
 
     def _repr_html_(self) -> str:
-        return str(view.jobs_table([job.data for job in self], datetime.now(UTC), self.more, self.owner))
+        return str(view.jobs_table([job.data for job in self], self._known_at(), self.more, self.owner))
+
+    def _known_at(self) -> datetime:
+        """Return when the oldest of these states was read; the service is not asked."""
+        for job in self:
+            job._newest()
+        return min((job._known_at for job in self), default=datetime.now(UTC))
 
 
 def job(id: str) -> Job:

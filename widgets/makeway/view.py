@@ -1,8 +1,9 @@
-"""Show jobs as text and as HTML: pure functions of the service's answers, all user input escaped."""
+"""Show jobs as text and as outputs of a notebook: pure functions of the service's answers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 
 from makeway_api.durations import duration
@@ -10,11 +11,11 @@ from makeway_api.models import Attempt, Job, State
 from makeway_api.quantities import count, gpus, listed, number
 from markupsafe import Markup
 
+from .blocks import Block, Bold, Cell, Chip, Code, Facts, Inline, Line, Soft, Table, bundle, html, line, text_of
 from .follow import preempted_for
-from .looks import styled
-from .words import clock, day_clock, plain, since, state_word, table
+from .progress import progress_blocks, progress_cell
+from .words import clock, day_clock, full_clock, plain, since, state_word, typed
 
-JOB_HEAD = ("ID", "NAME", "STATE", "GPUS", "OWNER", "TEAM", "AGE", "WHY")
 MARKS = {
     State.PENDING: "…",
     State.STARTING: "→",
@@ -25,6 +26,10 @@ MARKS = {
     State.CANCELLED: "–",
     State.STOPPED: "–",
 }
+TONES = {State.RUNNING: "good", State.SUCCEEDED: "good", State.FAILED: "bad", State.CHECKPOINTING: "warn"}
+NO_JOBS = "No jobs. `%%train` at the top of a cell submits one."
+OLDER = "… and older ones: %jobs --limit N"
+_SHOWN_ATTEMPTS = 8
 
 
 def why(job: Job, now: datetime | None) -> str:
@@ -39,7 +44,7 @@ def why(job: Job, now: datetime | None) -> str:
             text += f" {job.reason.before} {clock(job.reason.not_before)}."
         return text
     if job.state is State.RUNNING:
-        lender = f", borrowed from {listed(job.borrowed_from)}" if job.borrowed_from else ""
+        lender = f", borrowed from {listed(job.lenders)}" if job.borrowed_from else ""
         return f"over quota{lender}; {checkpoint(job, now)}" if job.over_quota else "in quota"
     reason = job.reason.message if job.reason else ""
     return reason or job.message if job.state is State.CANCELLED else job.message or reason
@@ -61,36 +66,136 @@ def named(job: Job) -> str:
     return job.name if job.name != job.id else ""
 
 
-def job_row(job: Job, now: datetime) -> tuple[str, ...]:
-    """Return one line of the table of jobs, in the order of JOB_HEAD."""
-    word = f"{MARKS[job.state]} {state_word(job.state, job.preemptions, job.attempt)}"
-    age = duration(since(job.submitted_at, now))
-    return (job.id, named(job) or "–", word, number(job.gpus), job.owner, job.team, age, why(job, now))
+def chip(job: Job) -> Chip:
+    """Return the state as a small label."""
+    word = state_word(job.state, job.preemptions, job.attempt)
+    return Chip(f"{MARKS[job.state]} {word}", TONES.get(job.state, ""))
+
+
+# -- tables --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of the table of jobs, the same in outputs, in text and on the command line."""
+
+    name: str
+    cell: Callable[[Job, datetime | None], Cell]
+    right: bool = False
+    optional: bool = False
+    """left out where no job has anything to show in it"""
+
+
+COLUMNS = (
+    Column("ID", lambda job, _: Code(job.id)),
+    Column("Name", lambda job, _: named(job) or "–"),
+    Column("State", lambda job, _: chip(job)),
+    Column("Progress", lambda job, _: progress_cell(job), optional=True),
+    Column("GPUs", lambda job, _: number(job.gpus), right=True),
+    Column("Owner", lambda job, _: job.owner),
+    Column("Team", lambda job, _: job.title(job.team)),
+    Column("Age", lambda job, now: duration(since(job.submitted_at, now)), right=True),
+    Column("Since", lambda job, _: day_clock(job.submitted_at), right=True),
+    Column("Why", why),
+)
+
+
+def jobs_block(jobs: Sequence[Job], now: datetime | None, owner: bool = False) -> Table:
+    """Return jobs as a table, with their owners if asked for.
+
+    Without `now` it has clock times: it is the same until something happens, however long it is shown.
+    """
+    hidden = {"Since" if now else "Age", "" if owner else "Owner"}
+    columns = [column for column in COLUMNS if column.name not in hidden]
+    columns = [c for c in columns if not c.optional or any(c.cell(job, now) for job in jobs)]
+    return Table(
+        [column.name for column in columns],
+        [[column.cell(job, now) for column in columns] for job in jobs],
+        frozenset(n for n, column in enumerate(columns) if column.right),
+    )
+
+
+def jobs_blocks(jobs: Sequence[Job], now: datetime, more: bool = False, owner: bool = False) -> list[Block]:
+    """Return jobs as an output, as they were at `now`; `more` adds how to list older ones."""
+    if not jobs:
+        return [line(Soft(typed(NO_JOBS)))]
+    older: list[Block] = [line(Soft(OLDER))] if more else []
+    return [jobs_block(jobs, now, owner), *older, line(Soft(f"State of {full_clock(now)}."))]
 
 
 def jobs_text(jobs: Sequence[Job], now: datetime, owner: bool = False) -> str:
     """Return jobs as a plain table, with their owners if asked for."""
-    shown = [n for n, head in enumerate(JOB_HEAD) if owner or head != "OWNER"]
-    rows = [[job_row(job, now)[n] for n in shown] for job in jobs]
-    return table([JOB_HEAD[n] for n in shown], rows, right=frozenset({3}))
+    return text_of([jobs_block(jobs, now, owner)])
 
 
-def job_text(job: Job) -> str:
-    """Return a job in a few lines of plain text."""
-    now = datetime.now(job.submitted_at.tzinfo)
+def jobs_table(jobs: Sequence[Job], now: datetime, more: bool = False, owner: bool = False) -> Markup:
+    """Return jobs as a table in HTML."""
+    return html(jobs_blocks(jobs, now, more, owner))
+
+
+# -- one job -------------------------------------------------------------------------------------------------------
+
+
+def job_text(job: Job, now: datetime | None = None) -> str:
+    """Return a job in a few lines of plain text, as it was at `now` (default: the present)."""
+    now = now or datetime.now(job.submitted_at.tzinfo)
+    progress = [("Progress", text)] if (text := progress_cell(job)) else []
+    rows = [*facts(job, now), *progress, ("As of", full_clock(now))]
+    return "\n".join([_title(job), text_of([Facts(rows)])])
+
+
+def _title(job: Job) -> str:
     title = f"Job {job.id}" + (f" {job.name!r}" if named(job) else "")
-    lines = [f"{title}: {state_word(job.state, job.preemptions, job.attempt)}"]
-    lines += [f"  {label:<12}{plain(text)}" for label, text in facts(job, now)]
-    return "\n".join(lines)
+    return plain(f"{title}: {state_word(job.state, job.preemptions, job.attempt)}")
 
 
-def facts(job: Job, now: datetime) -> list[tuple[str, str]]:
-    """Return label and text of everything worth showing about a job."""
+def job_parts(job: Job, known_at: datetime, problem: str = "", idle: bool = False) -> list[list[Block]]:
+    """Return the two parts of a job's card: what it is, and how far it is, which changes more often.
+
+    `known_at` is when the service said so, `problem` why nothing newer is known, `idle` that progress is not followed.
+    """
+    virtual: list[Inline] = [Chip("virtual GPUs", dashed=True)] if job.virtual else []
+    head: list[Block] = [Line((Bold(named(job) or "Job without a name"), chip(job), *virtual, Code(job.id)))]
+    head += [Facts(steady_facts(job, None)), *_attempts(job)]
+    state = line(*_state_of(job, known_at, problem, idle))
+    return [head, [Facts(changing_facts(job, None)), *progress_blocks(job, known_at), state]]
+
+
+def job_bundles(job: Job, known_at: datetime, problem: str = "", idle: bool = False) -> list[dict[str, str]]:
+    """Return the parts of a job's card in every format."""
+    head, rest = job_parts(job, known_at, problem, idle)
+    return [bundle(head, "\n".join([_title(job), text_of(head[1:])])), bundle(rest)]
+
+
+def job_card(job: Job, now: datetime) -> Markup:
+    """Return the whole card in HTML."""
+    return Markup("").join(html(part) for part in job_parts(job, now))
+
+
+def _state_of(job: Job, known_at: datetime, problem: str, idle: bool) -> tuple[Inline, ...]:
+    present = Code(f"makeway.job('{job.id}')"), Soft("shows its present state.")
+    if problem:
+        return (Bold(problem), f"State of {full_clock(known_at)};", *present)
+    if job.state.ended:
+        return (Soft(f"Final state, read at {full_clock(known_at)}."),)
+    if idle:
+        paused = "Progress is not followed after an hour without a cell; run any cell to go on."
+        return (Soft(f"{paused} State of {full_clock(known_at)};"), *present)
+    return (Soft(f"State of {full_clock(known_at)};"), *present)
+
+
+def facts(job: Job, now: datetime | None) -> list[tuple[str, Cell]]:
+    """Return label and text of everything worth showing about a job; without `now` times are clock times."""
+    first, *others = steady_facts(job, now)
+    return [first, *changing_facts(job, now), *others]
+
+
+def steady_facts(job: Job, now: datetime | None) -> list[tuple[str, Cell]]:
+    """Return what stays the same while a job is in one state."""
     virtual = " (virtual)" if job.virtual else ""
     workers = f" over {count(job.workers, 'worker')}" if job.workers > 1 else ""
-    found = [("GPUs", f"{gpus(job.gpus)}{virtual}{workers}, profile {job.profile}, team {job.team}, owner {job.owner}")]
-    if text := why(job, now):
-        found.append(("Why", text))
+    owner = f"profile {job.profile}, team {job.title(job.team)}, owner {job.owner}"
+    found: list[tuple[str, Cell]] = [("GPUs", f"{gpus(job.gpus)}{virtual}{workers}, {owner}")]
     if job.placement and job.state.holds_gpus:
         nodes = (f"{g.node} (GPU {', '.join(map(str, g.devices))})" if g.devices else g.node for g in job.placement)
         found.append(("Where", listed(nodes)))
@@ -98,105 +203,43 @@ def facts(job: Job, now: datetime) -> list[tuple[str, str]]:
         preempted = f", made way {count(job.preemptions, 'time')}" if job.preemptions else ""
         failed = f", failed {count(job.failures, 'time')}" if job.failures else ""
         found.append(("Attempt", f"{job.attempt}{preempted}{failed}"))
-    if job.checkpoint is not None:
-        found.append(("Checkpoint", checkpoint(job, now).removeprefix("last checkpoint: ")))
-    found.append(("Time", times(job, now)))
+    return [*found, ("Time", times(job, now))]
+
+
+def changing_facts(job: Job, now: datetime | None) -> list[tuple[str, Cell]]:
+    """Return the reason of a job's state, and its newest checkpoint unless the reason names it."""
+    text = why(job, now)
+    found: list[tuple[str, Cell]] = [("Why", text)] if text else []
+    saved = checkpoint(job, now)
+    if job.checkpoint is not None and saved not in text:
+        found.append(("Checkpoint", saved.removeprefix("last checkpoint: ")))
     return found
 
 
-def times(job: Job, now: datetime) -> str:
-    """Return when a job was submitted, how long it runs or ran, and its limit."""
-    text = f"submitted {duration(since(job.submitted_at, now))} ago"
+def times(job: Job, now: datetime | None) -> str:
+    """Return when a job was submitted, how long it runs or ran, and its limit; without `now` as clock times."""
+
+    def at(moment: datetime) -> str:
+        return f"{duration(since(moment, now))} ago" if now else day_clock(moment)
+
+    text = f"submitted {at(job.submitted_at)}"
     if job.ended_at and job.state.ended:
         took = duration(since(job.started_at or job.submitted_at, job.ended_at))
-        text = f"took {took}, ended {duration(since(job.ended_at, now))} ago"
+        text = f"took {took}, ended {at(job.ended_at)}"
     elif job.started_at and job.state.holds_gpus:
-        text += f", runs for {duration(since(job.started_at, now))}"
+        runs = f"runs for {duration(since(job.started_at, now))}" if now else f"runs since {day_clock(job.started_at)}"
+        text += f", {runs}"
     return text + (f", limit {duration(job.time_limit)}" if job.time_limit else "")
 
 
-# -- HTML --------------------------------------------------------------------------------------------------------
-
-_CARD = Markup(
-    '<div class="mw-card"><div><b>{name}</b> {chip}{virtual} <span class="mw-soft mw-mono">{id}</span></div>'
-    '<table>{rows}</table>{attempts}<div class="mw-soft">As of {now}. '
-    "<span class=\"mw-mono\">makeway.job('{id}')</span> shows its present state.</div></div>"
-)
-_ROW = Markup(
-    '<tr><td class="mw-mono">{id}</td><td>{name}</td><td>{chip}</td><td class="mw-r">{gpus}</td>{owner}'
-    '<td>{team}</td><td class="mw-r">{age}</td><td>{why}</td></tr>'
-)
-_NO_JOBS = Markup(
-    '<div class="mw-soft">No jobs. <span class="mw-mono">%%train</span> at the top of a cell submits one.</div>'
-)
-_OLDER = Markup('<div class="mw-soft">… and older ones: <span class="mw-mono">%jobs --limit N</span></div>')
-
-
-def chip(job: Job) -> Markup:
-    """Return the state as a small label."""
-    word = state_word(job.state, job.preemptions, job.attempt)
-    return Markup('<span class="mw-chip mw-state-{}">{} {}</span>').format(job.state.value, MARKS[job.state], word)
-
-
-def job_card(job: Job, now: datetime) -> Markup:
-    """Return a job as a card that still reads right in a notebook saved a year ago."""
-    row = Markup("<tr><th>{}</th><td>{}</td></tr>")
-    return styled(
-        _CARD.format(
-            name=named(job) or "Job without a name",
-            chip=chip(job),
-            virtual=Markup(' <span class="mw-chip mw-virtual">virtual GPUs</span>') if job.virtual else "",
-            id=job.id,
-            rows=Markup("").join(row.format(label, text) for label, text in facts(job, now)),
-            attempts=_attempts(job),
-            now=f"{now.astimezone():%Y-%m-%d %H:%M:%S}",
-        )
-    )
-
-
-def jobs_table(jobs: Sequence[Job], now: datetime, more: bool = False, owner: bool = False) -> Markup:
-    """Return jobs as a styled table; `more` adds how to list older ones."""
-    if not jobs:
-        return styled(_NO_JOBS)
-    return styled(jobs_rows(jobs, now, owner), _OLDER if more else Markup(""))
-
-
-def jobs_rows(jobs: Iterable[Job], now: datetime | None, owner: bool = False) -> Markup:
-    """Return the bare table, with the jobs' owners if asked for.
-
-    Without `now` it has clock times: it is the same until something happens, however long it is shown.
-    """
-    heads = ["ID", "Name", "State", "GPUs", *(["Owner"] if owner else []), "Team", "Age" if now else "Since", "Why"]
-    numeric = Markup(' class="mw-r"')
-    cells = (
-        Markup("<th{}>{}</th>").format(numeric if head in ("GPUs", "Age", "Since") else "", head) for head in heads
-    )
-    body = (_row(job, now, owner) for job in jobs)
-    table = Markup("<table><thead><tr>{}</tr></thead><tbody>{}</tbody></table>")
-    return table.format(Markup("").join(cells), Markup("").join(body))
-
-
-def _row(job: Job, now: datetime | None, owner: bool) -> Markup:
-    return _ROW.format(
-        id=job.id,
-        name=named(job) or "–",
-        chip=chip(job),
-        gpus=number(job.gpus),
-        owner=Markup("<td>{}</td>").format(job.owner) if owner else "",
-        team=job.team,
-        age=duration(since(job.submitted_at, now)) if now else day_clock(job.submitted_at),
-        why=why(job, now),
-    )
-
-
-def _attempts(job: Job) -> Markup:
+def _attempts(job: Job) -> list[Block]:
     if len(job.attempts) < 2:
-        return Markup("")
-    row = Markup("<tr><td>{}</td><td>{}</td></tr>")
-    rows = Markup("").join(row.format(attempt.number, _history(attempt)) for attempt in job.attempts)
-    return Markup("<details><summary>{}</summary><table>{}</table></details>").format(
-        count(len(job.attempts), "attempt"), rows
-    )
+        return []
+    newest = job.attempts[-_SHOWN_ATTEMPTS:]
+    title = count(len(job.attempts), "attempt")
+    earlier = f"; the last {len(newest)}" if len(newest) < len(job.attempts) else ""
+    rows: list[tuple[Cell, ...]] = [(str(attempt.number), _history(attempt)) for attempt in newest]
+    return [line(f"{title}{earlier}:", space=4), Table(("Attempt", "What became of it"), rows)]
 
 
 def _history(attempt: Attempt) -> str:
@@ -206,8 +249,6 @@ def _history(attempt: Attempt) -> str:
         else f"since {clock(attempt.started_at)}"
     )
     parts = [ran, attempt.outcome or "running"]
-    if attempt.evicted_for:
-        parts.append(f"for {attempt.evicted_for}")
     if attempt.checkpoint and attempt.checkpoint.step is not None:
         parts.append(f"saved at step {attempt.checkpoint.step}")
     if attempt.lost_seconds:

@@ -38,13 +38,31 @@ def since(moment: datetime | None, now: datetime | None = None) -> float:
 
 
 def clock(moment: datetime) -> str:
-    """Return the local time of day: `14:20:05`."""
-    return moment.astimezone().strftime("%H:%M:%S")
+    """Return the local time of day with its zone, because the reader's may be another one: `14:20:05 UTC`."""
+    local = _local(moment)
+    return f"{local:%H:%M:%S} {_zone(local)}"
 
 
 def day_clock(moment: datetime) -> str:
-    """Return the local day and time of day, which stays true however long it is shown: `25 Nov 14:20`."""
-    return moment.astimezone().strftime("%d %b %H:%M")
+    """Return the local day and time of day, which stays true however long it is shown: `25 Nov 14:20 UTC`."""
+    local = _local(moment)
+    return f"{local:%d %b %H:%M} {_zone(local)}"
+
+
+def full_clock(moment: datetime) -> str:
+    """Return a moment as it reads in a notebook saved a year ago: `2026-11-25 14:20:05 UTC`."""
+    local = _local(moment)
+    return f"{local:%Y-%m-%d %H:%M:%S} {_zone(local)}"
+
+
+def _local(moment: datetime) -> datetime:
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone()
+
+
+def _zone(local: datetime) -> str:
+    """Return the name of a zone, or its distance from UTC where it has none: `CET`, `UTC+03`."""
+    name = local.tzname() or ""
+    return f"UTC{name}" if name[:1] in "+-" else name
 
 
 @contextmanager

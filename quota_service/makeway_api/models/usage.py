@@ -56,6 +56,7 @@ class Victim(Wire):
     id: str
     name: str
     team: str
+    team_title: str = ""
     owner: str
     gpus: float
 
@@ -65,6 +66,7 @@ class Offer(Wire):
 
     profile: str
     team: str | None
+    team_title: str = ""
     kind: Kind = Kind.SESSION
     code: str = Field(description="ready_now, ready_after_reclaim, waits or refused")
     message: str

@@ -181,7 +181,19 @@ class Job(Wire):
     )
     virtual: bool = False
     durable_checkpoints: bool = Field(True, description="whether an attempt finds the checkpoints of the one before")
+    titles: dict[str, str] = Field(
+        default_factory=dict, description="titles of the teams that are named in this job by their ids"
+    )
     version: int = 0
+
+    def title(self, team: str | None) -> str:
+        """Return the title of a team that this job names, or its id where the service sent no title."""
+        return self.titles.get(team or "") or team or ""
+
+    @property
+    def lenders(self) -> list[str]:
+        """Return the titles of the teams whose GPUs it borrows."""
+        return [self.title(team) for team in self.borrowed_from]
 
 
 class DryRun(Wire):

@@ -80,6 +80,7 @@ class JobAccess:
         world = context.world
         durable = world.durable_checkpoints
         job = views.job(row, virtual=world.virtual, durable=durable, attempts=attempts, now=context.clock())
+        job.titles = {team: title for team in views.teams_of(job) if (title := context.title(team)) != team}
         if self.may_read(caller, row):
             return job
         return private_job(job)

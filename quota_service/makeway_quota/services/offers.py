@@ -79,6 +79,7 @@ class OfferService:
         return Offer(
             profile=found.profile,
             team=found.policy,
+            team_title=self._context.title(found.policy),
             kind=kind,
             code=OFFER_CODES.get(found.code, found.code),
             message=message,
@@ -89,13 +90,15 @@ class OfferService:
 
     async def _victim(self, victim: OfferVictim, team: str) -> Victim:
         """Return a victim as the members of a team see it: that of another team is a job of that team, no more."""
+        title = self._context.title(victim.policy)
         if victim.policy != team:
-            return Victim(id="", name="", team=victim.policy, owner="", gpus=gpu(victim.gpus))
+            return Victim(id="", name="", team=victim.policy, team_title=title, owner="", gpus=gpu(victim.gpus))
         row = await self._context.world.row(victim.id)
         return Victim(
             id=victim.id,
             name=row.name if row else victim.id,
             team=victim.policy,
+            team_title=title,
             owner=victim.owner,
             gpus=gpu(victim.gpus),
         )

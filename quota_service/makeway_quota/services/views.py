@@ -111,6 +111,12 @@ def job(row: Workload, *, virtual: bool, durable: bool, attempts: Sequence[Attem
     )
 
 
+def teams_of(job: Job) -> set[str]:
+    """Return the id of every team that a job names: its own, its lenders, and the one that it makes way for."""
+    found = (job.team, *job.borrowed_from, job.notice.by_team if job.notice else None)
+    return {team for team in found if team}
+
+
 def _job_reason(row: Workload, now: float, durable: bool) -> Reason | None:
     """Return a running job's risk: whether it may be evicted, and how much work that would cost (F44)."""
     if row.state != "running":

@@ -1,0 +1,89 @@
+"""How far a job is: a bar, a rate, what remains, and a curve; and nothing where a service does not know."""
+
+from __future__ import annotations
+
+from math import inf, nan
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from makeway import blocks, progress, view
+from makeway_api.models import Job, State
+from samples import NOW, ago, job
+
+REPORT: dict[str, Any] = {
+    "step": 420, "total": 1000, "rate": 12.3, "remaining_seconds": 47.2, "updated_at": NOW,
+    "metrics": {"loss": 0.01234, "accuracy": 0.9},
+    "curve": {"name": "loss", "points": [[n, 64 - n] for n in range(64)]},
+}  # fmt: skip
+
+
+def reporting(state: State = State.RUNNING, **changes: Any) -> Job:
+    """Return a job as a service sends it that knows progress."""
+    shown = job(state)
+    object.__setattr__(shown, "__dict__", {**shown.__dict__, "progress": {**REPORT, **changes}})
+    return shown
+
+
+def text(shown: Job) -> str:
+    return blocks.text_of(progress.progress_blocks(shown, NOW))
+
+
+def test_a_report_becomes_a_bar_numbers_and_a_curve() -> None:
+    lines = text(reporting()).splitlines()
+    assert lines[0] == "█" * 8 + "░" * 12
+    assert lines[1] == "Step 420 of 1,000 (42 %), 12.3 steps/s, 47 s remaining"
+    assert lines[2].startswith("loss 0.01234, accuracy 0.9 █")
+    assert lines[2].endswith("▁")
+    html = str(blocks.html(progress.progress_blocks(reporting(), NOW)))
+    assert 'aria-valuenow="42"' in html
+    assert "width:42%" in html
+
+
+def test_without_a_report_there_is_nothing() -> None:
+    assert progress.progress_blocks(job(), NOW) == []
+    assert "Progress" not in view.jobs_text([job()], NOW)
+    assert "PROGRESS" in view.jobs_text([job(), reporting()], NOW)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"total": None, "remaining_seconds": None}, "Step 420, 12.3 steps/s"),
+        ({"rate": 0.02}, "Step 420 of 1,000 (42 %), a step in 50 s, 47 s remaining"),
+        ({"rate": 0, "remaining_seconds": None}, "Step 420 of 1,000 (42 %)"),
+        ({"rate": nan, "remaining_seconds": inf}, "Step 420 of 1,000 (42 %)"),
+        ({"step": 999, "total": 1000}, "Step 999 of 1,000 (99 %), 12.3 steps/s, 47 s remaining"),
+        ({"step": 1200, "total": 1000, "rate": None}, "Step 1,200 of 1,000 (100 %), 47 s remaining"),
+        ({"total": 0, "rate": None, "remaining_seconds": None}, "Step 420"),
+    ],
+)
+def test_what_is_not_known_is_not_said(changes: dict[str, Any], line: str) -> None:
+    assert line in text(reporting(**changes)).splitlines()
+
+
+def test_a_rate_of_the_past_is_not_that_of_the_present() -> None:
+    silent = text(reporting(updated_at=ago(600)))
+    assert "remaining" not in silent
+    assert "steps/s" not in silent
+    assert "reported last at 11:50:00" in silent
+    assert "remaining" not in text(reporting(State.PENDING))
+    assert "remaining" not in text(reporting(State.SUCCEEDED))
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e9), st.floats(-1e9, 1e9)), max_size=64))
+def test_a_curve_is_short_and_complete(points: list[tuple[float, float]]) -> None:
+    drawn = progress.sparkline(points)
+    assert len(drawn) <= progress.CURVE_WIDTH
+    assert (drawn == "") is (len(points) < 2)
+
+
+@pytest.mark.parametrize(
+    "broken", [None, {}, {"step": None}, {"step": nan}, {"step": 3, "curve": None, "metrics": None}]
+)
+def test_an_incomplete_report_breaks_nothing(broken: Any) -> None:
+    shown = job()
+    object.__setattr__(shown, "__dict__", {**shown.__dict__, "progress": broken})
+    view.job_card(shown, NOW)
+    view.jobs_text([shown], NOW)

@@ -1,0 +1,150 @@
+"""Show outputs that change by themselves: HTML, Markdown and text, updated by display id from any thread.
+
+They need no widget manager and are saved with their last state. Each consists of parts; only a part whose text has
+changed is sent again, so that what a reader has selected elsewhere stays. Called by the cards of jobs and the usage of
+teams.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+from weakref import ref
+
+from IPython import get_ipython
+from IPython.core.displaypub import CapturingDisplayPublisher
+from IPython.display import display
+
+Bundle = Mapping[str, str]
+
+IDLE = 3600.0
+"""Seconds without a cell after which outputs change only where a state does: each update counts as activity of the
+kernel, so that the Hub's culler would never end an idle server beside a job that trains for days"""
+
+
+class Live(Protocol):
+    """Something that keeps an output up to date."""
+
+    def close(self) -> None:
+        """Stop updating; the last state stays visible."""
+
+    def redraw(self) -> None:
+        """Show the newest state; called before each cell."""
+
+
+class LiveOutput:
+    """The parts of one output. It is shown when it is made, below the cell that runs."""
+
+    def __init__(self, parts: Sequence[Bundle]) -> None:
+        self._ids = [f"makeway-{uuid.uuid4().hex}" for _ in parts]
+        self._shown = [dict(part) for part in parts]
+        self._missed: set[int] = set()
+        self._lock = threading.Lock()
+        self._publisher: Any = CELLS.publisher()
+        for id, part in zip(self._ids, parts, strict=True):
+            display(dict(part), raw=True, display_id=id)  # type: ignore[no-untyped-call]
+
+    @property
+    def updatable(self) -> bool:
+        """Whether the front end can replace it; a terminal cannot, nor can an output that was captured."""
+        return self._publisher is not None
+
+    def update(self, parts: Sequence[Bundle]) -> bool:
+        """Show the parts whose text differs from what is shown; return whether there was one."""
+        if self._publisher is None:
+            return False
+        with self._lock:
+            changed = [n for n, part in enumerate(parts) if dict(part) != self._shown[n]]
+            for n in changed:
+                self._shown[n] = dict(parts[n])
+                self._send(n)
+            return bool(changed)
+
+    def repeat_missed(self) -> None:
+        """Send again what changed between two cells: programs that run notebooks read updates only during a cell."""
+        with self._lock:
+            missed, self._missed = sorted(self._missed), set()
+            for n in missed if self._publisher is not None else ():
+                self._send(n)
+
+    def _send(self, n: int) -> None:
+        if CELLS.running:
+            self._missed.discard(n)
+        else:
+            self._missed.add(n)
+        # A front end that is gone must not end the thread that follows the jobs.
+        with suppress(Exception):
+            self._publisher.publish(self._shown[n], {}, transient={"display_id": self._ids[n]}, update=True)
+
+
+class Cells:
+    """The cells of this kernel: which one runs, when the last one did, and the live outputs of each."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._used = clock()
+        self._shell: Callable[[], Any] = lambda: None
+        self._of: list[tuple[str, Live]] = []
+        self._cell = ""
+        self.running = False
+        """whether a cell runs now"""
+
+    @property
+    def idle(self) -> bool:
+        """Whether no cell was run for IDLE seconds."""
+        return not self.running and self._clock() - self._used > IDLE
+
+    @property
+    def in_kernel(self) -> bool:
+        """Whether this process is the kernel of a notebook, and no terminal."""
+        return getattr(get_ipython(), "kernel", None) is not None
+
+    def publisher(self) -> Any:
+        """Return what sends updates to the front end; None without them, as in a terminal and under `%%capture`."""
+        shell = get_ipython()
+        found = getattr(shell, "display_pub", None)
+        if not self.in_kernel or isinstance(found, CapturingDisplayPublisher):
+            return None
+        self.watch(shell)
+        return found
+
+    def watch(self, shell: Any) -> None:
+        """Hear of every cell from now on."""
+        if shell is None or self._shell() is shell:
+            return
+        self._shell = ref(shell)
+        shell.events.register("pre_run_cell", self.begin)
+        shell.events.register("post_run_cell", self.end)
+        parent = getattr(shell, "parent_header", None) or {}
+        self._cell = str((parent.get("metadata") or {}).get("cellId") or "")
+        self.running = True  # this is called by a cell
+
+    def keep(self, live: Live) -> None:
+        """Keep an output up to date until it is closed, or its cell is run again."""
+        self._of = [*self._of, (self._cell, live)]
+
+    def drop(self, live: Live) -> None:
+        """Keep an output no longer."""
+        self._of = [(cell, each) for cell, each in self._of if each is not live]
+
+    def begin(self, info: Any = None) -> None:
+        """Note that a cell begins: the outputs that it made before are gone from the page."""
+        self._used, self.running = self._clock(), True
+        self._cell = str(getattr(info, "cell_id", None) or "")
+        for cell, live in list(self._of):
+            if cell and cell == self._cell:
+                live.close()
+            else:
+                live.redraw()
+
+    def end(self, *_: object) -> None:
+        """Note that the cell has ended."""
+        self._used, self.running = self._clock(), False
+
+
+CELLS = Cells()
+"""The cells of this kernel"""
