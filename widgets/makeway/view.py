@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from .blocks import Block, Bold, Cell, Chip, Code, Facts, Inline, Line, Soft, Table, bundle, html, line, text_of
 from .follow import preempted_for
-from .progress import progress_blocks, progress_cell
+from .job_progress import progress_blocks, progress_cell
 from .words import clock, day_clock, full_clock, plain, since, state_word, typed
 
 MARKS = {

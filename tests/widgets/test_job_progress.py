@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from makeway import blocks, progress, view
+from makeway import blocks, job_progress, view
 from makeway_api.models import Job, State
 from samples import NOW, ago, job
 
@@ -27,7 +27,7 @@ def reporting(state: State = State.RUNNING, **changes: Any) -> Job:
 
 
 def text(shown: Job) -> str:
-    return blocks.text_of(progress.progress_blocks(shown, NOW))
+    return blocks.text_of(job_progress.progress_blocks(shown, NOW))
 
 
 def test_a_report_becomes_a_bar_numbers_and_a_curve() -> None:
@@ -36,13 +36,13 @@ def test_a_report_becomes_a_bar_numbers_and_a_curve() -> None:
     assert lines[1] == "Step 420 of 1,000 (42 %), 12.3 steps/s, 47 s remaining"
     assert lines[2].startswith("loss 0.01234, accuracy 0.9 █")
     assert lines[2].endswith("▁")
-    html = str(blocks.html(progress.progress_blocks(reporting(), NOW)))
+    html = str(blocks.html(job_progress.progress_blocks(reporting(), NOW)))
     assert 'aria-valuenow="42"' in html
     assert "width:42%" in html
 
 
 def test_without_a_report_there_is_nothing() -> None:
-    assert progress.progress_blocks(job(), NOW) == []
+    assert job_progress.progress_blocks(job(), NOW) == []
     assert "Progress" not in view.jobs_text([job()], NOW)
     assert "PROGRESS" in view.jobs_text([job(), reporting()], NOW)
 
@@ -74,8 +74,8 @@ def test_a_rate_of_the_past_is_not_that_of_the_present() -> None:
 
 @given(st.lists(st.tuples(st.floats(0, 1e9), st.floats(-1e9, 1e9)), max_size=64))
 def test_a_curve_is_short_and_complete(points: list[tuple[float, float]]) -> None:
-    drawn = progress.sparkline(points)
-    assert len(drawn) <= progress.CURVE_WIDTH
+    drawn = job_progress.sparkline(points)
+    assert len(drawn) <= job_progress.CURVE_WIDTH
     assert (drawn == "") is (len(points) < 2)
 
 

@@ -35,7 +35,7 @@ _CURVE = Markup(
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class Report:
     """What a job reported last. `rate` is in steps per second, `points` are pairs of step and value, oldest first."""
 
     step: int
@@ -62,7 +62,7 @@ class Progress:
         return f"step {number(self.step)} of {number(self.total or 0)} ({self.percent} %)"
 
 
-def progress_of(job: Job) -> Progress | None:
+def progress_of(job: Job) -> Report | None:
     """Return what a job reported, or None: without a report, or from a service that does not know progress."""
     known = _fields(getattr(job, "progress", None))
     step = _finite(known.get("step"))
@@ -73,7 +73,7 @@ def progress_of(job: Job) -> Progress | None:
                is not None}  # fmt: skip
     pairs = ((_finite(x), _finite(y)) for x, y in curve.get("points") or ())
     at = known.get("updated_at")
-    return Progress(
+    return Report(
         step=int(step),
         total=None if total is None else int(total),
         rate=_finite(known.get("rate")),
@@ -112,7 +112,7 @@ def progress_blocks(job: Job, known_at: datetime) -> list[Block]:
     return blocks
 
 
-def progress_sentence(job: Job, progress: Progress, known_at: datetime) -> str:
+def progress_sentence(job: Job, progress: Report, known_at: datetime) -> str:
     """Return step, rate and the time that remains; for a job that does not run, or is silent, the step alone."""
     text = progress.steps[:1].upper() + progress.steps[1:]
     if job.state is not State.RUNNING:
