@@ -259,6 +259,45 @@ def test_durations_that_differ_are_shown_to_differ(sample: str, old: str, new: s
     assert policy.diff(before, after) == [f"Settings: yields after {shown}."]
 
 
+@given(documents(), documents())
+@settings(max_examples=30, deadline=None)
+def test_any_two_documents_have_a_difference_in_sentences(old: Document, new: Document) -> None:
+    for before, after in ((old, new), (new, old)):
+        assert bool(policy.diff(before, after)) == (before != after)
+
+
+@given(st.data())
+@settings(max_examples=50, deadline=None)
+def test_quota_lines_that_come_go_and_change_are_described(data: st.DataObject) -> None:
+    document = data.draw(documents())
+    names = [pool.name for pool in document.pools]
+    team = data.draw(st.sampled_from(document.policies))
+    changed = replace(team, quotas=tuple(data.draw(st.lists(lines(names), max_size=4))))
+    new = replace(document, policies=tuple(changed if one is team else one for one in document.policies))
+    for before, after in ((document, new), (new, document)):
+        sentences = policy.diff(before, after)
+        assert bool(sentences) == (before != after)
+
+
+def test_a_second_kind_of_node_is_described(sample: str) -> None:
+    line = "- {pools: [gpu], reserved: 5, limit: 9}"
+    more = sample.replace(line, f"- {{reserved: 1, lend: 0}}\n      {line}", 1)
+    old, new = policy.read(sample), policy.read(more, sizes={"gpu": 99})
+    team = f"{old.policies[0].title} ({old.policies[0].name})"
+    assert policy.diff(old, new) == [f"Team {team}: a quota is new: reserved 1 GPU, limit none, lent at most 0 GPUs."]
+    assert policy.diff(new, old) == [f"Team {team}: the quota is removed."]
+
+
+@pytest.mark.parametrize(("old", "new"), [("", "none"), ("none", ""), ("", " on")])
+def test_a_text_that_reads_like_none_is_told_apart(document: Document, old: str, new: str) -> None:
+    before, after = (
+        replace(document, pool_facts={"gpu": replace(document.pool_facts["gpu"], title=title)}) for title in (old, new)
+    )
+    (sentence,) = policy.diff(before, after)
+    told = sentence.partition("title ")[2].rstrip(".").split(" → ")
+    assert told[0] != told[1]
+
+
 def test_a_new_order_is_described(document: Document) -> None:
     turned = policy.read(policy.write(document))
     assert policy.diff(document, turned) == []

@@ -292,6 +292,21 @@ async def test_the_policy_page_from_edit_to_history(web: Portal) -> None:
         check(await browser.post(f"{PREFIX}policy", data=form | {"document": evil, "action": "preview"}), 422)
 
 
+@pytest.mark.covers("F12")
+async def test_an_error_of_the_service_is_a_page_that_says_so(web: Portal, monkeypatch: pytest.MonkeyPatch) -> None:
+    browser = await web.browser("root")
+    form = xsrf(check(await browser.get(f"{PREFIX}policy"))) | {"base": "1", "document": "pools: []", "comment": ""}
+    browser._transport = httpx2.ASGITransport(app=web.app, raise_app_exceptions=False)
+
+    async def fails(*_: Any) -> Any:
+        raise ZeroDivisionError(EVIL)
+
+    monkeypatch.setattr(web.services.policies, "validate", fails)
+    shown = check(await browser.post(f"{PREFIX}policy", data=form | {"action": "validate"}), 500)
+    assert "Something went wrong inside Makeway" in words(shown)
+    assert EVIL not in words(shown)
+
+
 def confirmation(text: str) -> str:
     return text.partition('name="confirmation" value="')[2].partition('"')[0]
 

@@ -320,7 +320,11 @@ def _policy_validate(args: argparse.Namespace) -> int:
 
 
 def _policy_preview(args: argparse.Namespace) -> int:
-    preview: Preview = client().policy_preview(_document(args.file))
+    document = _document(args.file)
+    changes = client().policy_validate(document).changes
+    preview: Preview = client().policy_preview(document)
+    print("It would change:" if changes else "It changes nothing.")
+    print(*(f"  {change}" for change in changes), sep="\n", end="\n" if changes else "")
     effects = (("would start", preview.starts), ("would make way", preview.evicts), ("would wait", preview.waits))
     rare = (("would be refused", preview.refused), ("would go on outside of every pool", preview.outside))
     for word, touched in (*effects, *(one for one in rare if one[1])):

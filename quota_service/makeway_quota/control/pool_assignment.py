@@ -7,6 +7,7 @@ machine by its one name; only the engine, which puts a node into one pool, sees 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -173,15 +174,18 @@ def divide(nodes: Iterable[NodeSeen], document: Document) -> PoolAssignment:
 def sizes(nodes: Iterable[NodeSeen], document: Document) -> dict[str, int]:
     """Return the GPUs (whole devices) of every pool that has machines.
 
-    Where this host is all there is: of every static pool that is not picked by labels.
+    Where this host is all there is: of every static pool that is not picked by labels. A node that cannot be divided
+    among the pools, which the world sets aside, counts nowhere.
     """
     nodes = tuple(nodes)
     found: dict[str, int] = {}
     if any(not seen.pool for seen in nodes):
         facts = document.pool_facts
         found = {p.name: 0 for p in document.pools if p.kind == "static" and not facts[p.name].labels}
-    for seen in divide(nodes, document).nodes:
-        found[seen.pool] = found.get(seen.pool, 0) + len(seen.devices)
+    for seen in nodes:
+        with contextlib.suppress(Exception):
+            for part in _parts(seen, document):
+                found[part.pool] = found.get(part.pool, 0) + len(part.devices)
     return found
 
 

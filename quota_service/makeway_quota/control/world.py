@@ -97,7 +97,7 @@ class World:
         self._followers = Followers()
         self._kept: tuple[Mapping[str, float], float] = {}, 0.0
         """The histories as they were read, and their age in seconds."""
-        self._account(())
+        self._account()
         store.on_change(self._active.committed)
         store.on_change(self.backoff.committed)
         store.on_change(self._followers.committed, last=True)
@@ -156,6 +156,11 @@ class World:
         rows = self._active.found or {}
         self._follow_use({id: rows[id] for id in sorted(self._active.on(moved))})
 
+    def _divisible(self) -> tuple[NodeSeen, ...]:
+        """Return the nodes without those that cannot be divided among pools at the moment."""
+        left_out = self.quarantine.names(DIVIDING, "node")
+        return tuple(node for name, node in self._nodes.items() if name not in left_out)
+
     def _assign(self, changed: Mapping[str, NodeSeen], gone: Sequence[str]) -> None:
         """Divide changed nodes among the pools; one that cannot be divided is in none."""
 
@@ -194,11 +199,13 @@ class World:
             return
         self.document = document
         self.policy_version = version
-        self.assignment = divide(self._nodes.values(), document)
-        self._account((self._active.found or {}).values())
+        self.assignment = PoolAssignment()
+        self._assign(self._nodes, ())
+        self._account()
+        self._follow_use(self._active.found or {})
 
-    def _account(self, rows: Iterable[Workload]) -> None:
-        """Count past over-quota use by the document in force."""
+    def _account(self) -> None:
+        """Count past over-quota use by the document in force, from no workload on."""
         document = self.document
 
         def held(row: Workload) -> Iterator[tuple[str, int]]:
@@ -209,7 +216,7 @@ class World:
                     yield pool, row.gpus
 
         half_life = document.settings.history_half_life
-        self.accounting.use(document.policies, [p.name for p in document.pools], half_life, held, rows)
+        self.accounting.use(document.policies, [p.name for p in document.pools], half_life, held, ())
 
     @property
     def seen(self) -> Seen:
@@ -286,7 +293,8 @@ class World:
     async def _follow(self) -> None:
         """Read the rows once, and take in what was committed since."""
         if await self._active.read(self._read):
-            self._account((self._active.found or {}).values())
+            self._account()
+            self._follow_use(self._active.found or {})
             self.accounting.recall(*self._kept)
             self._show([node.name for node in self.observed.nodes.values() if node.pods])
         await self._read_damaged()
@@ -385,7 +393,7 @@ class World:
 
         The function looks at every row and node, so it must not run on the event loop.
         """
-        nodes, view = tuple(self._nodes.values()), self._new_view()
+        nodes, view = self._divisible(), self._new_view()
         policies = self.accounting.applied(document.policies, document.settings.history_half_life)
 
         left_out = Faulty({item: why for item, why in self.left_out.reasons.items() if item[0] in ("node", "workload")})

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
 from ..engine.snapshot import Policy, QuotaLine
 from ..wording import duration, gpus, number
 from .document import Document
+from .issues import quote
 
 MILLI = frozenset({"gpus", "capacity", "size"})
 CORES = frozenset({"cpu", "node_cpu"})
@@ -68,19 +70,49 @@ def _policies(document: Document) -> dict[str, dict[str, Any]]:
 
 
 def _policy(policy: Policy) -> dict[str, Any]:
-    values = _facts(policy)
-    del values["quotas"]
-    for line in policy.quotas:
-        where = f" in {', '.join(line.pools)}" if line.pools else ""
-        values |= _line(line, where)
-    return values
+    return _facts(policy) | {"quotas": _lines(policy.quotas)}
 
 
-def _line(line: QuotaLine, where: str) -> dict[str, Any]:
+def _lines(quotas: Iterable[QuotaLine]) -> dict[tuple[tuple[str, ...], int], QuotaLine]:
+    """Return quota lines by their pools; those of the same pools are counted."""
+    seen: Counter[tuple[str, ...]] = Counter()
+    lines = {}
+    for line in quotas:
+        lines[line.pools, seen[line.pools]] = line
+        seen[line.pools] += 1
+    return lines
+
+
+def _quotas(
+    what: str,
+    old: Mapping[tuple[tuple[str, ...], int], QuotaLine],
+    new: Mapping[tuple[tuple[str, ...], int], QuotaLine],
+) -> list[str]:
+    """Return what changed in the quota lines of a team."""
+    sentences = [f"{what}: the quota{_where(old[key])} is removed." for key in old if key not in new]
+    for key, line in new.items():
+        amounts = _amounts(line)
+        if key not in old:
+            shown = ", ".join(f"{name} {amount}" for name, amount in amounts.items())
+            sentences.append(f"{what}: a quota{_where(line)} is new: {shown}.")
+            continue
+        for name, before in _amounts(old[key]).items():
+            if before != amounts[name]:
+                sentences.append(f"{what}: {name}{_where(line)} {before} → {amounts[name]}.")
+    if not sentences and list(old) != list(new):
+        sentences.append(f"{what}: the order of its quotas is another one.")
+    return sentences
+
+
+def _where(line: QuotaLine) -> str:
+    return f" in {', '.join(line.pools)}" if line.pools else ""
+
+
+def _amounts(line: QuotaLine) -> dict[str, str]:
     return {
-        f"reserved{where}": gpus(line.reserved),
-        f"limit{where}": "none" if line.limit is None else gpus(line.limit),
-        f"lent at most{where}": "all" if line.lend is None else gpus(line.lend),
+        "reserved": gpus(line.reserved),
+        "limit": "none" if line.limit is None else gpus(line.limit),
+        "lent at most": "all" if line.lend is None else gpus(line.lend),
     }
 
 
@@ -103,13 +135,28 @@ def _values(what: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[s
     sentences = []
     for key in [*old, *(key for key in new if key not in old)]:
         before, after = old.get(key), new.get(key)
-        if before != after:
+        if before == after:
+            continue
+        if key == "quotas":
+            sentences += _quotas(what, before or {}, after or {})
+        else:
             name = WORDS.get(key, key.replace("_", " "))
-            said = _show(key, before), _show(key, after)
-            if said[0] == said[1]:  # durations of a day, different by seconds
-                said = f"{before:g} s", f"{after:g} s"
-            sentences.append(f"{what}: {name} {said[0]} → {said[1]}.")
+            sentences.append(f"{what}: {name} {' → '.join(_shown(key, before, after))}.")
     return sentences
+
+
+def _shown(key: str, before: Any, after: Any) -> tuple[str, str]:
+    """Return two different values in words that differ."""
+    shown = _show(key, before), _show(key, after)
+    if shown[0] == shown[1]:  # durations of a day that differ by seconds, or a title that is “none”
+        shown = _exactly(before), _exactly(after)
+    return shown
+
+
+def _exactly(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{int(value) if value.is_integer() else value!r} s"
+    return quote(value) if isinstance(value, str) else repr(value)
 
 
 def _show(key: str, value: Any) -> str:

@@ -108,10 +108,22 @@ class PolicyService:
         if not caller.sees_all:
             raise refuse("Only administrators can change the policy.", "forbidden", 403)
         document = await self._read(request.document)
-        now = context.clock()
+        changes = await context.call(diff, context.document, document)
+
+        def decision(added: VersionRow) -> NewDecision:
+            what = " ".join(changes) or "nothing changed."
+            message = f"{added.author} put policy version {added.version} into force: {what}"
+            return NewDecision("policy", None, None, added.author, "policy", message[:2000], {"version": added.version})
+
         try:
             row = await context.call(
-                context.store.policies.add, request.document, caller.name, request.comment, request.base, now
+                context.store.policies.add,
+                request.document,
+                caller.name,
+                request.comment,
+                request.base,
+                context.clock(),
+                decision,
             )
         except Conflict:
             current = await self.current(caller)
@@ -122,13 +134,7 @@ class PolicyService:
                 409,
                 current=current.version,
             ) from None
-        changes = diff(context.document, document)
         context.world.use(document, row.version)
-        message = (
-            f"{caller.name} put policy version {row.version} into force: {' '.join(changes) or 'nothing changed.'}"
-        )
-        decision = NewDecision("policy", None, None, caller.name, "policy", message[:2000], {"version": row.version})
-        await context.call(context.store.commit, [], [decision], now=now)
         context.wake()
         return _version(row, row.document)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from . import reads, writes
 from .database import Database
-from .records import PolicyVersion
+from .records import NewDecision, PolicyVersion
 
 
 class PolicyVersions:
@@ -28,10 +30,23 @@ class PolicyVersions:
         with self._database.read() as connection:
             return reads.policy_history(connection, limit, documents)
 
-    def add(self, document: str, author: str, comment: str, base: int | None, now: float) -> PolicyVersion:
-        """Add a version, which is in force then; Conflict unless `base` is the current one (0: none yet, None: any)."""
+    def add(
+        self,
+        document: str,
+        author: str,
+        comment: str,
+        base: int | None,
+        now: float,
+        decision: Callable[[PolicyVersion], NewDecision] | None = None,
+    ) -> PolicyVersion:
+        """Add a version, which is in force then, and log the `decision` about it, both or none.
+
+        Conflict unless `base` is the version in force (0: none yet, None: any).
+        """
         with self._database.write(durable=True) as connection:
             added = writes.add_policy(connection, PolicyVersion(0, now, author, comment, document), base)
             data = {"version": added.version, "author": author, "comment": comment}
             writes.add_event(connection, "policy", None, author, data, now)
+            if decision is not None:
+                writes.log(connection, (), [decision(added)], now)
         return added

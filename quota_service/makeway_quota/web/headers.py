@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .limits import App, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
 from .settings import WebSettings
 
 
@@ -26,11 +27,14 @@ ALWAYS = (
     (b"referrer-policy", b"same-origin"),
 )
 
+SCOPE_KEY = "makeway.headers"
+"""The key of a request's scope with what its response gets"""
+
 
 class Headers:
     """ASGI middleware: adds the headers to each response, also to streams and errors."""
 
-    def __init__(self, app: App, settings: WebSettings) -> None:
+    def __init__(self, app: ASGIApp, settings: WebSettings) -> None:
         self.app = app
         self.static = f"{settings.prefix}static/"
         self.always = [(b"content-security-policy", content_policy(settings.hub_origin).encode()), *ALWAYS[1:]]
@@ -42,15 +46,25 @@ class Headers:
             await self.app(scope, receive, send)
             return
 
+        extra = list(self.always)
+        if self.hub_origin and scope["path"] == self.live_offers:  # by a ticket, without cookies
+            extra.append((b"access-control-allow-origin", self.hub_origin))
+        if not scope["path"].startswith(self.static):
+            extra.append((b"cache-control", b"no-store"))
+        scope[SCOPE_KEY] = extra
+
         async def add(message: Message) -> None:
             if message["type"] == "http.response.start":
-                present = {name.lower() for name, _ in message["headers"]}
-                extra = list(self.always)
-                if self.hub_origin and scope["path"] == self.live_offers:  # by a ticket, without cookies
-                    extra.append((b"access-control-allow-origin", self.hub_origin))
-                if not scope["path"].startswith(self.static):
-                    extra.append((b"cache-control", b"no-store"))
-                message["headers"] = [*message["headers"], *(pair for pair in extra if pair[0] not in present)]
+                add_headers(scope, message["headers"])
             await send(message)
 
         await self.app(scope, receive, add)
+
+
+def add_headers(scope: Scope, headers: list[tuple[bytes, bytes]]) -> None:
+    """Add the headers of a request's response to those that it has.
+
+    Starlette answers an unexpected error outside of all middleware: that answer gets them here.
+    """
+    present = {name.lower() for name, _ in headers}
+    headers += [pair for pair in scope.get(SCOPE_KEY, ()) if pair[0] not in present]

@@ -15,6 +15,8 @@ from makeway_api.models import Problem
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
+from .headers import add_headers
+
 log = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
@@ -83,7 +85,9 @@ def install(app: FastAPI, is_page: Callable[[Request], bool], page: ErrorPage) -
         log.error("error %s at %s %s", number, request.method, request.url.path, exc_info=error)
         detail = f"Something went wrong inside Makeway. The administrators find it in the service's log as {number}."
         problem = Problem(title="Internal error", status=500, code="internal", detail=detail, numbers={"id": number})
-        return await say(request, problem)
+        response = await say(request, problem)
+        add_headers(request.scope, response.raw_headers)
+        return response
 
     app.add_exception_handler(MakewayError, refused)
     app.add_exception_handler(RequestValidationError, invalid)

@@ -54,11 +54,11 @@ async def oauth_callback(request: Request) -> Response:
 
 
 async def error_page(request: Request, problem: Problem) -> Response:
-    """Return a refusal as a page."""
+    """Return a refusal as a page; where nobody can be found to be its visitor, as after a body was read, without."""
     authenticator = request.app.state.authenticator
     visitor: Visitor | None = None
     try:
         visitor = await authenticator.visitor(request)
-    except MakewayError as error:
+    except (MakewayError, RuntimeError) as error:  # Starlette's for a body that was read
         log.debug("no visitor for an error page: %s", error)
     return await page(request, "error.html", visitor, status=problem.status, problem=problem)

@@ -1,0 +1,199 @@
+"""A policy document is stored, logged and in force, or none of it: whatever fails, and whatever differs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import yaml
+from makeway_api.errors import MakewayError
+from makeway_quota.backends.base import NodeSeen
+from makeway_quota.backends.memory import MemoryBackend
+from makeway_quota.control import pool_assignment
+from makeway_quota.history.accounting import Accounting
+from makeway_quota.policy import Document
+from makeway_quota.services import policies
+from makeway_quota.store import writes
+from makeway_quota.store.records import Workload
+from running import SAMPLE, Running, running
+
+TEXT = SAMPLE.read_text(encoding="utf-8")
+BETTER = TEXT.replace("limit: 9", "limit: 10")
+PAIRS = int(os.environ.get("POLICY_PAIRS", "400"))
+
+
+class Injected(Exception):
+    """What the tests raise."""
+
+
+def fail(*_: Any, **__: Any) -> Any:
+    raise Injected
+
+
+async def told(run: Running) -> tuple[int, str, list[str]]:
+    """Return the version that is stored and in force, its text, and what the log says of policies."""
+    client, world = run.client("root"), run.service.components.world
+    current = await client.policy()
+    decisions = await asyncio.to_thread(run.service.components.store.decisions)
+    assert world.policy_version == current.version
+    return current.version, current.document or "", [d.message for d in decisions if d.verb == "policy"]
+
+
+@pytest.mark.covers("F12")
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (policies, "read"),
+        (policies, "diff"),
+        (policies, "NewDecision"),
+        (writes, "add_policy"),
+        (writes, "_event"),
+        (writes, "_decision_ids"),
+        (writes.ADD_DECISIONS, "run"),
+    ],
+)
+async def test_a_document_that_was_refused_is_never_in_force(
+    owner: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path) as run:
+        before = await told(run)
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, fail)
+            with pytest.raises((Injected, MakewayError)):
+                await run.client("root").policy_apply(BETTER, "more", before[0])
+        assert await told(run) == before
+    async with running(tmp_path) as again:
+        assert await told(again) == before
+        await again.client("root").policy_apply(BETTER, "more", before[0])
+        version, text, log = await told(again)
+        assert (version, text, len(log)) == (before[0] + 1, BETTER, len(before[2]) + 1)
+
+
+@pytest.mark.covers("F12")
+@pytest.mark.parametrize("part", ["node", "workload"])
+async def test_a_stored_document_is_in_force_whatever_cannot_be_counted_by_it(
+    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = TEXT.replace("settings:\n", "settings:\n  history_half_life: 3600\n", 1)
+    backend = MemoryBackend([NodeSeen(f"n{at}", "gpu", tuple(range(5)), cpu=64000, memory=256_000) for at in (1, 2, 3)])
+    bad = {"n1"} if part == "node" else set[str]()
+    parts, follow = pool_assignment._parts, Accounting.follow
+
+    def divided(seen: NodeSeen, document: Document) -> Any:
+        return fail() if seen.name in bad else parts(seen, document)
+
+    def followed(accounting: Accounting, rows: Iterable[Workload]) -> None:
+        follow(accounting, [fail() if row.id in bad else row for row in rows])
+
+    monkeypatch.setattr(pool_assignment, "_parts", divided)
+    monkeypatch.setattr(Accounting, "follow", followed)
+    async with running(tmp_path, text, backend=backend) as run:
+        job = await run.job((await run.submit("ana", "runs", profile="gpu1")).id, "running")
+        version = (await told(run))[0]
+        if part == "workload":
+            bad.add(job.id)
+        for limit in (10, 11):
+            change = text.replace("limit: 9", f"limit: {limit}")
+            version = (await run.client("root").policy_apply(change, "more", version)).version
+            assert (await told(run))[:2] == (version, change)
+            assert run.service.components.world.document.policies[0].quotas[0].limit == limit * 1000
+            if part == "node":
+                await run.client("root").policy_preview(text)
+        assert run.service.components.world.quarantine.all(part)
+
+
+def edited(tree: dict[str, Any], random: Random) -> dict[str, Any]:
+    """Return a document with quota lines that are new, removed and changed, and other changes of administrators."""
+    tree = yaml.safe_load(yaml.safe_dump(tree))
+    pools = [pool["name"] for pool in tree["pools"]]
+    for _ in range(random.randint(1, 4)):
+        team = random.choice(tree["policies"])
+        lines = team.setdefault("quotas", [])
+        match random.randrange(8):
+            case 0:
+                line: dict[str, Any] = {"pools": random.sample(pools, random.randint(1, len(pools)))}
+                for key in random.sample(["reserved", "limit", "lend"], random.randint(0, 3)):
+                    line[key] = {"reserved": 1, "limit": random.choice([1, 4, 12.5]), "lend": 0}[key]
+                lines.insert(random.randint(0, len(lines)), line if random.random() < 0.7 else {"reserved": 0})
+            case 1 if lines:
+                lines.pop(random.randrange(len(lines)))
+            case 2 if lines:
+                random.choice(lines).pop(random.choice(["limit", "lend", "pools", "reserved"]), None)
+            case 3:
+                name = f"pool{len(tree['pools'])}"
+                tree["pools"].append(
+                    {"name": name, "resource": f"example.com/{name}", "nodes": {"labels": {"a": name}}}
+                )
+                pools.append(name)
+            case 4 if len(pools) > 1:
+                gone = pools.pop()
+                tree["pools"] = [pool for pool in tree["pools"] if pool["name"] != gone]
+                for owner in [
+                    *tree["profiles"],
+                    *(line for one in tree["policies"] for line in one.get("quotas") or ()),
+                ]:
+                    if gone in (owner.get("pools") or ()):
+                        owner["pools"] = [name for name in owner["pools"] if name != gone] or pools[:1]
+            case 5:
+                team["title"] = random.choice(["none", "", "R&D", "on", "1 h", "<b>'\"", "→"])
+            case 6:
+                tree["settings"][random.choice(["grace", "starvation_after"])] = random.choice([30, 30.5, "1h", "1d"])
+            case _:
+                profile = random.choice(tree["profiles"])
+                profile[random.choice(["time_limit", "reclaim_after", "min_runtime"])] = random.choice([1, 59.9, "2d"])
+    return tree
+
+
+async def rolled(run: Running, text: str, applied: dict[int, str]) -> None:
+    """Validate, preview and apply a document as a person would; a mistake in it is answered in words."""
+    client = run.client("root")
+    check = await client.policy_validate(text)
+    current = await client.policy()
+    if not check.ok:
+        assert check.issues
+        with pytest.raises(MakewayError) as refused:
+            await client.policy_apply(text, "", current.version)
+        assert refused.value.status == 422
+        return
+    await client.policy_preview(text)
+    version = await client.policy_apply(text, "", current.version)
+    applied[version.version] = text
+    assert (await told(run))[:2] == (version.version, text)
+
+
+async def lived(path: Path, pairs: int, seed: int) -> None:
+    random, applied = Random(seed), dict[int, str]()
+    backend = MemoryBackend([NodeSeen(f"n{at}", "gpu", tuple(range(5)), cpu=64000, memory=256_000) for at in (1, 2)])
+    async with running(path, backend=backend) as run:
+        for person, profile in (("ana", "gpu2"), ("bo", "gpu3"), ("ana", "gpu8")):
+            await run.submit(person, profile, profile=profile)
+        tree = yaml.safe_load(TEXT)
+        while pairs > 0:
+            text = yaml.safe_dump(edited(tree, random), sort_keys=False)
+            await rolled(run, text, applied)
+            pairs -= 1
+            if text in applied.values():
+                tree = yaml.safe_load(text)
+            if applied and random.random() < 0.3:  # back to any version
+                tree = yaml.safe_load(text := applied[random.choice([*applied])])
+                await rolled(run, text, applied)
+                pairs -= 1
+        assert len(applied) > 5
+
+
+@pytest.mark.covers("F12")
+async def test_documents_are_validated_previewed_applied_and_rolled_back(tmp_path: Path) -> None:
+    await lived(tmp_path, 40, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.covers("F12")
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("part", range(4))
+async def test_many_documents_are_validated_previewed_applied_and_rolled_back(part: int, tmp_path: Path) -> None:
+    await lived(tmp_path, PAIRS // 4, 100 + part)
