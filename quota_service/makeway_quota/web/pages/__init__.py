@@ -54,7 +54,7 @@ async def oauth_callback(request: Request) -> Response:
 
 
 async def error_page(request: Request, problem: Problem) -> Response:
-    """Return a refusal as a page; where nobody can be found to be its visitor, as after a body was read, without."""
+    """Return a refusal as a page, without its visitor where the body of the request has been read."""
     authenticator = request.app.state.authenticator
     visitor: Visitor | None = None
     try:
