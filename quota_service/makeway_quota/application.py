@@ -29,6 +29,7 @@ from .control.leases import Leases
 from .control.loop import Loop
 from .control.people import People, look_again_and_again
 from .control.pool_assignment import sizes
+from .control.progress_keeper import ProgressKeeper
 from .control.worker_channel import WorkerChannel
 from .control.world import World
 from .history.retention import Retention, keep_of
@@ -124,6 +125,7 @@ class Application:
             asyncio.create_task(lasting("Following who is in which team", self._follow_people)),
             asyncio.create_task(lasting("Standing as leader", components.leader.run)),
             asyncio.create_task(lasting("Retention", self.retention.run)),
+            asyncio.create_task(lasting("The progress of jobs", components.progress.run)),
             asyncio.create_task(lasting("The control loop", self.loop.run)),
         ]
 
@@ -218,7 +220,10 @@ async def _components(
         )
     if not store.shared:
         log.info("SQLite: this is the only replica; PostgreSQL serves several (MAKEWAY_DB_URL)")
-    return Components(settings, store, backend, world, leases, leader, channel, servers, feed, clock)
+    progress = ProgressKeeper(store, clock)
+    if isinstance(backend, LocalBackend):
+        backend.on_progress(progress.note)
+    return Components(settings, store, backend, world, leases, leader, channel, progress, servers, feed, clock)
 
 
 async def world_now(settings: ServiceSettings, store: Store, backend: Backend, now: float) -> World:

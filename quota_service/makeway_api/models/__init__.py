@@ -23,6 +23,7 @@ from .base import (
 from .inventory import Device, Holder, Image, Node, Policy, Pool, Profile, QuotaLine
 from .people import GiveRequest, PersonRequest, PersonWork
 from .policies import PolicyCheck, PolicyIssue, PolicyRequest, PolicyVersion, Preview, WorkloadEffect
+from .progress import JobProgress, ProgressCurve
 from .retention import Kept, RetentionReport
 from .storage import (
     AttemptStorage,
@@ -71,6 +72,7 @@ __all__ = [
     "Image",
     "Job",
     "JobPage",
+    "JobProgress",
     "JobRequest",
     "JobStorage",
     "Kept",
@@ -95,6 +97,7 @@ __all__ = [
     "Priority",
     "Problem",
     "Profile",
+    "ProgressCurve",
     "QuotaLine",
     "Reason",
     "RequestBody",

@@ -6,7 +6,7 @@ so that a service and a launcher of different releases understand each other.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -84,6 +84,7 @@ class WorkerReportIn(Wire):
     started_at: Time | None = None
     step: Step | None = Field(None, description="of its newest checkpoint")
     saved_at: Time | None = Field(None, description="when that checkpoint was saved, in Unix seconds")
+    progress: Any = Field(None, description="what its job wrote about its progress; what cannot be read is left out")
     noticed: bool = Field(False, description="it has got its notice")
     exit: WorkerExit | None = None
 

@@ -7,6 +7,7 @@ from datetime import datetime
 from pydantic import Field
 
 from .base import Priority, Reason, RequestBody, State, UserName, Wire
+from .progress import JobProgress
 from .usage import Offer
 
 
@@ -164,6 +165,7 @@ class Job(Wire):
     exit_code: int | None = None
     message: str = ""
     checkpoint: Checkpoint | None = None
+    progress: JobProgress | None = Field(None, description="null: it reported none")
     notice: Notice | None = None
     placement: list[Grant] = Field(default_factory=list)
     attempts: list[Attempt] = Field(default_factory=list)

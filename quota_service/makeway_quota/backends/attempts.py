@@ -61,6 +61,12 @@ class LocalAttempt:
         self._kill_at: float | None = None
         self._stamps: dict[str, tuple[int, int] | None] = {}
         self._seen = AttemptSeen(self.workload, self.number, Phase.STARTING)
+        self._progress: object = None
+
+    def new_progress(self) -> object:
+        """Return what its process wrote about its progress since the last call: anything, or None."""
+        progress, self._progress = self._progress, None
+        return progress
 
     @property
     def seen(self) -> AttemptSeen:
@@ -243,6 +249,7 @@ class LocalAttempt:
         if self._is_new("progress.json"):
             progress = self.files.read_json("progress.json")
             seen = replace(seen, step=whole(progress.get("step")), checkpoint_at=number(progress.get("saved_at")))
+            self._progress = progress.get("progress")
         if seen.phase is Phase.RUNNING and (self._notice is not None or self.files.stamp("stop.json") is not None):
             seen = replace(seen, phase=Phase.STOPPING)
         self._seen = seen

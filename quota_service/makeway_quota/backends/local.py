@@ -88,6 +88,7 @@ class LocalBackend:
         self._clock = clock
         self._wake: Callable[[], None] = lambda: None
         self._attempts: dict[Key, LocalAttempt] = {}
+        self._note_progress: Callable[[str, int, object], None] = lambda workload, attempt, progress: None
         self._watched: dict[Key, Process] = {}
         self._silent: set[Key] = set()
         self._vanished = Vanished()
@@ -109,6 +110,10 @@ class LocalBackend:
     def on_change(self, wake: Callable[[], None]) -> None:
         """Call `wake` whenever `observe` would answer something new."""
         self._wake = wake
+
+    def on_progress(self, note: Callable[[str, int, object], None]) -> None:
+        """Call `note` (thread-safe, cheap) with a job, its attempt and what its process wrote about its progress."""
+        self._note_progress = note
 
     async def open(self) -> None:
         """Make the folders, adopt what runs, and start what was ordered but never started."""
@@ -276,6 +281,9 @@ class LocalBackend:
         gone = [attempt for attempt in list(self._attempts.values()) if self._look(attempt, lambda a: a.refresh(now))]
         if gone:
             self._conclude(gone, now)
+        for key, attempt in self._attempts.items():
+            if (progress := attempt.new_progress()) is not None:
+                self._note_progress(*key, progress)
         for attempt in list(self._attempts.values()):
             self._look(attempt, self._tidy)
         self._troubled = {key: why for key, why in self._troubled.items() if key in self._attempts}

@@ -15,6 +15,7 @@ from .cycle_gate import CycleGate
 from .hub_servers import HubServers
 from .leader import Leader
 from .leases import Leases
+from .progress_keeper import ProgressKeeper
 from .worker_channel import WorkerChannel
 from .world import World
 
@@ -30,6 +31,7 @@ class Components:
     leases: Leases
     leader: Leader
     channel: WorkerChannel
+    progress: ProgressKeeper
     servers: HubServers | None = None
     feed: ChangeFeed | None = None
     clock: Callable[[], float] = time.time

@@ -132,7 +132,7 @@ class WorkerChannel:
 
     def stored_report(self, report: WorkerReportIn) -> dict[str, Any]:
         """Return a report as it is stored: with what only this process knows of the service."""
-        given = report.model_dump()
+        given = report.model_dump(exclude={"progress"})  # it has rows of its own, written less often
         if report.exit is not None:
             given["exit"]["service_unavailable"] = report.exit.unheard and self.just_started
         return given

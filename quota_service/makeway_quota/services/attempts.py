@@ -139,6 +139,7 @@ class AttemptService:
         old = self.check_token(token, key, renewing=True)
         await self._live(key)
         self._channel.hear(key)
+        self._context.progress.note(key[0], key[1], report.progress)
         given = self._channel.stored_report(report)
         if given != self._channel.report(key):
             self._slow_down(key, LEAST, self._rates)

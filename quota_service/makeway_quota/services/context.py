@@ -14,6 +14,7 @@ from ..backends.base import Backend
 from ..control.components import Components
 from ..control.cycle_gate import CycleGate
 from ..control.leases import Leases
+from ..control.progress_keeper import ProgressKeeper
 from ..control.read_model import ReadModels
 from ..control.world import World
 from ..policy import Document
@@ -55,6 +56,7 @@ class Context:
     gate: CycleGate
     limits: UserLimits
     storage: StorageLimits
+    progress: ProgressKeeper
     threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(REQUEST_THREADS, "request"))
     planning: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "what-if"))
     previews: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "preview"))
@@ -83,6 +85,7 @@ class Context:
                 followers=settings.max_log_followers,
             ),
             storage=StorageLimits(parts.store, settings),
+            progress=parts.progress,
         )
 
     def close(self) -> None:

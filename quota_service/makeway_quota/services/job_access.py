@@ -8,6 +8,7 @@ from makeway_api.models import Job
 
 from ..control.read_model import ReadModel
 from ..engine.snapshot import ADMITTED
+from ..store.progress import ProgressRow
 from ..store.records import Attempt, Workload
 from . import views
 from .caller import Caller
@@ -68,9 +69,19 @@ class JobAccess:
         if whole and (stored := await context.call(context.store.with_attempts, row.id)) is not None:
             row, attempts = stored
         model = await context.models.current() if row.state in ADMITTED else None
-        return self.view(caller, row, model, attempts)
+        progress = await context.call(context.store.progress.of, [row.id])
+        return self.view(caller, row, model, attempts, progress.get(row.id), whole=True)
 
-    def view(self, caller: Caller, row: Workload, model: ReadModel | None, attempts: Sequence[Attempt] = ()) -> Job:
+    def view(
+        self,
+        caller: Caller,
+        row: Workload,
+        model: ReadModel | None,
+        attempts: Sequence[Attempt] = (),
+        progress: ProgressRow | None = None,
+        *,
+        whole: bool = False,
+    ) -> Job:
         """Return a job as the caller may see it, from what was read of it, and its quota as it is in the model.
 
         Only work that holds something needs a model.
@@ -79,8 +90,10 @@ class JobAccess:
         row = model.present(row) if model is not None else row
         world = context.world
         durable = world.durable_checkpoints
-        job = views.job(row, virtual=world.virtual, durable=durable, attempts=attempts, now=context.clock())
+        now = context.clock()
+        job = views.job(row, virtual=world.virtual, durable=durable, attempts=attempts, now=now)
         job.titles = {team: title for team in views.teams_of(job) if (title := context.title(team)) != team}
+        job.progress = views.progress_model(progress, now, running=row.state in ADMITTED, whole=whole)
         if self.may_read(caller, row):
             return job
         return private_job(job)

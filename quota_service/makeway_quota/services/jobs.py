@@ -67,7 +67,11 @@ class JobService:
             shown = first_that_fit(rows, job_bytes, MOST_LIST)
             if len(shown) < len(rows):
                 following = cursor_after(shown[-1])
-            return JobPage(jobs=[self._access.view(caller, row, model) for row in shown], next=following)
+            progress = context.store.progress.of([row.id for row in shown])
+            return JobPage(
+                jobs=[self._access.view(caller, row, model, progress=progress.get(row.id)) for row in shown],
+                next=following,
+            )
 
         return await context.call(read)
 

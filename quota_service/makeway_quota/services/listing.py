@@ -10,9 +10,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from makeway_api.models import Grant, Kind, Notice, Reason, State
+from makeway_api.models import Grant, JobProgress, Kind, Notice, Reason, State
 
 from ..engine.snapshot import ADMITTED
+from ..store.progress import ProgressRow
 from ..store.records import Workload
 from . import views
 from .caller import Caller
@@ -50,6 +51,8 @@ class WorkloadLine:
     saved_at: datetime | None = None
     step: int | None = None
     borrowed_from: Sequence[str] = ()
+    progress: JobProgress | None = None
+    """the steps alone: teams share tables"""
 
     @property
     def is_job(self) -> bool:
@@ -114,7 +117,14 @@ class ListingService:
             teams = [query.team] if visible is None or query.team in visible else []
         rows = await self._context.world.rows_of(teams, owner)
         model = await self._context.models.current()
-        return await self._context.call(list_workloads, rows, visible, owner, query, model.present)
+        context = self._context
+
+        def read() -> Listing:
+            found = list_workloads(rows, visible, owner, query, model.present)
+            known = context.store.progress.of([line.id for line in found.lines if line.is_job])
+            return replace(found, lines=[_with_progress(line, known, context.clock()) for line in found.lines])
+
+        return await context.call(read)
 
     async def names(self, ids: Sequence[str]) -> dict[str, str]:
         """Return the names of workloads by id, ended ones too; those without a name are left out."""
@@ -205,6 +215,13 @@ def line(row: Workload) -> WorkloadLine:
         step=row.checkpoint_step,
         borrowed_from=row.borrowed_from,
     )
+
+
+def _with_progress(line: WorkloadLine, known: Mapping[str, ProgressRow], now: float) -> WorkloadLine:
+    if line.id not in known:
+        return line
+    found = views.progress_model(known[line.id], now, running=line.state.holds_gpus, whole=False)
+    return replace(line, progress=found and found.model_copy(update={"stage": "", "metrics": {}}))
 
 
 def _reason(row: Workload) -> Reason | None:

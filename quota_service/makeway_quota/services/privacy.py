@@ -48,8 +48,9 @@ def private_job(job: Job) -> Job:
     if reason is not None:
         reason = reason.model_copy(update={"message": without_own_words(reason.message)})
     attempts = [attempt.model_copy(update={"message": ""}) for attempt in job.attempts]
-    less = {"command": [], "source": "", "message": "", "reason": reason, "attempts": attempts, "private": True}
-    return job.model_copy(update=less)
+    progress = job.progress and job.progress.model_copy(update={"stage": "", "metrics": {}, "curve": None})
+    less = {"command": [], "source": "", "message": "", "private": True}
+    return job.model_copy(update={**less, "reason": reason, "attempts": attempts, "progress": progress})
 
 
 def private_decision(decision: Decision) -> Decision:

@@ -9,6 +9,7 @@ from makeway_api.models import (
     Checkpoint,
     Grant,
     Job,
+    JobProgress,
     Kind,
     Notice,
     Priority,
@@ -16,7 +17,9 @@ from makeway_api.models import (
     Session,
     State,
 )
+from makeway_api.models.progress import read_progress
 
+from ..store.progress import ProgressRow
 from ..store.records import Attempt as AttemptRow
 from ..store.records import Notice as NoticeRow
 from ..store.records import Place, Workload
@@ -71,6 +74,38 @@ def notice(row: NoticeRow | None) -> Notice | None:
 def checkpoint(step: int | None, saved_at: float | None) -> Checkpoint | None:
     """Return the newest checkpoint, or None."""
     return None if saved_at is None and step is None else Checkpoint(step=step, saved_at=when(saved_at))
+
+
+STALLED_SECONDS = 60.0
+"""Seconds without a step, and at least ten steps' time, after which a job has no rate any more"""
+
+
+def progress_model(row: ProgressRow | None, now: float, *, running: bool, whole: bool = True) -> JobProgress | None:
+    """Return how far a job is, None if it reported nothing; its rate only while it runs and takes steps.
+
+    Not `whole`, as in lists: of its metrics only that of the curve, and no curve.
+    """
+    if row is None or (report := read_progress(row.report)) is None:
+        return None
+    rate = report.rate
+    if rate is not None and (not running or now - row.at > max(STALLED_SECONDS, 10 / rate)):
+        rate = None
+    remaining = None
+    first = report.curve.name if report.curve else next(iter(report.metrics), "")
+    metrics = report.metrics if whole else {name: report.metrics[name] for name in (first,) if name in report.metrics}
+    if rate is not None and report.step is not None and report.total is not None:
+        remaining = min(max(0, report.total - report.step) / rate, 1e9)
+    return JobProgress(
+        step=report.step,
+        total=report.total,
+        rate=rate,
+        remaining_seconds=remaining,
+        updated_at=at(row.at),
+        stage=report.stage,
+        reached=row.reached,
+        metrics=metrics,
+        curve=report.curve if whole else None,
+    )
 
 
 def job(row: Workload, *, virtual: bool, durable: bool, attempts: Sequence[AttemptRow] = (), now: float = 0.0) -> Job:

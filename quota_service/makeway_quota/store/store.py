@@ -23,6 +23,7 @@ from .migrate import upgrade
 from .outputs import Outputs
 from .people import KnownPeople
 from .policy_versions import PolicyVersions
+from .progress import ProgressRows
 from .pruning import Pruning
 from .records import (
     Attempt,
@@ -83,6 +84,7 @@ class Store:
         self.people = KnownPeople(database)
         self.worker_reports = WorkerReports(database)
         self.outputs = Outputs(database, contents)
+        self.progress = ProgressRows(database)
         self.accounts = Accounts(database)
         self.job_sizes = JobSizes(database)
         self.growth = Growth(database)

@@ -182,6 +182,16 @@ worker_reports = Table(
     Index("ix_worker_reports_serial", "serial"),
 )
 
+progress = Table(
+    "progress",
+    metadata,
+    Column("workload", Text, ForeignKey("workloads.id", ondelete="CASCADE"), primary_key=True),
+    Column("attempt", Integer, nullable=False),
+    Column("at", Double, nullable=False, comment="when it changed last"),
+    Column("reached", BigInteger, comment="the step of an earlier attempt, if this is not as far"),
+    Column("progress", Text, nullable=False, comment="as its process reported it"),
+)
+
 serials = Table(
     "serials",
     metadata,

@@ -26,7 +26,7 @@ from .files import open_file
 from .log import Log
 from .log_sender import PART, LogSender
 from .pause import Pause
-from .report import report_of, time_of
+from .report import report_of, time_of, without_progress
 from .service import AttemptEnded, Rejected, Service, TooFast, Unavailable
 from .termination_message import write_termination_message
 
@@ -51,6 +51,8 @@ DAMAGED = 5
 MARGIN = 45.0
 """Seconds before the service starts the work elsewhere by which it has ended here: to kill it takes 5 s, and what the
 service remembers of a worker may be 35 s older than its last answer"""
+STEPS_SECONDS = 5.0
+"""Seconds between two reports of which only the progress is new, at least; half a heartbeat where that is longer"""
 OUTPUTS = {"result": "result.pkl", "error": "error.json"}
 NAMES = {"result": "its result", "error": "its exception", "log": "the end of its log"}
 """What outputs are called in the sentence about those that were not sent"""
@@ -261,13 +263,15 @@ class Remote:
         """Report whenever something changed, and as a heartbeat; send the log as it grows."""
         assert self._log is not None
         last: dict[str, Any] = {}
-        due, log_due, pause = 0.0, 0.0, Pause()
+        due, log_due, steps_due, pause = 0.0, 0.0, 0.0, Pause()
         while not self._done.wait(EVERY):
             try:
                 report, now = self._report(attempt, None), time.monotonic()
-                if report != last or now >= due or self._service.expired:
+                steps = report != last and now >= steps_due
+                if steps or without_progress(report) != without_progress(last) or now >= due or self._service.expired:
                     self._send_report(report)
                     last, due = report, now + self._heartbeat
+                    steps_due = now + max(STEPS_SECONDS, self._heartbeat / 2)
                 if now >= log_due:
                     self._log.send()
                     log_due = now + self._pace

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from typing import Any
 
 from .attempt import Attempt
 from .files import read_json
+
+MOST_PROGRESS = 16_000
+"""Bytes of the progress in a report, which `makeway.checkpoint` bounds to less"""
 
 
 def report_of(attempt: Attempt, status: dict[str, Any] | None) -> dict[str, Any]:
@@ -17,6 +21,7 @@ def report_of(attempt: Attempt, status: dict[str, Any] | None) -> dict[str, Any]
         "started_at": time_of(read_json(attempt.path("running.json")).get("at")),
         "step": _step(progress.get("step")),
         "saved_at": time_of(progress.get("saved_at")),
+        "progress": _bounded(progress.get("progress")),
         "noticed": os.path.exists(attempt.path("stop.json")),
     }
     if status is not None:
@@ -28,6 +33,22 @@ def report_of(attempt: Attempt, status: dict[str, Any] | None) -> dict[str, Any]
             "message": _text(str(status["message"] or ""))[:4000],
         }
     return report
+
+
+def without_progress(report: dict[str, Any]) -> dict[str, Any]:
+    """Return a report without the progress, which alone is sent less often."""
+    return {key: value for key, value in report.items() if key != "progress"}
+
+
+def _bounded(value: object) -> object:
+    """Return what the job wrote about its progress if it is small; the service checks what is in it."""
+    if not isinstance(value, dict):
+        return None
+    try:
+        small = len(json.dumps(value, allow_nan=False)) <= MOST_PROGRESS
+    except (TypeError, ValueError, RecursionError):
+        return None
+    return value if small else None
 
 
 def time_of(value: object) -> float | None:

@@ -14,6 +14,7 @@ TAIL = 2000
 
 def write_termination_message(path: str, report: dict[str, Any], lines: list[str]) -> None:
     """Write a report with `exit`, and the newest lines of the log, shortened until both fit."""
+    report = {key: value for key, value in report.items() if key != "progress"}
     tail, message = "\n".join(lines)[-TAIL:], report["exit"]["message"]
     while len(data := _encoded(report, message, tail)) > MOST and (tail or message):
         if tail:

@@ -70,6 +70,7 @@ class PageStream:
         self._unseen = False
         """whether something changed that the reader may not see, since the parts were made"""
         self._made = time.monotonic()
+        self._progress_seen = 0
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -154,13 +155,15 @@ class PageStream:
         return frozenset().union(*(hit(self._topics, row) for row in batch.rows))
 
     def _look(self) -> None:
-        """Make the parts again where what the reader may not see has changed some time ago."""
-        if self._unseen and time.monotonic() - self._made > UNSEEN:
+        """Make the parts again where the progress of jobs, or what the reader may not see, has changed a while ago."""
+        progressed = self._services.context.progress.written != self._progress_seen
+        if (self._unseen or progressed) and time.monotonic() - self._made > UNSEEN:
             self._stale |= self._shown.keys()
 
     async def _make(self, part: str) -> tuple[str, Rendering | None]:
         """Render a part, in turn with other visitors; None where the reader may not see it (any more)."""
         self._unseen, self._made = False, time.monotonic()
+        self._progress_seen = self._services.context.progress.written
         while True:
             try:
                 return part, await rendered(self._request, self._source(part))

@@ -11,6 +11,7 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from makeway_api import curves
 from makeway_api.models import Grant
 from makeway_api.quantities import gpus, number
 from markupsafe import Markup
@@ -170,6 +171,7 @@ _ENV.globals.update(
     cells=cells.node,
     heat_map=heat.heat_map,
     is_large=look.is_large,
+    curves=curves,
     verbs=VERBS,
     states=STATES,
 )

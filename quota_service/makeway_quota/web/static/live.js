@@ -16,6 +16,7 @@ window.Makeway = (() => {
   const LOST = 5000; // without a word from the leader, another tab leads
   const QUIET = 700; // from one reading of a topic to the next
   const POLL = 10000; // without a stream that speaks, the page is read as often
+  const AGAIN = 5000; // a page that shows the progress of a job is read as often
   const LONGEST = 30000;
   const SHORTEST = 3000;
   const soon = (most) => Math.random() * most;
@@ -283,5 +284,8 @@ window.Makeway = (() => {
     if (!live) say("list", `as of ${clock(shownAt)}`);
     start();
   }
+  // -- what changes without an event: how far a job is --------------------------------------------------------------
+  setInterval(() => { if (live?.querySelector("[data-again]")) refresh(); }, AGAIN);
+
   return { meta, prefix, xsrf, live, onDraw: (drawer) => { draw = drawer; } };
 })();
