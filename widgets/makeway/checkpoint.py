@@ -266,10 +266,7 @@ def report(*, step: int | None = None, total: int | None = None, **metrics: Any)
     Numbers of any kind, also of numpy and torch. Cheap: it writes once a second at most. Only rank 0 reports.
     """
     if os.environ.get("MAKEWAY_PROGRESS_FILE") and _rank_and_size()[0] == 0:
-        if step is not None:
-            _parts.progress.step(step, total)
-        if metrics:
-            _parts.progress.metrics(metrics)
+        _parts.progress.update(step, total, metrics)
 
 
 def stop() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -22,7 +21,7 @@ def _number(value: Any) -> float | None:
     """Return a finite number; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value) if math.isfinite(value) and abs(value) < 1e300 else None
+    return float(value) if -1e300 < value < 1e300 else None
 
 
 def _name(value: Any) -> str:

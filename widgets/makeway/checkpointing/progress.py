@@ -47,39 +47,42 @@ class Progress:
         self._reports = 0
         self._warned: set[str] = set()
 
-    def step(self, step: int, total: int | None, stage: str = "") -> None:
+    def step(self, step: Any, total: Any, stage: str = "") -> None:
         """Set the number of steps done, of `total` if that is known; `stage` is the name of a loop."""
+        self.update(step, total, {}, stage)
+
+    def update(self, step: Any, total: Any, metrics: Mapping[str, Any], stage: str = "") -> None:
+        """Set the steps done and the newest values of metrics; those of a GPU are read when they are written."""
+        with self._lock:
+            if step is not None:
+                self._set_step(step, total, _name(stage))
+            if metrics:
+                self._set_metrics(metrics)
+            self._changed()
+
+    def _set_step(self, step: Any, total: Any, stage: str) -> None:
         try:
             step, total = int(step), None if total is None else int(total)
         except (TypeError, ValueError, OverflowError):
             self._warn(f"report: step={step!r}, total={total!r} are not whole numbers, and are not shown"[:200])
             return
-        with self._lock:
-            stage = _name(stage)
-            if stage != self._stage:
-                self._curve = Curve()
-            if stage != self._stage or (self._step is not None and step < self._step):
-                self._seen.clear()
-            self._step, self._total, self._stage = step, total, stage
-            self._changed()
+        if stage != self._stage:
+            self._curve = Curve()
+        if stage != self._stage or (self._step is not None and step < self._step):
+            self._seen.clear()
+        self._step, self._total, self._stage = step, total, stage
 
-    def metrics(self, values: Mapping[str, Any]) -> None:
-        """Set the newest values of metrics; those of a GPU are read when they are written."""
-        with self._lock:
-            self._reports += 1
-            for name, value in list(values.items())[: MOST_METRICS * 2]:
-                name = _name(str(name))
-                if name not in self._pending and name not in self._metrics and len(self._names()) >= MOST_METRICS:
-                    self._warn(f"report: only the first {MOST_METRICS} metrics are shown; {name!r} is not")
-                    continue
-                if getattr(value, "is_cuda", False):
-                    self._pending[name] = value.detach()
-                    continue
-                try:
-                    self._pending[name] = number(value)
-                except (TypeError, ValueError, RuntimeError):
-                    self._warn(f"report: {name!r} is a {type(value).__name__}, not a number, and is not shown")
-            self._changed()
+    def _set_metrics(self, values: Mapping[str, Any]) -> None:
+        self._reports += 1
+        for name, value in list(values.items())[: MOST_METRICS * 2]:
+            name = _name(str(name))
+            if name not in self._names() and len(self._names()) >= MOST_METRICS:
+                self._warn(f"report: only the first {MOST_METRICS} metrics are shown; {name!r} is not")
+                continue
+            try:
+                self._pending[name] = value.detach() if getattr(value, "is_cuda", False) else number(value)
+            except Exception:
+                self._warn(f"report: {name!r} is a {type(value).__name__}, not a number, and is not shown")
 
     def _names(self) -> set[str]:
         return {*self._pending, *self._metrics}
@@ -112,7 +115,7 @@ class Progress:
     def _summary(self) -> dict[str, Any]:
         for name, value in self._pending.items():
             with contextlib.suppress(TypeError, ValueError, RuntimeError):
-                self._metrics[name] = number(value)
+                self._metrics[name] = None if value is None else number(value)
         self._pending = {}
         step = self._reports if self._step is None else self._step
         self._curve.add(step, self._metrics)
@@ -163,8 +166,7 @@ class Curve:
     def add(self, step: int, metrics: Mapping[str, float | None]) -> None:
         """Add the newest value of its metric; points at or after this step give way to it."""
         name = min(metrics, key=_likeness_to_loss, default="")
-        better = self.name not in metrics or _likeness_to_loss(name) < _likeness_to_loss(self.name)
-        if better and name != self.name:
+        if name and (not self.name or _likeness_to_loss(name) < _likeness_to_loss(self.name)):
             self.name, self.points, self.stride = name, [], 1
         value = metrics.get(self.name)
         if value is None:
