@@ -9,7 +9,7 @@ from makeway_api.models import Job
 from makeway_api.models.attempts import WorkerReportIn
 from makeway_quota.control.attempt_tokens import AttemptTokens
 from makeway_quota.control.worker_channel import WorkerChannel
-from makeway_quota.store import Store
+from makeway_quota.store import open_store
 from running import python, running
 
 TRAIN = """
@@ -37,10 +37,12 @@ async def test_a_job_of_this_machine_shows_how_far_it_was(tmp_path: Path) -> Non
         assert found.progress.rate is None
 
 
-def test_the_progress_is_in_no_stored_report_of_a_worker(store: Store) -> None:
+def test_the_progress_is_in_no_stored_report_of_a_worker(tmp_path: Path) -> None:
+    store = open_store(f"sqlite:///{tmp_path}/makeway.db")
     channel = WorkerChannel(store, AttemptTokens(b"x" * 32))
     one, other = (WorkerReportIn.model_validate({"progress": {"step": n}}) for n in (1, 2))
     assert channel.stored_report(one) == channel.stored_report(other)
+    store.close()
 
 
 @pytest.mark.parametrize("progress", ["x", [1], {"step": "no"}, {"metrics": {"a": "b"}}, None])
