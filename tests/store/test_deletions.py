@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -120,6 +120,38 @@ async def test_large_files_go_a_minute_after_a_deletion_unless_they_are_used_aga
     assert files(tmp_path) == [b"c", b"l", b"u"]
     older(tmp_path, ORPHAN_AGE + 60)
     assert leader.contents.collect(4e9).removed == 1, "then it goes as any other that has no row"
+
+
+def test_a_content_that_is_removed_once_more_while_it_is_cleared_stays_noted(
+    sqlite_url: str, job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, given = open_store(sqlite_url), [("f", b"x" * contents.LARGE, False)]
+    ended(store, job, "one", given)
+    delete(store, "one", 100.0)
+    remove = store.contents._remove_unused
+
+    def used_meanwhile(digests: Sequence[str]) -> int:
+        monkeypatch.setattr(store.contents, "_remove_unused", remove)
+        gone = remove(digests)
+        ended(store, job, "two", given)
+        delete(store, "two", 200.0)
+        return gone
+
+    monkeypatch.setattr(store.contents, "_remove_unused", used_meanwhile)
+    store.contents.clear(101.0 + DELETED_AGE)
+    with store._database.read() as connection:
+        assert connection.exec_driver_sql("SELECT at FROM dropped").scalars().all() == [200.0]
+    store.close()
+
+
+def test_a_replica_whose_clock_is_a_minute_ahead_removes_nothing_that_is_under_way(sqlite_url: str, job) -> None:
+    store = open_store(sqlite_url)
+    ended(store, job, "one", [("f", b"x" * contents.LARGE, False)])
+    delete(store, "one", 1000.0)
+    store.contents.clear(1000.0 + contents.UNDER_WAY + contents.CLOCKS_DIFFER - 1)
+    with store._database.read() as connection:
+        assert connection.exec_driver_sql("SELECT count(*) FROM dropped").scalar() == 1
+    store.close()
 
 
 def test_the_notes_of_deletions_do_not_pile_up(store: Store, job) -> None:

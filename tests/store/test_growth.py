@@ -50,6 +50,21 @@ def test_a_year_of_many_people_and_teams_is_bounded(store: Store, job, monkeypat
     assert max(of(store, "all")) == 467, "a day that is yet to come was a wrong clock"
 
 
+@pytest.mark.parametrize("jump", [DAYS, -DAYS, 10_000, -95, 3, -3])
+def test_a_clock_that_jumps_forgets_no_day(store: Store, job, jump: int) -> None:
+    store.add_workload(job("j1", owner="ana", source="x" * 1000), now=0.0)
+    for day in range(200, 200 + DAYS - 1):
+        store.growth.note(day * DAY, None)
+    today = 200 + DAYS - 1
+    store.growth.note((today + jump) * DAY, None)
+    store.growth.note(today * DAY, None)
+    shown = {one.day for one in store.growth.days(today * DAY)}
+    assert shown.issuperset(set(range(200 + (jump < 0), today + 1)) - {today + jump}), "the days that were there"
+    assert max(shown) == today, "what is yet to come is not shown"
+    store.growth.note((today + 1) * DAY, None)
+    assert len({one.day for one in store.growth.days((today + 20_000) * DAY)}) <= 2 * DAYS
+
+
 def test_the_days_of_a_person_follow_a_new_name_and_are_added_to_those_of_another(store: Store, job) -> None:
     store.add_workload(job("j1", owner="ana", source="x" * 1000), now=0.0)
     store.growth.note(DAY, None)

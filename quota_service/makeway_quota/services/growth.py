@@ -38,7 +38,7 @@ class GrowthService:
     def _growth(self) -> StorageGrowth:
         context, settings = self._context, self._context.settings
         found: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
-        for each in context.store.growth.days():
+        for each in context.store.growth.days(context.clock()):
             found[each.scope, each.name][each.day] = each.bytes
         whole = found.get((ALL, ""), {})
         if not whole:

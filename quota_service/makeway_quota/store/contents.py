@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import bindparam, delete, insert, select, update
 
 from ..artifacts.base import ORPHAN_AGE, Artifacts, Unreadable, put_bytes
 from ..artifacts.folder import ArtifactFolder
@@ -18,8 +18,12 @@ from .errors import FilesUnavailable, FileUnreadable, StoreError
 from .records import File
 from .tables import blobs, dropped, installation
 
-DELETED_AGE = 60.0
+UNDER_WAY, CLOCKS_DIFFER = 60.0, 60.0
+"""Seconds that a submission takes from writing a content to its row, and by which the clocks of replicas may differ"""
+DELETED_AGE = UNDER_WAY + CLOCKS_DIFFER
 """Seconds for which a content is kept whose last row was removed: a submission of the same may be under way"""
+FORGET = delete(dropped).where(dropped.c.digest == bindparam("one"), dropped.c.at == bindparam("noted"))
+"""Forget a removal, unless the content was used and removed once more since it was noted"""
 CLEARED_AT_ONCE = 200
 """Such contents that one look at them removes"""
 LARGE = 256 * 1024
@@ -133,16 +137,18 @@ class Contents:
         A submission of the same that began before writes its row within that time; one that begins later refreshes the
         content, or writes it anew. OSError while the storage is unavailable.
         """
-        due = select(dropped.c.digest).where((dropped.c.at < now - DELETED_AGE) | (dropped.c.at > now + DELETED_AGE))
+        due = select(dropped.c.digest, dropped.c.at).where(
+            (dropped.c.at < now - DELETED_AGE) | (dropped.c.at > now + DELETED_AGE)
+        )
         removed = 0
         while True:
             with self._database.read() as connection:
-                digests = list(connection.execute(due.limit(CLEARED_AT_ONCE)).scalars())
-            if not digests:
+                noted = [{"one": digest, "noted": at} for digest, at in connection.execute(due.limit(CLEARED_AT_ONCE))]
+            if not noted:
                 return removed
-            removed += self._remove_unused(digests)
+            removed += self._remove_unused([each["one"] for each in noted])
             with self._database.write(quiet=True) as connection:
-                connection.execute(delete(dropped).where(dropped.c.digest.in_(digests)))
+                connection.execute(FORGET, noted)
 
     def _remove_unused(self, digests: Sequence[str]) -> int:
         """Remove those of the contents outside to which no row refers, unless they are newer than DELETED_AGE."""

@@ -1,6 +1,7 @@
 """Remember what was kept each day: by all, by each team, by the people who keep the most, and the room on the disk.
 
-Written by each pass of the retention, read for the page Storage. Bounded: DAYS days of at most 2 + 2 × MOST rows.
+Written by each pass of the retention, read for the page Storage. Bounded: twice DAYS days of at most
+2 + 2 × MOST rows.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ A = accounts.c
 DAY = 86_400.0
 DAYS = 92
 """Days that are kept, this one counted"""
+BEYOND = 10_000
+"""Days that one pass removes at most"""
 MOST = 200
 """Teams, and people, of each day, those that keep the most"""
 ALL, TEAM, PERSON, DISK = "all", "team", "person", "disk"
@@ -38,22 +41,31 @@ class Growth:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._written: int | None = None
 
     def note(self, now: float, room: int | None) -> None:
-        """Write what is kept now as that of this day, and remove days that are too old, or yet to come.
+        """Write what is kept now as that of this day.
 
-        `room`: bytes that may still be written to the disk; None where that is not known.
+        The last DAYS days that are known stay, however far the clock has jumped, and as many of those yet to come: the
+        clock may be wrong now, or may have been when they were written. `room`: bytes that may still be written to the
+        disk; None where that is not known.
         """
         day = int(now // DAY)
         with self._database.write(quiet=True) as connection:
-            connection.execute(delete(storage_days).where((D.day <= day - DAYS) | (D.day >= day)))
+            connection.execute(delete(storage_days).where(D.day == day))
+            for there, order in ((D.day < day, D.day.desc()), (D.day > day, D.day)):
+                beyond = select(D.day).where(there).distinct().order_by(order).offset(DAYS - 1).limit(BEYOND)
+                connection.execute(delete(storage_days).where(D.day.in_(beyond.scalar_subquery())))
             found = [*_sums(connection), *([] if room is None else [(DISK, "", max(0, room))])]
             values = [{"day": day, "scope": scope, "name": name, "bytes": size} for scope, name, size in found]
             connection.execute(insert(storage_days), values)
+        self._written = day
 
-    def days(self) -> list[StoredDay]:
-        """Return all that is known, the first day first."""
-        query = select(storage_days).order_by(D.day, D.scope, D.name)
+    def days(self, now: float | None = None) -> list[StoredDay]:
+        """Return what is known up to this day, the first day first; None: up to the day that was written last."""
+        day = self._written if now is None else int(now // DAY)
+        there = [] if day is None else [D.day <= day]
+        query = select(storage_days).where(*there).order_by(D.day, D.scope, D.name)
         with self._database.read() as connection:
             return [StoredDay(row.day, row.scope, row.name, int(row.bytes)) for row in connection.execute(query)]
 
