@@ -8,10 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from makeway_quota.backends.base import AttemptSeen, Phase
+from makeway_api.errors import MakewayError
+from makeway_quota.backends.base import AttemptSeen, Phase, Seen
 from makeway_quota.backends.local import LocalBackend
 from makeway_quota.control import time_limits
+from makeway_quota.control.apply import _evict
+from makeway_quota.control.change_set import ChangeSet
+from makeway_quota.control.reconcile import reconcile
 from makeway_quota.control.time_limits import AGAIN, LATE_MARGIN, MARGIN, TIME_LIMIT, TimeLimits
+from makeway_quota.engine.plan import Evict, Move
+from makeway_quota.services import Caller
 from makeway_quota.store import rows
 from makeway_quota.store.records import NewWorkload, Notice, Workload
 from running import SAMPLE, python, running
@@ -106,6 +112,43 @@ def test_limits_count_for_each_attempt() -> None:
     assert watch.ended(90, job(attempt=2)) == []
     assert watch.ended(90 + 100 + 10 + MARGIN - 1, job(attempt=2)) == []
     assert watch.ended(90 + 100 + 10 + MARGIN, job(attempt=2)) == ["j-1"]
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_job_that_is_ended_at_its_limit_stays_so_when_it_also_makes_way(moved: bool) -> None:
+    row = job(reason_code=TIME_LIMIT, reason_message="It ran past its limit.")
+    evict: Evict | Move = Evict("j-1", "p", 900.0, "reclaim", (), {})
+    if moved:
+        evict = Move("j-1", "p", (), (), 900.0, "consolidate", (), {})
+    change_set = ChangeSet()
+    _evict(change_set, evict, "It makes way for p.", row, None, 800.0)
+    [change] = change_set.changes
+    noticed = row._replace(**change.fields)
+    assert (noticed.state, noticed.reason_code, noticed.reason_message) == (
+        "checkpointing", TIME_LIMIT, "It ran past its limit.",
+    )  # fmt: skip
+    assert noticed.notice is not None
+    seen = AttemptSeen("j-1", 1, Phase.EXITED, exit_code=75, acknowledged=True, noticed=True)
+    [ended] = reconcile({"j-1": noticed}, Seen((), (seen,)), now=810.0, lost_budget=3).changes
+    assert ended.fields["state"] == "failed", "it is not requeued"
+    assert "time limit" in str(ended.fields["reason_message"])
+
+
+async def test_a_preemption_test_of_a_job_that_is_ended_at_its_limit_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path, QUICK) as run:
+        made = await run.submit("ana", "late", profile="gpu1")
+        await run.job(made.id, "running")
+        access = run.service.services.jobs._access
+        read = access.changeable
+
+        async def late(caller: Caller, id: str, what: str) -> Workload:
+            return (await read(caller, id, what))._replace(reason_code=TIME_LIMIT)
+
+        monkeypatch.setattr(access, "changeable", late)
+        with pytest.raises(MakewayError, match="is ended at its time limit"):
+            await run.client("ana").preempt_test(made.id)
 
 
 async def test_a_launcher_that_its_job_stops_keeps_no_gpu_beyond_the_limit(

@@ -18,6 +18,7 @@ from .isolation import Faulty, items_of
 from .pool_assignment import places
 from .quarantine import Kind, Quarantine, reason_of
 from .reason_throttle import AT_ONCE, ReasonThrottle
+from .time_limits import TIME_LIMIT
 
 APPLYING = "writing what was decided"
 SET_ASIDE = "set_aside"
@@ -173,10 +174,10 @@ def _evict(
         "notice": notice,
         "evicted_for": evict.preemptor,
         "nomination": places(evict.to) if isinstance(evict, Move) else (),
-        "reason_code": "moving" if moved else "making_way",
-        "reason_message": message,
-        "reason_numbers": dict(evict.numbers),
     }
+    if row.reason_code != TIME_LIMIT:  # a job that is ended at its limit is not requeued because it also makes way
+        reason = "moving" if moved else "making_way"
+        fields |= {"reason_code": reason, "reason_message": message, "reason_numbers": dict(evict.numbers)}
     change = Change(row.id, fields, row.version, ADMITTED)
     change_set.add(change, decide(row, "move" if moved else "evict", evict.rule, message, **_plain(evict.numbers)))
 

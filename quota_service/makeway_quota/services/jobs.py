@@ -5,6 +5,7 @@ from __future__ import annotations
 from makeway_api.models import Decision, Job, JobPage, State
 
 from ..control.change_set import decide
+from ..control.time_limits import TIME_LIMIT
 from ..engine.snapshot import ADMITTED, LIVE
 from ..store.pages import cursor_after, first_that_fit
 from ..store.records import Change, NewDecision, Notice, Workload
@@ -129,6 +130,8 @@ class JobService:
         row = await self._access.changeable(caller, id, "test the preemption of")
         if row.state != "running":
             raise refuse(f"{row.name} is {row.state}; a preemption can be tested while it runs.", "not_running", 409)
+        if row.reason_code == TIME_LIMIT:
+            raise refuse(f"{row.name} is ended at its time limit, so it does not resume.", "not_running", 409)
         now = context.clock()
         message = f"{caller.name} tests the preemption of {row.name}: it saves, makes way and resumes."
         notice = Notice(message, now, now + row.grace, "preempt_test", row.team, caller.name, None)
