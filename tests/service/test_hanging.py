@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from makeway_quota.backends.kubernetes.removals import FIRST_PAUSE, LONGEST_PAUSE, PodRemoval
-from makeway_quota.services.hanging import Hanging
+from makeway_quota.services.hanging import Hanging, _Left
 from makeway_quota.wording.remedies import remedy
 from running import PEOPLE
 from simulated_pods import EPOCH, Habits, SimulatedCluster, Site
@@ -108,6 +108,30 @@ async def test_a_pod_that_outlives_its_row_is_deleted_again_and_listed(tmp_path:
     await found.stop()
 
 
+def test_what_hangs_of_two_attempts_is_one_entry_since_the_first() -> None:
+    victim, before = _Left({"n1": 1000, "n2": 500}, 200.0, 250.0), _Left({"n2": 500, "n3": 1000}, 100.0, 150.0)
+    both = _Left({"n1": 1000, "n2": 1000, "n3": 1000}, 100.0, 150.0)
+    assert victim.merged(before) == before.merged(victim) == both
+    assert victim.merged(_Left({"n1": 1000}, 0.0, 0.0)).deadline == 0.0, "longer than this process knows"
+
+
+@pytest.mark.covers("N33")
+async def test_a_victim_of_which_an_earlier_attempt_hangs_too_holds_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = await site(tmp_path)
+    service = found.service.services.hanging
+    one, two = _Left({"n1": 1000}, 300.0, 20.0), _Left({"n2": 1000}, 100.0, 30.0)
+    monkeypatch.setattr(service, "_evicted", lambda rows: {"r0": one, "r1": _Left({"n1": 1000}, 90.0, 25.0)})
+    monkeypatch.setattr(service, "_outliving", lambda: {"r0": two})
+    entries = await hanging(found)
+    assert [(entry.workload, entry.nodes, entry.gpus) for entry in entries] == [
+        ("r0", ("n1", "n2"), 2.0),
+        ("r1", ("n1",), 1.0),
+    ], "the longest first, by the present clock"
+    await found.stop()
+
+
 def test_a_pod_that_stays_is_deleted_less_and_less_often() -> None:
     removal, now, pauses = PodRemoval("p", "u", 2), 0.0, []
     for _ in range(9):
@@ -123,4 +147,5 @@ def test_every_place_has_a_remedy() -> None:
     assert "ps -o pid,stat,wchan:30,args -p 12,13" in remedy("process", ["process 12", "process 13"], [], "")
     assert "admin page" in remedy("session", ["server “default” of ana"], [], "")
     assert "kubectl --namespace jobs delete pod p --force" in remedy("pod", ["pod p"], [], "jobs")
+    assert "ps -o" in remedy("process", ["process 12"], ["this-machine"], ""), "no kubectl where there is no cluster"
     assert "n1 and n2 are not ready" in remedy("pod", ["pod p"], ["n1", "n2"], "jobs")

@@ -42,10 +42,20 @@ class Hanging:
 
 @dataclass(slots=True)
 class _Left:
-    """What hangs of a workload: milli-GPUs by node, and the earliest deadline in Unix seconds."""
+    """What hangs of a workload: milli-GPUs by node, and the earliest deadline in Unix seconds.
+
+    `since` is the same deadline by the present clock, which may have been set since it was written.
+    """
 
     held: dict[str, int]
     deadline: float
+    since: float
+
+    def merged(self, other: _Left) -> _Left:
+        """Return what hangs of both: of a victim, and of an earlier attempt of the same workload."""
+        held = {node: self.held.get(node, 0) + other.held.get(node, 0) for node in (*self.held, *other.held)}
+        deadline = min(self.deadline, other.deadline) if other.deadline else other.deadline
+        return _Left(held, deadline, min(self.since, other.since))
 
 
 class HangingService:
@@ -61,8 +71,10 @@ class HangingService:
             return []
         context = self._context
         rows = await context.world.watched()
-        left = self._evicted(rows) | self._outliving()
-        order = sorted(left, key=lambda id: (left[id].deadline, id))
+        left = self._evicted(rows)
+        for id, outliving in self._outliving().items():
+            left[id] = left[id].merged(outliving) if id in left else outliving
+        order = sorted(left, key=lambda id: (left[id].since, id))
         known = {id: row for id in order if (row := rows.get(id) or await context.world.row(id)) is not None}
         return [self._entry(id, left[id], known.get(id)) for id in order]
 
@@ -78,7 +90,7 @@ class HangingService:
                 held: dict[str, int] = {}
                 for place in row.placement:
                     held[place.node] = held.get(place.node, 0) + sum(place.milli)
-                found[id] = _Left(held, row.notice.deadline)
+                found[id] = _Left(held, row.notice.deadline, notice.deadline)
         return found
 
     def _outliving(self) -> dict[str, _Left]:
@@ -87,9 +99,9 @@ class HangingService:
         for node in self._context.world.seen.nodes:
             for each in node.terminating:
                 if each.deadline <= self._before():
-                    entry = found.setdefault(each.workload, _Left({}, each.deadline))
-                    held = entry.held.get(node.name, 0) + each.milli * len(each.devices)
-                    entry.held[node.name], entry.deadline = held, min(entry.deadline, each.deadline)
+                    one = _Left({node.name: each.milli * len(each.devices)}, each.deadline, each.deadline)
+                    there = found.get(each.workload)
+                    found[each.workload] = one if there is None else there.merged(one)
         return found
 
     def _entry(self, id: str, left: _Left, row: Workload | None) -> Hanging:

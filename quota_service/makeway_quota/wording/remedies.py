@@ -17,6 +17,12 @@ def remedy(place: Place, targets: Sequence[str], down: Sequence[str], namespace:
             "Stop the server on the Hub's admin page. If the Hub still lists it, look for its pod or process, and "
             "restart the Hub once that is gone."
         )
+    if place == "process":
+        pids = ",".join(target.removeprefix("process ") for target in targets) or "PID"
+        return (
+            f"The kernel cannot end it, as a rule for a driver or a network file system that hangs: ps -o "
+            f"pid,stat,wchan:30,args -p {pids} shows where. If that does not come back, restart the machine."
+        )
     if down:
         node = down[0]
         return (
@@ -25,15 +31,9 @@ def remedy(place: Place, targets: Sequence[str], down: Sequence[str], namespace:
             f"node.kubernetes.io/out-of-service=nodeshutdown:NoExecute, or kubectl delete node {node}. If it hangs, "
             "restart its kubelet or the node."
         )
-    if place == "pod":
-        pod = targets[0].removeprefix("pod ") if targets else "POD"
-        space = f" --namespace {namespace}" if namespace else ""
-        return (
-            f"kubectl{space} describe pod {pod} shows its finalizers and what its kubelet says. Once its containers "
-            f"have ended: kubectl{space} delete pod {pod} --force --grace-period=0, or remove its finalizers."
-        )
-    pids = ",".join(target.removeprefix("process ") for target in targets) or "PID"
+    pod = targets[0].removeprefix("pod ") if targets else "POD"
+    space = f" --namespace {namespace}" if namespace else ""
     return (
-        f"The kernel cannot end it, as a rule for a driver or a network file system that hangs: ps -o "
-        f"pid,stat,wchan:30,args -p {pids} shows where. If that does not come back, restart the machine."
+        f"kubectl{space} describe pod {pod} shows its finalizers and what its kubelet says. Once its containers "
+        f"have ended: kubectl{space} delete pod {pod} --force --grace-period=0, or remove its finalizers."
     )
