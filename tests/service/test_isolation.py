@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from makeway_quota.control.isolation import Faulty, Item, Unplannable, plan_without_faulty, without
+from makeway_quota.control.engine_view import EngineChanges
+from makeway_quota.control.isolation import (
+    Faulty,
+    Item,
+    Unplannable,
+    changes_without,
+    followed,
+    plan_without_faulty,
+    without,
+)
 from makeway_quota.engine.incremental import IncrementalEngine
 from makeway_quota.engine.plan import Plan
 from makeway_quota.engine.snapshot import Node, Placed, Policy, Pool, Profile, QuotaLine, Snapshot, Workload
@@ -138,3 +148,69 @@ def test_a_search_ends_in_time_and_goes_on_in_the_next_cycle(monkeypatch: pytest
     assert set(faulty.reasons) == set(bad)
     with pytest.raises(Unplannable):
         plan_without_faulty(world(), Faults(("anything", "")))  # type: ignore[arg-type]
+
+
+def large(nodes: int) -> tuple[Snapshot, Faults]:
+    """Many nodes with a job on each that no plan can be made with, in any form, and one that waits for a GPU."""
+    there = tuple(Node(f"a{at}", "a", 1) for at in range(nodes))
+    jobs = tuple(
+        Workload(f"lab-{at}", "lab", "gpu1", state="running", started_at=0.0, placement=(Placed(0, f"a{at}", (0,)),))
+        for at in range(nodes)
+    )
+    waits = Workload("lab-waits", "lab", "gpu1")
+    snapshot = replace(world(), nodes=there, workloads=(*jobs, waits))
+    return snapshot, Faults(*(("workload", each.id) for each in jobs))
+
+
+def bare(snapshot: Snapshot) -> Snapshot:
+    return replace(snapshot, nodes=(), workloads=())
+
+
+def test_only_the_nodes_of_an_ended_workload_that_was_left_out_are_shown_again() -> None:
+    snapshot, faults = large(2)
+    engine, plan, faulty = plan_without_faulty(snapshot, faults)
+    assert (plan.start, sorted(faulty.taken)) == ((), ["lab-0", "lab-1"])
+    noticed = replace(snapshot.workloads[1], last_checkpoint_at=50.0)
+    same = followed(EngineChanges(bare(snapshot), False, changed=[noticed]), faulty)
+    assert same is not None
+    assert (same[0].nodes, same[1].taken) == ((), faulty.taken), "it holds what it held"
+    found = followed(EngineChanges(bare(snapshot), False, gone=["lab-1"]), faulty)
+    assert found is not None
+    changes, now = found
+    assert [node.name for node in changes.nodes] == ["a1"]
+    assert sorted(now.taken) == ["lab-0"]
+    part = changes_without(changes, now)
+    engine.change_nodes(part.nodes, part.gone_nodes)
+    engine.change(part.changed, part.gone)
+    [start] = engine.plan(101.0).start
+    assert (start.id, start.placement[0].node) == ("lab-waits", "a1")
+    assert sorted(faulty.taken) == ["lab-0", "lab-1"], "other threads read what was left out before"
+
+
+def test_a_node_that_changes_meanwhile_is_shown_as_it_is_now() -> None:
+    snapshot, _ = large(2)
+    faulty = Faulty({("workload", each.id): ValueError() for each in snapshot.workloads[:2]})
+    faulty.taken = {each.id: each for each in snapshot.workloads[:2]}
+    faulty.nodes = {node.name: node for node in snapshot.nodes}
+    cordoned = replace(snapshot.nodes[0], cordoned=True)
+    found = followed(EngineChanges(bare(snapshot), False, nodes=[cordoned]), faulty)
+    assert found is not None
+    found = followed(EngineChanges(bare(snapshot), False, gone=["lab-0"]), found[1])
+    assert found is not None
+    assert found[0].nodes == [cordoned]
+    gone = followed(EngineChanges(bare(snapshot), False, gone=["lab-1"], gone_nodes=["a1"]), found[1])
+    assert gone is not None
+    assert gone[0].nodes == [], "a node that is gone is shown no more"
+
+
+def test_a_workload_that_was_left_out_and_holds_something_else_is_chosen_for_anew() -> None:
+    snapshot, _ = large(2)
+    first = snapshot.workloads[0]
+    elsewhere = replace(first, placement=(Placed(0, "a1", (0,)),))
+    reasons = {("workload", first.id): ValueError()}
+    for faulty in (Faulty(reasons, taken={first.id: first}), Faulty(reasons, stand_ins={first.id: first})):
+        assert followed(EngineChanges(bare(snapshot), False, changed=[elsewhere]), faulty) is None
+    assert followed(EngineChanges(bare(snapshot), False, gone=[first.id]), Faulty(reasons, {first.id: first})) is None
+    assert (
+        followed(EngineChanges(bare(snapshot), False, gone=["other"]), Faulty(reasons, {first.id: first})) is not None
+    )

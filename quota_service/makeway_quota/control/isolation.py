@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..engine.incremental import IncrementalEngine
@@ -40,6 +40,15 @@ class Faulty:
     """of workloads that the engine takes in a simpler form"""
     taken: dict[str, Workload] = field(default_factory=dict)
     """workloads whose devices count as foreign"""
+    nodes: dict[str, Node] = field(default_factory=dict)
+    """the nodes of those, as they are without them"""
+    _taken_on: dict[str, list[Workload]] | None = None
+
+    def taken_on(self, node: str) -> Sequence[Workload]:
+        """Return the workloads whose devices on a node count as foreign."""
+        if self._taken_on is None:
+            self._taken_on = on_nodes(self.taken.values())
+        return self._taken_on.get(node, ())
 
     def of(self, workload: Workload) -> Exception | None:
         """Return why a workload is left out, by itself or with its queue, team or profile; None if it is not."""
@@ -113,7 +122,7 @@ def without(snapshot: Snapshot, faulty: Faulty) -> Snapshot:
         return snapshot
     shown = (faulty.stand_ins.get(each.id, each) for each in snapshot.workloads)
     workloads = tuple(each for each in shown if each.id in faulty.stand_ins or faulty.of(each) is None)
-    nodes = tuple(with_taken(node, faulty.taken) for node in snapshot.nodes if not faulty.has_node(node))
+    nodes = tuple(with_taken(node, faulty.taken_on(node.name)) for node in snapshot.nodes if not faulty.has_node(node))
     if not any(kind in ("team", "pool", "profile") for kind, _ in out):
         return replace(snapshot, nodes=nodes, workloads=workloads)
     return replace(
@@ -124,6 +133,51 @@ def without(snapshot: Snapshot, faulty: Faulty) -> Snapshot:
         policies=tuple(policy for policy in snapshot.policies if ("team", policy.name) not in out),
         profiles=tuple(each for each in snapshot.profiles if ("profile", each.name) not in out),
     )
+
+
+def on_nodes(workloads: Iterable[Workload]) -> dict[str, list[Workload]]:
+    """Return workloads by the nodes that they are placed on."""
+    found: defaultdict[str, list[Workload]] = defaultdict(list)
+    for workload in workloads:
+        for node in {place.node for place in workload.placement}:
+            found[node].append(workload)
+    return dict(found)
+
+
+def followed(changes: EngineChanges, faulty: Faulty) -> tuple[EngineChanges, Faulty] | None:
+    """Return changes with the nodes on which workloads that are left out hold something else now, and what is left out.
+
+    None where something stands in for a workload that holds something else: that is chosen anew. The cost is that of
+    the nodes and workloads that changed.
+    """
+    if not (faulty.stand_ins or faulty.taken):
+        return changes, faulty
+    now: dict[str, Workload | None] = dict.fromkeys(changes.gone)
+    now |= {each.id: each for each in changes.changed}
+    if any(_holds(faulty.stand_ins[id]) != _holds(each) for id, each in now.items() if id in faulty.stand_ins):
+        return None
+    known = {node.name: node for node in changes.nodes if node.name in faulty.nodes}
+    moved = {id: each for id, each in now.items() if id in faulty.taken and _holds(faulty.taken[id]) != _holds(each)}
+    if not moved:
+        return changes, replace(faulty, nodes=faulty.nodes | known) if known else faulty
+    if any(_holds(each) for each in moved.values()):
+        return None
+    freed = {place.node for id in moved for place in faulty.taken[id].placement}
+    nodes = faulty.nodes | known
+    shown = {node.name for node in changes.nodes} | set(changes.gone_nodes)
+    again = [nodes[name] for name in sorted(freed - shown) if name in nodes]
+    taken = {id: each for id, each in faulty.taken.items() if id not in moved}
+    return (
+        replace(changes, nodes=[*changes.nodes, *again]),
+        replace(faulty, taken=taken, nodes=nodes, _taken_on=None),
+    )
+
+
+def _holds(workload: Workload | None) -> object:
+    """Return what a workload holds, and for whom; None if it holds nothing."""
+    if workload is None or workload.state not in ADMITTED:
+        return None
+    return workload.placement, workload.policy, workload.profile, workload.kind
 
 
 def changes_without(changes: EngineChanges, faulty: Faulty) -> EngineChanges:
@@ -138,15 +192,17 @@ def changes_without(changes: EngineChanges, faulty: Faulty) -> EngineChanges:
         snapshot=without(changes.snapshot, faulty),
         changed=[each for each in changes.changed if faulty.of(each) is None],
         gone=[id for id in changes.gone if ("workload", id) not in out or id in faulty.stand_ins],
-        nodes=[with_taken(node, faulty.taken) for node in changes.nodes if not faulty.has_node(node)],
+        nodes=[with_taken(node, faulty.taken_on(node.name)) for node in changes.nodes if not faulty.has_node(node)],
         gone_nodes=[name for name in changes.gone_nodes if ("node", name) not in out],
     )
 
 
-def with_taken(node: Node, taken: Mapping[str, Workload]) -> Node:
+def with_taken(node: Node, taken: Sequence[Workload]) -> Node:
     """Return a node on which the devices of some workloads are taken."""
+    if not taken:
+        return node
     whole, shares = set(node.foreign_devices), node.foreign_gpus
-    for workload in taken.values():
+    for workload in taken:
         for place in workload.placement:
             if place.node == node.name and place.milli >= GPU:
                 whole |= set(place.devices)
@@ -282,6 +338,8 @@ def _left_out(snapshot: Snapshot, reasons: Mapping[Item, Exception], plans: Plan
             faulty.stand_ins[each.id] = simple
         else:
             faulty.taken[each.id] = each
+    held = on_nodes(faulty.taken.values())
+    faulty.nodes = {node.name: node for node in snapshot.nodes if node.name in held}
     return faulty
 
 

@@ -16,7 +16,7 @@ from ..engine.plan import Plan
 from ..engine.snapshot import Snapshot
 from ..store.records import Workload
 from .engine_view import EngineChanges
-from .isolation import Faulty, Item, Unplannable, changes_without, plan_without_faulty
+from .isolation import Faulty, Item, Unplannable, changes_without, followed, plan_without_faulty
 from .quarantine import reason_of
 from .world import World
 
@@ -64,9 +64,12 @@ class Planner:
         if self._clock() - self._built_at > RENEW_AFTER or due:
             incremental = None
         changes = self._world.changes(rows, now, incremental is None)
-        if incremental is not None and not changes.whole and not self._concerned(changes):
+        known = None if incremental is None or changes.whole else followed(changes, self._faulty)
+        if incremental is not None and known is not None:
+            changes, faulty = known
+            self._world.go_on_without(faulty)
             try:
-                part = changes_without(changes, self._faulty)
+                part = changes_without(changes, faulty)
                 plan = await loop.run_in_executor(self._threads, _decide, incremental, part, now, explain)
             except Exception as error:  # by what it was shown, or by its own state: built anew it may plan
                 log.warning("The engine is built anew, as a plan failed: %s", reason_of(error))
@@ -90,14 +93,6 @@ class Planner:
         """Return what was left out and is tried again."""
         quarantine = self._world.quarantine
         return frozenset(item for item in self._faulty.reasons if not quarantine.rests(PLANNING, *item))
-
-    def _concerned(self, changes: EngineChanges) -> bool:
-        """Whether something stands in for a workload that has changed: what it holds may be free now."""
-        faulty = self._faulty
-        if not (faulty.stand_ins or faulty.taken):
-            return False
-        ids = (*changes.gone, *(each.id for each in changes.changed))
-        return any(id in faulty.stand_ins or id in faulty.taken for id in ids)
 
     def _set_aside(self, faulty: Faulty, due: Collection[Item]) -> None:
         """Note what is left out from now on; what was left out before and was not tried again stays as noted."""

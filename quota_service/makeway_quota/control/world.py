@@ -386,6 +386,12 @@ class World:
             self._view.start_over(besides=CYCLE)
         self.left_out = faulty
 
+    def go_on_without(self, faulty: Faulty) -> None:
+        """Show what is left out now to the other readers, too, where it is less than before."""
+        if faulty.taken is not self.left_out.taken:
+            self.leave_out(faulty)
+        self.left_out = faulty
+
     def proposed(
         self, rows: Mapping[str, Workload], now: float, document: Document
     ) -> Callable[[], tuple[Snapshot, PoolAssignment]]:
