@@ -29,6 +29,12 @@ GONE = frozenset({404, 410})
 """The statuses of a lease that has ended."""
 
 
+WAITS_TO_EVICT = frozenset({"protected", "patience"})
+"""The reasons whose `not_before` is when others make way, not when the session starts"""
+EARLIEST = {True: "nothing makes way for it in the next", False: "not in the next"}
+"""What the pending page shows in front of the seconds until `not_before`"""
+
+
 class LeaseMixin(SpawnForm):
     """A spawner that starts no server without a lease and keeps no lease without a server."""
 
@@ -190,8 +196,10 @@ class LeaseMixin(SpawnForm):
         phase = session.phase if session.phase in ("admission", "reclaim", "node") else "admission"
         reason = session.reason
         message = reason.message if reason else f"Waiting for {gpus(session.gpus)}"
-        within = (reason.ready_by - datetime.now(UTC)).total_seconds() if reason and reason.ready_by else None
-        self.report(phase, message, within=within)
+        within = _seconds_to(reason.ready_by) if reason else None
+        earliest = _seconds_to(reason.not_before) if reason else None
+        words = {} if reason is None or earliest is None else {"wait": EARLIEST[reason.code in WAITS_TO_EVICT]}
+        self.report(phase, message, within=within, earliest=earliest, **words)
 
     def report(self, phase: str, message: str, **more: Any) -> None:
         """Show a message on the pending page."""
@@ -357,3 +365,8 @@ class LeaseMixin(SpawnForm):
         if self._end_sentence:
             state["makeway_end"] = self._end_sentence
         return state
+
+
+def _seconds_to(moment: datetime | None) -> float | None:
+    """Return the seconds until a moment, negative where it is past; None without one."""
+    return None if moment is None else (moment - datetime.now(UTC)).total_seconds()

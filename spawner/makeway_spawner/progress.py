@@ -20,8 +20,8 @@ class Progress:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.events: list[dict[str, Any]] = []
         self._clock = clock
-        self._times: list[tuple[float, float | None]] = []
-        """when each event was recorded, and when its phase ends at the latest"""
+        self._times: list[tuple[float, float | None, float | None]] = []
+        """when each event was recorded, its phase ends at the latest, and the next step comes at the soonest"""
         self._began = clock()
         self._spent: dict[str, float] = {}
         """seconds in each phase up to the present one"""
@@ -34,16 +34,24 @@ class Progress:
         """The phase of the last event; empty before the first."""
         return str(self.events[-1]["phase"]) if self.events else ""
 
-    def add(self, phase: str, message: str, *, within: float | None = None, **more: Any) -> None:
-        """Record one event; the bar never goes back. `within`: seconds until its phase ends at the latest."""
+    def add(
+        self, phase: str, message: str, *, within: float | None = None, earliest: float | None = None, **more: Any
+    ) -> None:
+        """Record one event; the bar never goes back.
+
+        `within`: seconds until its phase ends at the latest; `earliest`: those until the next step at the soonest.
+        """
         if self.phase != phase:
             self._enter(phase)
         percent = max(PHASES[phase], self.events[-1]["progress"] if self.events else 0)
         event = {"progress": percent, "phase": phase, "message": message, **more}
-        due = None if within is None else self._clock() + within
-        if not self.events or self.events[-1] != event or _differ(self._times[-1][1], due):
+        now = self._clock()
+        due = None if within is None else now + within
+        soonest = None if earliest is None else now + earliest
+        known = self._times[-1] if self._times else (now, None, None)
+        if not self.events or self.events[-1] != event or _differ(known[1], due) or _differ(known[2], soonest):
             self.events.append(event)
-            self._times.append((self._clock(), due))
+            self._times.append((now, due, soonest))
             self._wake()
 
     def close(self) -> None:
@@ -61,15 +69,17 @@ class Progress:
     async def follow(self) -> AsyncIterator[dict[str, Any]]:
         """Yield every event, recorded and new, until `close`, each with the phases' clocks as they are then.
 
-        All times are seconds, because a browser's clock may be wrong: `after` the request, and `within` from now.
+        All times are seconds, because a browser's clock may be wrong: `after` the request, `within` and `earliest` from
+        now.
         """
         seen = 0
         while True:
             recorded = self._recorded
-            for event, (at, due) in zip(self.events[seen:], self._times[seen:], strict=True):
+            for event, (at, due, soonest) in zip(self.events[seen:], self._times[seen:], strict=True):
                 seen += 1
-                within = {} if due is None else {"within": round(due - self._clock(), 1)}
-                yield {**event, "after": round(at - self._began, 1), **within, "clocks": self.clocks()}
+                ahead = {"within": due, "earliest": soonest}
+                times = {name: round(end - self._clock(), 1) for name, end in ahead.items() if end is not None}
+                yield {**event, "after": round(at - self._began, 1), **times, "clocks": self.clocks()}
             if self._closed and seen == len(self.events):
                 return
             if seen == len(self.events):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -178,6 +178,32 @@ async def test_stop_during_the_request_leaves_no_lease(make: Make, fake: QuotaFa
         await spawn
     assert list(fake.sessions) == ["s1"]
     assert not fake.live
+
+
+@pytest.mark.covers("N05")
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("protected", "nothing makes way for it in the next"),
+        ("patience", "nothing makes way for it in the next"),
+        ("waiting_for_node", "not in the next"),
+    ],
+)
+async def test_the_pending_page_is_told_how_long_a_session_waits_at_least(
+    make: Make, fake: QuotaFake, code: str, words: str
+) -> None:
+    soonest = datetime.now(UTC) + timedelta(seconds=600)
+    fake.steps = [("admission", Reason(code=code, message="It waits.", not_before=soonest)), ("hold", None)]
+    spawner = make()
+    spawn = asyncio.ensure_future(spawner.run_pre_spawn_hook())
+    await until(lambda: spawner._progress and any("wait" in e for e in spawner._progress.events), "it is told")
+    spawn.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await spawn
+    spawner._progress.close()
+    [event] = [event async for event in spawner._progress.follow() if "wait" in event]
+    assert (event["message"], event["wait"]) == ("It waits.", words)
+    assert 0 < event["earliest"] <= 600
 
 
 @pytest.mark.covers("N05")

@@ -58,3 +58,16 @@ async def test_a_page_is_told_times_that_need_no_right_clock() -> None:
     events = [event async for event in progress.follow()]
     assert [(event["after"], event.get("within")) for event in events] == [(4.0, 14.6), (14.4, 55.0), (19.4, None)]
     assert not any("until" in event for event in events)
+
+
+async def test_a_page_is_told_how_long_nothing_makes_way_at_the_soonest() -> None:
+    clock = Clock()
+    progress = Progress(clock)
+    progress.add("admission", "r0 is protected", earliest=600.0, wait="nothing makes way for it in the next")
+    clock.now += 60
+    progress.add("admission", "r0 is protected", earliest=540.2, wait="nothing makes way for it in the next")
+    progress.add("admission", "r0 is protected", earliest=900.0, wait="nothing makes way for it in the next")
+    progress.close()
+    events = [event async for event in progress.follow()]
+    assert [(event["earliest"], event["after"]) for event in events] == [(540.0, 0.0), (900.0, 60.0)]
+    assert not any("within" in event for event in events)

@@ -13,6 +13,8 @@ const phases = [...page.querySelectorAll(".mw-phases li")];
 const { base, user, server, xsrf } = page.dataset;
 const seen = new Set();
 let deadline = null;
+let earliest = null; // while the phase has no deadline: when its next step comes at the soonest
+let wait = "";
 let over = false;
 let clocks = {};
 let clocksAt = 0;
@@ -54,13 +56,15 @@ function write(event) {
 }
 
 function countDown() {
-  if (deadline === null || over) {
+  const moment = deadline ?? earliest;
+  if (moment === null || over) {
     until.hidden = true;
     return;
   }
-  const seconds = Math.ceil((deadline - performance.now()) / 1000);
+  const seconds = Math.ceil((moment - performance.now()) / 1000);
+  const words = deadline === null ? wait : "at the latest in";
   until.hidden = false;
-  until.textContent = seconds > 0 ? `at the latest in ${duration(seconds)}` : "any moment now";
+  until.textContent = seconds > 0 ? `${words} ${duration(seconds)}` : "any moment now";
 }
 
 function end(text) {
@@ -106,6 +110,8 @@ function onEvent(e) {
   if (event.phase) {
     showPhase(event.phase);
     deadline = event.within === undefined ? null : performance.now() + event.within * 1000;
+    earliest = event.earliest === undefined ? null : performance.now() + event.earliest * 1000;
+    wait = event.wait || "";
     countDown();
     showClocks();
   }
