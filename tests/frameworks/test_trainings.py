@@ -1,0 +1,150 @@
+"""Trainings as people write them compute the same to the last bit, however often they make way.
+
+Each training runs undisturbed and with notices, one an attempt, at given moments: two in `make test`, ten and more in
+`make test-frameworks`, which sets NOTICES.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from training_jobs import Job, Outcome
+
+pytestmark = [pytest.mark.frameworks, pytest.mark.slow, pytest.mark.timeout(3600), pytest.mark.covers("N12")]
+
+Make = Callable[..., Job]
+
+
+def plan(part: str, full: str) -> list[str]:
+    """Return the moments of a run: `part`, or `full` with NOTICES set; "step 3-8" is a step drawn with SEED."""
+    drawn = random.Random(int(os.environ.get("SEED", "1")))
+    found = []
+    for moment in (full if os.environ.get("NOTICES") else part).split(", "):
+        name, _, bounds = moment.partition(" ")
+        low, _, high = bounds.partition("-")
+        found.append(f"{name} {drawn.randint(int(low), int(high))}" if high else moment)
+    return found
+
+
+def compare(make: Make, script: str, planned: list[str], *before: str, **options: Any) -> Outcome:
+    """Run a training undisturbed and with notices; return the second one, after comparing what both computed."""
+    plain = make(script, *before, **options).run()
+    assert [one.code for one in plain.attempts] == [0], plain.attempts[-1].log[-5000:]
+    moved = make(script, *before, **options).run(planned)
+    assert moved.attempts[-1].code == 0, moved.attempts[-1].log[-5000:]
+    assert moved.noticed() == planned
+    assert moved.results == plain.results
+    for rank in plain.notes:
+        assert trained(moved, rank) == trained(plain, rank)
+    for before_one, after in zip(planned, moved.attempts, strict=False):
+        assert_message(before_one, after)
+    return moved
+
+
+def trained(outcome: Outcome, rank: int) -> list[tuple[int, str]]:
+    """Return every step of a training with its data; a step that ran twice is there twice."""
+    return [(step, data) for _, step, data in outcome.steps(rank)]
+
+
+def assert_message(moment: str, attempt: Any) -> None:
+    status = attempt.status
+    if moment == "import":
+        assert "no checkpoint" in status["message"]
+    elif status["exit_code"] == 0:
+        assert status["completed"], "the work was done before the notice"
+    else:
+        assert status["exit_code"] == 75
+        assert status["acknowledged"]
+        assert status["message"].startswith("saved at step"), attempt.log[-3000:]
+
+
+def test_a_plain_loop(job: Make) -> None:
+    full = "import, step 1-4, save, step 9-12, load, step 14, step 15-19, save, step 23-27, step 28, end"
+    compare(job, "loop.py", plan("save, end", full))
+
+
+@pytest.mark.parametrize(
+    ("workers", "part"), [("0", "watch 3, step 20"), ("2", "step 18, step 20"), ("persistent", "step 20, step 24")]
+)
+def test_a_loop_over_epochs(job: Make, workers: str, part: str) -> None:
+    full = "import, step 1-4, save, step 9-11, watch 3, load, step 14, step 15-20, step 24, watch 1, step 26-33, step 36, end"
+    outcome = compare(job, "state.py", plan(part, full), env={"WORKERS": workers})
+    validated = [text for _, kind, text in outcome.notes[0] if kind == "validated"]
+    assert [line.split()[0] for line in validated] == ["0", "1", "2"]
+
+
+def test_gradients_that_are_accumulated_over_batches(job: Make) -> None:
+    full = "step 1-3, step 6, step 7, step 13, step 24, step 25, step 31-34"
+    compare(job, "state.py", plan("step 6, step 13", full), env={"ACCUMULATE": "4"})
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_workers_that_are_not_forked(job: Make, method: str) -> None:
+    compare(job, "state.py", ["step 5", "step 20"], env={"WORKERS": "2", "START_METHOD": method})
+
+
+@pytest.mark.long
+def test_batches_that_are_left_out_instead_of_loaded_again(job: Make) -> None:
+    compare(job, "state.py", ["step 5", "step 8", "step 20"], env={"SKIP": "index"})
+
+
+@pytest.mark.long
+def test_a_validation_with_averaged_weights_in_the_place_of_the_models(job: Make) -> None:
+    compare(job, "state.py", ["watch 2", "step 20", "watch 2"], env={"SWAP": "1"})
+
+
+def test_lightning(job: Make) -> None:
+    full = (
+        "import, step 1-4, watch 2, save, step 9-11, step 12, step 15-17, watch 1, step 22-23, step 24, step 32-33, end"
+    )
+    compare(job, "fit.py", plan("watch 2, step 16", full), env={"VALIDATE": "0.5"})
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("workers", "accumulate"), [("2", "1"), ("0", "5")])
+def test_lightning_with_workers_or_accumulation(job: Make, workers: str, accumulate: str) -> None:
+    env = {"WORKERS": workers, "ACCUMULATE": accumulate}
+    compare(job, "fit.py", ["step 2", "watch 1", "step 7"], env=env)
+
+
+def test_lightning_on_two_processes(job: Make) -> None:
+    full = "import, step 1-2, step 4, watch 1, save, step 9, step 10-11, step 12, step 14-16, end"
+    compare(job, "fit.py", plan("step 4, watch 1", full), env={"RANKS": "2"})
+
+
+def test_transformers(job: Make) -> None:
+    full = (
+        "import, step 1-3, step 5, watch 1, save, step 11, step 12-14, step 16, step 17, save, step 20-21, step 23, end"
+    )
+    compare(job, "language.py", plan("watch 1, step 12", full))
+
+
+@pytest.mark.long
+def test_transformers_with_workers_and_evaluations_between_steps(job: Make) -> None:
+    env = {"WORKERS": "2", "EVALUATE": "steps", "ACCUMULATE": "1"}
+    compare(job, "language.py", ["step 3", "watch 2", "step 16"], env=env)
+
+
+def test_accelerate(job: Make) -> None:
+    full = "import, step 1-4, step 7, watch 2, load, save, step 17-19, step 21, step 24, step 27, step 33, step 36, end"
+    compare(job, "accelerated.py", plan("step 7, step 15", full), env={"ACCUMULATE": "2"})
+
+
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port")
+
+
+def test_torchrun(job: Make) -> None:
+    full = "step 1-2, step 4, load, step 5, step 6, step 8, step 9-10, step 12, step 13, step 15-16, end"
+    compare(job, "distributed.py", plan("step 4, step 8", full), *TORCHRUN, "29611", env={"NOTICED_RANK": "1"})
+
+
+def test_a_gang_of_two(job: Make) -> None:
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29612"}
+    workers = [{"env": {"RANK": str(rank), "LOCAL_RANK": str(rank), **shared}} for rank in range(2)]
+    full = "step 1-2, step 3, watch 2, load, step 8, step 9-10, step 12, step 14, step 15-17, step 18, end"
+    compare(job, "distributed.py", plan("watch 2, step 8", full), workers=workers)

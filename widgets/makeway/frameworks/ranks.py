@@ -1,0 +1,101 @@
+"""What the ranks of a training do together: agree on what is due, and see the same checkpoint.
+
+Used by the adapters. The exchange is that of `makeway.checkpoint`: through torch.distributed where it is initialised, else
+through files in a folder that all ranks see, as in a gang whose processes know each other by RANK and WORLD_SIZE only.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from makeway import checkpoint
+from makeway.checkpointing.loop import Interval
+from makeway.checkpointing.ranks import rank_and_size
+
+__all__ = ["Agreement", "check_size", "claim", "completed", "exchange", "newest", "rank_and_size", "rank_file"]
+
+
+class Agreement:
+    """Decides with all ranks, at the same step, whether to save and whether to leave."""
+
+    def __init__(self, every: int | str | None) -> None:
+        self._interval = Interval.of(every)
+        self._saved_at = time.monotonic()
+        self._steps = 0
+
+    def saved(self, step: int) -> None:
+        """Begin a new interval, after a checkpoint of `step`."""
+        self._saved_at, self._steps = time.monotonic(), step
+
+    def ask(self, step: int) -> tuple[bool, bool]:
+        """Return whether to save, and whether to leave then; all ranks get the same answer and have to ask together."""
+        if not checkpoint._on_cluster():
+            return False, False
+        due, leave = exchange([self._is_due(step), checkpoint.requested()])
+        return bool(due or leave), bool(leave)
+
+    def _is_due(self, step: int) -> bool:
+        if step <= self._steps:
+            return False
+        if self._interval.seconds is not None:
+            return time.monotonic() - self._saved_at >= self._interval.seconds
+        return self._interval.steps is not None and step % self._interval.steps == 0
+
+
+def exchange(values: list[Any]) -> list[int]:
+    """Return the maximum of each number over all ranks."""
+    return checkpoint._parts.ranks.exchange([int(value) for value in values])
+
+
+def newest(name: str = "") -> Path | None:
+    """Return the newest checkpoint, the same on all ranks; RuntimeError where one does not see it.
+
+    None outside of a job: a script that is tried in a notebook begins anew.
+    """
+    if not checkpoint._on_cluster():
+        return None
+    found = checkpoint.latest(name)
+    step = checkpoint.step_of(found) if found is not None else -1
+    highest, negative = exchange([step, -step])
+    if highest != -negative:
+        raise RuntimeError(
+            f"one rank sees the checkpoint of step {highest} and another one that of step {-negative}: the folder of the "
+            f"checkpoints, {checkpoint.dir}, has to be one that all ranks share."
+        )
+    return found
+
+
+def claim(name: str, caller: str) -> None:
+    """Take a name for a state of this process; RuntimeError where a loop or another state has it."""
+    if not checkpoint._on_cluster():
+        return
+    if name in checkpoint._parts.loops:
+        which = f"the name {name!r}" if name else "no name"
+        raise RuntimeError(
+            f"checkpoint.{caller} got {which}, as a loop or state before it: it could not tell after a resume which of "
+            "them is done. Give each a name of its own."
+        )
+    checkpoint._parts.loops.add(name)
+
+
+def completed(ended: bool) -> None:
+    """Report whether the work of the job is done."""
+    if checkpoint._on_cluster():
+        checkpoint._parts.completed(ended)
+
+
+def rank_file(folder: Path) -> Path:
+    """Return the file of this rank in a checkpoint."""
+    return folder / f"rank-{rank_and_size()[0]}.pt"
+
+
+def check_size(size: int, folder: Path) -> None:
+    """Raise ValueError where a checkpoint was written by another number of ranks."""
+    own = rank_and_size()[1]
+    if size != own:
+        raise ValueError(
+            f"{folder} was saved by {size} rank{'s' if size > 1 else ''}, and now there {'are' if own > 1 else 'is'} {own}: "
+            "each rank goes on with its own part of the data. Submit the job with as many workers as before."
+        )
