@@ -17,10 +17,10 @@ RANDOM := invariants reference pools holds shortcuts second_opinion victim_bound
 # More arguments for pytest: make test ARGS='-k reclaim -x'
 ARGS ?=
 
-.PHONY: help setup run test check jupyterhub kube run-kube kube-test images coverage invariants mutations faults requests lint format bench screenshots docs wheel clean
+.PHONY: help setup run test check test-frameworks jupyterhub kube run-kube kube-test images coverage invariants mutations faults requests lint format bench screenshots docs wheel clean
 
 help: ## List these commands
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 setup: ## Install everything from the lock files (again: nothing to do, at once)
 	@python=$$(sh scripts/find-python) && "$$python" scripts/set_up.py
@@ -31,10 +31,15 @@ run: setup ## Start the portal on this machine; KEEP=1 leaves jobs and notebooks
 test: setup ## Run every test, the browser's and Kubernetes' too; installs what is missing; BUILD_MINUTES=n limits the build
 	@.venv/bin/python scripts/set_up_kube.py --tests
 	@.venv/bin/python scripts/set_up.py --browser
+	@.venv/bin/python scripts/set_up_frameworks.py $(if $(CI),,--if-possible)
 	@.venv/bin/python scripts/run_tests.py $(if $(CI),--slowest 40) --build-minutes $(or $(BUILD_MINUTES),60) -- $(ARGS)
 
 check: setup ## Run the quick tests only (under 90 seconds)
 	@$(PYTEST) -n auto --dist loadgroup -q -m "$(QUICK)" $(ARGS)
+
+test-frameworks: setup ## Train with PyTorch, Lightning, Transformers and accelerate, preempted ten times each; SEED=n
+	@.venv/bin/python scripts/set_up_frameworks.py
+	@NOTICES=all SEED=$(or $(SEED),1) $(PYTEST) -n auto --dist loadgroup -q -m frameworks tests/frameworks tests/examples $(ARGS)
 
 jupyterhub: setup ## Run the tests of the Hub and the spawners with another JupyterHub; VERSION=5.5
 	@.venv/bin/python scripts/other_jupyterhub.py $(or $(VERSION),5.5) $(ARGS)

@@ -71,7 +71,7 @@ def test_a_plain_loop(job: Make) -> None:
     ("workers", "part"), [("0", "watch 3, step 20"), ("2", "step 18, step 20"), ("persistent", "step 20, step 24")]
 )
 def test_a_loop_over_epochs(job: Make, workers: str, part: str) -> None:
-    full = "import, step 1-4, save, step 9-11, watch 3, load, step 14, step 15-20, step 24, watch 1, step 26-33, step 36, end"
+    full = "import, step 1-4, save, step 9-11, watch 3, load, step 14, step 15-20, step 24, watch 1, step 26-33, end"
     outcome = compare(job, "state.py", plan(part, full), env={"WORKERS": workers})
     validated = [text for _, kind, text in outcome.notes[0] if kind == "validated"]
     assert [line.split()[0] for line in validated] == ["0", "1", "2"]

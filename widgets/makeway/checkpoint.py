@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib
 import json
 import os
 import re
@@ -362,9 +363,24 @@ def _run_callbacks() -> None:
                 stop()
 
 
-def __getattr__(attribute: str) -> Path:
+_ADAPTERS = {
+    "accelerate": "accelerate",
+    "lightning": "lightning",
+    "lightning_path": "lightning",
+    "resumable": "lightning",
+    "torch_state": "state",
+    "transformers": "transformers",
+    "transformers_dir": "transformers",
+    "transformers_path": "transformers",
+}
+"""What `makeway.frameworks` adds, with its module there; a framework is imported when its adapter is used."""
+
+
+def __getattr__(attribute: str) -> Any:
     if attribute == "dir":
         return _directory()
+    if attribute in _ADAPTERS:
+        return getattr(importlib.import_module(f"makeway.frameworks.{_ADAPTERS[attribute]}"), attribute)
     raise AttributeError(f"module {__name__!r} has no attribute {attribute!r}")
 
 

@@ -99,8 +99,9 @@ def _library() -> bytes:
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("makeway/__init__.py", '"""The part of Makeway that jobs use."""\n')
         archive.write(Path(__file__).with_name("checkpoint.py"), "makeway/checkpoint.py")
-        for path in sorted(Path(__file__).with_name("checkpointing").glob("*.py")):
-            archive.write(path, f"makeway/checkpointing/{path.name}")
+        for package in ("checkpointing", "frameworks"):
+            for path in sorted(Path(__file__).with_name(package).glob("*.py")):
+                archive.write(path, f"makeway/{package}/{path.name}")
         for path in sorted(Path(cloudpickle.__file__).parent.glob("*.py")):
             archive.write(path, f"cloudpickle/{path.name}")
     return buffer.getvalue()

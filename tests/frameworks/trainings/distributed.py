@@ -1,4 +1,4 @@
-"""A training with DistributedDataParallel, started by torchrun or as a gang whose ranks know each other by variables."""
+"""A training with DistributedDataParallel, started by torchrun or as a gang of workers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def main() -> None:
     loader = DataLoader(dataset, batch_size=8, sampler=sampler, num_workers=int(os.environ.get("WORKERS", "0")))
     validation = DataLoader(data.Augmented(24), batch_size=8)
     state = checkpoint.torch_state(model=model, optimizer=optimizer, noted=data.Noted(), every=5)
-    for epoch in state.epochs(3):
+    for _ in state.epochs(3):
         model.train()
         for inputs, labels in state.batches(loader):
             optimizer.zero_grad()
@@ -35,7 +35,7 @@ def main() -> None:
             moments.trained(state.step + 1, [inputs, labels])
         model.eval()
         if dist.get_rank() == 0:  # as many scripts do
-            for inputs, labels in state.watch(validation):
+            for inputs, _ in state.watch(validation):
                 with torch.no_grad():
                     plain(inputs)
                 moments.reach("watch")

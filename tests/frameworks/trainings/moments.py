@@ -1,7 +1,7 @@
 """Preempts the job that imports this at planned moments, and notes what it trains; for the trainings beside it.
 
-`PLAN` is a list, as JSON, with a moment for each attempt, such as "import", "step 7", "save", "watch 3" or "end": when the
-attempt reaches its moment, the launcher gets the signal that a node sends, and the job goes on when the notice is there.
+`PLAN` is a list, as JSON, with a moment for each attempt, such as "import", "step 7", "save", "watch 3" or "end": when
+an attempt reaches its moment, the launcher gets the signal that a node sends, and the job goes on once it has notice.
 """
 
 from __future__ import annotations

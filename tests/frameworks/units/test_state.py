@@ -31,8 +31,8 @@ def loader() -> Any:
 def interrupted(job: Path, at: int, **more: Any) -> Any:
     """Train until the notice before batch `at`; return what was trained."""
     anew()
-    model, state = training(**more)
-    with pytest.raises(SystemExit) as left:
+    _, state = training(**more)
+    with pytest.raises(SystemExit) as left:  # noqa: PT012
         for _ in state.epochs(3):
             for _ in state.batches(loader()):
                 if state.step + 1 == at:
@@ -157,19 +157,19 @@ def test_another_number_of_ranks_is_refused(job: Path) -> None:
 def test_a_part_that_the_checkpoint_lacks_is_named(job: Path) -> None:
     interrupted(job, 2)
     anew()
-    with pytest.raises(ValueError, match="has no state of ema; it has model, optimizer"):
+    with pytest.raises(ValueError, match=r"has no state of ema; it has model, optimizer"):
         training(ema=torch.nn.Linear(2, 1))
 
 
 def test_what_has_no_state_is_refused() -> None:
-    with pytest.raises(TypeError, match="model.1 is a int"):
+    with pytest.raises(TypeError, match=r"model\.1 is a int"):
         checkpoint.torch_state(model=[torch.nn.Linear(1, 1), 3])
 
 
 def test_a_sharded_part_is_refused() -> None:
     class DTensor(torch.Tensor): ...
 
-    with pytest.raises(TypeError, match="torch.distributed.checkpoint"):
+    with pytest.raises(TypeError, match=r"torch\.distributed\.checkpoint"):
         Snapshot({"model": {"weight": torch.ones(1).as_subclass(DTensor)}}, {}, PROGRESS)
 
 

@@ -32,7 +32,7 @@ def accelerate(
     name: str = "",
     keep: int = checkpoint.KEEP,
 ) -> AcceleratedState:
-    """Return the state of a training, resumed from the newest checkpoint if there is one; iterate as with `torch_state`.
+    """Return the state of a training, resumed from the newest checkpoint; iterate as with `torch_state`.
 
     Call it after `prepare`. While gradients are accumulated it neither saves nor leaves.
     """

@@ -1,7 +1,7 @@
 """The global random generators: of `random`, of numpy and of torch on processors and GPUs.
 
-Used wherever a checkpoint is written or read. What is written holds tensors and numbers only, so that torch reads it with
-`weights_only=True`.
+Used wherever a checkpoint is written or read. What is written holds tensors and numbers only, so that torch reads it
+with `weights_only=True`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     trainer = Trainer(callbacks=[checkpoint.lightning(every="10m")])
     trainer.fit(model, checkpoint.resumable(loader), ckpt_path=checkpoint.lightning_path())
 
-`makeway.checkpoint` imports this module when one of the three is used. Both `lightning` and `pytorch_lightning` are fine.
+`makeway.checkpoint` imports this module when one of the three is used; for `lightning` and for `pytorch_lightning`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def resumable(loader: Any) -> Any:
     The loader itself, so that Lightning finds a DataLoader. One that keeps its position itself is left as it is.
     """
     if not (hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")):
-        loader.__class__ = _resumable_class(type(loader))
+        loader.__class__ = _resumable_class(type(loader))  # type: ignore[arg-type]
     return loader
 
 
@@ -80,7 +80,7 @@ class Resumable:
 
 
 @functools.cache
-def _resumable_class(kind: type) -> type:
+def _resumable_class(kind: Any) -> type:
     names = ("makeway_position", "__iter__", "state_dict", "load_state_dict")
     # Not a second base: a loader that is there could not become one.
     return type(
@@ -88,7 +88,7 @@ def _resumable_class(kind: type) -> type:
     )
 
 
-def _callback_base() -> type:
+def _callback_base() -> Any:
     """Return the Callback of the package that the script uses: they are two that do not know each other."""
     if "lightning.pytorch" not in sys.modules and "pytorch_lightning" not in sys.modules:
         try:
@@ -97,13 +97,12 @@ def _callback_base() -> type:
             import pytorch_lightning as package
     else:
         package = sys.modules.get("lightning.pytorch") or sys.modules["pytorch_lightning"]
-    base: type = package.Callback
-    return base
+    return package.Callback
 
 
 @functools.cache
 def _callback_class(base: type) -> Any:
-    class MakeWay(base):  # type: ignore[misc, valid-type]
+    class MakeWay(base):  # type: ignore[misc]
         """Saves, resumes and leaves at hooks of the Trainer at which its own counters agree."""
 
         def __init__(self, every: int | str | None, keep: int) -> None:
@@ -187,10 +186,10 @@ def _resume_rank(trainer: Any, folder: Path) -> None:
     found = _resumables(trainer)
     if len(found) != len(own["positions"]):
         raise ValueError(
-            f"{folder} was saved with {len(own['positions'])} resumable loaders, and now there are {len(found)}: pass the "
-            "training's DataLoader through checkpoint.resumable(…), each time."
+            f"{folder} was saved with {len(own['positions'])} resumable loaders, and now there are {len(found)}: pass "
+            "the training's DataLoader through checkpoint.resumable(…), each time."
         )
-    for loader, state in zip(found, own["positions"]):
+    for loader, state in zip(found, own["positions"]):  # noqa: B905 (not in Python 3.9)
         loader.load_state_dict(state)
     generators.restore(own["generators"])
 
@@ -210,4 +209,5 @@ def _report(trainer: Any, batch_idx: int) -> None:
     total = trainer.estimated_stepping_batches
     checkpoint.report(step=trainer.global_step, total=int(total) if total != float("inf") else None)
     if trainer.log_every_n_steps and batch_idx % trainer.log_every_n_steps == 0:
-        checkpoint.report(**{name: float(value) for name, value in trainer.callback_metrics.items()})
+        metrics: dict[str, Any] = {str(name): float(value) for name, value in trainer.callback_metrics.items()}
+        checkpoint.report(**{name: value for name, value in metrics.items() if name not in ("step", "total")})

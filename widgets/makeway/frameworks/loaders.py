@@ -66,7 +66,7 @@ class Position:
         if self._keeps_its_own:
             self.loader.load_state_dict(own)
             return
-        for generator, before in zip(_own_generators(self.loader), own):
+        for generator, before in zip(_own_generators(self.loader), own):  # noqa: B905 (not in Python 3.9)
             generator.set_state(before)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -125,7 +125,7 @@ class Position:
             loader._iterator = None
         if self._indices is None:
             self._indices = Indices(loader)
-        own = list(zip(_own_generators(self.loader), plan["generators"]))
+        own = list(zip(_own_generators(self.loader), plan["generators"]))  # noqa: B905
         self._indices.arm(plan, done if by_index else 0, own)
         with self._indices.installed():
             iterator = self._iterate_loader()
@@ -168,7 +168,7 @@ class Indices:
         return getattr(self._sampler, name)
 
     def arm(self, plan: dict[str, Any], skip: int, own: list[tuple[Any, Any]]) -> None:
-        """Prepare the next iteration: the epoch's plan, how many batches are skipped, and states of other generators."""
+        """Prepare the next iteration: the epoch's plan, how many batches to skip, and states of other generators."""
         self._plan = plan, skip, own
         self.fetched = {}
 

@@ -1,7 +1,7 @@
 """What the ranks of a training do together: agree on what is due, and see the same checkpoint.
 
-Used by the adapters. The exchange is that of `makeway.checkpoint`: through torch.distributed where it is initialised, else
-through files in a folder that all ranks see, as in a gang whose processes know each other by RANK and WORLD_SIZE only.
+Used by the adapters. The exchange is that of `makeway.checkpoint`: through torch.distributed where it is initialised,
+else through files in a folder that all ranks see, as in a gang whose processes know only RANK and WORLD_SIZE.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def newest(name: str = "") -> Path | None:
     highest, negative = exchange([step, -step])
     if highest != -negative:
         raise RuntimeError(
-            f"one rank sees the checkpoint of step {highest} and another one that of step {-negative}: the folder of the "
-            f"checkpoints, {checkpoint.dir}, has to be one that all ranks share."
+            f"one rank sees the checkpoint of step {highest} and another one that of step {-negative}: the folder of "
+            f"the checkpoints, {checkpoint.dir}, has to be one that all ranks share."
         )
     return found
 
@@ -96,6 +96,7 @@ def check_size(size: int, folder: Path) -> None:
     own = rank_and_size()[1]
     if size != own:
         raise ValueError(
-            f"{folder} was saved by {size} rank{'s' if size > 1 else ''}, and now there {'are' if own > 1 else 'is'} {own}: "
+            f"{folder} was saved by {size} rank{'s' if size > 1 else ''}, "
+            f"and now there {'are' if own > 1 else 'is'} {own}: "
             "each rank goes on with its own part of the data. Submit the job with as many workers as before."
         )

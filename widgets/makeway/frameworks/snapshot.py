@@ -83,7 +83,7 @@ def write(value: Any, path: Path) -> None:
 
 
 def read(path: Path) -> Any:
-    """Return what `write` wrote, on the processor. Other objects are read where only this job could have written them."""
+    """Return what `write` wrote, on the processor; it has to be a file of this job; other objects are read, too."""
     import torch
 
     try:

@@ -7,9 +7,9 @@
         for batch in state.watch(validation):
             …
 
-A notice is noticed before each batch and in validation; the checkpoint holds every part, the position in the data and all
-random generators, so that the resumed training computes what the undisturbed one would have. `makeway.checkpoint` imports
-this module when `torch_state` is used.
+A notice is noticed before each batch and in validation; the checkpoint holds every part, the position in the data and
+all random generators, so that the resumed training computes what the undisturbed one would have. `makeway.checkpoint`
+imports this module when `torch_state` is used.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class TrainingState:
             checkpoint.done()
 
     def batches(self, loader: Any) -> Iterator[Any]:
-        """Yield the batches of a DataLoader that are not trained yet; save where that is due, and leave after a notice."""
+        """Yield the batches of a DataLoader that are not trained yet; save where due, and leave after a notice."""
         phase, self._phase = self._phase, self._phase + 1
         self._lengths[phase] = loaders.length(loader)
         if self._resumed is not None and phase < self._resumed["phase"]:
@@ -176,7 +176,7 @@ class TrainingState:
         return self._positions[id(loader)]
 
     def _reach(self, position: loaders.Position) -> None:
-        """Go on where the checkpoint was made; the code before may have changed the parts, so that they are read again."""
+        """Go on where the checkpoint was made; the code before may have changed the parts: they are read again."""
         assert self._folder is not None
         self._load(self._folder)
         assert self._resumed is not None
@@ -233,7 +233,7 @@ class TrainingState:
     def _save(self, state: Snapshot) -> None:
         if state.key == self._kept or not checkpoint._on_cluster():
             return
-        rank, size = ranks.rank_and_size()
+        _, size = ranks.rank_and_size()
         with checkpoint.saving(state.step, keep=self._keep, together=size > 1, name=self._name) as folder:
             self._write(folder, state)
             own = {**state.progress, "gradients": state.gradients, "size": size}
@@ -262,8 +262,8 @@ class TrainingState:
         states = read(folder / FILE)
         if missing := sorted(set(self._parts) - set(states)):
             raise ValueError(
-                f"{folder} has no state of {', '.join(missing)}; it has {', '.join(sorted(states))}. Give torch_state the "
-                "parts that the checkpoint was made with, or remove it to begin anew."
+                f"{folder} has no state of {', '.join(missing)}; it has {', '.join(sorted(states))}. Give torch_state "
+                "the parts that the checkpoint was made with, or remove it to begin anew."
             )
         for name, part in self._parts.items():
             part.load_state_dict(states[name])
