@@ -45,9 +45,12 @@ class Outcome:
     notes: dict[int, list[tuple[int, str, str]]]
     results: dict[int, dict[str, Any]]
 
-    @property
-    def result(self) -> dict[str, Any]:
-        return self.results[0]
+    @classmethod
+    def of(cls, attempts: list[Attempt], trace: Path) -> Outcome:
+        """Read what the ranks wrote into a folder."""
+        notes = {_number(file): _notes(file) for file in trace.glob("rank-*")}
+        results = {_number(file): json.loads(file.read_text()) for file in trace.glob("result-*")}
+        return cls(attempts, notes, results)
 
     def steps(self, rank: int = 0) -> list[tuple[int, int, str]]:
         """Return attempt, number and data of every step that a rank trained, in order."""
@@ -79,9 +82,7 @@ class Job:
         while not attempts or attempts[-1].is_requeued:
             assert len(attempts) < most, attempts[-1].log
             attempts.append(self._attempt(len(attempts) + 1, plan, library, trace))
-        notes = {_number(file): _notes(file) for file in trace.glob("rank-*")}
-        results = {_number(file): json.loads(file.read_text()) for file in trace.glob("result-*")}
-        return Outcome(attempts, notes, results)
+        return Outcome.of(attempts, trace)
 
     def _attempt(self, number: int, plan: Sequence[str], library: Path, trace: Path) -> Attempt:
         paths = f"{TRAININGS}{os.pathsep}{library}"

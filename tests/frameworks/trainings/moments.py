@@ -18,6 +18,8 @@ ATTEMPT = int(os.environ.get("MAKEWAY_ATTEMPT", "1"))
 PLAN = json.loads(os.environ.get("PLAN", "[]"))
 STOP_FILE = Path(os.environ.get("MAKEWAY_STOP_FILE", "stop.json"))
 LIMIT_SECONDS = 30.0
+PACE_SECONDS = float(os.environ.get("PACE", "0"))
+"""What a step lasts at least, for those who watch it from outside"""
 count: dict[str, int] = {}
 
 
@@ -43,6 +45,7 @@ def reach(name: str, number: int | None = None) -> None:
 def trained(step: int, data: Any = None) -> None:
     """Note a step, counted from 1, with what it was trained on; the step's own moment follows."""
     note("step", f"{step} {fingerprint(data)}")
+    time.sleep(PACE_SECONDS)
     reach("step", step)
 
 
