@@ -9,7 +9,24 @@ from torch.utils.data import Dataset
 
 SIZE = 16
 SHAPES = ("bar", "square", "cross")
-WORDS = "the a small big red blue cat dog bird sees chases hears near behind tree house".split()
+WORDS = [
+    "the",
+    "a",
+    "small",
+    "big",
+    "red",
+    "blue",
+    "cat",
+    "dog",
+    "bird",
+    "sees",
+    "chases",
+    "hears",
+    "near",
+    "behind",
+    "tree",
+    "house",
+]
 
 
 class Pictures(Dataset[tuple[torch.Tensor, int]]):
@@ -50,8 +67,12 @@ class Sentences(Dataset[dict[str, torch.Tensor]]):
     @staticmethod
     def _sentence(drawn: random.Random) -> list[int]:
         def thing(names: str) -> list[str]:
-            return [drawn.choice(["the", "a"]), drawn.choice("small big red blue".split()), drawn.choice(names.split())]
+            return [
+                drawn.choice(["the", "a"]),
+                drawn.choice(["small", "big", "red", "blue"]),
+                drawn.choice(names.split()),
+            ]
 
         animals, places = "cat dog bird", "tree house"
-        verb, where = drawn.choice("sees chases hears".split()), drawn.choice("near behind".split())
+        verb, where = drawn.choice(["sees", "chases", "hears"]), drawn.choice(["near", "behind"])
         return [WORDS.index(word) for word in [*thing(animals), verb, *thing(animals), where, *thing(places)]]

@@ -10,11 +10,10 @@ import os
 import torch
 import torch.distributed as dist
 from data import Pictures
+from makeway import checkpoint
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
-
-from makeway import checkpoint
 
 dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
 torch.manual_seed(0)

@@ -8,10 +8,9 @@ from typing import Any
 import pytorch_lightning as lightning
 import torch
 from data import Pictures
+from makeway import checkpoint
 from torch import nn
 from torch.utils.data import DataLoader
-
-from makeway import checkpoint
 
 
 class Classifier(lightning.LightningModule):

@@ -6,12 +6,13 @@ import os
 
 import torch
 from data import WORDS, Sentences
+from makeway import checkpoint
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
-from makeway import checkpoint
-
 torch.manual_seed(0)
-config = GPT2Config(vocab_size=len(WORDS), n_positions=16, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)
+config = GPT2Config(
+    vocab_size=len(WORDS), n_positions=16, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
+)
 model = GPT2LMHeadModel(config)
 
 arguments = TrainingArguments(

@@ -6,11 +6,10 @@ import os
 
 import torch
 from data import Pictures
+from makeway import checkpoint
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader
-
-from makeway import checkpoint
 
 EPOCHS = int(os.environ.get("EPOCHS", "3"))
 device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -100,72 +100,76 @@ def _callback_base() -> Any:
     return package.Callback
 
 
-@functools.cache
-def _callback_class(base: type) -> Any:
-    class MakeWay(base):  # type: ignore[misc]
-        """Saves, resumes and leaves at hooks of the Trainer at which its own counters agree."""
+class MakeWay:
+    """A callback without its base: saves, resumes and leaves at hooks at which the Trainer's own counters agree."""
 
-        def __init__(self, every: int | str | None, keep: int) -> None:
-            self._agreement = ranks.Agreement(every)
-            self._keep = keep
+    def __init__(self, every: int | str | None, keep: int) -> None:
+        self._agreement = ranks.Agreement(every)
+        self._keep = keep
 
-        def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-            if self in trainer.callbacks:  # the last one, so that a checkpoint holds what the others did
-                trainer.callbacks.remove(self)
-                trainer.callbacks.append(self)
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        if self in trainer.callbacks:  # the last one, so that a checkpoint holds what the others did
+            trainer.callbacks.remove(self)
+            trainer.callbacks.append(self)
 
-        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-            ranks.completed(False)
-            self._agreement.saved(trainer.global_step)
-            if trainer.ckpt_path:
-                _resume_rank(trainer, Path(os.fspath(trainer.ckpt_path)).parent)
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        ranks.completed(False)
+        self._agreement.saved(trainer.global_step)
+        if trainer.ckpt_path:
+            _resume_rank(trainer, Path(os.fspath(trainer.ckpt_path)).parent)
 
-        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-            loop = trainer.fit_loop.epoch_loop
-            _report(trainer, batch_idx)
-            if loop._should_accumulate() or loop._num_ready_batches_reached():
-                return  # gradients are not in a checkpoint; the end of an epoch has a hook of its own
-            if not loop._should_check_val_fx(trainer.fit_loop._data_fetcher):
-                self._between(trainer)
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        loop = trainer.fit_loop.epoch_loop
+        _report(trainer, batch_idx)
+        if loop._should_accumulate() or loop._num_ready_batches_reached():
+            return  # gradients are not in a checkpoint; the end of an epoch has a hook of its own
+        if not loop._should_check_val_fx(trainer.fit_loop._data_fetcher):
+            self._between(trainer)
 
-        def on_validation_batch_end(self, trainer: Any, pl_module: Any, *_: Any, **__: Any) -> None:
-            checkpoint.requested()
+    def on_validation_batch_end(self, trainer: Any, pl_module: Any, *_: Any, **__: Any) -> None:
+        checkpoint.requested()
 
-        def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-            fitting = trainer.state.fn == "fit" and not trainer.sanity_checking
-            if fitting and not trainer.fit_loop.epoch_loop._num_ready_batches_reached():
-                self._between(trainer)
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        fitting = trainer.state.fn == "fit" and not trainer.sanity_checking
+        if fitting and not trainer.fit_loop.epoch_loop._num_ready_batches_reached():
+            self._between(trainer)
 
-        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-            if not trainer.fit_loop.done:
-                self._between(trainer, epoch_ended=True)
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        if not trainer.fit_loop.done:
+            self._between(trainer, epoch_ended=True)
 
-        def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        with self._agreement.going_on(trainer.global_step):
             self._save(trainer, epoch_ended=True)
-            checkpoint.done()
+        checkpoint.done()
 
-        def _between(self, trainer: Any, epoch_ended: bool = False) -> None:
-            save, leave = self._agreement.ask(trainer.global_step)
-            if save:
+    def _between(self, trainer: Any, epoch_ended: bool = False) -> None:
+        save, leave = self._agreement.ask(trainer.global_step)
+        if leave:
+            self._save(trainer, epoch_ended)
+            _leave(trainer)
+        elif save:
+            with self._agreement.going_on(trainer.global_step):
                 self._save(trainer, epoch_ended)
-            if leave:
-                _leave(trainer)
 
-        def _save(self, trainer: Any, epoch_ended: bool) -> None:
-            if not checkpoint._on_cluster():
-                return
-            step, size = trainer.global_step, trainer.world_size
-            with checkpoint.saving(step, keep=self._keep, together=size > 1) as folder:
-                trainer.save_checkpoint(folder / FILE)
-                positions = [
-                    loader.makeway_position().between_epochs() if epoch_ended else loader.state_dict()
-                    for loader in _resumables(trainer)
-                ]
-                own = {"size": size, "positions": positions, "generators": generators.state()}
-                write(own, ranks.rank_file(folder))
-            self._agreement.saved(step)
+    def _save(self, trainer: Any, epoch_ended: bool) -> None:
+        if not checkpoint._on_cluster():
+            return
+        step, size = trainer.global_step, trainer.world_size
+        with checkpoint.saving(step, keep=self._keep, together=size > 1) as folder:
+            trainer.save_checkpoint(folder / FILE)
+            positions = [
+                loader.makeway_position().between_epochs() if epoch_ended else loader.state_dict()
+                for loader in _resumables(trainer)
+            ]
+            own = {"size": size, "positions": positions, "generators": generators.state()}
+            write(own, ranks.rank_file(folder))
+        self._agreement.saved(step)
 
-    return MakeWay
+
+@functools.cache
+def _callback_class(base: Any) -> Any:
+    return type("MakeWay", (MakeWay, base), {})
 
 
 def _resumables(trainer: Any) -> list[Any]:

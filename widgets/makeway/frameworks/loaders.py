@@ -89,14 +89,14 @@ class Position:
     def batches(self, waiting: Callable[[], None] = lambda: None) -> Iterator[Any]:
         """Yield the batches of an epoch from the position on; `waiting()` is called after each that is skipped."""
         resumed = self._resumed
-        begun = resumed is not None and "seed" in resumed
-        if resumed is not None and (resumed["complete"] or not begun):
+        in_epoch = resumed is not None and "seed" in resumed
+        if resumed is not None and (resumed["complete"] or not in_epoch):
             self.set_own(resumed["own"])
             generators.restore(resumed["now"])
             if resumed["complete"]:
                 self._resumed = None
                 return
-        plan = resumed if resumed is not None and begun else self._begin()
+        plan = resumed if resumed is not None and in_epoch else self._begin()
         self.done, self.complete = int(plan["done"]), False
         self._epoch = {name: plan[name] for name in ("seed", "generators", "start")}
         if self._keeps_its_own:
@@ -174,7 +174,7 @@ class Indices:
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        """Put this before the sampler while an iterator is made, which keeps it."""
+        """Stand before the sampler while an iterator is made, which keeps it."""
         self._loader.__dict__[self._name] = self  # DataLoader refuses it as an assignment
         try:
             yield
@@ -318,7 +318,7 @@ def length(loader: Any) -> int | None:
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
-    """Tell the number of the epoch to the loader's samplers that shuffle by it, such as DistributedSampler."""
+    """Set the number of the epoch in the loader's samplers that shuffle by it, such as DistributedSampler."""
     batch_sampler = getattr(loader, "batch_sampler", None)
     inner = getattr(batch_sampler, "batch_sampler", None)
     if hasattr(loader, "iteration"):  # of accelerate

@@ -6,7 +6,10 @@ else through files in a folder that all ranks see, as in a gang whose processes 
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +38,16 @@ class Agreement:
             return False, False
         due, leave = exchange([self._is_due(step), checkpoint.requested()])
         return bool(due or leave), bool(leave)
+
+    @contextlib.contextmanager
+    def going_on(self, step: int) -> Iterator[None]:
+        """Turn a failed save into a warning: the training is well, and older checkpoints are as they were."""
+        try:
+            yield
+        except Exception as error:
+            self.saved(step)  # try again after the interval, not after each step
+            text = f"Makeway: step {step} was not saved, and the training goes on: {type(error).__name__}: {error}"
+            print(text, file=sys.stderr, flush=True)
 
     def _is_due(self, step: int) -> bool:
         if step <= self._steps:

@@ -14,7 +14,6 @@ imports this module when `torch_state` is used.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -220,15 +219,8 @@ class TrainingState:
 
     def _save_and_go_on(self, state: Snapshot) -> None:
         """Save; a failure is a warning, because the training is well and older checkpoints are as they were."""
-        try:
+        with self._agreement.going_on(self.step):
             self._save(state)
-        except Exception as error:
-            self._agreement.saved(self.step)
-            print(
-                f"Makeway: step {self.step} was not saved, and the training goes on: {type(error).__name__}: {error}",
-                file=sys.stderr,
-                flush=True,
-            )
 
     def _save(self, state: Snapshot) -> None:
         if state.key == self._kept or not checkpoint._on_cluster():

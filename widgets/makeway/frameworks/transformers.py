@@ -57,76 +57,77 @@ def _is_complete(folder: Path) -> bool:
     return True
 
 
+class MakeWay:
+    """A callback without its base: the Trainer saves where it can, and the process leaves when that is complete."""
+
+    def __init__(self, every: int | str | None) -> None:
+        self._agreement = ranks.Agreement(every)
+        self._leaving = False
+        self._trains = False
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        self._trains = checkpoint._on_cluster()
+        self._agreement.saved(state.global_step)
+        if args.save_total_limit == 1 and self._trains:
+            args.save_total_limit = 2  # the one before stays until the new one is complete
+        if (loader := more.get("train_dataloader")) is not None:
+            loaders.ByEpoch(loader, args.seed + 1000 * ranks.rank_and_size()[0])
+        ranks.completed(False)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
+        checkpoint.report(step=state.global_step, total=state.max_steps)
+        if state.global_step >= state.max_steps:
+            control.should_save = control.should_save or self._trains  # what follows may be interrupted, too
+        elif not float(state.epoch or 0.5).is_integer():  # at the end of an epoch its evaluation comes first
+            self._ask(state, control)
+        return control
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
+        self._ask(state, control)
+        return control
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
+        self._ask(state, control)
+        return control
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        checkpoint.requested()
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if not self._trains:
+            return
+        ranks.exchange([0])  # all have written their part
+        if args.should_save:
+            _mark(Path(args.output_dir) / f"checkpoint-{state.global_step}")
+            checkpoint.saved(state.global_step)
+        ranks.exchange([0])
+        self._agreement.saved(state.global_step)
+        if self._leaving:
+            checkpoint.stop()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        numbers = {name: value for name, value in (logs or {}).items() if isinstance(value, (int, float))}
+        if self._trains and "loss" in numbers:
+            checkpoint.report(loss=numbers["loss"])
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._trains:
+            checkpoint.done()
+        self._trains = False
+
+    def _ask(self, state: Any, control: Any) -> None:
+        if not self._trains or state.global_step >= state.max_steps:
+            return
+        save, leave = self._agreement.ask(state.global_step)
+        self._leaving = self._leaving or leave
+        control.should_save = control.should_save or save or self._leaving
+
+
 @functools.cache
 def _callback_class() -> Any:
     from transformers import TrainerCallback
 
-    class MakeWay(TrainerCallback):  # type: ignore[misc]
-        """Asks for a checkpoint where the Trainer can save one, and leaves when it is complete."""
-
-        def __init__(self, every: int | str | None) -> None:
-            self._agreement = ranks.Agreement(every)
-            self._leaving = False
-            self._trains = False
-
-        def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-            self._trains = checkpoint._on_cluster()
-            self._agreement.saved(state.global_step)
-            if args.save_total_limit == 1 and self._trains:
-                args.save_total_limit = 2  # the one before stays until the new one is complete
-            if (loader := more.get("train_dataloader")) is not None:
-                loaders.ByEpoch(loader, args.seed + 1000 * ranks.rank_and_size()[0])
-            ranks.completed(False)
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
-            checkpoint.report(step=state.global_step, total=state.max_steps)
-            if state.global_step >= state.max_steps:
-                control.should_save = control.should_save or self._trains  # what follows may be interrupted, too
-            elif not float(state.epoch or 0.5).is_integer():  # at the end of an epoch its evaluation comes first
-                self._ask(state, control)
-            return control
-
-        def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
-            self._ask(state, control)
-            return control
-
-        def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
-            self._ask(state, control)
-            return control
-
-        def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            checkpoint.requested()
-
-        def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if not self._trains:
-                return
-            ranks.exchange([0])  # all have written their part
-            if args.should_save:
-                _mark(Path(args.output_dir) / f"checkpoint-{state.global_step}")
-                checkpoint.saved(state.global_step)
-            ranks.exchange([0])
-            self._agreement.saved(state.global_step)
-            if self._leaving:
-                checkpoint.stop()
-
-        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-            numbers = {name: value for name, value in (logs or {}).items() if isinstance(value, (int, float))}
-            if self._trains and "loss" in numbers:
-                checkpoint.report(loss=numbers["loss"])
-
-        def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if self._trains:
-                checkpoint.done()
-            self._trains = False
-
-        def _ask(self, state: Any, control: Any) -> None:
-            if not self._trains or state.global_step >= state.max_steps:
-                return
-            save, leave = self._agreement.ask(state.global_step)
-            self._leaving = self._leaving or leave
-            control.should_save = control.should_save or save or self._leaving
-
-    return MakeWay
+    return type("MakeWay", (MakeWay, TrainerCallback), {})
 
 
 def _mark(folder: Path) -> None:
