@@ -100,7 +100,7 @@ def _callback_base() -> Any:
     return package.Callback
 
 
-class MakeWay:
+class TrainerHooks:
     """A callback without its base: saves, resumes and leaves at hooks at which the Trainer's own counters agree."""
 
     def __init__(self, every: int | str | None, keep: int) -> None:
@@ -169,7 +169,7 @@ class MakeWay:
 
 @functools.cache
 def _callback_class(base: Any) -> Any:
-    return type("MakeWay", (MakeWay, base), {})
+    return type("MakeWay", (TrainerHooks, base), {})
 
 
 def _resumables(trainer: Any) -> list[Any]:

@@ -57,7 +57,7 @@ def _is_complete(folder: Path) -> bool:
     return True
 
 
-class MakeWay:
+class TrainerEvents:
     """A callback without its base: the Trainer saves where it can, and the process leaves when that is complete."""
 
     def __init__(self, every: int | str | None) -> None:
@@ -127,7 +127,7 @@ class MakeWay:
 def _callback_class() -> Any:
     from transformers import TrainerCallback
 
-    return type("MakeWay", (MakeWay, TrainerCallback), {})
+    return type("MakeWay", (TrainerEvents, TrainerCallback), {})
 
 
 def _mark(folder: Path) -> None:
