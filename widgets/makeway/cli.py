@@ -258,7 +258,7 @@ def _preempt_test(args: argparse.Namespace) -> int:
 
 
 def _logs(args: argparse.Namespace) -> int:
-    text = training.job(args.id).logs(follow=args.follow, attempt=args.attempt, tail=args.tail)
+    text = training.job(args.id).logs(follow=args.follow, attempt=args.attempt, tail=args.tail, all=True)
     if text:
         print(text, end="" if text.endswith("\n") else "\n")
     return 0

@@ -6,15 +6,18 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TypeVar
 
 from makeway_api.durations import duration
 from makeway_api.errors import MakewayError
 from makeway_api.models import Attempt, Job, LogChunk, State
-from makeway_api.quantities import count, listed
+from makeway_api.quantities import count, listed, size
 from tenacity import RetryCallState, Retrying, retry_if_exception, wait_random_exponential
 
 from .connection import client, explain
+from .pacing import Output
 from .problems import Refused, WatchStopped
 from .words import clock, plain, since, state_word, typed
 
@@ -27,7 +30,9 @@ PATIENCE = 300.0
 FIRST_PAUSE = 0.5
 LONGEST_PAUSE = 10.0
 CHUNK = 262_144
-"""Bytes of a log that are read at once."""
+"""Bytes of a log that are read at once, and printed of a longer one."""
+NUMBERS_EVERY = 60.0
+"""Seconds after which a state is printed again of which only numbers have changed."""
 
 
 @contextmanager
@@ -59,17 +64,25 @@ def changes(id: str, deadline: float | None = None) -> Iterator[Job]:
 
 
 class Reporter:
-    """Prints the state of a job, each state once."""
+    """Prints what happens to a job: each state and each new reason at once, numbers that change once a minute."""
 
-    def __init__(self) -> None:
-        self._last = ""
+    def __init__(self, output: Output | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._output = output or Output()
+        self._clock = clock
+        self._state: tuple[State, int] | None = None
+        self._reported: dict[str, tuple[float, str]] = {}
+        """When each reason was printed in this state, and how"""
 
     def report(self, data: Job) -> None:
-        """Print the state, unless it was the last line printed."""
-        text = progress(data)
-        if text != self._last:
-            self._last = text
-            print(plain(f"{time.strftime('%H:%M:%S')}  {data.name or data.id}: {text}"), flush=True)
+        """Print the state, unless that would only repeat what was printed."""
+        text, code, now = progress(data), data.reason.code if data.reason else "", self._clock()
+        if (data.state, data.attempt) != self._state:
+            self._state, self._reported = (data.state, data.attempt), {}
+        at, before = self._reported.get(code, (None, ""))
+        if text == before or (at is not None and now - at < NUMBERS_EVERY):
+            return
+        self._reported[code] = now, text
+        self._output.line(plain(f"{clock(datetime.now(UTC))}  {data.name or data.id}: {text}"))
 
 
 def progress(data: Job) -> str:
@@ -103,34 +116,67 @@ def preempted_for(data: Job) -> str:
 def read_log(id: str, attempt: int | None = None, tail: int | None = None) -> str:
     """Return the log of one attempt (default: the newest), or its last `tail` lines."""
     _check_attempt(id, attempt)
-    chunk = _chunk(id, attempt, -CHUNK if tail is not None else 0)
-    text = chunk.text
-    while chunk.text and tail is None:
+    if tail is not None:
+        return _newest(id, attempt, tail).text
+    chunk = _chunk(id, attempt, 0)
+    parts = [chunk.text]
+    while chunk.text:
         chunk = _chunk(id, chunk.attempt, chunk.next_offset)
-        text += chunk.text
-    return text if tail is None else _last_lines(text, tail)
+        parts.append(chunk.text)
+    return "".join(parts)
 
 
-def print_log(id: str, attempt: int | None = None, tail: int | None = None) -> None:
-    """Print a job's log as it grows, attempt after attempt, until the job (or the one attempt) has ended."""
+def print_newest(id: str, attempt: int | None = None, tail: int | None = None, all: bool = False) -> None:
+    """Print what a job's log has so far: its newest part, its last `tail` lines, or `all`."""
     _check_attempt(id, attempt)
+    output = Output()
+    with leaving_alone(id, "printing its log"):
+        if all and tail is None:
+            offset, chunk = 0, None
+            while chunk is None or chunk.text:
+                chunk = _chunk(id, attempt if chunk is None else chunk.attempt, offset)
+                _write(output, chunk)
+                offset = chunk.next_offset
+            printed = offset > 0
+        else:
+            part = _newest(id, attempt, tail)
+            _mark_left_out(output, id, part)
+            output.write(part.text)
+            printed = bool(part.text)
+        if not printed:
+            output.write("The log is empty so far.\n")
+        output.end_line()
+
+
+def print_log(id: str, attempt: int | None = None, tail: int | None = None, all: bool = False) -> None:
+    """Print a job's log as it grows, attempt after attempt, until the job (or the one attempt) has ended.
+
+    What is there already is printed from its newest part on, from its last `tail` lines on, or `all` of it.
+    """
+    _check_attempt(id, attempt)
+    output = Output()
     with leaving_alone(id, "following"):
         data = _job(id, 0.0, None, None)
         number = attempt or data.attempt
         if number == 0:
-            data = _until_started(data)
+            data = _until_started(data, output)
             number = data.attempt
-        offset = -CHUNK if tail is not None else 0
+        offset = 0
+        if number and (tail is not None or not all):
+            part = _newest(id, number, tail)
+            _mark_left_out(output, id, part)
+            output.write(part.text)
+            offset = part.end
         while number:
-            _print_attempt(id, number, offset, tail)
+            _print_attempt(id, number, offset, output)
             data = _job(id, 0.0, None, None)
-            if attempt or (data := _until_after(data, number)).attempt <= number:
+            if attempt or (data := _until_after(data, number, output)).attempt <= number:
                 break
-            _print_mark(f"attempt {number} {_outcome(data, number)}; attempt {data.attempt} continues")
-            number, offset, tail = data.attempt, 0, None
+            output.mark(f"attempt {number} {_outcome(data, number)}; attempt {data.attempt} continues")
+            number, offset = data.attempt, 0
         if not attempt:
             message = f" ({data.message})" if data.message else ""
-            _print_mark(f"job {id} {state_word(data.state)}{message}")
+            output.mark(f"job {id} {state_word(data.state)}{message}")
 
 
 def _check_attempt(id: str, attempt: int | None) -> None:
@@ -138,23 +184,78 @@ def _check_attempt(id: str, attempt: int | None) -> None:
         raise Refused(f"job {id} has no attempt {attempt}; it was started {count(made, 'time')}.")
 
 
-def _print_attempt(id: str, number: int, offset: int, tail: int | None) -> None:
+def _print_attempt(id: str, number: int, offset: int, output: Output) -> None:
     while True:
         chunk = _chunk(id, number, offset, wait=POLL)
-        text = chunk.text if tail is None else _last_lines(chunk.text, tail)
-        if text:
-            print(text, end="", flush=True)
-        offset, tail = chunk.next_offset, None
+        _write(output, chunk)
+        offset = chunk.next_offset
         if chunk.eof:
             return
 
 
-def _last_lines(text: str, tail: int) -> str:
-    return "".join(text.splitlines(keepends=True)[-tail:] if tail else [])
+def _write(output: Output, chunk: LogChunk) -> None:
+    if chunk.truncated:
+        output.mark("a part of the log was not kept")
+    if chunk.text:
+        output.write(chunk.text)
 
 
-def _until_started(data: Job) -> Job:
-    reporter = Reporter()
+@dataclass(frozen=True)
+class _Part:
+    """The newest part of a log: its text, and in bytes where it ends and what is before it."""
+
+    text: str
+    end: int
+    left_out: int
+
+
+def _newest(id: str, attempt: int | None, lines: int | None) -> _Part:
+    """Return the last lines of a log, whole ones however long they are; without a number the newest CHUNK bytes."""
+    chunk = _chunk(id, attempt, -CHUNK)
+    start, end, texts = chunk.offset, chunk.next_offset, [chunk.text]
+    if lines is None:
+        left_out, text = start, chunk.text
+        first, newline, rest = text.partition("\n")
+        if start and newline and rest:  # begin with a whole line
+            left_out, text = start + len(f"{first}\n".encode()), rest
+        return _Part(text, end, left_out)
+    found = chunk.text.removesuffix("\n").count("\n")
+    while start > 0 and found < lines:
+        begin = max(0, start - CHUNK)
+        between, offset = [], begin
+        while offset < start:
+            chunk = _chunk(id, chunk.attempt, offset, limit=start - offset)
+            if not chunk.text:
+                break
+            between.append(chunk.text)
+            offset = chunk.next_offset
+        texts.insert(0, "".join(between))
+        start, found = begin, found + texts[0].count("\n")
+    text = "".join(texts)
+    kept = _last_lines(text, lines)
+    return _Part(kept, end, start + len(text[: len(text) - len(kept)].encode()))
+
+
+def _mark_left_out(output: Output, id: str, part: _Part) -> None:
+    if part.left_out:
+        output.mark(
+            f"{size(part.left_out)} before this are left out: `%logs {id} --all` prints everything, "
+            f'makeway.job("{id}").logs() returns it as text'
+        )
+
+
+def _last_lines(text: str, lines: int) -> str:
+    """Return the last lines of a text; only a newline ends one, as in a file."""
+    at = len(text) - text.endswith("\n")
+    for _ in range(lines):
+        at = text.rfind("\n", 0, at)
+        if at < 0:
+            return text
+    return text[at + 1 :]
+
+
+def _until_started(data: Job, output: Output) -> Job:
+    reporter = Reporter(output)
     for newer in changes(data.id):
         if newer.attempt or newer.state.ended:
             return newer
@@ -162,9 +263,9 @@ def _until_started(data: Job) -> Job:
     return data
 
 
-def _until_after(data: Job, number: int) -> Job:
+def _until_after(data: Job, number: int, output: Output) -> Job:
     """Return the job as soon as it has ended or a later attempt has started."""
-    reporter = Reporter()
+    reporter = Reporter(output)
     for newer in changes(data.id):
         if newer.state.ended or newer.attempt > number:
             return newer
@@ -188,18 +289,14 @@ def _saved(attempt: Attempt) -> str:
     return f", saved at step {attempt.checkpoint.step}"
 
 
-def _print_mark(text: str) -> None:
-    print(f"── {text}", file=sys.stdout, flush=True)
-
-
 def _nodes(data: Job) -> str:
     nodes = listed(dict.fromkeys(grant.node for grant in data.placement))
     return f" on {nodes}" if nodes else ""
 
 
-def _chunk(id: str, attempt: int | None, offset: int, wait: float | None = None) -> LogChunk:
+def _chunk(id: str, attempt: int | None, offset: int, wait: float | None = None, limit: int = CHUNK) -> LogChunk:
     def request() -> LogChunk:
-        chunk: LogChunk = client().logs(id, attempt=attempt, offset=offset, limit=CHUNK, wait=wait)
+        chunk: LogChunk = client().logs(id, attempt=attempt, offset=offset, limit=limit, wait=wait)
         return chunk
 
     return _retrying(request, None)

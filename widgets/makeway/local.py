@@ -3,60 +3,139 @@
 from __future__ import annotations
 
 import base64
+import codecs
 import json
 import os
-import pickle
+import select
+import signal
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from .problems import JobError, Refused, WatchStopped
+from . import payload
+from .pacing import Output
+from .problems import JobError, WatchStopped
 from .submission import Submission
 
 JOB_ONLY = (
     "MAKEWAY_JOB_ID", "MAKEWAY_JOB_NAME", "MAKEWAY_ATTEMPT", "MAKEWAY_JOB_DIR", "MAKEWAY_CHECKPOINT_DIR",
     "MAKEWAY_STOP_FILE", "MAKEWAY_PROGRESS_FILE",
 )  # fmt: skip
+EVERY = 0.05
+"""Seconds between two writes into the notebook"""
+READ = 65_536
+END_SECONDS = 10.0
+"""Seconds that the cell has to end after the stop button"""
 
 
 def run(submission: Submission) -> Any:
     """Run the cell to its end and print its output; return its result, or raise JobError with its exception."""
     files = submission.collect_files()
+    for note in submission.check():
+        print(note)
     with tempfile.TemporaryDirectory(prefix="makeway-local-") as name:
         folder = Path(name)
         for file in files:
             path = folder / file.path
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(base64.b64decode(file.data))
+            if file.executable:
+                path.chmod(0o755)
         result, error = folder / ".makeway/result.pkl", folder / ".makeway/error.json"
-        env = {key: value for key, value in os.environ.items() if key not in JOB_ONLY}
-        env |= {**submission.env, "MAKEWAY_RESULT_FILE": str(result), "MAKEWAY_ERROR_FILE": str(error)}
+        env = {**_environment(), **submission.env}
+        env |= {"MAKEWAY_RESULT_FILE": str(result), "MAKEWAY_ERROR_FILE": str(error)}
         code = _watch([sys.executable, "-u", ".makeway/run.py"], folder, env)
         if code:
             raise _failure(code, error)
-        return _value(result)
+        return payload.result_of(result.read_bytes()) if result.exists() else None
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment of a job: without what only this job's, or only a kernel's, processes have."""
+    env = {key: value for key, value in os.environ.items() if key not in JOB_ONLY}
+    if env.get("MPLBACKEND", "").startswith("module://matplotlib_inline"):
+        del env["MPLBACKEND"]
+    return env
 
 
 def _watch(command: list[str], folder: Path, env: dict[str, str]) -> int:
+    """Print what the process writes, until it has ended; return its exit code, negative for a signal."""
+    with _group(command, folder, env) as process:
+        try:
+            _copy(process, Output())
+            return process.wait()
+        except KeyboardInterrupt:
+            _signal(process, signal.SIGTERM)
+            _copy(process, Output(), time.monotonic() + END_SECONDS)
+            raise WatchStopped("Stopped. The cell ran in this notebook, so it has ended.") from None
+
+
+@contextmanager
+def _group(command: list[str], folder: Path, env: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """Yield the running process; it and what it has left behind are killed at the end."""
     process = subprocess.Popen(
-        command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        command,
+        cwd=folder,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        bufsize=0,
+        start_new_session=True,
     )
     try:
-        assert process.stdout is not None
-        with process.stdout:
-            for line in process.stdout:
-                print(line, end="", flush=True)
-        return process.wait()
-    except KeyboardInterrupt:
-        process.terminate()
+        yield process
+    finally:
+        _signal(process, signal.SIGKILL)
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def _signal(process: subprocess.Popen[bytes], number: int) -> None:
+    with suppress(OSError):
+        os.killpg(process.pid, number)
+
+
+def _copy(process: subprocess.Popen[bytes], output: Output, deadline: float = float("inf")) -> None:
+    """Print the output as it comes, until the process has ended; its own children may keep the pipe open."""
+    assert process.stdout is not None
+    decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+    pipe = process.stdout.fileno()
+    os.set_blocking(pipe, False)
+    ended, open_ = False, True
+    while open_ and not ended and time.monotonic() < deadline:
+        ended = process.poll() is not None  # before the last look, so that nothing is left in the pipe
+        if not ended:
+            select.select([pipe], [], [], EVERY)
+        data, open_ = _read(pipe)
+        if text := decode(data):
+            output.write(text)
+        if not ended and data:
+            time.sleep(EVERY)
+    output.write(decode(b"", final=True))
+    while process.poll() is None and time.monotonic() < deadline:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(min(1.0, max(0.0, deadline - time.monotonic())))
+
+
+def _read(pipe: int) -> tuple[bytes, bool]:
+    """Return what is in the pipe, and whether it is still open."""
+    parts: list[bytes] = []
+    for _ in range(16):  # 1 MB, the size of the largest pipe: a fast writer has to wait for what is shown
         try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        raise WatchStopped("Stopped. The cell ran in this notebook, so it has ended.") from None
+            data = os.read(pipe, READ)
+        except BlockingIOError:
+            return b"".join(parts), True
+        if not data:
+            return b"".join(parts), False
+        parts.append(data)
+    return b"".join(parts), True
 
 
 def _failure(code: int, error: Path) -> JobError:
@@ -67,14 +146,3 @@ def _failure(code: int, error: Path) -> JobError:
     if code < 0:
         return JobError("", "Killed", f"the cell's process was ended by signal {-code}")
     return JobError("", "Failed", f"the cell ended with exit code {code}")
-
-
-def _value(path: Path) -> Any:
-    if not path.exists():
-        return None
-    try:
-        return pickle.loads(path.read_bytes())
-    except Exception as error:
-        raise Refused(
-            f"the cell succeeded, but its result cannot be read here ({type(error).__name__}: {error})."
-        ) from None

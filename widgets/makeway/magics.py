@@ -9,11 +9,11 @@ from typing import Any
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 from makeway_api.errors import MakewayError
 
-from . import completion, local, options, payload, preemption, quota, submission, teams, training
+from . import completion, follow, local, options, payload, preemption, quota, submission, teams, training
 from .connection import explain
 from .options import MagicParser
 from .problems import Refused
-from .submission import DryRunResult, Submission
+from .submission import CellInNotebook, DryRunResult, Submission
 
 
 def _magic(line: Callable[[], MagicParser]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -23,12 +23,16 @@ def _magic(line: Callable[[], MagicParser]) -> Callable[[Callable[..., Any]], Ca
         @functools.wraps(method)
         def magic(self: Any, text: str = "", cell: str | None = None) -> Any:
             parser = line()
+            first_line = 2 + _lines_above(self.shell)
+            if cell is not None:
+                text, cell, taken = options.continued(text, cell)
+                first_line += taken
             if text.strip() in ("-h", "--help", "help", "?"):
                 print(parser.format_help())
                 return None
             try:
                 args = parser.read(text)
-                return method(self, args) if cell is None else method(self, args, cell)
+                return method(self, args) if cell is None else method(self, args, cell, first_line)
             except MakewayError as error:
                 raise explain(error) from None
 
@@ -45,7 +49,8 @@ class MakewayMagics(Magics):
     def __init__(self, shell: Any) -> None:
         super().__init__(shell)
         self.space: dict[str, Any] = shell.user_ns
-        self.last: str | None = None
+        before = shell.magics_manager.registry.get(type(self).__name__)
+        self.last: str | None = getattr(before, "last", None)
 
     @line_magic
     @_magic(options.gpus)
@@ -58,10 +63,11 @@ class MakewayMagics(Magics):
 
     @cell_magic
     @_magic(options.train)
-    def train(self, args: Any, cell: str = "") -> Any:
-        payload.check_cell(cell)
+    def train(self, args: Any, cell: str = "", first_line: int = 2) -> Any:
+        payload.check_cell(cell, first_line)
         variables = payload.chosen(args.variables, self.space)
-        wanted = Submission(source=cell, variables=variables, **options.fields(args))
+        around = CellInNotebook(self._variables(), first_line)
+        wanted = Submission(source=cell, variables=variables, cell=around, **options.fields(args))
         if args.local and not args.dry_run:
             return local.run(wanted)
         job = submission.send(wanted, dry_run=args.dry_run)
@@ -87,9 +93,8 @@ class MakewayMagics(Magics):
     @_magic(options.logs)
     def logs(self, args: Any) -> None:
         job = training.job(self._id(args.id))
-        text = job.logs(follow=args.follow, attempt=args.attempt, tail=args.tail)
-        if text is not None:
-            print(text or "The log is empty so far.", end="" if text.endswith("\n") else "\n")
+        print_log = follow.print_log if args.follow else follow.print_newest
+        print_log(job.id, args.attempt, args.tail, args.all)
 
     @line_magic
     @_magic(options.cancel)
@@ -117,10 +122,22 @@ class MakewayMagics(Magics):
         for id in args.ids:
             print(quota.delete(id, args.attempt))
 
+    def _variables(self) -> dict[str, Any]:
+        """Return the notebook's own variables, without those that IPython puts into every one."""
+        hidden = getattr(self.shell, "user_ns_hidden", {})
+        return {name: value for name, value in self.space.items() if hidden.get(name, self) is not value}
+
     def _id(self, given: str | None) -> str:
         if given or self.last:
             return given or self.last or ""
         raise Refused("no job was submitted from this notebook yet, so an id is needed. `%jobs` lists yours.")
+
+
+def _lines_above(shell: Any) -> int:
+    """Return the number of empty lines above the magic, which the notebook counts and IPython leaves out."""
+    parent = shell.get_parent() if hasattr(shell, "get_parent") else {}
+    code = str(parent.get("content", {}).get("code", ""))
+    return code[: len(code) - len(code.lstrip())].count("\n") if code.lstrip().startswith("%%") else 0
 
 
 def load_ipython_extension(shell: Any) -> None:

@@ -37,14 +37,42 @@ class MagicParser(argparse.ArgumentParser):
         return [o for action in self._actions for o in action.option_strings if o.startswith("--")]
 
     def read(self, line: str) -> argparse.Namespace:
-        """Return the parsed line, split as a shell would; raise Refused where that fails."""
+        """Return the parsed line, split as a shell would, without its comment; raise Refused where that fails."""
         try:
-            words = shlex.split(line.strip())
-        except ValueError:
+            words = shlex.split(without_comment(line))
+        except ValueError as error:
+            if str(error) == "No escaped character":
+                raise Refused(f"{self.prog}: the line ends with \\, but no line follows that continues it.") from None
             raise Refused(
                 f"{self.prog}: a quote on this line is not closed; write names with spaces as --name 'my run'."
             ) from None
         return self.parse_args(words)
+
+
+def without_comment(line: str) -> str:
+    """Return a line without the comment at its end: from a `#` at the start of a word on, outside of quotes."""
+    quote, before = "", " "
+    for at, character in enumerate(line):
+        if before == "\\" and quote != "'":
+            before = ""
+            continue
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in "'\"":
+            quote = character
+        elif character == "#" and before.isspace():
+            return line[:at].strip()
+        before = character
+    return line.strip()
+
+
+def continued(line: str, cell: str) -> tuple[str, str, int]:
+    """Return the line of a cell magic with those that it continues on, the cell below, and how many those were."""
+    taken = 0
+    while (line := without_comment(line)).endswith("\\") and cell.strip():
+        following, _, cell = cell.partition("\n")
+        line, taken = f"{line[:-1]} {following}", taken + 1
+    return line, cell, taken
 
 
 class Pairs(argparse.Action):
@@ -87,7 +115,7 @@ def describe(parser: argparse.ArgumentParser, several: str | int = "+") -> None:
         metavar="IMAGE",
         help="one of the images that the profile offers (default: this notebook's, if it is one of them)",
     )
-    add("--name", "-n", metavar="NAME", default="", help="the job's name (default: the notebook's name)")
+    add("--name", "-n", metavar="NAME", default="", help="the job's name (default: the notebook's)")
     add(
         "--files",
         "-f",
@@ -119,7 +147,8 @@ def train() -> MagicParser:
         "Submit this cell as a training job and return the Job at once.",
         "The job runs on its own GPUs, also after this notebook has ended. Its result is the cell's last expression,\n"
         "or the variable `result`: job = _ in the next cell, then job.wait().result(). The cell sees only\n"
-        "variables given by --with. Over your team's reservation it borrows idle GPUs and makes way when their\n"
+        "variables given by --with. They keep what they share; a function or class of the notebook brings along\n"
+        "the variables that it uses. Over your team's reservation it borrows idle GPUs and makes way when their\n"
         "owner needs them: save with makeway.checkpoint, and it resumes from its checkpoint.\n\n"
         "  %%train --profile gpu1 --name 'lr 0.1' --with data,lr --files 'src/*.py'",
     )
@@ -175,13 +204,16 @@ def job() -> MagicParser:
 
 def logs() -> MagicParser:
     """Return the parser of `%logs`."""
-    line = MagicParser("%logs", "Print a job's log; without an ID that of the last one submitted here.")
+    line = MagicParser(
+        "%logs", "Print the newest part of a job's log; without an ID that of the last one submitted here."
+    )
     _id(line)
     line.add_argument(
         "--follow", "-f", action="store_true", help="follow it as it grows, over all attempts, until the job ends"
     )
     line.add_argument("--attempt", metavar="N", type=_positive, help="of this attempt (default: the newest)")
     line.add_argument("--tail", "-n", metavar="N", type=_positive, help="only the last N lines so far")
+    line.add_argument("--all", "-a", action="store_true", help="all of it (default: the newest 256 KiB)")
     return line
 
 

@@ -22,14 +22,32 @@ SKIPPED = frozenset({"__pycache__", ".git", ".ipynb_checkpoints", ".makeway", ".
 
 def take(patterns: Sequence[str], root: Path | None = None) -> list[FileIn]:
     """Return the files that the patterns match, relative to `root` (default: the working directory); folders whole."""
-    base = (root or Path.cwd()).resolve()
+    found = paths(patterns, root)
+    sizes = {name: path.stat().st_size for name, path in found.items()}
+    check_size(sizes)
+    return [_read(name, found[name]) for name in sorted(found)]
+
+
+def paths(patterns: Sequence[str], root: Path | None = None) -> dict[str, Path]:
+    """Return the files that the patterns match by their paths relative to `root` (default: the working directory)."""
+    if not patterns:
+        return {}
+    base = (root or _working_directory()).resolve()
     found: dict[str, Path] = {}
     for pattern in patterns:
         for path in _matching(pattern, base):
             found[_relative(path, base, pattern)] = path
-    sizes = {name: path.stat().st_size for name, path in found.items()}
-    check_size(sizes)
-    return [_read(name, found[name]) for name in sorted(found)]
+    return found
+
+
+def _working_directory() -> Path:
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        raise Refused(
+            "the folder of this notebook was deleted, so its files cannot be sent. Make it again and restart the "
+            "kernel, or change to another folder with %cd."
+        ) from None
 
 
 def check_size(sizes: dict[str, int], limit: int = LIMIT) -> None:

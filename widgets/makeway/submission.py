@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import os
-import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +16,9 @@ from makeway_api.models import DryRun, FileIn, JobRequest, Kind, Priority, Victi
 from makeway_api.quantities import count, gpus, listed, size
 
 from . import payload, snapshot
+from .cellcheck import CellCheck
 from .connection import client, explain
+from .notebook_name import check_name, name_of_cell, notebook_name
 from .problems import Refused
 from .words import did_you_mean, seconds, typed
 
@@ -31,6 +32,14 @@ def _victim(victim: Victim) -> str:
     if not victim.owner:
         return f"work of {team} ({gpus(victim.gpus)})"
     return f"{victim.name or victim.id} of {team} ({victim.owner}, {gpus(victim.gpus)})"
+
+
+@dataclass(frozen=True)
+class CellInNotebook:
+    """Where a cell was typed: the variables around it, and the number of its first line there."""
+
+    namespace: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    first_line: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,21 +59,37 @@ class Submission:
     priority: str = "normal"
     workers: int | None = None
     retries: int = 0
+    cell: CellInNotebook = field(default_factory=CellInNotebook)
 
     def collect_files(self) -> list[FileIn]:
         """Return every file that the job needs, checked; raise Refused for what cannot be sent."""
         if not self.command:
-            payload.check_cell(self.source)
+            payload.check_cell(self.source, self.cell.first_line)
         taken = snapshot.take(self.files)
-        own = [] if self.command else payload.cell_files(self.source, self.variables)
+        self.check()
+        own = [] if self.command else payload.cell_files(self.source, self.variables, self.cell.first_line)
         sizes = {_shown(f.path): len(f.data) * 3 // 4 for f in [*taken, *own]}
         snapshot.check_size(sizes)
         return [*own, *taken]
 
+    def check(self) -> list[str]:
+        """Return what may fail in the job; raise Refused for what fails there."""
+        sent = [*snapshot.paths(self.files)]
+        if self.command:
+            return CellCheck("pass", sent=sent).command(self.command)
+        given = set(self.variables)
+        for value in self.variables.values():
+            given |= set(payload.brought_along(value))
+        cell = self.cell
+        check = CellCheck(
+            self.source, sent=sent, given=given, namespace=cell.namespace, first_line=cell.first_line, image=self.image
+        )
+        return check.run()
+
     def request(self) -> JobRequest:
         """Return the complete request; raise Refused where something is wrong."""
         fields: dict[str, Any] = {
-            "name": self.name or _notebook_name(),
+            "name": self.name or notebook_name() or ("" if self.command else name_of_cell(self.source)),
             "command": list(self.command) or list(payload.COMMAND),
             "env": dict(self.env),
             "priority": _priority(self.priority),
@@ -78,8 +103,7 @@ class Submission:
         fields |= {key: value for key, value in optional.items() if value is not None}
         if self.time_limit is not None:
             fields["time_limit"] = seconds(str(self.time_limit))
-        if len(fields["name"]) > 200:
-            raise Refused(f"the name has {len(fields['name'])} characters; the limit is 200.")
+        check_name(fields["name"])
         return JobRequest(files=self.collect_files(), **fields)
 
 
@@ -88,6 +112,8 @@ class DryRunResult:
     """The answer of a dry run: what submitting would do now."""
 
     answer: DryRun
+    notes: Sequence[str] = ()
+    """What may fail in the job, seen in its cell"""
 
     def __repr__(self) -> str:
         offer = self.answer.offer
@@ -101,7 +127,7 @@ class DryRunResult:
             names = listed(_victim(v) for v in offer.victims)
             within = f" within {duration(offer.seconds)}" if offer.seconds is not None else ""
             lines.append(f"  Would make way{within}: {names}.")
-        lines += [f"  {note}" for note in self.answer.notes]
+        lines += [f"  {note}" for note in [*self.answer.notes, *self.notes]]
         if self.answer.risk:
             lines.append(f"  Risk: {self.answer.risk}")
         return "\n".join(lines)
@@ -123,10 +149,10 @@ def submit(
     if script is not None:
         details["files"] = [str(script), *details.get("files", ())]
         details["command"] = [payload.COMMAND[0], "-u", Path(script).as_posix(), *args]
-    unknown = set(details) - set(Submission.__dataclass_fields__)
-    if unknown:
+    known = set(Submission.__dataclass_fields__) - {"cell"}
+    if unknown := set(details) - known:
         wrong = sorted(unknown)[0]
-        raise Refused(f"submit() has no argument {wrong!r}.{did_you_mean(wrong, Submission.__dataclass_fields__)}")
+        raise Refused(f"submit() has no argument {wrong!r}.{did_you_mean(wrong, sorted(known))}")
     if not isinstance(source, str):
         raise Refused(f"code is given as text, not as a {type(source).__name__}; a command goes into command=['…'].")
     if not source and not details.get("command"):
@@ -150,7 +176,7 @@ def send(submission: Submission, *, dry_run: bool = False) -> Job | DryRunResult
             answer = _answer(JobRequest.model_validate(older), dry_run)
     except MakewayError as error:
         raise _with_hint(error, request) from None
-    return DryRunResult(answer) if isinstance(answer, DryRun) else Job(answer)
+    return DryRunResult(answer, submission.check()) if isinstance(answer, DryRun) else Job(answer)
 
 
 def _answer(request: JobRequest, dry_run: bool) -> Any:
@@ -159,12 +185,17 @@ def _answer(request: JobRequest, dry_run: bool) -> Any:
 
 def notices(job: Job, submission: Submission) -> str:
     """Return what the service says about the pods of a job that was just submitted, and its risk, one line each."""
-    return "\n".join([*notes(job), *filter(None, [risk(job, submission)])])
+    found = [_wrapped(note) for note in submission.check()]
+    return "\n".join([*notes(job), *found, *filter(None, [risk(job, submission)])])
 
 
 def notes(job: Job) -> list[str]:
     """Return what the service says about the pods and the limits of a job that was just submitted or moved."""
-    return [textwrap.fill(note, 100, break_long_words=False, break_on_hyphens=False) for note in job.data.notes]
+    return [_wrapped(note) for note in job.data.notes]
+
+
+def _wrapped(note: str) -> str:
+    return textwrap.fill(note, 100, break_long_words=False, break_on_hyphens=False)
 
 
 def risk(job: Job, submission: Submission) -> str:
@@ -230,9 +261,3 @@ def _priority(text: str) -> Priority:
 
 def _shown(path: str) -> str:
     return "the variables (--with)" if path == f"{payload.FOLDER}/variables.pkl" else path
-
-
-def _notebook_name() -> str:
-    """Return the notebook's file name without its suffix, where its server passes it on."""
-    stem = Path(os.environ.get("JPY_SESSION_NAME", "")).stem
-    return re.sub(r"-[0-9a-f]{8}-[0-9a-f-]{20,}$", "", stem)[:200]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import sys
 import threading
 import time
@@ -17,7 +16,7 @@ from makeway_api.errors import MakewayError
 from makeway_api.models import Checkpoint, Decision, State
 from makeway_api.quantities import count, listed
 
-from . import view
+from . import payload, view
 from .blocks import bundle
 from .connection import client, explain, me
 from .follow import Reporter, changes, leaving_alone, print_log, read_log
@@ -164,7 +163,7 @@ class Job:
             if error.status == 404:
                 raise Refused(self._no_result()) from None
             raise explain(error) from None
-        return self._unpickled(raw)
+        return payload.result_of(raw)
 
     def exception(self) -> JobError | None:
         """Return the exception that ended it; None while it runs, and if it succeeded."""
@@ -181,10 +180,15 @@ class Job:
             return JobError(self.id, "Failed", typed(f"job {self.id}: {what}. `%logs {self.id}` shows more."))
         return JobError(self.id, error["type"], error["message"], error["traceback"])
 
-    def logs(self, follow: bool = False, attempt: int | None = None, tail: int | None = None) -> str | None:
-        """Return the log of the newest (or one) attempt; with `follow` print it as it grows, until the job ends."""
+    def logs(
+        self, follow: bool = False, attempt: int | None = None, tail: int | None = None, *, all: bool = False
+    ) -> str | None:
+        """Return the log of the newest (or one) attempt, or its last `tail` lines.
+
+        With `follow` print it as it grows, until the job ends: from its newest part on, with `all` from its beginning.
+        """
         if follow:
-            print_log(self.id, attempt, tail)
+            print_log(self.id, attempt, tail, all)
             return None
         return read_log(self.id, attempt, tail)
 
@@ -292,15 +296,6 @@ class Job:
         if error and error["type"] == "ResultNotKept":
             return f"job {self.id} succeeded, but {error['message']}; save it to a file inside the cell instead."
         return f"job {self.id} left no result; a cell's result is its last expression or the variable `result`."
-
-    def _unpickled(self, raw: bytes) -> Any:
-        try:
-            return pickle.loads(raw)
-        except Exception as error:
-            raise Refused(
-                f"the result of job {self.id} cannot be read in this kernel ({type(error).__name__}: {error}); "
-                "import the modules of its classes, then try again."
-            ) from None
 
 
 class Clones:

@@ -25,6 +25,8 @@ LOG_POLL = 0.1
 LONGEST_POLL = 1.0
 MOST_LOG = 700_000
 """Bytes of a log in one answer: in JSON a control character takes six"""
+LONGEST_CHARACTER = 4
+"""Bytes of one character in UTF-8"""
 RESULT_CHUNK = 1_000_000
 """Bytes of a result that are in memory at a time"""
 
@@ -81,7 +83,11 @@ class OutputService:
             if offset < 0:
                 offset = max(0, length + offset)
                 data, length = await self._read(row.id, number, offset, limit)
-            if data or over or time.monotonic() >= deadline:
+                cut = _continuation(data) if offset else 0
+                offset, data = offset + cut, data[cut:]
+            if data and not _decode(data, final=False)[1] and offset + len(data) < length:  # a limit below a character
+                data, length = await self._read(row.id, number, offset, LONGEST_CHARACTER)
+            if _decode(data, final=False)[1] or over or time.monotonic() >= deadline:
                 break
             await asyncio.sleep(min(pause, max(0.0, deadline - time.monotonic())))
             pause = min(LONGEST_POLL, pause * 1.5)
@@ -91,7 +97,7 @@ class OutputService:
             offset, skipped = gap[1], True
             data, length = await self._read(row.id, number, offset, limit)
         text, used = _decode(data, final=over and offset + len(data) >= length)
-        following = min(offset, length) + used if data else min(offset, length)
+        following = min(offset, length) + used
         return LogChunk(
             attempt=number,
             offset=offset,
@@ -162,6 +168,12 @@ def _failure(data: bytes) -> dict[str, Any]:
     return found
 
 
+def _continuation(data: bytes) -> int:
+    """Return how many bytes belong to a character that begins before them."""
+    found = next((n for n, byte in enumerate(data[:LONGEST_CHARACTER]) if byte & 0xC0 != 0x80), 0)
+    return found if found < LONGEST_CHARACTER else 0
+
+
 def _decode(data: bytes, *, final: bool) -> tuple[str, int]:
     """Return the text and the bytes that it takes: a character cut in half at the end is left for the next chunk."""
     if not final:
@@ -171,7 +183,7 @@ def _decode(data: bytes, *, final: bool) -> tuple[str, int]:
                 break
             if byte >= 0xC0:
                 need = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
-                if need > cut + 1 and len(data) > cut + 1:
+                if need > cut + 1:
                     data = data[: len(data) - 1 - cut]
                 break
     return data.decode("utf-8", "replace"), len(data)
