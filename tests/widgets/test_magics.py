@@ -100,7 +100,7 @@ def test_a_failing_cell_gives_its_own_traceback(notebook: Notebook, service: Cli
     shown = notebook.run("_.result()")
     assert shown.error is not None
     assert shown.error[0] == "JobError"
-    assert 'File "cell", line 2, in f' in shown.trouble
+    assert 'File "cell", line 3, in f' in shown.trouble
     assert "ZeroDivisionError: division by zero" in shown.trouble
     assert "site-packages" not in shown.trouble
 
@@ -161,7 +161,7 @@ BAD = [
     ("%%train --name 'open\n1", "a quote on this line is not closed"),
     ("%%train --time-limit -5\n1", "'-5' is not a duration"),
     ("%%train --workers 0\n1", "'0' is not a whole number of at least 1"),
-    ("%%train\nx ==", "line 1 of the cell is not valid Python"),
+    ("%%train\nx ==", "line 2 of the cell is not valid Python"),
     ("%job j-none", "there is no job 'j-none' that you may see."),
     ("%jobs --state sleeping", "unknown state 'sleeping'."),
     ("%jobs --team devops", "devops"),

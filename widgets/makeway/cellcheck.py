@@ -148,8 +148,10 @@ class CellCheck:
             stored = {n.id for n in names if isinstance(n.ctx, ast.Store) and n not in changed}
             simple = isinstance(statement, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Expr)
             reads = [n for n in names if isinstance(n.ctx, ast.Load) or n in changed]
-            found += [n.id for n in reads if n.id not in bound and (simple or n.id not in stored) and self._runs(n)]
-            bound |= stored | _defined_by(statement)
+            defined = _defined_by(statement)
+            own = bound | defined if simple else bound | defined | stored
+            found += [n.id for n in reads if n.id not in own and self._runs(n)]
+            bound |= stored | defined
         changed = _augmented(ast.walk(self.tree))
         assigned = self._bound - {name.id for name in changed if name.id not in bound}
         avoided = {n.id for n in ast.walk(self.tree) if isinstance(n, ast.Name) and not self._runs(n)}
@@ -343,7 +345,9 @@ def _defined_by(statement: ast.AST) -> set[str]:
         elif isinstance(node, ast.MatchMapping) and node.rest:
             found.add(node.rest)
         elif isinstance(node, ast.Global):
-            found |= set(node.names)
+            changed = _augmented(ast.walk(statement))
+            names = {n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and n not in changed}
+            found |= set(node.names) & names
         elif isinstance(node, ast.NamedExpr) and isinstance(node.target, ast.Name):
             found.add(node.target.id)
     return found
@@ -373,12 +377,12 @@ def _bound_names(source: str) -> frozenset[str]:
 
 
 def _global_reads(source: str) -> list[str]:
-    """Return the global names that functions, classes and comprehensions of the cell read."""
+    """Return the global names that the cell and its functions, classes and comprehensions read."""
     return [
         symbol.get_name()
-        for depth, table in enumerate(_tables(source))
+        for table in _tables(source)
         for symbol in table.get_symbols()
-        if depth and symbol.is_global() and symbol.is_referenced()
+        if symbol.is_global() and symbol.is_referenced()
     ]
 
 
