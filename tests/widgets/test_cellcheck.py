@@ -71,7 +71,7 @@ NOTEBOOK = {"data": [1, 2], "np": math, "math": math, "total": 0, "step": lambda
 @pytest.mark.parametrize(
     ("cell", "says"),
     [
-        ("sum(data)", "the cell uses data of the notebook; a job sees only its cell and what is given to it. Add --with data"),
+        ("sum(data)", "the cell uses data of the notebook; a job sees only its cell and what is given"),
         ("def f():\n    return data\nf()", "Add --with data"),
         ("[x for x in data]", "Add --with data"),
         ("total += 1", "Add --with total"),
@@ -160,7 +160,8 @@ def test_a_module_that_the_job_has_or_may_lack_is_fine(cell: str) -> None:
 
 def test_what_is_missing_here_is_a_note_because_the_jobs_image_may_have_it() -> None:
     assert "The cell imports no_such_module, which is not installed here" in notes("import no_such_module")
-    assert "The program no-such-program is not found here" in notes("import subprocess\nsubprocess.run(['no-such-program'])")
+    cell = "import subprocess\nsubprocess.run(['no-such-program'])"
+    assert "The program no-such-program is not found here" in notes(cell)
     assert "no-such-program" in notes("import os\nos.system('no-such-program --help')")
     assert "no-such-program" in notes("import subprocess\nsubprocess.run('no-such-program | cat', shell=True)")
     assert notes("import no_such_module", image="torch") == ""
@@ -184,7 +185,7 @@ def test_a_command_that_is_missing_is_a_note() -> None:
 @pytest.mark.parametrize(
     ("cell", "says"),
     [
-        ("x = 1\nget_ipython().run_line_magic('matplotlib', 'inline')", "line 3 of the cell calls get_ipython(), which only"),
+        ("x = 1\nget_ipython().run_line_magic('matplotlib', 'inline')", "line 3 of the cell calls get_ipython()"),
         ("from IPython import get_ipython\nget_ipython().kernel", "calls get_ipython(), which only a notebook has"),
         ("name = input('name')", "line 2 of the cell calls input(), and a job has no keyboard."),
         ("breakpoint()", "a job has no keyboard"),

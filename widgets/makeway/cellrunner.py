@@ -108,7 +108,7 @@ def run_cell(source: str, filename: str, namespace: dict[str, Any], ending: cont
         loop = asyncio.new_event_loop()
         ending.callback(_end_loop, loop)
         asyncio.set_event_loop(loop)
-        value = loop.run_until_complete(_execute(codes, namespace))
+        value = loop.run_until_complete(loop.create_task(_execute(codes, namespace), name=CELL))
     else:
         for code in codes:
             value = eval(code, namespace)
@@ -146,7 +146,8 @@ def _end_loop(loop: asyncio.AbstractEventLoop) -> None:
     """Cancel the tasks that still run and close the loop, in a bounded time."""
     with contextlib.suppress(BaseException):
         if tasks := asyncio.all_tasks(loop):
-            print(f"Makeway: cancelled at the end of the cell: asyncio tasks {len(tasks)}.", file=sys.stderr)
+            if left := [task for task in tasks if task.get_name() != CELL]:
+                print(f"Makeway: cancelled at the end of the cell: asyncio tasks {len(left)}.", file=sys.stderr)
             for task in tasks:
                 task.cancel()
             loop.run_until_complete(asyncio.wait(tasks, timeout=CANCEL_SECONDS))
@@ -211,7 +212,8 @@ def dumps(value: Any, namespace: dict[str, Any] | None = None, *, tolerant: bool
             reduced = _reduced(obj)
             if reduced is None:
                 reduced = super().reducer_override(obj)
-            if tolerant and reduced is NotImplemented and type(obj) not in self.dispatch_table:
+            by_name = isinstance(obj, (type, types.FunctionType)) or type(obj) in self.dispatch_table
+            if tolerant and reduced is NotImplemented and not by_name:
                 try:
                     obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
                 except Exception as error:
