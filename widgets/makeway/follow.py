@@ -140,7 +140,8 @@ def print_newest(id: str, attempt: int | None = None, tail: int | None = None, a
             printed = offset > 0
         else:
             part = _newest(id, attempt, tail)
-            _mark_left_out(output, id, part)
+            if tail is None:
+                _mark_left_out(output, id, part)
             output.write(part.text)
             printed = bool(part.text)
         if not printed:
@@ -164,7 +165,8 @@ def print_log(id: str, attempt: int | None = None, tail: int | None = None, all:
         offset = 0
         if number and (tail is not None or not all):
             part = _newest(id, number, tail)
-            _mark_left_out(output, id, part)
+            if tail is None:
+                _mark_left_out(output, id, part)
             output.write(part.text)
             offset = part.end
         while number:
