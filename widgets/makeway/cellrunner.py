@@ -396,7 +396,7 @@ globals().update(definitions(__file__[:-3] + ".pkl"))
 
 
 def _prepare_children(namespace: dict[str, Any]) -> None:
-    """Give processes that multiprocessing starts afresh the functions and classes of the cell.
+    """Provide processes that multiprocessing starts afresh with the functions and classes of the cell.
 
     Without this each would run the cell again as its own main program.
     """
