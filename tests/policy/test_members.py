@@ -67,3 +67,15 @@ def test_no_text_fails_the_search_for_warnings(text: str) -> None:
 
 def test_names_without_doubt_give_no_warning() -> None:
     assert policy.warnings("policies: [{name: rnd, users: ana}, {name: b, users: [bo, c.d@e-f.g, müller]}]") == []
+
+
+def test_a_signal_that_frameworks_catch_is_a_warning() -> None:
+    entries = ["{name: a, signal: SIGUSR1}", "{name: b}", "{name: c, signal: SIGTERM}", "{name: d, signal: SIGINT}"]
+    text = "".join(f"{line}\n" for line in ["profiles:", *(f"- {entry}" for entry in entries)])
+    found = [str(issue) for issue in policy.warnings(text)]
+    assert len(found) == 2
+    assert "policy.yaml:2" in found[0]
+    assert "SIGUSR1 may not be taken as a notice to save" in found[0]
+    assert "NCCL" in found[0]
+    assert "SIGINT" in found[1]
+    assert policy.warnings("profiles: 3") == policy.warnings("profiles: [{signal: [1]}, 7]") == []

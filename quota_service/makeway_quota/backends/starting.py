@@ -9,7 +9,7 @@ import compileall
 import importlib.util
 import socket
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,9 @@ from .processes import boot_id
 from .users import UnixAccount, closed_folder
 
 SPAWN_SECONDS = 120.0
+LIBRARY = Path("library", "makeway")
+LIBRARY_MODULES = ("checkpoint.py", "checkpointing", "frameworks")
+"""What jobs can import of Makeway, as in `makeway.launcher.copying`"""
 
 
 def launcher_source() -> Path:
@@ -37,15 +40,29 @@ def install_launcher(layout: Layout) -> Path:
     """Copy the launcher to where every account can read it; one that runs already keeps what it has loaded."""
     target = layout.programs / "launcher"
     target.mkdir(mode=0o755, exist_ok=True)
-    for source in launcher_source().glob("*.py"):
-        copy = target / source.name
+    for source, place in _launcher_files(launcher_source()):
+        copy = target / place
         if not copy.exists() or copy.read_bytes() != source.read_bytes():
+            for folder in (target / parent for parent in reversed(place.parents[:-1])):
+                folder.mkdir(exist_ok=True)
+                folder.chmod(0o755)
             temporary = beside(copy)
             temporary.write_bytes(source.read_bytes())
             temporary.chmod(0o644)
             temporary.replace(copy)
     compileall.compile_dir(target, quiet=2)
     return target
+
+
+def _launcher_files(launcher: Path) -> Iterator[tuple[Path, Path]]:
+    """Yield the modules of the launcher and of the library of jobs, each with its place below the launcher's folder."""
+    for source in [*launcher.glob("*.py"), *(launcher / LIBRARY).glob("*.py")]:
+        yield source, source.relative_to(launcher)
+    package = launcher.parent
+    for name in LIBRARY_MODULES:
+        path = package / name
+        for source in [path] if path.is_file() else path.rglob("*.py"):
+            yield source, LIBRARY / source.relative_to(package)
 
 
 def check_shared(layout: Layout, python: str) -> None:

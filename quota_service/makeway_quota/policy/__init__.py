@@ -1,9 +1,10 @@
 """The policy document: pools, profiles, teams, and how many GPUs each team is guaranteed."""
 
+from .advice import warnings
 from .diff import diff
 from .document import Document, PolicyFacts, PoolFacts, ProfileFacts, workers_limit
 from .issues import Issue, PolicyInvalid, closest
-from .members import hub_name, warnings
+from .members import hub_name
 from .read import Sizes, read
 from .rescale import overcommitments, rescale, rescale_text
 from .write import write

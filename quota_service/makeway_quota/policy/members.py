@@ -9,8 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 from urllib.parse import unquote
 
-from .issues import Issue, Loc, Problem, place, quote
-from .source import UnreadableDocument, parse
+from .issues import Loc, Problem, quote
 
 SERVICE = "service/"
 """Before the names of the Hub's services among owners: no user's name has a slash."""
@@ -21,17 +20,8 @@ def hub_name(name: str) -> str:
     return name if name.startswith(SERVICE) else name.lower()
 
 
-def warnings(text: str, file: str = "policy.yaml") -> list[Issue]:
-    """Return the users in a valid document that no user of the Hub can be, or not as they are written."""
-    try:
-        source = parse(text)
-    except UnreadableDocument:
-        return []
-    found = sorted(_problems(source.value), key=lambda problem: source.line(problem[0]) or 0)
-    return [Issue(file, source.line(loc), place(loc), message) for loc, message in found]
-
-
-def _problems(document: Any) -> Iterator[Problem]:
+def member_problems(document: Any) -> Iterator[Problem]:
+    """Yield the users in a valid document that no user of the Hub can be, or not as they are written."""
     policies = document.get("policies") if isinstance(document, dict) else None
     for at, policy in enumerate(policies if isinstance(policies, list) else ()):
         users = policy.get("users") if isinstance(policy, dict) else None

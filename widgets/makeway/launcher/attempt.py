@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,10 @@ from .files import create_file, read_json, write_json, write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+LIBRARY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "library")
+"""The folder from which jobs import `makeway.checkpoint` where their Python has no Makeway"""
 
 
 def start_time(pid: int) -> int:
@@ -111,4 +116,9 @@ class Attempt:
             "MAKEWAY_SIGNAL": order.get("signal", "SIGTERM"),
             "MAKEWAY_GRACE": str(order.get("grace", 30)),
         }
-        return {**os.environ, "PYTHONUNBUFFERED": "1", **order.get("env", {}), **own, **worker.get("env", {})}
+        shutdown = str(math.ceil(float(order.get("grace", 30))))  # torchrun reads whole seconds only
+        preset = {"PYTHONUNBUFFERED": "1", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": shutdown}
+        env = {**preset, **os.environ, **order.get("env", {}), **own, **worker.get("env", {})}
+        if os.path.isdir(LIBRARY):
+            env["PYTHONPATH"] = os.pathsep.join(filter(None, [env.get("PYTHONPATH"), LIBRARY]))
+        return env

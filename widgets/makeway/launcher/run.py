@@ -66,18 +66,13 @@ def main(argv: list[str]) -> int:
 
 def _copy(folder: str) -> int:
     """Copy the launcher to where an image without it can run it; make the checkpoints' folder as the job's own."""
-    import shutil
+    from .copying import copy_launcher
 
     if checkpoints := os.environ.get("MAKEWAY_CHECKPOINT_DIR"):
         with contextlib.suppress(OSError):  # a volume in which only others make folders
             os.makedirs(checkpoints, exist_ok=True)
     os.makedirs(folder, exist_ok=True)
-    here = os.path.dirname(os.path.abspath(__file__))
-    for name in sorted(os.listdir(here)):
-        if name.endswith(".py"):
-            copy = os.path.join(folder, name)
-            shutil.copyfile(os.path.join(here, name), f"{copy}.new")
-            os.replace(f"{copy}.new", copy)
+    copy_launcher(folder)
     return 0
 
 
