@@ -377,6 +377,24 @@ async def test_a_gang_saves_and_starts_again_where_one_of_its_workers_is_stopped
         await service.ended(job)
 
 
+async def test_a_rank_that_fails_after_the_notice_takes_no_time_to_save_from_the_others(tmp_path: Path) -> None:
+    async with far(tmp_path) as service:
+        one_fails = SAVES.replace(
+            "with checkpoint",
+            'if os.environ["RANK"] == "1":\n    raise RuntimeError("rank 1 fails")\ntime.sleep(4)\nwith checkpoint',
+        )
+        job = await service.run.submit("ana", "gang", python(one_fails), profile="gpu1", workers=2)
+        await service.run.job(job.id, "running")
+        await service.said(job, "[0] from 0")
+        await service.said(job, "[1] from 0")
+        await service.run.client("ana").preempt_test(job.id)
+        await service.said(job, "[0] from 5", attempt=2)
+        job = await service.run.job(job.id, "running")
+        assert "exit code 1 after the notice: [1] RuntimeError: rank 1 fails" in job.attempts[0].message
+        await service.run.client("ana").cancel(job.id)
+        await service.ended(job)
+
+
 async def test_what_a_job_writes_about_itself_keeps_no_end_from_being_reported(tmp_path: Path) -> None:
     code = """
 import json, os

@@ -100,6 +100,11 @@ def test_the_sentence_about_the_end_of_a_job_names_it_the_preemptor_and_what_is_
     by = outcomes.preemptor("bo", "DevOps")
     goes_on = "It waits for GPUs again and goes on from there."
     assert outcomes.made_way(job, by, saved) == f"“train” of ana made way for bo (DevOps); saved at step 21. {goes_on}"
+    crash = outcomes.made_way(job, by, saved, "exit code 1 after the notice: ValueError: x")
+    assert crash == (
+        "“train” of ana had to make way for bo (DevOps) and failed: exit code 1 after the notice: ValueError: x; "
+        f"saved at step 21, 3 s of work since then is lost. {goes_on}"
+    )
     ends = outcomes.SavedWork(True, 21, 3600.0, durable=False)
     beginning = "Its checkpoint was deleted with its pod, so it starts from the beginning when it gets GPUs again."
     assert outcomes.made_way(job, by, ends).endswith(f"; saved at step 21, 1 h of work is lost. {beginning}")

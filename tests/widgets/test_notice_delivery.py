@@ -342,6 +342,25 @@ def test_a_crash_after_the_notice_is_told_with_its_error(container: Container) -
     assert status["message"] == "exit code 1 after the notice: RuntimeError: disk on fire; saved at step 3"
 
 
+def test_a_save_that_takes_more_than_half_of_the_grace_is_told_before_and_after_the_notice(
+    container: Container,
+) -> None:
+    code = """
+    import time
+    from makeway import checkpoint
+    checkpoint.requested()
+    with checkpoint.saving(3):
+        time.sleep(0.6)
+    print("up", flush=True)
+    time.sleep(90)
+    """
+    process = job(container, code, grace=1)
+    process.send_signal(signal.SIGCHLD)  # instead of waiting for its next look
+    container.until("log", "makeway: its last save took 0.6 s, more than half of the grace of 1 s; save less or faster")
+    message = end(container, process)["message"]
+    assert message.endswith("saved at step 3; its last save took 0.6 s, more than half of the grace of 1 s")
+
+
 EXITS = """
 import atexit, os, signal, time
 from makeway import checkpoint

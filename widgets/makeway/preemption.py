@@ -8,6 +8,7 @@ from makeway_api.durations import duration
 from makeway_api.models import Job as JobData
 from makeway_api.models import State
 
+from .checkpoint_use import uses_checkpoint
 from .follow import Reporter, changes, leaving_alone
 from .training import Job
 from .words import since, typed
@@ -39,7 +40,7 @@ def verdict(data: JobData, number: int) -> str:
     newest = attempt.checkpoint
     lost = f" and lost {duration(attempt.lost_seconds)} of work" if attempt.lost_seconds else ""
     if newest is None or newest.step is None:
-        if "checkpoint" in data.source:
+        if uses_checkpoint(data.source):
             advice = "Its code had not reached its first checkpoint; repeat the test after some more steps."
         else:
             advice = "Use makeway.checkpoint in the code: for step in checkpoint.loop(1000, save=save, load=load)."

@@ -17,6 +17,7 @@ from makeway_api.quantities import count, gpus, listed, size
 
 from . import payload, snapshot
 from .cellcheck import CellCheck
+from .checkpoint_use import uses_checkpoint
 from .connection import client, explain
 from .notebook_name import check_name, name_of_cell, notebook_name
 from .problems import Refused
@@ -212,11 +213,27 @@ def risk(job: Job, submission: Submission) -> str:
         text += "makes way, and later starts from the beginning by itself, because checkpoints are not kept here."
         return textwrap.fill(text, 100)
     text += "saves, makes way, and resumes later by itself. "
-    if submission.source and not any("checkpoint" in code for code in _code(submission)):
-        text += "The cell does not use makeway.checkpoint: after making way it would start from the beginning."
-    else:
-        text += typed("No checkpoint yet; `%job` shows the newest one.", data.id)
-    return textwrap.fill(text, 100)
+    return textwrap.fill(text + _saves(submission, data.id), 100)
+
+
+def _saves(submission: Submission, id: str) -> str:
+    """Return whether the job saves checkpoints, as far as its code shows it."""
+    uses = [uses_checkpoint(code) for code in _code(submission)]
+    if True in uses:
+        return typed("No checkpoint yet; `%job` shows the newest one.", id)
+    what = "The cell" if not submission.command else _script(submission)
+    if what and None not in uses and not submission.variables:
+        return f"{what} does not use makeway.checkpoint: after making way it would start from the beginning."
+    what = "the command" if submission.command else "the code"
+    return f"Whether {what} saves checkpoints cannot be seen here; if not, it would start from the beginning."
+
+
+def _script(submission: Submission) -> str:
+    """Return the Python file of the submission that its command runs, for the start of a sentence; "" for others."""
+    sent = {file.path for file in snapshot.take(submission.files)}
+    program = Path(submission.command[0]).name
+    scripts = [word for word in submission.command[1:] if word.endswith(".py") and Path(word).as_posix() in sent]
+    return scripts[0] if program.startswith("python") and scripts else ""
 
 
 def _code(submission: Submission) -> Iterator[str]:

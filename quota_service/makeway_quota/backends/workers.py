@@ -92,7 +92,8 @@ def _over(seen: AttemptSeen, found: list[WorkerSeen]) -> AttemptSeen:
         ended_at=max(w.ended_at or 0.0 for w in found),
         exit_code=code,
         killed=any(w.killed for w in found),
-        acknowledged=any(w.acknowledged for w in found) and all(w.acknowledged or w.exit_code == 0 for w in found),
+        acknowledged=any(w.acknowledged for w in found)
+        and all(w.acknowledged or w.exit_code in (0, 75) for w in found),
         completed=code == 0 and any(w.completed for w in found) and not any(w.result_unsent for w in found),
         result_lost=any(w.result_unsent or w.result_refused for w in found),
         timed_out=any(w.timed_out for w in found),

@@ -6,6 +6,8 @@ attempt is requeued is decided by our own record of its eviction, never by its e
 
 from __future__ import annotations
 
+import re
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -27,6 +29,8 @@ SKEW = 60.0
 
 STEP = "reading the report of its attempt"
 NO_DOCUMENT = Document()
+SAVED = re.compile(r"; (saved at step -?\d+|no checkpoint)$")
+"""The end of a launcher's message that says what is saved, which `SavedWork` says with the work that is lost"""
 
 
 def reconcile(
@@ -198,7 +202,7 @@ class _Reports:
         if seen.killed:
             message = outcomes.killed_at_deadline(_job(row), row.grace, progress)
         else:
-            message = outcomes.made_way(_job(row), self._preemptor(notice), progress)
+            message = outcomes.made_way(_job(row), self._preemptor(notice), progress, _error(row, seen))
         outcome = "moved" if notice.kind == "move" else "preempted"
         fields: dict[str, object] = {"preemptions": row.preemptions + 1}
         self._requeue(row, seen, outcome, "made_way", message, fields, progress.lost)
@@ -212,11 +216,11 @@ class _Reports:
         """Requeue a job that got a notice which is in no row; it counts as a loss unless Makeway itself stops."""
         progress = self._saved(row, seen)
         if self.stopping:
-            message = outcomes.stopped_with_makeway(_job(row), progress)
+            message = outcomes.stopped_with_makeway(_job(row), progress, _error(row, seen))
             self._requeue(row, seen, "preempted", "made_way", message, {}, progress.lost)
         else:
             nodes = _nodes(row)
-            message = outcomes.stopped_by_others(_job(row), nodes, progress)
+            message = outcomes.stopped_by_others(_job(row), nodes, progress, _error(row, seen))
             self._count(row, seen, message, outcomes.stopped_for_good(_job(row), nodes, row.infra_failures + 1))
 
     def _never_ran(self, row: Workload, seen: AttemptSeen) -> None:
@@ -337,6 +341,15 @@ def _cause(seen: AttemptSeen) -> str:
     if seen.exit_code is None:
         return "exit code unknown"
     return f"killed by signal {-seen.exit_code}" if seen.exit_code < 0 else f"exit code {seen.exit_code}"
+
+
+def _error(row: Workload, seen: AttemptSeen) -> str:
+    """Return how a job ended after its notice, where that was neither a way to make way nor the notice's own signal."""
+    number = getattr(signal, row.signal, signal.SIGTERM)
+    usual = (None, 0, 75, -number, 128 + number, -signal.SIGKILL, 128 + signal.SIGKILL)
+    if seen.acknowledged or seen.killed or seen.phase is Phase.LOST or seen.exit_code in usual:
+        return ""
+    return SAVED.sub("", _cause(seen))
 
 
 def _nodes(row: Workload) -> list[str]:

@@ -127,8 +127,11 @@ class AttemptService:
         with self._context.world.follow(key[0]) as follower:
             while True:
                 row = await self._live(key)
-                stop = row.cancel_requested or self._channel.gang_failed(key)
-                orders = _orders(row, self._channel.gang_stopped_at(key), stop=stop)
+                stopped_at = self._channel.gang_stopped_at(key)
+                leaving = row.notice is not None or stopped_at is not None
+                # A rank that fails after the notice takes no time to save from the others.
+                stop = row.cancel_requested or (not leaving and self._channel.gang_failed(key))
+                orders = _orders(row, stopped_at, stop=stop)
                 left = deadline - time.monotonic()
                 if orders.known != known or left <= 0:
                     return orders

@@ -148,9 +148,11 @@ def failed_and_retried(job: str, cause: str, left: int, delay: float = 0.0) -> s
     return f"{job} failed ({cause}) and is tried again{after}, {count(left, 'more try', 'more tries')} left."
 
 
-def made_way(job: str, preemptor: str, progress: SavedWork) -> str:
-    """Return that a job left within its grace."""
+def made_way(job: str, preemptor: str, progress: SavedWork, error: str = "") -> str:
+    """Return that a job left within its grace; `error`: how it ended, where that was no way to leave."""
     saved = str(progress) if progress.durable else _kept(progress)
+    if error:
+        return f"{job} had to make way for {preemptor} and failed: {error}; {_kept(progress)}. {_goes_on(progress)}"
     return f"{job} made way for {preemptor}; {saved}. {_goes_on(progress)}"
 
 
@@ -172,14 +174,16 @@ def lost(job: str, nodes: Sequence[str], cause: str, progress: SavedWork | None)
     return f"{job} was lost on {_nodes(nodes)}: {cause.rstrip('.')}; {progress.with_loss}. {_goes_on(progress)}"
 
 
-def stopped_with_makeway(job: str, progress: SavedWork) -> str:
-    """Return that a job had to end because Makeway stopped."""
-    return f"{job} had to end because Makeway was stopped; {_kept(progress)}. {_goes_on(progress)}"
+def stopped_with_makeway(job: str, progress: SavedWork, error: str = "") -> str:
+    """Return that a job had to end because Makeway stopped; `error` as in `made_way`."""
+    failed = f" and failed: {error}" if error else ""
+    return f"{job} had to end because Makeway was stopped{failed}; {_kept(progress)}. {_goes_on(progress)}"
 
 
-def stopped_by_others(job: str, nodes: Sequence[str], progress: SavedWork) -> str:
-    """Return that something other than Makeway told a job to stop."""
-    return f"{job} was stopped on {_nodes(nodes)}, not by Makeway; {_kept(progress)}. {_goes_on(progress)}"
+def stopped_by_others(job: str, nodes: Sequence[str], progress: SavedWork, error: str = "") -> str:
+    """Return that something other than Makeway told a job to stop; `error` as in `made_way`."""
+    failed = f", and failed: {error}" if error else ""
+    return f"{job} was stopped on {_nodes(nodes)}, not by Makeway{failed}; {_kept(progress)}. {_goes_on(progress)}"
 
 
 def stopped_for_good(job: str, nodes: Sequence[str], times: int) -> str:

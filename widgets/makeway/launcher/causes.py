@@ -56,6 +56,8 @@ class Ending:
     """how long it ran on after it had acknowledged the notice, where it was ended for that"""
     signal: int = 0
     """the signal of the notice, where that ended it"""
+    slow_save: str = ""
+    """that its saves take long for its grace"""
 
     @property
     def saved(self) -> str:
@@ -89,17 +91,25 @@ class Ending:
         if self.killed:
             if self.code == 0:
                 return f"finished with its result; its process {self.kill}"
-            return _joined(self.kill, self.saved or "no checkpoint")
+            return _joined(self.kill, self.saved or "no checkpoint", self.slow_save)
         if self.lingered:
             rest = f"its process had not ended {duration(self.lingered)} later, and was ended"
             return _joined(self.saved or "acknowledged the notice", rest)
         if self.code in (0, SAVED_AND_LEFT) or acknowledged:
-            return self.saved
+            return _joined(self.saved, self.slow_save)
         if self.signal:
             text = f"ended by the notice's {signal.Signals(self.signal).name}{UNANSWERED.get(self.reaction, '')}"
         else:
             text = _joined(f"{end_of(self.code)} after the notice", self.last_line, by=": ")
         return _joined(text, self.saved or "no checkpoint")
+
+
+def slow_save(seconds: float | None, grace: float) -> str:
+    """Return that a save took more than half of the grace; "" if it did not."""
+    if seconds is None or grace <= 0 or seconds <= grace / 2:
+        return ""
+    part = "longer than" if seconds > grace else "more than half of"
+    return f"its last save took {duration(seconds)}, {part} the grace of {duration(grace)}"
 
 
 def _joined(*parts: str, by: str = "; ") -> str:

@@ -16,7 +16,7 @@ import time
 from typing import Any
 
 from .attempt import Attempt
-from .causes import SAVED_AND_LEFT, Ending, reason_of
+from .causes import SAVED_AND_LEFT, Ending, reason_of, slow_save
 from .children import Children
 from .durations import duration
 from .files import number, read_json, whole, write_json
@@ -142,6 +142,7 @@ class Run:
         self.notice: dict[str, Any] = {}
         self.kill_at: float | None = None
         self.killed = self.timed_out = self.cancelled = self.lingered = False
+        self._warned = False
         self._pumps: list[tuple[threading.Thread, int]] = []
 
     def run(self) -> int:
@@ -233,11 +234,21 @@ class Run:
             ahead = self.delivery.next_at if self.notice else ends
             moments = [moment for moment in (self.kill_at, ahead) if moment is not None]
             patience = min([NOTICE_POLL, *(max(0.0, moment - now) for moment in moments)])
+            self._warn_of_slow_saves()
             caught = signal.sigtimedwait(SIGNALS, patience)
             self.children.reap()
             if self.notice and not self.cancelled:
                 self.delivery.deliver()
             self._read_notice(caught is not None and caught.si_signo in (signal.SIGTERM, signal.SIGINT))
+
+    def _warn_of_slow_saves(self) -> None:
+        """Write into the log, once, that a save would not fit well into the grace."""
+        if self._warned or self.notice:
+            return
+        took = number(read_json(self.attempt.path("progress.json")).get("save_seconds"))
+        if text := slow_save(took, self.grace):
+            self._warned = True
+            self.log.note(f"{text}; save less or faster, or use a profile with a longer grace")
 
     def _read_notice(self, signalled: bool) -> None:
         """Read the service's notice; a SIGTERM without one means that the machine is stopping."""
@@ -348,6 +359,7 @@ class Run:
             killed=self.killed,
             lingered=LINGER_SECONDS if self.lingered else 0.0,
             signal=self.signal if self._is_ours(code) else 0,
+            slow_save=slow_save(number(progress.get("save_seconds")), self.grace),
         )
         if self.timed_out:
             return ending.after_time_limit(str(notice["reason"]))
