@@ -141,7 +141,14 @@ def live_through(random: Random, events: int) -> World:
 
 
 def come_to_rest(world: World) -> None:
-    """Plan until nothing changes, which must be soon without events, and without evicting a workload twice."""
+    """Plan until nothing changes, which must be soon without events, and without evicting a workload twice.
+
+    What is stuck ends first: nothing was planned on its GPUs, so its end is an event.
+    """
+    late = world.now - world.settings.stuck_after
+    stuck = [w.id for w in world.workloads.values() if w.state == "checkpointing" and (w.deadline or late + 1) <= late]
+    if stuck:
+        world.release(*stuck)
     plans = world.reconcile()
     told = Counter(each.id for plan in plans for each in (*plan.evict, *plan.move))
     assert all(times == 1 for times in told.values()), f"ping-pong: {told.most_common(3)}"

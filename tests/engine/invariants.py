@@ -137,9 +137,10 @@ def nothing_is_given_twice(before: Sums, after: Sums, plan: Plan) -> None:
 def nothing_idles_that_is_allowed(after: Sums, plan: Plan) -> None:
     """Check I6 after the plan: no pending workload fits into what is free and not nominated."""
     free = after.left()
-    future = after.left(w.id for w in after.live.values() if w.state == "checkpointing")
+    ending = [w for w in after.live.values() if w.state == "checkpointing" and not after.is_stuck(w)]
+    future = after.left(w.id for w in ending)
     for w in after.live.values():
-        if w.nomination and w.state in ("pending", "checkpointing"):
+        if w.nomination and (w.state == "pending" or w in ending):
             take(future, w.nomination)
     effective = {n: [min(a, b) for a, b in zip(free[n], future[n], strict=True)] for n in free}
     for waiting in plan.pending:

@@ -1,10 +1,10 @@
 """Recognize the two cases in which planning again acts (invariant I7).
 
 Shared by both checkers. A nominated workload starts though another one has a better right to its GPUs by now: no plan
-withdraws a nomination that it can keep (rule 5.8), so the next one evicts it. And a start over quota that puts its
-policy above its reservation makes candidates of the policy's other work. Where only start and other work together make
-room for a workload in quota, the next plan evicts them: the start cannot wait instead, or its GPUs would idle for as
-long as the other work runs (invariant I6).
+withdraws a nomination that it can keep (rule 5.8), so the next one evicts or moves it, and what else has to leave with
+it. And a start over quota that puts its policy above its reservation makes candidates of the policy's other work. Where
+only start and other work together make room for a workload in quota, the next plan evicts them: the start cannot wait
+instead, or its GPUs would idle for as long as the other work runs (invariant I6).
 """
 
 from __future__ import annotations
@@ -13,27 +13,31 @@ from makeway_quota.engine import Plan, Snapshot
 
 
 def starts_evicted_with_others(before: Snapshot, plan: Plan, again: Plan) -> set[str]:
-    """Return the starts of a plan that the next one may evict or shrink: nominated ones, and with other work."""
+    """Return the starts of a plan that the next one may evict, shrink or move: nominated ones, and with other work."""
     nominated = {w.id for w in before.workloads if w.nomination}
-    found = {start.id for start in plan.start if start.id in nominated}
-    starts = {start.id for start in plan.start if not start.in_quota}
-    for victims in _victims(again).values():
-        if not victims <= starts:
-            found |= victims & starts
+    started = {start.id for start in plan.start}
+    found = started & nominated
+    over_quota = found | {start.id for start in plan.start if not start.in_quota}
+    for victims in _victims(again, found).values():
+        if victims & nominated & started:
+            found |= victims & started
+        elif not victims <= over_quota:
+            found |= victims & over_quota
     return found
 
 
 def only_for_such_starts(before: Snapshot, plan: Plan, again: Plan) -> bool:
-    """Whether all that the next plan does is to evict such starts, and what leaves with them."""
+    """Whether all that the next plan does is to evict or move such starts, and what leaves with them."""
     starts = starts_evicted_with_others(before, plan, again)
-    return not again.start and all(victims & starts for victims in _victims(again).values())
+    nominated = {start.id for start in plan.start} & {w.id for w in before.workloads if w.nomination}
+    return not again.start and all(victims & starts for victims in _victims(again, nominated).values())
 
 
-def _victims(plan: Plan) -> dict[str, set[str]]:
+def _victims(plan: Plan, nominated: set[str]) -> dict[str, set[str]]:
+    """Return by preemptor what a plan evicts and shrinks for it, and the nominated starts that it moves."""
     found: dict[str, set[str]] = {}
-    for each in (*plan.evict, *(move for move in plan.move if move.rule == "shrink")):
+    for each in (*plan.evict, *(move for move in plan.move if move.rule == "shrink" or move.id in nominated)):
         found.setdefault(each.preemptor, set()).add(each.id)
     for move in plan.move:
-        if move.rule != "shrink":
-            found.setdefault(move.preemptor, set())
+        found.setdefault(move.preemptor, set())
     return found

@@ -28,6 +28,11 @@ class Sums:
     def request(self, w: Workload) -> int:
         return self.gpus(w) * self.workers(w)
 
+    def is_stuck(self, w: Workload) -> bool:
+        """Whether an evicted workload should have ended long ago, so that its GPUs count as gone."""
+        late = self.snapshot.now - self.snapshot.settings.stuck_after
+        return w.state == "checkpointing" and w.deadline is not None and w.deadline <= late
+
     def held(self, w: Workload) -> int:
         return held(w.placement)
 

@@ -42,6 +42,8 @@ class PlanBuilder:
         self.nominated: dict[str, tuple[Workload, Queue]] = {}
         self.came_from: dict[str, Queue] = {}
         """Id of a workload that this plan starts, to its queue."""
+        self.replaced: dict[str, set[str]] = {}
+        """Id of a workload whose start was withdrawn, to the workloads that evicted it."""
         self.returned: list[tuple[Queue, str]] = []
         """The queue and owner of each start that was withdrawn since the last time that the queues were served."""
         self.lowered: list[tuple[Account, str]] = []
@@ -109,6 +111,15 @@ class PlanBuilder:
         self.ahead[start.pool].remove(workload.id)
         self.progress.decisions += 1
         self.progress.releases += 1
+
+    def replaced_by(self, workload: Workload) -> frozenset[str]:
+        """Return the workloads that replaced a start of a workload in this plan, and those that replaced theirs."""
+        found, following = set[str](), [workload.id]
+        while following:
+            more = self.replaced.get(following.pop(), set()) - found
+            found |= more
+            following += more
+        return frozenset(found)
 
     def evict(self, preemptor: Preemptor, victims: Sequence[Victim]) -> None:
         """Record the victims of a preemptor in this order; the cluster has evicted them already."""

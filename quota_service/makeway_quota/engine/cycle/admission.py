@@ -159,9 +159,10 @@ def _try_evict(
         return False
     cluster = builder.cluster
     found: tuple[Preemptor, Choice] | None = None
+    replaced_by = builder.replaced_by(workload)
     for pool, rights in ways:
         line = cluster.ledger.over_limit(queue.account, pool.pool.name, queue.total, True)
-        preemptor = Preemptor(cluster, workload, queue.need, queue.account, pool, rights, line)
+        preemptor = Preemptor(cluster, workload, queue.need, queue.account, pool, rights, line, replaced_by)
         choice = reclaim(preemptor)
         if choice is None:
             continue
@@ -214,6 +215,7 @@ def _carry_out(builder: PlanBuilder, queue: Queue, preemptor: Preemptor, choice:
     for allocation in fresh:
         cluster.restore(allocation)
         put_back(builder, allocation)
+        builder.replaced.setdefault(allocation.workload.id, set()).add(workload.id)
     if fresh:
         parts = find(preemptor.pool, queue.need, True)  # prefer GPUs that are free now to those that will be
     if victims:

@@ -66,10 +66,13 @@ class Queue:
         return (line[0] for line in self.lines.values() if line)
 
     def pop(self, workload: Workload) -> None:
-        """Remove the first workload of an owner for this decision."""
+        """Remove a workload for this decision: mostly its owner's first, or the next one after a start was put back."""
         line = self._thinned(workload.owner)
         assert isinstance(line, deque)
-        line.popleft()
+        if line[0] is workload:
+            line.popleft()
+        else:
+            line.remove(workload)
 
     def put_back(self, workload: Workload) -> None:
         """Requeue a workload whose start was withdrawn."""

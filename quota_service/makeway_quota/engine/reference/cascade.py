@@ -22,16 +22,19 @@ Return = Literal["none", "others", "back"]
 def returns(cluster: Cluster, preemptor: Workload, victim: Workload, exists: Exists) -> Return:
     """Return how a victim could start again only by evicting, in a cluster that it has left.
 
-    What starts by a nomination, as the preemptor will, cannot be evicted in this plan, but in the next one.
+    What starts by a nomination, as the preemptor will, cannot be evicted in this plan, but in the next one: then the
+    starts of this plan are running work like any other.
     """
     if _evicts(cluster, victim, exists):
         return "others"
     later = cluster.copy()
-    if (start := later.nominations.pop(preemptor.id, None)) is not None:
-        later.running[preemptor.id] = start
     for name, started in later.running.items():
         if started.fresh and started.workload.nomination:
             later.running[name] = replace(started, fresh=False)
+    if _evicts(later, victim, exists):
+        return "others"
+    if (start := later.nominations.pop(preemptor.id, None)) is not None:
+        later.running[preemptor.id] = start
     return "back" if _evicts(later, victim, exists) else "none"
 
 

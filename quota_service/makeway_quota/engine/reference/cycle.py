@@ -293,7 +293,8 @@ class Cycle:
 
     def preemptor(self, queue: Queue, workload: Workload, pool: str, rights: Rights) -> Preemptor:
         """Return a workload of the queue as a preemptor."""
-        return Preemptor(self.cluster, workload, queue.need, queue.levels, pool, rights)
+        replaced_by = self.decisions.replaced_by(workload.id)
+        return Preemptor(self.cluster, workload, queue.need, queue.levels, pool, rights, replaced_by=replaced_by)
 
     def evict(self, queue: Queue, ways: Sequence[Preemptor], over: bool) -> bool:
         """Evict the best legal victim set; start the workload (in quota, if it is) or nominate what becomes free."""

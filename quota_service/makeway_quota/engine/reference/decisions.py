@@ -34,6 +34,8 @@ class Decisions:
         self.count = 0
         self.withdrawn_starts = 0
         """Starts of this plan that were withdrawn because another workload got their devices."""
+        self.replaced: dict[str, set[str]] = {}
+        """A workload whose start was withdrawn, to the workloads that evicted it."""
         self.started: dict[str, bool] = {}
         """Workload to whether it was in quota."""
         self.evicted: dict[str, Eviction] = {}
@@ -89,6 +91,7 @@ class Decisions:
             victim = member.allocation
             if victim.fresh:
                 self.put_back(victim)
+                self.replaced.setdefault(victim.id, set()).add(p.workload.id)
                 continue
             self.cluster.terminating.add(victim.id)
             parts = member.kept
@@ -96,6 +99,13 @@ class Decisions:
             self.evicted[victim.id] = Eviction(p.workload.id, right_over(p, victim), parts)
         self.count += 1
         return choice.parts
+
+    def replaced_by(self, name: str) -> frozenset[str]:
+        """Return the workloads that replaced a start of a workload in this plan, and those that replaced theirs."""
+        found = set(self.replaced.get(name, ()))
+        while more := {other for each in found for other in self.replaced.get(each, ())} - found:
+            found |= more
+        return frozenset(found)
 
     def move(self, workload: Workload, change: Rearrangement) -> bool:
         """Move jobs for a preemptor; return whether any runs. Starts of this plan are put elsewhere at once."""

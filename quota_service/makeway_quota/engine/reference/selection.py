@@ -96,11 +96,17 @@ def _first(p: Preemptor, sets: Iterator[Victims], cascades: bool) -> Choice | No
 
 
 def _returns(p: Preemptor, victims: Victims) -> Return:
-    """Return how a victim could return at once by evicting, once the preemptor has started; the worst of all."""
+    """Return how a victim could return at once by evicting, once the preemptor has started; the worst of all.
+
+    A start that replaced one of the preemptor in this plan would do so again.
+    """
     trial = without(p.cluster, victims, released=True)
     trial.nominate(p.workload, find(without(p.cluster, victims), p.pool, p.need, True))
     stops = [member.allocation.workload for member in victims if member.kind == 1]
     found = {returns(trial, p.workload, each, _exists) for each in stops}
+    again = [m.allocation.workload for m in victims if m.kind == -1 and m.allocation.id in p.replaced_by]
+    if any(returns(trial, p.workload, each, _exists) != "none" for each in again if p.cluster.need(each).total):
+        return "back"
     return "back" if "back" in found else "others" if "others" in found else "none"
 
 

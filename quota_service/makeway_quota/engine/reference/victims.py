@@ -41,6 +41,8 @@ class Preemptor:
     pool: str
     rights: Rights
     withdraws: bool = False
+    replaced_by: frozenset[str] = frozenset()
+    """The workloads that replaced a start of it in this plan: it withdraws theirs only if they do not return."""
     fair: dict[str, int] = field(default_factory=dict)
     """Policy to its fair share beyond its reservation, as it is before the first victim."""
 

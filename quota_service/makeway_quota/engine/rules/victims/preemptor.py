@@ -42,6 +42,8 @@ class Preemptor:
     rights: Rights
     blocked: LineState | None = None
     """The line whose limit is in the way; only messages depend on it."""
+    replaced_by: frozenset[str] = frozenset()
+    """The workloads that replaced a start of it in this plan: it withdraws theirs only if they do not return."""
     kept_out: bool = False
     """Whether a static quota kept it out although victims had made room on a node."""
     gone: dict[Account, int] = field(default_factory=dict)

@@ -14,7 +14,7 @@ from ...placement.fit import allowed, find
 from ...snapshot import Workload
 from .preemptor import Preemptor
 from .rights import rights_of
-from .sets import STOP, Victim, Victims
+from .sets import STOP, WITHDRAW, Victim, Victims
 
 Finds = Callable[[Preemptor], bool]
 """Whether a preemptor finds a legal set of victims, cascades ignored; changes nothing."""
@@ -25,7 +25,7 @@ Return = Literal["none", "others", "back"]
 def could_return(preemptor: Preemptor, victim: Victim, gone: Victims) -> bool:
     """Whether a victim might return at once by evicting; False is certain, True is not."""
     cluster, workload = preemptor.cluster, victim.allocation.workload
-    if victim.kind != STOP or not victim.allocation.amount:
+    if not victim.allocation.amount or not (victim.kind == STOP or replaced(preemptor, victim)):
         return False
     pools, priority, asks = cluster.pools_of(workload), cluster.priority(workload), preemptor.workload
     if cluster.lowest(workload.policy, cluster.reach(cluster.account(workload), pools)) < priority:
@@ -37,10 +37,16 @@ def could_return(preemptor: Preemptor, victim: Victim, gone: Victims) -> bool:
     return any(_in_quota(preemptor, workload, pool, gone) for pool in pools)
 
 
+def replaced(preemptor: Preemptor, victim: Victim) -> bool:
+    """Whether a victim is a start of this plan for which one of the preemptor was withdrawn."""
+    return victim.kind == WITHDRAW and victim.allocation.workload.id in preemptor.replaced_by
+
+
 def returns(preemptor: Preemptor, victims: Victims, parts: tuple[Part, ...], finds: Finds) -> Return:
     """Return how one of these evicted victims would return by evicting once the preemptor is placed; the worst of all.
 
-    What starts by a nomination, as the preemptor will, cannot be evicted in this plan, but in the next one.
+    What starts by a nomination, as the preemptor will, cannot be evicted in this plan, but in the next one: then the
+    starts of this plan are running work like any other. A start that replaced one of the preemptor would do so again.
     """
     returning = [victim.allocation for victim in victims if could_return(preemptor, victim, victims)]
     if not returning:
@@ -49,13 +55,17 @@ def returns(preemptor: Preemptor, victims: Victims, parts: tuple[Part, ...], fin
     start = cluster.nominate(preemptor.workload, preemptor.need, parts)
     rest = [each for each in returning if not _evicts(preemptor, each, victims, finds)]
     starts = [each for each in cluster.fresh.values() if each.workload.nomination]
-    back = bool(rest) and _evicts_later(preemptor, rest, victims, finds, (start, *starts))
+    if rest and starts:
+        rest = [each for each in rest if not _evicts_later(preemptor, each, victims, finds, starts)]
+    back = any(_evicts_later(preemptor, each, victims, finds, (start, *starts)) for each in rest)
     cluster.withdraw_nomination(preemptor.workload)
+    again = {victim.allocation.workload.id for victim in victims if replaced(preemptor, victim)}
+    back = back or not again.isdisjoint({each.workload.id for each in returning} - {each.workload.id for each in rest})
     return "back" if back else "others" if len(rest) < len(returning) else "none"
 
 
 def _evicts_later(
-    preemptor: Preemptor, returning: list[Allocation], gone: Victims, finds: Finds, starts: Iterable[Allocation]
+    preemptor: Preemptor, returning: Allocation, gone: Victims, finds: Finds, starts: Iterable[Allocation]
 ) -> bool:
     """Whether a victim would evict once these starts, and all that terminates now, are as any running work."""
     cluster = preemptor.cluster
@@ -63,7 +73,7 @@ def _evicts_later(
     if not able:
         return False
     with cluster.later(able):
-        return any(_evicts(preemptor, each, gone, finds) for each in returning)
+        return _evicts(preemptor, returning, gone, finds)
 
 
 def _evicts(preemptor: Preemptor, allocation: Allocation, gone: Victims, finds: Finds) -> bool:
