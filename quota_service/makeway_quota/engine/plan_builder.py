@@ -114,6 +114,8 @@ class PlanBuilder:
 
     def replaced_by(self, workload: Workload) -> frozenset[str]:
         """Return the workloads that replaced a start of a workload in this plan, and those that replaced theirs."""
+        if not self.replaced:
+            return frozenset()
         found, following = set[str](), [workload.id]
         while following:
             more = self.replaced.get(following.pop(), set()) - found
@@ -236,7 +238,8 @@ class PlanBuilder:
         pool, parts = nomination.pool, nomination.parts
         ids, deadline = self._in_the_way(workload, parts, victims)
         amount = from_milli(self.cluster.need(workload).total)
-        outliving = [(part.node, each) for part in parts for each in _outliving(self.cluster, part)]
+        held = (part for part in parts if part.node.node.terminating)
+        outliving = [(part.node, each) for part in held for each in _outliving(self.cluster, part)]
         deadline = max([deadline, *(each.deadline for _, each in outliving)])
         facts: Facts = (Fact("nomination_free_soon", {"needs": amount, "kind": workload.kind}),)
         if ids or outliving:

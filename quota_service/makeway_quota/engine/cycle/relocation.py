@@ -22,6 +22,8 @@ from .admission import MOST_WITHDRAWN, put_back
 def relocate(builder: PlanBuilder, queues: PendingQueues) -> bool:
     """Move the victims that get room, in the order of rule 3; return whether any does."""
     cluster = builder.cluster
+    if not builder.started and not any(max(pool.free, pool.future) > 0 for pool in cluster.pools.values()):
+        return False
     able = [(queues.queue_of(w), w) for w in map(cluster.workloads.__getitem__, builder.evicted)]
     able = [(queue, workload) for queue, workload in able if queue.total and (builder.started or _has_space(queue))]
     waiting = [(queue, workload) for queue, workload in able if cannot_start_at_all(cluster, workload) is None]

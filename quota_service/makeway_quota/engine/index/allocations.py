@@ -165,10 +165,10 @@ def _allocate(cluster: ClusterState, workload: Workload, crowded: dict[str, Node
     need = cluster.need(workload)
     _note_absent(cluster, workload, True)
     parts = _parts(cluster, workload, need)
-    pools = _pools_of_nodes(cluster, workload) or cluster.pools_of(workload)[:1]
-    if not pools:
+    pool = _first_pool(cluster, workload) or next(iter(cluster.pools_of(workload)), None)
+    if pool is None:
         return
-    allocation = Allocation(workload, need, pools[0], parts, 0)
+    allocation = Allocation(workload, need, pool, parts, 0)
     allocation.stuck = cluster.is_stuck(workload)
     allocation.terminating = workload.state == "checkpointing" and not allocation.stuck
     cluster.allocations[workload.id] = allocation
@@ -199,10 +199,13 @@ def _note_absent(cluster: ClusterState, workload: Workload, there: bool) -> None
                 del cluster.absent[placed.node]
 
 
-def _pools_of_nodes(cluster: ClusterState, workload: Workload) -> tuple[PoolState, ...]:
-    """Return the pools in which the nodes of a workload are now, in the order of its workers; none if all are gone."""
-    nodes = [cluster.nodes.get(placed.node) for placed in workload.placement]
-    return tuple({node.pool.pool.name: node.pool for node in nodes if node is not None}.values())
+def _first_pool(cluster: ClusterState, workload: Workload) -> PoolState | None:
+    """Return the pool in which the first worker's node is that is known; None if all nodes are gone."""
+    for placed in workload.placement:
+        node = cluster.nodes.get(placed.node)
+        if node is not None:
+            return node.pool
+    return None
 
 
 def _remove(cluster: ClusterState, allocation: Allocation, crowded: dict[str, NodeState]) -> None:
@@ -251,10 +254,8 @@ def _count_request(cluster: ClusterState, allocation: Allocation) -> None:
     A worker whose node is gone counts with the first of the others.
     """
     workload, need = allocation.workload, allocation.need
-    pools = _pools_of_nodes(cluster, workload)
-    if pools:
-        allocation.pool = pools[0]
-    amounts = dict.fromkeys(pools, 0)
+    allocation.pool = _first_pool(cluster, workload) or allocation.pool
+    amounts: dict[PoolState, int] = {}
     for placed in workload.placement:
         node = cluster.nodes.get(placed.node)
         pool = allocation.pool if node is None else node.pool

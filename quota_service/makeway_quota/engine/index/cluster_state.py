@@ -124,7 +124,7 @@ class ClusterState:
     def need(self, workload: Workload) -> Need:
         """Return what a workload requests."""
         w = workload
-        key = (w.profile, w.gpus, w.workers, w.min_workers, w.cpu, w.memory, w.avoid, w.non_preemptible)
+        key = (w.profile, w.gpus, w.workers, w.min_workers, w.cpu, w.memory, w.avoid, w.kind, w.preemptible)
         need = self._needs.get(key)
         if need is None:
             if len(self._needs) >= _MOST_NEEDS:

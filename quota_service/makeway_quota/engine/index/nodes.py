@@ -229,6 +229,10 @@ class Allocation:
         """Return the pools in which it counts."""
         return tuple([pool for pool, _ in self.shares]) if self.shares else (self.pool,)
 
+    def is_in(self, pool: PoolState) -> bool:
+        """Whether it counts in a pool."""
+        return pool is self.pool if not self.shares else pool in self.pools
+
     def parts_in(self, pool: PoolState) -> tuple[Part, ...]:
         """Return the parts on nodes of one pool, the only ones whose positions are positions of that pool."""
         return tuple([part for part in self.parts if part.node.pool is pool]) if self.shares else self.parts

@@ -104,7 +104,7 @@ class Preemptor:
 
     def _is_candidate(self, allocation: Allocation) -> bool:
         victim = allocation.workload
-        if victim.non_preemptible or self.pool not in allocation.pools:
+        if victim.non_preemptible or not allocation.is_in(self.pool):
             return False
         if allocation.amount:
             return self.is_candidate_policy(victim.policy) and self._may_evict(allocation)
@@ -143,7 +143,7 @@ class Preemptor:
         if self._where is None:
             found: dict[int, list[Allocation]] = {}
             for allocation in self.candidates():
-                for part in allocation.parts_in(self.pool) if self.pool in allocation.pools else ():
+                for part in allocation.parts_in(self.pool) if allocation.is_in(self.pool) else ():
                     here = found.setdefault(part.node.position, [])
                     if not here or here[-1] is not allocation:
                         here.append(allocation)
@@ -177,12 +177,12 @@ class Preemptor:
                 chain = cluster.ledger.account(name).chain
                 if any(line.account in chain for line in lines):
                     found |= cluster.preemptible[pool, name]
-        others = {id: a for id, a in found.items() if self.pool not in a.pools}
+        others = {id: a for id, a in found.items() if not a.is_in(self.pool)}
         return {id: a for id, a in others.items() if self.is_candidate_policy(a.workload.policy, self.nearest(a))}
 
     def nearest(self, allocation: Allocation) -> str:
         """Return the pool in which an allocation stands in the way: the preemptor's, if it counts there."""
-        return (self.pool if self.pool in allocation.pools else allocation.pool).pool.name
+        return (self.pool if allocation.is_in(self.pool) else allocation.pool).pool.name
 
     def _without_gpus(self) -> Mapping[str, Allocation]:
         """Return by id the work without GPUs that is a candidate for its CPU and memory (rule 2)."""
