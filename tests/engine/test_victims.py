@@ -121,8 +121,9 @@ def test_work_without_gpus_is_evicted_where_its_cpu_keeps_guaranteed_gpus_idle(k
 
 
 def test_work_without_gpus_that_is_not_preemptible_stays() -> None:
-    world = shared().jobs("c1 c2", "a", "cpu", preemptible=False)
-    world.reconcile()
+    world = shared()
+    for name in ("c1", "c2"):
+        world.run(name, "a", "cpu", "p-1", preemptible=False)
     assert not world.submit("b1", "b", "one").step().acts
     assert world.workloads["c1"].state == "running"
 
