@@ -65,6 +65,7 @@ class Application:
             measure=components.backend.folder_bytes if isinstance(components.backend, LocalBackend) else None,
             room=lambda: self.services.context.storage.left(),
         )
+        self.retention.quarantine = components.world.quarantine
         self.services = Services.of(components, self.loop.wake, self.loop.wake_at_once)
         self._held = held
         self._tasks: list[asyncio.Task[None]] = []

@@ -309,8 +309,9 @@ class QuotaService(Configurable):
         min=30.0,
         max=43_200.0,
         help="A job starts elsewhere when its node was not ready, and its pod there did not report, for this long, "
-        "while other nodes of the pools were ready. Choose as much as MAKEWAY_LOST_AFTER_SECONDS where nodes may "
-        "be cut off and still write to the checkpoints (MAKEWAY_NODE_LOST_SECONDS).",
+        "while other nodes were ready, and not its whole pool or zone went down with it. Choose as much as "
+        "MAKEWAY_LOST_AFTER_SECONDS where single nodes may be cut off and still write to the checkpoints "
+        "(MAKEWAY_NODE_LOST_SECONDS).",
     ).tag(config=True, env="MAKEWAY_NODE_LOST_SECONDS")
 
 

@@ -10,9 +10,16 @@ import pytest
 from api_server import ApiServer, node, pod
 from makeway_quota.backends.base import AttemptSeen, Phase
 from makeway_quota.backends.kubernetes.client import ApiUnreachable
-from makeway_quota.backends.kubernetes.dead_nodes import LONGEST_STEP, NODE_LOST_AFTER
+from makeway_quota.backends.kubernetes.dead_nodes import (
+    LONGEST_STEP,
+    NODE_LOST_AFTER,
+    TOGETHER,
+    DeadNodes,
+    NodeState,
+)
 from makeway_quota.backends.remote import LOST_AFTER
 from makeway_quota.backends.workers import WorkerSeen
+from makeway_quota.policy import read
 from makeway_quota.settings import load
 from makeway_quota.store.store import open_store
 from pod_backend import Backend
@@ -153,3 +160,89 @@ def test_the_time_is_a_setting(tmp_path: Path) -> None:
     assert longer.kubernetes is not None
     assert (usual.kubernetes.node_lost_after, longer.kubernetes.node_lost_after) == (NODE_LOST_AFTER, 3600)
     assert usual.kubernetes.node_lost_after < usual.kubernetes.lost_after
+
+
+class Cluster:
+    """Nodes by name, some of them down since a time, and how long they have been observed."""
+
+    def __init__(self, **nodes: NodeState) -> None:
+        self.now = 0.0
+        self.nodes = nodes
+        self.dead_nodes = DeadNodes(SECONDS, lambda: self.now)
+
+    def dead(self, seconds: float = 2 * SECONDS) -> set[str]:
+        """Observe the nodes for a while, and return those that are dead then."""
+        for _ in range(int(seconds)):
+            self.now += 1.0
+            self.dead_nodes.observe(self.nodes, followed=True)
+        return set(self.dead_nodes.dead())
+
+
+def up(pool: str = "gpu", zone: str = "") -> NodeState:
+    return NodeState(True, pool, zone)
+
+
+def down(pool: str = "gpu", zone: str = "", since: float | None = 1000.0) -> NodeState:
+    return NodeState(False, pool, zone, since)
+
+
+@pytest.mark.parametrize("since", [1000.0, 1000.0 + TOGETHER - 1, None])
+def test_a_pool_that_is_cut_off_is_not_dead_while_another_one_is_ready(since: float | None) -> None:
+    site = Cluster(a1=down("a"), a2=down("a", since=since), b1=up("b"), b2=up("b"), b3=up("b"))
+    assert site.dead() == set()
+    site.nodes["a2"] = up("a")
+    assert site.dead(SECONDS - 2) == set(), "its time begins where another node of it is ready"
+    assert site.dead(4) == {"a1"}
+
+
+def test_the_only_node_of_its_pool_is_dead_like_any_other() -> None:
+    assert Cluster(a1=down("a"), b1=up("b")).dead() == {"a1"}
+
+
+def test_the_nodes_of_a_pool_that_fail_one_after_the_other_are_dead() -> None:
+    site = Cluster(a1=down("a"), a2=up("a"), b1=up("b"))
+    assert site.dead() == {"a1"}
+    site.nodes["a2"] = down("a", since=1000.0 + 7 * 86_400)
+    assert site.dead() == {"a1", "a2"}
+
+
+def test_a_zone_that_is_cut_off_is_not_dead_although_its_pools_have_other_nodes() -> None:
+    site = Cluster(a1=down("a", "east"), b1=down("b", "east"), a2=up("a", "west"), b2=up("b", "west"), b3=up("b"))
+    assert site.dead() == set()
+    site.nodes["b1"] = up("b", "east")
+    assert site.dead() == {"a1"}
+
+
+def test_most_nodes_of_a_cluster_that_go_down_at_once_are_not_dead() -> None:
+    ready = {f"r{at}": up(f"p{at}") for at in range(2)}
+    gone = {f"d{at}": down(f"p{at}") for at in range(3)}
+    assert Cluster(**ready, **gone).dead() == set()
+    more = {f"s{at}": up(f"p{at}") for at in range(3)}
+    assert Cluster(**ready, **gone, **more).dead() == set(gone)
+    apart = {name: down(node.pool, since=1e4 * at) for at, (name, node) in enumerate(gone.items(), 1)}
+    assert Cluster(**ready, **apart).dead() == set(gone)
+
+
+def test_two_nodes_that_fail_together_in_a_pool_with_others_are_dead() -> None:
+    assert Cluster(a1=down("a"), a2=down("a"), a3=up("a"), b1=up("b")).dead() == {"a1", "a2"}
+
+
+async def test_a_pool_that_is_cut_off_keeps_its_jobs_on_the_cluster(nodes: Nodes) -> None:
+    document = read(
+        "{version: 1, pools: [{name: a, labels: {p: a}}, {name: b, labels: {p: b}}],"
+        " profiles: [{name: gpu1, gpus: 1}], policies: []}"
+    )
+    nodes.follow_policy(lambda: document)
+    for at, (name, pool_) in enumerate({"n0": "a", "n1": "a", "n2": "b"}.items()):
+        found = node(name)
+        found["metadata"] |= {"labels": {"p": pool_}, "resourceVersion": str(50 + at)}
+        nodes.inventory.nodes._event(json.dumps({"type": "MODIFIED", "object": found}).encode())
+    await nodes.observe()
+    for name in ("n0", "n1"):
+        found = node(name)
+        nodes.versions += 1
+        found["metadata"] |= {"labels": {"p": "a"}, "resourceVersion": str(nodes.versions)}
+        found["status"]["conditions"][0]["status"] = "Unknown"
+        nodes.inventory.nodes._event(json.dumps({"type": "MODIFIED", "object": found}).encode())
+    nodes.silent_since = dict.fromkeys((0, 1), nodes.now)
+    assert await nodes.passes(LOST_AFTER - 2) is Phase.RUNNING

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from makeway_quota import quarantine
 from makeway_quota.backends.base import AttemptSeen, NodeSeen, Phase
 from makeway_quota.backends.memory import MemoryAttempt, MemoryBackend
 from makeway_quota.control import (
     actuate,
     apply,
     pool_assignment,
-    quarantine,
     read_model,
     reconcile,
     start_backoff,

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from makeway_quota.control.quarantine import FIRST, Quarantine
 from makeway_quota.engine.incremental import IncrementalEngine
+from makeway_quota.quarantine import FIRST, Quarantine
 from makeway_quota.store.errors import NotLeading
 from running import running
 

@@ -64,14 +64,26 @@ class ArtifactFolder:
             raise Unreadable("its content is missing") from None
 
     def listed(self) -> Iterator[list[Stored]]:
-        """Yield the contents and what interrupted writes left, folder by folder."""
+        """Yield the contents and what interrupted writes left, folder by folder.
+
+        The error of a folder that cannot be read comes after all others.
+        """
         try:
             folders = sorted(path for path in self.root.iterdir() if path.is_dir())
         except FileNotFoundError:
             return
+        failed: OSError | None = None
         for folder in folders:
-            with suppress(FileNotFoundError):
-                yield [found for path in sorted(folder.iterdir()) if (found := self._stored(path)) is not None]
+            try:
+                part = [found for path in sorted(folder.iterdir()) if (found := self._stored(path)) is not None]
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                failed = failed or error
+                continue
+            yield part
+        if failed is not None:
+            raise failed
 
     def found(self, digest: str) -> list[Stored]:
         """Return the file of a content, if it is there."""

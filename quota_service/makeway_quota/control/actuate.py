@@ -28,6 +28,7 @@ from ..backends.base import (
 )
 from ..backends.remote import RemoteBackend
 from ..engine.snapshot import ADMITTED
+from ..quarantine import Quarantine, reason_of
 from ..store.errors import FilesUnavailable, FileUnreadable, NotLeading
 from ..store.records import Change, Notice, Workload
 from ..store.store import Store
@@ -37,7 +38,6 @@ from .commands import Commands
 from .hub_servers import HubServers
 from .leader import Leader
 from .leases import end_session
-from .quarantine import Quarantine, reason_of
 from .retries import Retries, alike, sentence
 from .start_backoff import LONGEST, NO_ROOM, START_DEFERRED, StartBackoff
 from .time_limits import TIME_LIMIT

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 
 from ..engine.plan import Evict, Move, Plan, Refusal, Start, Waiting
 from ..engine.snapshot import ADMITTED
+from ..quarantine import Kind, Quarantine, reason_of
 from ..store.records import Attempt, Change, Notice, Workload
 from ..wording import IDS, Names, outcomes, sentence
 from .change_set import ChangeSet, decide
 from .isolation import Faulty, items_of
 from .pool_assignment import places
-from .quarantine import Kind, Quarantine, reason_of
 from .reason_throttle import AT_ONCE, ReasonThrottle
 from .time_limits import TIME_LIMIT
 

@@ -10,11 +10,11 @@ from ..engine.snapshot import ADMITTED, PRIORITIES, Node, Placement, Snapshot
 from ..engine.snapshot import Workload as EngineWorkload
 from ..history.durations import Durations
 from ..policy import Document
+from ..quarantine import Quarantine
 from ..store.records import Place, Workload
 from .people import People
 from .pool_assignment import PoolAssignment, machine_of
 from .present_times import PresentTimes
-from .quarantine import Quarantine
 from .start_backoff import CLOCKS_DIFFER, StartBackoff, backoff_until
 
 CYCLE = "cycle"

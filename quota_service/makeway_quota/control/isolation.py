@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 from ..engine.incremental import IncrementalEngine
 from ..engine.plan import Plan
 from ..engine.snapshot import ADMITTED, GPU, Node, Policy, Snapshot, Workload
+from ..quarantine import Kind, reason_of
 from .engine_view import EngineChanges
-from .quarantine import Kind, reason_of
 
 MOST_FAULTY = 32
 """Faulty things that are searched for in one cycle"""

@@ -13,11 +13,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 
+from ..quarantine import Quarantine
 from ..store.records import Change, Workload
 from ..wording import outcomes
 from .change_set import ChangeSet, decide
 from .hub_servers import HubServers
-from .quarantine import Quarantine
 
 STEP = "looking after its lease"
 SESSION_LIVE = ("pending", "starting", "running", "checkpointing")

@@ -18,6 +18,7 @@ from functools import partial
 from ..backends.base import BackendError, Seen
 from ..backends.remote import RemoteBackend
 from ..metrics import CYCLE_SECONDS, LEADER, count_decisions
+from ..quarantine import concerns_all
 from ..store.errors import Deposed, NotLeading
 from ..store.records import NewDecision, Workload
 from ..wording import Names
@@ -30,7 +31,6 @@ from .lasting import is_cancelled
 from .membership import holds, is_new
 from .names import names_of
 from .planner import Planner
-from .quarantine import concerns_all
 from .reason_throttle import CATCH_UP, Explaining, ReasonThrottle
 from .reconcile import note_launched, reconcile
 from .time_limits import TimeLimits

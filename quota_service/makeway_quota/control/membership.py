@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from ..quarantine import Quarantine
 from ..store.records import Change, Workload
 from ..wording import Names, outcomes
 from .change_set import ChangeSet, decide
 from .people import People
-from .quarantine import Quarantine
 
 STEP = "holding it as its owner left the team"
 NOT_MEMBER = "not_member"

@@ -14,10 +14,10 @@ from concurrent.futures import Executor
 from ..engine.incremental import IncrementalEngine
 from ..engine.plan import Plan
 from ..engine.snapshot import Snapshot
+from ..quarantine import reason_of
 from ..store.records import Workload
 from .engine_view import EngineChanges
 from .isolation import Faulty, Item, Unplannable, changes_without, followed, plan_without_faulty
-from .quarantine import reason_of
 from .world import World
 
 log = logging.getLogger("makeway.planner")

@@ -10,10 +10,10 @@ from typing import get_args
 from ..engine.index.pending import Pending, PendingReason
 from ..engine.plan import Code, Waiting
 from ..engine.snapshot import Workload as EngineView
+from ..quarantine import Quarantine
 from ..store.records import Workload
 from ..wording import IDS, Names, sentence
 from .pool_assignment import places
-from .quarantine import Quarantine
 
 STEP = "putting into words why it waits"
 WAITING = frozenset(get_args(Code))

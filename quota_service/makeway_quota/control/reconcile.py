@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 from ..backends.base import AttemptSeen, Phase, Seen
 from ..engine.snapshot import ADMITTED
 from ..policy import Document
+from ..quarantine import Quarantine
 from ..store.records import Change, Notice, Workload
 from ..wording import IDS, Names, outcomes
 from ..wording.outcomes import RESULT_LOST
 from .change_set import ChangeSet, decide
 from .losses import Losses
 from .present_times import PresentTimes
-from .quarantine import Quarantine
 from .start_backoff import RETRY_DELAYED, START_DEFERRED, StartBackoff, retry_delay
 from .time_limits import TIME_LIMIT
 

@@ -15,10 +15,10 @@ from makeway_api.durations import duration
 
 from ..backends.base import AttemptSeen, Key, Phase
 from ..engine.snapshot import ADMITTED
+from ..quarantine import Quarantine
 from ..store.records import Change, Workload
 from ..wording import outcomes
 from .change_set import ChangeSet, decide
-from .quarantine import Quarantine
 
 TIME_LIMIT = "time_limit"
 """The reason code of a job that is ended because it ran past its time limit"""

@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Collection, Iterable
 
 from ..backends.base import AttemptSeen, Key, Phase, Seen
+from ..quarantine import Quarantine
 from ..store.records import Workload
 from .active_rows import ActiveRows
 from .expectations import Expectations
 from .observed import Observed
-from .quarantine import Quarantine
 
 STEP = "looking for its attempt"
 RESYNC_SECONDS = 60.0

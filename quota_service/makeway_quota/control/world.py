@@ -17,6 +17,7 @@ from ..engine.snapshot import Policy, Snapshot
 from ..history.accounting import Accounting
 from ..history.durations import Durations
 from ..policy import Document
+from ..quarantine import Quarantine
 from ..store.records import Workload
 from ..store.store import Store
 from .active_rows import ActiveRows
@@ -29,7 +30,6 @@ from .observed import Observed
 from .people import People
 from .pool_assignment import PoolAssignment, divide, sizes
 from .present_times import PresentTimes
-from .quarantine import Quarantine
 from .start_backoff import StartBackoff
 from .work_queue import WorkQueue
 from .workload_pods import WorkloadPods

@@ -2,7 +2,8 @@
 
 Run by the service beside the loop. A pass removes in small transactions and rests between them, so that the loop's
 commits never wait long. It can be killed at any point: rows go in whole transactions, and a job's folder is purged by a
-note that is written with the removal of its rows and goes last. Policy versions are kept for ever.
+note that is written with the removal of its rows and goes last. What cannot be removed is set aside, and tried again by
+the next pass; every other step, row, folder and file goes on. Policy versions are kept for ever.
 """
 
 from __future__ import annotations
@@ -12,18 +13,19 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 from makeway_api.quantities import count
 
-from ..backends.base import BackendError
+from ..quarantine import Quarantine
 from ..settings import ServiceSettings
 from ..store.contents import Collected
 from ..store.errors import NotLeading, StoreError
 from ..store.pruning import Sweep
 from ..store.store import Store
+from .removals import TOLD, Removals, Rows, Skip
 
 T = TypeVar("T")
 log = logging.getLogger("makeway.retention")
@@ -35,6 +37,14 @@ PROBE_SECONDS = 10.0
 
 FASTEST = 10.0
 """Seconds that ages may grow in one second: an hour of a wrong clock costs ten hours of history at most, not all."""
+
+WHOLE = "removing what is too old"
+OLD_WORKLOADS, OLD_OUTPUTS = "removing old workloads", "removing old results and logs"
+UNUSED_CONTENTS = "removing unused files"
+UNUSED_FILES, DELETED_FILES = "removing unused large files", "removing deleted large files"
+FOLDERS, PURGING = "removing folders of deleted jobs", "removing it"
+RESERVE = "keeping room on the disk"
+"""The steps that may fail by themselves, or with one thing"""
 
 PURGED_AT_ONCE = 100
 LOOKED_AT_ONCE = 1000
@@ -65,31 +75,6 @@ def keep_of(settings: ServiceSettings) -> Keep:
     workloads, decisions, events = (each * DAY for each in days)
     keys = settings.keep_keys_hours * 3600
     return Keep(workloads, decisions, events, settings.keep_events, keys, settings.keep_decisions)
-
-
-@dataclass(slots=True)
-class Pace:
-    """The rows of one transaction, adapted to what the database removes in `target` seconds, and the rest after it."""
-
-    rows: int = 50
-    target: float = 0.02
-    rest: float = 4.0
-    """seconds of rest for each second of work"""
-    threads: Executor | None = None
-    """None: asyncio's own"""
-
-    longest: float = field(default=0.0, init=False)
-
-    async def run(self, work: Callable[[int], T]) -> T:
-        """Call `work` with a number of rows in a thread, adapt the number, and rest."""
-        began = time.perf_counter()
-        found = await asyncio.get_running_loop().run_in_executor(self.threads, work, self.rows)
-        took = time.perf_counter() - began
-        self.longest = max(self.longest, took)
-        wanted = self.rows * self.target / max(took, 1e-6)
-        self.rows = int(min(max(wanted, self.rows / 4, 1), self.rows * 2, 10_000))
-        await asyncio.sleep(took * self.rest)
-        return found
 
 
 class AgeClock:
@@ -143,6 +128,8 @@ class Retention:
         self._threads = threads
         self._ages: AgeClock | None = None
         self._failing: set[str] = set()
+        self.quarantine = Quarantine()
+        """that of the loop, once it runs"""
         self.longest = 0.0
         """Seconds of the longest transaction of the last pass."""
 
@@ -156,70 +143,93 @@ class Retention:
                     if self._monotonic() >= due:
                         due = self._monotonic() + EVERY_SECONDS
                         await self.sweep()
+                        self.quarantine.passed(WHOLE, "step", WHOLE)
                     else:
                         await self.clear()
             except NotLeading:
                 pass  # the next pass is the new leader's
-            except (StoreError, OSError) as error:
+            except StoreError as error:
                 log.warning("What is too old could not be removed; the next try is in 10 min: %s", error)
+            except Exception as error:
+                self.quarantine.set_aside(WHOLE, "step", WHOLE, error, TOLD)
             await asyncio.sleep(PROBE_SECONDS)
 
     async def clear(self) -> int:
         """Remove the folders and large files of what was deleted on any replica; return how many went.
 
-        Between two passes; a folder that could not be purged waits for the next one.
+        Between two passes; what could not be removed waits for the next one.
         """
-        folders = await self._purge_folders(self._term(), leave=self._failing)
-        removed = folders + await self._clear_contents()
+        removals, term, failing = self._removals(), self._term(), frozenset(self._failing)
+        folders, files = FOLDERS, DELETED_FILES
+        removed = await removals.step(folders, lambda: self._purge_folders(removals, term, failing), 0, may_rest=True)
+        removed += await removals.step(files, lambda: self._clear_contents(removals, again=False), 0, may_rest=True)
         if removed:
-            await self._call(self._store.fill_reserve)
+            await removals.step(RESERVE, lambda: self._call(self._store.fill_reserve), None)
             log.info("Removed %s of what was deleted", count(removed, "folder or file", "folders and files"))
         return removed
 
     async def sweep(self) -> Sweep:
         """Remove everything that is too old, purge folders, return free space, and write the report."""
-        now = await self._now()
-        term = self._term()
-        pruning, keep = self._store.pruning, self.keep
-        self.longest = 0.0
-        removed = {
-            "workloads": await self._forget_workloads(now - keep.workloads, term) if keep.workloads else 0,
-            "decisions": await self._all(
-                1.0,
-                lambda n: pruning.forget_decisions(
-                    now - keep.decisions if keep.decisions else 0.0, n, term, most=keep.most_decisions
-                ),
-            ),
-            "events": await self._all(
-                1.0,
-                lambda n: pruning.forget_events(now - keep.events if keep.events else 0.0, keep.most_events, n, term),
-            ),
-            "removals": await self._all(
-                1.0,
-                lambda n: pruning.forget_removals(
-                    now - 2 * keep.workloads if keep.workloads else 0.0, n, term, most=keep.most_removals
-                ),
-            ),
-            "keys": await self._all(keep.keys, lambda n: pruning.forget_keys(now - keep.keys, n, term)),
-            "files": await self._forget_blobs(term),
-            "folders": await self._purge_folders(term),
-        }
-        removed["names"] = await self._call(self._store.people.forget)
-        cleared, collected = await self._clear_contents(), await self._collect_artifacts(now)
-        await self._count()
-        await self._call(lambda: self._store.growth.note(now, self._room()))
+        now, term, removals = await self._now(), self._term(), self._removals()
+        removed = await self._remove_rows(removals, now, term)
+        removed["folders"] = await removals.step(FOLDERS, lambda: self._purge_folders(removals, term), 0)
+        removed["names"] = await removals.step(
+            "removing unused names", lambda: self._call(self._store.people.forget), 0
+        )
+        cleared = await removals.step(DELETED_FILES, lambda: self._clear_contents(removals), 0)
+        collected = await removals.step(UNUSED_FILES, lambda: self._collect(removals, now), Collected(0, 0, 0))
         removed["artifacts"] = cleared + collected.removed
-        pages = await self._all(1.0, lambda n: pruning.give_back(min(n, PAGES_AT_ONCE)))
-        report: dict[str, Any] = {"removed": removed, "pages_returned": pages, "folders_failed": len(self._failing)}
-        report["holdings"] = await self._call(pruning.holdings)
-        report["bytes"] = await self._call(self._store.size)
+        await self._count(removals, now)
+        report: dict[str, Any] = {"removed": removed, "folders_failed": len(self._failing)}
         report["artifacts"], report["artifact_bytes"] = collected.left, collected.left_bytes
-        report["free_bytes"] = await self._call(self._store.free_bytes)
+        report |= await self._figures(removals)
         sweep = Sweep(self._clock(), now, report)
-        await self._call(pruning.note, sweep, term)
+        await self._call(self._store.pruning.note, sweep, term)
+        self.longest = removals.longest
         if any(removed.values()):
             log.info("Removed what was too old: %s", ", ".join(f"{n} {what}" for what, n in removed.items() if n))
         return sweep
+
+    async def _remove_rows(self, removals: Removals, now: float, term: int | None) -> dict[str, int]:
+        """Remove the rows that are too old, and the contents that no row refers to; return how many by kind."""
+        pruning, keep = self._store.pruning, self.keep
+        decided, told, noted = (
+            now - kept if kept else 0.0 for kept in (keep.decisions, keep.events, 2 * keep.workloads)
+        )
+        drains: dict[str, Callable[[int, Skip], int]] = {
+            "decisions": lambda n, skip: pruning.forget_decisions(
+                decided, n, term, most=keep.most_decisions, skip=skip
+            ),
+            "events": lambda n, skip: pruning.forget_events(told, keep.most_events, n, term, skip=skip),
+            "removals": lambda n, skip: pruning.forget_removals(noted, n, term, most=keep.most_removals, skip=skip),
+            "keys": lambda n, skip: pruning.forget_keys(now - keep.keys, n, term, skip=skip) if keep.keys else 0,
+        }
+        removed = {"workloads": 0}
+        if keep.workloads:
+            before = now - keep.workloads
+            removed["workloads"] = await removals.step(
+                OLD_WORKLOADS, lambda: self._forget_workloads(removals, before, term), 0
+            )
+        for kind, remove in drains.items():
+            name = f"removing old {kind}"
+            removed[kind] = await removals.step(name, partial(removals.all, name, remove), 0)
+        removed["files"] = await removals.step(UNUSED_CONTENTS, lambda: self._forget_blobs(removals, term), 0)
+        return removed
+
+    async def _figures(self, removals: Removals) -> dict[str, Any]:
+        """Return free space of the database's file, and what there is then."""
+        pruning, name = self._store.pruning, "returning free space"
+        pages = partial(removals.all, name, lambda n, _: pruning.give_back(min(n, PAGES_AT_ONCE)))
+        figures: dict[str, tuple[Callable[[], Any], Any]] = {
+            "holdings": (pruning.holdings, {}),
+            "bytes": (self._store.size, 0),
+            "free_bytes": (self._store.free_bytes, 0),
+        }
+        found: dict[str, Any] = {"pages_returned": await removals.step(name, pages, 0)}
+        for name, (figure, unknown) in figures.items():
+            words = f"measuring {name.replace('_', ' ')}"
+            found[name] = await removals.step(words, partial(self._call, figure), unknown)
+        return found
 
     async def _call(self, function: Callable[..., T], *args: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
@@ -230,38 +240,33 @@ class Retention:
             self._ages = AgeClock(self._clock, self._monotonic, last.clock if last else None)
         return self._ages.now()
 
-    async def _all(self, kept: float, remove: Callable[[int], int]) -> int:
-        """Call `remove` with a number of rows until nothing is left, unless all is kept; return how many went."""
-        pace, total = Pace(rest=self._rest, threads=self._threads), 0
-        while kept and (count := await pace.run(remove)):
-            total += count
-        self.longest = max(self.longest, pace.longest)
-        return total
+    def _removals(self) -> Removals:
+        return Removals(self.quarantine, partial(self._store.probe, 0.0), self._rest, self._threads)
 
-    async def _forget_workloads(self, before: float, term: int | None) -> int:
+    async def _forget_workloads(self, removals: Removals, before: float, term: int | None) -> int:
         """Remove workloads, their outputs first: each transaction is short, and none is done again."""
-        total = 0
-        whole, parts = Pace(rest=self._rest, threads=self._threads), Pace(rest=self._rest, threads=self._threads)
-        while True:
-            among = whole.rows
-            while await parts.run(partial(self._forget_outputs, before, among, term)):
+        pruning, total, gone = self._store.pruning, 0, 1
+        whole, parts = Rows(removals, OLD_WORKLOADS), Rows(removals, OLD_OUTPUTS)
+        while gone:
+            among, but = whole.at_once, whole.skipped
+
+            def outputs(rows: int, skip: Skip, among: int = among, but: Skip = but) -> int:
+                return pruning.forget_outputs(before, among, rows, term, skip=skip, but=but)
+
+            def workloads(rows: int, skip: Skip, among: int = among) -> int:
+                return pruning.forget_workloads(before, min(rows, among), term, skip=skip)
+
+            while await parts.remove(outputs):
                 pass
-            count = await whole.run(partial(self._forget_these_workloads, before, among, term))
-            if not count:
-                break
-            total += count
-        self.longest = max(self.longest, whole.longest, parts.longest)
+            gone = await whole.remove(workloads)
+            total += gone
+        whole.end()
+        parts.end()
         return total
 
-    def _forget_outputs(self, before: float, among: int, term: int | None, rows: int) -> int:
-        return self._store.pruning.forget_outputs(before, among, rows, term)
-
-    def _forget_these_workloads(self, before: float, among: int, term: int | None, rows: int) -> int:
-        return self._store.pruning.forget_workloads(before, min(rows, among), term)
-
-    async def _forget_blobs(self, term: int | None) -> int:
+    async def _forget_blobs(self, removals: Removals, term: int | None) -> int:
         """Remove the file contents that no workload refers to any more, some megabytes in one transaction."""
-        pruning, pace, total = self._store.pruning, Pace(rest=self._rest, threads=self._threads), 0
+        pruning, pace, total = self._store.pruning, removals.pace(), 0
         after: str | None = ""
         while after is not None:
             found, after = await self._call(pruning.orphans, after, LOOKED_AT_ONCE)
@@ -269,63 +274,72 @@ class Retention:
                 some = [found.pop()]
                 while found and len(some) < pace.rows and sum(size for _, size in [*some, found[-1]]) <= BYTES_AT_ONCE:
                     some.append(found.pop())
-                digests = [digest for digest, _ in some]
-                total += await pace.run(partial(self._forget_these, digests, term))
-        self.longest = max(self.longest, pace.longest)
+                forget = partial(self._forget_these, term)
+                total += await removals.each(UNUSED_CONTENTS, "blobs", [digest for digest, _ in some], forget, pace)
         return total
 
-    async def _collect_artifacts(self, now: float) -> Collected:
-        """Remove the large files that no workload refers to; while their storage is unavailable, the rest goes on."""
-        try:
-            return await self._call(self._store.contents.collect, now)
-        except OSError as error:
-            log.warning("The large files that no workload refers to could not be removed: %s", error)
-            return Collected(0, 0, 0)
+    def _forget_these(self, term: int | None, digests: Sequence[str]) -> int:
+        return self._store.pruning.forget_blobs(digests, self._clock(), term)
 
-    async def _clear_contents(self) -> int:
-        """Remove the large files whose last row was removed; while their storage is unavailable, the rest goes on."""
-        try:
-            return await self._call(self._store.contents.clear, self._clock())
-        except OSError as error:
-            log.warning("The large files of what was deleted could not be removed: %s", error)
-            return 0
+    async def _collect(self, removals: Removals, now: float) -> Collected:
+        """Remove the large files that no workload refers to."""
+        contents = self._store.contents
+        found = await self._call(contents.collect, now)
+        removals.tell(UNUSED_FILES, "file", contents.unremovable)
+        return found
 
-    async def _count(self) -> None:
+    async def _clear_contents(self, removals: Removals, *, again: bool = True) -> int:
+        """Remove the large files whose last row was removed; `again`: those, too, that could not be removed before."""
+        contents = self._store.contents
+        known = frozenset[str]() if again else frozenset(self.quarantine.names(DELETED_FILES, "file"))
+        found = await self._call(contents.clear, self._clock(), known)
+        removals.tell(DELETED_FILES, "file", contents.unremovable, known)
+        return found
+
+    async def _count(self, removals: Removals, now: float) -> None:
         """Measure the folders of jobs on this disk, count every account anew, and take room on the disk again."""
-        if self._measure is not None:
-            jobs = await self._call(self._store.accounts.unmeasured, MEASURED_AT_ONCE)
-            sizes = {id: size for id in jobs if (size := await self._call(self._measure, id)) is not None}
-            if sizes:
-                await self._call(self._store.accounts.measured, sizes, self._clock())
-        pace = Pace(rest=self._rest, threads=self._threads)
-        for owner in await self._call(self._store.accounts.people):
-            await pace.run(partial(self._recount, owner))
-        await self._call(self._store.fill_reserve)
+        accounts, store, nobody = self._store.accounts, self._store, list[str]()
+        await removals.step("measuring folders of jobs", lambda: self._measure_folders(removals), None)
+        pace = removals.pace()
+        for owner in await removals.step("listing accounts", lambda: self._call(accounts.people), nobody):
+            recount = partial(pace.run, partial(self._recount, owner))
+            await removals.one("counting what is kept", "person", owner, recount, None)
+        await removals.step(RESERVE, lambda: self._call(store.fill_reserve), None)
+        await removals.step("noting what grows", lambda: self._call(lambda: store.growth.note(now, self._room())), None)
+
+    async def _measure_folders(self, removals: Removals) -> None:
+        accounts, sizes = self._store.accounts, dict[str, int]()
+        if self._measure is None:
+            return
+        for id in await self._call(accounts.unmeasured, MEASURED_AT_ONCE):
+            measure = partial(self._call, self._measure, id)
+            if (size := await removals.one("measuring its size", "folder", id, measure, None)) is not None:
+                sizes[id] = size
+        if sizes:
+            await self._call(accounts.measured, sizes, self._clock())
 
     def _recount(self, owner: str, _: int) -> None:
         self._store.accounts.recount(owner)
 
-    def _forget_these(self, digests: Sequence[str], term: int | None, _: int) -> int:
-        return self._store.pruning.forget_blobs(digests, self._clock(), term)
-
-    async def _purge_folders(self, term: int | None, leave: Collection[str] = ()) -> int:
+    async def _purge_folders(self, removals: Removals, term: int | None, leave: Collection[str] = ()) -> int:
         """Purge the folders of removed jobs; return how many are gone. The next pass asks again for all others."""
         pruning, total, after = self._store.pruning, 0, ""
-        failing = set(leave)
+        failing, forget = dict.fromkeys(leave), partial(self._forget_purges, term)
         while found := await self._call(pruning.to_purge, PURGED_AT_ONCE, after):
-            after, done = found[-1].workload, []
+            after, done = found[-1].workload, list[str]()
             for id, team in found:
                 if id in leave:
                     continue
-                try:
-                    if await self._purge(id, team):
-                        done.append(id)
-                except (BackendError, OSError) as error:
-                    failing.add(id)
-                    if id not in self._failing:
-                        log.warning("The folder of the removed job %s could not be purged: %s", id, error)
+                gone = await removals.one(PURGING, "folder", id, partial(self._purge, id, team), None)
+                if gone is None:
+                    failing[id] = None
+                elif gone:
+                    done.append(id)
             if done:
-                await self._call(pruning.purged, done, term)
-            total += len(done)
-        self._failing = failing
+                total += await removals.each(FOLDERS, "purges", done, forget)
+        self._failing = set(failing)
         return total
+
+    def _forget_purges(self, term: int | None, ids: Sequence[str]) -> int:
+        self._store.pruning.purged(ids, term)
+        return len(ids)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from sqlalchemy import bindparam, delete, insert, select, update
 
-from ..artifacts.base import ORPHAN_AGE, Artifacts, Unreadable, put_bytes
+from ..artifacts.base import ORPHAN_AGE, Artifacts, Stored, Unreadable, put_bytes
 from ..artifacts.folder import ArtifactFolder
 from . import reads
 from .database import Database
@@ -26,6 +26,8 @@ FORGET = delete(dropped).where(dropped.c.digest == bindparam("one"), dropped.c.a
 """Forget a removal, unless the content was used and removed once more since it was noted"""
 CLEARED_AT_ONCE = 200
 """Such contents that one look at them removes"""
+MOST_UNREMOVABLE = 100
+"""Contents that cannot be removed, after which the storage counts as unavailable"""
 LARGE = 256 * 1024
 """Bytes from which on a content is kept outside the database"""
 
@@ -46,6 +48,8 @@ class Contents:
         self._artifacts = artifacts
         self._large = large
         self._failed: str | None = None
+        self.unremovable: dict[str, Exception] = {}
+        """the contents outside that could not be removed the last time, by digest or place, and why"""
 
     @property
     def folders(self) -> list[Path]:
@@ -113,10 +117,10 @@ class Contents:
     def collect(self, now: float) -> Collected:
         """Remove the contents without a row that are older than ORPHAN_AGE at `now` and by the storage's own clock.
 
-        OSError while the storage is unavailable.
+        OSError while the storage is unavailable; one that cannot be removed stays, and is in `unremovable`.
         """
         removed = left = left_bytes = 0
-        artifacts = self._artifacts
+        artifacts, self.unremovable = self._artifacts, {}
         if artifacts is None:
             return Collected(0, 0, 0)
         at = min(now, artifacts.now())
@@ -124,31 +128,37 @@ class Contents:
             used = self._used([stored.digest for stored in part if stored.digest])
             self._weigh({stored.digest: stored.size for stored in part if stored.digest in used})
             for stored in part:
-                if stored.digest not in used and artifacts.remove(stored, at - ORPHAN_AGE):
+                if stored.digest not in used and self._remove(stored, at - ORPHAN_AGE):
                     removed += 1
                 else:
                     left_bytes += stored.size
                     left += 1
         return Collected(removed, left, left_bytes)
 
-    def clear(self, now: float) -> int:
+    def clear(self, now: float, skip: Collection[str] = ()) -> int:
         """Remove contents outside whose last row was removed DELETED_AGE ago, and return how many went.
 
         A submission of the same that began before writes its row within that time; one that begins later refreshes the
-        content, or writes it anew. OSError while the storage is unavailable.
+        content, or writes it anew. OSError while the storage is unavailable; one content that cannot be removed is in
+        `unremovable`, and is tried again by the next call that does not `skip` it.
         """
-        due = select(dropped.c.digest, dropped.c.at).where(
-            (dropped.c.at < now - DELETED_AGE) | (dropped.c.at > now + DELETED_AGE)
-        )
-        removed = 0
+        due = (dropped.c.at < now - DELETED_AGE) | (dropped.c.at > now + DELETED_AGE)
+        removed, after, self.unremovable = 0, "", {}
         while True:
+            left = (dropped.c.digest > after, dropped.c.digest.not_in(list(skip)))
+            query = select(dropped.c.digest, dropped.c.at).where(due, *left).order_by(dropped.c.digest)
             with self._database.read() as connection:
-                noted = [{"one": digest, "noted": at} for digest, at in connection.execute(due.limit(CLEARED_AT_ONCE))]
-            if not noted:
+                found = connection.execute(query.limit(CLEARED_AT_ONCE)).all()
+            if not found:
                 return removed
-            removed += self._remove_unused([each["one"] for each in noted])
-            with self._database.write(quiet=True) as connection:
-                connection.execute(FORGET, noted)
+            after = found[-1].digest
+            removed += self._remove_unused([each.digest for each in found])
+            done = [
+                {"one": each.digest, "noted": each.at} for each in found if each.digest not in self.unremovable
+            ]
+            if done:
+                with self._database.write(quiet=True) as connection:
+                    connection.execute(FORGET, done)
 
     def _remove_unused(self, digests: Sequence[str]) -> int:
         """Remove those of the contents outside to which no row refers, unless they are newer than DELETED_AGE."""
@@ -157,9 +167,31 @@ class Contents:
         before, used, removed = self._artifacts.now() - DELETED_AGE, self._used(digests), 0
         for digest in digests:
             if digest not in used:
-                gone = [self._artifacts.remove(stored, before) for stored in self._artifacts.found(digest)]
+                try:
+                    found = self._artifacts.found(digest)
+                except Exception as error:
+                    self._note(digest, error)
+                    continue
+                gone = [self._remove(stored, before) for stored in found]
                 removed += any(gone)
         return removed
+
+    def _remove(self, stored: Stored, before: float) -> bool:
+        """Remove a content outside, and return whether it went; False where it cannot be removed."""
+        assert self._artifacts is not None
+        try:
+            return self._artifacts.remove(stored, before)
+        except Exception as error:
+            self._note(stored.digest or stored.place, error)
+            return False
+
+    def _note(self, name: str, error: Exception) -> None:
+        """Remember that a content cannot be removed; ArtifactsUnavailable where that is so of the whole storage."""
+        assert self._artifacts is not None
+        self._artifacts.check()
+        if len(self.unremovable) >= MOST_UNREMOVABLE:
+            raise error
+        self.unremovable[name] = error
 
     def set_up(self) -> Contents:
         """Prepare the storage of large contents and return this object.

@@ -14,6 +14,9 @@ Which = Literal["person", "team", "whole", "share"]
 class StoreError(Exception):
     """The database cannot be used; the sentence says why and what to do."""
 
+    concerns_all = True
+    """whether every row is concerned, so that nothing is set aside for it (`quarantine`)"""
+
 
 class OutcomeUnknown(StoreError):
     """The connection broke during a COMMIT, and whether it counts cannot be read yet."""
@@ -27,6 +30,8 @@ class OutcomeUnknown(StoreError):
 
 class RowRefused(StoreError):
     """The database refuses a value, such as a number that is too large: other rows can be written."""
+
+    concerns_all = False
 
 
 class Conflict(StoreError):
@@ -99,3 +104,14 @@ class Deposed(NotLeading):
         self.term = term
         self.newest = newest
         self.holder = holder
+
+
+class Unremovable(StoreError):
+    """Rows cannot be removed together, and none was: `keys` are their primary keys, the cause says why."""
+
+    concerns_all = False
+
+    def __init__(self, table: str, keys: Sequence[tuple[object, ...]]) -> None:
+        super().__init__(f"{len(keys)} of the {table} cannot be removed")
+        self.table = table
+        self.keys = tuple(keys)

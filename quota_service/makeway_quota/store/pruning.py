@@ -1,13 +1,14 @@
 """Remove what is too old, in small transactions; called by `history/retention.py`.
 
 Every method is one short transaction that removes at most `limit` rows and returns how many it removed, so that the
-loop's commits wait for moments only, and a service that is killed in between continues with the next call.
+loop's commits wait for moments only, and a service that is killed in between continues with the next call. Where rows
+cannot be removed it raises Unremovable with their keys; `skip` are the keys of rows that are left alone.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import inf
 from typing import Any, NamedTuple
@@ -31,6 +32,7 @@ from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
 from . import rows, writes
 from .database import Database
+from .errors import Unremovable
 from .pages import first_that_fit
 from .space import give_back
 from .tables import (
@@ -60,6 +62,7 @@ ROWS = sum(
     start=literal(0),
 )
 FORGET_OUTPUT = delete(outputs).where(*(column == bindparam(f"one_{column.name}") for column in outputs.primary_key))
+Skip = Collection[tuple[object, ...]]
 USED = exists().where(files.c.blob == blobs.c.digest) | exists().where(outputs.c.blob == blobs.c.digest)
 
 
@@ -92,11 +95,24 @@ class Pruning:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def forget_outputs(self, ended_before: float, among: int, limit: int, term: int | None = None) -> int:
-        """Remove outputs of the first `among` workloads that ended before: at most `limit` pieces, of PARTS_BYTES."""
-        old = select(W.id).where(W.ended_at < ended_before).order_by(W.ended_at).limit(among)
+    def forget_outputs(
+        self,
+        ended_before: float,
+        among: int,
+        limit: int,
+        term: int | None = None,
+        *,
+        skip: Skip = (),
+        but: Skip = (),
+    ) -> int:
+        """Remove outputs of the first `among` workloads that ended before: at most `limit` pieces, of PARTS_BYTES.
+
+        `but` are the keys of workloads that are left out.
+        """
+        old = select(W.id).where(W.ended_at < ended_before, *_besides(workloads, but)).order_by(W.ended_at, W.id)
         with self._writing(term) as connection:
-            return len(_forget_outputs(connection, list(connection.execute(old).scalars()), limit))
+            ids = list(connection.execute(old.limit(among)).scalars())
+            return len(_forget_outputs(connection, ids, limit, *_besides(outputs, skip)))
 
     def forget_outputs_of(self, id: str, limit: int, now: float, attempt: int | None = None) -> int:
         """Remove outputs of a workload that has ended, or of one attempt: at most `limit` pieces, of PARTS_BYTES."""
@@ -128,7 +144,7 @@ class Pruning:
                 _drop(connection, digests, now)
         return found
 
-    def forget_workloads(self, ended_before: float, limit: int, term: int | None = None) -> int:
+    def forget_workloads(self, ended_before: float, limit: int, term: int | None = None, *, skip: Skip = ()) -> int:
         """Remove workloads that ended before, with everything of theirs; note whose folders are to be purged.
 
         Beyond one, as many as have PARTS_BYTES together, their outputs not counted: `forget_outputs` removes those.
@@ -136,12 +152,13 @@ class Pruning:
         with self._writing(term) as connection:
             query = (
                 select(W.id, W.kind, W.owner, W.team, (W.weight + ROW_BYTES * ROWS).label("size"))
-                .where(W.ended_at < ended_before)
-                .order_by(W.ended_at)
+                .where(W.ended_at < ended_before, *_besides(workloads, skip))
+                .order_by(W.ended_at, W.id)
                 .limit(limit)
             )
             found = first_that_fit(connection.execute(query).all(), lambda row: int(row.size), PARTS_BYTES)
-            _forget(connection, found, ended_before)
+            with _removing(workloads, [(row.id,) for row in found]):
+                _forget(connection, found, ended_before)
         return len(found)
 
     def removed(self, id: str) -> Removal | None:
@@ -151,18 +168,20 @@ class Pruning:
             found = connection.execute(query).first()
         return None if found is None else Removal(*found)
 
-    def forget_removals(self, before: float, limit: int, term: int | None = None, *, most: int | None = None) -> int:
+    def forget_removals(
+        self, before: float, limit: int, term: int | None = None, *, most: int | None = None, skip: Skip = ()
+    ) -> int:
         """Remove the oldest notes of removals from before a time, or beyond the newest `most`.
 
         None goes whose folder is still to be purged.
         """
-        purged = ~exists().where(purges.c.workload == R.workload)
+        purged = (~exists().where(purges.c.workload == R.workload), *_besides(removals, skip))
         with self._writing(term) as connection:
-            if count := _older(connection, removals, before, limit, purged):
+            if count := _older(connection, removals, before, limit, *purged):
                 return count
             there = 0 if most is None else connection.execute(select(func.count()).select_from(removals)).scalar_one()
-            beyond = there - (most or 0)
-            return _older(connection, removals, inf, min(limit, beyond), purged) if beyond > 0 else 0
+            beyond = there - (most or 0) - len(skip)
+            return _older(connection, removals, inf, min(limit, beyond), *purged) if beyond > 0 else 0
 
     def to_purge(self, limit: int, after: str = "") -> list[ToPurge]:
         """Return workloads without rows whose folders may still be there, by id, beginning after an id."""
@@ -178,21 +197,24 @@ class Pruning:
 
     def purged(self, ids: Sequence[str], term: int | None = None) -> None:
         """Forget that these folders were to be purged."""
-        with self._writing(term) as connection:
+        with self._writing(term) as connection, _removing(purges, [(id,) for id in ids]):
             connection.execute(delete(purges).where(purges.c.workload.in_(ids)))
 
-    def forget_decisions(self, before: float, limit: int, term: int | None = None, *, most: int | None = None) -> int:
+    def forget_decisions(
+        self, before: float, limit: int, term: int | None = None, *, most: int | None = None, skip: Skip = ()
+    ) -> int:
         """Remove the oldest decisions made before a time, or beyond the newest `most`."""
         with self._writing(term) as connection:
             newest = 0 if most is None else connection.execute(select(func.max(decisions.c.id))).scalar_one() or 0
-            return _oldest(connection, decisions, before, limit, newest - (newest if most is None else most))
+            beyond = newest - (newest if most is None else most)
+            return _oldest(connection, decisions, before, limit, beyond, skip=skip)
 
-    def forget_keys(self, before: float, limit: int, term: int | None = None) -> int:
+    def forget_keys(self, before: float, limit: int, term: int | None = None, *, skip: Skip = ()) -> int:
         """Remove the oldest keys of submissions that were made before a time."""
         with self._writing(term) as connection:
-            return _older(connection, submission_keys, before, limit)
+            return _older(connection, submission_keys, before, limit, *_besides(submission_keys, skip))
 
-    def forget_events(self, before: float, most: int, limit: int, term: int | None = None) -> int:
+    def forget_events(self, before: float, most: int, limit: int, term: int | None = None, *, skip: Skip = ()) -> int:
         """Remove the oldest events from before a time or beyond the newest `most`, never the newest one.
 
         Readers of the live stream continue from its id.
@@ -201,7 +223,7 @@ class Pruning:
             newest = connection.execute(select(func.max(events.c.id))).scalar_one()
             if newest is None:
                 return 0
-            return _oldest(connection, events, before, limit, newest - max(1, most), newest - 1)
+            return _oldest(connection, events, before, limit, newest - max(1, most), newest - 1, skip=skip)
 
     def orphans(self, after: str, limit: int) -> tuple[list[tuple[str, int]], str | None]:
         """Return the unreferenced file contents among the next `limit`, with their bytes, and where to go on.
@@ -221,7 +243,7 @@ class Pruning:
 
     def forget_blobs(self, digests: Sequence[str], now: float, term: int | None = None) -> int:
         """Remove these file contents, unless a workload refers to one; `Contents.clear` removes those outside."""
-        with self._writing(term) as connection:
+        with self._writing(term) as connection, _removing(blobs, [(digest,) for digest in digests]):
             return _drop(connection, digests, now)
 
     def give_back(self, pages: int) -> int:
@@ -290,8 +312,9 @@ def _forget_outputs(
         if len(gone) >= limit:
             break
     gone = first_that_fit(gone, lambda row: int(row["size"]), PARTS_BYTES)
-    for row in gone:
-        connection.execute(FORGET_OUTPUT, {f"one_{name}": row[name] for name in keys})
+    with _removing(outputs, [tuple(row[name] for name in keys) for row in gone]):
+        for row in gone:
+            connection.execute(FORGET_OUTPUT, {f"one_{name}": row[name] for name in keys})
     return gone
 
 
@@ -311,23 +334,64 @@ def _forget(connection: Connection, found: Sequence[Any], at: float) -> None:
 def _older(connection: Connection, table: Table, before: float, limit: int, *where: ColumnElement[bool]) -> int:
     """Remove at most `limit` rows of a table from before a time, the oldest first; return how many."""
     key = list(table.primary_key)
-    first = select(*key).where(table.c.at < before, *where).order_by(table.c.at).limit(limit)
-    return connection.execute(delete(table).where(tuple_(*key).in_(first))).rowcount
+    first = select(*key).where(table.c.at < before, *where).order_by(table.c.at, *key).limit(limit)
+    return _remove(connection, table, [tuple(row) for row in connection.execute(first)])
 
 
 def _oldest(
-    connection: Connection, table: Table, before: float, limit: int, beyond: int = 0, most: int | None = None
+    connection: Connection,
+    table: Table,
+    before: float,
+    limit: int,
+    beyond: int = 0,
+    most: int | None = None,
+    *,
+    skip: Skip = (),
 ) -> int:
     """Remove the rows among the oldest `limit` that precede a row from before a time, or whose id is at most `beyond`.
 
     Rows are in the order of their ids. A clock that was ahead for a while may have left times that are not.
     """
-    first = select(table.c.id, table.c.at).order_by(table.c.id).limit(limit).subquery()
-    old = select(func.max(first.c.id)).where((first.c.at < before) | (first.c.id <= beyond))
-    last = connection.execute(old).scalar_one()
-    if last is None:
-        return 0
-    return connection.execute(delete(table).where(table.c.id <= (last if most is None else min(last, most)))).rowcount
+    first = select(table.c.id, table.c.at).where(*_besides(table, skip)).order_by(table.c.id).limit(limit)
+    oldest = connection.execute(first).all()
+    last = max((row.id for row in oldest if row.at < before or row.id <= beyond), default=0)
+    last = last if most is None else min(last, most)
+    return _remove(connection, table, [(row.id,) for row in oldest if row.id <= last])
+
+
+def _remove(connection: Connection, table: Table, keys: Sequence[tuple[object, ...]]) -> int:
+    """Remove rows by their primary keys; return how many there were."""
+    removed, columns = 0, list(table.primary_key)
+    with _removing(table, keys):
+        for begin in range(0, len(keys), 500):
+            part = keys[begin : begin + 500]
+            if len(columns) == 1:
+                where = columns[0].in_([key[0] for key in part])
+            else:
+                where = tuple_(*columns).in_(part)
+            removed += connection.execute(delete(table).where(where)).rowcount
+    return removed
+
+
+@contextmanager
+def _removing(table: Table, keys: Sequence[tuple[object, ...]]) -> Iterator[None]:
+    """Raise Unremovable with the keys of the rows where removing them fails."""
+    try:
+        yield
+    except Exception as error:
+        if not keys:
+            raise
+        raise Unremovable(table.name, keys) from error
+
+
+def _besides(table: Table, skip: Skip) -> list[ColumnElement[bool]]:
+    """Return the conditions that leave out the rows with some primary keys."""
+    columns = list(table.primary_key)
+    if not skip:
+        return []
+    if len(columns) == 1:
+        return [columns[0].not_in([key[0] for key in skip])]
+    return [tuple_(*columns).not_in(list(skip))]
 
 
 def _extent(connection: Connection, table: Table) -> dict[str, float | int | None]:

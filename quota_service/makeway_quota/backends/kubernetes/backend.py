@@ -24,7 +24,7 @@ from .attempt_pods import AttemptPods
 from .checkpoint_folders import CheckpointFolders
 from .client import SILENT, ApiClient, ApiRefusal, ApiUnreachable, Object, together
 from .creation import create_once
-from .dead_nodes import NODE_LOST_AFTER, DeadNodes
+from .dead_nodes import NODE_LOST_AFTER, DeadNodes, NodeState
 from .gang import create_shared
 from .homes import Homes, HomeSetting
 from .informer import USUAL, Informer, Timing
@@ -49,6 +49,8 @@ OPEN_SECONDS = 20.0
 """How long a service waits at its start for the first lists; then it begins without them."""
 REMOVAL_GRACE = 2
 """Seconds that a pod gets which is removed and has nothing to save, or had its notice and its grace before."""
+ZONE = "topology.kubernetes.io/zone"
+"""The label of a node with its zone"""
 AT_ONCE = 16
 """Pods that are created at the same time, of all attempts together: fewer than the client has connections."""
 AWAY_SECONDS = 10.0
@@ -190,9 +192,8 @@ class KubernetesBackend(RemoteBackend):
             self._tokens.clear()
             self._removals.drop()
         usable = {name: node.ready for name, node in self.inventory.nodes.objects.items()}
-        pooled = {name: node.ready for name, node in self.inventory.seen().items() if node.pool}
         self._removals.look_after(self._listed, self._is_ending, self._check_reachable)
-        self._dead_nodes.observe(pooled, followed=not self.problem)
+        self._dead_nodes.observe(self._node_states(), followed=not self.problem)
         if self._may_act():
             await record_final_reports(self.channel, self.attempt_pods, reported)
         return self.attempt_pods.machines(usable, self.channel.seen())
@@ -331,6 +332,12 @@ class KubernetesBackend(RemoteBackend):
         """Return the UID of a pod that is listed."""
         pod = self.pods.objects.get(f"{self.settings.namespace}/{name}")
         return None if pod is None else pod.uid
+
+    def _node_states(self) -> dict[str, NodeState]:
+        """Return where the nodes of pools are, and which of them are ready."""
+        found = {name: node for name, node in self.inventory.seen().items() if node.pool}
+        zones = {name: self.inventory.nodes.objects[name].labels.get(ZONE, "") for name in found}
+        return {name: NodeState(node.ready, node.pool, zones[name], node.down_since) for name, node in found.items()}
 
     def _is_ending(self, name: str) -> bool:
         """Whether the end of the attempt of a pod was ordered, so that its pods are removed again for that."""

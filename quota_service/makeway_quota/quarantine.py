@@ -1,16 +1,16 @@
-"""Set aside what a step of the cycle cannot deal with, so that the cycle goes on with everything else.
+"""Set aside what a step cannot deal with, so that the service goes on with everything else.
 
-Each step handles its workloads, nodes and attempts one by one inside of `guard`, or by `sort_out`, which finds the
-faulty ones of a batch. What fails is quarantined: that step leaves it alone until it is tried again, less and less
-often. Pages and `/readyz` show what is quarantined; a success ends it. Errors that concern everything (the database,
-leadership) are never caught here.
+Each step of the cycle, of a backend's observation and of the retention handles its objects one by one inside of
+`guard`, or by `sort_out`, which finds the faulty ones of a batch. What fails is quarantined: that step leaves it alone
+until it is tried again, less and less often. Pages and `/readyz` show what is quarantined; a success ends it. Errors
+that concern everything (the database, leadership) are never caught here; their classes have a true `concerns_all`.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,12 +18,11 @@ from typing import Literal
 
 from makeway_api.quantities import count
 
-from ..store.errors import RowRefused, StoreError
-
 log = logging.getLogger("makeway.quarantine")
 
-Kind = Literal["workload", "node", "queue", "team", "pool", "profile", "step"]
-"""`step` is a part of the cycle that fails by itself, or with something that it does not name."""
+Kind = Literal["workload", "node", "pod", "queue", "team", "pool", "profile", "person", "row", "folder", "file", "step"]
+"""A `row` is one of the database, a `folder` and a `file` are what ended workloads leave. A `step` is a part of the
+cycle, or of the retention, that fails by itself, or with something that it does not name."""
 
 FIRST, LONGEST = 2.0, 120.0
 """Seconds until something is tried again, which double from try to try"""
@@ -41,9 +40,15 @@ TO_DO: dict[Kind, str] = {
     "team": "correct the team in the policy",
     "pool": "correct the pool in the policy",
     "profile": "correct the profile in the policy",
+    "pod": "delete the pod if it is not needed",
+    "person": "look at what is kept for them in the log of the service",
+    "row": "remove it from the database by hand if it stays",
+    "folder": "remove it by hand if it stays",
+    "file": "remove it by hand if it stays",
     "step": "report the error in the log of the service",
 }
 """What an administrator can do, by kind"""
+PLURALS: Mapping[Kind, str] = {"person": "people"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +129,10 @@ class Quarantine:
         """
         if concerns_all(error):
             raise error
+        return self.set_aside(step, kind, name, error, every)
+
+    def set_aside(self, step: str, kind: Kind, name: str, error: Exception, every: float = 0.0) -> Quarantined:
+        """Set something aside as `failed` does, whatever the error: it is known to concern nothing else."""
         known = self._entries.get((step, kind, name))
         tries = 1 if known is None else known.tries + 1
         since = self._wall() if known is None else known.since
@@ -196,7 +205,7 @@ class Quarantine:
         things: dict[Kind, set[str]] = {}
         for _, kind, name in self._entries:
             things.setdefault(kind, set()).add(name)
-        parts = " and ".join(count(len(names), kind) for kind, names in sorted(things.items()))
+        parts = " and ".join(count(len(names), kind, PLURALS.get(kind, "")) for kind, names in sorted(things.items()))
         sentence = f"Makeway cannot deal with {parts} at the moment, goes on with all others, and tries again."
         if not named:
             return sentence
@@ -211,7 +220,7 @@ class Quarantine:
 
 def concerns_all(error: BaseException) -> bool:
     """Whether an error is not about one thing: the database, or that this replica does not lead."""
-    return not isinstance(error, Exception) or (isinstance(error, StoreError) and not isinstance(error, RowRefused))
+    return not isinstance(error, Exception) or bool(getattr(error, "concerns_all", False))
 
 
 def reason_of(error: BaseException) -> str:
