@@ -15,7 +15,7 @@ from makeway_quota.backends.kubernetes.dead_nodes import (
     NODE_LOST_AFTER,
     TOGETHER,
     DeadNodes,
-    NodeState,
+    NodeReadiness,
 )
 from makeway_quota.backends.remote import LOST_AFTER
 from makeway_quota.backends.workers import WorkerSeen
@@ -165,7 +165,7 @@ def test_the_time_is_a_setting(tmp_path: Path) -> None:
 class Cluster:
     """Nodes by name, some of them down since a time, and how long they have been observed."""
 
-    def __init__(self, **nodes: NodeState) -> None:
+    def __init__(self, **nodes: NodeReadiness) -> None:
         self.now = 0.0
         self.nodes = nodes
         self.dead_nodes = DeadNodes(SECONDS, lambda: self.now)
@@ -178,12 +178,12 @@ class Cluster:
         return set(self.dead_nodes.dead())
 
 
-def up(pool: str = "gpu", zone: str = "") -> NodeState:
-    return NodeState(True, pool, zone)
+def up(pool: str = "gpu", zone: str = "") -> NodeReadiness:
+    return NodeReadiness(True, pool, zone)
 
 
-def down(pool: str = "gpu", zone: str = "", since: float | None = 1000.0) -> NodeState:
-    return NodeState(False, pool, zone, since)
+def down(pool: str = "gpu", zone: str = "", since: float | None = 1000.0) -> NodeReadiness:
+    return NodeReadiness(False, pool, zone, since)
 
 
 @pytest.mark.parametrize("since", [1000.0, 1000.0 + TOGETHER - 1, None])

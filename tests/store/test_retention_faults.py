@@ -282,17 +282,17 @@ async def test_a_large_file_that_cannot_be_removed_keeps_no_other(
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
-async def test_a_pass_that_fails_is_not_begun_again_at_once(
+async def test_a_pass_that_fails_is_not_repeated_at_once(
     sqlite_store: Store, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     store = sqlite_store
     monkeypatch.setattr(history, "PROBE_SECONDS", 0.0)
-    begun, probed = 0, asyncio.Event()
+    passes, probed = 0, asyncio.Event()
     probes = 0
 
     async def sweep() -> Any:
-        nonlocal begun
-        begun += 1
+        nonlocal passes
+        passes += 1
         raise error
 
     def probe(older_than: float) -> None:
@@ -310,7 +310,7 @@ async def test_a_pass_that_fails_is_not_begun_again_at_once(
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    assert begun == 1
+    assert passes == 1
     assert "removing what is too old" in (keeper.quarantine.sentence(named=True) or "")
 
 

@@ -17,12 +17,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from ..quarantine import Quarantine
 from .attempts import PATIENCE, TRIES, LocalAttempt
 from .base import BackendError, BackendUnavailable, EndTries, Key, NodeSeen, NoticeOrder, Seen, StartOrder
 from .gpus import nodes_here
 from .held_devices import holding
 from .jobdir import AttemptFiles, Layout, read_order, remove_order, write_order
-from .processes import Process, carried, marked, sweep
+from .processes import Mark, Process, carried, marked, sweep
 from .starting import check_shared, install_launcher, spawn, spool
 from .untrusted import UnreadableJson
 from .users import UnixAccount, account_of, this_account
@@ -33,6 +34,7 @@ log = logging.getLogger("makeway.local")
 
 T = TypeVar("T")
 
+LOOKING = "looking at its attempt"
 LOG_LIMIT = 64 * 2**20
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """A job whose disk is full waits until there is room again"""
@@ -93,7 +95,11 @@ class LocalBackend:
         self._silent: set[Key] = set()
         self._vanished = Vanished()
         self._troubled: dict[Key, str] = {}
-        """attempts that cannot be looked at at the moment, and why"""
+        """attempts that could not be looked at the last time, and why"""
+        self._warned: dict[Key, str] = {}
+        """those of which the log tells already"""
+        self.quarantine = Quarantine()
+        """that of the loop, once it runs"""
         self._changes = Changes()
         self._hand = ThreadPoolExecutor(1, thread_name_prefix="makeway-local")
         self._starters = ThreadPoolExecutor(4, thread_name_prefix="makeway-start")
@@ -106,6 +112,10 @@ class LocalBackend:
     def virtual(self) -> bool:
         """Whether the GPUs are virtual."""
         return any(node.virtual for node in self._nodes)
+
+    def set_aside_in(self, quarantine: Quarantine) -> None:
+        """Set aside in this quarantine what an observation fails with."""
+        self.quarantine = quarantine
 
     def on_change(self, wake: Callable[[], None]) -> None:
         """Call `wake` whenever `observe` would answer something new."""
@@ -140,9 +150,18 @@ class LocalBackend:
         """Return the nodes, and the attempts that are not forgotten."""
         await self._do(self._refresh)
         self._follow_up()
+        self._tell_troubled()
         attempts = {key: attempt.seen for key, attempt in self._attempts.items() if not attempt.forgotten}
         running = [attempt.header for attempt in self._attempts.values() if not attempt.ended]
         return self._changes.seen(holding(self._nodes, running), attempts, since)
+
+    def _tell_troubled(self) -> None:
+        """Set aside the attempts that cannot be looked at, for pages and `/readyz`: each is tried at each look."""
+        troubled = {key[0]: OSError(why) for key, why in self._troubled.items()}
+        for workload in self.quarantine.names(LOOKING, "workload") - troubled.keys():
+            self.quarantine.passed(LOOKING, "workload", workload)
+        for workload, error in troubled.items():
+            self.quarantine.set_aside(LOOKING, "workload", workload, error)
 
     async def start(self, order: StartOrder) -> None:
         """Start an attempt exactly once; BackendError when it never can."""
@@ -276,7 +295,7 @@ class LocalBackend:
 
         Each is checked by itself: one that cannot be understood ends, and holds up no other.
         """
-        now = self._clock()
+        now, self._troubled = self._clock(), {}
         before = {key: attempt.seen for key, attempt in self._attempts.items()}
         gone = [attempt for attempt in list(self._attempts.values()) if self._look(attempt, lambda a: a.refresh(now))]
         if gone:
@@ -286,7 +305,7 @@ class LocalBackend:
                 self._note_progress(*key, progress)
         for attempt in list(self._attempts.values()):
             self._look(attempt, self._tidy)
-        self._troubled = {key: why for key, why in self._troubled.items() if key in self._attempts}
+        self._warned = {key: why for key, why in self._troubled.items() if key in self._attempts}
         return before != {key: attempt.seen for key, attempt in self._attempts.items()}
 
     def _look(self, attempt: LocalAttempt, look: Callable[[LocalAttempt], T]) -> T | None:
@@ -295,20 +314,20 @@ class LocalBackend:
         try:
             found = look(attempt)
         except (OSError, MemoryError) as error:
-            if self._troubled.get(key) != str(error):
+            if self._warned.get(key) != str(error):
                 log.warning("Attempt %s of %s is looked at again later: %s", key[1], key[0], error or "no memory")
-            self._troubled[key] = str(error)
+            self._troubled[key] = self._warned[key] = str(error)
             return None
         except Exception as error:
             log.exception("Attempt %s of %s is ended: it cannot be looked at", key[1], key[0])
+            self._troubled[key] = f"{type(error).__name__}: {error}"
             attempt.problem = attempt.problem or f"its files cannot be understood ({type(error).__name__})"
             return None
-        self._troubled.pop(key, None)
         return found
 
     def _conclude(self, gone: Sequence[LocalAttempt], now: float) -> None:
         """Kill what is left of attempts without a launcher, and write down how they ended."""
-        left = sweep({attempt.mark: attempt.files.uid for attempt in gone})
+        left = self._swept(gone)
         over = [attempt for attempt in gone if attempt.mark not in left]
         for attempt in gone:
             attempt.end_tries += attempt.mark in left
@@ -321,6 +340,15 @@ class LocalBackend:
                 self._look(attempt, lambda a: a.conclude(now))
             elif all_vanished is not None:
                 self._look(attempt, lambda a: a.conclude(now, all_vanished=all_vanished))
+
+    def _swept(self, gone: Sequence[LocalAttempt]) -> set[Mark]:
+        """Kill what is left of attempts, and return the marks of those of which something still is, or may be."""
+        try:
+            return set(sweep({attempt.mark: attempt.files.uid for attempt in gone}))
+        except Exception:
+            log.exception("Processes are looked for attempt by attempt")
+        done = {each.mark: self._look(each, lambda a: [sweep({a.mark: a.files.uid})]) for each in gone}
+        return {mark for mark, found in done.items() if found is None or mark in found[0]}
 
     def _tidy(self, attempt: LocalAttempt) -> None:
         """End what cannot be understood, trim the order of what runs, and drop what is forgotten."""

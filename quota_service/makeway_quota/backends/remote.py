@@ -18,6 +18,7 @@ from typing import Protocol
 from makeway_api.durations import duration
 
 from ..policy import Document
+from ..quarantine import Quarantine
 from .base import AttemptSeen, BackendError, EndTries, Key, NodeSeen, NoticeOrder, Phase, Seen, StartOrder
 from .channel import Channel
 from .known_attempts import Ending, Known
@@ -34,6 +35,7 @@ REPORT_WITHIN = 300.0
 PATIENCE = 15.0
 """Seconds after a deadline or a kill for which a worker may report its end itself before its machine is removed, and
 after which a machine that is still there is removed again."""
+LOOKING, ENDING = "looking at its attempt", "removing its machines"
 REFUSED_PAUSE = 1.0
 """Seconds after which a removal that was refused twice is tried again; then twice as long, and so on."""
 
@@ -78,6 +80,8 @@ class RemoteBackend(ABC):
         self._again: set[Key] = set()
         """attempts to look at again at the next observation"""
         self._may_act: Callable[[], bool] = lambda: True
+        self.quarantine = Quarantine()
+        """that of the loop, once it runs"""
         self.channel: Channel
         self.folders: Folders | None = None
 
@@ -134,6 +138,10 @@ class RemoteBackend(ABC):
         """Use this channel; called once, before `open`."""
         self.channel = channel
 
+    def set_aside_in(self, quarantine: Quarantine) -> None:
+        """Set aside in this quarantine what an observation fails with."""
+        self.quarantine = quarantine
+
     def follow_policy(self, document: Callable[[], Document]) -> None:  # noqa: B027 (not every backend reads it)
         """Use the policy document that this returns, from now on and whenever it has changed."""
 
@@ -167,18 +175,39 @@ class RemoteBackend(ABC):
         machines, otherwise = dict(listed or {}), None if listed is None else GONE
         silent, cut_off = self.channel.silent(self.lost_after), self.cut_off()
         for key in self._due_to_look_at(machines, listed is not None) | silent.keys() | cut_off.keys():
-            if key in machines or key in reported:
-                machine = machines.get(key, otherwise)
-                found = self._seen(key, machine, reported.get(key, _NONE), silent.get(key))
-                self._attempts[key] = self._cut_off(key, found, *cut_off[key]) if key in cut_off else found
-            else:
+            if key not in machines and key not in reported:
                 self._attempts.pop(key, None)
                 self._known.drop(key)
+            elif not self._look(
+                key, machines.get(key, otherwise), reported.get(key, _NONE), silent.get(key), cut_off.get(key)
+            ):
+                self._again.add(key)
         self._known.silent = frozenset(silent)
         for key in [key for key, ending in self._known.endings.items() if self._is_due(key, ending)]:
-            await self._remove(key, self._known.endings[key])
+            if not self.quarantine.rests(ENDING, "workload", key[0]):
+                with self.quarantine.guard(ENDING, "workload", key[0]):
+                    await self._remove(key, self._known.endings[key])
         seen = self._changes.seen(await self.nodes(), self._attempts, since, synced=listed is not None)
         return replace(seen, problem=self.problem) if self.problem else seen
+
+    def _look(
+        self,
+        key: Key,
+        machines: Machines | None,
+        reported: Mapping[int, WorkerSeen],
+        silent: int | None,
+        cut_off: tuple[int, str] | None,
+    ) -> bool:
+        """Update what is known of one attempt; False where that fails, so that it stays as it was seen last."""
+        if self.quarantine.rests(LOOKING, "workload", key[0]):
+            return False
+        with self.quarantine.guard(LOOKING, "workload", key[0]):
+            found = self._seen(key, machines, reported, silent)
+            self._attempts[key] = found if cut_off is None else self._cut_off(key, found, *cut_off)
+            return True
+        # What is there must not count as lost, or it would be started a second time.
+        self._attempts.setdefault(key, AttemptSeen(*key, Phase.STARTING))
+        return False
 
     async def _remove(self, key: Key, ending: Ending) -> None:
         """Remove machines whose time is over; where they stay, again and again, less and less often."""

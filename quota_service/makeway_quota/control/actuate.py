@@ -48,7 +48,7 @@ TAKEOVER_GRACE = 10.0
 """Seconds that a session has at least from when a leader first sees its notice, or its grace if that is shorter."""
 
 ORDERING, REMOVING = "ordering what was decided", "removing what is left of it"
-STARTING = "ordering its start"
+STARTING, NOTICED = "ordering its start", "timing its notice"
 AT_ONCE = 48
 """Attempts that a backend elsewhere is ordered to start at the same time."""
 
@@ -305,15 +305,15 @@ class Actuator:
         """
         at = self._monotonic()
         noticed = {row.id: (row, row.notice) for row in rows if row.notice is not None}
-        self._noticed_since = {
-            (id, notice.at): self._noticed_since.get((id, notice.at), at - _passed(notice, now))
-            for id, (_, notice) in noticed.items()
-        }
-        return {
-            id: row
-            for id, (row, notice) in noticed.items()
-            if at - self._noticed_since[id, notice.at] >= notice.deadline - notice.at
-        }
+        known, self._noticed_since = self._noticed_since, {}
+        late: dict[str, Workload] = {}
+        for id, (row, notice) in noticed.items():
+            with self.quarantine.guard(NOTICED, "workload", id):
+                since = known.get((id, notice.at), at - _passed(notice, now))
+                self._noticed_since[id, notice.at] = since
+                if at - since >= notice.deadline - notice.at:
+                    late[id] = row
+        return late
 
     async def _leftover(self, row: Workload | None, seen: AttemptSeen) -> None:
         """Stop and forget an attempt that is over in the store, or not in it at all."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..backends.base import EndTries
+from ..quarantine import Quarantine
 from ..wording import duration
 from .hub_client import HubApi, HubUnreachable, HubUnreadable
 
@@ -37,6 +38,7 @@ STOP_AGAIN = 30.0
 TRY_AGAIN = 5.0
 """Seconds after which a request to stop is repeated that the Hub refused or did not answer."""
 
+ASKING, STOPPING = "asking the Hub for their servers", "stopping its server"
 WARN_EVERY = 60.0
 """Seconds between two warnings about a server that does not stop."""
 
@@ -70,6 +72,8 @@ class HubServers:
         poll: float = 1.0,
     ) -> None:
         """`may_act` is asked before each request that stops a server; `poll` is the pause between two looks at one."""
+        self.quarantine = Quarantine()
+        """that of the loop, once it runs"""
         self._hub = hub
         self._may_act = may_act
         self._clock = clock
@@ -140,6 +144,9 @@ class HubServers:
             except HubUnreachable as error:
                 log.warning("The Hub cannot tell which servers run: %s", error)
                 return dict.fromkeys(servers, "unreachable")
+            except Exception:
+                log.exception("The Hub's list of servers was not understood, and its users are asked for")
+                active = set()
             found = {server: "active" for server in servers if server in active}
         left = [server for server in servers if server not in found]
         users = sorted({user for user, _ in left})
@@ -152,10 +159,15 @@ class HubServers:
     async def _servers_of(self, user: str) -> frozenset[str] | None:
         try:
             async with self._slots:
-                return await self._hub.servers_of(user)
+                found = await self._hub.servers_of(user)
         except HubUnreachable as error:
             log.warning("The Hub cannot tell which servers of %s run: %s", user, error)
             return None
+        except Exception as error:  # by what one user has there: the others are told
+            self.quarantine.failed(ASKING, "person", user, error)
+            return None
+        self.quarantine.passed(ASKING, "person", user)
+        return found
 
     # -- stopping servers
 
@@ -168,9 +180,10 @@ class HubServers:
         loop = asyncio.get_running_loop()
         for id, server in wanted.items():
             task = self._stopping.get(id)
-            if id not in self._gone and (task is None or task.done()):
-                task = self._stopping[id] = loop.create_task(self._stop(id, server))
-                task.add_done_callback(_log_failure)
+            if id in self._gone or (task is not None and not task.done()):
+                continue
+            if not self.quarantine.rests(STOPPING, "workload", id):
+                self._stopping[id] = loop.create_task(self._stop(id, server))
         return set(self._gone)
 
     def end_tries(self, id: str, now: float) -> EndTries | None:
@@ -183,7 +196,18 @@ class HubServers:
         return EndTries((server,), stopping.tries, now + stopping.ask_at - self._clock(), stopping.why)
 
     async def _stop(self, id: str, server: Server) -> None:
-        """Stop one server and wait until the Hub lists it no more, however long that takes."""
+        """Stop one server and wait until the Hub lists it no more, however long that takes.
+
+        One that fails otherwise than by the Hub's answer is told, and begins again later.
+        """
+        try:
+            await self._stop_until_gone(id, server)
+        except Exception as error:
+            self.quarantine.failed(STOPPING, "workload", id, error)
+        else:
+            self.quarantine.passed(STOPPING, "workload", id)
+
+    async def _stop_until_gone(self, id: str, server: Server) -> None:
         stopping = self._stops[id] = _Stopping(server, self._clock())
         pause = self._poll
         while not await self._press(stopping):

@@ -19,7 +19,7 @@ from ..wording import outcomes
 from .change_set import ChangeSet, decide
 from .hub_servers import HubServers
 
-STEP = "looking after its lease"
+STEP, TIMING = "looking after its lease", "timing its lease"
 SESSION_LIVE = ("pending", "starting", "running", "checkpointing")
 
 
@@ -103,9 +103,10 @@ class Leases:
         self._renewed = {id: at for id, at in self._renewed.items() if id in live}
         expired = []
         for id, row in live.items():
-            ends = self._renewed.setdefault(id, now) + self.seconds
-            if now > ends:
-                expired.append((row, ends))
+            with self.quarantine.guard(TIMING, "workload", id):
+                ends = self._renewed.setdefault(id, now) + self.seconds
+                if now > ends:
+                    expired.append((row, ends))
         return expired
 
 

@@ -16,6 +16,7 @@ from contextlib import suppress
 from functools import partial
 
 from ..backends.base import BackendError, Seen
+from ..backends.local import LocalBackend
 from ..backends.remote import RemoteBackend
 from ..metrics import CYCLE_SECONDS, LEADER, count_decisions
 from ..quarantine import concerns_all
@@ -72,6 +73,11 @@ class Loop:
         self.actuator = Actuator(parts.store, parts.backend, parts.leader, parts.servers, parts.world.backoff)
         self.leases.quarantine = parts.world.quarantine
         self.actuator.quarantine = parts.world.quarantine
+        parts.channel.quarantine = parts.world.quarantine
+        if parts.servers is not None:
+            parts.servers.quarantine = parts.world.quarantine
+        if isinstance(parts.backend, RemoteBackend | LocalBackend):
+            parts.backend.set_aside_in(parts.world.quarantine)
         self.tick = parts.settings.tick_seconds
         self.lost_budget = parts.settings.max_failures_lost
         self.clock = parts.clock
@@ -329,7 +335,8 @@ class Loop:
         """Have jobs in backoff tried soon where nodes came back; return whether the store changed."""
         returned, change_set = set(self.world.returned), ChangeSet()
         if returned:
-            for change in self.world.backoff.wake(await self.world.rows_as_of_now(), returned, now):
+            rows, quarantine = await self.world.rows_as_of_now(), self.world.quarantine
+            for change in self.world.backoff.wake(rows, returned, now, quarantine):
                 change_set.add(change)
         woken = await self._commit(change_set, now)
         self.world.returned -= returned

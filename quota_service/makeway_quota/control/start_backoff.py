@@ -11,10 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from makeway_api.durations import duration
 
+from ..quarantine import Quarantine
 from ..store.records import Change, NewDecision, Workload
 from ..wording import outcomes
 from .change_set import decide
 
+WAKING = "trying it again where nodes came back"
 NO_ROOM = "no_room"
 """The reason code of a job for which its backend has no room, as in a quota of its namespace"""
 START_DEFERRED = "start_deferred"
@@ -103,33 +105,39 @@ class StartBackoff:
         change = Change(row.id, fields, row.version, expect_states=("starting",), drop_attempt=True)
         return change, decide(row, "requeue", code, message, attempt=row.attempt)
 
-    def wake(self, rows: Mapping[str, Workload], returned: Iterable[str], now: float) -> list[Change]:
+    def wake(
+        self, rows: Mapping[str, Workload], returned: Iterable[str], now: float, quarantine: Quarantine | None = None
+    ) -> list[Change]:
         """Return the changes by which jobs in backoff are tried soon, as these nodes came back, or were repaired.
 
         A job is tried FIRST seconds after its last try at the soonest, so that a node that comes and goes does not
         have others make way for it all the time. It no longer avoids these nodes.
         """
-        nodes = frozenset(returned)
-        changes = []
+        nodes, quarantine, changes = frozenset(returned), quarantine or Quarantine(), list[Change]()
         for id in sorted(self.refused if nodes else ()):
-            row = rows.get(id)
-            if row is None or row.reason_code != START_DEFERRED or row.reason_numbers.get("soon"):
-                continue
-            if (until := backoff_until(row, now)) is None:
-                continue
-            tried = until - delay_after(self.refused[id], START_DEFERRED)
-            soon = max(now, tried + FIRST)
-            if soon >= until:
-                continue
-            job = outcomes.job_of(row.name or row.id, row.owner)
-            fields: dict[str, object] = {
-                "not_before": soon,
-                "reason_numbers": {**row.reason_numbers, "soon": True},
-                "avoids": tuple(one for one in row.avoids if one[0] not in nodes),
-                "reason_message": outcomes.start_soon(job, sorted(nodes), row.reason_message),
-            }
-            changes.append(Change(id, fields, row.version, expect_states=("pending",)))
+            with quarantine.guard(WAKING, "workload", id):
+                if (row := rows.get(id)) is not None and (change := self._woken(row, nodes, now)) is not None:
+                    changes.append(change)
         return changes
+
+    def _woken(self, row: Workload, nodes: frozenset[str], now: float) -> Change | None:
+        """Return the change by which one job is tried soon; None where it is not in such a backoff."""
+        if row.reason_code != START_DEFERRED or row.reason_numbers.get("soon"):
+            return None
+        if (until := backoff_until(row, now)) is None:
+            return None
+        tried = until - delay_after(self.refused[row.id], START_DEFERRED)
+        soon = max(now, tried + FIRST)
+        if soon >= until:
+            return None
+        job = outcomes.job_of(row.name or row.id, row.owner)
+        fields: dict[str, object] = {
+            "not_before": soon,
+            "reason_numbers": {**row.reason_numbers, "soon": True},
+            "avoids": tuple(one for one in row.avoids if one[0] not in nodes),
+            "reason_message": outcomes.start_soon(job, sorted(nodes), row.reason_message),
+        }
+        return Change(row.id, fields, row.version, expect_states=("pending",))
 
 
 def retry_delay(failures: int, ran: float) -> float:

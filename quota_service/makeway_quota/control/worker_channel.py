@@ -16,11 +16,13 @@ from makeway_api.models.attempts import WorkerReportIn
 from ..backends.base import Key
 from ..backends.remote import LOST_AFTER
 from ..backends.workers import WorkerSeen
+from ..quarantine import Quarantine
 from ..store.outputs import Kind
 from ..store.store import Store
 from ..store.worker_reports import WorkerKey, WorkerReport
 from .attempt_tokens import AttemptTokens
 
+READING, RECORDING = "reading a report of its worker", "recording the end of its worker"
 LONGEST_STEP = 15.0
 """Seconds that may pass between two observations and still count as time in which a worker could be heard."""
 HEARD_EVERY = 20.0
@@ -44,6 +46,8 @@ class WorkerChannel:
     ) -> None:
         self.tokens = tokens
         self.lost_after = lost_after
+        self.quarantine = Quarantine()
+        """that of the loop, once it runs"""
         self._store = store
         self._clock = clock
         self._monotonic = monotonic
@@ -93,7 +97,8 @@ class WorkerChannel:
                 self._keep({report.key for report in found})
             changed = False
             for report in found:
-                changed |= self._take(report)
+                with self.quarantine.guard(READING, "workload", report.workload):
+                    changed |= self._take(report)
             return changed
 
     def _take(self, report: WorkerReport) -> bool:
@@ -102,6 +107,8 @@ class WorkerChannel:
         if before is not None and before.serial >= report.serial:
             return False
         self._serial = max(self._serial, report.serial)
+        if report.damaged:  # it stays as it was read before, until the worker reports again
+            raise ValueError(report.damaged)
         workers[report.worker] = report
         if before is None or before.heard_at != report.heard_at:
             self._heard[report.key] = self._awake
@@ -149,12 +156,11 @@ class WorkerChannel:
             if seen is not None and not seen.ended:
                 unknown[worker] = self.stored_report(report)
 
-        def write() -> None:
-            for worker, given in unknown.items():
-                self._store.worker_reports.write(worker, given, self._clock())
-
+        for worker, given in unknown.items():
+            if not self.quarantine.rests(RECORDING, "workload", worker[0]):
+                with self.quarantine.guard(RECORDING, "workload", worker[0]):
+                    await asyncio.to_thread(self._store.worker_reports.write, worker, given, self._clock())
         if unknown:
-            await asyncio.to_thread(write)
             await self.refresh()
 
     async def forget(self, workload: str, attempt: int) -> None:

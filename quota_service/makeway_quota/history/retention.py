@@ -25,7 +25,7 @@ from ..store.contents import Collected
 from ..store.errors import NotLeading, StoreError
 from ..store.pruning import Sweep
 from ..store.store import Store
-from .removals import TOLD, Removals, Rows, Skip
+from .row_removals import TOLD, RowRemovals, Rows, Skip
 
 T = TypeVar("T")
 log = logging.getLogger("makeway.retention")
@@ -190,7 +190,7 @@ class Retention:
             log.info("Removed what was too old: %s", ", ".join(f"{n} {what}" for what, n in removed.items() if n))
         return sweep
 
-    async def _remove_rows(self, removals: Removals, now: float, term: int | None) -> dict[str, int]:
+    async def _remove_rows(self, removals: RowRemovals, now: float, term: int | None) -> dict[str, int]:
         """Remove the rows that are too old, and the contents that no row refers to; return how many by kind."""
         pruning, keep = self._store.pruning, self.keep
         decided, told, noted = (
@@ -216,7 +216,7 @@ class Retention:
         removed["files"] = await removals.step(UNUSED_CONTENTS, lambda: self._forget_blobs(removals, term), 0)
         return removed
 
-    async def _figures(self, removals: Removals) -> dict[str, Any]:
+    async def _figures(self, removals: RowRemovals) -> dict[str, Any]:
         """Return free space of the database's file, and what there is then."""
         pruning, name = self._store.pruning, "returning free space"
         pages = partial(removals.all, name, lambda n, _: pruning.give_back(min(n, PAGES_AT_ONCE)))
@@ -240,10 +240,10 @@ class Retention:
             self._ages = AgeClock(self._clock, self._monotonic, last.clock if last else None)
         return self._ages.now()
 
-    def _removals(self) -> Removals:
-        return Removals(self.quarantine, partial(self._store.probe, 0.0), self._rest, self._threads)
+    def _removals(self) -> RowRemovals:
+        return RowRemovals(self.quarantine, partial(self._store.probe, 0.0), self._rest, self._threads)
 
-    async def _forget_workloads(self, removals: Removals, before: float, term: int | None) -> int:
+    async def _forget_workloads(self, removals: RowRemovals, before: float, term: int | None) -> int:
         """Remove workloads, their outputs first: each transaction is short, and none is done again."""
         pruning, total, gone = self._store.pruning, 0, 1
         whole, parts = Rows(removals, OLD_WORKLOADS), Rows(removals, OLD_OUTPUTS)
@@ -264,7 +264,7 @@ class Retention:
         parts.end()
         return total
 
-    async def _forget_blobs(self, removals: Removals, term: int | None) -> int:
+    async def _forget_blobs(self, removals: RowRemovals, term: int | None) -> int:
         """Remove the file contents that no workload refers to any more, some megabytes in one transaction."""
         pruning, pace, total = self._store.pruning, removals.pace(), 0
         after: str | None = ""
@@ -281,22 +281,22 @@ class Retention:
     def _forget_these(self, term: int | None, digests: Sequence[str]) -> int:
         return self._store.pruning.forget_blobs(digests, self._clock(), term)
 
-    async def _collect(self, removals: Removals, now: float) -> Collected:
+    async def _collect(self, removals: RowRemovals, now: float) -> Collected:
         """Remove the large files that no workload refers to."""
         contents = self._store.contents
         found = await self._call(contents.collect, now)
-        removals.tell(UNUSED_FILES, "file", contents.unremovable)
+        removals.note_failed(UNUSED_FILES, "file", contents.unremovable)
         return found
 
-    async def _clear_contents(self, removals: Removals, *, again: bool = True) -> int:
+    async def _clear_contents(self, removals: RowRemovals, *, again: bool = True) -> int:
         """Remove the large files whose last row was removed; `again`: those, too, that could not be removed before."""
         contents = self._store.contents
         known = frozenset[str]() if again else frozenset(self.quarantine.names(DELETED_FILES, "file"))
         found = await self._call(contents.clear, self._clock(), known)
-        removals.tell(DELETED_FILES, "file", contents.unremovable, known)
+        removals.note_failed(DELETED_FILES, "file", contents.unremovable, known)
         return found
 
-    async def _count(self, removals: Removals, now: float) -> None:
+    async def _count(self, removals: RowRemovals, now: float) -> None:
         """Measure the folders of jobs on this disk, count every account anew, and take room on the disk again."""
         accounts, store, nobody = self._store.accounts, self._store, list[str]()
         await removals.step("measuring folders of jobs", lambda: self._measure_folders(removals), None)
@@ -307,7 +307,7 @@ class Retention:
         await removals.step(RESERVE, lambda: self._call(store.fill_reserve), None)
         await removals.step("noting what grows", lambda: self._call(lambda: store.growth.note(now, self._room())), None)
 
-    async def _measure_folders(self, removals: Removals) -> None:
+    async def _measure_folders(self, removals: RowRemovals) -> None:
         accounts, sizes = self._store.accounts, dict[str, int]()
         if self._measure is None:
             return
@@ -321,7 +321,7 @@ class Retention:
     def _recount(self, owner: str, _: int) -> None:
         self._store.accounts.recount(owner)
 
-    async def _purge_folders(self, removals: Removals, term: int | None, leave: Collection[str] = ()) -> int:
+    async def _purge_folders(self, removals: RowRemovals, term: int | None, leave: Collection[str] = ()) -> int:
         """Purge the folders of removed jobs; return how many are gone. The next pass asks again for all others."""
         pruning, total, after = self._store.pruning, 0, ""
         failing, forget = dict.fromkeys(leave), partial(self._forget_purges, term)

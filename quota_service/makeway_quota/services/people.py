@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from makeway_api.models import PersonWork
 
 from ..control.hub_client import HubUnreachable
+from ..quarantine import concerns_all
 from ..store.people import is_retired
 from ..store.records import Workload
 from .caller import Caller
 from .context import Context
 from .jobs import cancellation
-from .refusals import busy, refuse
+from .refusals import busy, refuse, some_failed
 
 AT_ONCE = 200
 """Jobs that are cancelled in one transaction."""
@@ -24,17 +27,35 @@ class PeopleService:
 
     async def cancel_all(self, caller: Caller, name: str) -> PersonWork:
         """Cancel every job of a person that has not ended; notebooks are stopped at the Hub, where they are its."""
-        context, cancelled = self._context, 0
+        context, cancelled, refused = self._context, 0, dict[str, Exception]()
         name = context.world.people.named(name)
         if context.world.people.person(name) is None and not await self._live(name):
             await self._check_user(name, "whose jobs could be cancelled")
-        while rows := [row for row in await self._live(name) if row.kind == "job" and not row.cancel_requested]:
-            now = context.clock()
-            pairs = [cancellation(row, caller.name, now) for row in rows[:AT_ONCE]]
-            changes, decisions = [change for change, _ in pairs], [decision for _, decision in pairs]
-            cancelled += len(await context.call(context.store.commit, changes, decisions, now=now))
+        while rows := [row for row in await self._cancellable(name) if row.id not in refused][:AT_ONCE]:
+            cancelled += await self._cancel(caller, rows, refused)
             context.wake()
+        if refused:
+            raise some_failed("cancelled", refused)
         return PersonWork(name=name, workloads=cancelled)
+
+    async def _cancellable(self, name: str) -> list[Workload]:
+        return [row for row in await self._live(name) if row.kind == "job" and not row.cancel_requested]
+
+    async def _cancel(self, caller: Caller, rows: Sequence[Workload], refused: dict[str, Exception]) -> int:
+        """Cancel jobs together; where that fails by one of them, all others; return how many."""
+        context, now = self._context, self._context.clock()
+        try:
+            pairs = [cancellation(row, caller.name, now) for row in rows]
+            changes, decisions = [change for change, _ in pairs], [decision for _, decision in pairs]
+            return len(await context.call(context.store.commit, changes, decisions, now=now))
+        except Exception as error:
+            if concerns_all(error.__cause__ or error):
+                raise
+            if len(rows) < 2:
+                refused |= {row.id: error for row in rows}
+                return 0
+        middle = len(rows) // 2
+        return await self._cancel(caller, rows[:middle], refused) + await self._cancel(caller, rows[middle:], refused)
 
     async def give(self, caller: Caller, name: str, to: str) -> PersonWork:
         """File the work of a deleted person under another name: theirs again, or a colleague's who goes on with it."""

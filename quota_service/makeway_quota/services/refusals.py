@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from makeway_api.errors import MakewayError
+from makeway_api.quantities import count
 
 from ..store.errors import Conflict, KeyReused, NotLeading, OutcomeUnknown, Removed, StoreError, TooMany, TooMuchKept
 
 log = logging.getLogger("makeway.requests")
 
+MOST_NAMED = 5
+"""Jobs that a sentence names"""
 DATABASE_PAUSE = 3.0
 """Seconds after which a request may be repeated that the database did not answer."""
 
@@ -63,3 +66,15 @@ def database_errors() -> Iterator[None]:
         log.warning("A request could not use the database: %s", error)
         message = "Makeway's database does not answer, so nothing was changed. Running work goes on; try again shortly."
         raise busy(message, "database_unavailable", 503, DATABASE_PAUSE) from error
+
+
+def some_failed(done: str, failed: Mapping[str, Exception]) -> MakewayError:
+    """Return the error of a request that was carried out (`done`: cancelled, deleted) but for some jobs."""
+    for id, error in failed.items():
+        log.error("The job %s could not be %s", id, done, exc_info=error)
+    jobs, more = ", ".join(list(failed)[:MOST_NAMED]), " and others" if len(failed) > MOST_NAMED else ""
+    message = (
+        f"{count(len(failed), 'job')} could not be {done} ({jobs}{more}), and all others were. "
+        "The log of the service has the reason: repeat the request once that is mended."
+    )
+    return refuse(message, "some_failed", 500)

@@ -22,13 +22,14 @@ from makeway_api.models import (
 
 from ..backends.local import LocalBackend
 from ..engine.snapshot import ADMITTED
+from ..quarantine import concerns_all
 from ..store.accounts import KINDS, AccountLine
 from ..store.job_sizes import OutputSize
 from ..store.records import NewDecision, Workload
 from .caller import Caller
 from .context import Context
 from .job_access import JobAccess
-from .refusals import refuse
+from .refusals import refuse, some_failed
 
 AT_ONCE = 50
 """Ended jobs that are deleted one after the other before others are looked for"""
@@ -158,7 +159,11 @@ class StorageService:
         row = await self._access.changeable(caller, id, "delete")
         if row.live:
             raise refuse(f"{row.name} has not ended ({row.state}): cancel it first.", "not_ended", 409)
-        return await self._context.call(self._delete_all, caller, row.owner, [row.id])
+        refused: dict[str, Exception] = {}
+        deleted = await self._context.call(self._delete_all, caller, row.owner, [row.id], refused)
+        if refused:
+            raise some_failed("deleted", refused)
+        return deleted
 
     async def delete_of_person(self, caller: Caller, request: StorageDelete) -> StorageDeleted:
         """Delete the ended jobs of a person for good."""
@@ -166,33 +171,53 @@ class StorageService:
         before = now + 1 if request.ended_before is None else request.ended_before.timestamp()
 
         def delete() -> StorageDeleted:
-            store, jobs, size = self._context.store, 0, 0
-            while ids := store.pruning.ended_jobs(owner, before, AT_ONCE):
-                done = self._delete_all(caller, owner, ids)
+            store, jobs, size, refused = self._context.store, 0, 0, dict[str, Exception]()
+            while ids := store.pruning.ended_jobs(owner, before, AT_ONCE, [(id,) for id in refused]):
+                known = len(refused)
+                done = self._delete_all(caller, owner, ids, refused)
                 jobs, size = jobs + done.jobs, size + done.bytes
-                if not done.jobs:
+                if not done.jobs and len(refused) == known:
                     break
+            if refused:
+                raise some_failed("deleted", refused)
             return StorageDeleted(jobs=jobs, bytes=size)
 
         return await self._context.call(delete)
 
-    def _delete_all(self, caller: Caller, owner: str, ids: Sequence[str]) -> StorageDeleted:
+    def _delete_all(
+        self, caller: Caller, owner: str, ids: Sequence[str], refused: dict[str, Exception]
+    ) -> StorageDeleted:
         """Remove ended jobs of a person with everything of theirs, in small transactions.
 
-        The bytes are those of the jobs that this call removed, whatever others remove or add at the same time.
+        One that cannot be removed is added to `refused`, and keeps no other. The bytes are those of the jobs that this
+        call removed, whatever others remove or add at the same time.
         """
-        store, now, jobs, size = self._context.store, self._context.clock(), 0, 0
+        jobs = size = 0
         for id in ids:
-            held = sum(self._measured(id).values())
-            while store.pruning.forget_outputs_of(id, PIECES_AT_ONCE, now):
-                pass
-            if (row := store.pruning.forget_ended(id, now)) is not None:
+            try:
+                held = self._delete_one(caller, id)
+            except Exception as error:
+                if concerns_all(error):
+                    raise
+                refused[id] = error
+                continue
+            if held is not None:
                 jobs, size = jobs + 1, size + held
-                name = row.name or id
-                message = f"{caller.name} deleted {name} of {row.owner}, with its files, log, result and checkpoints."
-                store.commit([], [NewDecision("delete", id, row.team, row.owner, "deleted", message)], now=now)
-        store.accounts.recount(owner)
+        self._context.store.accounts.recount(owner)
         return StorageDeleted(jobs=jobs, bytes=size)
+
+    def _delete_one(self, caller: Caller, id: str) -> int | None:
+        """Remove an ended job with everything of it, and return its bytes; None if it is gone, or lives."""
+        store, now = self._context.store, self._context.clock()
+        held = sum(self._measured(id).values())
+        while store.pruning.forget_outputs_of(id, PIECES_AT_ONCE, now):
+            pass
+        row = store.pruning.forget_ended(id, now)
+        if row is None:
+            return None
+        message = f"{caller.name} deleted {row.name or id} of {row.owner}, with its files, log, result and checkpoints."
+        store.commit([], [NewDecision("delete", id, row.team, row.owner, "deleted", message)], now=now)
+        return held
 
 
 def _is_over(row: Workload, attempt: int) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 
+from ..quarantine import concerns_all
 from ..store.records import FilesOf, KeptLimits, NewDecision, NewWorkload, Submission, SubmissionKey, Workload
 from ..store.store import Store
 
@@ -53,6 +54,17 @@ class SubmissionBatcher:
             self._writing = asyncio.create_task(self._write())
         return await answer
 
+    async def _answers(self, submissions: Sequence[Submission]) -> list[Workload | Exception]:
+        """Write submissions together; where that fails by one of them, the others are written without it."""
+        add = partial(self._store.add_workloads, submissions, now=self._clock())
+        try:
+            return [*await asyncio.get_running_loop().run_in_executor(self._thread, add)]
+        except Exception as error:
+            if len(submissions) < 2 or concerns_all(error):
+                return [error] * len(submissions)
+        middle = len(submissions) // 2
+        return [*await self._answers(submissions[:middle]), *await self._answers(submissions[middle:])]
+
     def close(self) -> None:
         """End the thread that writes."""
         self._thread.shutdown(wait=False)
@@ -64,12 +76,7 @@ class SubmissionBatcher:
                 await asyncio.sleep(pause)
             began = loop.time()
             batch, self._waiting = self._waiting[:MOST_AT_ONCE], self._waiting[MOST_AT_ONCE:]
-            add = partial(self._store.add_workloads, [submission for submission, _ in batch], now=self._clock())
-            answers: list[Workload | Exception]
-            try:
-                answers = [*await loop.run_in_executor(self._thread, add)]
-            except Exception as error:
-                answers = [error] * len(batch)
+            answers = await self._answers([submission for submission, _ in batch])
             self._not_before = began + pace(loop.time() - began)
             for (_, future), answer in zip(batch, answers, strict=True):
                 if future.done():  # the request was cancelled; the submission stands

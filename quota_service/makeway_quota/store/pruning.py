@@ -126,9 +126,10 @@ class Pruning:
             _drop(connection, [row["blob"] for row in gone if row["blob"] is not None], now)
             return len(gone)
 
-    def ended_jobs(self, owner: str, ended_before: float, limit: int) -> list[str]:
+    def ended_jobs(self, owner: str, ended_before: float, limit: int, skip: Skip = ()) -> list[str]:
         """Return the first jobs of a person that ended before a time."""
         query = select(W.id).where(W.owner == rows.clean(owner), ENDED_ROW, W.kind == "job", W.ended_at < ended_before)
+        query = query.where(*_besides(workloads, skip))
         with self._database.read() as connection:
             return list(connection.execute(query.order_by(W.ended_at).limit(limit)).scalars())
 

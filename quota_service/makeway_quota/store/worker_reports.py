@@ -44,6 +44,8 @@ class WorkerReport(NamedTuple):
     serial: int
     heard_at: float
     report: Mapping[str, Any]
+    damaged: str = ""
+    """why its row cannot be read, which then has an empty report"""
 
     @property
     def key(self) -> WorkerKey:
@@ -80,7 +82,7 @@ class WorkerReports:
                 return None
             if found.report.get("exit") and not report.get("exit"):
                 return found
-            found = found._replace(serial=_next(connection), heard_at=at, report=report)
+            found = found._replace(serial=_next(connection), heard_at=at, report=report, damaged="")
             connection.execute(update(worker_reports).where(*_is(key)).values(_values(found)))
             if (report.get("exit") or {}).get("result_unsent"):
                 connection.execute(delete(outputs).where(*_result_of(key)))
@@ -127,11 +129,21 @@ def _one(connection: Connection, key: WorkerKey) -> WorkerReport | None:
 
 
 def _report(row: Any) -> WorkerReport:
-    return WorkerReport(**{**row._mapping, "report": json.loads(row.report)})
+    """Return a report; one that is damaged hides no other, and ends when its worker reports again."""
+    try:
+        report = json.loads(row.report)
+        if not isinstance(report, dict):
+            raise ValueError("it is no object of JSON")
+    except Exception as error:
+        why = f"its report is damaged ({type(error).__name__})"
+        return WorkerReport(**{**row._mapping, "report": {}, "damaged": why})
+    return WorkerReport(**{**row._mapping, "report": report})
 
 
 def _values(report: WorkerReport) -> dict[str, Any]:
-    return {**report._asdict(), "report": rows.to_json(report.report)}
+    values = {**report._asdict(), "report": rows.to_json(report.report)}
+    del values["damaged"]
+    return values
 
 
 def _next(connection: Connection) -> int:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from makeway_api.durations import duration
 
+from ...quarantine import Quarantine
 from ..base import Key
 from ..machines import Machines
 from ..workers import WorkerSeen
@@ -19,6 +20,7 @@ from .pod_ends import NO_COMMAND, gone, machines_of, never_ran
 from .pod_states import JobPod
 from .pod_waits import LIMITS, with_cause
 
+SORTING, READING = "sorting its pod", "reading its pods"
 UNFINISHED = Machines(0, unfinished=True)
 MOST_REMADE = 3
 """How often the pods of an attempt are made again that others deleted before they ran; then its job waits longer."""
@@ -37,8 +39,12 @@ class AttemptPods:
     """The pods by attempt, as the informer showed them last. Not thread-safe."""
 
     def __init__(self, limits: Mapping[str, float] = LIMITS, clock: Callable[[], float] = time.monotonic) -> None:
+        self.quarantine = Quarantine()
+        """that of the loop, once it runs"""
         self._limits = limits
         self._clock = clock
+        self._unsorted: set[str] = set()
+        """pods that changed and could not be sorted"""
         self._by_key: dict[Key, dict[str, JobPod]] = {}
         self._key_of: dict[str, Key] = {}
         """the attempt of each pod in `_by_key`, by the pod's name"""
@@ -74,23 +80,37 @@ class AttemptPods:
 
     def sort(self, changed: Iterable[str], pods: Mapping[str, JobPod]) -> None:
         """Take the pods that changed, by the keys that the informer has them under."""
-        for one in changed:
+        changed, self._unsorted = self._unsorted.union(changed), set()
+        for one in sorted(changed):
             name = one.partition("/")[2]
-            if (pod := pods.get(one)) is not None:
-                of_key = self._by_key.setdefault(pod.key, {})
-                of_key[name] = with_cause(pod, of_key.get(name))
-                self._key_of[name] = pod.key
-                if pod.termination_message:
-                    self._with_final_report.add(pod.key)
-                self._stale.add(pod.key)
-            elif (key := self._key_of.pop(name, None)) is not None:
-                self._stale.add(key)
-                del self._by_key[key][name]
-                if not self._by_key[key]:
-                    del self._by_key[key]
-                    if key in self._forgotten:
-                        self._forgotten.discard(key)
-                        self._left.pop(key, None)
+            if self.quarantine.rests(SORTING, "pod", name):
+                self._unsorted.add(one)
+                continue
+            sorted_in = False
+            with self.quarantine.guard(SORTING, "pod", name):
+                self._sort_in(name, pods.get(one))
+                sorted_in = True
+            if not sorted_in:
+                self._unsorted.add(one)
+
+    def _sort_in(self, name: str, pod: JobPod | None) -> None:
+        """Take one pod as it is now; None: it is gone."""
+        if pod is not None:
+            of_key = self._by_key.setdefault(pod.key, {})
+            before, of_key[name] = of_key.get(name), pod  # it is there, whatever else is understood of it
+            self._key_of[name] = pod.key
+            self._stale.add(pod.key)
+            if pod.termination_message:
+                self._with_final_report.add(pod.key)
+            of_key[name] = with_cause(pod, before)
+        elif (key := self._key_of.pop(name, None)) is not None:
+            self._stale.add(key)
+            del self._by_key[key][name]
+            if not self._by_key[key]:
+                del self._by_key[key]
+                if key in self._forgotten:
+                    self._forgotten.discard(key)
+                    self._left.pop(key, None)
 
     def of(self, key: Key) -> list[JobPod]:
         """Return the pods of an attempt that are listed."""
@@ -191,16 +211,27 @@ class AttemptPods:
             self._usable = usable
             self._stale.update(key for key, machines in self._found.items() if not machines.present)
         now = self._clock()
-        for key in self._stale | self._waiting.keys() | self._torn:
-            machines = self._read(key, now, reported.get(key, {}))
-            if machines is None:
-                self._found.pop(key, None)
-                self._waiting.pop(key, None)
-                self._torn.discard(key)
-            elif self._found.get(key) != machines:
-                self._found[key] = machines
-        self._stale.clear()
+        due, self._stale = self._stale | self._waiting.keys() | self._torn, set()
+        for key in due:
+            if self.quarantine.rests(READING, "workload", key[0]):
+                self._stale.add(key)
+                continue
+            read = False
+            with self.quarantine.guard(READING, "workload", key[0]):
+                self._keep(key, self._read(key, now, reported.get(key, {})))
+                read = True
+            if not read:  # what is there is not gone, and is not started a second time
+                self._stale.add(key)
+                self._found.setdefault(key, Machines(1))
         return dict(self._found)
+
+    def _keep(self, key: Key, machines: Machines | None) -> None:
+        if machines is None:
+            self._found.pop(key, None)
+            self._waiting.pop(key, None)
+            self._torn.discard(key)
+        elif self._found.get(key) != machines:
+            self._found[key] = machines
 
     def _read(self, key: Key, now: float, workers: Mapping[int, WorkerSeen]) -> Machines | None:
         """Return what an attempt's pods are together; None where it is not reported."""

@@ -17,6 +17,7 @@ from makeway_api.durations import duration
 from makeway_api.pod_labels import INSTANCE, MANAGED_BY, MANAGER
 
 from ...policy import Document
+from ...quarantine import Quarantine
 from ..base import BackendError, BackendRefusal, BackendUnavailable, EndTries, Key, NodeSeen, StartOrder
 from ..machines import Machines
 from ..remote import LOST_AFTER, REPORT_WITHIN, RemoteBackend
@@ -24,7 +25,7 @@ from .attempt_pods import AttemptPods
 from .checkpoint_folders import CheckpointFolders
 from .client import SILENT, ApiClient, ApiRefusal, ApiUnreachable, Object, together
 from .creation import create_once
-from .dead_nodes import NODE_LOST_AFTER, DeadNodes, NodeState
+from .dead_nodes import NODE_LOST_AFTER, DeadNodes, NodeReadiness
 from .gang import create_shared
 from .homes import Homes, HomeSetting
 from .informer import USUAL, Informer, Timing
@@ -139,6 +140,11 @@ class KubernetesBackend(RemoteBackend):
         self.attempt_pods.end_term()
         self._removals.drop()
 
+    def set_aside_in(self, quarantine: Quarantine) -> None:
+        """Set aside in this quarantine what an observation fails with."""
+        super().set_aside_in(quarantine)
+        self.attempt_pods.quarantine = self.inventory.quarantine = quarantine
+
     def follow_policy(self, document: Callable[[], Document]) -> None:
         """Use the pools and pod templates of the document that this returns."""
         self._worker_pods.follow(document)
@@ -192,10 +198,13 @@ class KubernetesBackend(RemoteBackend):
             self._tokens.clear()
             self._removals.drop()
         usable = {name: node.ready for name, node in self.inventory.nodes.objects.items()}
-        self._removals.look_after(self._listed, self._is_ending, self._check_reachable)
-        self._dead_nodes.observe(self._node_states(), followed=not self.problem)
+        with self.quarantine.step("deleting pods that stay"):
+            self._removals.look_after(self._listed, self._is_ending, self._check_reachable)
+        with self.quarantine.step("looking for dead nodes"):
+            self._dead_nodes.observe(self._node_states(), followed=not self.problem)
         if self._may_act():
-            await record_final_reports(self.channel, self.attempt_pods, reported)
+            with self.quarantine.step("reading final reports of pods"):
+                await record_final_reports(self.channel, self.attempt_pods, reported)
         return self.attempt_pods.machines(usable, self.channel.seen())
 
     async def start(self, order: StartOrder) -> None:
@@ -333,11 +342,13 @@ class KubernetesBackend(RemoteBackend):
         pod = self.pods.objects.get(f"{self.settings.namespace}/{name}")
         return None if pod is None else pod.uid
 
-    def _node_states(self) -> dict[str, NodeState]:
+    def _node_states(self) -> dict[str, NodeReadiness]:
         """Return where the nodes of pools are, and which of them are ready."""
         found = {name: node for name, node in self.inventory.seen().items() if node.pool}
         zones = {name: self.inventory.nodes.objects[name].labels.get(ZONE, "") for name in found}
-        return {name: NodeState(node.ready, node.pool, zones[name], node.down_since) for name, node in found.items()}
+        return {
+            name: NodeReadiness(node.ready, node.pool, zones[name], node.down_since) for name, node in found.items()
+        }
 
     def _is_ending(self, name: str) -> bool:
         """Whether the end of the attempt of a pod was ordered, so that its pods are removed again for that."""

@@ -24,8 +24,8 @@ MANY = 3
 
 
 @dataclass(frozen=True, slots=True)
-class NodeState:
-    """Where a node is, and since when it is not ready (Unix seconds; None: it is, or nobody knows)."""
+class NodeReadiness:
+    """Where a node is, and since when it is not ready (Unix seconds; None: it is, or that is not known)."""
 
     ready: bool
     pool: str = ""
@@ -43,7 +43,7 @@ class DeadNodes:
         self._looked_at = monotonic()
         self._since: dict[str, float] = {}
 
-    def observe(self, nodes: Mapping[str, NodeState], followed: bool) -> None:
+    def observe(self, nodes: Mapping[str, NodeReadiness], followed: bool) -> None:
         """Note which nodes of pools are ready; `followed`: whether what the cluster says is up to date.
 
         The time of a node that is cut off with others begins when it no longer is.
@@ -62,7 +62,7 @@ class DeadNodes:
         return frozenset(name for name, since in self._since.items() if self._observed - since >= self.after)
 
 
-def _is_cut_off(name: str, nodes: Mapping[str, NodeState]) -> bool:
+def _is_cut_off(name: str, nodes: Mapping[str, NodeReadiness]) -> bool:
     """Whether a node that is down seems to be out of reach together with others."""
     node, others = nodes[name], [other for key, other in nodes.items() if key != name]
     if not any(other.ready for other in others):
@@ -75,13 +75,13 @@ def _is_cut_off(name: str, nodes: Mapping[str, NodeState]) -> bool:
     return _fell_with_all(node, pool) or _fell_with_all(node, zone)
 
 
-def _fell_with_all(node: NodeState, others: Iterable[NodeState]) -> bool:
+def _fell_with_all(node: NodeReadiness, others: Iterable[NodeReadiness]) -> bool:
     """Whether none of the others is ready, and one of them went down at the same moment as a node."""
     others = list(others)
     return not any(other.ready for other in others) and any(_fell_together(node, other) for other in others)
 
 
-def _fell_together(node: NodeState, other: NodeState) -> bool:
+def _fell_together(node: NodeReadiness, other: NodeReadiness) -> bool:
     if other.ready:
         return False
     if node.down_since is None or other.down_since is None:

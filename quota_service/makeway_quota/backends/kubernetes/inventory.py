@@ -15,12 +15,14 @@ from functools import partial
 from typing import Any
 
 from ...engine.snapshot import GPU
+from ...quarantine import Kind, Quarantine
 from ..base import NodeSeen, WorkloadPod
 from .client import ApiClient
 from .informer import USUAL, Informer, Timing
 from .nodes import ClusterNode, NodeSelector, model_of, pool_of, project_node, untolerated
 from .pod_requests import PodShare, project_share
 
+READING, COUNTING = "reading it", "counting what it holds"
 MOST_DEVICES = 4096
 """GPUs of one node; one that claims to have more takes no work"""
 HELD = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
@@ -44,7 +46,13 @@ class KubernetesInventory:
         clock: Callable[[], float] = time.time,
     ) -> None:
         """`instance` is the installation whose pods are ours, `namespace` that of its jobs' pods ("": any)."""
+        self.quarantine = Quarantine()
+        """that of the loop, once it runs"""
         self._clock = clock
+        self._unread: set[str] = set()
+        """nodes that changed and could not be read"""
+        self._uncounted: set[str] = set()
+        """pods that changed and could not be counted"""
         self._down_since: dict[str, float] = {}
         """since when nodes are not ready of which Kubernetes does not say it"""
         self._selectors = tuple(selectors)
@@ -93,24 +101,44 @@ class KubernetesInventory:
         """Use these selectors from now on, as a policy document came into force."""
         if tuple(selectors) != self._selectors:
             self._selectors = tuple(selectors)
-            each = ((name, self._dated(node)) for name, node in self._all())
-            self._seen = {name: _seen(node, self._selectors, self._shares(name)) for name, node in each}
+            self._unread.update(self.nodes.objects)
 
     def seen(self) -> Mapping[str, NodeSeen]:
         """Return the nodes by name as they are now; those in no pool have the pool "" and no devices."""
-        changed = self.nodes.take()
-        for key in self.pods.take():
-            share = self.pods.objects.get(key)
-            before, now = self._node_of.get(key), share.node if share else None
-            changed.update(name for name in (before, now) if name is not None)
-            self._move(key, before, now)
-        for name in changed:
-            if (node := self.nodes.objects.get(name)) is not None:
-                self._seen[name] = _seen(self._dated(node), self._selectors, self._shares(name))
-            else:
-                self._seen.pop(name, None)
-                self._down_since.pop(name, None)
+        changed = self.nodes.take() | self._unread
+        pods, self._uncounted, self._unread = self.pods.take() | self._uncounted, set(), set()
+        for key in sorted(pods):
+            if not self._is_done(COUNTING, "pod", key, partial(self._count, key, changed)):
+                self._uncounted.add(key)
+        for name in sorted(changed):
+            if not self._is_done(READING, "node", name, partial(self._read, name)):
+                self._unread.add(name)
         return self._seen
+
+    def _is_done(self, step: str, kind: Kind, name: str, work: Callable[[], None]) -> bool:
+        """Whether something was done with one node or pod; False where it fails, or has to rest after it failed."""
+        if self.quarantine.rests(step, kind, name):
+            return False
+        with self.quarantine.guard(step, kind, name):
+            work()
+            return True
+        if kind == "node" and (before := self._seen.get(name)) is not None:
+            self._seen[name] = replace(before, cordoned=True)  # runs on, and takes no work until it can be read
+        return False
+
+    def _count(self, key: str, changed: set[str]) -> None:
+        """Note on which node a pod is now, and add the nodes that this changes."""
+        share = self.pods.objects.get(key)
+        before, now = self._node_of.get(key), share.node if share else None
+        changed.update(name for name in (before, now) if name is not None)
+        self._move(key, before, now)
+
+    def _read(self, name: str) -> None:
+        if (node := self.nodes.objects.get(name)) is not None:
+            self._seen[name] = _seen(self._dated(node), self._selectors, self._shares(name))
+        else:
+            self._seen.pop(name, None)
+            self._down_since.pop(name, None)
 
     def allocatable(self, node: str, resource: str) -> int:
         """Return what a node offers of a resource, in the units of ClusterNode; 0 where it offers none, or is gone."""
@@ -123,9 +151,6 @@ class KubernetesInventory:
             self._down_since.pop(node.name, None)
             return node
         return replace(node, down_since=self._down_since.setdefault(node.name, self._clock()))
-
-    def _all(self) -> list[tuple[str, ClusterNode]]:
-        return list(self.nodes.objects.items())
 
     def _shares(self, node: str) -> list[PodShare]:
         return [self.pods.objects[key] for key in sorted(self._on_node.get(node, ())) if key in self.pods.objects]

@@ -43,7 +43,7 @@ def report_of(pod: JobPod) -> WorkerReportIn | None:
         return None
     try:
         report = WorkerReportIn.model_validate_json(pod.termination_message)
-    except ValueError:
+    except (ValueError, RecursionError, OverflowError):
         return None
     if report.exit is None:
         return None

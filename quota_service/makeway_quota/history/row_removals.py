@@ -53,7 +53,7 @@ class Pace:
             await asyncio.sleep(took * self.rest)
 
 
-class Removals:
+class RowRemovals:
     """What one pass removes. `probe` raises StoreError where the database cannot be written at all."""
 
     def __init__(
@@ -140,8 +140,8 @@ class Removals:
             self.quarantine.passed(step, "row", f"{table} {key}")
         return found
 
-    def tell(self, step: str, kind: Kind, failed: Mapping[str, Exception], still: Collection[str] = ()) -> None:
-        """Tell what a step fails with until the next pass; end the quarantine of all others but those in `still`."""
+    def note_failed(self, step: str, kind: Kind, failed: Mapping[str, Exception], still: Collection[str] = ()) -> None:
+        """Set aside what a step fails with until the next pass, and end the quarantine of all but those in `still`."""
         for name, error in failed.items():
             self.quarantine.set_aside(step, kind, name, error, TOLD)
         for name in self.quarantine.names(step, kind) - failed.keys() - set(still):
@@ -151,7 +151,7 @@ class Removals:
 class Rows:
     """The old rows of one table, of which some may have to be skipped."""
 
-    def __init__(self, removals: Removals, step: str) -> None:
+    def __init__(self, removals: RowRemovals, step: str) -> None:
         self._removals = removals
         self._step = step
         self._pace = removals.pace()
@@ -186,8 +186,8 @@ class Rows:
                 self._removals.longest = max(self._removals.longest, self._pace.longest)
 
     def end(self) -> None:
-        """Tell which rows cannot be removed; all others were, or are not old any more."""
-        self._removals.tell(self._step, "row", self._names)
+        """Set aside the rows that cannot be removed; all others were, or are not old any more."""
+        self._removals.note_failed(self._step, "row", self._names)
 
 
 def _cause(error: Exception) -> Exception:
