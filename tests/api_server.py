@@ -43,6 +43,10 @@ class ApiServer(ApiClient):
         self._hear("POST", path)
         return {**body, "metadata": {**body["metadata"], "uid": "u"}}
 
+    async def replace(self, path: str, body: Object) -> Object:
+        self._hear("PUT", path)
+        return body
+
     async def delete(self, path: str, *, uid: str = "", grace: int | None = None) -> bool:
         self._hear("DELETE", path)
         self.graces.append(grace)

@@ -201,6 +201,7 @@ async def _components(
                 "the service: set MAKEWAY_TICKET_SECRET."
             )
         backend.connect(channel)
+        backend.identify(await asyncio.to_thread(store.identity))
     await backend.open()
     seen = await backend.observe()
     document, version = await asyncio.to_thread(current_policy, store, settings, clock(), partial(sizes, seen.nodes))

@@ -32,6 +32,7 @@ NEEDED = {
     *((verb, "pods", JOBS) for verb in ("get", "list", "watch", "create", "delete")),
     *((verb, kind, JOBS) for verb in ("create", "delete") for kind in ("services", "networkpolicies")),
     *(("create", kind, JOBS) for kind in ("secrets", "events")),
+    *((verb, "leases", JOBS) for verb in ("get", "create", "update")),
 }
 """Verb, resource and namespace of what the service asks of the API server; no namespace: of the whole cluster."""
 FOLLOWS = {(verb, "pods", space) for verb in ("list", "watch") for space in (NAMESPACE, "kube-system")}
@@ -53,8 +54,10 @@ RESOURCES = (
     "serviceaccounts/token",
     "nodes/proxy",
     "networkpolicies",
+    "leases",
 )
 GROUPS = {
+    "leases": "coordination.k8s.io",
     "networkpolicies": "networking.k8s.io",
     **dict.fromkeys(("roles", "clusterroles", "rolebindings", "clusterrolebindings"), "rbac.authorization.k8s.io"),
 }

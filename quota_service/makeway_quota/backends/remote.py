@@ -142,6 +142,9 @@ class RemoteBackend(ABC):
         """Set aside in this quarantine what an observation fails with."""
         self.quarantine = quarantine
 
+    def identify(self, database: str) -> None:  # noqa: B027 (not every backend shares what it runs on)
+        """Act in the name of this database from now on; called once, before `open`."""
+
     def follow_policy(self, document: Callable[[], Document]) -> None:  # noqa: B027 (not every backend reads it)
         """Use the policy document that this returns, from now on and whenever it has changed."""
 

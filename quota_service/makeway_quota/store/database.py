@@ -11,6 +11,7 @@ is neither a failure nor repeated: its outcome is looked up by the number of its
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 import os
@@ -234,6 +235,19 @@ class Database:
             with self.write(quiet=True):
                 pass
 
+    def identity(self) -> str:
+        """Return what tells this database from all others, and from its copies elsewhere."""
+        if self.sqlite:
+            return f"sqlite/{identity_beside(Path(self.url.database or ''))}"
+        with self.read() as connection:
+            where = connection.execute(text("SELECT current_database(), inet_server_addr(), inet_server_port()")).one()
+        try:
+            with self.read() as connection:
+                system = connection.execute(text("SELECT system_identifier FROM pg_control_system()")).scalar_one()
+        except StoreError:  # a managed server need not show it
+            system = ""
+        return f"postgresql/{hashlib.sha256(repr((*map(str, where), str(system))).encode()).hexdigest()[:32]}"
+
     def size(self) -> int:
         """Return the bytes on disk."""
         if self.sqlite:
@@ -348,6 +362,23 @@ def engine_for(url: URL, *, migrating: bool = False) -> Engine:
     event.listen(engine, "connect", connected)
     event.listen(engine, "begin", started_now)
     return engine
+
+
+def identity_beside(path: Path) -> str:
+    """Return a name that is kept in a file beside a database; a copy of that file, with another inode, gets its own.
+
+    A snapshot of the whole volume cannot be told from it.
+    """
+    kept = path.with_name(f"{path.name}.id")
+    with suppress(OSError):
+        name, _, inode = kept.read_text(encoding="ascii", errors="replace").partition(" ")
+        if name and inode.strip() == str(kept.stat().st_ino):
+            return name
+    name = uuid.uuid4().hex
+    with suppress(OSError):  # a full disk: it is made again at the next start
+        kept.touch(0o600)
+        kept.write_text(f"{name} {kept.stat().st_ino}\n", encoding="ascii")
+    return name
 
 
 def create_private(path: Path) -> None:

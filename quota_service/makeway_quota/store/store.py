@@ -98,6 +98,10 @@ class Store:
         self._notifications.close()
         self._database.close()
 
+    def identity(self) -> str:
+        """Return what tells this database from all others, and from its copies; it is the same for all replicas."""
+        return self._database.identity()
+
     def on_commit(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call `callback` after every commit that wrote something; return how to end that.
 

@@ -24,6 +24,7 @@ from ..remote import LOST_AFTER, REPORT_WITHIN, RemoteBackend
 from .attempt_pods import AttemptPods
 from .checkpoint_folders import CheckpointFolders
 from .client import SILENT, ApiClient, ApiRefusal, ApiUnreachable, Object, together
+from .cluster_lease import ClusterLease
 from .creation import create_once
 from .dead_nodes import NODE_LOST_AFTER, DeadNodes, NodeReadiness
 from .gang import create_shared
@@ -85,6 +86,8 @@ class KubernetesBackend(RemoteBackend):
         self._client = client
         self.attempt_pods = AttemptPods(limits, monotonic)
         self._dead_nodes = DeadNodes(min(node_lost_after, lost_after), monotonic)
+        self.lease: ClusterLease | None = None
+        """of the database that this service acts for, once it is known"""
         self._away_until = 0.0
         """until when the API server is not asked, as it did not answer (monotonic)"""
         self._wake: Callable[[], None] = lambda: None
@@ -121,7 +124,8 @@ class KubernetesBackend(RemoteBackend):
     @property
     def reachable(self) -> bool:
         """Whether the API server answers this replica, which has seen all of the cluster."""
-        return self._pulse.answers and self.inventory.synced and self.pods.synced
+        elsewhere = self.lease is not None and bool(self.lease.problem)
+        return self._pulse.answers and self.inventory.synced and self.pods.synced and not elsewhere
 
     @property
     def _namespace(self) -> str:
@@ -133,6 +137,15 @@ class KubernetesBackend(RemoteBackend):
         """Call `wake` whenever a node, a pod or a report changes."""
         super().on_change(wake)
         self._wake = wake
+
+    def identify(self, database: str) -> None:
+        """Act on the pods only while this database holds the installation's Lease."""
+        named = self.settings.namespace, self.settings.instance, database
+        self.lease = ClusterLease(self._client, *named, self._changed, self._monotonic)
+
+    def guard(self, may_act: Callable[[], bool]) -> None:
+        """Act only while `may_act`, and while no other database acts on the pods."""
+        super().guard(lambda: may_act() and (self.lease is None or self.lease.may_act))
 
     def restart(self) -> None:
         """Forget what an earlier term concluded and ordered, and end what it still deletes."""
@@ -152,7 +165,8 @@ class KubernetesBackend(RemoteBackend):
     @property
     def problem(self) -> str:
         """Why the cluster cannot be followed at the moment; "" when it can."""
-        return self.inventory.problem or self.pods.problem or ("" if self._pulse.answers else SILENT)
+        silent = "" if self._pulse.answers else SILENT
+        return self.inventory.problem or self.pods.problem or silent or (self.lease.problem if self.lease else "")
 
     async def open(self) -> None:
         """Read nodes and pods, or begin without them where the API server is down; BackendError where it refuses."""
@@ -160,6 +174,9 @@ class KubernetesBackend(RemoteBackend):
         self._tasks = [asyncio.create_task(self.pods.run()), asyncio.create_task(self._pulse.run())]
         try:
             async with asyncio.timeout(OPEN_SECONDS):
+                if self.lease is not None:
+                    await self.lease.look()
+                    self._tasks.append(asyncio.create_task(self.lease.run()))
                 await self.inventory.open()
                 await self.pods.wait_synced()
         except TimeoutError:
@@ -178,6 +195,8 @@ class KubernetesBackend(RemoteBackend):
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, super().close(stop_jobs=stop_jobs), return_exceptions=True)
+        if self.lease is not None:
+            await self.lease.release()
         await self._client.close()
 
     async def nodes(self) -> Mapping[str, NodeSeen]:

@@ -112,6 +112,10 @@ class ApiClient:
         """Create an object in the list of this path and return it as it was stored."""
         return await self._send("POST", path, body)
 
+    async def replace(self, path: str, body: Object) -> Object:
+        """Replace an object, of the version that the body names, and return it as it was stored."""
+        return await self._send("PUT", path, body)
+
     async def delete(self, path: str, *, uid: str = "", grace: int | None = None) -> bool:
         """Delete an object; with `uid` only that very one. Return whether there was such an object."""
         body: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}

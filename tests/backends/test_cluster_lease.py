@@ -1,0 +1,223 @@
+"""A copy of an installation on the same cluster neither starts nor removes pods beside the original, and says so."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections.abc import AsyncIterator, Mapping
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from api_server import PODS, ApiServer, node, pod
+from makeway_quota.backends.base import BackendUnavailable
+from makeway_quota.backends.kubernetes.client import ApiRefusal, ApiUnreachable, Object
+from makeway_quota.backends.kubernetes.cluster_lease import DURATION, EVERY, LONG_AGO, ClusterLease
+from makeway_quota.store.store import open_store
+from pod_backend import Backend, order
+
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/jobs/leases"
+
+
+class Cluster(ApiServer):
+    """An API server that keeps leases, as many services as there are have the same."""
+
+    def __init__(self, leases: dict[str, Object]) -> None:
+        super().__init__()
+        self.leases = leases
+
+    async def get(self, path: str, query: Mapping[str, str] | None = None) -> Object:
+        if not path.startswith(LEASES):
+            return await super().get(path, query)
+        self._hear("GET", path)
+        if (found := self.leases.get(path)) is None:
+            raise ApiRefusal(404, "NotFound", "there is none")
+        return found
+
+    async def create(self, path: str, body: Object) -> Object:
+        if path != LEASES:
+            return await super().create(path, body)
+        self._hear("POST", path)
+        key = f"{path}/{body['metadata']['name']}"
+        if key in self.leases:
+            raise ApiRefusal(409, "AlreadyExists", "it is there")
+        return self._keep(key, body)
+
+    async def replace(self, path: str, body: Object) -> Object:
+        self._hear("PUT", path)
+        if self.leases[path]["metadata"]["resourceVersion"] != body["metadata"]["resourceVersion"]:
+            raise ApiRefusal(409, "Conflict", "it has changed")
+        return self._keep(path, body)
+
+    def _keep(self, key: str, body: Object) -> Object:
+        version = int(self.leases.get(key, {}).get("metadata", {}).get("resourceVersion", "0")) + 1
+        self.leases[key] = {**body, "metadata": {**body["metadata"], "resourceVersion": str(version)}}
+        return self.leases[key]
+
+
+class Time:
+    """One clock for all replicas."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def lease(cluster: ApiServer, holder: str, time: Time, instance: str = "here") -> ClusterLease:
+    return ClusterLease(cluster, "jobs", instance, holder, monotonic=time, clock=time)
+
+
+async def passes(time: Time, seconds: float, *leases: ClusterLease) -> None:
+    """Have replicas look at the lease for a while."""
+    ends = time.now + seconds
+    while time.now < ends:
+        time.now += EVERY
+        for each in leases:
+            await each.look()
+
+
+async def test_the_first_database_acts_and_a_copy_waits_until_it_is_gone() -> None:
+    time, cluster = Time(), Cluster({})
+    original, copy = lease(cluster, "a", time), lease(cluster, "b", time)
+    assert not original.may_act, "not before it has looked"
+    await passes(time, 3 * DURATION, original, copy)
+    assert (original.may_act, original.problem, copy.may_act) == (True, "", False)
+    assert "another database acts on the pods of the installation here in the namespace jobs" in copy.problem
+    await passes(time, DURATION - EVERY, copy)
+    assert not copy.may_act
+    await passes(time, 3 * EVERY, copy)
+    assert (copy.may_act, copy.problem) == (True, "")
+    await original.look()
+    assert not original.may_act, "one that was frozen meanwhile leaves them to the other"
+
+
+async def test_all_replicas_of_a_database_act_at_once() -> None:
+    time, cluster = Time(), Cluster({})
+    first, second = lease(cluster, "a", time), lease(cluster, "a", time)
+    await first.look()
+    await second.look()
+    assert first.may_act
+    assert second.may_act
+
+
+async def test_a_service_that_ends_alone_leaves_the_pods_to_another_at_once() -> None:
+    time, cluster = Time(), Cluster({})
+    first, second = lease(cluster, "sqlite/a", time), lease(cluster, "sqlite/b", time)
+    await first.look()
+    await second.look()
+    await second.release()
+    assert first.may_act, "only its holder ends a lease"
+    await first.release()
+    assert not first.may_act
+    await second.look()
+    assert (second.may_act, second.problem) == (True, "")
+
+
+async def test_other_installations_do_not_wait() -> None:
+    time, cluster = Time(), Cluster({})
+    here, there = lease(cluster, "a", time), lease(cluster, "b", time, "there")
+    await here.look()
+    await there.look()
+    assert here.may_act
+    assert there.may_act
+
+
+async def test_a_database_that_was_restored_long_after_the_old_one_ended_acts_at_once() -> None:
+    time, cluster = Time(), Cluster({})
+    await lease(cluster, "old", time).look()
+    time.now += LONG_AGO
+    restored = lease(cluster, "new", time)
+    await restored.look()
+    assert restored.may_act
+
+
+@pytest.mark.parametrize("status", [403, 404])
+async def test_without_the_right_to_leases_the_service_acts_as_before(status: int) -> None:
+    time, cluster = Time(), Cluster({})
+
+    def refuse(method: str, path: str) -> None:
+        if path.startswith(LEASES):
+            raise ApiRefusal(status, "Forbidden", "no")
+
+    cluster.answer = refuse
+    found = lease(cluster, "a", time)
+    await found.look()
+    assert (found.may_act, found.problem) == (True, "")
+    cluster.answer = lambda method, path: None
+    await found.look()
+    assert len(cluster.leases) == 1, "it is tried again"
+
+
+async def test_without_an_answer_nothing_is_concluded_and_what_was_not_renewed_for_long_does_not_act() -> None:
+    time, cluster = Time(), Cluster({})
+    found = lease(cluster, "a", time)
+    await found.look()
+
+    def silent(method: str, path: str) -> None:
+        raise ApiUnreachable("it does not answer")
+
+    cluster.answer = silent
+    time.now += DURATION - 1
+    await found.look()
+    assert found.may_act
+    time.now += 2
+    assert not found.may_act
+
+
+@pytest.fixture
+async def backends(tmp_path: Path) -> AsyncIterator[tuple[Backend, Backend]]:
+    """The services of a database and of its copy on one cluster, on which a pod of job `fit` runs."""
+    leases: dict[str, Object] = {}
+    made: list[Backend] = []
+    for holder in ("original", "copy"):
+        server = Cluster(leases)
+        server.lists["/api/v1/nodes"] = [node("n0")]
+        server.lists[PODS] = [pod("fit")]
+        backend = Backend(server, open_store(f"sqlite:///{tmp_path / holder}.sqlite"))
+        backend.identify(holder)
+        backend.guard(lambda: True)
+        await backend.open()
+        made.append(backend)
+    yield made[0], made[1]
+    for backend in made:
+        await backend.close(stop_jobs=False)
+        backend.store.close()
+
+
+async def test_a_copy_starts_kills_and_removes_nothing_and_tells_why(backends: tuple[Backend, Backend]) -> None:
+    original, copy = backends
+    assert (original.reachable, copy.reachable) == (True, False)
+    assert original.problem == ""
+    assert "Stop the other service" in copy.problem
+    with pytest.raises(BackendUnavailable, match="another database acts"):
+        await copy.start(order("new"))
+    await copy.kill("fit", 1)
+    for _ in range(100):
+        copy.now += 1.0
+        await copy.observe()
+    with pytest.raises(BackendUnavailable, match="another database acts"):
+        await copy.forget("fit", 1)
+    assert isinstance(copy.server, Cluster)
+    changed = [one for one in copy.server.asked if one.split()[0] in ("POST", "DELETE") and LEASES not in one]
+    assert changed == []
+    await original.start(order("new"))
+    await original.forget("fit", 1)
+    assert f"DELETE {PODS}/makeway-fit-1-0" in original.server.asked
+
+
+def test_a_copy_of_a_database_has_another_identity_and_a_restart_the_same(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/one/makeway.sqlite"
+    (tmp_path / "one").mkdir()
+    with closing(open_store(url)) as store:
+        first = store.identity()
+    with closing(open_store(url)) as store:
+        assert store.identity() == first
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    (tmp_path / "three").mkdir()
+    with closing(sqlite3.connect(tmp_path / "one" / "makeway.sqlite")) as connection:
+        connection.execute("VACUUM INTO ?", [str(tmp_path / "three" / "makeway.sqlite")])
+    for name in ("two", "three"):
+        with closing(open_store(f"sqlite:///{tmp_path}/{name}/makeway.sqlite")) as store:
+            assert store.identity() != first
