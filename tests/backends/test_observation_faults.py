@@ -11,7 +11,7 @@ import pytest
 from api_server import ApiServer, node, pod
 from makeway_quota.backends import local, remote
 from makeway_quota.backends.base import AttemptSeen, Phase
-from makeway_quota.backends.kubernetes import attempt_pods, inventory, termination_message
+from makeway_quota.backends.kubernetes import attempt_pods, inventory
 from makeway_quota.backends.workers import WorkerSeen
 from makeway_quota.quarantine import Quarantine
 from makeway_quota.store.records import NewWorkload
@@ -188,11 +188,16 @@ async def test_a_final_report_that_cannot_be_recorded_keeps_no_other(
     cluster: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = json.dumps({"started_at": 10.0, "exit": {"exit_code": 0, "ended_at": 30.0, "message": ""}})
-    failing(monkeypatch, cluster.store.worker_reports, "write", lambda key, *_: key[0] == "bad")
+    on = failing(monkeypatch, cluster.store.worker_reports, "write", lambda key, *_: key[0] == "bad")
     for at, job in enumerate(("bad", "good")):
         cluster.hear("MODIFIED", pod(job, phase="Succeeded", version=str(70 + at), words=words))
-    assert (await cluster.phases())["good"] is Phase.EXITED
+    for _ in range(3):
+        assert await cluster.phases() == {"good": Phase.EXITED, "bad": Phase.RUNNING}
     assert "bad" in (cluster.quarantine.sentence(named=True) or "")
+    on.clear()
+    cluster.now += 1000
+    assert (await cluster.phases())["bad"] is Phase.EXITED
+    assert cluster.quarantine.size == 0
 
 
 async def test_a_step_of_an_observation_that_fails_stops_no_other(
@@ -200,10 +205,7 @@ async def test_a_step_of_an_observation_that_fails_stops_no_other(
 ) -> None:
     for owner, name in ((cluster._removals, "look_after"), (cluster._dead_nodes, "observe")):
         failing(monkeypatch, owner, name, lambda *_, **__: True)
-    failing(monkeypatch, termination_message, "report_of", lambda _: True)
     changed(cluster)
-    words = json.dumps({"started_at": 10.0})
-    cluster.hear("MODIFIED", pod("good", phase="Succeeded", version="80", words=words))
     assert set(await cluster.phases()) == {"bad", "good"}
     told = cluster.quarantine.sentence(named=True) or ""
     assert "looking for dead nodes" in told

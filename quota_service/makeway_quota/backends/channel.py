@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
 from makeway_api.models.attempts import WorkerReportIn
@@ -32,8 +32,13 @@ class Channel(Protocol):
         Time in which the service itself was not running does not count.
         """
 
-    async def record_final_reports(self, ends: Mapping[tuple[str, int, int], WorkerReportIn]) -> None:
-        """Record ends of workers that their machines report; not of one that reported an end itself, or never began."""
+    async def record_final_reports(
+        self, ends: Mapping[tuple[str, int, int], WorkerReportIn]
+    ) -> Collection[tuple[str, int, int]]:
+        """Record ends of workers that their machines report; not of one that reported an end itself, or never began.
+
+        Return the workers whose end could not be recorded.
+        """
 
     async def forget(self, workload: str, attempt: int) -> None:
         """Drop the reports of an attempt whose end is recorded; what it sent stays."""

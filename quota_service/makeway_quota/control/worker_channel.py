@@ -144,10 +144,11 @@ class WorkerChannel:
             given["exit"]["service_unavailable"] = report.exit.unheard and self.just_started
         return given
 
-    async def record_final_reports(self, ends: Mapping[WorkerKey, WorkerReportIn]) -> None:
+    async def record_final_reports(self, ends: Mapping[WorkerKey, WorkerReportIn]) -> set[WorkerKey]:
         """Record the ends of workers that their machines report, and read them, but none that a worker has reported.
 
-        A worker ends after its report was taken, so a report that is not there now will not come.
+        Return the workers whose end could not be recorded. A worker ends after its report was taken, so a report that
+        is not there now will not come.
         """
         await self.refresh()
         unknown: dict[WorkerKey, dict[str, Any]] = {}
@@ -156,12 +157,15 @@ class WorkerChannel:
             if seen is not None and not seen.ended:
                 unknown[worker] = self.stored_report(report)
 
+        failed = set(unknown)
         for worker, given in unknown.items():
             if not self.quarantine.rests(RECORDING, "workload", worker[0]):
                 with self.quarantine.guard(RECORDING, "workload", worker[0]):
                     await asyncio.to_thread(self._store.worker_reports.write, worker, given, self._clock())
+                    failed.discard(worker)
         if unknown:
             await self.refresh()
+        return failed
 
     async def forget(self, workload: str, attempt: int) -> None:
         """Drop the reports of an attempt whose end is recorded."""

@@ -298,10 +298,10 @@ class Retention:
 
     async def _count(self, removals: RowRemovals, now: float) -> None:
         """Measure the folders of jobs on this disk, count every account anew, and take room on the disk again."""
-        accounts, store, nobody = self._store.accounts, self._store, list[str]()
+        accounts, store, none = self._store.accounts, self._store, list[str]()
         await removals.step("measuring folders of jobs", lambda: self._measure_folders(removals), None)
         pace = removals.pace()
-        for owner in await removals.step("listing accounts", lambda: self._call(accounts.people), nobody):
+        for owner in await removals.step("listing accounts", lambda: self._call(accounts.people), none):
             recount = partial(pace.run, partial(self._recount, owner))
             await removals.one("counting what is kept", "person", owner, recount, None)
         await removals.step(RESERVE, lambda: self._call(store.fill_reserve), None)

@@ -221,10 +221,12 @@ class KubernetesBackend(RemoteBackend):
             self._removals.look_after(self._listed, self._is_ending, self._check_reachable)
         with self.quarantine.step("looking for dead nodes"):
             self._dead_nodes.observe(self._node_states(), followed=not self.problem)
+        unrecorded = set[Key]()
         if self._may_act():
-            with self.quarantine.step("reading final reports of pods"):
-                await record_final_reports(self.channel, self.attempt_pods, reported)
-        return self.attempt_pods.machines(usable, self.channel.seen())
+            unrecorded = await record_final_reports(self.channel, self.attempt_pods, reported)
+        found = self.attempt_pods.machines(usable, self.channel.seen())
+        # How these ended is known and not recorded yet: until then they are as they were.
+        return found | {key: self._machines.get(key, Machines(1)) for key in unrecorded & found.keys()}
 
     async def start(self, order: StartOrder) -> None:
         """Create the pods of an attempt; those that are there already are left alone."""

@@ -1,4 +1,4 @@
-"""Let only one database act on the pods of an installation: a copy of it beside the original leaves them alone.
+"""Restrict the pods of an installation to one database: a copy of it beside the original leaves them alone.
 
 Pods are told apart by the installation's name, which a restored copy of the database, or a second release with the same
 name, has too. So every replica renews a Lease of Kubernetes in the name of its database; one whose database does not
@@ -71,13 +71,13 @@ class ClusterLease:
         return not self.problem and self._looked_at is not None and self._monotonic() - self._looked_at < DURATION
 
     async def run(self) -> None:
-        """Look at the Lease, and renew it, until cancelled."""
+        """Renew the Lease, or wait for it, until cancelled."""
         while True:
             await self.look()
             await asyncio.sleep(EVERY)
 
     async def release(self) -> None:
-        """Let another database have the Lease at once, unless another replica of this one may be there."""
+        """Free the Lease for another database at once, unless another replica of this one may be there."""
         if not self.may_act or self._ignored or not self._holder.startswith(ALONE):
             return
         with suppress(ApiRefusal, ApiUnreachable):

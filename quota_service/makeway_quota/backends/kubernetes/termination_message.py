@@ -20,8 +20,11 @@ UNSENT = "its launcher did not reach the service any more: the end of its log, a
 
 async def record_final_reports(
     channel: Channel, pods: AttemptPods, reported: Mapping[Key, Mapping[int, WorkerSeen]]
-) -> None:
-    """Hand the channel the final reports that pods hold, of workers that began and reported no end, each once."""
+) -> set[Key]:
+    """Hand the channel the final reports that pods hold, of workers that began and reported no end, each once.
+
+    Return the attempts with a report that could not be recorded; it is handed over again.
+    """
     found: dict[tuple[str, int, int], WorkerReportIn] = {}
     of_workers = [
         (pod, worker)
@@ -31,10 +34,11 @@ async def record_final_reports(
     for pod, worker in of_workers:
         if not worker.ended and (report := report_of(pod)) is not None:
             found[(*pod.key, pod.worker)] = report
-    if found:
-        await channel.record_final_reports(found)
+    failed = await channel.record_final_reports(found) if found else frozenset()
     for pod, _ in of_workers:
-        pods.final_report_read(pod)
+        if (*pod.key, pod.worker) not in failed:
+            pods.final_report_read(pod)
+    return {key[:2] for key in failed}
 
 
 def report_of(pod: JobPod) -> WorkerReportIn | None:
