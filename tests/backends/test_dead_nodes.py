@@ -229,7 +229,7 @@ def test_two_nodes_that_fail_together_in_a_pool_with_others_are_dead() -> None:
 
 async def test_a_pool_that_is_cut_off_keeps_its_jobs_on_the_cluster(nodes: Nodes) -> None:
     document = read(
-        "{version: 1, pools: [{name: a, nodes: {p: a}}, {name: b, nodes: {p: b}}],"
+        "{version: 1, pools: [{name: a, nodes: {labels: {p: a}}}, {name: b, nodes: {labels: {p: b}}}],"
         " profiles: [{name: gpu1, gpus: 1}], policies: []}"
     )
     nodes.follow_policy(lambda: document)

@@ -153,9 +153,7 @@ class Contents:
                 return removed
             after = found[-1].digest
             removed += self._remove_unused([each.digest for each in found])
-            done = [
-                {"one": each.digest, "noted": each.at} for each in found if each.digest not in self.unremovable
-            ]
+            done = [{"one": each.digest, "noted": each.at} for each in found if each.digest not in self.unremovable]
             if done:
                 with self._database.write(quiet=True) as connection:
                     connection.execute(FORGET, done)
