@@ -175,8 +175,8 @@ EDITS = (
     ),
     Edit(
         "rules/victims/preemptor.py",
-        "if victim.non_preemptible or self.pool not in",
-        "if self.pool not in",
+        "if victim.non_preemptible or not allocation.is_in",
+        "if not allocation.is_in",
         "sessions are never victims",
     ),
     Edit(
@@ -331,8 +331,8 @@ EDITS = (
     ),
     Edit(
         "rules/victims/returning.py",
-        "back = bool(rest) and ",
-        "back = False and ",
+        "back = any(_evicts_later(",
+        "back = False and any(_evicts_later(",
         "nor by evicting what it made way for",
     ),
     Edit(
