@@ -30,10 +30,10 @@ FORGOTTEN_AFTER = 60.0
 """Seconds after which something that no step tried again when it was due is no longer set aside"""
 MOST_NAMED = 5
 """Entries that a sentence names"""
-MOST_WORDS = 200
+MAX_REASON = 200
 """Characters of an error in a sentence"""
 
-TO_DO: dict[Kind, str] = {
+REMEDIES: dict[Kind, str] = {
     "workload": "cancel it and have it submitted again",
     "node": "correct its labels and what it reports, or cordon it",
     "queue": "look at its profile and team in the policy",
@@ -73,7 +73,7 @@ class Quarantined:
         since = datetime.fromtimestamp(self.since, UTC).strftime("%Y-%m-%d %H:%M UTC")
         error = self.reason if whole else self.error
         name = "" if self.kind == "step" else f"{self.kind} {self.name}: "
-        return f"{name}{self.step} fails since {since} ({error}); {TO_DO[self.kind]}"
+        return f"{name}{self.step} fails since {since} ({error}); {REMEDIES[self.kind]}"
 
 
 class Quarantine:
@@ -225,5 +225,5 @@ def concerns_all(error: BaseException) -> bool:
 
 def reason_of(error: BaseException) -> str:
     """Return an error in some words."""
-    said = " ".join(str(error).split())[:MOST_WORDS]
+    said = " ".join(str(error).split())[:MAX_REASON]
     return f"{type(error).__name__}: {said}" if said else type(error).__name__

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from makeway_api.models import Kind, Priority, State
 from makeway_quota import quarantine
 from makeway_quota.backends.base import AttemptSeen, NodeSeen, Phase
 from makeway_quota.backends.memory import MemoryAttempt, MemoryBackend
@@ -40,6 +41,8 @@ from makeway_quota.control.usage_ledger import UsageLedger
 from makeway_quota.control.workload_pods import WorkloadPods
 from makeway_quota.control.world import World
 from makeway_quota.engine.incremental import IncrementalEngine
+from makeway_quota.engine.snapshot import PRIORITIES
+from makeway_quota.store import damaged_rows
 from makeway_quota.store.store import Store
 from running import SAMPLE, Running, running
 
@@ -403,3 +406,9 @@ async def test_a_row_that_is_damaged_hides_no_other_and_is_read_again_once_it_is
             database.execute(f"UPDATE workloads SET {setting} WHERE id = ?", (*mended, bad))
         await at.run.until(lambda: not at.is_told(bad), "it is told no more")
         await at.run.job(bad, "running")
+
+
+def test_a_row_is_sound_with_every_kind_priority_and_state_that_there_is() -> None:
+    assert set(damaged_rows.PRIORITIES) == set(PRIORITIES) == {priority.value for priority in Priority}
+    assert set(damaged_rows.KINDS) == {kind.value for kind in Kind}
+    assert set(damaged_rows.STATES) == {state.value for state in State}

@@ -19,16 +19,16 @@ from ..engine.snapshot import ADMITTED, GPU, Node, Policy, Snapshot, Workload
 from ..quarantine import Kind, reason_of
 from .engine_view import EngineChanges
 
-MOST_FAULTY = 32
+MAX_FAULTY = 32
 """Faulty things that are searched for in one cycle"""
 SEARCH_SECONDS = 20.0
 """Seconds of a search; the next cycle goes on where it ended"""
-MANY = 3
+MIN_WIDENED = 3
 """Faulty workloads of one queue after which the queue is left out; and faulty queues of one team or profile"""
 
 Item = tuple[Kind, str]
-NONE: Mapping[Item, Exception] = {}
-Plans = Callable[[Snapshot], tuple[IncrementalEngine, Plan]]
+NO_SUSPECTS: Mapping[Item, Exception] = {}
+MakePlan = Callable[[Snapshot], tuple[IncrementalEngine, Plan]]
 
 
 @dataclass(slots=True)
@@ -72,8 +72,8 @@ class Unplannable(Exception):
 
 def plan_without_faulty(
     snapshot: Snapshot,
-    plans: Plans,
-    suspects: Mapping[Item, Exception] = NONE,
+    make_plan: MakePlan,
+    suspects: Mapping[Item, Exception] = NO_SUSPECTS,
     due: Collection[Item] = (),
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[IncrementalEngine, Plan, Faulty]:
@@ -85,53 +85,53 @@ def plan_without_faulty(
     ends = clock() + SEARCH_SECONDS
     there = set(_items(snapshot)) | {("queue", queue_of(each)) for each in snapshot.workloads}
     kept = {item: error for item, error in suspects.items() if item in there}
-    faulty, found = _tried_again(snapshot, plans, kept, [item for item in kept if item in due])
+    faulty, found = _tried_again(snapshot, make_plan, kept, [item for item in kept if item in due])
     while isinstance(found, Exception):
         item = None
-        if len(faulty.reasons) < MOST_FAULTY and clock() < ends:
-            item = _first_faulty(snapshot, plans, faulty)
+        if len(faulty.reasons) < MAX_FAULTY and clock() < ends:
+            item = _first_faulty(snapshot, make_plan, faulty)
         if item is None:
             raise Unplannable(reason_of(found), faulty) from found
-        faulty = _left_out(snapshot, _widened({**faulty.reasons, item: found}, snapshot), plans)
-        found = _try(snapshot, plans, faulty)
+        faulty = _left_out(snapshot, _widened({**faulty.reasons, item: found}, snapshot), make_plan)
+        found = _try(snapshot, make_plan, faulty)
     return *found, faulty
 
 
 def _tried_again(
-    snapshot: Snapshot, plans: Plans, kept: Mapping[Item, Exception], due: Collection[Item]
+    snapshot: Snapshot, make_plan: MakePlan, kept: Mapping[Item, Exception], due: Collection[Item]
 ) -> tuple[Faulty, tuple[IncrementalEngine, Plan] | Exception]:
     """Plan without what was left out before, but with what is due: all of it, else what passes one by one."""
-    out = dict(kept)
+    reasons = dict(kept)
     for some in (due, *([item] for item in due if len(due) > 1)):
-        trial = _left_out(snapshot, {item: error for item, error in out.items() if item not in some}, plans)
-        found = _try(snapshot, plans, trial)
+        trial = _left_out(snapshot, {item: error for item, error in reasons.items() if item not in some}, make_plan)
+        found = _try(snapshot, make_plan, trial)
         if not isinstance(found, Exception):
-            out = trial.reasons
+            reasons = trial.reasons
             if some is due:
                 return trial, found
         elif len(due) == 1:
-            out[next(iter(due))] = found
-    faulty = _left_out(snapshot, out, plans)
-    return faulty, _try(snapshot, plans, faulty)
+            reasons[next(iter(due))] = found
+    faulty = _left_out(snapshot, reasons, make_plan)
+    return faulty, _try(snapshot, make_plan, faulty)
 
 
 def without(snapshot: Snapshot, faulty: Faulty) -> Snapshot:
     """Return a snapshot as it is planned: without what is faulty, with what stands in for it."""
-    out = faulty.reasons
-    if not out:
+    reasons = faulty.reasons
+    if not reasons:
         return snapshot
     shown = (faulty.stand_ins.get(each.id, each) for each in snapshot.workloads)
     workloads = tuple(each for each in shown if each.id in faulty.stand_ins or faulty.of(each) is None)
     nodes = tuple(with_taken(node, faulty.taken_on(node.name)) for node in snapshot.nodes if not faulty.has_node(node))
-    if not any(kind in ("team", "pool", "profile") for kind, _ in out):
+    if not any(kind in ("team", "pool", "profile") for kind, _ in reasons):
         return replace(snapshot, nodes=nodes, workloads=workloads)
     return replace(
         snapshot,
         nodes=nodes,
         workloads=workloads,
-        pools=tuple(pool for pool in snapshot.pools if ("pool", pool.name) not in out),
-        policies=tuple(policy for policy in snapshot.policies if ("team", policy.name) not in out),
-        profiles=tuple(each for each in snapshot.profiles if ("profile", each.name) not in out),
+        pools=tuple(pool for pool in snapshot.pools if ("pool", pool.name) not in reasons),
+        policies=tuple(policy for policy in snapshot.policies if ("team", policy.name) not in reasons),
+        profiles=tuple(each for each in snapshot.profiles if ("profile", each.name) not in reasons),
     )
 
 
@@ -182,8 +182,8 @@ def _holds(workload: Workload | None) -> object:
 
 def changes_without(changes: EngineChanges, faulty: Faulty) -> EngineChanges:
     """Return changes as they are planned; what stands in for something stays as it was."""
-    out = faulty.reasons
-    if not out:
+    reasons = faulty.reasons
+    if not reasons:
         return changes
     if changes.whole:
         return replace(changes, snapshot=without(changes.snapshot, faulty))
@@ -191,9 +191,9 @@ def changes_without(changes: EngineChanges, faulty: Faulty) -> EngineChanges:
         changes,
         snapshot=without(changes.snapshot, faulty),
         changed=[each for each in changes.changed if faulty.of(each) is None],
-        gone=[id for id in changes.gone if ("workload", id) not in out or id in faulty.stand_ins],
+        gone=[id for id in changes.gone if ("workload", id) not in reasons or id in faulty.stand_ins],
         nodes=[with_taken(node, faulty.taken_on(node.name)) for node in changes.nodes if not faulty.has_node(node)],
-        gone_nodes=[name for name in changes.gone_nodes if ("node", name) not in out],
+        gone_nodes=[name for name in changes.gone_nodes if ("node", name) not in reasons],
     )
 
 
@@ -223,9 +223,9 @@ def queue_of(workload: Workload) -> str:
     return f"{workload.policy}/{workload.profile}"
 
 
-def _try(snapshot: Snapshot, plans: Plans, faulty: Faulty) -> tuple[IncrementalEngine, Plan] | Exception:
+def _try(snapshot: Snapshot, make_plan: MakePlan, faulty: Faulty) -> tuple[IncrementalEngine, Plan] | Exception:
     try:
-        return plans(without(snapshot, faulty))
+        return make_plan(without(snapshot, faulty))
     except Exception as error:
         return error
 
@@ -258,7 +258,7 @@ def _departments(name: str, known: Mapping[str, Policy]) -> list[str]:
     return found
 
 
-def _first_faulty(snapshot: Snapshot, plans: Plans, faulty: Faulty) -> Item | None:
+def _first_faulty(snapshot: Snapshot, make_plan: MakePlan, faulty: Faulty) -> Item | None:
     """Return the last item of the shortest list with which planning fails; None where it fails with nothing, too."""
     rest = without(snapshot, faulty)
     items = [item for item in _items(rest) if item[1] not in faulty.stand_ins]
@@ -276,7 +276,7 @@ def _first_faulty(snapshot: Snapshot, plans: Plans, faulty: Faulty) -> Item | No
                 each for each in rest.workloads if ("workload", each.id) in kept or each.id in faulty.stand_ins
             ),
         )
-        return isinstance(_try(part, plans, Faulty()), Exception)
+        return isinstance(_try(part, make_plan, Faulty()), Exception)
 
     low, high = 0, len(items)
     if not items or fails(low):
@@ -293,7 +293,7 @@ def _widened(reasons: Mapping[Item, Exception], snapshot: Snapshot) -> dict[Item
     found = dict(reasons)
     of_queue = _grouped((queue_of(by_id[name]), (kind, name)) for kind, name in found if kind == "workload")
     for queue, members in of_queue.items():
-        if len(members) >= MANY:
+        if len(members) >= MIN_WIDENED:
             found = _replaced(found, members, ("queue", queue))
     queues = [(kind, name) for kind, name in found if kind == "queue"]
     of_team = _grouped((name.rpartition("/")[0], (kind, name)) for kind, name in queues)
@@ -301,7 +301,7 @@ def _widened(reasons: Mapping[Item, Exception], snapshot: Snapshot) -> dict[Item
     wider: tuple[tuple[Kind, Mapping[str, list[Item]]], ...] = (("team", of_team), ("profile", of_profile))
     for kind, groups in wider:
         for name, members in groups.items():
-            if len(members) >= MANY:
+            if len(members) >= MIN_WIDENED:
                 found = _replaced(found, members, (kind, name))
     return found
 
@@ -319,7 +319,7 @@ def _replaced(found: Mapping[Item, Exception], members: Collection[Item], by: It
     return kept if error is None else {**kept, by: error}
 
 
-def _left_out(snapshot: Snapshot, reasons: Mapping[Item, Exception], plans: Plans) -> Faulty:
+def _left_out(snapshot: Snapshot, reasons: Mapping[Item, Exception], make_plan: MakePlan) -> Faulty:
     """Choose how what is left out and holds GPUs is counted: in a simple form that can be planned, or as taken."""
     reasons = dict(reasons)
     known = {policy.name: policy for policy in snapshot.policies} if reasons else {}
@@ -334,7 +334,7 @@ def _left_out(snapshot: Snapshot, reasons: Mapping[Item, Exception], plans: Plan
         simple = simplest(each)
         alone = ("workload", each.id) in reasons and simple != each
         rest = Faulty({item: error for item, error in reasons.items() if item[0] != "workload"})
-        if alone and not isinstance(_try(replace(snapshot, workloads=(simple,)), plans, rest), Exception):
+        if alone and not isinstance(_try(replace(snapshot, workloads=(simple,)), make_plan, rest), Exception):
             faulty.stand_ins[each.id] = simple
         else:
             faulty.taken[each.id] = each
