@@ -170,3 +170,33 @@ async def test_a_mistake_in_the_policy_is_found_by_its_line(web: Portal, url: st
     await page.locator("a[data-line]").first.click()
     chosen = await editor.evaluate("e => e.value.slice(e.selectionStart, e.selectionEnd)")
     assert "reserved: 500" in chosen
+
+
+async def test_the_progress_of_a_job_is_followed_and_fits_a_telephone(web: Portal, url: str, page: Page) -> None:
+    def report(step: int) -> None:
+        points = [[n * 20, 2.0 / (n + 1)] for n in range(step // 20 + 1)]
+        metrics = {"loss": points[-1][1], "validation/accuracy_of_the_ensemble": 0.91}
+        given = {
+            "step": step,
+            "total": 2000,
+            "rate": 2.5,
+            "metrics": metrics,
+            "curve": {"name": "loss", "points": points},
+        }
+        web.services.context.progress.note(id, 1, given)
+        web.services.context.progress.write()
+
+    id = await web.running_job("train")
+    report(500)
+    await page.set_viewport_size({"width": 390, "height": 844})
+    await page.goto(f"{url}{PREFIX}jobs/{id}?login_token=root")
+    await expect(page.locator(".mw-steps")).to_contain_text("step 500 of 2,000, 10 min remaining")
+    await page.evaluate("window.same = true")
+    report(1000)
+    await expect(page.locator(".mw-steps")).to_contain_text("step 1,000 of 2,000, 6 min 40 s remaining")
+    await expect(page.locator(".mw-curve title")).to_contain_text("at step 1,000")
+    assert await page.evaluate("window.same")
+    assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    await page.goto(f"{url}{PREFIX}")
+    await expect(page.locator("#running .mw-steps")).to_contain_text("step 1,000 of 2,000")
+    assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth")

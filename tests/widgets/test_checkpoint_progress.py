@@ -66,7 +66,7 @@ class Tensor:
 
     def __float__(self) -> float:
         Tensor.reads += 1
-        return self.value
+        return float(self.value)
 
 
 def test_a_value_of_a_gpu_is_read_only_when_it_is_written(job: ModuleType, tmp_path: Path, clock: list[float]) -> None:
