@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 from job_process import ask, fresh, progress
 from makeway.checkpointing import progress as module
+from makeway.launcher.attempt import Attempt
+from makeway.launcher.report import report_of, without_progress
+from makeway.launcher.termination_message import write_termination_message
 from makeway_api.models.progress import read_progress
 
 
@@ -211,3 +214,26 @@ def test_only_rank_0_reports(job: ModuleType, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("RANK", "0")
     job.report(step=8)
     assert json.loads((tmp_path / "progress.json").read_text())["progress"]["step"] == 8
+
+
+@pytest.mark.parametrize(
+    ("written", "sent"),
+    [
+        ({"step": 5, "metrics": {"loss": 0.5}}, {"step": 5, "metrics": {"loss": 0.5}}),
+        ({"metrics": {f"m{n}": 1.0 for n in range(5000)}}, None),
+        ({"step": 10**29}, {"step": 10**29}),
+        ("x", None),
+        (None, None),
+    ],
+)
+def test_the_launcher_sends_what_is_small_and_keeps_it_out_of_the_termination_message(
+    tmp_path: Path, written: object, sent: object
+) -> None:
+    attempt = Attempt({"attempt": 1, "directory": str(tmp_path)})
+    (tmp_path / "attempt-1").mkdir()
+    Path(attempt.path("progress.json")).write_text(json.dumps({"progress": written}))
+    found = report_of(attempt, None)
+    assert found["progress"] == sent
+    assert without_progress(found) == {key: value for key, value in found.items() if key != "progress"}
+    write_termination_message(str(tmp_path / "message"), {**found, "exit": {"message": "failed"}}, [])
+    assert "progress" not in json.loads((tmp_path / "message").read_text())

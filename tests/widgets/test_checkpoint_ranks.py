@@ -172,6 +172,22 @@ def test_files_of_an_earlier_start_are_not_taken_for_ranks(tmp_path: Path) -> No
         assert [(code, out) for code, out, _ in ends] == [(0, "False\n")] * 2, ends
 
 
+@pytest.mark.slow
+def test_ranks_that_see_different_folders_fail_with_the_reason(tmp_path: Path) -> None:
+    quick = AGREED.replace(
+        "rank = int", "from makeway.checkpointing import ranks; ranks.MEETING_SECONDS = 0.5; rank = int"
+    )
+    started = [
+        start(
+            tmp_path, quick, RANK=str(n), WORLD_SIZE="2", DIES="no", MAKEWAY_CHECKPOINT_DIR=str(tmp_path / f"own-{n}")
+        )
+        for n in range(2)
+    ]
+    errors = [process.communicate(timeout=60)[1] for process in started]
+    assert [process.returncode for process in started] == [1, 1]
+    assert all("all ranks need the same folder of checkpoints" in error for error in errors), errors
+
+
 def test_without_ranks_agreed_is_requested(tmp_path: Path) -> None:
     ask(tmp_path)
     code = "from makeway import checkpoint; print(checkpoint.agreed())"

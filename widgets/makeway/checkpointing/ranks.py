@@ -20,6 +20,8 @@ from typing import Any
 
 WARN_SECONDS = 60.0
 """Seconds after which a rank that waits for others says so, again and again"""
+MEETING_SECONDS = 600.0
+"""Seconds within which all ranks have to arrive at their first exchange: else they see different folders"""
 PAUSES = (0.001, 0.05)
 """Seconds of the first and of the longest pause between two looks for the files of other ranks"""
 
@@ -120,6 +122,11 @@ class _FileExchange:
             if until is not None and time.time() >= until:
                 waited = f"{time.monotonic() - began:.0f} s"
                 raise RanksMissing(f"{names} did not arrive within {waited}, and the grace period is running out")
+            if self.count == 1 and time.monotonic() - began >= MEETING_SECONDS:
+                where = (
+                    f"all ranks need the same folder of checkpoints, or torch.distributed; this one has {self.folder}"
+                )
+                raise RanksMissing(f"rank {self.rank} has not met {names} in {MEETING_SECONDS:.0f} s: {where}")
             if time.monotonic() >= warn_at:
                 warn_at += WARN_SECONDS
                 self._warn(f"has waited {time.monotonic() - began:.0f} s for {names}")
