@@ -49,7 +49,7 @@ class Frameworks(set_up.SetUp):
             raise set_up.SetUpProblem(
                 f"The frameworks need {NEEDED_MIB} MiB, and the disk that holds {self.root} has {free} MiB free."
             )
-        command = [self.uv(), "sync", "--frozen", "--project", PROJECT, "--python", sys.executable]
+        command: list[str | Path] = [self.uv(), "sync", "--frozen", "--project", PROJECT, "--python", sys.executable]
         self.run("The frameworks", command, UV_PROJECT_ENVIRONMENT=str(self.environment))
         for libraries in self.environment.glob("lib/python3.*/site-packages/torch/lib"):
             self.stub(libraries)

@@ -51,6 +51,7 @@ async def borrowing(run: Running, script: str, library: Path, trace: Path) -> st
     """Submit a training that runs over the team's quota; return its id."""
     trace.mkdir()
     env = {"PYTHONPATH": f"{jobs.TRAININGS}:{library}", "TRACE": str(trace), "PACE": "0.5", **jobs.QUIET}
+    del env["CUDA_VISIBLE_DEVICES"]  # Makeway's own
     command = [str(jobs.PYTHON), str(jobs.TRAININGS / script)]
     submitted = await run.submit("ana", script, command, profile="gpu2", env=env | SCRIPTS[script])
     await run.job(submitted.id, "running")
