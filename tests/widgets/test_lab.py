@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -13,11 +14,13 @@ from pathlib import Path
 import httpx2
 import pytest
 from browser import chromium
+from makeway import blocks, teams, view
 from makeway_api.client import Client
-from makeway_api.models import JobRequest
+from makeway_api.models import JobRequest, Usage
 from playwright.sync_api import Locator, Page, expect
+from samples import NOW, job, team
 
-from .conftest import Portal
+from .conftest import Portal, cleaned
 
 TRAIN = """%%train --profile gpu2 --name "<b>digits</b>"
 import time
@@ -126,7 +129,7 @@ def test_widget_and_outputs_in_jupyterlab(page: Page, ana: Client, bo: Client, p
     page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=120_000)
     page.evaluate(READY)
     run_all(page)
-    widget = page.locator(".jp-OutputArea").first
+    widget = page.locator(".jp-OutputArea").first  # of the first cell: all parts of its output
     expect(widget.get_by_text("<b>digits</b>").first).to_be_visible(timeout=120_000)
     error = page.locator(".jp-RenderedText pre")
     expect(error.filter(has_text="there is no profile 'gpu9'")).to_be_visible()
@@ -138,7 +141,7 @@ def test_widget_and_outputs_in_jupyterlab(page: Page, ana: Client, bo: Client, p
     expect(widget.get_by_text("came later").first).to_be_visible(timeout=30_000)
     for theme in ("Light", "Dark"):
         choose_theme(page, theme)
-        colour = colour_of(widget)
+        colour = colour_of(widget.locator(".makeway").first)
         assert brightness(colour) < 128 if theme == "Light" else brightness(colour) > 128
         page.evaluate("document.querySelector('.jp-WindowedPanel-outer').scrollTop = 0")
         if pictures:
@@ -159,3 +162,85 @@ def brightness(colour: str) -> float:
     """Return the mean of rgb(…), 0 to 255."""
     parts = [float(x) for x in colour[colour.index("(") + 1 : -1].split(",")[:3]]
     return sum(parts) / 3
+
+
+CARD = """%%train --profile gpu1 --name "short one"
+import time
+time.sleep(1)"""
+
+
+@pytest.fixture(scope="module")
+def short(lab: str, portal: Portal) -> Iterator[str]:
+    """Put a notebook with one card beside the others; return the server's address."""
+    cells = ["%load_ext makeway\nimport makeway", CARD, "makeway.usage()", "%jobs -n 1"]
+    body = {"type": "notebook", "format": "json", "content": json.loads(notebook_file(cells))}
+    httpx2.put(f"{lab}api/contents/short.ipynb?token=t", json=body).raise_for_status()
+    with cleaned(portal, "ana"):
+        yield lab
+
+
+RUN = {
+    "lab": ("lab/tree/short.ipynb", READY, "window.jupyterapp.commands.execute('notebook:run-all-cells')"),
+    "notebook 7": ("notebooks/short.ipynb", READY, "window.jupyterapp.commands.execute('notebook:run-all-cells')"),
+    "nbclassic": (
+        "nbclassic/notebooks/short.ipynb",
+        "async () => { while (!(window.Jupyter && Jupyter.notebook && Jupyter.notebook.kernel"
+        " && Jupyter.notebook.kernel.is_connected())) await new Promise(done => setTimeout(done, 100)) }",
+        "Jupyter.notebook.execute_all_cells()",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+@pytest.mark.covers("N13", "N10")
+@pytest.mark.parametrize("front_end", RUN)
+def test_a_card_follows_its_job_in_a_browser(front_end: str, short: str, pictures: Path | None) -> None:
+    path, ready, run = RUN[front_end]
+    with chromium() as browser:
+        page = browser.new_page(viewport={"width": 1280, "height": 1200})
+        page.goto(f"{short}{path}?token=t")
+        page.wait_for_selector(".jp-Notebook .jp-Cell, #notebook-container .cell", timeout=120_000)
+        page.evaluate(ready)
+        page.evaluate(run)
+        expect(page.get_by_text("Final state").first).to_be_visible(timeout=120_000)
+        expect(page.get_by_text("short one").first).to_be_visible()
+        assert page.get_by_text("succeeded").count() >= 1
+        assert page.get_by_text("Connecting").count() == 0
+        if pictures:
+            page.screenshot(path=pictures / f"card-{front_end.replace(' ', '-')}.png")
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+def test_a_page_of_voila_shows_the_first_picture(short: str) -> None:
+    with chromium() as browser:
+        page = browser.new_page()
+        page.goto(f"{short}voila/render/short.ipynb?token=t", timeout=120_000)
+        expect(page.get_by_text("short one").first).to_be_visible(timeout=120_000)
+        expect(page.get_by_text("R&D").first).to_be_visible()
+        assert page.get_by_text("Connecting").count() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+def test_an_untrusted_notebook_reads_right(short: str, pictures: Path | None) -> None:
+    """As another person gets it, and a second window opens it: nothing was run here, and nothing is trusted."""
+    usage = teams.Picture(usage=Usage(at=NOW, teams=[team(free=1)], total=10, used=4, free=6), teams=("rnd",), at=NOW)
+    shown = [*view.job_bundles(job(), NOW), *(blocks.bundle(part) for part in teams.live_parts(usage))]
+    content = json.loads(notebook_file(["1"]))
+    content["cells"][0]["outputs"] = [{"output_type": "display_data", "metadata": {}, "data": each} for each in shown]
+    body = {"type": "notebook", "format": "json", "content": content}
+    httpx2.put(f"{short}api/contents/foreign.ipynb?token=t", json=body).raise_for_status()
+    with chromium() as browser:
+        page = browser.new_page(viewport={"width": 1280, "height": 1000})
+        page.goto(f"{short}lab/tree/foreign.ipynb?token=t")
+        expect(page.get_by_text("mnist").first).to_be_visible(timeout=120_000)
+        page.evaluate(READY)
+        assert page.evaluate("window.jupyterapp.shell.currentWidget.content.model.cells.get(0).trusted") is False
+        text = page.locator(".jp-OutputArea").first.inner_text()
+        assert "▶ running" in text
+        assert not re.search(r"free[.]?\d|RNDrnd", text)
+        assert "font-family" not in text
+        if pictures:
+            page.screenshot(path=pictures / "untrusted.png")
