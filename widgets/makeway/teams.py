@@ -79,10 +79,11 @@ def gpus_now() -> Gpus:
 
 
 def row(team: TeamUsage) -> tuple[str, ...]:
-    """Return one team as text, in the order of HEAD."""
+    """Return one team as text, in the order of HEAD: its title, and the id that `--team` takes."""
     limit = "none" if team.limit is None else number(team.limit)
     numbers = (team.used, team.mine, team.borrowed, team.lent, team.free, team.waiting)
-    return (team.title or team.team, number(team.reserved), limit, *(number(n) for n in numbers))
+    named = team.team if team.title in ("", team.team) else f"{team.title} ({team.team})"
+    return (named, number(team.reserved), limit, *(number(n) for n in numbers))
 
 
 def borrowing(teams: Iterable[TeamUsage]) -> list[str]:
