@@ -213,6 +213,8 @@ def test_banners_for_both_sides_of_a_reclaim() -> None:
 @pytest.mark.covers("F37")
 def test_borrowing_names_both_teams() -> None:
     devops = team("devops", lent_to=[], borrowed_from=[Lending(team="rnd", gpus=1)])
+    alone = team(lent_to=[Lending(team="devops", title="DevOps", gpus=1)])
+    assert "RND lends 1 GPU to DevOps" in teams.borrowing([alone])[0], "a team that the reader does not see"
     assert teams.borrowing([team(), devops]) == [
         "RND lends 1 GPU to DEVOPS; RND's jobs within its reservation get them back.",
         "DEVOPS borrows 1 GPU from RND.",

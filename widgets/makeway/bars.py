@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from .blocks import safe
 
-WIDTH = 300
+WIDTH = 240
 HEIGHT = 16
 _HATCH = "background-image:repeating-linear-gradient(135deg,rgba(255,255,255,.5) 0 2px,transparent 2px 6px)"
 _FILLS = {

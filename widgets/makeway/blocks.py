@@ -23,10 +23,10 @@ TONES = {
     "warn": "var(--jp-warn-color1,#c9701b)",
 }
 """Colours of states: JupyterLab's own, which are right on its light and dark pages"""
-_CODE = "font-family:var(--jp-code-font-family,monospace);font-size:.95em;background:none;color:inherit;padding:0"
+_CODE = "font-family:var(--jp-code-font-family,monospace);font-size:.95em;background:none;color:inherit;padding:0;white-space:nowrap"
 _ROOT = (
     "direction:ltr;text-align:left;font-family:var(--jp-ui-font-family,system-ui,sans-serif);"
-    "font-size:var(--jp-ui-font-size1,13px);line-height:1.45;max-width:64em;overflow-x:auto"
+    "font-size:var(--jp-ui-font-size1,13px);line-height:1.45;overflow-x:auto"
 )
 _CHIP = "display:inline-block;border:1px solid;border-radius:9px;padding:0 8px;font-size:.92em;white-space:nowrap"
 _BANNER = "border-left:4px solid {};background:rgba(128,128,128,.12);padding:6px 10px;margin:4px 0"

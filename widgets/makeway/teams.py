@@ -93,10 +93,12 @@ def borrowing(teams: Iterable[TeamUsage]) -> list[str]:
     for team in known:
         name = titles[team.team]
         if team.borrowed_from:
-            borrowed = listed(f"{gpus(x.gpus)} from {titles.get(x.team, x.team)}" for x in team.borrowed_from)
+            borrowed = listed(
+                f"{gpus(x.gpus)} from {x.title or titles.get(x.team, x.team)}" for x in team.borrowed_from
+            )
             lines.append(f"{name} borrows {borrowed}.")
         if team.lent_to:
-            lent = listed(f"{gpus(x.gpus)} to {titles.get(x.team, x.team)}" for x in team.lent_to)
+            lent = listed(f"{gpus(x.gpus)} to {x.title or titles.get(x.team, x.team)}" for x in team.lent_to)
             lines.append(f"{name} lends {lent}; {name}'s jobs within its reservation get them back.")
     return lines
 

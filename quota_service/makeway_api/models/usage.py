@@ -14,6 +14,7 @@ class Lending(Wire):
     """GPUs of one team that run another team's jobs."""
 
     team: str
+    title: str = ""
     gpus: float
 
 

@@ -57,13 +57,19 @@ def team_usages(model: ReadModel, teams: Sequence[str] | None, user: str) -> lis
     lent_to: dict[str, list[Lending]] = {}
     for team, count in model.usage.items():
         for lender, milli in count.borrowed_from:
-            lent_to.setdefault(lender, []).append(Lending(team=team, gpus=gpu(milli)))
+            lent_to.setdefault(lender, []).append(_lending(model, team, milli))
     found = [
         _team_usage(model, policy, model.usage[policy.name], user, lent_to.get(policy.name, []))
         for policy in model.document.policies
         if (teams is None or policy.name in teams) and policy.name in model.usage
     ]
     return found if teams is not None else [*found, *_removed_teams(model, user)]
+
+
+def _lending(model: ReadModel, team: str, milli: int) -> Lending:
+    """Return GPUs of one team that run another team's jobs; `team` is the other side."""
+    policy = model.document.policy(team)
+    return Lending(team=team, title=policy.label if policy else "", gpus=gpu(milli))
 
 
 def _removed_teams(model: ReadModel, user: str) -> Iterator[TeamUsage]:
@@ -91,6 +97,6 @@ def _team_usage(model: ReadModel, policy: Policy, count: TeamCount, user: str, l
         mine=gpu(model.held_by.get((policy.name, user), 0)),
         waiting=load.waiting,
         running=load.running,
-        borrowed_from=[Lending(team=team, gpus=gpu(milli)) for team, milli in count.borrowed_from],
+        borrowed_from=[_lending(model, team, milli) for team, milli in count.borrowed_from],
         lent_to=lent_to,
     )
