@@ -70,6 +70,7 @@ def lab(portal: Portal, tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
     ]
     options += [f"--ServerApp.root_dir={folder}", "--LabApp.news_url=None", "--LabApp.check_for_updates_class="]
     options[-1] += "jupyterlab.NeverCheckForUpdate"
+    options += ["--JupyterNotebookApp.expose_app_in_browser=True"]
     with open(folder / "lab.log", "w") as log:
         server = subprocess.Popen([sys.executable, "-m", "jupyterlab", *options], env=env, stdout=log, stderr=log)
         try:
@@ -180,7 +181,7 @@ def short(lab: str, portal: Portal) -> Iterator[str]:
 
 
 RUN = {
-    "lab": ("lab/tree/short.ipynb", READY, "window.jupyterapp.commands.execute('notebook:run-all-cells')"),
+    "lab": ("lab/workspaces/short/tree/short.ipynb", READY, "window.jupyterapp.commands.execute('notebook:run-all-cells')"),
     "notebook 7": ("notebooks/short.ipynb", READY, "window.jupyterapp.commands.execute('notebook:run-all-cells')"),
     "nbclassic": (
         "nbclassic/notebooks/short.ipynb",
@@ -203,7 +204,7 @@ def test_a_card_follows_its_job_in_a_browser(front_end: str, short: str, picture
         page.wait_for_selector(".jp-Notebook .jp-Cell, #notebook-container .cell", timeout=120_000)
         page.evaluate(ready)
         page.evaluate(run)
-        expect(page.get_by_text("Final state").first).to_be_visible(timeout=120_000)
+        expect(page.get_by_text("Final state").first).to_be_visible(timeout=60_000)
         expect(page.get_by_text("short one").first).to_be_visible()
         assert page.get_by_text("succeeded").count() >= 1
         assert page.get_by_text("Connecting").count() == 0
@@ -234,7 +235,7 @@ def test_an_untrusted_notebook_reads_right(short: str, pictures: Path | None) ->
     httpx2.put(f"{short}api/contents/foreign.ipynb?token=t", json=body).raise_for_status()
     with chromium() as browser:
         page = browser.new_page(viewport={"width": 1280, "height": 1000})
-        page.goto(f"{short}lab/tree/foreign.ipynb?token=t")
+        page.goto(f"{short}lab/workspaces/foreign/tree/foreign.ipynb?token=t")
         expect(page.get_by_text("mnist").first).to_be_visible(timeout=120_000)
         page.evaluate(READY)
         assert page.evaluate("window.jupyterapp.shell.currentWidget.content.model.cells.get(0).trusted") is False
