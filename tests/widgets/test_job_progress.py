@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from makeway import blocks, job_progress, view
-from makeway_api.models import Job, State
+from makeway_api.models import Job, JobProgress, State
 from samples import NOW, ago, job
 
 REPORT: dict[str, Any] = {
@@ -70,6 +70,18 @@ def test_a_rate_of_the_past_is_not_that_of_the_present() -> None:
     assert "reported last at 11:50:00" in silent
     assert "remaining" not in text(reporting(State.PENDING))
     assert "remaining" not in text(reporting(State.SUCCEEDED))
+
+
+def test_metrics_without_a_step_and_a_stage_are_shown() -> None:
+    assert text(reporting(step=None, curve=None)) == "loss 0.01234, accuracy 0.9"
+    assert "Epoch 3: step 420 of 1,000" in text(reporting(stage="epoch 3"))
+
+
+def test_a_report_of_the_api_is_read() -> None:
+    report = JobProgress(**{**REPORT, "metrics": {"loss": 0.5, "broken": None}})
+    shown = job().model_copy(update={"progress": report})
+    assert "Step 420 of 1,000 (42 %), 12.3 steps/s, 47 s remaining" in text(shown)
+    assert "loss 0.5, broken not finite █" in text(shown)
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e9), st.floats(-1e9, 1e9)), max_size=64))

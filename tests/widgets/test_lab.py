@@ -180,9 +180,10 @@ def short(lab: str, portal: Portal) -> Iterator[str]:
         yield lab
 
 
+RUN_ALL = "window.jupyterapp.commands.execute('notebook:run-all-cells')"
 RUN = {
-    "lab": ("lab/workspaces/short/tree/short.ipynb", READY, "window.jupyterapp.commands.execute('notebook:run-all-cells')"),
-    "notebook 7": ("notebooks/short.ipynb", READY, "window.jupyterapp.commands.execute('notebook:run-all-cells')"),
+    "lab": ("lab/workspaces/short/tree/short.ipynb", READY, RUN_ALL),
+    "notebook 7": ("notebooks/short.ipynb", READY, RUN_ALL),
     "nbclassic": (
         "nbclassic/notebooks/short.ipynb",
         "async () => { while (!(window.Jupyter && Jupyter.notebook && Jupyter.notebook.kernel"

@@ -23,7 +23,10 @@ TONES = {
     "warn": "var(--jp-warn-color1,#c9701b)",
 }
 """Colours of states: JupyterLab's own, which are right on its light and dark pages"""
-_CODE = "font-family:var(--jp-code-font-family,monospace);font-size:.95em;background:none;color:inherit;padding:0;white-space:nowrap"
+_CODE = (
+    "font-family:var(--jp-code-font-family,monospace);font-size:.95em;background:none;color:inherit;padding:0;"
+    "white-space:nowrap"
+)
 _ROOT = (
     "direction:ltr;text-align:left;font-family:var(--jp-ui-font-family,system-ui,sans-serif);"
     "font-size:var(--jp-ui-font-size1,13px);line-height:1.45;overflow-x:auto"

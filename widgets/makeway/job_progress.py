@@ -38,25 +38,28 @@ _CURVE = Markup(
 class Report:
     """What a job reported last. `rate` is in steps per second, `points` are pairs of step and value, oldest first."""
 
-    step: int
+    step: int | None
     total: int | None = None
     rate: float | None = None
     remaining: float | None = None
     updated_at: datetime | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
     curve: str = ""
+    stage: str = ""
     points: Sequence[tuple[float, float]] = ()
 
     @property
     def percent(self) -> int | None:
         """Return how much is done, from 0 to 100 and 100 only at the end; None where the total is not known."""
-        if not self.total or self.total <= 0:
+        if self.step is None or not self.total or self.total <= 0:
             return None
         return min(max(self.step * 100 // self.total, 0), 100)
 
     @property
     def steps(self) -> str:
-        """Return `step 420 of 1,000 (42 %)`."""
+        """Return `step 420 of 1,000 (42 %)`; empty where no step was reported."""
+        if self.step is None:
+            return ""
         if self.percent is None:
             return f"step {number(self.step)}"
         return f"step {number(self.step)} of {number(self.total or 0)} ({self.percent} %)"
@@ -66,15 +69,15 @@ def progress_of(job: Job) -> Report | None:
     """Return what a job reported, or None: without a report, or from a service that does not know progress."""
     known = _fields(getattr(job, "progress", None))
     step = _finite(known.get("step"))
-    if step is None:
-        return None
     total, curve = _finite(known.get("total")), _fields(known.get("curve"))
-    metrics = {str(name): value for name, each in _fields(known.get("metrics")).items() if (value := _finite(each))
-               is not None}  # fmt: skip
+    metrics = {str(name): _finite(each) for name, each in _fields(known.get("metrics")).items()}
+    if step is None and not metrics:
+        return None
     pairs = ((_finite(x), _finite(y)) for x, y in curve.get("points") or ())
     at = known.get("updated_at")
     return Report(
-        step=int(step),
+        step=None if step is None else int(step),
+        stage=str(known.get("stage") or ""),
         total=None if total is None else int(total),
         rate=_finite(known.get("rate")),
         remaining=_finite(known.get("remaining_seconds")),
@@ -97,12 +100,13 @@ def progress_blocks(job: Job, known_at: datetime) -> list[Block]:
         filled = progress.percent * _TEXT_WIDTH // 100
         text = "█" * filled + "░" * (_TEXT_WIDTH - filled)
         blocks.append(Drawing(_BAR.format(label=progress.steps, percent=progress.percent, colour=colour), text))
-    blocks.append(line(sentence))
+    if sentence:
+        blocks.append(line(sentence))
     drawn = sparkline(progress.points)
     shown = dict(list(progress.metrics.items())[:_SHOWN_METRICS])
     if drawn and progress.curve not in shown:
         shown = {progress.curve: progress.points[-1][1], **shown}
-    values = [f"{name} {value:.4g}" for name, value in shown.items()]
+    values = [f"{name} {'not finite' if value is None else f'{value:.4g}'}" for name, value in shown.items()]
     if drawn:
         first, last = progress.points[0][1], progress.points[-1][1]
         label = f"{progress.curve} from {first:.4g} to {last:.4g}"
@@ -114,7 +118,10 @@ def progress_blocks(job: Job, known_at: datetime) -> list[Block]:
 
 def progress_sentence(job: Job, progress: Report, known_at: datetime) -> str:
     """Return step, rate and the time that remains; for a job that does not run, or is silent, the step alone."""
-    text = progress.steps[:1].upper() + progress.steps[1:]
+    text = f"{progress.stage}: {progress.steps}" if progress.stage and progress.steps else progress.steps
+    text = text[:1].upper() + text[1:]
+    if not progress.steps:
+        return progress.stage
     if job.state is not State.RUNNING:
         return text
     rate = progress.rate if progress.rate and progress.rate > 0 else None

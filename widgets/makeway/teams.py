@@ -234,8 +234,7 @@ def _knowledge(picture: Picture, paused: str) -> tuple[Inline, ...]:
         return ()
     if paused:
         return (Bold(paused), f"State of {full_clock(picture.known_at)}.")
-    mode = "" if picture.live else " There is no live connection: updated every few seconds."
-    return (Soft(f"Last change: {full_clock(picture.at)}.{mode}"),)
+    return (Soft(f"Last change seen here: {full_clock(picture.at)}."),)
 
 
 def _section(title: str, jobs: Sequence[Job], none: str, owner: bool) -> list[Block]:
