@@ -115,7 +115,8 @@ class Reports:
     def silent(self, seconds: float) -> Mapping[Key, int]:
         return {}
 
-    async def record_final_reports(self, ends: object) -> None: ...
+    async def record_final_reports(self, ends: object) -> set[tuple[str, int, int]]:
+        return set()
 
     async def forget(self, workload: str, attempt: int) -> None:
         self.workers.pop((workload, attempt), None)
@@ -384,6 +385,9 @@ class SimulatedBackend(KubernetesBackend):
         super().__init__(cluster, SETTINGS, monotonic=lambda: cluster.now)
         self._clock = lambda: cluster.now
         self.cluster = cluster
+
+    def identify(self, database: str) -> None:
+        """Nothing else acts on the cluster."""
 
     def connect(self, channel: Any) -> None:
         super().connect(self.cluster.reports)  # type: ignore[arg-type]

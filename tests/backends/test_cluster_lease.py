@@ -150,6 +150,19 @@ async def test_without_the_right_to_leases_the_service_acts_as_before(status: in
     assert len(cluster.leases) == 1, "it is tried again"
 
 
+@pytest.mark.parametrize("odd", [{}, {"metadata": None}, {"metadata": {}, "spec": "x"}, {"metadata": {}, "spec": []}])
+async def test_a_lease_that_is_not_understood_keeps_nothing_from_acting(odd: Object) -> None:
+    time, cluster = Time(), Cluster({})
+    found = lease(cluster, "a", time)
+    await found.look()
+    [key] = cluster.leases
+    cluster.leases[key] = odd
+    for _ in range(3):
+        time.now += DURATION
+        await found.look()
+        assert found.may_act
+
+
 async def test_without_an_answer_nothing_is_concluded_and_what_was_not_renewed_for_long_does_not_act() -> None:
     time, cluster = Time(), Cluster({})
     found = lease(cluster, "a", time)

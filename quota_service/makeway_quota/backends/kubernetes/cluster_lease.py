@@ -101,6 +101,11 @@ class ClusterLease:
             return
         except ApiUnreachable:
             return
+        except Exception:  # an odd Lease must not end what the installation does
+            if not self._ignored:
+                log.exception("A copy of this installation is not noticed: its Lease is not understood")
+            self._ignored = True
+            return
         self._ignored, self._looked_at = False, self._monotonic()
         if problem != self.problem:
             log.warning("%s", problem or "This database acts on the pods of its installation")
