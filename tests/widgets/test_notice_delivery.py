@@ -361,6 +361,31 @@ def test_a_save_that_takes_more_than_half_of_the_grace_is_told_before_and_after_
     assert message.endswith("saved at step 3; its last save took 0.6 s, more than half of the grace of 1 s")
 
 
+@pytest.mark.parametrize("thread", [False, True])
+def test_a_stop_in_the_block_of_a_save_completes_the_checkpoint(container: Container, thread: bool) -> None:
+    code = """
+    import sys, threading, time
+    from makeway import checkpoint
+
+    def train():
+        with checkpoint.saving(3):
+            pass
+        print("up", flush=True)
+        while not checkpoint.requested():
+            time.sleep(0.01)
+        with checkpoint.saving(4) as folder:
+            (folder / "state").write_text("whole")
+            checkpoint.stop()
+
+    threading.Thread(target=train).start() if sys.argv[1:] else train()
+    """
+    status = end(container, job(container, code, *["thread"] * thread))
+    assert (status["exit_code"], status["acknowledged"], status["message"]) == (75, True, "saved at step 4")
+    kept = container.root / "job" / "checkpoints"
+    assert sorted(path.name for path in kept.iterdir()) == ["step-000003", "step-000004"]
+    assert (kept / "step-000004" / "state").read_text() == "whole"
+
+
 EXITS = """
 import atexit, os, signal, time
 from makeway import checkpoint

@@ -134,11 +134,7 @@ class _Signals:
 
 
 class _Listener:
-    """The empty files by which the launcher knows that a process reads the stop file, and needs no signal.
-
-    `PID.START.NAMESPACE` is a process that listens; with `.heard` it has seen the notice, with `.acknowledged` it has
-    called `stop()`. Each process has its own, so that forks, ranks and what a shell starts count for themselves.
-    """
+    """The empty files of a process that listens, by which the launcher knows how far it is (`launcher/listeners.py`)."""
 
     def __init__(self) -> None:
         self._noted: set[tuple[int, str]] = set()
@@ -162,6 +158,11 @@ def _process_name() -> str:
     return f"{os.getpid()}.{int(started)}.{os.stat('/proc/self/ns/pid').st_ino}"
 
 
+class _StopInSave(SystemExit):
+    """A `stop()` in the block of `saving`, which ends the process once the checkpoint is complete."""
+
+
+_save_depth = threading.local()
 _signals = _Signals()
 _listener = _Listener()
 _saves = threading.RLock()
@@ -273,10 +274,13 @@ def report(*, step: int | None = None, total: int | None = None, **metrics: Any)
 def stop() -> None:
     """End the process with exit code 75, because everything is saved. Outside of a job it does nothing.
 
-    A save in another thread ends first. What still runs 5 s later, such as a thread that is no daemon, is ended.
+    A save in another thread ends first, and so does that in whose block it is called. What still runs 5 s later, such
+    as a thread that is no daemon, is ended.
     """
     if not _on_cluster():
         return
+    if getattr(_save_depth, "value", 0):
+        raise _StopInSave(SAVED_AND_LEFT)
     _run_callbacks()
     with _saves:
         _report(acknowledged_at=time.time())
@@ -425,10 +429,19 @@ class _Parts:
                 adding = folder.adding_together(step, keep, self.ranks, same_step=same_step)
             else:
                 adding = folder.adding(step, keep)
+            stopped = False
             with adding as partial:
-                yield partial
+                _save_depth.value = getattr(_save_depth, "value", 0) + 1
+                try:
+                    yield partial
+                except _StopInSave:
+                    stopped = True
+                finally:
+                    _save_depth.value -= 1
             if (newest := folder.committed) is not None:
                 _report(step=newest, saved_at=time.time(), save_seconds=round(time.monotonic() - began, 3))
+        if stopped:
+            stop()
 
     def newest(self, name: str) -> tuple[Path | None, int]:
         newest = latest(name)
