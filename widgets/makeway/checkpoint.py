@@ -134,7 +134,7 @@ class _Signals:
 
 
 class _Listener:
-    """The empty files of a process that listens, by which the launcher knows how far it is (`launcher/listeners.py`)."""
+    """The empty files by which the launcher knows how far a listening process is (`launcher/listeners.py`)."""
 
     def __init__(self) -> None:
         self._noted: set[tuple[int, str]] = set()
