@@ -39,7 +39,7 @@ check: setup ## Run the quick tests only (under 90 seconds)
 
 test-frameworks: setup ## Train with PyTorch, Lightning, Transformers and accelerate, preempted ten times each; SEED=n
 	@.venv/bin/python scripts/set_up_frameworks.py
-	@NOTICES=all SEED=$(or $(SEED),1) $(PYTEST) -n auto --dist loadgroup -q -m frameworks tests/frameworks tests/examples $(ARGS)
+	@NOTICES=all SEED=$(or $(SEED),1) $(PYTEST) -n auto --dist loadgroup -q -m frameworks tests/frameworks $(ARGS)
 
 jupyterhub: setup ## Run the tests of the Hub and the spawners with another JupyterHub; VERSION=5.5
 	@.venv/bin/python scripts/other_jupyterhub.py $(or $(VERSION),5.5) $(ARGS)
