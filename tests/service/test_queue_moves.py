@@ -111,11 +111,11 @@ async def test_a_repeated_move_changes_nothing_even_when_the_job_has_started(tmp
 async def test_what_a_profile_fixes_is_that_of_the_new_one_and_what_was_asked_for_stays(tmp_path: Path) -> None:
     async with site(tmp_path) as run:
         lea = run.client("lea")
-        job = await waiting(run, env={"OWN": "1", "SHARED": "mine"}, time_limit=600, priority="high")
+        job = await waiting(run, env={"OWN": "1", "SHARED": "mine"}, time_limit=600, priority="low")
         await lea.move(job.id, team="devops", profile="gang")
         row = row_of(run, job.id)
         assert (row.gpus, row.workers, row.min_workers, row.signal) == (1000, 3, 2, "SIGUSR1")
-        assert (row.time_limit, row.priority) == (600.0, "high")
+        assert (row.time_limit, row.priority) == (600.0, "low")
         assert row.image == "site/one:1", "it is offered there"
         assert dict(row.env) == {"SIZE": "gang", "SHARED": "mine", "OWN": "1"}
         assert row.weight == len("".join([*row.command, "SIZE", "gang", "SHARED", "mine", "OWN", "1"]))
