@@ -111,3 +111,13 @@ def test_a_colleagues_result_is_not_unpickled_unasked(portal: Portal, ana: Clien
         training.job(made.id).result()
     with pytest.raises(Refused, match="left no result"):
         training.job(made.id).result(trust=True)
+
+
+def test_characters_that_arrive_in_parts_are_whole(ana: Client, capsys: pytest.CaptureFixture[str]) -> None:
+    code = "import os, time\nfor b in '漢🎉ü'.encode() + b'\\xff':\n    os.write(1, bytes([b]))\n    time.sleep(0.15)"
+    made = submit(code, profile="gpu1")
+    assert isinstance(made, training.Job)
+    made.logs(follow=True)
+    assert "漢🎉ü\ufffd\n── job" in capsys.readouterr().out
+    assert ana.logs(made.id, offset=-4).text == "ü\ufffd", "a part begins with a whole character"
+    assert ana.logs(made.id, limit=1).text == "漢", "and has at least one"
