@@ -50,6 +50,8 @@ SECONDS = {
     "tests/e2e/test_bad_input.py::test_a_broken_policy_at_the_first_start_is_named": 40,
     "tests/e2e/test_elsewhere.py": 90,
     "tests/widgets": 60,
+    "tests/widgets/test_ordinary_cells.py": 60,
+    "tests/widgets/test_cell_state.py": 50,
     "tests/e2e/test_bad_input.py": 50,
     "tests/web/test_live_at_size.py::test_an_open_page_takes_few_bytes_and_does_not_move": 50,
     "tests/store/test_soak.py": 60,

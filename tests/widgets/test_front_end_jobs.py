@@ -1,4 +1,4 @@
-"""Cells become jobs, and logs are shown, in the front ends of the table in docs/reference/notebook.md."""
+"""Cells become jobs, and logs are printed, in front ends without a browser."""
 
 from __future__ import annotations
 
