@@ -172,7 +172,7 @@ time.sleep(1)"""
 
 @pytest.fixture(scope="module")
 def short(lab: str, portal: Portal) -> Iterator[str]:
-    """Put a notebook with one card beside the others; return the server's address."""
+    """Write a notebook with one card beside the others; return the address of the server."""
     cells = ["%load_ext makeway\nimport makeway", CARD, "makeway.usage()", "%jobs -n 1"]
     body = {"type": "notebook", "format": "json", "content": json.loads(notebook_file(cells))}
     httpx2.put(f"{lab}api/contents/short.ipynb?token=t", json=body).raise_for_status()
