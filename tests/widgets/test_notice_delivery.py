@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 from typing import Any
 
@@ -174,12 +175,30 @@ def test_who_listened_and_is_gone_counts_no_more(container: Container, how: str)
 
 
 def test_a_notice_that_cannot_be_written_comes_as_a_signal(container: Container) -> None:
-    code = SLOW.replace("signal.signal(signal.SIGTERM, lambda *_: print('signal', flush=True))", "").replace("2.0", "0")
-    code = code.replace('print("up"', 'os.chmod(os.path.dirname(os.environ["MAKEWAY_STOP_FILE"]), 0o500); print("up"')
-    if os.geteuid() == 0:
-        pytest.skip("root may write anywhere")
-    status = end(container, job(container, code, grace=60))
-    assert status["exit_code"] == 75
+    """The launcher may write no byte until the job has ended, as on a full disk."""
+    code = f"""
+    import atexit, os, resource, time
+    from makeway import checkpoint
+    def limit(size):
+        resource.prlimit(os.getppid(), resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+    print("up", flush=True)
+    while not os.path.exists({str(container.root / "go")!r}):
+        time.sleep(0.01)
+    atexit.register(limit, resource.RLIM_INFINITY)
+    limit(0)
+    os.mkdir({str(container.root / "full")!r})
+    while not checkpoint.requested():
+        time.sleep(0.01)
+    assert not os.path.exists(os.environ["MAKEWAY_STOP_FILE"])
+    checkpoint.stop()
+    """
+    process = job(container, code, grace=60)
+    (container.root / "go").touch()
+    while not (container.root / "full").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    status = end(container, process)
+    assert (status["exit_code"], status["acknowledged"]) == (75, True)
 
 
 def test_a_library_of_an_earlier_release_gets_the_signal_at_once(container: Container) -> None:
