@@ -137,7 +137,8 @@ def test_the_live_usage_in_a_kernel(portal: Portal, ana: Client, tmp_path: Path)
         count = "print([t.name for t in threading.enumerate()].count('makeway-feed'))"
         assert notebook.run(count).out == "1\n"
         assert "Stopped. State of" in notebook.text(*ids)
-        assert notebook.run(f"v.close()\n{count}").out == "0\n"
+        ended = "[thread.join(30) for thread in threading.enumerate() if thread.name == 'makeway-feed']"
+        assert notebook.run(f"v.close()\n{ended}\n{count}").out == "0\n"
     finally:
         notebook.close()
 

@@ -291,8 +291,9 @@ HANGS = """
 import threading, time
 from makeway import checkpoint
 threading.Thread(target=time.sleep, args=(600,)).start()
-print("up", flush=True)
 for step in checkpoint.loop(10_000_000, save=lambda folder: None):
+    if step == 1:
+        print("up", flush=True)
     time.sleep(0.01)
 """
 
@@ -307,6 +308,7 @@ def test_a_thread_that_hangs_holds_no_gpus_after_the_acknowledgement(container: 
 RANKS = """
 import os, sys, threading, time
 from makeway import checkpoint
+checkpoint.requested()
 print("up", os.environ["RANK"], flush=True)
 while not checkpoint.requested():
     time.sleep(0.01)
@@ -314,8 +316,8 @@ if os.environ["RANK"] == "0":
     threading.Thread(target=time.sleep, args=(600,)).start()
     checkpoint.stop()
 time.sleep(7)
-with checkpoint.saving(5):
-    pass
+with checkpoint.saving(5) as folder:
+    (folder / "w").touch()
 checkpoint.stop()
 """
 
@@ -351,6 +353,7 @@ def test_a_crash_after_the_notice_is_told_with_its_error(container: Container) -
     from makeway import checkpoint
     with checkpoint.saving(3):
         pass
+    checkpoint.requested()
     print("up", flush=True)
     while not checkpoint.requested():
         time.sleep(0.01)
@@ -389,6 +392,7 @@ def test_a_stop_in_the_block_of_a_save_completes_the_checkpoint(container: Conta
     def train():
         with checkpoint.saving(3):
             pass
+        checkpoint.requested()
         print("up", flush=True)
         while not checkpoint.requested():
             time.sleep(0.01)
