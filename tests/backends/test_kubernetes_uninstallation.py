@@ -9,6 +9,7 @@ from makeway_quota.backends.kubernetes.client import ApiRefusal, ApiUnreachable
 from makeway_quota.backends.kubernetes.uninstallation import PodSelector, Uninstallation, pod_selector
 
 PORTAL, JOBS = PodSelector("portal", "component in (service)"), PodSelector("jobs", "makeway/instance=a")
+LEASE = "/apis/coordination.k8s.io/v1/namespaces/jobs/leases/a"
 SERVICE = "/apis/apps/v1/namespaces/portal/deployments/makeway-service"
 
 
@@ -28,8 +29,10 @@ class Cluster(ApiServer):
 
     async def uninstall(self, seconds: float = 5.0) -> list[str]:
         """Run the hook and return what it changed."""
-        await Uninstallation(self, self.said.append, seconds).end(["makeway-service"], PORTAL, [JOBS])
-        return [path for method, path in (one.split(" ") for one in self.asked) if method == "DELETE"]
+        await Uninstallation(self, self.said.append, seconds).end(["makeway-service"], PORTAL, [JOBS], ["jobs/a"])
+        deleted = [path for method, path in (one.split(" ") for one in self.asked) if method == "DELETE"]
+        assert deleted[:2] == [SERVICE, LEASE], "the service would renew the Lease"
+        return [path for path in deleted if path != LEASE]
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from charts import (
     written,
 )
 from makeway_quota.backends.base import StartOrder, WorkerPlace
+from makeway_quota.backends.kubernetes.cluster_lease import lease_name
 from makeway_quota.backends.kubernetes.gang import network_policy
 from makeway_quota.backends.kubernetes.manifest import PodSettings, WorkerResources, worker_pod
 from reachability import Outside, Pod, Policies
@@ -108,8 +109,17 @@ def test_the_hook_that_ends_the_work_is_restricted_and_has_rights_only_for_as_lo
     }
     notebooks = {("delete", "pods", NAMESPACE)} if values != ADD_ON else set()
     listed = {("list", "pods", NAMESPACE), ("list", "pods", JOBS), ("delete", "pods", JOBS)}
-    assert given == listed | {("delete", "deployments", NAMESPACE)} | notebooks
+    lease = {("delete", "leases", JOBS)}
+    assert given == listed | {("delete", "deployments", NAMESPACE)} | notebooks | lease
     command = " ".join(spec["containers"][0]["command"])
+    name = lease_name(variables(manifests)["MAKEWAY_KUBE_INSTANCE"])
+    assert f"--lease={JOBS}/{name}" in command, "the Lease in the name of the database goes, too"
+    assert [
+        rule["resourceNames"]
+        for one in of_kind(hooks, "Role")
+        for rule in one["rules"]
+        if "leases" in rule["resources"]
+    ] == [[name]]
     assert ("makeway-hub" in command) == ("component=notebook" in command) == (values != ADD_ON)
 
 

@@ -33,6 +33,11 @@ NOT_ALLOWED = (403, 404, 405)
 """Refusals where the account has no right to leases, as with the roles of an earlier release"""
 
 
+def lease_name(instance: str) -> str:
+    """Return the name of an installation's Lease; the chart's hook that deletes it says the same."""
+    return f"makeway-{hashlib.sha256(instance.encode()).hexdigest()[:16]}"
+
+
 class ClusterLease:
     """The Lease of one installation, held by a database."""
 
@@ -53,7 +58,7 @@ class ClusterLease:
         self._instance = instance
         self._holder = holder
         self._list = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
-        self._name = f"makeway-{hashlib.sha256(instance.encode()).hexdigest()[:16]}"
+        self._name = lease_name(instance)
         self._namespace = namespace
         self._changed = changed
         self._monotonic = monotonic

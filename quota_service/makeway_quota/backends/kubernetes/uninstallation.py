@@ -55,8 +55,14 @@ class Uninstallation:
         began = time.monotonic()
         self._portal_until, self._until = began + seconds / 2, began + seconds
 
-    async def end(self, deployments: Sequence[str], portal: PodSelector, workloads: Sequence[PodSelector]) -> None:
-        """Delete deployments and wait for their pods, then delete the pods of the workloads and wait for them.
+    async def end(
+        self,
+        deployments: Sequence[str],
+        portal: PodSelector,
+        workloads: Sequence[PodSelector],
+        leases: Sequence[str] = (),
+    ) -> None:
+        """Delete deployments and wait for their pods, then leases (`NAMESPACE/NAME`) and the pods of the workloads.
 
         In this order, because a service that runs would start the jobs anew. The portal's pods have half of the time:
         one on a node that does not answer must not keep the workloads.
@@ -64,6 +70,9 @@ class Uninstallation:
         for name in deployments:
             await self._delete(f"/apis/apps/v1/namespaces/{portal.namespace}/deployments/{name}")
         await self._wait_until_gone([portal], "the portal", self._portal_until)
+        for lease in leases:
+            namespace, _, name = lease.partition("/")
+            await self._delete(f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}")
         await self._wait_until_gone(workloads, "jobs and notebooks", self._until, delete=True)
 
     async def _wait_until_gone(
@@ -129,13 +138,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--deployment", action="append", default=[])
     parser.add_argument("--portal-pods", type=pod_selector, required=True, metavar="NAMESPACE:SELECTOR")
     parser.add_argument("--workload-pods", type=pod_selector, action="append", default=[], metavar="NAMESPACE:SELECTOR")
+    parser.add_argument("--lease", action="append", default=[], metavar="NAMESPACE/NAME")
     parser.add_argument("--seconds", type=float, required=True)
     args = parser.parse_args(argv)
 
     async def end() -> None:
         client = ApiClient(connection())
         try:
-            await Uninstallation(client, print, args.seconds).end(args.deployment, args.portal_pods, args.workload_pods)
+            uninstallation = Uninstallation(client, print, args.seconds)
+            await uninstallation.end(args.deployment, args.portal_pods, args.workload_pods, args.lease)
         finally:
             await client.close()
 
