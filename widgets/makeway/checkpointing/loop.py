@@ -67,6 +67,14 @@ class Interval:
             raise ValueError(f"every is {every}; it has to be at least 1 step")
         return cls(steps=steps)
 
+    def is_due(self, step: int, saved_step: int, saved_at: float) -> bool:
+        """Whether to save after `step`; the last save was at `saved_step`, at `saved_at` in monotonic seconds."""
+        if step <= saved_step:
+            return False
+        if self.seconds is not None:
+            return time.monotonic() - saved_at >= self.seconds
+        return self.steps is not None and step % self.steps == 0
+
 
 def _seconds(text: str) -> float:
     parts = re.findall(r"(\d+(?:\.\d+)?)\s*([a-z]+)\s*", text.strip().lower())
@@ -154,11 +162,7 @@ class Loop:
         return True
 
     def _is_due(self) -> bool:
-        if self.save is None or self.done == self.saved_step:
-            return False
-        if self.interval.seconds is not None:
-            return time.monotonic() - self.saved_at >= self.interval.seconds
-        return self.interval.steps is not None and self.done % self.interval.steps == 0
+        return self.save is not None and self.interval.is_due(self.done, self.saved_step, self.saved_at)
 
     def _save(self) -> None:
         if self.save is None or (self.size == 1 and self.done == self.saved_step):

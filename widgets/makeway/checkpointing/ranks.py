@@ -18,6 +18,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from .progress import replace_json
+
 WARN_SECONDS = 60.0
 """Seconds after which a rank that waits for others says so, again and again"""
 MEETING_SECONDS = 600.0
@@ -183,11 +185,7 @@ class _FileExchange:
             "pid": os.getpid(),
             "started": _started(os.getpid()),
         }
-        path = self._path(self.rank)
-        temporary = f"{path}.{os.getpid()}"
-        with open(temporary, "w", encoding="utf-8") as file:
-            json.dump(value, file)
-        os.replace(temporary, path)
+        replace_json(self._path(self.rank), value)
 
     def _leave(self, pid: int) -> None:
         if pid == os.getpid():  # not in a forked child

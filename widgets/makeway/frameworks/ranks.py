@@ -36,7 +36,7 @@ class Agreement:
         """Return whether to save, and whether to leave then; all ranks get the same answer and have to ask together."""
         if not checkpoint._on_cluster():
             return False, False
-        due, leave = exchange([self._is_due(step), checkpoint.requested()])
+        due, leave = exchange([self._interval.is_due(step, self._steps, self._saved_at), checkpoint.requested()])
         return bool(due or leave), bool(leave)
 
     @contextlib.contextmanager
@@ -48,13 +48,6 @@ class Agreement:
             self.saved(step)  # try again after the interval, not after each step
             text = f"Makeway: step {step} was not saved, and the training goes on: {type(error).__name__}: {error}"
             print(text, file=sys.stderr, flush=True)
-
-    def _is_due(self, step: int) -> bool:
-        if step <= self._steps:
-            return False
-        if self._interval.seconds is not None:
-            return time.monotonic() - self._saved_at >= self._interval.seconds
-        return self._interval.steps is not None and step % self._interval.steps == 0
 
 
 def exchange(values: list[Any]) -> list[int]:
