@@ -10,9 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from makeway_api.quantities import listed
+
 NOTEBOOK = "spec.containers{notebook}"
 """The field path of events about the container with the notebook server."""
 IMAGE_FAULTS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "InspectFailed"})
+UNPLACED = ("Unschedulable", "SchedulingGated")
+"""Reasons of the condition PodScheduled of a pod that gets no node."""
 _OF_CLAIM = re.compile(r"persistentvolumeclaim|persistent volumes to bind", re.IGNORECASE)
 _PULLED_IN = re.compile(r" in ([\d.]+m?s|\d+m[\d.]+s)\b")
 
@@ -22,7 +26,7 @@ class Step:
     """One sentence for the pending page. `problem`: the start cannot go on like this.
 
     `unscheduled`: the problem is over once the pod has a node. `volume`: it is one of a volume. `claim`: it is one of a
-    claim that has no volume.
+    claim that has no volume. `gated`: it is one of another controller's scheduling gates.
     """
 
     phase: str
@@ -31,6 +35,7 @@ class Step:
     unscheduled: bool = False
     volume: bool = False
     claim: bool = False
+    gated: bool = False
 
 
 _RUNS = Step("server", "The container runs; waiting for the notebook server to answer")
@@ -87,11 +92,32 @@ def running(pod: Mapping[str, Any]) -> Step | None:
 
 
 def unschedulable(pod: Mapping[str, Any]) -> str:
-    """Return why the scheduler finds no node for the pod, in its words; empty where it has one, or did not try."""
+    """Return why the pod gets no node: the scheduler's words, or the gates that keep the pod from it.
+
+    Empty where it has a node, or the scheduler did not try.
+    """
+    if gated := gates(pod):
+        return (
+            f"it is kept from the scheduler by the scheduling {'gate' if len(gated) == 1 else 'gates'} {listed(gated)}"
+        )
     for one in (pod.get("status") or {}).get("conditions") or ():
-        if one.get("type") == "PodScheduled" and one.get("status") == "False" and one.get("reason") == "Unschedulable":
+        if (one.get("type"), one.get("status")) == ("PodScheduled", "False") and one.get("reason") in UNPLACED:
             return str(one.get("message") or "no node fits").strip()
     return ""
+
+
+def gates(pod: Mapping[str, Any]) -> list[str]:
+    """Return the scheduling gates of a pod, which some other controller has to remove, such as Kueue's."""
+    spec = pod.get("spec") or {}
+    return [] if spec.get("nodeName") else [str(one.get("name")) for one in spec.get("schedulingGates") or ()]
+
+
+def gated(pod: Mapping[str, Any]) -> Step | None:
+    """Return that scheduling gates keep the pod from the scheduler, of which there is no event."""
+    if not gates(pod):
+        return None
+    words = f"Kubernetes does not place the notebook yet: {unschedulable(pod)}"
+    return Step("node", words, problem=True, unscheduled=True, gated=True)
 
 
 def waits_for_claim(words: str) -> bool:

@@ -25,6 +25,8 @@ _ADVICE = {
     "no image": "Check the name of the image and the registry's credentials, or choose another image.",
     "server": "Check that the image starts a notebook server on that port, and that the Hub may reach it there. Where "
     "it is only slow, an administrator can raise the start_timeout of the Hub's KubeSpawner.",
+    "gate": "An administrator has to look at what sets and removes these gates, as a rule Kueue, and take the "
+    "namespace of notebooks and jobs out of it: Makeway has given them their GPUs already.",
     "unseen": "An administrator can check that the Hub's account may list and watch pods and events.",
 }
 
@@ -46,7 +48,8 @@ class PodStart:
         told = [pod_events.step(event) for version, event in versions.items() if version not in self._seen]
         self._seen.update(versions)
         found: list[Step] = []
-        for step in (*told, pod_events.waiting(pod)):
+        gated = None if self._last is not None and self._last.gated else pod_events.gated(pod)
+        for step in (*told, gated, pod_events.waiting(pod)):
             if step is not None and not (step.unscheduled and self._placed):  # else it comes late
                 found.append(self._remember(step))
         place = pod_events.placed(pod)  # its event may be dropped, or come late
@@ -85,6 +88,8 @@ class PodStart:
             )
         if pod_events.waits_for_claim(words):
             return f"{said} {_ADVICE['claim']}"
+        if pod_events.gates(pod):
+            return f"{said} {_ADVICE['gate']}"
         return f"{said} Start it again or choose another profile. An administrator can check what else runs on {nodes}."
 
     @staticmethod
@@ -123,6 +128,8 @@ class PodStart:
 def _advice(step: Step) -> str:
     if step.phase == "image":
         return _ADVICE["no image" if step.problem else "image"]
+    if step.gated:
+        return _ADVICE["gate"]
     if step.claim:
         return _ADVICE["claim"]
     return _ADVICE["volume" if step.volume else "node"]

@@ -366,6 +366,23 @@ async def test_a_scheduler_that_is_away_gives_no_job_up_and_its_refusal_does(bac
     assert found.message == "its pod waited for 1 min: Kubernetes does not place its pod: 0/1 nodes"
 
 
+@pytest.mark.parametrize("gates", [["kueue.x-k8s.io/admission"], ["a/b", "c/d"], []])
+async def test_a_gated_pod_gives_its_gpus_back_in_time_and_names_its_gates(backend: Backend, gates: list[str]) -> None:
+    held = pod("j1", "Pending")
+    condition = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": "blocked"}
+    held["spec"] = {"schedulingGates": [{"name": name} for name in gates]}
+    held["status"] = {"phase": "Pending", "conditions": [condition] if not gates or len(gates) == 1 else []}
+    backend.hear("ADDED", held)
+    assert (await backend.seen("j1")).waiting_reason == "unschedulable"
+    for _ in range(2):
+        found = await backend.seen("j1")
+        backend.now += LIMITS["unschedulable"]
+    found = await backend.seen("j1")
+    assert (found.phase, found.never_ran) == (Phase.LOST, True)
+    assert (" and ".join(gates) or "SchedulingGated") in found.message
+    assert "an administrator has to take its namespace out of what sets" in found.message
+
+
 async def test_a_pod_that_its_node_refuses_is_no_loss(backend: Backend) -> None:
     refused = pod("j1", "Failed")
     refused["status"] |= {"reason": "OutOfcpu", "message": "Node didn't have enough resource: cpu"}

@@ -14,11 +14,13 @@ from makeway_quota.backends.kubernetes.nodes import (
     project_node,
     selectors,
     toleration,
+    untaken,
     untolerated,
 )
 from makeway_quota.backends.kubernetes.pod_requests import pod_requests, project_share
 from makeway_quota.backends.kubernetes.quantities import amount, number, resources
 from makeway_quota.policy import read
+from makeway_quota.wording.untaken import untaken_sentences
 
 GPU = "nvidia.com/gpu"
 MIG = "nvidia.com/mig-1g.10gb"
@@ -162,11 +164,37 @@ def test_a_toleration_that_is_none_is_refused_in_words(text: str) -> None:
         toleration(text)
 
 
-def test_a_node_is_in_the_first_pool_that_selects_it_and_whose_resource_it_offers() -> None:
+SHARED = "nvidia.com/gpu.shared"
+
+
+@pytest.mark.parametrize("offered", [GPU, MIG, SHARED, "amd.com/gpu", "gpu.intel.com/i915", "gpu.intel.com/xe"])
+def test_a_node_is_in_the_first_pool_that_selects_it_and_of_whose_resource_it_has_some(offered: str) -> None:
+    names = [GPU, MIG, SHARED, "amd.com/gpu", "gpu.intel.com/i915", "gpu.intel.com/xe"]
+    pools = [NodeSelector(name, name, {"gpu": "h100"}) for name in names]
+    for order in (pools, pools[::-1]):
+        kept = project_node(node(allocatable={**dict.fromkeys(names, "0"), offered: "7"}))
+        chosen = pool_of(kept, order)
+        assert chosen is not None
+        assert chosen.resource == offered, "what it once offered shows 0"
+        assert untaken(kept, order) == ()
+
+
+def test_the_gpus_that_no_pool_takes_are_named() -> None:
+    whole, odd = NodeSelector("whole", GPU, {"gpu": "h100"}), NodeSelector("odd", "example.com/fpga", {"gpu": "none"})
+    offered = {"cpu": "4", "pods": "110", "hugepages-2Mi": "1Gi", "rdma/hca": "8", "devices.kubevirt.io/kvm": "1k"}
+    gpus = {MIG: "7", GPU: "1", SHARED: "0", "amd.com/gpu": "2", "gpu.intel.com/xe": "1", "example.com/fpga": "3"}
+    kept = project_node(node(allocatable=offered | gpus | {"gpu.intel.com/xe_monitoring": "1"}))
+    left = (("amd.com/gpu", 2), ("example.com/fpga", 3), ("gpu.intel.com/xe", 1), (MIG, 7))
+    assert untaken(kept, [whole, odd]) == left
+    assert untaken(replace(kept, labels={}), [whole, odd]) == (*left[:3], (GPU, 1), (MIG, 7)), "it is in no pool"
+    assert untaken_sentences({"n2": left, "n1": left[3:], "n3": ()})[-1] == (
+        "No pool takes 14 nvidia.com/mig-1g.10gb of n1 and n2: add a pool with this resource whose labels these nodes "
+        "have, or change the labels."
+    )
+
+
+def test_a_node_that_has_none_of_a_pools_resource_is_still_in_it() -> None:
     whole, parts = NodeSelector("whole", GPU, {"gpu": "h100"}), NodeSelector("parts", MIG, {"gpu": "h100"})
-    kept = project_node(node(allocatable={MIG: "7", GPU: "0"}))
-    assert pool_of(kept, [whole, parts]) == whole, "it offers 0 whole GPUs, so it is a node of whole GPUs"
-    assert pool_of(project_node(node(allocatable={MIG: "7"})), [whole, parts]) == parts
     assert pool_of(project_node(node(allocatable={"cpu": "4"})), [whole, parts]) == whole
     assert pool_of(project_node(node(labels={"gpu": "a100"})), [whole, parts]) is None
 

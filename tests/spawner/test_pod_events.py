@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from makeway_spawner.pod_events import Step, cannot_be_pulled, placed, running, step, unschedulable, waiting
+from makeway_spawner.pod_events import Step, cannot_be_pulled, gated, placed, running, step, unschedulable, waiting
 
 NOTEBOOK = "spec.containers{notebook}"
 
@@ -93,8 +93,24 @@ def test_a_pod_says_itself_that_its_server_runs() -> None:
 def test_a_pod_says_itself_that_no_node_fits() -> None:
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes fit."}
     assert unschedulable({"status": {"conditions": [condition]}}) == "0/1 nodes fit."
-    assert not unschedulable({"status": {"conditions": [condition | {"reason": "SchedulingGated"}]}})
     assert not unschedulable({"status": {"conditions": [condition | {"status": "True"}]}})
+
+
+def test_a_pod_that_is_gated_gets_no_node_and_names_the_gates() -> None:
+    gates = [{"name": "kueue.x-k8s.io/admission"}, {"name": "example.com/budget"}]
+    condition = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": "gates"}
+    held = {"spec": {"schedulingGates": gates[:1]}, "status": {"conditions": [condition]}}
+    words = "it is kept from the scheduler by the scheduling gate kueue.x-k8s.io/admission"
+    assert unschedulable(held) == words
+    assert unschedulable({"spec": {"schedulingGates": gates}}).endswith(
+        "by the scheduling gates kueue.x-k8s.io/admission and example.com/budget"
+    )
+    assert unschedulable({"status": {"conditions": [condition]}}) == "gates"
+    assert gated(held) == Step(
+        "node", f"Kubernetes does not place the notebook yet: {words}", problem=True, unscheduled=True, gated=True
+    )
+    free = {"spec": {"nodeName": "node-1", "schedulingGates": []}, "status": {"conditions": []}}
+    assert (unschedulable(free), gated(free)) == ("", None)
 
 
 def test_an_image_without_a_valid_name_is_told_from_one_that_may_come() -> None:

@@ -152,6 +152,20 @@ def test_the_time_without_a_place_counts_from_the_schedulers_first_word(start: P
     assert start.unscheduled_for == 0
 
 
+def test_a_gated_pod_gives_its_gpus_back_in_time_and_says_who_holds_it(start: PodStart, clock: Clock) -> None:
+    condition = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": "gates"}
+    held = {"spec": {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]}, "status": {"conditions": [condition]}}
+    words = "it is kept from the scheduler by the scheduling gate kueue.x-k8s.io/admission"
+    assert messages(start, held) == [f"Kubernetes does not place the notebook yet: {words}"]
+    clock.now += 61
+    assert messages(start, held) == [], "it has been said"
+    assert start.unscheduled_for == 61
+    for said in (start.not_placed(held, "node-1"), start.why_not(held)):
+        assert f"{words}. An administrator has to look at what sets and removes these gates" in said
+    assert messages(start, PLACED) == ["Kubernetes has placed the notebook on node-1"]
+    assert start.unscheduled_for == 0
+
+
 @pytest.mark.parametrize(
     "words",
     [

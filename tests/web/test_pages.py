@@ -456,5 +456,12 @@ async def test_the_panel_tells_administrators_what_does_not_end(web: Portal, mon
         assert "h-hanging" not in (await (await web.browser(person)).get(f"{PREFIX}live/panel")).text, person
 
 
+async def test_the_panel_tells_administrators_which_gpus_no_pool_takes(web: Portal) -> None:
+    web.services.context.world.untaken["n1"] = (("nvidia.com/mig-1g.10gb", 7),)
+    for person, shown in (("root", True), ("ana", False)):
+        text = words(check(await (await web.browser(person)).get(PREFIX)))
+        assert ("No pool takes 7 nvidia.com/mig-1g.10gb of n1: add a pool" in text) is shown
+
+
 async def no_cycle(explain: bool = True) -> bool:
     return False

@@ -67,6 +67,8 @@ class World:
         self.observed = Observed()
         self._nodes: dict[str, NodeSeen] = {}
         """The nodes of `observed`, with what the pods of ended attempts hold."""
+        self.untaken: dict[str, tuple[tuple[str, int], ...]] = {}
+        """Node to its GPUs that no pool takes, by resource."""
         self._steps = ClockSteps(clock, monotonic)
         self.times = PresentTimes(self._steps)
         self._recent: set[str] = set()
@@ -143,8 +145,12 @@ class World:
             if self._nodes.get(name) != node:
                 self._nodes[name] = node
                 changed.append(node)
+                self.untaken.pop(name, None)
+                if node.untaken:
+                    self.untaken[name] = node.untaken
         for name in gone:
             self._nodes.pop(name, None)
+            self.untaken.pop(name, None)
             self._pods.forget(name)
         names = {*gone, *(node.name for node in changed)}
         if not names:

@@ -19,7 +19,7 @@ from ...quarantine import Kind, Quarantine
 from ..base import NodeSeen, WorkloadPod
 from .client import ApiClient
 from .informer import USUAL, Informer, Timing
-from .nodes import ClusterNode, NodeSelector, model_of, pool_of, project_node, untolerated
+from .nodes import ClusterNode, NodeSelector, model_of, pool_of, project_node, untaken, untolerated
 from .pod_requests import PodShare, project_share
 
 READING, COUNTING = "reading it", "counting what it holds"
@@ -196,6 +196,7 @@ def _seen(node: ClusterNode, selectors: Sequence[NodeSelector], shares: Sequence
         cordoned=node.unschedulable or not believed or selector is None or bool(untolerated(node, selector)),
         labels={name: node.labels[name] for selector in selectors for name in selector.labels if name in node.labels},
         taints=tuple(str(taint) for taint in node.taints),
+        untaken=untaken(node, selectors),
         pods=tuple(_workload_pod(share, selector) for share in shares if share.workload),
     )
 

@@ -10,6 +10,7 @@ from makeway_api.quantities import count
 
 from ...engine.snapshot import GPU
 from ...policy import Document
+from ...wording.untaken import untaken_sentences
 from ..base import BackendError, NodeSeen
 from .client import ApiClient
 from .connection import connection
@@ -51,12 +52,13 @@ async def _read(chosen: Sequence[NodeSelector], kubeconfig: Path | None, context
 
 
 def table(nodes: Sequence[NodeSeen]) -> str:
-    """Return one line for each node, and one for each pool."""
+    """Return one line for each node, one for each pool, and one for each resource of GPUs that no pool takes."""
     rows = [HEAD, *(_row(node) for node in nodes)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     pools = dict.fromkeys(node.pool for node in nodes if node.pool)
-    return "\n".join([*lines, "", *(_sum(pool, [node for node in nodes if node.pool == pool]) for pool in pools)])
+    sums = [_sum(pool, [node for node in nodes if node.pool == pool]) for pool in pools]
+    return "\n".join([*lines, "", *sums, *untaken_sentences({node.name: node.untaken for node in nodes})])
 
 
 def _row(node: NodeSeen) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ Pure: no requests. Nodes are kept small, because there may be thousands; equal t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -26,6 +27,13 @@ AGAINST = {"Ready": "True", "NetworkUnavailable": "False"}
 CORDON = "node.kubernetes.io/unschedulable"
 MODELS = ("nvidia.com/gpu.product", "cloud.google.com/gke-accelerator", "k8s.amazonaws.com/accelerator")
 """Labels with the model of a node's GPUs: of GPU feature discovery, then of clouds."""
+_ACCELERATOR = re.compile(
+    r"(?:nvidia\.com|amd\.com|gpu\.intel\.com|habana\.ai|cloud-tpus\.google\.com)/.+(?<!_monitoring)"
+    r"|[^/]+/(?:.*[^a-z])?[vx]?(?:gpu|npu|tpu|dcu|mlu|gaudi|neuron|ascend).*",
+    re.IGNORECASE,
+)
+"""Extended resources of device plugins that are GPUs or other accelerators, whole, cut up or shared by time; not what
+else plugins offer, such as network cards or /dev/kvm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +168,25 @@ def usual_tolerations(resource: str) -> tuple[Toleration, ...]:
 
 
 def pool_of(node: ClusterNode, candidates: Sequence[NodeSelector]) -> NodeSelector | None:
-    """Return the first selector of a node whose resource the node offers, else the first selector, else None."""
+    """Return the first selector of a node of whose resource the node has some, else the first selector, else None.
+
+    A node whose GPUs were cut up, or shared by time, shows 0 of the resource that it had before, until its kubelet is
+    restarted and beyond.
+    """
     fitting = [selector for selector in candidates if selector.selects(node)]
-    return next((one for one in fitting if one.resource in node.allocatable), fitting[0] if fitting else None)
+    return next((one for one in fitting if node.allocatable.get(one.resource)), fitting[0] if fitting else None)
+
+
+def untaken(node: ClusterNode, candidates: Sequence[NodeSelector]) -> tuple[tuple[str, int], ...]:
+    """Return the GPUs of a node that no pool takes, by resource, sorted; a resource of any pool counts as GPUs."""
+    taking = pool_of(node, candidates)
+    known = {selector.resource for selector in candidates}
+    return tuple(
+        (resource, many)
+        for resource, many in sorted(node.allocatable.items())
+        if many and (resource in known or _ACCELERATOR.fullmatch(resource))
+        and (taking is None or taking.resource != resource)
+    )  # fmt: skip
 
 
 def untolerated(node: ClusterNode, selector: NodeSelector) -> tuple[Taint, ...]:

@@ -42,7 +42,9 @@ class JobPod:
     phase: str = "Pending"
     deleting: bool = False
     waiting: str = ""
-    """why it does not run yet, in Kubernetes' word; Unschedulable without a node"""
+    """why it does not run yet, in Kubernetes' word; Unschedulable or SchedulingGated without a node"""
+    gates: tuple[str, ...] = ()
+    """the scheduling gates that keep it from the scheduler, which some other controller has to remove"""
     disruption: str = ""
     """the reason of the condition DisruptionTarget"""
     reason: str = ""
@@ -103,6 +105,7 @@ def project_job_pod(item: Object) -> JobPod | None:
         began=status.get("phase") in ("Running", "Succeeded"),
         memory=_memory_of(spec),
         tokens=intern(token_secret_of(item)),
+        gates=tuple(intern(str(one["name"])) for one in spec.get("schedulingGates") or ()),
     )
     return _with_containers(_with_conditions(pod, status), status)
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from makeway_api.quantities import listed
+
 from ...policy.pod_template import WORKER
 from .pod_states import IMAGE, NO_CONFIG, SETUP, JobPod
 
@@ -34,6 +36,8 @@ says nothing about the image, and the kubelet asks it again every five minutes a
 PodReadyToStartContainers a pod that is being created may be pulling its image, which may be large.
 Of a scheduler that says nothing about a pod nothing is known: jobs wait for it.
 """
+GATED = "SchedulingGated"
+"""The reason of a pod that scheduling gates keep from the scheduler"""
 NO_IMAGE = ("InvalidImageName", "ErrImageNeverPull")
 """Those of an image that cannot be pulled, however long the pod waits"""
 REFUSED = (
@@ -73,6 +77,8 @@ def waiting(pod: JobPod) -> tuple[str, str]:
         return "token", f"the token of its worker is not there: {pod.message}"
     if pod.waiting in SETUP:
         return "container", f"its container cannot be created: {pod.message or pod.waiting}"
+    if not pod.node and (pod.gates or pod.waiting == GATED):
+        return "unschedulable", _gated(pod)
     if not pod.node and not pod.waiting:
         return "scheduler", "Kubernetes has not placed its pod yet"
     if not pod.node:
@@ -82,6 +88,15 @@ def waiting(pod: JobPod) -> tuple[str, str]:
     if pod.ready == "False":
         return "volumes", "its volumes are being mounted, or its network is being set up"
     return ("image", "its image is being pulled") if pod.ready else ("init", "its container is being created")
+
+
+def _gated(pod: JobPod) -> str:
+    """Return the sentence of a pod that scheduling gates keep from the scheduler, as Kueue's do."""
+    which = f"the scheduling {'gate' if len(pod.gates) == 1 else 'gates'} {listed(pod.gates)}" if pod.gates else GATED
+    return (
+        f"its pod is kept from the scheduler by {which}: an administrator has to take its namespace out of what sets "
+        "and removes such gates, as a rule Kueue"
+    )
 
 
 def _pulling(pod: JobPod) -> tuple[str, str]:

@@ -52,6 +52,8 @@ class Panel:
     """names of the workloads that the page mentions, by id"""
     hanging: Sequence[Hanging] = ()
     """what should have ended and does not; for administrators"""
+    untaken: Sequence[str] = ()
+    """the GPUs that no pool takes; for administrators"""
 
     @property
     def many_teams(self) -> bool:
@@ -113,6 +115,7 @@ async def gather(services: Services, caller: Caller, settings: WebSettings, team
             [decision.workload for decision in decisions if decision.workload] + [each.workload for each in hanging]
         ),
         hanging=[each for each in hanging if team is None or each.team == team],
+        untaken=services.inventory.untaken(caller),
     )
 
 
