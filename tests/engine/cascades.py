@@ -67,18 +67,23 @@ def returns(world: World, preemptor: str, group: Sequence[Workload], victim: Wor
     """Whether a victim, as the only pending workload once the preemptor has started, evicts another one."""
     other = _copy(world)
     waiting = [w.id for w in world.workloads.values() if w.state == "pending" and w.id != preemptor]
-    other.end(*waiting, *(w.id for w in group if w.id != victim.id), state="cancelled")
-    other.change(victim.id, state="checkpointing", evicted_for=preemptor, deadline=other.now)
+    other.end(*waiting, *(w.id for w in group), state="cancelled")
+    _rest(other, engine)  # the preemptor starts: its GPUs were nominated, and the victim cannot take them
+    other.change(victim.id, state="pending", attempt=victim.attempt + 1, last_checkpoint_at=other.now)
+    return any(each.preemptor == victim.id for plan in _rest(other, engine) for each in plan.evict)
+
+
+def _rest(world: World, engine: Engine) -> list[Plan]:
+    """Plan, apply and release until nothing changes; return the plans."""
+    plans = []
     for _ in range(ROUNDS):
-        other.release()
-        plan = engine(other.snapshot())
-        if any(each.preemptor == victim.id for each in plan.evict):
-            return True
-        if not plan.acts:
-            return False
-        other.apply(plan)
-        other.now += 1
-    return True
+        plans.append(engine(world.snapshot()))
+        world.apply(plans[-1])
+        world.now += 1
+        if not plans[-1].acts and not world.named("checkpointing"):
+            break
+        world.release()
+    return plans
 
 
 def minimal_sets(facts: Facts, asking: Workload) -> Iterator[list[Workload]]:
