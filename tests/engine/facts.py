@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from makeway_quota.engine import GPU, Plan, Policy, Profile, QuotaLine, Snapshot, Workload
+from makeway_quota.engine import GPU, Node, Placed, Plan, Policy, Profile, QuotaLine, Snapshot, Workload
+from makeway_quota.engine.reference.cluster import Cluster
 from makeway_quota.engine.snapshot import ADMITTED, LIVE, Placement, Terminating
 
 PLENTY = 10**15
@@ -40,17 +41,17 @@ class Remaining:
         else:
             yield ()
 
-    def take(self, profile: Profile, devices: Iterable[int], sign: int = 1) -> None:
-        """Take one worker's share (-1: return it)."""
+    def take(self, profile: Profile, devices: Iterable[int], sign: int = 1, milli: int | None = None) -> None:
+        """Take one worker's share (-1: return it); `milli`: where it holds more of each device than it requests."""
         for at in devices:
-            self.devices[at] -= sign * min(profile.gpus, GPU)
+            self.devices[at] -= sign * (min(profile.gpus, GPU) if milli is None else milli)
         self.cpu -= sign * profile.cpu
         self.memory -= sign * profile.memory
         self.pods -= sign
 
-    def hold(self, ended: Terminating) -> None:
+    def hold(self, ended: Terminating, devices: Iterable[int]) -> None:
         """Take what an ended attempt still holds."""
-        for at in ended.devices:
+        for at in devices:
             self.devices[at] -= ended.milli
         self.cpu -= ended.cpu
         self.memory -= ended.memory
@@ -71,6 +72,11 @@ class Facts:
         self.policies = {p.name: p for p in snapshot.policies}
         self.live = {w.id: w for w in snapshot.workloads if w.state in LIVE}
         self.static = any(line.lend is not None for policy in snapshot.policies for line in policy.quotas)
+        reading = Cluster(snapshot)
+        self.parts = {(name, p.worker): p for name, held in reading.running.items() for p in held.parts}
+        """What each worker holds on its node, as the reference reads it where the node does not show its devices."""
+        self.kept = {name: reading.placement(each.parts) for name, each in reading.nominations.items()}
+        """The nominations of the snapshot that can be kept."""
 
     def profile(self, w: Workload) -> Profile:
         return self.profiles[w.profile]
@@ -86,7 +92,29 @@ class Facts:
         return self.profile(w).pools or tuple(sorted(self.pools))
 
     def pool(self, placement: Placement) -> str:
+        """Return the pool of a placement; of several, the first."""
         return self.nodes[placement[0].node].pool
+
+    def shares(self, w: Workload, placement: Placement) -> dict[str, int]:
+        """Return the milli-GPUs of a placement in each pool where its nodes are now."""
+        found: dict[str, int] = {}
+        for placed in placement:
+            pool = self.nodes[placed.node].pool
+            each = placed.milli * len(placed.devices) if placed.devices else self.profile(w).gpus
+            found[pool] = found.get(pool, 0) + each
+        return found
+
+    def is_fixed(self, w: Workload, placement: Placement) -> bool:
+        """Whether a workload could not restart on its nodes, in several pools or in one that does not serve it."""
+        pools = {self.nodes[placed.node].pool for placed in placement}
+        return len(pools) > 1 or not pools <= set(self.pools_of(w))
+
+    def devices(self, w: Workload, placed: Placed) -> tuple[Sequence[int], int | None]:
+        """Return the positions that a worker holds on its node; and the milli-GPUs of each, where it holds more."""
+        part = self.parts.get((w.id, placed.worker))
+        if part is not None and placed in self.live[w.id].placement:
+            return part.devices, part.milli
+        return _positions(self.nodes[placed.node], placed.devices), None
 
     def family(self, policy: str) -> list[Policy]:
         found: list[Policy] = []
@@ -132,7 +160,7 @@ class Facts:
         """
         rooms = {
             n.name: Remaining(
-                [GPU] * n.gpus,
+                [GPU * (device not in n.foreign_devices) for device in _devices_of(n)],
                 n.cpu - n.foreign_cpu if n.cpu else PLENTY,
                 n.memory - n.foreign_memory if n.memory else PLENTY,
                 n.pods - n.foreign_pods if n.pods else PLENTY,
@@ -141,15 +169,16 @@ class Facts:
         }
         for w, placement in held:
             for placed in placement:
-                rooms[placed.node].take(self.profile(w), placed.devices)
+                devices, milli = self.devices(w, placed)
+                rooms[placed.node].take(self.profile(w), devices, milli=milli)
         for node in self.snapshot.nodes:
             for each in node.terminating:
                 if now or self.is_late(each.deadline):
-                    rooms[node.name].hold(each)
+                    rooms[node.name].hold(each, _positions(node, each.devices))
         for node in self.snapshot.nodes:
             rest = node.foreign_gpus
-            for at in range(node.gpus - 1, -1, -1):
-                taken = min(rest, rooms[node.name].devices[at])
+            for at in reversed(range(len(rooms[node.name].devices))):
+                taken = min(rest, max(0, rooms[node.name].devices[at]))
                 if rest > 0 and (rooms[node.name].devices[at] == GPU or rest < GPU):
                     rooms[node.name].devices[at] -= taken
                     rest -= taken
@@ -206,9 +235,19 @@ class Facts:
         return place(0)
 
 
+def _devices_of(node: Node) -> Sequence[int]:
+    return node.devices or range(node.gpus)
+
+
+def _positions(node: Node, devices: Iterable[int]) -> list[int]:
+    """Return the positions of those devices that a node shows."""
+    shown = list(_devices_of(node))
+    return [shown.index(device) for device in devices if device in shown]
+
+
 def amount(facts: Facts, w: Workload, placement: Placement) -> int:
     """Return the milli-GPUs of a placement."""
-    return sum(placed.milli * len(placed.devices) for placed in placement)
+    return sum(facts.shares(w, placement).values())
 
 
 @dataclass(slots=True)
@@ -224,8 +263,8 @@ class State:
     def covered(self, name: str, line: QuotaLine) -> int:
         """Count what a line covers of one workload."""
         w, placement = self.held[name]
-        places = [each for each in (placement, self.leaves.get(name)) if each and line.covers(self.facts.pool(each))]
-        return max((amount(self.facts, w, each) for each in places), default=0)
+        places = [self.facts.shares(w, each) for each in (placement, self.leaves.get(name)) if each]
+        return max((sum(n for pool, n in each.items() if line.covers(pool)) for each in places), default=0)
 
     def usage(self, policy: str, line: QuotaLine, guaranteed: bool = False) -> int:
         """Count what a line covers."""
@@ -240,17 +279,17 @@ class State:
         """Count what a line covers of work without a reserving line of its own below that."""
         found = 0
         for name, (w, placement) in self.held.items():
-            pool = self.facts.pool(placement)
             names = [each.name for each in self.facts.family(w.policy)]
+            pools = self.facts.shares(w, placement)
             if policy in names and (w.non_preemptible or not guaranteed):
                 below = self.facts.family(w.policy)[: names.index(policy)]
-                if not any(q.reserved and q.covers(pool) for each in below for q in each.quotas):
+                if not any(q.reserved and q.covers(pool) for each in below for q in each.quotas for pool in pools):
                     found += self.covered(name, line)
         return found
 
     def in_pool(self, pool: str) -> int:
         """Count what runs in a pool."""
-        return sum(amount(self.facts, w, place) for w, place in self.held.values() if self.facts.pool(place) == pool)
+        return sum(self.facts.shares(w, place).get(pool, 0) for w, place in self.held.values())
 
     def unplanned(self) -> State:
         """Return the state without starts, moves and nominations: what held its devices before the plan, too."""
@@ -293,8 +332,8 @@ def future(snapshot: Snapshot, plan: Plan) -> State:
     for w in facts.live.values():
         if w.state in ADMITTED and w.id not in gone and w.placement:
             state.held[w.id] = w, w.placement
-        elif w.state == "checkpointing" and w.nomination:
-            state.held[w.id] = w, w.nomination
+        elif w.state == "checkpointing" and w.id in facts.kept:
+            state.held[w.id] = w, facts.kept[w.id]
     for start in plan.start:
         state.held[start.id] = facts.live[start.id], start.placement
     for move in plan.move:

@@ -8,7 +8,7 @@ from itertools import combinations, permutations, product
 from math import prod
 
 from engine.facts import Facts, State, amount
-from makeway_quota.engine import QuotaLine, Workload
+from makeway_quota.engine import GPU, Placed, QuotaLine, Workload
 from makeway_quota.engine.snapshot import Placement
 
 MOST_SETS = 1024
@@ -24,6 +24,12 @@ class Unit:
     victim: Workload
     pool: str
     amount: int
+    shares: tuple[tuple[str, int], ...] = ()
+    """Each pool and what counts there, where its nodes are in several."""
+
+    def covered(self, line: QuotaLine) -> int:
+        """Count what a line covers."""
+        return sum(n for pool, n in self.shares or ((self.pool, self.amount),) if line.covers(pool))
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +48,10 @@ def legal_sets(facts: Facts, after: State, w: Workload, pool: str, own: bool = T
     `own`: also those that only firm work may evict, of its own team whatever that uses.
     """
     able = [each for each in after.held.values() if _may_leave(facts, after, w, pool, *each)]
-    if prod(len(options(facts, o, place)) + 1 for o, place in able) > MOST_SETS:
+    ways = [options(facts, o, place, pool) for o, place in able]
+    if prod(len(each) + 1 for each in ways) > MOST_SETS:
         return
-    for choice in product(*([None, *options(facts, o, place)] for o, place in able)):
+    for choice in product(*([None, *each] for each in ways)):
         group = tuple(each for each in choice if each is not None)
         left = without(after, group)
         room = facts.workers(left.rooms(), w, pool) >= facts.least(w)
@@ -52,10 +59,18 @@ def legal_sets(facts: Facts, after: State, w: Workload, pool: str, own: bool = T
             yield group
 
 
-def options(facts: Facts, o: Workload, place: Placement) -> list[Leaving]:
-    """Return what can happen to a candidate: some of its extra workers leave, or all of it."""
+def options(facts: Facts, o: Workload, place: Placement, near: str = "") -> list[Leaving]:
+    """Return what can happen to a candidate: some of its extra workers leave, or all of it.
+
+    Over several pools it stands in the way in the pool `near`, if it is there, too.
+    """
+    shares = facts.shares(o, place)
     pool, extra, each = facts.pool(place), max(0, len(place) - facts.least(o)), facts.profile(o).gpus
-    able = [p for p in place if facts.usable(p.node) and amount(facts, o, (p,)) == each]
+    if facts.is_fixed(o, place):
+        pool = near if near in shares else pool
+        whole = Unit(o, pool, sum(shares.values()), tuple(shares.items()))
+        return [Leaving(o, pool, (), (whole,))]
+    able = [p for p in place if facts.usable(p.node) and _is_shown(facts, o, p)]
     found = []
     for count in range(1, extra + 1):
         for gone in combinations(place, count):
@@ -68,6 +83,12 @@ def options(facts: Facts, o: Workload, place: Placement) -> list[Leaving]:
                 found.append(Leaving(o, pool, kept, units))
     rest = amount(facts, o, place) - extra * each
     return [*found, Leaving(o, pool, (), (*(Unit(o, pool, each),) * extra, Unit(o, pool, rest)))]
+
+
+def _is_shown(facts: Facts, o: Workload, placed: Placed) -> bool:
+    """Whether a worker holds just what it requests, so that it could go on there."""
+    devices, milli = facts.devices(o, placed)
+    return len(devices) * (min(facts.profile(o).gpus, GPU) if milli is None else milli) == facts.profile(o).gpus
 
 
 def without(state: State, group: Sequence[Leaving]) -> State:
@@ -86,8 +107,9 @@ def _may_leave(facts: Facts, after: State, w: Workload, pool: str, o: Workload, 
         return False
     if w.kind == "job" and is_protected(facts, o):
         return False
-    return facts.pool(place) == pool or any(
-        line.covers(facts.pool(place)) and name in _names(facts, o) for name, line in blocking(facts, after, w, pool)
+    shares = facts.shares(o, place)
+    return pool in shares or any(
+        any(map(line.covers, shares)) and name in _names(facts, o) for name, line in blocking(facts, after, w, pool)
     )
 
 
@@ -172,5 +194,5 @@ def _used(
 ) -> int:
     asks = w.id not in state.held and policy in _names(facts, w) and line.covers(pool)
     own = facts.request(w) if asks else 0
-    less = sum(u.amount for u in gone if policy in _names(facts, u.victim) and line.covers(u.pool))
+    less = sum(u.covered(line) for u in gone if policy in _names(facts, u.victim))
     return state.usage(policy, line) + own - less

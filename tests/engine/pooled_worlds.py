@@ -29,14 +29,14 @@ def pooled_world(random: Random) -> World:
         for name in random.sample("abc", 2):
             world.policies[name] = replace(world.policies[name], parent="top")
     for name in "abc":
-        world.policies[name] = replace(world.policies[name], quotas=_lines(random))
+        world.policies[name] = replace(world.policies[name], quotas=quota_lines(random))
     for profile in list(world.profiles.values()):
         world.profiles[profile.name] = replace(profile, pools=random.choice(PLACES))
     _submit_more(world, random)
     return world
 
 
-def _lines(random: Random) -> tuple[QuotaLine, ...]:
+def quota_lines(random: Random) -> tuple[QuotaLine, ...]:
     """Return a line over both pools, or one of each."""
     reserved = random.randint(0, 5)
     limit = random.choice([None, reserved, reserved + 1, reserved + 3])

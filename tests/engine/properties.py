@@ -98,37 +98,40 @@ def every_victim_was_above_its_reservation(facts: Facts, plan: Plan) -> None:
     """Check I3 by the plan alone: in some order, each victim's team was above a reservation there when it left."""
     freed = _freed(facts, plan)
     for preemptor in {b for b, _ in freed.values()}:
-        mine = {name: milli for name, (b, milli) in freed.items() if b == preemptor and milli}
+        mine = {name: shares for name, (b, shares) in freed.items() if b == preemptor and any(shares.values())}
         for policy in {facts.live[name].policy for name in mine} - {facts.live[preemptor].policy}:
-            theirs = [
-                (milli, facts.pool(facts.live[name].placement))
-                for name, milli in mine.items()
-                if facts.live[name].policy == policy
-            ]
+            theirs = [shares for name, shares in mine.items() if facts.live[name].policy == policy]
             assert _above_in_some_order(facts, plan, policy, theirs), f"I3: {mine} of {policy} for {preemptor}"
 
 
-def _above_in_some_order(facts: Facts, plan: Plan, policy: str, victims: list[tuple[int, str]]) -> bool:
+Shares = dict[str, int]
+"""Each pool, and the milli-GPUs that count there."""
+
+
+def _above_in_some_order(facts: Facts, plan: Plan, policy: str, victims: list[Shares]) -> bool:
     lines = {line: _most_used(facts, plan, policy, line.pools) for line in facts.policies[policy].quotas}
-    orders = permutations(victims) if len(victims) <= MOST_ORDERS else [sorted(victims)]
+    orders = permutations(victims) if len(victims) <= MOST_ORDERS else [sorted(victims, key=lambda v: sum(v.values()))]
 
-    def above(line: QuotaLine, before: Sequence[tuple[int, str]]) -> bool:
-        return lines[line] - sum(milli for milli, pool in before if line.covers(pool)) > line.reserved
+    def above(line: QuotaLine, before: Sequence[Shares]) -> bool:
+        return lines[line] - sum(n for v in before for pool, n in v.items() if line.covers(pool)) > line.reserved
 
-    def legal(before: Sequence[tuple[int, str]], pool: str) -> bool:
+    def legal(before: Sequence[Shares], pool: str) -> bool:
         reserving = [line for line in lines if line.reserved and line.covers(pool)]
         return not reserving or any(above(line, before) for line in reserving)
 
-    return any(all(legal(order[:at], pool) for at, (_, pool) in enumerate(order)) for order in orders)
+    return any(
+        all(any(legal(order[:at], pool) for pool in victim) for at, victim in enumerate(order)) for order in orders
+    )
 
 
-def _freed(facts: Facts, plan: Plan) -> dict[str, tuple[str, int]]:
+def _freed(facts: Facts, plan: Plan) -> dict[str, tuple[str, Shares]]:
     """Return what each victim gives up, and for which workload; moves give up nothing."""
-    found = {e.id: (e.preemptor, amount(facts, facts.live[e.id], facts.live[e.id].placement)) for e in plan.evict}
+    held = {name: facts.shares(w, w.placement) for name, w in facts.live.items()}
+    found = {e.id: (e.preemptor, held[e.id]) for e in plan.evict}
     for move in plan.move:
         if move.rule == "shrink":
-            w = facts.live[move.id]
-            found[move.id] = move.preemptor, amount(facts, w, move.source) - amount(facts, w, move.to)
+            kept = facts.shares(facts.live[move.id], move.to)
+            found[move.id] = move.preemptor, {pool: n - kept.get(pool, 0) for pool, n in held[move.id].items()}
     return found
 
 
@@ -138,9 +141,9 @@ def _most_used(facts: Facts, plan: Plan, policy: str, pools: Sequence[str]) -> i
     every |= {s.id: (facts.live[s.id], s.placement) for s in plan.start}
     every |= {w.id: (facts.live[w.id], w.nomination) for w in plan.pending if w.nomination}
     return sum(
-        amount(facts, w, place)
+        sum(n for pool, n in facts.shares(w, place).items() if not pools or pool in pools)
         for w, place in every.values()
-        if policy in {each.name for each in facts.family(w.policy)} and (not pools or facts.pool(place) in pools)
+        if policy in {each.name for each in facts.family(w.policy)}
     )
 
 
@@ -163,7 +166,8 @@ def nothing_is_exceeded(facts: Facts, plan: Plan, after: State) -> None:
         before = state.unplanned().rooms()  # foreign pods may have overbooked a node
         for name, room in state.rooms().items():
             if name in touched:
-                assert min(room.devices, default=0) >= 0, f"I1: {name} {room}"
+                pairs = zip(room.devices, before[name].devices, strict=True)
+                assert all(left >= min(0, was) for left, was in pairs), f"I1: {name} {room}"
                 assert room.cpu >= min(0, before[name].cpu), f"I1: CPU of {name}"
                 assert room.memory >= min(0, before[name].memory), f"I1: memory of {name}"
                 assert room.pods >= min(0, before[name].pods), f"I1: pods of {name}"
@@ -237,10 +241,11 @@ def _but(state: State, w: Workload) -> State:
 def pools_of_nomination(facts: Facts, plan: Plan, after: State, w: Workload) -> list[str]:
     """Return the pools in which a nominated workload could be nominated as well: its own, or where it is in quota."""
     own = facts.pool(after.held[w.id][1])
+    with_nodes = {node.pool for node in facts.nodes.values()}
     others = State(facts, {name: each for name, each in after.held.items() if name != w.id})
     quota = [pool for pool in facts.pools_of(w) if in_quota(facts, plan, others, w, pool)]
     able = quota if own in quota else facts.pools_of(w) if _may_borrow(facts, w) else ()
-    return [own, *(pool for pool in able if pool != own)]
+    return [own, *(pool for pool in able if pool != own and pool in with_nodes)]
 
 
 def all_within_caps(

@@ -14,7 +14,7 @@ from engine.test_reference import compare
 
 ROWS = ("F14", "F15", "F16", "F17")
 WRONG_ONCE = (10, 50, 61, 123, 224, 282, 458, 475, 619, 834, 8000285)
-"""Worlds where a session or a job in quota once waited for ever, or an eviction was needless or led to another, or a check thought so."""
+"""Worlds where work in quota once waited for ever, an eviction was needless or led to another, or a check said so."""
 
 
 def hold_in_all_ways(seed: int) -> None:

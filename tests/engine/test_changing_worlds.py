@@ -1,0 +1,28 @@
+"""Everything changes at once: the invariants I1 to I11 hold, and both engines decide the same."""
+
+from __future__ import annotations
+
+import pytest
+from engine.changing_worlds import ChangingHistory
+from engine.histories import HISTORIES
+
+ROWS = ("F13", "F14", "F15", "F16", "F17")
+PARTS = 20
+"""The slow tier in parts, so that several processors may share it."""
+
+
+@pytest.mark.covers(*ROWS)
+@pytest.mark.parametrize("part", range(6))
+def test_the_invariants_hold_while_nodes_devices_and_quotas_change(part: int) -> None:
+    for seed in range(2 * part, 2 * part + 2):
+        ChangingHistory(seed).live(12)
+
+
+@pytest.mark.slow
+@pytest.mark.covers(*ROWS)
+@pytest.mark.timeout(4 * 3600)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_the_invariants_hold_while_everything_changes_at_length(part: int) -> None:
+    many = max(1, HISTORIES // PARTS)
+    for seed in range(1000 + part * many, 1000 + (part + 1) * many):
+        ChangingHistory(seed).live(20)
