@@ -40,6 +40,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from makeway.checkpointing.folder import Folder
+    from makeway.checkpointing.registration import Registration
     from makeway.checkpointing.progress import Progress
     from makeway.checkpointing.ranks import RankGroup
 
@@ -133,38 +134,12 @@ class _Signals:
         self._spared = True
 
 
-class _Listener:
-    """The empty files by which the launcher knows how far a listening process is (`launcher/listeners.py`)."""
-
-    def __init__(self) -> None:
-        self._noted: set[tuple[int, str]] = set()
-
-    def note(self, what: str = "") -> None:
-        """Add a file of this process, once; nothing where the launcher reads none, as one of an earlier release."""
-        key = (os.getpid(), what)
-        if key in self._noted:
-            return
-        self._noted.add(key)
-        if folder := os.environ.get("MAKEWAY_LISTENERS"):
-            with contextlib.suppress(OSError, ValueError, IndexError):  # it gets the signal then
-                path = os.path.join(folder, _process_name() + what)
-                os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
-
-
-def _process_name() -> str:
-    """Return what identifies this process: its pid, its start in clock ticks since boot, and its pid namespace."""
-    with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
-        started = file.read().rpartition(")")[2].split()[19]
-    return f"{os.getpid()}.{int(started)}.{os.stat('/proc/self/ns/pid').st_ino}"
-
-
 class _StopInSave(SystemExit):
     """A `stop()` in the block of `saving`, which ends the process once the checkpoint is complete."""
 
 
 _save_depth = threading.local()
 _signals = _Signals()
-_listener = _Listener()
 _saves = threading.RLock()
 _callbacks: list[tuple[Callable[[Notice], object], bool]] = []
 _callbacks_lock = threading.RLock()
@@ -177,7 +152,7 @@ def requested() -> bool:
     """
     if not _asked():
         return False
-    _listener.note(".heard")
+    _parts.heard()
     return True
 
 
@@ -186,7 +161,7 @@ def _asked() -> bool:
     if not _on_cluster():
         return False
     _signals.install()
-    _listener.note()
+    _parts.registration.note()
     return _signals.at is not None or os.path.exists(os.environ["MAKEWAY_STOP_FILE"])
 
 
@@ -216,7 +191,9 @@ def agreed() -> bool:
     """
     if not _on_cluster():
         return False
-    return bool(_parts.ranks.exchange([requested()])[0])
+    if found := bool(_parts.ranks.exchange([requested()])[0]):
+        _parts.heard()
+    return found
 
 
 def latest(name: str = "") -> Path | None:
@@ -284,9 +261,9 @@ def stop() -> None:
     _run_callbacks()
     with _saves:
         _report(acknowledged_at=time.time())
-        _listener.note(".acknowledged")
+        _signals.ignore()
+        _parts.acknowledged()
         if threading.current_thread() is threading.main_thread():
-            _signals.ignore()
             raise SystemExit(SAVED_AND_LEFT)
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
@@ -348,7 +325,7 @@ def _watch() -> None:
         time.sleep(0.1)
     with _callbacks_lock:
         if any(leave for _, leave in _callbacks):  # other callbacks may only look on, while the signal does the work
-            _listener.note(".heard")
+            _parts.heard()
     _run_callbacks()
 
 
@@ -393,8 +370,25 @@ class _Parts:
 
     def __init__(self) -> None:
         self.loops: set[str] = set()
+        self._registration: Registration | None = None
         self._progress: Progress | None = None
         self._ranks: RankGroup | None = None
+
+    @property
+    def registration(self) -> Registration:
+        if self._registration is None:
+            from makeway.checkpointing.registration import Registration
+
+            self._registration = Registration()
+        return self._registration
+
+    def heard(self) -> None:
+        self.registration.note(".heard")
+
+    def acknowledged(self) -> None:
+        self.registration.note(".acknowledged")
+        if _rank_and_size()[1] > 1:
+            self.registration.wait_for_siblings(_patience)
 
     @property
     def progress(self) -> Progress:

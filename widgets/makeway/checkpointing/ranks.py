@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from .registration import started
 from .progress import replace_json
 
 WARN_SECONDS = 60.0
@@ -183,7 +184,7 @@ class _FileExchange:
             "ended": self.ended,
             "host": _host(),
             "pid": os.getpid(),
-            "started": _started(os.getpid()),
+            "started": started(os.getpid()),
         }
         replace_json(self._path(self.rank), value)
 
@@ -199,16 +200,7 @@ class _FileExchange:
 def _has_ended(file: dict[str, Any]) -> bool:
     """Whether the process that wrote a file has said that it ends, or is gone from this machine."""
     here = file.get("host") == _host() and os.path.isdir("/proc/self")
-    return bool(file.get("ended")) or (here and _started(file.get("pid")) != file.get("started"))
-
-
-def _started(pid: Any) -> int:
-    """Return when a process of this machine started, in clock ticks since boot; 0 if it has ended."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()
-        return 0 if fields[0] in "ZX" else int(fields[19])
-    return 0
+    return bool(file.get("ended")) or (here and started(str(file.get("pid"))) != file.get("started"))
 
 
 def _host() -> str:

@@ -37,6 +37,8 @@ class Agreement:
         if not checkpoint._on_cluster():
             return False, False
         due, leave = exchange([self._interval.is_due(step, self._steps, self._saved_at), checkpoint.requested()])
+        if leave:
+            checkpoint._parts.heard()
         return bool(due or leave), bool(leave)
 
     @contextlib.contextmanager

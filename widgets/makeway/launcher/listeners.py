@@ -11,6 +11,7 @@ import os
 import re
 from dataclasses import dataclass
 from itertools import islice
+from typing import NamedTuple
 
 NAME = re.compile(r"(\d{1,9})\.(\d{1,19})\.(\d{1,19})(\.heard|\.acknowledged)?")
 MOST = 100_000
@@ -26,7 +27,15 @@ class Listener:
     heard: bool
     """Whether it has seen the notice"""
     acknowledged: bool
-    """Whether it, or a process that started it, has saved and ends"""
+    """Whether it, or a process that started it, has saved and ends; or one that it started, where it only waits"""
+
+
+class Process(NamedTuple):
+    """What identifies a process; `start` in clock ticks since boot."""
+
+    pid: int
+    start: int
+    namespace: int
 
 
 class Listeners:
@@ -34,6 +43,8 @@ class Listeners:
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
+        self._ancestors: dict[Process, list[int]] = {}
+        """The pids above each process that was found alive, nearest first"""
 
     def acknowledged(self) -> bool:
         """Whether any process has acknowledged the notice, also one that has ended since."""
@@ -44,27 +55,45 @@ class Listeners:
         return [bool(marks) for marks in self._marks().values()]
 
     def alive(self) -> list[Listener]:
-        """Return the processes that listen and have not ended, by pid."""
-        living: list[tuple[int, set[str]]] = []
-        for (pid, start, namespace), marks in sorted(self._marks().items()):
-            if namespace != _namespace():  # its pid means nothing here
-                living.append((0, marks))
-            elif _is_alive(pid, start):
-                living.append((pid, marks))
-        done = {pid for pid, marks in living if pid and "acknowledged" in marks}
+        """Return the processes that listen and have not ended, by pid; they are remembered for `unsaved`."""
+        marks = self._marks()
+        here = _namespace()  # in another one a pid means something else
+        living = [process for process in sorted(marks) if process.namespace != here or _is_alive(process)]
+        for process in living:
+            self._ancestors.setdefault(process, _ancestors(process.pid) if process.namespace == here else [])
+        done = self._done(marks)
         return [
-            Listener(pid, bool(marks), "acknowledged" in marks or bool(done.intersection(_ancestors(pid))))
-            for pid, marks in living
+            Listener(process.pid if process.namespace == here else 0, bool(marks[process]), process in done)
+            for process in living
         ]
 
-    def _marks(self) -> dict[tuple[int, int, int], set[str]]:
-        """Return the marks of each process by pid, start and pid namespace."""
-        found: dict[tuple[int, int, int], set[str]] = {}
+    def unsaved(self) -> bool:
+        """Whether a process that has listened since the notice has not acknowledged it, also one that has ended.
+
+        One that had ended before the notice has no part in it.
+        """
+        marks = self._marks()
+        since = {process for process in marks if process in self._ancestors or "heard" in marks[process]}
+        return not since <= self._done(marks)
+
+    def _done(self, marks: dict[Process, set[str]]) -> set[Process]:
+        """Return the processes that have acknowledged, those that they started, and those that only wait for them."""
+        done = {process for process in marks if "acknowledged" in marks[process]}
+        pids = {process.pid for process in done}
+        above = {pid for process in done for pid in self._ancestors.get(process, ())}
+        started = {process for process in marks if pids.intersection(self._ancestors.get(process, ()))}
+        waiting = {process for process in marks if process.pid in above and not marks[process]}
+        return done | started | waiting
+
+    def _marks(self) -> dict[Process, set[str]]:
+        """Return the marks of each process."""
+        found: dict[Process, set[str]] = {}
         with contextlib.suppress(OSError), os.scandir(self.folder) as entries:
             for entry in islice(entries, MOST):
                 match = NAME.fullmatch(entry.name)
                 if match:
-                    marks = found.setdefault((int(match[1]), int(match[2]), int(match[3])), set())
+                    process = Process(int(match[1]), int(match[2]), int(match[3]))
+                    marks = found.setdefault(process, set())
                     marks.update({match[4][1:]} if match[4] else ())
         return found
 
@@ -86,10 +115,10 @@ def _namespace() -> int:
         return -1
 
 
-def _is_alive(pid: int, start: int) -> bool:
-    """Whether the process that started then has not ended."""
-    fields = _stat(pid)
-    return len(fields) > 19 and fields[19] == str(start) and fields[0] not in "ZX"
+def _is_alive(process: Process) -> bool:
+    """Whether a process of this pid namespace has not ended."""
+    fields = _stat(process.pid)
+    return len(fields) > 19 and fields[19] == str(process.start) and fields[0] not in "ZX"
 
 
 def _ancestors(pid: int) -> list[int]:

@@ -84,6 +84,15 @@ class NoticeDelivery:
             self._acknowledged_since = now
         return now - self._acknowledged_since >= LINGER_SECONDS
 
+    def has_saved(self, worker: int) -> bool:
+        """Whether all that listened in a worker since the notice has acknowledged it; one process at least."""
+        listeners = self._listeners[worker]
+        return listeners.acknowledged() and not listeners.unsaved()
+
+    def unsaved(self) -> bool:
+        """Whether a process of any worker that has listened since the notice has ended without acknowledging it."""
+        return any(listeners.unsaved() for listeners in self._listeners.values())
+
     def state(self) -> str:
         """Return how far the job is with the notice: `unheard`, `heard`, `acknowledged`, or "" if nothing listened."""
         if any(listeners.acknowledged() for listeners in self._listeners.values()):

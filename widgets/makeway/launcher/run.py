@@ -308,7 +308,7 @@ class Run:
         """Whether the job ended by itself because of the notice."""
         if not self.notice or self.timed_out or self.killed:
             return False
-        return code == SAVED_AND_LEFT or self._acknowledged_in_writing()
+        return code == SAVED_AND_LEFT or (self._acknowledged_in_writing() and not self.delivery.unsaved())
 
     def _exit_code(self) -> int:
         """Return the attempt's exit code; 0 where only this launcher ended a process whose result was kept already."""
@@ -316,7 +316,18 @@ class Run:
         ours = all(code == 0 or self._is_ours(code) or (self.killed and code == -signal.SIGKILL) for code in codes)
         if self.notice and not self.cancelled and not self.timed_out and ours and self._has_result():
             return 0
+        if self.notice:
+            self._translate_codes()
         return self.children.exit_code()
+
+    def _translate_codes(self) -> None:
+        """Take 75 for the code of a worker whose listening processes have all saved, whatever started them made of it.
+
+        torchrun ends with 1 when its ranks end with 75, having sent SIGTERM to those that were slower.
+        """
+        for worker, code in self.children.codes.items():
+            if code not in (0, -signal.SIGKILL) and self.delivery.has_saved(worker):
+                self.children.codes[worker] = SAVED_AND_LEFT
 
     def _has_result(self) -> bool:
         return os.path.exists(self.attempt.path("result.pkl"))

@@ -1,0 +1,149 @@
+"""Ranks that an agent such as torchrun starts: it ends them all, and with code 1, as soon as one ends with another."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from container import Container
+
+LIBRARY = Path(__file__).parents[2] / "widgets"
+AGENT = """
+import os, signal, subprocess, sys, time
+
+def start(rank):
+    env = {**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    return subprocess.Popen([sys.executable, "-u", sys.argv[1], *sys.argv[3:]], env=env, start_new_session=True)
+
+for _ in range(int(sys.argv[2])):
+    ranks = [start(rank) for rank in range(2)]
+    while any(rank.poll() is None for rank in ranks) and not any(rank.poll() for rank in ranks):
+        time.sleep(0.005)
+    for rank in ranks:
+        if rank.poll() is None:
+            os.killpg(rank.pid, signal.SIGTERM)
+            rank.wait()
+    if not any(rank.returncode for rank in ranks):
+        sys.exit(0)
+print("=" * 60)
+print("FAILED", [rank.returncode for rank in ranks])
+sys.exit(1)
+"""
+RANK = """
+import multiprocessing, os, signal, sys, time
+from makeway import checkpoint
+
+first, end = sys.argv[1:]
+rank = os.environ["RANK"]
+
+def wait_for(path):
+    while not os.path.exists(path):
+        time.sleep(0.005)
+
+def load(batches):
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as torch's workers do, in C
+    while True:
+        batches.put(1)
+
+def a_loader_ended(*_):
+    raise RuntimeError("a loader is killed by signal")
+
+if __name__ == "__main__":
+    batches = multiprocessing.get_context("fork").Queue(4)
+    loader = multiprocessing.get_context("fork").Process(target=load, args=(batches,), daemon=True)
+    checkpoint.requested()
+    loader.start()
+    signal.signal(signal.SIGCHLD, a_loader_ended)
+    open("up-" + rank, "w").close()
+    while not checkpoint.requested():
+        batches.get()
+    open("heard-" + rank, "w").close()
+    wait_for("heard-" + str(1 - int(rank)))
+    if rank == first:
+        if end == "error":
+            raise RuntimeError("no more memory")
+        if end == "left":
+            os._exit(75)
+        if end == "abort":
+            import atexit
+            atexit.register(os.abort)
+    else:
+        for _ in range(300):  # the first one has ended long before, but for waiting
+            batches.get()
+            time.sleep(0.001)
+        with checkpoint.saving(7) as folder:
+            (folder / "weights").write_text("whole")
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    checkpoint.stop()
+"""
+
+
+@pytest.fixture
+def container(tmp_path: Path) -> Container:
+    return Container(tmp_path)
+
+
+def start(container: Container, *words: str, code: str = RANK, starts: int = 1) -> subprocess.Popen[bytes]:
+    """Start an agent with two ranks, and wait until both train."""
+    for name, text in (("agent.py", AGENT), ("rank.py", code)):
+        (container.root / name).write_text(text)
+    command = [sys.executable, "-u", str(container.root / "agent.py"), str(container.root / "rank.py"), str(starts)]
+    process = container.start(*command, *words, env={"PYTHONPATH": str(LIBRARY)}, grace=60)
+    for rank in "01":
+        while not (container.root / "job" / "work" / f"up-{rank}").exists():
+            assert process.poll() is None, container.file("log").read_text()
+    return process
+
+
+def end(container: Container, process: subprocess.Popen[bytes]) -> dict[str, Any]:
+    process.send_signal(signal.SIGTERM)
+    process.wait(90)
+    return container.status()
+
+
+@pytest.mark.covers("N12")
+@pytest.mark.parametrize("first", "01")
+@pytest.mark.parametrize("way", ["stop", "abort"])
+def test_ranks_that_have_saved_made_way_whatever_their_agent_ends_with(
+    container: Container, first: str, way: str
+) -> None:
+    status = end(container, start(container, first, way))
+    assert (status["exit_code"], status["acknowledged"], status["message"]) == (75, True, "saved at step 7")
+    assert (container.root / "job" / "checkpoints" / "step-000007" / "weights").read_text() == "whole"
+
+
+@pytest.mark.parametrize("first", "01")
+def test_a_rank_that_fails_after_the_notice_is_no_save_of_the_others(container: Container, first: str) -> None:
+    status = end(container, start(container, first, "error"))
+    assert (status["exit_code"], status["acknowledged"]) == (1, False)
+    assert status["message"].startswith("exit code 1 after the notice: ")
+
+
+def test_a_code_75_without_an_acknowledgement_is_that_of_the_agent(container: Container) -> None:
+    status = end(container, start(container, "0", "left"))
+    assert (status["exit_code"], status["acknowledged"]) == (1, False)
+
+
+RESTARTED = """
+import os
+from makeway import checkpoint
+started = len([name for name in os.listdir() if name.startswith(os.environ["RANK"])])
+open(os.environ["RANK"] + "-" + str(started), "w").close()
+for step in checkpoint.loop(10_000_000, save=lambda folder: None):
+    if step == 1:
+        open("up-" + os.environ["RANK"], "w").close()
+"""
+
+
+def test_an_agent_that_starts_its_ranks_again_leaves_with_what_they_saved(container: Container) -> None:
+    status = end(container, start(container, code=RESTARTED, starts=3))
+    assert (status["exit_code"], status["acknowledged"], status["message"]) == (
+        75,
+        True,
+        f"saved at step {status['step']}",
+    )
+    assert len(list((container.root / "job" / "work").glob("[01]-*"))) == 6, "that its ranks end is a failure to it"

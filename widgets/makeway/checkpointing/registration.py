@@ -1,0 +1,81 @@
+"""Register this process with the launcher as listening for the notice, and follow the ranks beside it.
+
+Used by `makeway.checkpoint`; the launcher reads the files in `launcher/listeners.py`. Their names are
+`PID.START.NAMESPACE`, with `.heard` once the process has seen the notice, `.acknowledged` once it has saved and ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+
+HEARD, ACKNOWLEDGED = ".heard", ".acknowledged"
+PAUSE_SECONDS = 0.02
+
+
+class Registration:
+    """The empty files by which the launcher knows how far a listening process is."""
+
+    def __init__(self) -> None:
+        self._noted: set[tuple[int, str]] = set()
+
+    def note(self, what: str = "") -> None:
+        """Add a file of this process, once; nothing where the launcher reads none, as one of an earlier release."""
+        key = (os.getpid(), what)
+        if key in self._noted:
+            return
+        self._noted.add(key)
+        if folder := os.environ.get("MAKEWAY_LISTENERS"):
+            with contextlib.suppress(OSError, ValueError, IndexError):  # it gets the signal then
+                path = os.path.join(folder, _process_name() + what)
+                os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+
+    def wait_for_siblings(self, deadline: Callable[[], float | None]) -> None:
+        """Wait until the ranks that the same agent started have acknowledged the notice that they have seen, or ended.
+
+        When the first of its ranks ends with 75, torchrun sends SIGTERM to the process groups of the others, and so to
+        the loaders that a save still needs. Waits until `deadline()`, in Unix seconds.
+        """
+        until = deadline() or 0.0
+        while time.time() < until and self._is_a_sibling_saving():
+            time.sleep(PAUSE_SECONDS)
+
+    def _is_a_sibling_saving(self) -> bool:
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            names = set(os.listdir(os.environ.get("MAKEWAY_LISTENERS") or os.devnull))  # an earlier launcher has none
+            heard = {name[: -len(HEARD)] for name in names if name.endswith(HEARD)}
+            return any(name + ACKNOWLEDGED not in names and _is_sibling(name) for name in heard - {_process_name()})
+        return False
+
+
+def started(pid: int | str) -> int:
+    """Return when a process of this machine started, in clock ticks since boot; 0 if it has ended."""
+    fields = _fields(pid)
+    return 0 if not fields or fields[0] in "ZX" else int(fields[19])
+
+
+def _process_name() -> str:
+    """Return what identifies this process: its pid, its start in clock ticks since boot, and its pid namespace."""
+    return f"{os.getpid()}.{int(_fields('self')[19])}.{_namespace()}"
+
+
+def _is_sibling(name: str) -> bool:
+    """Whether the process of this name lives, and has the parent of this one."""
+    pid, start, namespace = map(int, name.split("."))
+    if namespace != _namespace():
+        return False
+    fields = _fields(pid)
+    return bool(fields) and fields[0] not in "ZX" and int(fields[1]) == os.getppid() and int(fields[19]) == start
+
+
+def _namespace() -> int:
+    return os.stat("/proc/self/ns/pid").st_ino
+
+
+def _fields(pid: int | str) -> list[str]:
+    """Return the fields of /proc/PID/stat behind the command's name: state, parent …; none if the process is gone."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+        return file.read().rpartition(")")[2].split()
+    return []
