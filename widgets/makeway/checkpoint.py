@@ -40,9 +40,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from makeway.checkpointing.folder import Folder
-    from makeway.checkpointing.registration import Registration
     from makeway.checkpointing.progress import Progress
     from makeway.checkpointing.ranks import RankGroup
+    from makeway.checkpointing.registration import Registration
 
 __all__ = [
     "Notice",

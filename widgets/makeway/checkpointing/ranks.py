@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from .registration import started
 from .progress import replace_json
+from .registration import started
 
 WARN_SECONDS = 60.0
 """Seconds after which a rank that waits for others says so, again and again"""
