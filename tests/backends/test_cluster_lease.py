@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import sqlite3
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 from api_server import PODS, ApiServer, node, pod
 from makeway_quota.backends.base import BackendUnavailable
+from makeway_quota.backends.kubernetes import backend as kubernetes_backend
+from makeway_quota.backends.kubernetes import cluster_lease
 from makeway_quota.backends.kubernetes.client import ApiRefusal, ApiUnreachable, Object
-from makeway_quota.backends.kubernetes.cluster_lease import DURATION, EVERY, LONG_AGO, ClusterLease
+from makeway_quota.backends.kubernetes.cluster_lease import DURATION, EVERY, SETTLING, ClusterLease
 from makeway_quota.store.store import open_store
 from pod_backend import Backend, order
 
@@ -124,30 +127,146 @@ async def test_other_installations_do_not_wait() -> None:
     assert there.may_act
 
 
-async def test_a_database_that_was_restored_long_after_the_old_one_ended_acts_at_once() -> None:
+async def test_a_copy_whose_clock_is_far_ahead_takes_nothing_from_the_original() -> None:
     time, cluster = Time(), Cluster({})
-    await lease(cluster, "old", time).look()
-    time.now += LONG_AGO
-    restored = lease(cluster, "new", time)
-    await restored.look()
-    assert restored.may_act
+    original = lease(cluster, "a", time)
+    copy = ClusterLease(cluster, "jobs", "here", "b", monotonic=time, clock=lambda: time.now + 3600)
+    await original.look()
+    await passes(time, 3 * DURATION, copy, original)
+    assert (original.may_act, copy.may_act) == (True, False)
+
+
+def refusing(
+    status: int, reason: str = "Forbidden", methods: Collection[str] = ("GET", "PUT", "POST")
+) -> Callable[[str, str], None]:
+    """Return an answer that refuses all that is asked of leases."""
+
+    def refuse(method: str, path: str) -> None:
+        if path.startswith(LEASES) and method in methods:
+            raise ApiRefusal(status, reason, "no")
+
+    return refuse
 
 
 @pytest.mark.parametrize("status", [403, 404])
 async def test_without_the_right_to_leases_the_service_acts_as_before(status: int) -> None:
     time, cluster = Time(), Cluster({})
-
-    def refuse(method: str, path: str) -> None:
-        if path.startswith(LEASES):
-            raise ApiRefusal(status, "Forbidden", "no")
-
-    cluster.answer = refuse
+    cluster.answer = refusing(status)
     found = lease(cluster, "a", time)
     await found.look()
+    assert not found.may_act, "the rights of a new installation may take a moment to count"
+    await passes(time, SETTLING, found)
+    await passes(time, EVERY, found)
     assert (found.may_act, found.problem) == (True, "")
     cluster.answer = lambda method, path: None
     await found.look()
     assert len(cluster.leases) == 1, "it is tried again"
+
+
+@pytest.mark.parametrize("status", [403, 404, 405, 409, 429, 500])
+async def test_a_copy_that_saw_the_original_does_not_act_because_leases_are_refused(status: int) -> None:
+    time, cluster = Time(), Cluster({})
+    original, copy = lease(cluster, "a", time), lease(cluster, "b", time)
+    await original.look()
+    await copy.look()
+    cluster.answer = refusing(status)
+    await passes(time, 10 * DURATION, copy)
+    assert not copy.may_act
+    assert "another database acts" in copy.problem
+
+
+@pytest.mark.parametrize("status", [401, 409, 422, 429, 500, 503])
+async def test_a_service_that_cannot_renew_its_lease_says_why_it_does_not_act(status: int) -> None:
+    time, cluster = Time(), Cluster({})
+    found = lease(cluster, "a", time)
+    await found.look()
+    cluster.answer = refusing(status, "Webhook", ("PUT",))
+    await passes(time, DURATION - EVERY, found)
+    assert (found.may_act, found.problem) == (True, "")
+    await passes(time, 2 * EVERY, found)
+    assert not found.may_act
+    assert f"cannot be renewed (the Kubernetes API server refused the request ({status} Webhook)" in found.problem
+    cluster.answer = lambda method, path: None
+    await found.look()
+    assert (found.may_act, found.problem) == (True, "")
+
+
+async def test_it_tells_when_it_stops_and_begins_to_act() -> None:
+    time, cluster, told = Time(), Cluster({}), list[str]()
+    found = ClusterLease(cluster, "jobs", "here", "a", lambda: told.append(found.problem[:9]), time, time)
+    await found.look()
+    cluster.answer = refusing(500)
+    await passes(time, 2 * DURATION, found)
+    cluster.answer = lambda method, path: None
+    await passes(time, DURATION, found)
+    assert told == ["the Lease", ""]
+
+
+async def test_a_lease_that_is_deleted_while_it_is_renewed_is_made_again() -> None:
+    time, cluster = Time(), Cluster({})
+    found, copy = lease(cluster, "a", time), lease(cluster, "b", time)
+    await found.look()
+    deleted = list[str]()
+
+    def delete(method: str, path: str) -> None:
+        if method == "PUT" and not deleted:
+            deleted.append(path)
+            cluster.leases.clear()
+            raise ApiRefusal(404, "NotFound", "it is gone")
+
+    cluster.answer = delete
+    time.now += EVERY
+    await found.look()
+    await copy.look()
+    assert len(deleted) == 1
+    assert (found.may_act, found.problem, copy.may_act) == (True, "", False)
+
+
+async def test_a_replica_that_is_always_the_second_to_renew_acts() -> None:
+    time, cluster = Time(), Cluster({})
+    first, second = lease(cluster, "a", time), lease(cluster, "a", time)
+    await first.look()
+    await second.look()
+    other = list[None]()
+
+    def renew(method: str, path: str) -> None:
+        """Renew for the first replica just before the second one does."""
+        if method == "PUT" and not other:
+            other.append(None)
+            [key] = cluster.leases
+            cluster._keep(key, cluster.leases[key])
+
+    cluster.answer = renew
+    for _ in range(10):
+        time.now += EVERY
+        other.clear()
+        await second.look()
+    assert second.may_act
+
+
+async def test_the_time_that_a_renewal_took_counts_as_passed() -> None:
+    time, cluster = Time(), Cluster({})
+    found = lease(cluster, "a", time)
+
+    def slow(method: str, path: str) -> None:
+        if method == "PUT":
+            time.now += DURATION / 2
+
+    await found.look()
+    cluster.answer = slow
+    await found.look()
+    time.now += DURATION / 2
+    assert not found.may_act, "another database may have counted from when the API server knew"
+
+
+@pytest.mark.parametrize("odd", [{"metadata": {}}, {"metadata": None, "spec": {}}, {"spec": []}])
+async def test_an_odd_lease_keeps_no_service_from_ending(odd: Object) -> None:
+    time, cluster = Time(), Cluster({})
+    found = lease(cluster, "sqlite/a", time)
+    await found.look()
+    [key] = cluster.leases
+    cluster.leases[key] = odd
+    await found.release()
 
 
 @pytest.mark.parametrize("odd", [{}, {"metadata": None}, {"metadata": {}, "spec": "x"}, {"metadata": {}, "spec": []}])
@@ -218,6 +337,37 @@ async def test_a_copy_starts_kills_and_removes_nothing_and_tells_why(backends: t
     await original.start(order("new"))
     await original.forget("fit", 1)
     assert f"DELETE {PODS}/makeway-fit-1-0" in original.server.asked
+
+
+async def test_a_service_that_begins_while_leases_do_not_answer_acts_once_they_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with a webhook for leases that hangs while all else of the API server answers."""
+    monkeypatch.setattr(kubernetes_backend, "OPEN_SECONDS", 0.05)
+    monkeypatch.setattr(cluster_lease, "EVERY", 0.0)
+    answers = asyncio.Event()
+
+    class Hanging(Cluster):
+        async def get(self, path: str, query: Mapping[str, str] | None = None) -> Object:
+            if path.startswith(LEASES) and not answers.is_set():
+                await answers.wait()
+                raise ApiUnreachable("the webhook did not answer")
+            return await super().get(path, query)
+
+    backend = Backend(Hanging({}), open_store(f"sqlite:///{tmp_path / 'db.sqlite'}"))
+    backend.identify("here")
+    backend.guard(lambda: True)
+    try:
+        await backend.open()
+        assert backend.lease is not None
+        assert not backend.lease.may_act
+        answers.set()
+        async with asyncio.timeout(10):
+            while not backend.lease.may_act:  # noqa: ASYNC110 - a matter of time
+                await asyncio.sleep(0)
+    finally:
+        await backend.close(stop_jobs=False)
+        backend.store.close()
 
 
 def test_a_copy_of_a_database_has_another_identity_and_a_restart_the_same(tmp_path: Path) -> None:

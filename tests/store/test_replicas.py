@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from makeway_quota.store import replicas as replicas_module
 from makeway_quota.store.leader_lock import LeaderLock
 from makeway_quota.store.records import Change, NewWorkload, Workload
 from makeway_quota.store.rows import submitted
-from postgres import address, empty_database, network
+from postgres import address, empty_database, network, postgres_server
 from sqlalchemy import create_engine, text
 
 
@@ -279,3 +280,21 @@ def test_sqlite_is_locked_by_a_file_beside_it(sqlite_url: str, tmp_path: Path) -
     locks[1].release(2)
     for store in stores:
         store.close()
+
+
+def test_a_database_keeps_its_identity_when_its_server_gets_another_address_and_a_dump_has_its_own() -> None:
+    """A standby that takes over has another address, and replicas that began before and after that share the work."""
+
+    def identity(url: str) -> str:
+        with closing(open_store(url)) as store:
+            return store.identity()
+
+    with postgres_server("127.0.0.1,127.0.0.2", "127.0.0.0/8") as folder:
+        empty_database(folder)
+        password, _, _ = Path(folder, "network").read_text(encoding="utf-8").partition("@")
+        known = {
+            identity(f"postgresql+psycopg://makeway:{password}@{host}/one_test") for host in ("127.0.0.1", "127.0.0.2")
+        } | {identity(address(folder, "one_test"))}
+        assert len(known) == 1
+        dumped = identity(empty_database(folder, "two_test"))
+        assert known.isdisjoint({dumped})

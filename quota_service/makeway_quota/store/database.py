@@ -236,17 +236,21 @@ class Database:
                 pass
 
     def identity(self) -> str:
-        """Return what tells this database from all others, and from its copies elsewhere."""
+        """Return what tells this database from all others, and from a dump of it that was restored elsewhere.
+
+        It stays the same where a PostgreSQL server gets another address, as when a standby takes over.
+        """
         if self.sqlite:
             return f"sqlite/{identity_beside(Path(self.url.database or ''))}"
         with self.read() as connection:
-            where = connection.execute(text("SELECT current_database(), inet_server_addr(), inet_server_port()")).one()
+            one = text("SELECT oid::bigint FROM pg_database WHERE datname = current_database()")
+            oid = connection.execute(one).scalar_one()
         try:
             with self.read() as connection:
                 system = connection.execute(text("SELECT system_identifier FROM pg_control_system()")).scalar_one()
         except StoreError:  # a managed server need not show it
             system = ""
-        return f"postgresql/{hashlib.sha256(repr((*map(str, where), str(system))).encode()).hexdigest()[:32]}"
+        return f"postgresql/{hashlib.sha256(f'{system} {oid}'.encode()).hexdigest()[:32]}"
 
     def size(self) -> int:
         """Return the bytes on disk."""

@@ -172,11 +172,12 @@ class KubernetesBackend(RemoteBackend):
         """Read nodes and pods, or begin without them where the API server is down; BackendError where it refuses."""
         await super().open()
         self._tasks = [asyncio.create_task(self.pods.run()), asyncio.create_task(self._pulse.run())]
+        if self.lease is not None:
+            self._tasks.append(asyncio.create_task(self.lease.run()))
         try:
             async with asyncio.timeout(OPEN_SECONDS):
                 if self.lease is not None:
-                    await self.lease.look()
-                    self._tasks.append(asyncio.create_task(self.lease.run()))
+                    await self.lease.looked.wait()
                 await self.inventory.open()
                 await self.pods.wait_synced()
         except TimeoutError:
