@@ -65,6 +65,21 @@ def settings_of(configurable: Any) -> list[tuple[str, str, str, str]]:
     ]
 
 
+def transitions() -> str:
+    """Return the state after each event in each state; an event without effect in a state has an empty cell."""
+    from makeway_quota.control.transitions import EVENTS
+    from makeway_quota.engine.snapshot import ADMITTED
+
+    states = ("pending", "starting", "running", "checkpointing")
+    head = ["event", "when", *states, "ended"]
+    rows = []
+    for name, event in EVENTS.items():
+        after = [(event.after or state) if state in event.before else "" for state in states]
+        ended = (event.after or "unchanged") if not event.before & (ADMITTED | {"pending"}) else ""
+        rows.append([f"`{name}`", event.meaning, *after, ended])
+    return table(head, rows)
+
+
 def metrics() -> str:
     """List every metric with its labels."""
     from makeway_quota.metrics import REGISTRY
@@ -228,6 +243,7 @@ def models(document: dict[str, Any]) -> str:
 PARTS: dict[str, Callable[[], str]] = {
     "portal-settings": portal_settings,
     "service-settings": service_settings,
+    "transitions": transitions,
     "metrics": metrics,
     "magics": magics,
     "people-commands": people_commands,

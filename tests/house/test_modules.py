@@ -76,3 +76,13 @@ def test_no_package_has_two_classes_of_one_name(root: Path, package: str) -> Non
 @pytest.mark.parametrize("package", PACKAGES)
 def test_packages_are_typed(root: Path, package: str) -> None:
     assert (root / package / "py.typed").exists()
+
+
+def test_one_module_writes_the_states_of_workloads(root: Path) -> None:
+    package = root / "quota_service/makeway_quota"
+    writers = []
+    for file in sorted(package.rglob("*.py")):
+        calls = [node for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
+        if any(isinstance(call.func, ast.Name) and call.func.id == "Change" for call in calls):
+            writers.append(file.relative_to(package).as_posix())
+    assert writers == ["control/transitions.py"]

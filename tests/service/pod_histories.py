@@ -13,7 +13,7 @@ from pathlib import Path
 from random import Random
 
 from makeway_api.pod_labels import INSTANCE, MANAGED_BY, MANAGER, SESSION
-from makeway_quota.control.leases import end_session
+from makeway_quota.control.transitions import release
 from makeway_quota.engine import Plan, Snapshot, Terminating, reference
 from makeway_quota.engine.snapshot import Placement
 from makeway_quota.store.records import Change, Place, Workload
@@ -216,7 +216,7 @@ class History:
             return
         if self.notebooks.pop(id):
             await self.site.cluster.delete(f"{PODS}/{id}", grace=30)
-        self._commit(end_session(row, self.site.cluster.now, "released", "stopped"))
+        self._commit(release(row, "release", "released", "stopped", self.site.cluster.now).change)
 
     def _commit(self, change: Change) -> None:
         components = self.site.service.components

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from makeway_quota.control import actuate, leases, start_backoff
+from makeway_quota.control import actuate, start_backoff, transitions
 from makeway_quota.control.actuate import Actuator
 from makeway_quota.control.hub_servers import HubServers
 from makeway_quota.control.leases import Leases
@@ -40,7 +40,7 @@ def test_a_job_that_cannot_be_tried_again_keeps_no_other_waiting(monkeypatch: py
     rows = {id: row(id, **deferred) for id in ("bad", "good")}
     backoff.committed(list(rows.values()))
     monkeypatch.setattr(start_backoff, "backoff_until", fails("bad", start_backoff.backoff_until))
-    assert [change.workload for change in backoff.wake(rows, ["n1"], 100.0, quarantine)] == ["good"]
+    assert [transition.change.workload for transition in backoff.wake(rows, ["n1"], 100.0, quarantine)] == ["good"]
     assert quarantine.all("workload") == {"bad"}
 
 
@@ -52,7 +52,7 @@ def test_a_lease_that_cannot_be_ended_or_timed_keeps_no_other(monkeypatch: pytes
     parts.reconcile(rows, 0.0)
     now[0] = 100.0
     parts._renewed["odd"] = "yesterday"  # type: ignore[assignment]
-    monkeypatch.setattr(leases, "end_session", fails("bad", leases.end_session))
+    monkeypatch.setattr(transitions, "release", fails("bad", transitions.release))
     assert [change.workload for change in parts.reconcile(rows, 100.0).changes] == ["good"]
     assert parts.quarantine.all("workload") == {"bad", "odd"}
 

@@ -268,8 +268,8 @@ def test_a_node_that_returns_ends_a_long_wait(returned: list[str]) -> None:
     backoff = StartBackoff()
     waits = many(backoff, 100.0)
     assert waits.not_before == 100.0 + RARE
-    (change,) = backoff.wake({"j-1": waits}, returned, 1000.0)
-    woken = after(waits, change)
+    (woken_soon,) = backoff.wake({"j-1": waits}, returned, 1000.0)
+    woken = after(waits, woken_soon.change)
     assert woken.not_before == 1000.0
     assert backoff_until(woken, 1000.0) is None
     assert [node for node, _ in woken.avoids] == ([] if returned == ["n1"] else ["n1"])
@@ -283,8 +283,8 @@ def test_a_node_that_comes_and_goes_has_a_job_tried_once_a_minute_at_most() -> N
     backoff = StartBackoff()
     waits = many(backoff, 100.0)
     for now in (101.0, 130.0, 159.0):
-        changes = backoff.wake({"j-1": waits}, ["n1"], now)
-        waits = after(waits, changes[0]) if changes else waits
+        soon = backoff.wake({"j-1": waits}, ["n1"], now)
+        waits = after(waits, soon[0].change) if soon else waits
         assert waits.not_before == 100.0 + FIRST
     assert backoff.wake({"j-1": waits}, [], 500.0) == []
 

@@ -23,11 +23,11 @@ from makeway_quota.backends.base import AttemptSeen, NodeSeen, Phase
 from makeway_quota.backends.memory import MemoryAttempt, MemoryBackend
 from makeway_quota.control import (
     actuate,
-    apply,
     pool_assignment,
     read_model,
     reconcile,
     start_backoff,
+    transitions,
 )
 from makeway_quota.control.actuate import Actuator
 from makeway_quota.control.commands import Commands
@@ -299,7 +299,7 @@ STEPS: list[tuple[str, Any, str]] = [
     ("pending", EngineView, "_show_row"),
     ("pending", planning, ""),
     ("pending", committing, ""),
-    ("pending", apply, "_start"),
+    ("pending", transitions, "start"),
     ("pending", Commands, "whole"),
     ("pending", MemoryBackend, "start"),
     ("pending", Actuator, "_start_order"),
@@ -310,6 +310,9 @@ STEPS: list[tuple[str, Any, str]] = [
     ("running", committing, ""),
     ("running", reconcile, "_possible"),
     ("running", reconcile._Reports, "ended"),
+    ("running", transitions, "finish"),
+    ("vanished", transitions, "requeue"),
+    ("session", transitions, "release"),
     ("running", Actuator, "_leftover"),
     ("running", MemoryBackend, "forget"),
     ("vanished", committing, ""),
@@ -320,7 +323,7 @@ STEPS: list[tuple[str, Any, str]] = [
     ("cancelled", MemoryBackend, "kill"),
     ("session", Leases, "_end"),
     ("session", committing, ""),
-    ("preempted", apply, "_evict"),
+    ("preempted", transitions, "notice"),
     ("preempted", committing, ""),
     ("preempted", planning, ""),
     ("preempted", MemoryBackend, "notice"),

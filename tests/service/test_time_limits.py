@@ -12,10 +12,9 @@ from makeway_api.errors import MakewayError
 from makeway_quota.backends.base import AttemptSeen, Phase, Seen
 from makeway_quota.backends.local import LocalBackend
 from makeway_quota.control import time_limits
-from makeway_quota.control.apply import _evict
-from makeway_quota.control.change_set import ChangeSet
 from makeway_quota.control.reconcile import reconcile
-from makeway_quota.control.time_limits import AGAIN, LATE_MARGIN, MARGIN, TIME_LIMIT, TimeLimits
+from makeway_quota.control.time_limits import AGAIN, LATE_MARGIN, MARGIN, TimeLimits
+from makeway_quota.control.transitions import TIME_LIMIT, notice
 from makeway_quota.engine.plan import Evict, Move
 from makeway_quota.services import Caller
 from makeway_quota.store import rows
@@ -120,9 +119,7 @@ def test_a_job_that_is_ended_at_its_limit_stays_so_when_it_also_makes_way(moved:
     evict: Evict | Move = Evict("j-1", "p", 900.0, "reclaim", (), {})
     if moved:
         evict = Move("j-1", "p", (), (), 900.0, "consolidate", (), {})
-    change_set = ChangeSet()
-    _evict(change_set, evict, "It makes way for p.", row, None, 800.0)
-    [change] = change_set.changes
+    change = notice(row, evict, "It makes way for p.", None, 800.0).change
     noticed = row._replace(**change.fields)
     assert (noticed.state, noticed.reason_code, noticed.reason_message) == (
         "checkpointing", TIME_LIMIT, "It ran past its limit.",

@@ -30,17 +30,17 @@ from ..backends.remote import RemoteBackend
 from ..engine.snapshot import ADMITTED
 from ..quarantine import Quarantine, reason_of
 from ..store.errors import FilesUnavailable, FileUnreadable, NotLeading
-from ..store.records import Change, Notice, Workload
+from ..store.records import Notice, Workload
 from ..store.store import Store
 from ..wording import IDS, Names, outcomes
-from .change_set import ChangeSet, decide
+from . import transitions
+from .change_set import ChangeSet
 from .commands import Commands
 from .hub_servers import HubServers
 from .leader import Leader
-from .leases import end_session
 from .retries import Retries, alike, sentence
 from .start_backoff import LONGEST, NO_ROOM, START_DEFERRED, StartBackoff
-from .time_limits import TIME_LIMIT
+from .transitions import TIME_LIMIT
 
 log = logging.getLogger("makeway.actuate")
 
@@ -189,7 +189,7 @@ class Actuator:
                 return
             if row.cancel_requested:
                 message = outcomes.cancelled_before_start(_job(row))
-                started.failed.add(_ended(row, now, "cancelled", message), decide(row, "cancel", "cancelled", message))
+                started.failed.add(*transitions.cancel_before_start(row, message, now))
                 return
             await self._start(started, row, now)
             return
@@ -237,11 +237,10 @@ class Actuator:
                 self.retries.refused(key)
             message = outcomes.start_postponed(_job(row), sentence(error))
             if not alike(row.reason_message, message):
-                reason = {"reason_code": "start_postponed", "reason_message": message}
-                started.reasons.add(Change(row.id, reason, expect_states=("starting",)))
+                started.reasons.add(*transitions.postpone(row, "start_postponed", message))
         except (BackendError, OSError) as error:
             message = outcomes.could_not_start(_job(row), sentence(error))
-            started.failed.add(_ended(row, now, "failed", message), decide(row, "fail", "could_not_start", message))
+            started.failed.add(*transitions.fail_to_start(row, message, now))
         except Exception as error:  # an error of Makeway's own: others get its GPUs until it is tried again
             self.quarantine.failed(STARTING, "workload", row.id, error, LONGEST)
             started.postponed.add(key)
@@ -293,7 +292,7 @@ class Actuator:
         by_owner, by_team = (notice.by_owner, notice.by_team) if notice else (None, None)
         by = outcomes.preemptor(by_owner, by_team and names.team(by_team))
         message = outcomes.session_made_way(row.owner, by, row.size)
-        change_set.add(end_session(row, now, "made_way", message), decide(row, "release", "made_way", message))
+        change_set.add(*transitions.release(row, "release", "made_way", message, now))
 
     def _late(self, rows: Iterable[Workload], now: float) -> dict[str, Workload]:
         """Return the sessions whose grace is over, by id.
@@ -359,22 +358,4 @@ def _notice(notice: Notice) -> NoticeOrder:
         at=notice.at,
         deadline=notice.deadline,
         preempt_test=notice.kind == "preempt_test",
-    )
-
-
-def _ended(row: Workload, now: float, state: str, message: str) -> Change:
-    fields: dict[str, object] = {
-        "state": state,
-        "ended_at": now,
-        "placement": (),
-        "nomination": (),
-        "notice": None,
-        "evicted_for": None,
-        "message": message,
-        "reason_code": "could_not_start" if state == "failed" else state,
-        "reason_message": message,
-        "over_quota": False,
-    }
-    return Change(
-        row.id, fields, row.version, ADMITTED, close_attempt={"ended_at": now, "outcome": state, "message": message}
     )

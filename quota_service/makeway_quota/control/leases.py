@@ -14,13 +14,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 
 from ..quarantine import Quarantine
-from ..store.records import Change, Workload
+from ..store.records import Workload
 from ..wording import outcomes
-from .change_set import ChangeSet, decide
+from . import transitions
+from .change_set import ChangeSet
 from .hub_servers import HubServers
 
 STEP, TIMING = "looking after its lease", "timing its lease"
-SESSION_LIVE = ("pending", "starting", "running", "checkpointing")
 
 
 class Leases:
@@ -90,7 +90,7 @@ class Leases:
             self._renewed[row.id] = self._clock()
             return
         message = outcomes.lease_expired(row.owner, self.seconds, state == "gone", row.size)
-        change_set.add(end_session(row, now, "lease_expired", message), decide(row, "expire", "lease_expired", message))
+        change_set.add(*transitions.release(row, "expire", "lease_expired", message, now))
 
     def _expired(self, rows: Iterable[Workload]) -> list[tuple[Workload, float]]:
         """Return the sessions whose lease has expired, each with the moment when it did.
@@ -108,24 +108,3 @@ class Leases:
                 if now > ends:
                     expired.append((row, ends))
         return expired
-
-
-def end_session(row: Workload, now: float, code: str, message: str) -> Change:
-    """Free a session's GPUs for good."""
-    fields: dict[str, object] = {
-        "state": "stopped" if row.attempt else "cancelled",
-        "ended_at": now,
-        "placement": (),
-        "nomination": (),
-        "notice": None,
-        "evicted_for": None,
-        "reason_code": code,
-        "reason_message": message,
-        "reason_numbers": {},
-        "message": message,
-        "over_quota": False,
-        "borrowed_from": (),
-        "ran": row.ran + (max(0.0, now - row.started_at) if row.placement and row.started_at is not None else 0.0),
-    }
-    close = {"ended_at": now, "outcome": "succeeded" if code == "released" else "preempted" if row.notice else "lost"}
-    return Change(row.id, fields, expect_states=SESSION_LIVE, close_attempt=close)

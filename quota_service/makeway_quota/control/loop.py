@@ -327,7 +327,7 @@ class Loop:
             await people.load()
         held = [id for id in self.world.held() if (row := rows.get(id)) is not None and people.excludes(row, document)]
         changed = False
-        for part in holds(rows, held, people, names, self.world.quarantine).parts(PART):
+        for part in holds(rows, held, people, names, now, self.world.quarantine).parts(PART):
             changed |= await self._commit(part, now)
         return changed
 
@@ -337,7 +337,7 @@ class Loop:
         if returned:
             rows, quarantine = await self.world.rows_as_of_now(), self.world.quarantine
             for change in self.world.backoff.wake(rows, returned, now, quarantine):
-                change_set.add(change)
+                change_set.add(*change)
         woken = await self._commit(change_set, now)
         self.world.returned -= returned
         return woken

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from ..quarantine import Quarantine
-from ..store.records import Change, Workload
+from ..store.records import Workload
 from ..wording import Names, outcomes
-from .change_set import ChangeSet, decide
+from . import transitions
+from .change_set import ChangeSet
 from .people import People
 
 STEP = "holding it as its owner left the team"
@@ -30,6 +31,7 @@ def holds(
     held: Collection[str],
     people: People,
     names: Names,
+    now: float,
     quarantine: Quarantine | None = None,
 ) -> ChangeSet:
     """Return the reasons of held jobs, where they are not written yet, and the ends of held sessions."""
@@ -38,22 +40,15 @@ def holds(
         row = rows.get(id)
         if row is not None and row.state == "pending":
             with aside.guard(STEP, "workload", id):
-                _hold(change_set, row, people, names)
+                _hold(change_set, row, people, names, now)
     return change_set
 
 
-def _hold(change_set: ChangeSet, row: Workload, people: People, names: Names) -> None:
+def _hold(change_set: ChangeSet, row: Workload, people: People, names: Names, now: float) -> None:
     message = outcomes.not_member(row.owner, names.team(row.team or ""), people.is_gone(row.owner), row.kind)
     if row.reason_code == NOT_MEMBER and row.reason_message == message:
         return
-    fields: dict[str, object] = {
-        "reason_code": NOT_MEMBER,
-        "reason_message": message,
-        "reason_numbers": {},
-        "nomination": (),
-        "not_before": None,
-    }
     if row.kind == "session":
-        fields |= {"state": "cancelled", "message": message}
-    verb = "refuse" if row.kind == "session" else "wait"
-    change_set.add(Change(row.id, fields, row.version, ("pending",)), decide(row, verb, NOT_MEMBER, message))
+        change_set.add(*transitions.refuse_session(row, NOT_MEMBER, message, now))
+    else:
+        change_set.add(*transitions.hold(row, NOT_MEMBER, message))

@@ -15,14 +15,14 @@ from ..backends.base import AttemptSeen, Phase, Seen
 from ..engine.snapshot import ADMITTED
 from ..policy import Document
 from ..quarantine import Quarantine
-from ..store.records import Change, Notice, Workload
+from ..store.records import Notice, Workload
 from ..wording import IDS, Names, outcomes
-from ..wording.outcomes import RESULT_LOST
-from .change_set import ChangeSet, decide
+from . import transitions
+from .change_set import ChangeSet
 from .losses import Losses
 from .present_times import PresentTimes
 from .start_backoff import RETRY_DELAYED, START_DEFERRED, StartBackoff, retry_delay
-from .time_limits import TIME_LIMIT
+from .transitions import TIME_LIMIT, AttemptEnd, End
 
 SKEW = 60.0
 """Seconds that a node's clock may be ahead of ours."""
@@ -68,7 +68,9 @@ def reconcile(
             if attempt.phase in (Phase.EXITED, Phase.LOST):
                 reports.ended(row, attempt)
             else:
-                _alive(change_set, row, attempt)
+                alive = transitions.observe(row, attempt)
+                if alive is not None:
+                    change_set.add(*alive)
         except Exception as error:
             del change_set.changes[before[0] :], change_set.decisions[before[1] :]
             aside.failed(STEP, "workload", row.id, error)
@@ -82,7 +84,7 @@ def note_launched(change_set: ChangeSet, launched: Mapping[str, float]) -> None:
     known = {change.workload for change in change_set.changes}
     for id, at in launched.items():
         if id not in known:
-            change_set.add(Change(id, {"launched_at": at}, expect_states=("starting",)))
+            change_set.add(*transitions.launch(id, at))
 
 
 def _possible(seen: AttemptSeen, now: float) -> AttemptSeen:
@@ -95,25 +97,6 @@ def _possible(seen: AttemptSeen, now: float) -> AttemptSeen:
     if ended is seen.ended_at and saved is seen.checkpoint_at:
         return seen
     return replace(seen, ended_at=ended, checkpoint_at=saved)
-
-
-def _alive(change_set: ChangeSet, row: Workload, seen: AttemptSeen) -> None:
-    fields: dict[str, object] = {}
-    if row.state == "starting" and seen.phase is not Phase.STARTING:
-        fields["state"] = "running"
-        if row.start_tries or row.avoids:
-            fields |= {"start_tries": 0, "avoids": ()}
-    elif row.state == "starting" and seen.waiting_reason and row.reason_message != seen.message:
-        fields |= {"reason_code": seen.waiting_reason, "reason_message": seen.message or seen.waiting_reason}
-    fields |= _progress(row, seen)
-    if fields:
-        change_set.add(Change(row.id, fields, expect_states=ADMITTED))
-
-
-def _progress(row: Workload, seen: AttemptSeen) -> dict[str, object]:
-    if seen.checkpoint_at is None or (seen.step, seen.checkpoint_at) == (row.checkpoint_step, row.checkpoint_at):
-        return {}
-    return {"checkpoint_step": seen.step, "checkpoint_at": seen.checkpoint_at}
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,32 +153,11 @@ class _Reports:
             fields |= {"reason_code": RETRY_DELAYED, "not_before": self.now + delay}
         self._requeue(row, seen, "failed", "retry", message, fields)
 
-    def _finish(self, row: Workload, seen: AttemptSeen, state: str, message: str) -> None:
-        verb = {"succeeded": "finish", "cancelled": "cancel", "failed": "fail"}[state]
-        fields: dict[str, object] = {
-            "state": state,
-            "ended_at": self.now,
-            "exit_code": seen.exit_code,
-            "message": seen.message,
-            "placement": (),
-            "nomination": (),
-            "notice": None,
-            "evicted_for": None,
-            "reason_code": state,
-            "reason_message": message,
-            "reason_numbers": {RESULT_LOST: True} if state == "succeeded" and seen.result_lost else {},
-            "not_before": None,
-            "over_quota": False,
-            "borrowed_from": (),
-            "ran": self._ran(row, seen),
-        } | self._checkpoint(row, seen)
-        if state == "failed":
-            fields["failures"] = row.failures + 1
-        close = _close(row, seen, self.now, state, None)
-        self.change_set.add(
-            Change(row.id, fields, expect_states=ADMITTED, close_attempt=close),
-            decide(row, verb, state, message, exit_code=seen.exit_code, attempt=row.attempt),
-        )
+    def _finish(self, row: Workload, seen: AttemptSeen, state: End, message: str) -> None:
+        self.change_set.add(*transitions.finish(row, self._end(row, seen), state, message))
+
+    def _end(self, row: Workload, seen: AttemptSeen, lost: float | None = None) -> AttemptEnd:
+        return AttemptEnd(seen, self.now, self._ran(row, seen), self.durable, lost)
 
     def _evicted(self, row: Workload, seen: AttemptSeen, notice: Notice) -> None:
         progress = self._saved(row, seen)
@@ -267,28 +229,8 @@ class _Reports:
         fields: dict[str, object],
         lost: float | None = None,
     ) -> None:
-        """Requeue a job under its id and first submit time; a moved job keeps its nomination."""
-        keep_nomination = row.notice is not None and row.notice.kind == "move"
-        change: dict[str, object] = {
-            "state": "pending",
-            "placement": (),
-            "nomination": row.nomination if keep_nomination else (),
-            "notice": None,
-            "evicted_for": None,
-            "exit_code": seen.exit_code,
-            "message": seen.message,
-            "reason_code": code,
-            "reason_message": message,
-            "reason_numbers": {},
-            "over_quota": False,
-            "borrowed_from": (),
-            "ran": self._ran(row, seen),
-        }
-        close = _close(row, seen, self.now, outcome, lost)
-        self.change_set.add(
-            Change(row.id, change | self._checkpoint(row, seen) | fields, expect_states=ADMITTED, close_attempt=close),
-            decide(row, "requeue", code, message, attempt=row.attempt, exit_code=seen.exit_code, lost_seconds=lost),
-        )
+        end = self._end(row, seen, lost)
+        self.change_set.add(*transitions.requeue(row, end, outcome, code, message, fields))
 
     def _present(self, row: Workload) -> Workload:
         return self.times.of(row) if self.times is not None else row
@@ -314,25 +256,6 @@ class _Reports:
         since = max(reported or 0.0, present.checkpoint_at or 0.0, began)
         lost = 0.0 if seen.acknowledged and seen.checkpoint_at else max(0.0, ended - since)
         return outcomes.SavedWork(saved, step, lost)
-
-    def _checkpoint(self, row: Workload, seen: AttemptSeen) -> dict[str, object]:
-        """Return the changes of the checkpoint that the next attempt would find."""
-        if self.durable:
-            return _progress(row, seen)
-        return {"checkpoint_step": None, "checkpoint_at": None}
-
-
-def _close(row: Workload, seen: AttemptSeen, now: float, outcome: str, lost: float | None) -> dict[str, object]:
-    return {
-        "ended_at": seen.ended_at or now,
-        "outcome": outcome,
-        "exit_code": seen.exit_code,
-        "message": seen.message,
-        "checkpoint_step": seen.step if seen.checkpoint_at else row.checkpoint_step,
-        "checkpoint_at": seen.checkpoint_at or row.checkpoint_at,
-        "lost_seconds": lost,
-        "evicted_for": row.notice.by_workload if row.notice else None,
-    }
 
 
 def _cause(seen: AttemptSeen) -> str:

@@ -12,9 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from makeway_api.durations import duration
 
 from ..quarantine import Quarantine
-from ..store.records import Change, NewDecision, Workload
+from ..store.records import Workload
 from ..wording import outcomes
-from .change_set import decide
+from . import transitions
+from .transitions import Transition
 
 WAKING = "trying it again where nodes came back"
 NO_ROOM = "no_room"
@@ -80,7 +81,7 @@ class StartBackoff:
         latest = now + RARE + LONGEST  # where the clock was set back, it avoided them for as long
         return tuple((node, until) for node, until in self._refusals.get(id, ()) if now < until <= latest)
 
-    def requeue(self, row: Workload, job: str, cause: str, now: float, code: str) -> tuple[Change, NewDecision]:
+    def requeue(self, row: Workload, job: str, cause: str, now: float, code: str) -> Transition:
         """Return the change by which a job returns to the queue, with a delay, and the decision about it.
 
         `code` is NO_ROOM or START_DEFERRED. The try is no attempt: there may be 34 of them on the first day.
@@ -88,39 +89,24 @@ class StartBackoff:
         tries = self.refused.get(row.id, 0) + 1
         delay = delay_after(tries, code)
         message = outcomes.start_delayed(job, cause, tries, duration(delay))
-        fields: dict[str, object] = {
-            "state": "pending",
-            "placement": (),
-            "nomination": (),
-            "reason_code": code,
-            "reason_message": message,
-            "reason_numbers": {"tries": tries},
-            "not_before": now + delay,
-            "start_tries": tries,
-            "avoids": self.of(row.id),
-            "over_quota": False,
-            "borrowed_from": (),
-        }
-        # Not where it was cancelled meanwhile: only a job that is admitted is ended by that request.
-        change = Change(row.id, fields, row.version, expect_states=("starting",), drop_attempt=True)
-        return change, decide(row, "requeue", code, message, attempt=row.attempt)
+        return transitions.defer(row, code, message, tries, now + delay, self.of(row.id))
 
     def wake(
         self, rows: Mapping[str, Workload], returned: Iterable[str], now: float, quarantine: Quarantine | None = None
-    ) -> list[Change]:
+    ) -> list[Transition]:
         """Return the changes by which jobs in backoff are tried soon, as these nodes came back, or were repaired.
 
         A job is tried FIRST seconds after its last try at the soonest, so that a node that comes and goes does not
         have others make way for it all the time. It no longer avoids these nodes.
         """
-        nodes, quarantine, changes = frozenset(returned), quarantine or Quarantine(), list[Change]()
+        nodes, quarantine, changes = frozenset(returned), quarantine or Quarantine(), list[Transition]()
         for id in sorted(self.refused if nodes else ()):
             with quarantine.guard(WAKING, "workload", id):
                 if (row := rows.get(id)) is not None and (change := self._woken(row, nodes, now)) is not None:
                     changes.append(change)
         return changes
 
-    def _woken(self, row: Workload, nodes: frozenset[str], now: float) -> Change | None:
+    def _woken(self, row: Workload, nodes: frozenset[str], now: float) -> Transition | None:
         """Return the change by which one job is tried soon; None where it is not in such a backoff."""
         if row.reason_code != START_DEFERRED or row.reason_numbers.get("soon"):
             return None
@@ -131,13 +117,8 @@ class StartBackoff:
         if soon >= until:
             return None
         job = outcomes.job_of(row.name or row.id, row.owner)
-        fields: dict[str, object] = {
-            "not_before": soon,
-            "reason_numbers": {**row.reason_numbers, "soon": True},
-            "avoids": tuple(one for one in row.avoids if one[0] not in nodes),
-            "reason_message": outcomes.start_soon(job, sorted(nodes), row.reason_message),
-        }
-        return Change(row.id, fields, row.version, expect_states=("pending",))
+        message = outcomes.start_soon(job, sorted(nodes), row.reason_message)
+        return transitions.try_soon(row, soon, message, tuple(one for one in row.avoids if one[0] not in nodes))
 
 
 def retry_delay(failures: int, ran: float) -> float:

@@ -16,12 +16,12 @@ from makeway_api.durations import duration
 from ..backends.base import AttemptSeen, Key, Phase
 from ..engine.snapshot import ADMITTED
 from ..quarantine import Quarantine
-from ..store.records import Change, Workload
+from ..store.records import Workload
 from ..wording import outcomes
-from .change_set import ChangeSet, decide
+from . import transitions
+from .change_set import ChangeSet
+from .transitions import TIME_LIMIT
 
-TIME_LIMIT = "time_limit"
-"""The reason code of a job that is ended because it ran past its time limit"""
 MARGIN = 15.0
 """Seconds beyond limit and grace after which a launcher that has not even given its job notice never will"""
 LATE_MARGIN = 900.0
@@ -94,7 +94,4 @@ class TimeLimits:
         if at < last:
             return
         message = outcomes.over_time_limit(outcomes.job_of(row.name or row.id, row.owner), row.time_limit or 0.0)
-        reason = {"reason_code": TIME_LIMIT, "reason_message": message}
-        limit = duration(row.time_limit or 0.0)
-        decision = decide(row, "kill", TIME_LIMIT, message, attempt=row.attempt, time_limit=limit)
-        change_set.add(Change(row.id, reason, row.version, ADMITTED), decision)
+        change_set.add(*transitions.overrun(row, message, duration(row.time_limit or 0.0)))

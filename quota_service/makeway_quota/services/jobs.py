@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from makeway_api.models import Decision, Job, JobPage, State
 
-from ..control.change_set import decide
-from ..control.time_limits import TIME_LIMIT
-from ..engine.snapshot import ADMITTED, LIVE
+from ..control import transitions
+from ..control.transitions import TIME_LIMIT, Transition
+from ..engine.snapshot import LIVE
 from ..store.pages import cursor_after, first_that_fit
-from ..store.records import Change, NewDecision, Notice, Workload
+from ..store.records import Workload
 from .answer_size import MOST_LIST, decision_bytes, job_bytes
 from .audit import decision_model
 from .caller import Caller
@@ -83,9 +83,9 @@ class JobService:
         if not row.live:
             return await self._access.shown(caller, row, whole=True)
         now = context.clock()
-        change, decision = cancellation(row, caller.name, now)
+        cancelled = cancellation(row, caller.name, now)
         if not row.cancel_requested or row.state == "pending":
-            applied = await context.call(context.store.commit, [change], [decision], now=now)
+            applied = await context.call(context.store.commit, [cancelled.change], cancelled.decisions, now=now)
             if id not in applied:
                 return await self.cancel(caller, id)
         context.wake()
@@ -101,24 +101,12 @@ class JobService:
         pick_profile(context.document, caller.name, team, row.profile)
         message = f"{caller.name} resumes {row.name}."
         now = context.clock()
-        fields: dict[str, object] = {
-            "state": "pending",
-            "submitted_at": now,
-            "ended_at": None,
-            "cancel_requested": False,
-            "failures": 0,
-            "infra_failures": 0,
-            "exit_code": None,
-            "message": "",
-            "reason_code": "resumed",
-            "reason_message": message,
-        }
-        decision = decide(row, "submit", "resumed", message)
+        changed = transitions.resume(row, message, now)
         await context.learn_limits()
         await context.call(context.storage.check, row.owner, team, 0)
         with context.limits.submitting(row.owner, 1, row.weight) as reservation:
             reservation.expect(id)
-            applied = await context.call(context.store.commit, [Change(id, fields, row.version)], [decision], now=now)
+            applied = await context.call(context.store.commit, [changed.change], changed.decisions, now=now)
         if id not in applied:
             raise refuse(f"{row.name} changed meanwhile, so it was not resumed: look at it again.", "changed", 409)
         context.wake()
@@ -134,11 +122,8 @@ class JobService:
             raise refuse(f"{row.name} is ended at its time limit, so it does not resume.", "not_running", 409)
         now = context.clock()
         message = f"{caller.name} tests the preemption of {row.name}: it saves, makes way and resumes."
-        notice = Notice(message, now, now + row.grace, "preempt_test", row.team, caller.name, None)
-        fields = {"state": "checkpointing", "notice": notice, "reason_code": "preempt_test", "reason_message": message}
-        change = Change(id, fields, expect_states=("running",))
-        decision = decide(row, "evict", "preempt_test", message)
-        if id not in await context.call(context.store.commit, [change], [decision], now=now):
+        changed = transitions.preempt_test(row, caller.name, message, now)
+        if id not in await context.call(context.store.commit, [changed.change], changed.decisions, now=now):
             raise refuse(f"{row.name} runs no longer; a preemption can be tested while it runs.", "not_running", 409)
         context.wake()
         return await self.job(caller, id)
@@ -156,22 +141,9 @@ class JobService:
         return await self._context.call(read)
 
 
-def cancellation(row: Workload, by: str, now: float) -> tuple[Change, NewDecision]:
+def cancellation(row: Workload, by: str, now: float) -> Transition:
     """Return the change that ends a job, at once while it is pending, and the decision about it."""
-    message = f"{by} cancelled {row.name}."
-    decision = decide(row, "cancel", "cancelled", message, by=by)
-    if row.state != "pending":
-        return Change(row.id, {"cancel_requested": True}, expect_states=ADMITTED), decision
-    fields: dict[str, object] = {
-        "state": "cancelled",
-        "ended_at": now,
-        "nomination": (),
-        "reason_code": "cancelled",
-        "reason_message": message,
-        "message": message,
-        "not_before": None,
-    }
-    return Change(row.id, fields, expect_states=("pending",)), decision
+    return transitions.cancel(row, by, f"{by} cancelled {row.name}.", now)
 
 
 def _states(text: str | None) -> tuple[str, ...] | None:

@@ -45,8 +45,8 @@ class PeopleService:
         """Cancel jobs together; where that fails by one of them, all others; return how many."""
         context, now = self._context, self._context.clock()
         try:
-            pairs = [cancellation(row, caller.name, now) for row in rows]
-            changes, decisions = [change for change, _ in pairs], [decision for _, decision in pairs]
+            ends = [cancellation(row, caller.name, now) for row in rows]
+            changes, decisions = [end.change for end in ends], [decision for end in ends for decision in end.decisions]
             return len(await context.call(context.store.commit, changes, decisions, now=now))
         except Exception as error:
             if concerns_all(error.__cause__ or error):

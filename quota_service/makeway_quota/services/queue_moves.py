@@ -13,6 +13,7 @@ from makeway_api.durations import duration
 from makeway_api.models import Job, MoveRequest
 
 from ..backends.remote import RemoteBackend
+from ..control import transitions
 from ..control.change_set import decide
 from ..engine.snapshot import Profile
 from ..policy import Document
@@ -43,7 +44,7 @@ class _Asked:
 class _Move:
     """What becomes of a job in its new queue."""
 
-    fields: Mapping[str, object]
+    change: Change
     env: Mapping[str, str] | None
     """None: as it was"""
     decisions: tuple[NewDecision, ...]
@@ -143,7 +144,7 @@ class QueueMoveService:
             f"{caller.name} moves {row.name} from {context.title(row.team)} ({row.profile}) "
             f"to {context.title(team)} ({profile.name})."
         )
-        moved = {**fields, "team": team, "reason_code": MOVED, "reason_message": message, "reason_numbers": {}}
+        moved = transitions.move_queue(row, team, MOVED, message, fields)
         told = [decide(row._replace(team=team), "queue", MOVED, message, by=caller.name)]
         if row.team != team:  # for the log and the pages of the team that it leaves
             told.append(NewDecision("queue", None, row.team, row.owner, MOVED, message))
@@ -162,10 +163,9 @@ class QueueMoveService:
     async def _written(self, row: Workload, planned: _Move, team: str) -> Workload | None:
         """Write a move; None where the job changed meanwhile."""
         context = self._context
-        change = Change(row.id, planned.fields, row.version, ("pending",))
-        move, now = context.store.move, context.clock()
+        move, now, limits = context.store.move, context.clock(), context.storage.limits
         try:
-            return await context.call(move, change, planned.decisions, planned.env, context.storage.limits, now=now)
+            return await context.call(move, planned.change, planned.decisions, planned.env, limits, now=now)
         except TooMuchKept as error:
             raise await context.call(context.storage.refusal, row.owner, team, error) from None
 

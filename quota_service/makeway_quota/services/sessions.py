@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from makeway_api.errors import MakewayError
 from makeway_api.models import Session, SessionRequest
 
-from ..control.change_set import decide
-from ..control.leases import SESSION_LIVE, end_session
+from ..control import transitions
 from ..engine.snapshot import Profile
 from ..store.errors import Conflict, TooMany
-from ..store.records import Cap, Change, NewDecision, NewWorkload, Workload
+from ..store.records import Cap, NewDecision, NewWorkload, Workload
 from ..wording import count, names, outcomes
 from . import views
 from .caller import Caller
@@ -123,15 +122,8 @@ class SessionService:
         context = self._context
         now = context.clock()
         message = f"{row.owner}'s session without GPUs starts at once."
-        fields = {
-            "state": "starting",
-            "attempt": 1,
-            "started_at": now,
-            "reason_code": "starting",
-            "reason_message": message,
-        }
-        change = Change(row.id, fields, expect_states=("pending",))
-        await context.call(context.store.commit, [change], [decide(row, "start", "no_gpus", message)], now=now)
+        changed = transitions.start_without_gpus(row, message, now)
+        await context.call(context.store.commit, [changed.change], changed.decisions, now=now)
         return await self._row(row.id)
 
     async def session(self, id: str, wait: float = 0, version: int | None = None) -> Session:
@@ -155,12 +147,8 @@ class SessionService:
         row = await self._row(id)
         if row.state == "starting" or (row.state == "running" and not row.server_started):
             message = outcomes.session_runs(row.owner, *_where(row))
-            fields = {"state": "running", "server_started": True, "reason_code": "running", "reason_message": message}
-            await context.call(
-                context.store.commit,
-                [Change(id, fields, expect_states=("starting", "running"))],
-                now=context.clock(),
-            )
+            changed = transitions.open_server(row, message)
+            await context.call(context.store.commit, [changed.change], now=context.clock())
         return await self.renew(id)
 
     async def renew(self, id: str) -> Session:
@@ -175,12 +163,12 @@ class SessionService:
         """End a session and free its GPUs; a repetition changes nothing."""
         context = self._context
         row = await context.call(context.store.workload, id)
-        if row is None or row.kind != "session" or row.state not in SESSION_LIVE:
+        if row is None or row.kind != "session" or not row.live:
             return
         message = outcomes.session_ended(row.owner, why, *_where(row if row.gpus else None))
         now = context.clock()
-        change = end_session(row, now, "released", message)
-        await context.call(context.store.commit, [change], [decide(row, "release", "released", message)], now=now)
+        changed = transitions.release(row, "release", "released", message, now)
+        await context.call(context.store.commit, [changed.change], changed.decisions, now=now)
         context.wake()
 
     async def _live(self) -> tuple[Workload, ...]:

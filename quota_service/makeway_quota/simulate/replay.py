@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ..backends.base import AttemptSeen, Seen
+from ..control import transitions
 from ..control.apply import change_set_of
 from ..control.change_set import ChangeSet
 from ..control.garbage import collecting_less
@@ -15,7 +16,7 @@ from ..engine.plan import Plan
 from ..engine.snapshot import Profile
 from ..history.accounting import Accounting
 from ..history.durations import Durations
-from ..store.records import Change, NewWorkload, Workload
+from ..store.records import NewWorkload, Workload
 from ..store.rows import submitted
 from .backend import SimulatedBackend, held
 from .cluster import SimulatedCluster, profile_name
@@ -155,10 +156,8 @@ class Replay:
         change_set = ChangeSet()
         while self._until and self._until[0][0] <= self.now:
             _, id = heapq.heappop(self._until)
-            if id in self.store.rows:
-                change_set.add(
-                    Change(id, {"state": "cancelled", "ended_at": self.now, "placement": (), "nomination": ()})
-                )
+            if (row := self.store.rows.get(id)) is not None:
+                change_set.add(*transitions.withdraw(row, self.now))
         self._commit(change_set)
 
     def _report(self, over: list[AttemptSeen]) -> None:
