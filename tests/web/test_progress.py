@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import re
+from pathlib import Path
 from typing import Any
 
+import pytest
+from makeway_api.models import JobRequest
+from running import SAMPLE, running
 from web.portal import API, PREFIX, Portal
 
 REPORT: dict[str, Any] = {
@@ -94,3 +99,83 @@ async def test_a_resumed_job_says_how_far_it_was(web: Portal) -> None:
     assert (job["step"], job["reached"]) == (300, 500)
     text = (await web.as_("ana").get(f"{PREFIX}jobs/{id}")).text
     assert "step 300 of 2,000 (it had reached 500 before)" in text
+
+
+async def test_a_save_that_takes_long_for_the_grace_is_told_while_the_job_runs(web: Portal) -> None:
+    id = await reported(web, {**REPORT, "save_seconds": 50})
+    grace = (await web.services.context.world.row(id)).grace  # type: ignore[union-attr]
+    web.services.context.progress.note(id, 1, {**REPORT, "save_seconds": grace - 1})
+    web.services.context.progress.write()
+    job = (await web.as_("ana").get(f"{API}/jobs/{id}")).json()
+    [warning] = job["warnings"]
+    assert warning.startswith("Its last save took ")
+    assert "more than half of the grace of " in warning
+    assert warning.endswith(": save less or faster, or use a profile with a longer grace.")
+    assert job["progress"]["step"] == 500, "a warning is no progress"
+    [line] = (await web.as_("ana").get(f"{API}/jobs")).json()["jobs"]
+    assert line["warnings"] == [warning]
+    assert warning in (await web.as_("ana").get(f"{PREFIX}jobs/{id}")).text
+    assert (await web.as_("eve").get(f"{API}/jobs/{id}")).json()["warnings"] == []
+    await web.as_("ana").post(f"{API}/jobs/{id}/cancel")
+    await web.run.job(id, "cancelled")
+    assert (await web.as_("ana").get(f"{API}/jobs/{id}")).json()["warnings"] == [], "too late to act"
+
+
+async def test_a_job_that_only_saves_has_a_warning_and_no_progress(web: Portal) -> None:
+    id = await reported(web, {"save_seconds": 1e6})
+    job = (await web.as_("ana").get(f"{API}/jobs/{id}")).json()
+    assert job["progress"] is None
+    assert "longer than the grace" in job["warnings"][0]
+    web.services.context.progress.note(id, 2, {"step": 1})  # the next attempt has not saved yet
+    web.services.context.progress.write()
+    assert (await web.as_("ana").get(f"{API}/jobs/{id}")).json()["warnings"] == job["warnings"]
+    web.services.context.progress.note(id, 2, {"step": 2, "save_seconds": 0.1})
+    web.services.context.progress.write()
+    assert (await web.as_("ana").get(f"{API}/jobs/{id}")).json()["warnings"] == []
+
+
+async def test_a_save_that_was_killed_at_the_deadline_is_told_until_one_is_in_time(web: Portal) -> None:
+    id = await reported(web, {"save_seconds": 3.0, "save_killed": True})
+    job = (await web.as_("ana").get(f"{API}/jobs/{id}")).json()
+    assert job["warnings"][0].startswith("Its last save was killed after 3 s, as the grace of 30 s was over: save less")
+    for report, many in (({"step": 1}, 1), ({"save_seconds": 3.0}, 0)):
+        web.services.context.progress.note(id, 2, report)
+        web.services.context.progress.write()
+        assert len((await web.as_("ana").get(f"{API}/jobs/{id}")).json()["warnings"]) == many
+
+
+@pytest.mark.parametrize("seconds", [None, "90", True, -5, 1e400, [90], {"s": 90}, 0, 0.5])
+async def test_what_is_no_long_save_is_no_warning(web: Portal, seconds: Any) -> None:
+    id = await reported(web, {**REPORT, "save_seconds": seconds})
+    assert (await web.as_("ana").get(f"{API}/jobs/{id}")).json()["warnings"] == []
+
+
+async def test_the_next_submission_of_that_name_is_told_of_slow_saves(web: Portal) -> None:
+    id = await reported(web, {"save_seconds": 1e6})
+    ana = web.as_("ana")
+    ask = {"name": "train", "profile": "gpu1", "command": ["true"]}
+    dry = (await ana.post(f"{API}/jobs", json={**ask, "dry_run": True})).json()["notes"]
+    submitted = (await ana.post(f"{API}/jobs", json=ask)).json()["notes"]
+    for notes in (dry, submitted):
+        [note] = notes
+        assert note.startswith(f"In the job of this name before, {id}, its last save took 11 d 13 h, longer than ")
+    assert (await ana.post(f"{API}/jobs", json={**ask, "name": "other"})).json()["notes"] == []
+    assert (await ana.post(f"{API}/jobs", json={**ask, "name": ""})).json()["notes"] == []
+    assert (await web.as_("bo").post(f"{API}/jobs", json=ask)).json()["notes"] == [], "another person's job"
+
+
+async def test_a_signal_that_frameworks_catch_is_told_at_the_submission(tmp_path: Path) -> None:
+    policy = SAMPLE.read_text(encoding="utf-8").replace("signal: SIGTERM", "signal: SIGUSR1", 1)
+    file = {"path": "train.py", "data": base64.b64encode(b"from makeway import checkpoint").decode()}
+    async with running(tmp_path, policy) as run:
+        told = [
+            (await run.client("ana").dry_run(JobRequest(command=["true"], profile=profile, **ask))).notes
+            for profile, ask in (
+                ("gpu1", {"source": "import lightning  # checkpoint"}),
+                ("gpu1", {"source": "from makeway import checkpoint"}),
+                ("gpu1", {"files": [file]}),
+                ("gpu2", {"source": "import lightning"}),
+            )
+        ]
+        assert [len(notes) for notes in told] == [1, 0, 0, 0]
+        assert told[0][0].startswith("Its profile asks jobs to save by SIGUSR1, and NCCL, PyTorch Lightning and others")

@@ -99,3 +99,15 @@ def test_an_incomplete_report_breaks_nothing(broken: Any) -> None:
     object.__setattr__(shown, "__dict__", {**shown.__dict__, "progress": broken})
     view.job_card(shown, NOW)
     view.jobs_text([shown], NOW)
+
+
+WARNING = "Its last save took 50 s, more than half of the grace of 1 min: save less or faster, or use another profile."
+
+
+def test_a_warning_of_the_service_is_shown_wherever_the_job_is() -> None:
+    shown = job(State.RUNNING, warnings=[WARNING])
+    assert f"  Warning  {WARNING}" in view.job_text(shown, NOW)
+    assert WARNING in view.jobs_text([shown], NOW)
+    assert WARNING in str(view.job_card(shown, NOW))
+    assert sum(WARNING in part["text/plain"] for part in view.job_bundles(shown, NOW)) == 1
+    assert "Warning" not in view.job_text(job(State.RUNNING), NOW)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -381,6 +382,36 @@ def test_a_save_that_takes_more_than_half_of_the_grace_is_told_before_and_after_
     container.until("log", "makeway: its last save took 0.6 s, more than half of the grace of 1 s; save less or faster")
     message = end(container, process)["message"]
     assert message.endswith("saved at step 3; its last save took 0.6 s, more than half of the grace of 1 s")
+
+
+IN_SAVE = """
+import time
+from makeway import checkpoint
+checkpoint.requested()
+with checkpoint.saving(3):
+    pass
+print("up", flush=True)
+while not checkpoint.requested():
+    time.sleep(0.01)
+try:
+    with checkpoint.saving(4):
+        {}
+except OSError:
+    time.sleep(90)
+"""
+
+
+@pytest.mark.parametrize(("does", "killed"), [("time.sleep(90)", True), ("raise OSError", False)])
+def test_a_save_that_the_deadline_ended_is_named_and_told_to_the_service(
+    container: Container, does: str, killed: bool
+) -> None:
+    status = end(container, job(container, IN_SAVE.format(does), grace=1))
+    assert status["killed"]
+    where = "1 s into a save" if killed else "after it had seen the notice"
+    assert status["message"].startswith(f"did not end within 1 s and was killed {where}; saved at step 3")
+    progress = json.loads(container.file("progress.json").read_text())["progress"]
+    assert progress.get("save_killed", False) is killed
+    assert (progress["save_seconds"] > 0.5) is killed
 
 
 @pytest.mark.parametrize("thread", [False, True])

@@ -11,7 +11,7 @@ from makeway_api.models import Attempt, Job, State
 from makeway_api.quantities import count, gpus, listed, number
 from markupsafe import Markup
 
-from .blocks import Block, Bold, Cell, Chip, Code, Facts, Inline, Line, Soft, Table, bundle, html, line, text_of
+from .blocks import Banner, Block, Bold, Cell, Chip, Code, Facts, Inline, Line, Soft, Table, bundle, html, line, text_of
 from .follow import preempted_for
 from .job_progress import progress_blocks, progress_cell
 from .words import clock, day_clock, full_clock, plain, since, state_word, typed
@@ -96,7 +96,7 @@ COLUMNS = (
     Column("Team", lambda job, _: job.title(job.team)),
     Column("Age", lambda job, now: duration(since(job.submitted_at, now)), right=True),
     Column("Since", lambda job, _: day_clock(job.submitted_at), right=True),
-    Column("Why", why),
+    Column("Why", lambda job, now: " ".join([why(job, now), *job.warnings])),
 )
 
 
@@ -140,7 +140,8 @@ def job_text(job: Job, now: datetime | None = None) -> str:
     """Return a job in a few lines of plain text, as it was at `now` (default: the present)."""
     now = now or datetime.now(job.submitted_at.tzinfo)
     progress = [("Progress", text)] if (text := progress_cell(job)) else []
-    rows = [*facts(job, now), *progress, ("As of", full_clock(now))]
+    warnings = [("Warning", warning) for warning in job.warnings]
+    rows = [*facts(job, now), *warnings, *progress, ("As of", full_clock(now))]
     return "\n".join([_title(job), text_of([Facts(rows)])])
 
 
@@ -158,7 +159,8 @@ def job_parts(job: Job, known_at: datetime, problem: str = "", idle: bool = Fals
     head: list[Block] = [Line((Bold(named(job) or "Job without a name"), chip(job), *virtual, Code(job.id)))]
     head += [Facts(steady_facts(job, None)), *_attempts(job)]
     state = line(*_state_of(job, known_at, problem, idle))
-    return [head, [Facts(changing_facts(job, None)), *progress_blocks(job, known_at), state]]
+    warnings = [Banner(warning, status=False) for warning in job.warnings]
+    return [head, [Facts(changing_facts(job, None)), *warnings, *progress_blocks(job, known_at), state]]
 
 
 def job_bundles(job: Job, known_at: datetime, problem: str = "", idle: bool = False) -> list[dict[str, str]]:

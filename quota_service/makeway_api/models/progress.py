@@ -63,6 +63,8 @@ class ReportedProgress(Wire):
     at: float = 0.0
     metrics: dict[str, float | None] = Field(default_factory=dict, max_length=MOST_METRICS)
     curve: ProgressCurve | None = None
+    save_seconds: float | None = None
+    save_killed: bool = False
 
     @field_validator("step", "total", mode="before")
     @classmethod
@@ -70,11 +72,16 @@ class ReportedProgress(Wire):
         whole = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < LARGEST
         return value if whole else None
 
-    @field_validator("rate", mode="before")
+    @field_validator("rate", "save_seconds", mode="before")
     @classmethod
-    def _clean_rate(cls, value: Any) -> float | None:
+    def _clean_positive(cls, value: Any) -> float | None:
         number = _number(value)
         return number if number is not None and number > 0 else None
+
+    @field_validator("save_killed", mode="before")
+    @classmethod
+    def _clean_flag(cls, value: Any) -> bool:
+        return value is True
 
     @field_validator("at", mode="before")
     @classmethod
@@ -97,6 +104,11 @@ class ReportedProgress(Wire):
     def _clean_curve(cls, value: Any) -> Any:
         return value if isinstance(value, dict | ProgressCurve) else None
 
+    @property
+    def shown(self) -> bool:
+        """Whether it says how far the job is."""
+        return self.step is not None or bool(self.metrics)
+
 
 def read_progress(value: Any) -> ReportedProgress | None:
     """Return the progress that a job's process wrote, bounded to a few kilobytes; None where it says nothing."""
@@ -106,7 +118,7 @@ def read_progress(value: Any) -> ReportedProgress | None:
         found = ReportedProgress.model_validate(value)
     except (ValidationError, RecursionError):
         return None
-    return found if found.step is not None or found.metrics else None
+    return found if found.shown or found.save_seconds is not None else None
 
 
 class JobProgress(Wire):

@@ -166,6 +166,11 @@ class Job(Wire):
     message: str = ""
     checkpoint: Checkpoint | None = None
     progress: JobProgress | None = Field(None, description="null: it reported none")
+    warnings: list[str] = Field(
+        default_factory=list,
+        description="while it has not ended: sentences about what its owner should change, such as saves that take "
+        "more than half of its grace",
+    )
     notice: Notice | None = None
     placement: list[Grant] = Field(default_factory=list)
     attempts: list[Attempt] = Field(default_factory=list)

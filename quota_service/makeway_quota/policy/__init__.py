@@ -1,6 +1,6 @@
 """The policy document: pools, profiles, teams, and how many GPUs each team is guaranteed."""
 
-from .advice import warnings
+from .advice import CAUGHT, warnings
 from .diff import diff
 from .document import Document, PolicyFacts, PoolFacts, ProfileFacts, workers_limit
 from .issues import Issue, PolicyInvalid, closest
@@ -10,6 +10,7 @@ from .rescale import overcommitments, rescale, rescale_text
 from .write import write
 
 __all__ = [
+    "CAUGHT",
     "Document",
     "Issue",
     "PolicyFacts",

@@ -10,6 +10,7 @@ from ..control.read_model import ReadModel
 from ..engine.snapshot import ADMITTED
 from ..store.progress import ProgressRow
 from ..store.records import Attempt, Workload
+from ..wording import outcomes
 from . import views
 from .caller import Caller
 from .context import Context
@@ -94,6 +95,8 @@ class JobAccess:
         job = views.job(row, virtual=world.virtual, durable=durable, attempts=attempts, now=now)
         job.titles = {team: title for team in views.teams_of(job) if (title := context.title(team)) != team}
         job.progress = views.progress_model(progress, now, running=row.state in ADMITTED, whole=whole)
+        if row.live and (warning := views.slow_save(progress, row.grace)):
+            job.warnings = [f"{warning[0].upper()}{warning[1:]}: {outcomes.FASTER_SAVES}."]
         if self.may_read(caller, row):
             return job
         return private_job(job)

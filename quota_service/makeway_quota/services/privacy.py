@@ -49,7 +49,7 @@ def private_job(job: Job) -> Job:
         reason = reason.model_copy(update={"message": without_own_words(reason.message)})
     attempts = [attempt.model_copy(update={"message": ""}) for attempt in job.attempts]
     progress = job.progress and job.progress.model_copy(update={"stage": "", "metrics": {}, "curve": None})
-    less = {"command": [], "source": "", "message": "", "private": True}
+    less = {"command": [], "source": "", "message": "", "warnings": [], "private": True}
     return job.model_copy(update={**less, "reason": reason, "attempts": attempts, "progress": progress})
 
 

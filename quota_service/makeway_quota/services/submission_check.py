@@ -14,12 +14,13 @@ from makeway_api.models import JobRequest
 from makeway_api.quantities import count
 
 from ..engine.snapshot import Profile
-from ..policy import Document, workers_limit
+from ..policy import CAUGHT, Document, workers_limit
 from ..store.records import NewWorkload
 from ..store.rows import weight_of
 from .refusals import refuse
 
 ENV_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
+READS_NOTICE = re.compile(r"makeway\.checkpoint|from\s+makeway\s+import\b[^#\n]*\bcheckpoint\b|MAKEWAY_STOP_FILE")
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 MOST_ENV_BYTES = 256_000
 MOST_COMMAND_BYTES = 64 * 1024
@@ -134,6 +135,24 @@ def time_limit_note(wanted: int | None, profile: Profile) -> list[str]:
         f"Its time limit is {duration(profile.time_limit)}, the most that its profile allows; "
         f"{duration(wanted)} was asked for."
     ]
+
+
+def signal_note(signal: str, request: JobRequest) -> list[str]:
+    """Return that a profile's signal may not reach a job as a notice, unless its code reads the notice's file."""
+    why = CAUGHT.get(signal)
+    if why is None:
+        return []
+    code = [request.source, *(_text(file.data) for file in request.files if file.path.endswith(".py"))]
+    if any(READS_NOTICE.search(text) for text in code):
+        return []
+    return [f"Its profile asks jobs to save by {signal}, and {why}. makeway.checkpoint hears of it without a signal."]
+
+
+def _text(data: str) -> str:
+    try:
+        return base64.b64decode(data).decode("utf-8", "replace")
+    except ValueError:
+        return ""
 
 
 def new_job(

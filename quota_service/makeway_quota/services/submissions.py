@@ -19,7 +19,8 @@ from ..store.accounts import ROW_BYTES
 from ..store.errors import Conflict, TooMuchKept
 from ..store.records import FilesOf, NewDecision, SubmissionKey, Workload
 from ..store.rows import weight_of
-from ..wording import gpus
+from ..wording import gpus, outcomes
+from . import views
 from .caller import Caller
 from .context import Context
 from .eligibility import offers_image, pick_profile, pick_team
@@ -30,11 +31,13 @@ from .refusals import database_errors, refuse
 from .repeated import RequestsUnderWay, clone_key, key_of, submitted_before
 from .submission_batches import Files, SubmissionBatcher
 from .submission_check import Files as DecodedFiles
-from .submission_check import bytes_of, check_process, check_workers, new_job, read_files, time_limit_note
+from .submission_check import bytes_of, check_process, check_workers, new_job, read_files, signal_note, time_limit_note
 from .user_limits import Reservation
 
 FIRST_DECISION = 0.15
 """Seconds that a submission waits for its first decision, so that the answer can say more than `pending`."""
+RECENT = 20
+"""Newest jobs of its owner among which a submission looks for one of the same name"""
 SHORT_QUEUE = 500
 """Pending jobs up to which the first decision is worth waiting for: with more of them it takes longer than writing."""
 
@@ -82,6 +85,7 @@ class SubmissionService:
             notes = [
                 *time_limit_note(request.time_limit, profile),
                 *await self._notes(caller, team, choice, choice.image),
+                *await self._checkpoint_notes(caller, request, profile),
             ]
             return answer.model_copy(update={"image": choice.image, "notes": notes})
         await context.learn_limits()
@@ -90,7 +94,11 @@ class SubmissionService:
             await context.call(context.storage.check, caller.name, team, size + ROW_BYTES + bytes_of(files))
             await self._keep(files)
             job = await self._add(caller, request, team, profile, files, reservation, key)
-        notes = [*time_limit_note(request.time_limit, profile), *await self._notes(caller, team, choice, job.image)]
+        notes = [
+            *time_limit_note(request.time_limit, profile),
+            *await self._notes(caller, team, choice, job.image),
+            *await self._checkpoint_notes(caller, request, profile, job.id),
+        ]
         return job.model_copy(update={"notes": notes})
 
     async def clone(
@@ -202,6 +210,27 @@ class SubmissionService:
         if settings.backend == "kubernetes":
             notes = [image_note(image, choice, settings.kubernetes.image), *notes]
         return notes
+
+    async def _checkpoint_notes(self, caller: Caller, request: JobRequest, profile: Profile, id: str = "") -> list[str]:
+        """Return why the job may not save in time: by its profile's signal, and by the last job of this name."""
+        document = self._context.document
+        grace = profile.grace or document.settings.grace
+        notes = signal_note(document.profile_facts[profile.name].signal, request)
+        if request.name.strip():
+            notes += await self._context.call(self._slow_saves, caller.name, request.name.strip(), grace, id)
+        return notes
+
+    def _slow_saves(self, owner: str, name: str, grace: float, id: str) -> list[str]:
+        store = self._context.store
+        recent, _ = store.workloads("job", owner, limit=RECENT)
+        named = [row for row in recent if row.name == name and row.id != id]
+        progress = store.progress.of([row.id for row in named])
+        for row in named:
+            found = progress.get(row.id)
+            if found is not None and found.report.get("save_seconds") is not None:
+                slow = views.slow_save(found, grace)
+                return [f"In the job of this name before, {row.id}, {slow}: {outcomes.FASTER_SAVES}."] if slow else []
+        return []
 
     async def _dry_run(self, caller: Caller, request: JobRequest, team: str, profile: str, size: int) -> DryRun:
         offer, in_quota = await self._offers.offer(team, profile, Kind.JOB, caller.name)

@@ -23,7 +23,7 @@ from ..store.progress import ProgressRow
 from ..store.records import Attempt as AttemptRow
 from ..store.records import Notice as NoticeRow
 from ..store.records import Place, Workload
-from ..wording import duration, gpus
+from ..wording import duration, gpus, outcomes
 from .answer_size import MOST_GRANTS, newest_attempts, shown_text, shown_words
 from .times import at, when
 
@@ -85,7 +85,7 @@ def progress_model(row: ProgressRow | None, now: float, *, running: bool, whole:
 
     Not `whole`, as in lists: of its metrics only that of the curve, and no curve.
     """
-    if row is None or (report := read_progress(row.report)) is None:
+    if row is None or (report := read_progress(row.report)) is None or not report.shown:
         return None
     rate = report.rate
     if rate is not None and (not running or now - row.at > max(STALLED_SECONDS, 10 / rate)):
@@ -144,6 +144,12 @@ def job(row: Workload, *, virtual: bool, durable: bool, attempts: Sequence[Attem
         durable_checkpoints=durable,
         version=row.version,
     )
+
+
+def slow_save(row: ProgressRow | None, grace: float) -> str:
+    """Return that the newest save of a job takes long for a grace in seconds, "" if it does not."""
+    report = None if row is None else read_progress(row.report)
+    return outcomes.slow_save(report.save_seconds, grace, report.save_killed) if report and report.save_seconds else ""
 
 
 def teams_of(job: Job) -> set[str]:

@@ -72,6 +72,9 @@ class ProgressRows:
 
 def _after(before: ProgressRow, attempt: int, report: Mapping[str, Any], at: float) -> ProgressRow | None:
     """Return the row that follows another one; None where nothing changed, or the report is of an earlier attempt."""
+    if report.get("save_seconds") is None:  # until its first save, an attempt is expected to save as the one before
+        kept = {key: before.report[key] for key in ("save_seconds", "save_killed") if key in before.report}
+        report = {**report, **kept}
     if attempt < before.attempt or (attempt == before.attempt and dict(report) == dict(before.report)):
         return None
     reached = before.reached

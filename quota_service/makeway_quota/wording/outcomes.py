@@ -38,6 +38,23 @@ class SavedWork:
         return f"{self}, {duration(self.lost)} of work {'since then ' if self.durable else ''}is lost"
 
 
+FASTER_SAVES = "save less or faster, or use a profile with a longer grace"
+"""What helps against saves that take long for the grace"""
+
+
+def slow_save(seconds: float, grace: float, killed: bool = False) -> str:
+    """Return that the last save took more than half of the grace, or was `killed` at its end; "" if it was not so.
+
+    The launcher writes the same.
+    """
+    if killed:
+        return f"its last save was killed after {duration(seconds)}, as the grace of {duration(grace)} was over"
+    if grace <= 0 or seconds <= grace / 2:
+        return ""
+    part = "longer than" if seconds > grace else "more than half of"
+    return f"its last save took {duration(seconds)}, {part} the grace of {duration(grace)}"
+
+
 def job_of(name: str, owner: str) -> str:
     """Return what people call a job: `“train” of ana`."""
     return f"“{name}” of {owner}"

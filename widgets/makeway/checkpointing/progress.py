@@ -45,6 +45,7 @@ class Progress:
         self._curve = Curve()
         self._seen: deque[tuple[float, int]] = deque(maxlen=RATE_WRITES)
         self._reports = 0
+        self._save_seconds: float | None = None
         self._warned: set[str] = set()
 
     def step(self, step: Any, total: Any, stage: str = "") -> None:
@@ -101,8 +102,19 @@ class Progress:
     def report(self, values: dict[str, Any]) -> None:
         """Write values now, beside the steps and metrics; None removes one."""
         with self._lock:
+            if "save_seconds" in values:
+                self._save_seconds, self._dirty = values["save_seconds"], True
             self.flush()
             _update(values)
+
+    @contextlib.contextmanager
+    def saving(self) -> Iterator[None]:
+        """Note that a save is under way, so that the launcher knows of one that it has to end."""
+        self.report({"saving_since": time.time()})
+        try:
+            yield
+        finally:
+            self.report({"saving_since": None})
 
     def flush(self) -> None:
         """Write what has changed since the last time, now."""
@@ -127,6 +139,7 @@ class Progress:
             "at": self._at,
             "metrics": self._metrics,
             "curve": self._curve.shown(),
+            "save_seconds": self._save_seconds,
         }
 
     def _rate(self) -> float | None:

@@ -52,6 +52,8 @@ class Ending:
     seconds: float = 0.0
     """from the notice to its deadline"""
     killed: bool = False
+    saving: float | None = None
+    """for how long it had been saving when it was killed; None if it was not"""
     lingered: float = 0.0
     """how long it ran on after it had acknowledged the notice, where it was ended for that"""
     signal: int = 0
@@ -72,6 +74,8 @@ class Ending:
             "heard": " after it had seen the notice",
             "unheard": ": it did not call checkpoint.requested() in that time",
         }
+        if self.saving is not None:
+            return f"{text} {duration(self.saving)} into a save"
         return text + how.get(self.reaction, "")
 
     def unasked(self) -> str:

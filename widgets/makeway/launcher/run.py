@@ -333,7 +333,7 @@ class Run:
         return os.path.exists(self.attempt.path("result.pkl"))
 
     def _report(self, code: int, message: str = "") -> int:
-        progress = read_json(self.attempt.path("progress.json"))
+        progress = self._progress_at_the_end()
         done = bool(progress.get("completed_at")) or self._has_result()
         acknowledged = self._acknowledged(code)
         status = {
@@ -355,6 +355,21 @@ class Run:
         self.transport.finish(self.attempt, status, self.log, self.kill_at)
         return code if code >= 0 else 128 - code
 
+    def _progress_at_the_end(self) -> dict[str, Any]:
+        """Return what the job wrote of its progress; a save in which it was killed is added to it, for the service."""
+        path = self.attempt.path("progress.json")
+        progress: dict[str, Any] = read_json(path)
+        since = number(progress.get("saving_since"))
+        if not self.killed or self.cancelled or since is None:
+            return progress
+        took = min(max(0.0, time.time() - since), max(0.0, time.time() - self.began))
+        shown = progress.get("progress")
+        shown = {**(shown if isinstance(shown, dict) else {}), "save_seconds": took, "save_killed": True}
+        progress = {**progress, "save_killed_after": took, "progress": shown}
+        with contextlib.suppress(OSError):
+            write_json(path, progress)
+        return progress
+
     def _message(self, code: int, progress: dict[str, Any], acknowledged: bool) -> str:
         """Return in one line how the attempt ended."""
         if self.cancelled:
@@ -368,6 +383,7 @@ class Run:
             reaction=self.delivery.state() if notice else "",
             seconds=notice["deadline"] - (number(notice.get("at")) or self.began) if notice else 0.0,
             killed=self.killed,
+            saving=number(progress.get("save_killed_after")) if self.killed else None,
             lingered=LINGER_SECONDS if self.lingered else 0.0,
             signal=self.signal if self._is_ours(code) else 0,
             slow_save=slow_save(number(progress.get("save_seconds")), self.grace),
