@@ -852,3 +852,20 @@ async def test_a_launcher_that_reaches_no_service_is_named_with_the_address(back
         "the launcher of worker 1 on n0 did not reach http://10.0.0.1:1/services/makeway within 5 min: check "
         "MAKEWAY_WORKER_URL and the network policies"
     )
+
+
+async def test_a_folder_of_checkpoints_that_the_kubelet_cannot_make_is_the_fault_of_the_volume(
+    backend: Backend,
+) -> None:
+    said = 'failed to create subPath directory for volumeMount "checkpoints" of container "worker"'
+    waiting = {"waiting": {"reason": "CreateContainerConfigError", "message": said}}
+    waits = pod("j1", "Pending")
+    waits["status"] = {"phase": "Pending", "containerStatuses": [{"name": "worker", "state": waiting}]}
+    backend.hear("ADDED", waits)
+    found = await backend.seen("j1")
+    assert (found.phase, found.waiting_reason) == (Phase.STARTING, "checkpoint_storage")
+    for _ in range(2):
+        backend.now += LIMITS["checkpoint_storage"]
+        found = await backend.seen("j1")
+    assert (found.phase, found.never_ran, found.storage_failed) == (Phase.LOST, True, True)
+    assert "an administrator has to act" in found.message

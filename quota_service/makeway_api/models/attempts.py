@@ -69,6 +69,7 @@ class WorkerExit(Wire):
     acknowledged: bool = Field(False, description="it ended by itself after a notice: exit 75, or `checkpoint.stop()`")
     completed: bool = Field(False, description="it reported a result, or the end of its `checkpoint.loop()`")
     timed_out: bool = Field(False, description="its time limit ended it")
+    storage_failed: bool = Field(False, description="it did not begin, as its folder of checkpoints takes no file")
     unheard: bool = Field(False, description="it was ended because the service was not reached for too long")
     result_unsent: bool = Field(
         False,

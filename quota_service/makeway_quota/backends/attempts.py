@@ -275,6 +275,7 @@ def _reported(seen: AttemptSeen, status: Mapping[str, Any]) -> AttemptSeen:
         noticed=seen.noticed or status.get("noticed") is True,
         completed=status.get("completed") is True,
         timed_out=status.get("timed_out") is True,
+        storage_failed=status.get("storage_failed") is True,
         step=whole(status.get("step")),
         checkpoint_at=number(status.get("checkpoint_at")),
         message=text(status.get("message"), 2000),

@@ -117,6 +117,8 @@ class AttemptSeen:
     """its result was not received as a whole, and nothing of it is kept"""
     timed_out: bool = False
     """its time limit ended it"""
+    storage_failed: bool = False
+    """it did not begin, as no checkpoint could be kept; an administrator has to act"""
     step: int | None = None
     """the step of the newest complete checkpoint"""
     checkpoint_at: float | None = None

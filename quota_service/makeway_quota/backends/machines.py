@@ -21,6 +21,8 @@ class Machines:
     """if not present: the job's own exit code; None where the job did not end them"""
     timed_out: bool = False
     """if not present: whether Kubernetes ended them as their time was over"""
+    storage_failed: bool = False
+    """if not present: whether a worker did not start, as no checkpoint could be kept"""
     unfinished: bool = False
     """whether their start was interrupted before anything ran"""
     never_ran: bool = False

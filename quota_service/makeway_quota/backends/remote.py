@@ -374,7 +374,8 @@ class RemoteBackend(ABC):
             ended = replace(seen, phase=Phase.EXITED, exit_code=machines.exit_code, message=message)
             return self._conclude(key, replace(ended, timed_out=machines.timed_out))
         lost = replace(seen, message=message, node_lost=machines.node_lost, worker=machines.worker)
-        return self._lose(key, replace(lost, never_ran=machines.never_ran and not ran_or_ended(seen, workers)))
+        never_ran = machines.never_ran and not ran_or_ended(seen, workers)
+        return self._lose(key, replace(lost, never_ran=never_ran, storage_failed=machines.storage_failed and never_ran))
 
     def _cut_off(self, key: Key, seen: AttemptSeen, worker: int, message: str) -> AttemptSeen:
         """Return the loss of an attempt with the machine of a worker, unless it is over already."""

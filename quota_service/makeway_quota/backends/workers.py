@@ -25,6 +25,8 @@ class WorkerSeen:
     acknowledged: bool = False
     completed: bool = False
     timed_out: bool = False
+    storage_failed: bool = False
+    """it did not begin, as its folder of checkpoints takes no file"""
     service_unavailable: bool = False
     """it was ended because it did not reach the service, which was unavailable"""
     result_unsent: bool = False
@@ -97,6 +99,7 @@ def _over(seen: AttemptSeen, found: list[WorkerSeen]) -> AttemptSeen:
         completed=code == 0 and any(w.completed for w in found) and not any(w.result_unsent for w in found),
         result_lost=any(w.result_unsent or w.result_refused for w in found),
         timed_out=any(w.timed_out for w in found),
+        storage_failed=any(w.storage_failed for w in found),
         node_lost=any(w.service_unavailable for w in found),
         message="" if says is None else says.message,
     )

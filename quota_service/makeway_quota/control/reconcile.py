@@ -21,8 +21,8 @@ from . import transitions
 from .change_set import ChangeSet
 from .losses import Losses
 from .present_times import PresentTimes
-from .start_backoff import RETRY_DELAYED, START_DEFERRED, StartBackoff, retry_delay
-from .transitions import TIME_LIMIT, AttemptEnd, End
+from .start_backoff import RETRY_DELAYED, START_DEFERRED, STORAGE_TRIES, StartBackoff, retry_delay
+from .transitions import CHECKPOINT_STORAGE, TIME_LIMIT, AttemptEnd, End
 
 SKEW = 60.0
 """Seconds that a node's clock may be ahead of ours."""
@@ -131,6 +131,8 @@ class _Reports:
             self._finish(row, seen, "failed", outcomes.failed(job, _cause(seen), row.size))
         elif row.notice is not None:
             self._evicted(row, seen, row.notice)
+        elif seen.storage_failed and row.state == "starting":
+            self._without_storage(row, seen)
         elif seen.phase is Phase.LOST and seen.never_ran and row.state == "starting":
             self._never_ran(row, seen)
         elif seen.phase is Phase.LOST:
@@ -189,6 +191,15 @@ class _Reports:
         """Requeue a job of which nothing ran, which is no loss: it is delayed, and goes elsewhere if it can."""
         self._avoid(row, seen)
         self.change_set.add(*self.backoff.requeue(row, _job(row), _cause(seen), self.now, START_DEFERRED))
+
+    def _without_storage(self, row: Workload, seen: AttemptSeen) -> None:
+        """Requeue a job whose checkpoints could not be kept, so that nothing of it ran; after a few tries it fails."""
+        tries = self.backoff.tries(row)
+        if tries < STORAGE_TRIES:
+            self.change_set.add(*self.backoff.requeue(row, _job(row), _cause(seen), self.now, CHECKPOINT_STORAGE))
+        else:
+            message = outcomes.failed_without_storage(_job(row), _cause(seen), tries)
+            self._finish(row, seen, "failed", message)
 
     def _avoid(self, row: Workload, seen: AttemptSeen) -> None:
         """Remember the node that did not start a worker, or ended it, where it is ready for others."""

@@ -15,13 +15,15 @@ from ..quarantine import Quarantine
 from ..store.records import Workload
 from ..wording import outcomes
 from . import transitions
-from .transitions import Transition
+from .transitions import CHECKPOINT_STORAGE, Transition
 
 WAKING = "trying it again where nodes came back"
 NO_ROOM = "no_room"
 """The reason code of a job for which its backend has no room, as in a quota of its namespace"""
 START_DEFERRED = "start_deferred"
 """The reason code of a job that did not start on its GPUs for another reason, as its pod could not run"""
+STORAGE_TRIES = 5
+"""Tries in a row after which such a job fails: a quarter of an hour, which a server that restarts does not take"""
 RETRY_DELAYED = "retry_delayed"
 """The reason code of a job that failed soon after its start, and is tried again after a while"""
 FIRST_RETRY, LONGEST_RETRY = 1.0, 300.0
@@ -81,12 +83,17 @@ class StartBackoff:
         latest = now + RARE + LONGEST  # where the clock was set back, it avoided them for as long
         return tuple((node, until) for node, until in self._refusals.get(id, ()) if now < until <= latest)
 
+    def tries(self, row: Workload) -> int:
+        """Return how often in a row a job was tried that has just been refused."""
+        return self.refused.get(row.id, 0) + 1
+
     def requeue(self, row: Workload, job: str, cause: str, now: float, code: str) -> Transition:
         """Return the change by which a job returns to the queue, with a delay, and the decision about it.
 
-        `code` is NO_ROOM or START_DEFERRED. The try is no attempt: there may be 34 of them on the first day.
+        `code` is NO_ROOM, START_DEFERRED or CHECKPOINT_STORAGE. The try is no attempt: there may be 34 of them on the
+        first day.
         """
-        tries = self.refused.get(row.id, 0) + 1
+        tries = self.tries(row)
         delay = delay_after(tries, code)
         message = outcomes.start_delayed(job, cause, tries, duration(delay))
         return transitions.defer(row, code, message, tries, now + delay, self.of(row.id))
@@ -152,7 +159,7 @@ def backoff_until(row: Workload, now: float) -> float | None:
 
 def _tries(row: Workload) -> int | None:
     """Return how often in a row a job was tried that is delayed; None if it is not, 1 where its row does not tell."""
-    if row.state != "pending" or row.reason_code not in (NO_ROOM, START_DEFERRED):
+    if row.state != "pending" or row.reason_code not in (NO_ROOM, START_DEFERRED, CHECKPOINT_STORAGE):
         return None
     tries = row.reason_numbers.get("tries")
     return max(1, tries) if isinstance(tries, int) else 1

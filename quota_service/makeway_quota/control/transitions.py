@@ -22,6 +22,9 @@ from .pool_assignment import places
 
 TIME_LIMIT = "time_limit"
 """The reason code of a job that is ended because it ran past its time limit"""
+CHECKPOINT_STORAGE = "checkpoint_storage"
+"""The reason code of a job that did not start, as no checkpoint could be kept on its volume; an administrator has to
+act. In the numbers of the reason of a job that failed for it, too."""
 
 End = Literal["succeeded", "failed", "cancelled"]
 States = frozenset[str]
@@ -323,8 +326,10 @@ def requeue(
 def finish(row: Workload, end: AttemptEnd, state: End, message: str) -> Transition:
     """End a job whose attempt is over."""
     event, verb = _ENDS[state]
-    lost = {RESULT_LOST: True} if state == "succeeded" and end.seen.result_lost else {}
-    fields = _ended(row, end.now, state, message, lost)
+    numbers = {RESULT_LOST: True} if state == "succeeded" and end.seen.result_lost else {}
+    if state == "failed" and end.seen.storage_failed:
+        numbers = {CHECKPOINT_STORAGE: True}
+    fields = _ended(row, end.now, state, message, numbers)
     fields |= {"exit_code": end.seen.exit_code, "message": end.seen.message, "ran": end.ran, **_kept(row, end)}
     if state == "failed":
         fields["failures"] = row.failures + 1

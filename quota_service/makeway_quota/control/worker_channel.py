@@ -273,6 +273,7 @@ def worker_of(report: Mapping[str, Any]) -> WorkerSeen:
         acknowledged=bool(end.get("acknowledged")),
         completed=bool(end.get("completed")) and not end.get("result_unsent"),
         timed_out=bool(end.get("timed_out")),
+        storage_failed=bool(end.get("storage_failed")),
         service_unavailable=bool(end.get("service_unavailable") or end.get("service_away")),  # its name before
         result_unsent=bool(end.get("result_unsent")),
         result_refused=bool(end.get("result_refused")),

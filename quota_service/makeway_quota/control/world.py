@@ -31,6 +31,7 @@ from .people import People
 from .pool_assignment import PoolAssignment, divide, sizes
 from .present_times import PresentTimes
 from .start_backoff import StartBackoff
+from .storage_failures import StorageFailures
 from .work_queue import WorkQueue
 from .workload_pods import WorkloadPods
 
@@ -86,6 +87,7 @@ class World:
         """Whether an attempt finds the checkpoints of the one before."""
         self.backoff = StartBackoff()
         """How often the jobs that wait were refused, and by which nodes."""
+        self.storage_failures = StorageFailures()
         self.returned: set[str] = set()
         """Nodes that may take work again; the loop takes them."""
         self.people = people or People(store)
@@ -102,6 +104,7 @@ class World:
         self._account()
         store.on_change(self._active.committed)
         store.on_change(self.backoff.committed)
+        store.on_change(self.storage_failures.committed)
         store.on_change(self._followers.committed, last=True)
 
     def follow(self, id: str) -> AbstractContextManager[Follower]:
@@ -348,6 +351,7 @@ class World:
         rows = await asyncio.to_thread(self._store.active)
         self._note_damaged(self._store.damaged)
         self.backoff.committed(rows)
+        self.storage_failures.committed(rows)
         return rows
 
     def _note_damaged(self, damaged: Mapping[str, Sequence[str]]) -> None:

@@ -204,12 +204,13 @@ class SubmissionService:
         return choose_image(self._context.document, profile, request.image, session)
 
     async def _notes(self, caller: Caller, team: str, choice: ImageChoice, image: str | None) -> list[str]:
-        """Return what the owner has to know about the pods of a job with this image; nothing where jobs are no pods."""
+        """Return what the owner has to know about the pods of a job with this image, and about its checkpoints."""
         settings, backend = self._context.settings, self._context.backend
         notes = await backend.pod_notices(caller.name, team) if isinstance(backend, RemoteBackend) else []
         if settings.backend == "kubernetes":
             notes = [image_note(image, choice, settings.kubernetes.image), *notes]
-        return notes
+        failure = self._context.world.storage_failures.of(team, self._context.clock())
+        return [*notes, outcomes.storage_risk(self._context.title(team), failure)] if failure else notes
 
     async def _checkpoint_notes(self, caller: Caller, request: JobRequest, profile: Profile, id: str = "") -> list[str]:
         """Return why the job may not save in time: by its profile's signal, and by the last job of this name."""

@@ -52,7 +52,7 @@ class Attempt:
 
     def claim(self) -> bool:
         """Become the only launcher of this attempt; return False if there was one before."""
-        for directory in (self.work, self.checkpoints, self.home):
+        for directory in (self.work, self.home):  # not that of the checkpoints, whose volume may hang
             os.makedirs(directory, mode=0o700, exist_ok=True)
         mine = self.path(f"launcher.json.{os.getpid()}")
         write_json(mine, {"pid": os.getpid(), "start_time": start_time(os.getpid()), "boot": boot_id()})

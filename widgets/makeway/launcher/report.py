@@ -12,6 +12,8 @@ from .files import read_json
 
 MOST_PROGRESS = 16_000
 """Bytes of the progress in a report, which `makeway.checkpoint` bounds to less"""
+FLAGS = ("killed", "acknowledged", "completed", "timed_out", "storage_failed")
+"""What a report says about an end"""
 
 
 def report_of(attempt: Attempt, status: dict[str, Any] | None) -> dict[str, Any]:
@@ -27,7 +29,7 @@ def report_of(attempt: Attempt, status: dict[str, Any] | None) -> dict[str, Any]
     if status is not None:
         report["noticed"] = bool(status["noticed"])
         report["exit"] = {
-            **{key: bool(status[key]) for key in ("killed", "acknowledged", "completed", "timed_out")},
+            **{key: bool(status.get(key)) for key in FLAGS},
             "exit_code": int(status["exit_code"]),
             "ended_at": time_of(status["ended_at"]) or 0.0,
             "message": _text(str(status["message"] or ""))[:4000],

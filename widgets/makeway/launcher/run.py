@@ -23,6 +23,7 @@ from .files import number, read_json, whole, write_json
 from .log import LIMIT, Log
 from .notice_delivery import LINGER_SECONDS, NoticeDelivery
 from .output_copy import OutputCopy
+from .storage import CANNOT_CREATE, write_failure
 from .transport import Beside, Transport
 
 USAGE = """usage: launcher ORDER [--detach]    (ORDER: a file, or - for standard input)
@@ -142,13 +143,15 @@ class Run:
         self.notice: dict[str, Any] = {}
         self.kill_at: float | None = None
         self.killed = self.timed_out = self.cancelled = self.lingered = False
-        self._warned = False
+        self.storage_failed = self._warned = False
         self._pumps: list[tuple[threading.Thread, int]] = []
 
     def run(self) -> int:
         """Start the command, wait until none of its processes is left, and report; return the exit code."""
         try:
             os.umask(int(self.order.get("umask", 0o022)))
+            if failure := write_failure(self.attempt.checkpoints):
+                return self._without_storage(failure)
             _limit_open_files(self.order.get("open_files"))
             self.attempt.write_files(self.transport.content)
             self.attempt.inherit_progress()
@@ -173,6 +176,12 @@ class Run:
         if self.lingered:
             self.children.codes.update(dict.fromkeys(running, SAVED_AND_LEFT))
         return self._report(self._exit_code())
+
+    def _without_storage(self, failure: str) -> int:
+        """End before the command begins, as none of its checkpoints could be kept."""
+        self.storage_failed = True
+        self.log.note(failure)
+        return self._report(CANNOT_CREATE, failure)
 
     def _start(self, worker: dict[str, Any]) -> None:
         folder = self.attempt.listeners(len(self.children.workers))
@@ -343,6 +352,7 @@ class Run:
             "noticed": bool(self.notice) and not self.timed_out and not self.cancelled,
             "completed": code == 0 and done,
             "timed_out": self.timed_out,
+            "storage_failed": self.storage_failed,
             "step": whole(progress.get("step")),
             "checkpoint_at": number(progress.get("saved_at")),
             "message": message or self._message(code, progress, acknowledged),

@@ -278,7 +278,9 @@ class AttemptPods:
         over = replace(machines, present=False, waiting_reason="")
         if machines.waiting_reason == "no_image":
             return replace(over, exit_code=NO_COMMAND)
-        return replace(over, never_ran=True, message=f"its pod waited for {duration(limit)}: {machines.message}")
+        storage_failed = machines.waiting_reason == "checkpoint_storage"
+        message = f"its pod waited for {duration(limit)}: {machines.message}"
+        return replace(over, never_ran=True, storage_failed=storage_failed, message=message)
 
 
 def _as_reported(pods: Iterable[JobPod], workers: Collection[int]) -> list[JobPod]:

@@ -18,6 +18,7 @@ LIMITS: Mapping[str, float] = {
     "unschedulable": 60.0,
     "incomplete": 60.0,
     "container": 120.0,
+    "checkpoint_storage": 60.0,
     "token": 30.0,
     "no_image": 60.0,
     "site_image": 60.0,
@@ -45,6 +46,8 @@ REFUSED = (
     *("authorization failed", "403 forbidden", "invalid reference format"),
 )
 """In the message of a container runtime: the registry answered that it does not have the image, or not for this pod."""
+NO_FOLDER = ("subPath", '"checkpoints"')
+"""In the message of a container whose own folder of the volume `checkpoints` the kubelet could not make"""
 
 
 def foremost(pods: Iterable[JobPod], limits: Mapping[str, float] = LIMITS) -> JobPod | None:
@@ -75,6 +78,11 @@ def waiting(pod: JobPod) -> tuple[str, str]:
         return _pulling(pod)
     if pod.waiting == NO_CONFIG and pod.tokens and pod.tokens in pod.message:
         return "token", f"the token of its worker is not there: {pod.message}"
+    if pod.waiting in SETUP and all(words in pod.message for words in NO_FOLDER):
+        return "checkpoint_storage", (
+            "its folder of checkpoints cannot be made on its volume, where neither the user of jobs nor root may "
+            f"write, and an administrator has to act: {pod.message}"
+        )
     if pod.waiting in SETUP:
         return "container", f"its container cannot be created: {pod.message or pod.waiting}"
     if not pod.node and (pod.gates or pod.waiting == GATED):
