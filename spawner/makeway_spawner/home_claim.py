@@ -8,6 +8,7 @@ before it looked: the next start would make a new, empty home.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -24,6 +25,8 @@ _UNKNOWN = "unknown"
 """KubeSpawner's word for a state that may be of an older one: it looks for a claim of the old name."""
 _OF_ONE_USER = re.compile(r"\{\w*user")
 """What a template of claims contains that gives each user one; else they share it, and the first one is its owner."""
+_RELEASE = ("app.kubernetes.io/name", "app.kubernetes.io/instance")
+"""The labels with the chart and the release of pods and claims"""
 _OWNER = "hub.jupyter.org/username"
 """The annotation of a claim with the name of its user, which KubeSpawner 6 writes, too."""
 
@@ -50,10 +53,14 @@ class HomeClaim(KubeSpawner):  # type: ignore[misc]
     async def _start(self) -> Any:
         """Start the pod; a claim that was deleted meanwhile is looked for, or made, as for a user without one."""
         if self.storage_pvc_ensure and self._pvc_exists:
+            found = None
             with suppress(ApiException):
-                if await self._claim() is None:
+                found = await self._claim()
+                if found is None:
                     self._pvc_exists, self._state_kubespawner_version = False, _UNKNOWN
                     self.pvc_name = self._expand_user_properties(self.pvc_name_template)
+            if found is not None:
+                await self._check_release(found)
         return await super()._start()
 
     async def _check_pvc_exists(self, pvc_name: str, namespace: str) -> bool:
@@ -75,7 +82,31 @@ class HomeClaim(KubeSpawner):  # type: ignore[misc]
                 "pvc_name_template in the Hub's configuration.",
                 code="claim_of_another_user",
             )
+        if found is not None:
+            await self._check_release(found)
         return True
+
+    async def _check_release(self, claim: Any) -> None:
+        """Raise Refused where the claim is of another release that still runs: both would write to it.
+
+        One that was uninstalled leaves its claims to the next, whatever the name of that one is.
+        """
+        release = self._other_release(claim.metadata.labels or {})
+        if not release:
+            return
+        selector = ",".join(f"{label}={value}" for label, value in zip(_RELEASE, release, strict=True))
+        if (await self.api.list_namespaced_pod(self.namespace, label_selector=selector, limit=1)).items:
+            raise Refused(
+                f"The notebook could not be started: the claim {self.pvc_name} for its home belongs to {release[1]}, "
+                "another installation in this namespace. An administrator has to set a pvc_name_template of its own "
+                "for one of the two, or to install one of them in another namespace.",
+                code="claim_of_another_release",
+            )
+
+    def _other_release(self, labels: Mapping[str, str]) -> tuple[str, str] | None:
+        """Return chart and release of an object by its labels; None where it has none, or those of this Hub."""
+        theirs, own = _release_of(labels), _release_of(self.common_labels)
+        return theirs if theirs and own and theirs != own else None
 
     async def _claim(self, name: str = "") -> Any:
         """Return a claim as the API server has it, None where there is none; by default that of this server."""
@@ -92,6 +123,11 @@ class HomeClaim(KubeSpawner):  # type: ignore[misc]
     def _may_use(self, claim: Any) -> bool:
         own = _OF_ONE_USER.search(self.pvc_name_template) is not None
         return not own or _owner(claim) in ("", self.user.name)
+
+
+def _release_of(labels: Mapping[str, str]) -> tuple[str, str] | None:
+    chart, release = (labels.get(label, "") for label in _RELEASE)
+    return (chart, release) if chart and release else None
 
 
 def _owner(claim: Any) -> str:

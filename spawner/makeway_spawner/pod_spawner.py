@@ -24,6 +24,7 @@ from traitlets import Float, default
 from . import api_refusal, pod_end
 from .home_claim import HomeClaim
 from .pod_watch import PodWatch
+from .refusal import Refused
 
 T = TypeVar("T")
 READ_BYTES = 2**21
@@ -239,8 +240,24 @@ class PodSpawner(HomeClaim):
                 same = (pod.metadata.labels or {}).items() <= (found.metadata.labels or {}).items()
                 if found.metadata.deletion_timestamp is None and same and mark == self._start_mark:
                     return True
+        self._check_other()
         self._requested = True
         return bool(await super()._make_create_pod_request(pod, request_timeout))
+
+    def _is_other(self, pod: dict[str, Any] | None) -> bool:
+        """Whether a pod of this name is of another release in the namespace, which this Hub never deletes."""
+        return pod is not None and bool(self._other_release(pod["metadata"].get("labels") or {}))
+
+    def _check_other(self) -> None:
+        """Raise Refused where the name of the pod is taken: KubeSpawner would delete the pod that has it."""
+        if self._is_other(self.pod):
+            self._created = False
+            raise Refused(
+                f"The notebook could not be started: its pod would be called {self.pod_name}, as one of another "
+                "installation in this namespace is. An administrator has to set a pod_name_template of its own for "
+                "one of the two, or to install one of them in another namespace.",
+                code="pod_of_another_release",
+            )
 
     def save_state(self) -> None:
         """Write the state to the Hub's database."""
@@ -251,6 +268,9 @@ class PodSpawner(HomeClaim):
             return 1  # no pod was requested, so there is nothing to ask for
         await self.follow_pods()
         pod = self.pod
+        if self._is_other(pod):
+            self._created, self._end = False, "Its pod was replaced by one of another installation in the namespace."
+            return 1
         if pod is not None and self._lost(pod):
             self.log.warning("The pod of %s is lost with its node: %s", self._log_name, pod_end.why(pod) or "deleted")
             self._end = "Its node does not answer, so nothing tells when its server ends."
@@ -275,6 +295,9 @@ class PodSpawner(HomeClaim):
         await self._wait_until_created()
         await self.follow_pods()
         pod = self.pod
+        if self._is_other(pod):
+            self._created = False
+            return
         over = pod is not None and (pod_end.ended(pod) or self._lost(pod))
         seconds = 0 if now and over else self.delete_grace_period
         await self._until_answered(partial(self._delete, seconds))

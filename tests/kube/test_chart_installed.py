@@ -161,6 +161,19 @@ def test_another_value_of_a_priority_class_is_taken_as_the_refusal_says(release:
     release.run("upgrade", values=EVERYTHING)
 
 
+def test_a_second_makeway_in_the_namespace_is_refused_unless_its_homes_are_its_own(release: Installation) -> None:
+    def install(values: Object) -> str:
+        given = ("--values", written(release.folder, values))
+        return release.helm.run("install", "second", CHART, "--namespace", NAMESPACE, "--dry-run=server", *given)
+
+    elsewhere: Object = {"jobs": {"namespace": "second-jobs"}}
+    with pytest.raises(KubeProblem, match="makeway is a Makeway of the namespace makeway, too"):
+        install(elsewhere)
+    homes = {"hub": {"config": {"KubeSpawner": {"pvc_name_template": "home-second-{user_server}"}}}}
+    assert "kind: Deployment" in install(elsewhere | homes)
+    assert "kind: Deployment" in install(elsewhere | ADD_ON), "its homes are those of a Zero to JupyterHub"
+
+
 def test_the_same_values_again_change_nothing(release: Installation) -> None:
     before = release.generations()
     release.run("upgrade", values=EVERYTHING)

@@ -123,6 +123,16 @@ def test_the_hook_that_ends_the_work_is_restricted_and_has_rights_only_for_as_lo
     assert ("makeway-hub" in command) == ("component=notebook" in command) == (values != ADD_ON)
 
 
+def test_pods_of_notebooks_have_names_of_their_release_and_homes_those_of_earlier_charts(
+    helm: Helm, tmp_path: Path
+) -> None:
+    values = json.loads(hub_files(rendered(helm, tmp_path, STANDALONE))["values.json"])
+    assert values["podName"] == "makeway-nb-{user_server}"
+    assert 'pvc_name_template = "home-{user_server}"' in hub_files(rendered(helm, tmp_path, STANDALONE))[
+        "jupyterhub_config.py"
+    ]
+
+
 def variables(manifests: list[Object]) -> dict[str, Any]:
     spec = pod_specs(manifests)["makeway-service"]
     return {one["name"]: one.get("value", one.get("valueFrom")) for one in spec["containers"][0]["env"]}

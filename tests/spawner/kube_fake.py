@@ -80,7 +80,12 @@ class KubeFake:
             return self._one(request.method, kind, name)
         if "watch" in request.query:
             return await self._watch(request, kind)
-        items = list(self.objects[kind].values())
+        wanted = [one.split("=") for one in request.query.get("labelSelector", "").split(",") if "app." in one]
+        items = [
+            one
+            for one in self.objects[kind].values()
+            if all((one["metadata"].get("labels") or {}).get(key) == value for key, value in wanted)
+        ]
         return web.json_response({"metadata": {"resourceVersion": str(next(self._versions))}, "items": items})
 
     def _create(self, kind: str, body: Object) -> web.Response:

@@ -34,6 +34,8 @@ c.KubeSpawner.cmd = ["jupyterhub-singleuser"]
 c.KubeSpawner.default_url = "/lab"
 c.KubeSpawner.common_labels = {**values["labels"], "app.kubernetes.io/managed-by": "kubespawner"}
 c.KubeSpawner.component_label = "notebook"
+# Of this release alone: another Hub of the namespace would delete a pod of the same name before it creates its own.
+c.KubeSpawner.pod_name_template = values["podName"]
 c.KubeSpawner.uid = 1000
 c.KubeSpawner.fs_gid = 1000
 c.KubeSpawner.automount_service_account_token = False

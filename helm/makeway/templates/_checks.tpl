@@ -14,10 +14,30 @@
 {{- if eq (include "makeway.jobsNamespace" .) .Release.Namespace -}}
 {{- fail "jobs.namespace: jobs need a namespace of their own, because the service may create and delete pods there." -}}
 {{- end -}}
+{{ include "makeway.otherReleases" . }}
 {{ include "makeway.subdomainChecks" . }}
 {{ include "makeway.filesChecks" . }}
 {{ include "makeway.immutableChecks" . }}
 {{- if eq .Values.mode "addOn" -}}{{ include "makeway.addOnChecks" . }}{{- end -}}
+{{- end -}}
+
+{{/* Another Makeway in the namespace: its Hub would mount the same homes. Nothing is found where Helm does not read the cluster. */}}
+{{- define "makeway.otherReleases" -}}
+{{- $config := .Values.hub.config | default dict -}}
+{{- $ownHomes := or (dig "KubeSpawner" "pvc_name_template" "" $config) (dig "MakewayKubeSpawner" "pvc_name_template" "" $config) -}}
+{{- range (lookup "apps/v1" "Deployment" .Release.Namespace "").items -}}
+{{- $labels := .metadata.labels | default dict -}}
+{{- $other := get $labels "app.kubernetes.io/instance" -}}
+{{- if and (eq (get $labels "app.kubernetes.io/name") $.Chart.Name) (eq (get $labels "app.kubernetes.io/component") "service") (ne $other $.Release.Name) -}}
+{{- $addOn := hasKey (.spec.template.metadata.labels | default dict) "hub.jupyter.org/network-access-hub" -}}
+{{- if and $addOn (eq $.Values.mode "addOn") -}}
+{{- fail (printf "The release %s is the Makeway of the Zero to JupyterHub in the namespace %s, which joins one only. Install this one beside another Zero to JupyterHub, in its namespace." $other $.Release.Namespace) -}}
+{{- end -}}
+{{- if and (not $addOn) (ne $.Values.mode "addOn") (not $ownHomes) -}}
+{{- fail (printf "The release %s is a Makeway of the namespace %s, too, and both would mount the same homes of users, home-NAME. Install this one in another namespace; or set hub.config.KubeSpawner.pvc_name_template in both: home-{user_server} for the one that keeps the homes that are there, and for the other one, say, home-%s-{user_server}." $other $.Release.Namespace $.Release.Name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{/* Large files that a service would no longer find: those on the volume of the database, and those on their own. */}}
