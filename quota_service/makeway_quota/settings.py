@@ -137,9 +137,26 @@ class QuotaService(Configurable):
     kube_priority_class = Unicode("", help="Priority class of the jobs' pods (MAKEWAY_KUBE_PRIORITY_CLASS).").tag(
         config=True, env="MAKEWAY_KUBE_PRIORITY_CLASS"
     )
-    kube_run_as = Unicode("1000:100", help="User and group that jobs run as, not root (MAKEWAY_KUBE_RUN_AS).").tag(
-        config=True, env="MAKEWAY_KUBE_RUN_AS"
-    )
+    kube_run_as = Unicode(
+        "1000:100",
+        help="User and group that jobs run as, not root; empty: the platform assigns them, as OpenShift does "
+        "(MAKEWAY_KUBE_RUN_AS).",
+    ).tag(config=True, env="MAKEWAY_KUBE_RUN_AS")
+    kube_cpu_limits = Bool(
+        False,
+        help="Whether containers of jobs' pods get the CPU that they request as a limit, as a quota on limits.cpu or a "
+        "LimitRange with a default limit needs (MAKEWAY_KUBE_CPU_LIMITS).",
+    ).tag(config=True, env="MAKEWAY_KUBE_CPU_LIMITS")
+    kube_launcher_resources = Unicode(
+        "",
+        help="Requests and limits of the container that copies the launcher, and of that which removes checkpoints, in "
+        'JSON: {"requests": {"cpu": "100m"}}; empty: small ones (MAKEWAY_KUBE_LAUNCHER_RESOURCES).',
+    ).tag(config=True, env="MAKEWAY_KUBE_LAUNCHER_RESOURCES")
+    kube_pod = Unicode(
+        "",
+        help="Pod template of all jobs in JSON, with what `pod` of a profile may have; a profile's comes on top "
+        "(MAKEWAY_KUBE_POD).",
+    ).tag(config=True, env="MAKEWAY_KUBE_POD")
     kube_checkpoint_claim = Unicode(
         "",
         help="PersistentVolumeClaim in which jobs keep checkpoints, with {team} for the team's name; empty: a "
@@ -346,6 +363,9 @@ def _kubernetes(service: QuotaService, public_url: str) -> KubernetesSettings:
         node_lost_after=service.node_lost_seconds,
         disk_request=service.kube_disk_request,
         disk_limit=service.kube_disk_limit,
+        cpu_limits=service.kube_cpu_limits,
+        launcher_resources=service.kube_launcher_resources,
+        pod=service.kube_pod,
     )
 
 

@@ -82,6 +82,7 @@ class MakewayKubeSpawner(LeaseMixin, PodSpawner):
         own: Any = self
         # Never: a server that was killed has lost its kernels, and its user reads why instead of finding an empty one.
         mine = {"terminationGracePeriodSeconds": self.delete_grace_period, "restartPolicy": "Never"}
+        mine["enableServiceLinks"] = False  # else several variables for each Service of the namespace
         # The kubelet keeps the end of the log of a server that failed where the Hub reads it with the pod.
         log = {"terminationMessagePolicy": "FallbackToLogsOnError"}
         found: dict[str, Any] = {

@@ -17,6 +17,7 @@ from makeway_api.pod_labels import (
     PREEMPTIBLE,
     PROFILE,
     SESSION,
+    STAYS_PUT,
     TEAM,
 )
 
@@ -130,7 +131,7 @@ def settings(lease: Lease, owner: str, instance: str, own: Mapping[str, Any]) ->
     asked = devices(lease, resource) | disk(lease)
     return {
         "common_labels": {**own["common_labels"], **labels(lease, instance)},
-        "extra_annotations": {**own["extra_annotations"], **pod_annotations(lease, owner)},
+        "extra_annotations": {**STAYS_PUT, **own["extra_annotations"], **pod_annotations(lease, owner)},
         "extra_resource_limits": {**own["extra_resource_limits"], **asked},
         "extra_resource_guarantees": {**own["extra_resource_guarantees"], **asked},
         "node_affinity_required": node_affinity(lease, _listed(own["node_affinity_required"])),

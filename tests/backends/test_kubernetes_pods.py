@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from makeway_quota.backends.base import BackendError, StartOrder, WorkerPlace
+from makeway_quota.backends.kubernetes.checkpoint_folders import removing_pod
+from makeway_quota.backends.kubernetes.disk import Disk
 from makeway_quota.backends.kubernetes.gang import network_policy, service
 from makeway_quota.backends.kubernetes.manifest import (
     PATIENCE,
@@ -22,6 +27,7 @@ from makeway_quota.backends.kubernetes.pod_ends import gone, machines_of
 from makeway_quota.backends.kubernetes.pod_requests import pod_requests
 from makeway_quota.backends.kubernetes.pod_states import JobPod, project_job_pod
 from makeway_quota.backends.kubernetes.pod_waits import LIMITS
+from makeway_quota.backends.kubernetes.site_template import resources_setting, template_setting
 from makeway_quota.backends.kubernetes.template import merged
 from makeway_quota.backends.machines import Machines
 from makeway_quota.policy import PolicyInvalid, read
@@ -57,6 +63,104 @@ def test_a_pod_that_kubernetes_ended_at_its_deadline_reached_its_time_limit() ->
         end = machines_of([pod("Failed", reason="DeadlineExceeded", message=said, **more)], RUNS)
         assert (end.present, end.timed_out, end.exit_code, end.node_lost) == (False, True, 137, False)
         assert "time limit reached" in end.message
+
+
+@pytest.mark.parametrize("preemptible", [True, False])
+def test_autoscalers_do_not_move_a_job_that_is_not_preemptible(preemptible: bool) -> None:
+    found = worker_pod(SETTINGS, order(preemptible=preemptible), 0, PATH, "tokens", GIVEN)["metadata"]["annotations"]
+    stays = {"karpenter.sh/do-not-disrupt": "true", "cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
+    assert (stays.items() <= found.items()) is not preemptible
+    assert not preemptible or not stays.keys() & found.keys()
+
+
+def test_where_the_platform_assigns_users_pods_have_none_and_getpass_finds_a_name() -> None:
+    settings = replace(SETTINGS, run_as=user_and_group(""))
+    found = worker_pod(settings, order(), 0, PATH, "tokens", GIVEN)
+    for pod in (found, removing_pod(settings, (), "claim", 1000, ["j-1"])):
+        assert pod["spec"]["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+        assert "runAsUser" not in json.dumps(pod)
+    variables = {one["name"]: one.get("value") for one in found["spec"]["containers"][0]["env"]}
+    command = [sys.executable, "-c", "import getpass, os; os.setuid(4_000_000_000); print(getpass.getuser())"]
+    if os.getuid() == 0:
+        env = {name: variables[name] for name in ("USER", "LOGNAME")}
+        assert subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout == "jovyan\n"
+
+
+def test_every_container_has_the_limits_that_a_quota_on_all_of_them_wants() -> None:
+    """As a ResourceQuota on requests.* and limits.* of CPU, memory and disk refuses a pod without one of them."""
+    resources = {
+        "requests": {"cpu": "100m", "memory": "100Mi", "ephemeral-storage": "10Mi"},
+        "limits": {"memory": "200Mi", "ephemeral-storage": "20Mi"},
+    }
+    disk = Disk(1024, 2048)
+    settings = replace(SETTINGS, cpu_limits=True, launcher_resources=resources, disk=disk, checkpoint_claim="claim")
+    sidecar = {"name": "exporter", "resources": {"requests": {"cpu": "250m"}}}
+    given = replace(GIVEN, template={"spec": {"containers": [sidecar]}}, node_disk=100_000)
+    pod = worker_pod(settings, order(cpu=2000, memory=1000), 0, PATH, "tokens", given)
+    worker, beside = pod["spec"]["containers"]
+    (launcher,) = pod["spec"]["initContainers"]
+    assert worker["resources"]["limits"]["cpu"] == worker["resources"]["requests"]["cpu"] == "1750m"
+    assert beside["resources"]["limits"]["cpu"] == "250m"
+    (removal,) = removing_pod(settings, (), "claim", 1000, ["j-1"])["spec"]["containers"]
+    wanted = {"cpu", "memory", "ephemeral-storage"}
+    for container in (worker, launcher, removal):
+        assert {kind: wanted - found.keys() for kind, found in container["resources"].items()} == {
+            "requests": set(),
+            "limits": set(),
+        }
+    assert launcher["resources"]["requests"]["cpu"] == "100m"
+    assert (
+        "cpu"
+        not in worker_pod(SETTINGS, order(cpu=1), 0, PATH, "tokens", GIVEN)["spec"]["containers"][0]["resources"][
+            "limits"
+        ]
+    )
+
+
+def test_the_template_of_the_site_is_in_every_pod_below_that_of_the_profile() -> None:
+    site = template_setting(
+        json.dumps(
+            {
+                "metadata": {"labels": {"cost": "1", "team": "a"}, "annotations": {"inject": "false"}},
+                "spec": {
+                    "imagePullSecrets": [{"name": "login"}],
+                    "containers": [{"name": "worker", "env": [{"name": "SSL_CERT_FILE", "value": "/ca"}]}],
+                },
+            }
+        )
+    )
+    profile = {"metadata": {"labels": {"team": "b"}}, "spec": {"imagePullSecrets": [{"name": "more"}]}}
+    settings = replace(SETTINGS, template=site, checkpoint_claim="claim")
+    pod = worker_pod(settings, order(), 0, PATH, "tokens", replace(GIVEN, template=profile))
+    removal = removing_pod(settings, (), "claim", 1000, ["j-1"])
+    assert {"cost": "1", "team": "b", "makeway/job": "j-1"}.items() <= pod["metadata"]["labels"].items()
+    assert pod["spec"]["imagePullSecrets"] == [{"name": "login"}, {"name": "more"}]
+    assert {"name": "SSL_CERT_FILE", "value": "/ca"} in pod["spec"]["containers"][0]["env"]
+    assert removal["metadata"]["labels"]["cost"] == "1"
+    assert removal["metadata"]["annotations"] == {"inject": "false"}
+    assert removal["spec"]["imagePullSecrets"] == [{"name": "login"}]
+    assert len(removal["spec"]["containers"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "is not a JSON object"),
+        ("[" * 100_000, "is not JSON"),
+        ('{"spec": {"nodeName": "n1"}}', "the plan chooses the node"),
+        ('{"metadata": {"labels": {"makeway/job": "x"}}}', "Makeway sets it"),
+    ],
+)
+def test_a_template_of_the_site_that_is_none_is_refused_in_words(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=f"MAKEWAY_KUBE_POD.*{said}"):
+        template_setting(text)
+
+
+@pytest.mark.parametrize("text", ['{"cpu": "1"}', '{"requests": ["cpu"]}', '{"limits": {"cpu": "many"}}', '{"x": {}}'])
+def test_resources_of_the_launcher_that_are_none_are_refused_in_words(text: str) -> None:
+    with pytest.raises(ValueError, match=r"requests or limits|not a quantity"):
+        resources_setting(text)
 
 
 def test_a_pod_runs_on_the_planned_node_with_what_the_plan_gives() -> None:
@@ -161,7 +265,7 @@ def test_names_become_values_of_labels(text: str, value: str) -> None:
     assert label_value(text) == value
 
 
-@pytest.mark.parametrize("text", ["0:0", "root", "1000", "", "1000:-1"])
+@pytest.mark.parametrize("text", ["0:0", "root", "1000", ":", "1000:-1"])
 def test_jobs_do_not_run_as_root(text: str) -> None:
     assert user_and_group("1000:100") == (1000, 100)
     with pytest.raises(ValueError, match="expected two numbers"):

@@ -8,6 +8,7 @@ from makeway_quota.backends.kubernetes.client import ApiRefusal, ApiUnreachable
 from makeway_quota.backends.kubernetes.start_errors import start_error
 
 POD = 'pods "makeway-j1-1-0" is forbidden: '
+IN_POD = 'Pod "makeway-j1-1-0" is invalid: spec.containers[0].'
 WEBHOOK = 'admission webhook "deny.example.com" denied the request: '
 OF_THE_INSTALLATION = [
     (403, 'pods is forbidden: User "makeway" cannot create resource "pods" in API group "" in the namespace "jobs"'),
@@ -22,7 +23,7 @@ OF_THE_INSTALLATION = [
     (429, "too many requests"),
     (500, 'Internal error occurred: failed calling webhook "down.example.com": connection refused'),
 ]
-OF_THE_POD = [
+OF_ADMISSION = [
     (400, f"{WEBHOOK}image not signed"),
     (403, f"{WEBHOOK}image not signed"),
     (404, f"{WEBHOOK}policy x not found"),
@@ -30,8 +31,14 @@ OF_THE_POD = [
     (403, f'{POD}violates PodSecurity "restricted:latest": runAsNonRoot != true'),
     (403, f"{POD}maximum cpu usage per Container is 1, but limit is 2"),
     (403, f"{POD}failed quota: q2: must specify requests.memory for: worker"),
-    (422, 'Pod "makeway-j1-1-0" is invalid: spec.containers[0].image: Required value'),
+    (422, f"{POD}ValidatingAdmissionPolicy 'vap' with binding 'vap' denied request: no"),
+    (403, f"{POD}minimum cpu usage per Container is 200m, but request is 50m"),
+    (422, f'{IN_POD}resources.requests: Invalid value: "4": must be less than or equal to cpu limit of 500m'),
+    (422, f"{IN_POD}securityContext.runAsUser: Invalid value: 1000: must be in the ranges: [1000660000, 1000669999]"),
+    (403, f'{POD}unable to validate against any security context constraint: provider "restricted-v2": no'),
+    (403, f"{POD}an admission plugin that is not known here says no"),
 ]
+OF_THE_POD = [(422, f"{IN_POD}image: Required value")]
 
 
 def exceeded(requested: str, used: str, limited: str) -> ApiRefusal:
@@ -39,17 +46,17 @@ def exceeded(requested: str, used: str, limited: str) -> ApiRefusal:
     return ApiRefusal(403, "Forbidden", text)
 
 
-@pytest.mark.parametrize(("status", "message"), OF_THE_INSTALLATION)
-def test_what_the_installation_lacks_is_waited_for(status: int, message: str) -> None:
+@pytest.mark.parametrize(("status", "message"), OF_THE_INSTALLATION + OF_ADMISSION)
+def test_what_an_administrator_can_end_is_waited_for(status: int, message: str) -> None:
     found = start_error(ApiRefusal(status, "", message), 1)
     assert type(found) is BackendRefusal
     assert message in str(found)
     acts = f"Kubernetes does not create the pods of this job, and an administrator has to act: {message}"
-    assert (str(found) == acts) is (status in (403, 404))
+    assert (str(found) == acts) is (status in (400, 403, 404, 422))
 
 
 @pytest.mark.parametrize(("status", "message"), OF_THE_POD)
-def test_a_denied_pod_fails_its_job_and_a_denied_secret_does_not(status: int, message: str) -> None:
+def test_an_invalid_image_fails_its_job(status: int, message: str) -> None:
     found = start_error(ApiRefusal(status, "", message), 1)
     assert type(found) is BackendError
     assert str(found) == f"Kubernetes refuses its pod: {message}"
@@ -69,9 +76,12 @@ def test_no_answer_is_no_refusal() -> None:
         (4, exceeded("pods=1", "pods=3", "pods=3"), "Each of its 4 pods requests pods=1"),
     ],
 )
-def test_a_job_that_the_quota_can_never_hold_fails(pods: int, refusal: ApiRefusal, said: str) -> None:
+def test_a_job_that_the_quota_can_never_hold_waits_for_an_administrator(
+    pods: int, refusal: ApiRefusal, said: str
+) -> None:
     found = start_error(refusal, pods)
-    assert type(found) is BackendError
+    assert type(found) is BackendRefusal
+    assert "an administrator has to act: " in str(found)
     assert said in str(found)
     assert "the quota of the namespace allows" in str(found)
 

@@ -20,6 +20,7 @@ SET_BY_THE_CHART = {
     *(f"kube_{name}" for name in ("namespace", "instance", "launcher_image", "image", "service_account")),
     *(f"kube_{name}" for name in ("priority_class", "run_as", "checkpoint_claim", "tolerations")),
     *(f"kube_{name}" for name in ("home_claim", "home_path", "disk_request", "disk_limit")),
+    *(f"kube_{name}" for name in ("cpu_limits", "launcher_resources", "pod")),
 }
 NOT_ON_A_CLUSTER = {"mode", "virtual_gpus", "virtual_nodes", "artifacts_dir", "kubeconfig", "kube_context"}
 SERIES = re.compile(r"(makeway_\w+)(?:\{(\w+)=)?")

@@ -128,9 +128,10 @@ def test_pods_of_notebooks_have_names_of_their_release_and_homes_those_of_earlie
 ) -> None:
     values = json.loads(hub_files(rendered(helm, tmp_path, STANDALONE))["values.json"])
     assert values["podName"] == "makeway-nb-{user_server}"
-    assert 'pvc_name_template = "home-{user_server}"' in hub_files(rendered(helm, tmp_path, STANDALONE))[
-        "jupyterhub_config.py"
-    ]
+    assert (
+        'pvc_name_template = "home-{user_server}"'
+        in hub_files(rendered(helm, tmp_path, STANDALONE))["jupyterhub_config.py"]
+    )
 
 
 def variables(manifests: list[Object]) -> dict[str, Any]:

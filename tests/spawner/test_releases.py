@@ -29,7 +29,7 @@ def labels(release: str, chart: str = "makeway") -> dict[str, str]:
 def hub_of(release: str, chart: str = "makeway", state: Any = None, **traits: Any) -> MakewayKubeSpawner:
     """Return ana's spawner in the Hub of a release."""
     named = {"storage_pvc_ensure": True, "makeway_api_url": URL, "makeway_token": "t", "renew_seconds": 0.1, **traits}
-    spawner = spawner_for("ana", state, common_labels=labels(release, chart), **named)
+    spawner: MakewayKubeSpawner = spawner_for("ana", state, common_labels=labels(release, chart), **named)
     spawner.user_options = {"profile": "cpu"}
     return spawner
 
@@ -62,7 +62,7 @@ async def start(kube: KubeFake, spawner: MakewayKubeSpawner) -> None:
 
 async def until(true: Callable[[], object]) -> None:
     async with asyncio.timeout(10):
-        while not true():
+        for _ in iter(lambda: bool(true()), True):
             await asyncio.sleep(0.01)
 
 

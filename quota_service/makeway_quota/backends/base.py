@@ -221,6 +221,7 @@ class StartOrder:
     """MiB of each worker, as it was planned; 0: none are requested"""
     admitted_at: float | None = None
     """when the attempt got its GPUs, in Unix seconds"""
+    preemptible: bool = True
     files: Callable[[], tuple[JobFile, ...]] = tuple
     """called only when they are needed"""
 

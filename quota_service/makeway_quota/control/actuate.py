@@ -270,6 +270,7 @@ class Actuator:
             cpu=row.cpu,
             memory=row.memory,
             admitted_at=row.started_at,
+            preemptible=row.preemptible,
             files=files,
         )
 

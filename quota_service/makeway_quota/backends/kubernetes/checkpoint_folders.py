@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any
@@ -22,9 +23,11 @@ from makeway_api.quantities import count
 
 from ..untrusted import UnreadableJson, read_table, text, whole
 from .client import ApiClient, ApiRefusal, ApiUnreachable, Object
+from .compute import limit_cpu
 from .manifest import PodSettings, claim_of, container_security, pod_security, toleration_of
 from .nodes import Toleration
 from .pod_requests import ENDED
+from .template import merged
 
 log = logging.getLogger("makeway.kubernetes")
 
@@ -118,7 +121,7 @@ class CheckpointFolders:
         now = self._monotonic()
         paused = any(one in self._pauses and now < self._pauses[one].until for one in (f"claim {name}", workload))
         if not paused and len(claim.waiting) < MOST_WAITING:
-            claim.waiting.setdefault(workload, (self._settings.run_as[0], 0))
+            claim.waiting.setdefault(workload, ((self._settings.run_as or (0, 0))[0], 0))
             if claim.task is None or claim.task.done():
                 claim.task = asyncio.create_task(self._work(name, claim))
         return False
@@ -234,7 +237,9 @@ def removing_pod(
     command = (
         [f"{settings.launcher_source}/removal.py"] if settings.launcher_source else ["-m", "makeway.launcher.removal"]
     )
-    return {
+    as_user = replace(settings, run_as=settings.run_as and (user, settings.run_as[1]))
+    small: Object = {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"memory": "512Mi"}}
+    pod: Object = {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
@@ -249,14 +254,14 @@ def removing_pod(
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "tolerations": [*map(toleration_of, tolerations), {"key": "nvidia.com/gpu", "operator": "Exists"}],
-            "securityContext": pod_security(replace(settings, run_as=(user, settings.run_as[1]))),
+            "securityContext": pod_security(as_user),
             "containers": [
                 {
                     "name": NAME,
                     "image": settings.launcher_image,
                     "imagePullPolicy": settings.pull_policy,
                     "command": ["python3", *command, VOLUME, *ids],
-                    "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"memory": "512Mi"}},
+                    "resources": deepcopy(dict(settings.launcher_resources)) or small,
                     "securityContext": {**container_security(), "readOnlyRootFilesystem": True},
                     "volumeMounts": [{"name": "checkpoints", "mountPath": VOLUME}],
                 }
@@ -265,6 +270,12 @@ def removing_pod(
             **({"priorityClassName": settings.priority_class} if settings.priority_class else {}),
         },
     }
+    if settings.cpu_limits:
+        limit_cpu(pod)
+    # Of the site's template what all pods share; its containers are those of jobs.
+    spec = settings.template.get("spec") or {}
+    shared = {name: spec[name] for name in ("imagePullSecrets", "tolerations", "securityContext") if name in spec}
+    return merged(pod, {"metadata": settings.template.get("metadata") or {}, "spec": shared})
 
 
 def left_of(pod: Object) -> tuple[Mapping[str, int], str]:

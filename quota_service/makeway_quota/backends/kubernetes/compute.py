@@ -12,12 +12,17 @@ from ...policy.pod_template import WORKER
 from ..base import BackendError, StartOrder
 from .client import Object
 from .pod_requests import pod_requests
+from .quantities import amount
+
+_START = 500
+"""Milli-cores with which the launcher's container starts soon; it runs for a moment."""
 
 
-def share_compute(pod: Object, order: StartOrder) -> None:
+def share_compute(pod: Object, order: StartOrder, *, limit: bool = False) -> None:
     """Set what the container of the job requests to what the others leave; BackendError where that is nothing.
 
-    CPU and memory that the order does not have are the namespace's defaults, and not planned.
+    CPU and memory that the order does not have are the namespace's defaults, and not planned. `limit`: each container
+    that requests CPU has a limit, too.
     """
     worker = next(one for one in pod["spec"]["containers"] if one["name"] == WORKER)
     beside = requests_beside(pod["spec"])
@@ -27,6 +32,20 @@ def share_compute(pod: Object, order: StartOrder) -> None:
     if order.memory:
         mebibytes = f"{_left('memory', order.memory, beside.get('memory', 0))}Mi"
         given["requests"]["memory"] = given["limits"]["memory"] = mebibytes
+    if limit:
+        limit_cpu(pod)
+
+
+def limit_cpu(pod: Object) -> None:
+    """Set the CPU limit of each container without one to its request; the launcher's gets more."""
+    spec = pod["spec"]
+    for container in (*(spec.get("initContainers") or ()), *spec["containers"]):
+        resources = container.get("resources") or {}
+        request = (resources.get("requests") or {}).get("cpu")
+        if request is not None and "cpu" not in (resources.get("limits") or {}):
+            least = _START if container["name"] == "launcher" else 0
+            limit = max(amount("cpu", str(request)), least)
+            resources["limits"] = {**(resources.get("limits") or {}), "cpu": f"{limit}m"}
 
 
 def requests_beside(spec: Object) -> dict[str, int]:

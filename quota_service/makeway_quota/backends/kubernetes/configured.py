@@ -33,6 +33,9 @@ class KubernetesSettings:
     node_lost_after: float = NODE_LOST_AFTER
     disk_request: str = ""
     disk_limit: str = ""
+    cpu_limits: bool = False
+    launcher_resources: str = ""
+    pod: str = ""
 
 
 def check_worker_url(url: str) -> None:
@@ -60,6 +63,7 @@ def backend_of(found: KubernetesSettings) -> Backend:
     from .homes import home_setting
     from .manifest import PodSettings, user_and_group
     from .nodes import toleration
+    from .site_template import resources_setting, template_setting
 
     if not found.launcher_image:
         raise ValueError("Pods copy their launcher from an image with Makeway: name it in MAKEWAY_KUBE_LAUNCHER_IMAGE.")
@@ -76,6 +80,9 @@ def backend_of(found: KubernetesSettings) -> Backend:
         run_as=user_and_group(found.run_as),
         checkpoint_claim=found.checkpoint_claim,
         disk=setting(found.disk_request, found.disk_limit),
+        cpu_limits=found.cpu_limits,
+        launcher_resources=resources_setting(found.launcher_resources),
+        template=template_setting(found.pod),
     )
     tolerations = [toleration(text) for text in found.tolerations]
     home = home_setting(found.home_claim, found.home_path)

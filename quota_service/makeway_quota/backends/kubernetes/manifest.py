@@ -10,10 +10,11 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
-from makeway_api.pod_labels import INSTANCE, KIND, MANAGED_BY, MANAGER, OWNER, PROFILE, TEAM
+from makeway_api.pod_labels import INSTANCE, KIND, MANAGED_BY, MANAGER, OWNER, PROFILE, STAYS_PUT, TEAM
 
 from ...policy.pod_template import WORKER
 from ..base import Key, StartOrder
@@ -30,6 +31,8 @@ OWN_IMAGE = "makeway/own-image"
 MASTER_PORT = 29500
 LAUNCHER = "/makeway/launcher"
 HOME = "/makeway/job"
+USER = "jovyan"
+"""The user's name inside of the pod, the same for all: some programs make folders of it"""
 SHARED_MEMORY = "/dev/shm"
 """Without a volume it has 64 MB, too few for NCCL and for workers of PyTorch's DataLoader. What is in it counts as the
 container's memory."""
@@ -68,12 +71,18 @@ class PodSettings:
     pull_policy: str = "IfNotPresent"
     service_account: str = "default"
     priority_class: str = ""
-    run_as: tuple[int, int] = (1000, 100)
-    """user and group"""
+    run_as: tuple[int, int] | None = (1000, 100)
+    """user and group; None: the platform assigns them, as OpenShift does"""
     checkpoint_claim: str = ""
     """the PersistentVolumeClaim of a team's checkpoints; {team} stands for its name; "": they end with the pod"""
     disk: Disk = field(default_factory=Disk)
     """of pods whose profile names none"""
+    cpu_limits: bool = False
+    """whether containers without a CPU limit get their request as one, as quotas and LimitRanges may demand"""
+    launcher_resources: Mapping[str, Any] = field(default_factory=dict)
+    """requests and limits of the launcher's container, and of the one that removes checkpoints; empty: usual ones"""
+    template: Mapping[str, Any] = field(default_factory=dict)
+    """the site's pod template for all pods of jobs; that of a profile comes on top"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +100,10 @@ class WorkerResources:
     """what its node offers of its disk to pods, in MiB; 0: it does not count its disk"""
 
 
-def user_and_group(text: str) -> tuple[int, int]:
-    """Return the user and group of a setting such as 1000:100; ValueError for root and for what is none."""
+def user_and_group(text: str) -> tuple[int, int] | None:
+    """Return the user and group of a setting such as 1000:100, None for ""; ValueError for root and other texts."""
+    if not text.strip():
+        return None
     user, _, group = text.partition(":")
     if not (user.isdecimal() and group.isdecimal()) or int(user) == 0:
         raise ValueError(f"{text!r} is not a user and group for jobs: expected two numbers such as 1000:100, not root.")
@@ -158,11 +169,7 @@ def worker_pod(
                 PROFILE: label_value(order.profile),
                 "makeway/user": label_value(order.owner),
             },
-            "annotations": {
-                OWNER: order.owner,
-                "makeway/name": order.name,
-                **({OWN_IMAGE: "true"} if order.image else {}),
-            },
+            "annotations": _annotations(order),
         },
         "spec": {
             "restartPolicy": "Never",
@@ -182,13 +189,18 @@ def worker_pod(
             **({"priorityClassName": settings.priority_class} if settings.priority_class else {}),
         },
     }
-    pod = merged(pod, given.template)
-    share_compute(pod, order)
+    pod = merged(merged(pod, settings.template), given.template)
+    share_compute(pod, order, limit=settings.cpu_limits)
     bound_disk(pod, _disk(settings, given), order.memory)
     for container in (*pod["spec"]["initContainers"], *pod["spec"]["containers"]):
         container["securityContext"] = {**container_security(), **(container.get("securityContext") or {})}
         _hide_gpus(container, given)
     return pod
+
+
+def _annotations(order: StartOrder) -> dict[str, str]:
+    own_image, stays = {OWN_IMAGE: "true"} if order.image else {}, {} if order.preemptible else STAYS_PUT
+    return {OWNER: order.owner, "makeway/name": order.name, **own_image, **stays}
 
 
 def deadline_of(order: StartOrder) -> Object:
@@ -234,15 +246,12 @@ def toleration_of(one: Toleration) -> Object:
 
 def pod_security(settings: PodSettings) -> Object:
     """Return what passes the restricted standard, as the user of jobs."""
-    user, group = settings.run_as
-    return {
-        "runAsNonRoot": True,
-        "runAsUser": user,
-        "runAsGroup": group,
-        "fsGroup": group,
-        "fsGroupChangePolicy": "OnRootMismatch",
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }
+    found: Object = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    if settings.run_as is not None:
+        user, group = settings.run_as
+        found |= {"runAsUser": user, "runAsGroup": group}
+        found |= {"fsGroup": group, "fsGroupChangePolicy": "OnRootMismatch"}
+    return found
 
 
 def container_security() -> Object:
@@ -256,14 +265,14 @@ def _launcher_container(settings: PodSettings, order: StartOrder) -> Object:
     It also makes the job's folder of checkpoints, for which it has the whole volume: the kubelet would make it as root.
     """
     source = [settings.launcher_source] if settings.launcher_source else ["-m", "makeway.launcher"]
-    small = {"cpu": "50m", "memory": "64Mi"}
+    small: Object = {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "128Mi"}}
     return {
         "name": "launcher",
         "image": settings.launcher_image,
         "imagePullPolicy": settings.pull_policy,
         "command": ["python3", *source, "--copy", LAUNCHER],
         "env": [{"name": "MAKEWAY_CHECKPOINT_DIR", "value": f"{CHECKPOINTS}/{order.workload}"}],
-        "resources": {"requests": small, "limits": {"memory": "128Mi"}},
+        "resources": deepcopy(dict(settings.launcher_resources)) or small,
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [
             {"name": "makeway", "mountPath": "/makeway"},
@@ -283,6 +292,9 @@ def _worker_container(
         "MAKEWAY_TERMINATION_FILE": "/dev/termination-log",
         "MAKEWAY_WORKER_ENV": json.dumps(_rendezvous(settings, order, number), sort_keys=True),
         "HOME": HOME,
+        # Else getpass.getuser() fails, which PyTorch calls: an image may not know the user that the platform assigns.
+        "USER": USER,
+        "LOGNAME": USER,
     }
     return {
         "name": WORKER,

@@ -1,7 +1,7 @@
-"""Distinguish the refusals of the API server that a start meets: those of the job, and those that pass.
+"""Distinguish the refusals of the API server that a start meets: those of the job, and those that wait.
 
-An authorizer refuses a kind of object, and admission an object by its name. Both answer 403 also where it is the
-installation that lacks something, which says nothing about the job.
+A user chooses only the image and the profile of a job. Whatever else authorizers, quotas, LimitRanges, admission
+policies and webhooks refuse comes from the installation, the policy document or the cluster: the job waits.
 """
 
 from __future__ import annotations
@@ -13,14 +13,8 @@ from .client import ApiRefusal
 from .quantities import number
 
 POD = r'pods "[^"]*" is forbidden: '
-WEBHOOK = re.compile(r'admission webhook "[^"]*" denied the request')
-ADMISSION = re.compile(POD)
-INSTALLATION = re.compile(
-    POD + r"(error looking up service account |no PriorityClass with name |pod rejected: RuntimeClass "
-    r"|unable to create new content in namespace |status unknown for quota|insufficient quota to match these scopes"
-    r"|not yet ready to handle request|User )"
-)
-"""Refusals of a pod by its name that no other pod of the job would escape, and that an administrator can end."""
+OF_IMAGE = re.compile(r'Pod "[^"]*" is invalid: spec\.(initContainers|containers)\[\d+\]\.image: ')
+"""An invalid pod whose first fault is an image"""
 QUOTA = re.compile(POD + r"exceeded quota: \S+, requested: (?P<requested>\S+), used: \S+, limited: (?P<limited>\S+)")
 
 
@@ -34,24 +28,17 @@ def start_error(error: Exception, pods: int) -> BackendError:
         return BackendUnavailable(str(error))
     if error.status == 403 and "exceeded quota" in error.message:
         if beyond := _beyond(error.message, pods):
-            return BackendError(f"{beyond} ({error.message})")
+            return _waits(f"{beyond} ({error.message})")
         return BackendFull(f"the quota of the namespace is used up: {error.message}")
-    if error.reason == "AlreadyExists" or (pods and _is_of_pod(error)):
+    if error.reason == "AlreadyExists" or (pods and OF_IMAGE.match(error.message)):
         return BackendError(f"Kubernetes refuses its pod: {error.message}")
     if error.status in (400, 403, 404, 422):
-        return BackendRefusal(
-            f"Kubernetes does not create the pods of this job, and an administrator has to act: {error.message}"
-        )
+        return _waits(error.message)
     return BackendRefusal(str(error))
 
 
-def _is_of_pod(refusal: ApiRefusal) -> bool:
-    """Whether the pod itself is refused: it is invalid, or admission denies it."""
-    if refusal.status not in (403, 404):
-        return refusal.status in (400, 422)
-    if WEBHOOK.match(refusal.message):
-        return True
-    return bool(ADMISSION.match(refusal.message)) and not INSTALLATION.match(refusal.message)
+def _waits(why: str) -> BackendRefusal:
+    return BackendRefusal(f"Kubernetes does not create the pods of this job, and an administrator has to act: {why}")
 
 
 def _beyond(message: str, pods: int) -> str:
