@@ -271,9 +271,15 @@ EDITS = (
     ),
     Edit(
         "rules/victims/sets.py",
-        "for v in victims), sum(v.amount for v in victims if v.kind != WITHDRAW)\n",
-        "for v in victims), 0\n",
+        "for v in losing), sum(v.amount for v in losing)\n",
+        "for v in losing), 0\n",
         "the node where the fewest GPUs have to leave",
+    ),
+    Edit(
+        "rules/victims/sets.py",
+        "losing = [v for v in victims if v.loses]",
+        "losing = [v for v in victims if v.kind != WITHDRAW]",
+        "what has not run yet counts as no GPUs",
     ),
     Edit(
         "schedule.py",

@@ -21,6 +21,8 @@ WEIGHTS: Mapping[Weight, int] = {"None": 0, "Lowest": 0, "Low": 1, "Medium": 2, 
 PRIORITIES: Mapping[str, int] = {"low": -1, "normal": 0, "high": 1}
 ADMITTED: frozenset[str] = frozenset({"starting", "running", "checkpointing"})
 """States in which a workload holds GPUs."""
+NEVER_RAN = -(1 << 30)
+"""Lower than the priority of every policy."""
 LIVE: frozenset[str] = ADMITTED | {"pending"}
 """States that count; finished workloads may be in a snapshot and are ignored."""
 
@@ -232,6 +234,15 @@ class Workload:
     expected: float | None = None
     ran: float = 0.0
     avoid: tuple[str, ...] = ()
+
+    @property
+    def has_run(self) -> bool:
+        """Whether an eviction could lose anything of its present attempt."""
+        return self.state != "starting"
+
+    def protected_with(self, priority: int) -> int:
+        """Return its policy's `priority` as it protects it (rule 5.3): what has not run yet loses nothing."""
+        return priority if self.has_run else NEVER_RAN
 
     @property
     def non_preemptible(self) -> bool:

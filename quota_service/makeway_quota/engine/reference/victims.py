@@ -275,7 +275,7 @@ def order(p: Preemptor, victim: Allocation) -> tuple[int, int, int, float, float
     started = workload.started_at if workload.started_at is not None else cluster.now
     cheapest = cluster.settings.victim_order == "cheapest"
     return (
-        cluster.policy(workload.policy).priority,
+        workload.protected_with(cluster.policy(workload.policy).priority),
         -shares(cluster, workload.policy, victim.nearest(p.pool))[-1],
         cluster.priority(workload),
         _lost(cluster, victim) if cheapest else 0,
@@ -293,13 +293,13 @@ def _lost(cluster: Cluster, victim: Allocation) -> float:
 
 def set_key(p: Preemptor, victims: Sequence[Member]) -> Key:
     """Return the sort key of a victim set, the best first, cascades ignored: rules 5.5 and 5.4 (b) to (e)."""
-    evicted = [m for m in victims if m.kind >= 0]
+    evicted = [m for m in victims if m.kind >= 0 and m.allocation.workload.has_run]
     ordered = sorted(((m.kind, *order(p, m.allocation)) for m in victims), reverse=True)
     workers = sorted(((m.allocation.id, part.worker) for m in victims if m.kind == 0 for part in m.gone), reverse=True)
     return (
-        any(m.kind == 1 for m in victims),
+        any(m.kind == 1 for m in evicted),
         sum(m.amount for m in evicted),
-        sum(m.amount for m in victims if m.kind < 0),
+        sum(m.amount for m in victims if m not in evicted),
         [each[:4] for each in ordered],
         len(victims),
         ordered,

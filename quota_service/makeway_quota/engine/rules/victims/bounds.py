@@ -29,7 +29,8 @@ _STAYS, _SHRINKS, _FRESH = range(3)
 
 
 class Candidate(NamedTuple):
-    """A preemptible workload on a node. `soft`: an elastic gang may shrink, a start of this very plan is withdrawn."""
+    """A preemptible workload on a node. `soft`: an elastic gang may shrink, a start of this very plan is withdrawn, and
+    what has not run yet loses nothing."""
 
     policy: str
     order: Plain
@@ -161,14 +162,14 @@ class VictimBounds:
         cluster, victim = self.cluster, allocation.workload
         order = (
             STOP,
-            cluster.account(victim).policy.priority,
+            victim.protected_with(cluster.account(victim).policy.priority),
             cluster.priority(victim),
             lost_work(cluster, allocation) if cluster.settings.victim_order == "cheapest" else 0,
             -victim.started_at if victim.started_at is not None else -inf,
             -victim.submitted_at,
             victim.id,
         )
-        soft = _FRESH if allocation.fresh else _SHRINKS if extra_workers(allocation) else _STAYS
+        soft = _FRESH if allocation.fresh or not victim.has_run else _SHRINKS if extra_workers(allocation) else _STAYS
         return Candidate(victim.policy if allocation.amount else WITHOUT_GPUS, order, allocation.amount, soft)
 
 

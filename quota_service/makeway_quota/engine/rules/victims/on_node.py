@@ -54,7 +54,9 @@ class NodeVictims:
     def best(self) -> Scored | None:
         """Return the best minimal legal set; None if there is none."""
         groups = _groups(self.candidates)
-        plain = not any(a.fresh or not a.amount or len(a.parts) > a.need.least for a in self.candidates)
+        plain = not any(
+            a.fresh or not a.workload.has_run or not a.amount or len(a.parts) > a.need.least for a in self.candidates
+        )
         found = self._best_single([group[0] for group in groups]) if plain else None
         if found is not None:
             return found
@@ -165,6 +167,7 @@ def _groups(candidates: Sequence[Allocation]) -> list[list[Allocation]]:
     groups: dict[object, list[Allocation]] = {}
     for allocation in candidates:
         equal = allocation.need.gpus >= GPU and len(allocation.parts) == 1 and not allocation.fresh
+        equal = equal and allocation.workload.has_run
         known = (allocation.workload.policy, allocation.need) if equal else allocation.workload.id
         groups.setdefault(known, []).append(allocation)
     return list(groups.values())

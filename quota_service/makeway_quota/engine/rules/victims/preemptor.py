@@ -344,7 +344,7 @@ def order_of(cluster: Cluster, allocation: Allocation, pool: PoolState) -> Order
     victim, account = allocation.workload, cluster.account(allocation.workload)
     started = victim.started_at if victim.started_at is not None else cluster.now
     return (
-        account.policy.priority,
+        victim.protected_with(account.policy.priority),
         -account.share(pool.pool.name),
         cluster.priority(victim),
         lost_work(cluster, allocation) if cluster.settings.victim_order == "cheapest" else 0,

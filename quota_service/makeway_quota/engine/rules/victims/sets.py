@@ -34,6 +34,11 @@ class Victim(NamedTuple):
         return self.allocation.amount - self.allocation.need.gpus * len(self.kept)
 
     @property
+    def loses(self) -> bool:
+        """Whether anything may be lost: not where a start is withdrawn, or has not run yet."""
+        return self.kind != WITHDRAW and self.allocation.workload.has_run
+
+    @property
     def counted(self) -> tuple[tuple[str, int], ...]:
         """Return each pool and how much of that counts there."""
         shares = self.allocation.shares or ((self.allocation.pool, self.amount),)
@@ -58,7 +63,8 @@ class Victim(NamedTuple):
 Victims = tuple[Victim, ...]
 _Places = Sequence[tuple[object, ...]]
 Key = tuple[bool, int, int, _Places, int, _Places, _Places]
-"""Stops, milli-GPUs evicted and withdrawn, protection of the members, their number, their order, workers given up."""
+"""Stops, milli-GPUs of what runs and of what does not yet, protection of the members, their number and order, workers
+given up."""
 Scored = tuple[Key, Victims]
 Ways = list[Victims]
 """The alternatives of one candidate, or of a group of equal ones."""
@@ -159,14 +165,14 @@ def _many_ways(allocation: Allocation, node: NodeState | None) -> int:
 
 def key(preemptor: Preemptor, victims: Victims) -> Key:
     """Return what a set costs (rule 5.4 b to e): smaller is better."""
-    if len(victims) == 1 and victims[0].kind == STOP:
+    if len(victims) == 1 and victims[0].kind == STOP and victims[0].loses:
         order = (STOP, *preemptor.order(victims[0].allocation))
         return True, victims[0].allocation.amount, 0, [order[:4]], 1, [order], []
     orders = sorted(((v.kind, *preemptor.order(v.allocation)) for v in victims), reverse=True)
     given = sorted((v.allocation.workload.id, p.worker) for v in victims if v.kind == SHRINK for p in v.gone)
     return (
         *cost(victims),
-        sum(v.amount for v in victims if v.kind == WITHDRAW),
+        sum(v.amount for v in victims if not v.loses),
         [order[:4] for order in orders],
         len(victims),
         orders,
@@ -176,7 +182,8 @@ def key(preemptor: Preemptor, victims: Victims) -> Key:
 
 def cost(victims: Victims) -> tuple[bool, int]:
     """Return the first two parts of the key: whether running work stops, and the milli-GPUs that it gives up."""
-    return any(v.kind == STOP for v in victims), sum(v.amount for v in victims if v.kind != WITHDRAW)
+    losing = [v for v in victims if v.loses]
+    return any(v.kind == STOP for v in losing), sum(v.amount for v in losing)
 
 
 def protection(preemptor: Preemptor, victim: Victim) -> tuple[object, ...]:
