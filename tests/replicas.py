@@ -21,7 +21,7 @@ from typing import Any
 
 from makeway_api.client import AsyncClient
 from makeway_quota.application import Application
-from makeway_quota.backends.base import BackendError, NodeSeen, NoticeOrder, Seen, StartOrder
+from makeway_quota.backends.base import Backend, BackendError, NodeSeen, NoticeOrder, Seen, StartOrder
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.settings import load
 from running import SAMPLE, URL
@@ -48,7 +48,7 @@ def no_files() -> tuple[()]:
     return ()
 
 
-class RemoteBackend:
+class RemoteBackend(Backend):
     """One replica's view of a shared backend."""
 
     name = "remote"

@@ -62,7 +62,7 @@ class Application:
             lambda: components.leader.term,
             clock=components.clock,
             threads=components.threads,
-            measure=components.backend.folder_bytes if isinstance(components.backend, LocalBackend) else None,
+            measure=components.backend.folder_bytes if components.backend.keeps_outputs else None,
             room=lambda: self.services.context.storage.left(),
         )
         self.retention.quarantine = components.world.quarantine
@@ -158,7 +158,7 @@ class Application:
 
 def able_with(backend: Backend) -> Callable[[], bool]:
     """Return whether a replica with this backend is able to lead."""
-    return lambda: not isinstance(backend, RemoteBackend) or backend.reachable
+    return lambda: backend.reachable
 
 
 def store_of(settings: ServiceSettings) -> Store:
@@ -209,8 +209,7 @@ async def _components(
     await people.load()
     deadline, durable = settings.start_deadline_seconds, backend.durable_checkpoints
     world = World(store, document, version, clock, deadline, durable, people, monotonic)
-    if isinstance(backend, RemoteBackend):
-        backend.follow_policy(lambda: world.document)
+    backend.follow_policy(lambda: world.document)
     world.see(seen)
     servers = None if hub is None else HubServers(hub)
     leases = Leases(settings.lease_seconds, servers)
@@ -223,8 +222,7 @@ async def _components(
     if not store.shared:
         log.info("SQLite: this is the only replica; PostgreSQL serves several (MAKEWAY_DB_URL)")
     progress = ProgressKeeper(store, clock)
-    if isinstance(backend, LocalBackend):
-        backend.on_progress(progress.note)
+    backend.on_progress(progress.note)
     return Components(settings, store, backend, world, leases, leader, channel, progress, servers, feed, clock)
 
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Literal, Protocol
 
 from ..engine.snapshot import Terminating
+from ..policy import Document
+from ..quarantine import Quarantine
 
 Key = tuple[str, int]
 """The id of a workload and the number of one of its attempts."""
@@ -256,13 +258,20 @@ class BackendFull(BackendUnavailable):
 
 
 class Backend(Protocol):
-    """The methods that the service needs of a backend. All may be repeated; none blocks the event loop for long."""
+    """The methods that the service needs of a backend. All may be repeated; none blocks the event loop for long.
+
+    Backends inherit from it: what only some of them can do does nothing by default.
+    """
 
     name: str
     shared: bool
     """whether every replica's backend shows the same attempts, and observing them changes nothing"""
     durable_checkpoints: bool
     """whether an attempt finds the checkpoints of the one before"""
+    worker_kind: Literal["pod", "process"] = "process"
+    """what a worker is to an administrator"""
+    keeps_outputs: bool = False
+    """whether logs, results and folders of jobs are files of this machine; else workers send them to the store"""
 
     def on_change(self, wake: Callable[[], None]) -> None:
         """Call `wake` (thread-safe, cheap) whenever `observe` would return something new."""
@@ -315,3 +324,54 @@ class Backend(Protocol):
 
         False where that takes longer, or could not be done by now: it is to be ordered again later.
         """
+
+    # -- what only some backends do
+
+    @property
+    def reachable(self) -> bool:
+        """Whether attempts can be started and ended from here; a leader that cannot hands over."""
+        return True
+
+    def set_aside_in(self, quarantine: Quarantine) -> None:
+        """Set aside in this quarantine what an observation fails with."""
+        return None
+
+    def guard(self, may_act: Callable[[], bool]) -> None:
+        """Act without an order, as at a deadline, only while `may_act`: this replica leads."""
+        return None
+
+    def restart(self) -> None:
+        """Forget what an earlier term concluded and ordered: the new one looks at those attempts again."""
+        return None
+
+    def follow_policy(self, document: Callable[[], Document]) -> None:
+        """Use the policy document that this returns, from now on and whenever it has changed."""
+        return None
+
+    def on_progress(self, note: Callable[[str, int, object], None]) -> None:
+        """Pass what attempts report of their progress to `note`, with the workload and the attempt."""
+        return None
+
+    def end_tries(self, workload: str) -> EndTries | None:
+        """Return what was done to end what is left of a workload; None where nothing was ordered by this process."""
+        return None
+
+    def publish_event(self, key: Key, code: str, message: str) -> None:
+        """Show a decision about an attempt beside its workers; never fails, and what is shown twice is shown once."""
+        return None
+
+    async def pod_notices(self, owner: str, team: str) -> list[str]:
+        """Return what the owner of a job has to know about its pods, in sentences; within seconds, never fails."""
+        return []
+
+    def folder_bytes(self, workload: str) -> int | None:
+        """Return the bytes of a job's folder on this machine; None where there is none."""
+        return None
+
+    async def output_bytes(self, workload: str, attempt: int) -> tuple[int, int]:
+        """Return the bytes of an attempt's log and result, where the backend keeps them."""
+        return 0, 0
+
+    async def remove_output(self, workload: str, attempt: int) -> None:
+        """Remove what an attempt wrote, where the backend keeps it."""
+        return None

@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeVar
 
 from ..quarantine import Quarantine
 from .attempts import PATIENCE, TRIES, LocalAttempt
-from .base import BackendError, BackendUnavailable, EndTries, Key, NodeSeen, NoticeOrder, Seen, StartOrder
+from .base import Backend, BackendError, BackendUnavailable, EndTries, Key, NodeSeen, NoticeOrder, Seen, StartOrder
 from .gpus import nodes_here
 from .held_devices import holding
 from .jobdir import AttemptFiles, Layout, read_order, remove_order, write_order
@@ -54,12 +54,13 @@ class Elsewhere(NamedTuple):
     pid: int
 
 
-class LocalBackend:
+class LocalBackend(Backend):
     """Starts, watches and ends jobs on this machine; see `base.Backend` for what each method guarantees."""
 
     name = "local"
     shared = False
     durable_checkpoints = True
+    keeps_outputs = True
 
     def __init__(
         self,

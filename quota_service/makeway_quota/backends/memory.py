@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from makeway_api.durations import duration
 
-from .base import AttemptSeen, BackendError, JobFile, Key, NodeSeen, NoticeOrder, Phase, Seen, StartOrder
+from .base import AttemptSeen, Backend, BackendError, JobFile, Key, NodeSeen, NoticeOrder, Phase, Seen, StartOrder
 from .versions import Changes
 
 OVER = (Phase.EXITED, Phase.LOST)
@@ -37,7 +37,7 @@ class MemoryAttempt:
         return self.order.files()
 
 
-class MemoryBackend:
+class MemoryBackend(Backend):
     """`lasts` says how many seconds an attempt runs (None: until `finish`), `leaves_after` how long saving takes.
 
     With `real_time` the loop is woken when something is due; on another clock, call `observe` after moving it.

@@ -17,9 +17,8 @@ from typing import Protocol
 
 from makeway_api.durations import duration
 
-from ..policy import Document
 from ..quarantine import Quarantine
-from .base import AttemptSeen, BackendError, EndTries, Key, NodeSeen, NoticeOrder, Phase, Seen, StartOrder
+from .base import AttemptSeen, Backend, BackendError, EndTries, Key, NodeSeen, NoticeOrder, Phase, Seen, StartOrder
 from .channel import Channel
 from .known_attempts import Ending, Known
 from .machines import GONE, Machines
@@ -53,12 +52,13 @@ class Folders(Protocol):
 _NONE: Mapping[int, WorkerSeen] = {}
 
 
-class RemoteBackend(ABC):
+class RemoteBackend(Backend, ABC):
     """A backend whose workers are reached by a channel; see `base.Backend` for what each method guarantees."""
 
     name = "remote"
     shared = True
     durable_checkpoints = True
+    worker_kind = "pod"
 
     def __init__(
         self,
@@ -89,11 +89,6 @@ class RemoteBackend(ABC):
     def problem(self) -> str:
         """Why nodes and machines cannot be observed at the moment; "" when they can."""
         return ""
-
-    @property
-    def reachable(self) -> bool:
-        """Whether machines can be started and removed from here; a leader that cannot hands over."""
-        return True
 
     # -- what a subclass does
 
@@ -142,11 +137,8 @@ class RemoteBackend(ABC):
         """Set aside in this quarantine what an observation fails with."""
         self.quarantine = quarantine
 
-    def identify(self, database: str) -> None:  # noqa: B027 (not every backend shares what it runs on)
+    def identify(self, database: str) -> None:
         """Act in the name of this database from now on; called once, before `open`."""
-
-    def follow_policy(self, document: Callable[[], Document]) -> None:  # noqa: B027 (not every backend reads it)
-        """Use the policy document that this returns, from now on and whenever it has changed."""
 
     def guard(self, may_act: Callable[[], bool]) -> None:
         """Remove machines after their time, and keep to conclusions, only while `may_act`: this replica leads."""
@@ -250,13 +242,6 @@ class RemoteBackend(ABC):
         self._known.order_end((workload, attempt), Ending(remove_at, notice))
         until = datetime.fromtimestamp(notice.deadline, UTC).strftime("%H:%M:%S UTC")
         self.publish_event((workload, attempt), "notice", f"{notice.reason} It may save until {until}.")
-
-    def publish_event(self, key: Key, code: str, message: str) -> None:  # noqa: B027 (not every backend has where to)
-        """Show a decision about an attempt beside its machines; never fails, and what is shown twice is shown once."""
-
-    async def pod_notices(self, owner: str, team: str) -> list[str]:
-        """Return what the owner of a job has to know about its machines, in sentences; within seconds, never fails."""
-        return []
 
     async def kill(self, workload: str, attempt: int) -> None:
         """Remove the machines unless the workers end by themselves soon: they read from the store that they must."""

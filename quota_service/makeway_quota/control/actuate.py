@@ -26,7 +26,6 @@ from ..backends.base import (
     StartOrder,
     WorkerPlace,
 )
-from ..backends.remote import RemoteBackend
 from ..engine.snapshot import ADMITTED
 from ..quarantine import Quarantine, reason_of
 from ..store.errors import FilesUnavailable, FileUnreadable, NotLeading
@@ -86,8 +85,7 @@ class Actuator:
         self._servers = servers
         if servers is not None:
             servers.guard(self.may_act)
-        if isinstance(backend, RemoteBackend):
-            backend.guard(self.may_act)
+        backend.guard(self.may_act)
         self._term: int | None = None
         """the term that orders are sent in; None until a cycle takes over"""
         self._monotonic = monotonic
@@ -108,8 +106,7 @@ class Actuator:
         self._noticed_since.clear()
         self._noticed.clear()
         self._failing.clear()
-        if isinstance(self._backend, RemoteBackend):
-            self._backend.restart()
+        self._backend.restart()
         self.retries.keep(())
 
     def may_act(self) -> bool:

@@ -16,8 +16,6 @@ from contextlib import suppress
 from functools import partial
 
 from ..backends.base import BackendError, Seen
-from ..backends.local import LocalBackend
-from ..backends.remote import RemoteBackend
 from ..metrics import CYCLE_SECONDS, LEADER, count_decisions
 from ..quarantine import concerns_all
 from ..store.errors import Deposed, NotLeading
@@ -76,8 +74,7 @@ class Loop:
         parts.channel.quarantine = parts.world.quarantine
         if parts.servers is not None:
             parts.servers.quarantine = parts.world.quarantine
-        if isinstance(parts.backend, RemoteBackend | LocalBackend):
-            parts.backend.set_aside_in(parts.world.quarantine)
+        parts.backend.set_aside_in(parts.world.quarantine)
         self.tick = parts.settings.tick_seconds
         self.lost_budget = parts.settings.max_failures_lost
         self.clock = parts.clock
@@ -394,14 +391,11 @@ class Loop:
 
     def _publish_events(self, decisions: Iterable[NewDecision]) -> None:
         """Show how attempts ended that did not succeed, where people look at their machines."""
-        backend = self.backend
-        if not isinstance(backend, RemoteBackend):
-            return
         for decision in decisions:
             number = decision.numbers.get("attempt")
             if decision.workload and number and decision.verb != "finish":
                 with self.world.quarantine.guard("publishing an event", "workload", decision.workload):
-                    backend.publish_event((decision.workload, number), decision.code, decision.message)
+                    self.backend.publish_event((decision.workload, number), decision.code, decision.message)
 
     def _names(self, rows: Mapping[str, Workload]) -> Names:
         return names_of(self.world.document.policies, rows, self.world.document)

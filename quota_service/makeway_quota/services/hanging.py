@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from ..backends.base import EndTries
-from ..backends.local import LocalBackend
-from ..backends.remote import RemoteBackend
 from ..control.hub_servers import HubServers
 from ..store.records import Workload
 from ..wording.remedies import Place, remedy
@@ -128,10 +126,9 @@ class HangingService:
 
     @property
     def _place(self) -> Place:
-        return "pod" if isinstance(self._context.backend, RemoteBackend) else "process"
+        return self._context.backend.worker_kind
 
     def _tries(self, id: str, row: Workload | None) -> EndTries | None:
         if row is not None and row.kind == "session" and self._servers is not None:
             return self._servers.end_tries(id, self._context.clock())
-        backend = self._context.backend
-        return backend.end_tries(id) if isinstance(backend, RemoteBackend | LocalBackend) else None
+        return self._context.backend.end_tries(id)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from makeway_api.durations import duration
 from makeway_api.models import Job, MoveRequest
 
-from ..backends.remote import RemoteBackend
 from ..control import transitions
 from ..control.change_set import decide
 from ..engine.snapshot import Profile
@@ -154,7 +153,7 @@ class QueueMoveService:
     async def _notes(self, row: Workload, image: object, team: str) -> list[str]:
         """Return what the owner has to know about the pods of the job in its new queue."""
         settings, backend = self._context.settings, self._context.backend
-        notes = await backend.pod_notices(row.owner, team) if isinstance(backend, RemoteBackend) else []
+        notes = await backend.pod_notices(row.owner, team)
         if image != row.image:
             default = settings.kubernetes.image
             notes = [f"The job runs in the image {image or default} now, not in {row.image or default}.", *notes]

@@ -20,7 +20,6 @@ from makeway_api.models import (
     StorageTeam,
 )
 
-from ..backends.local import LocalBackend
 from ..engine.snapshot import ADMITTED
 from ..quarantine import concerns_all
 from ..store.accounts import KINDS, AccountLine
@@ -117,7 +116,7 @@ class StorageService:
 
     async def _outputs(self, row: Workload, numbers: Sequence[int]) -> dict[int, OutputSize]:
         backend = self._context.backend
-        if isinstance(backend, LocalBackend):
+        if backend.keeps_outputs:
             return {number: OutputSize(*await backend.output_bytes(row.id, number)) for number in numbers}
         sent = await self._context.call(self._context.store.job_sizes.outputs, row.id)
         return {number: sent.get(number, OutputSize()) for number in numbers}
@@ -125,7 +124,7 @@ class StorageService:
     def _measured(self, id: str) -> dict[str, int]:
         """Return the bytes of a job by kind, its folder as it is now."""
         store, backend = self._context.store, self._context.backend
-        if isinstance(backend, LocalBackend) and (folder := backend.folder_bytes(id)) is not None:
+        if (folder := backend.folder_bytes(id)) is not None:
             store.accounts.measured({id: folder}, self._context.clock())
         return store.job_sizes.of(id)
 
@@ -140,8 +139,7 @@ class StorageService:
             )
             raise refuse(message, "not_ended", 409)
         before = sum((await self._outputs(row, [attempt]))[attempt])
-        if isinstance(self._context.backend, LocalBackend):
-            await self._context.backend.remove_output(id, attempt)
+        await self._context.backend.remove_output(id, attempt)
         await self._context.call(self._delete_output, caller, row, attempt)
         return StorageDeleted(jobs=0, bytes=before)
 

@@ -11,7 +11,6 @@ from makeway_api.errors import MakewayError
 from makeway_api.models import DryRun, Job, JobRequest, Kind, Priority
 from pydantic import ValidationError
 
-from ..backends.remote import RemoteBackend
 from ..control.followers import Follower
 from ..engine.snapshot import Profile
 from ..policy import Document
@@ -206,7 +205,7 @@ class SubmissionService:
     async def _notes(self, caller: Caller, team: str, choice: ImageChoice, image: str | None) -> list[str]:
         """Return what the owner has to know about the pods of a job with this image, and about its checkpoints."""
         settings, backend = self._context.settings, self._context.backend
-        notes = await backend.pod_notices(caller.name, team) if isinstance(backend, RemoteBackend) else []
+        notes = await backend.pod_notices(caller.name, team)
         if settings.backend == "kubernetes":
             notes = [image_note(image, choice, settings.kubernetes.image), *notes]
         failure = self._context.world.storage_failures.of(team, self._context.clock())
