@@ -14,6 +14,7 @@ from collections.abc import Generator
 from typing import Any, TypeVar, cast
 
 from sqlalchemy import URL, Engine, create_engine, event
+from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.pool import NullPool, QueuePool
 
 T = TypeVar("T")
@@ -34,7 +35,11 @@ KEEPALIVE = {
     "keepalives_interval": 1,
     "keepalives_count": 3,
     "tcp_user_timeout": 6000,
+    "target_session_attrs": "read-write",
 }
+"""Also how a client of several servers, or of a standby that became one after a fail-over, finds the primary"""
+READ_ONLY = "25006"
+"""The state of an error: a statement that writes on a connection to a server that has become a standby"""
 
 
 def postgres_engine(url: URL, *, silence: float | None = None, pooled: bool = True, settings: str = "") -> Engine:
@@ -67,8 +72,15 @@ def postgres_engine(url: URL, *, silence: float | None = None, pooled: bool = Tr
             raise
 
     event.listen(engine, "do_connect", connect)
+    event.listen(engine, "handle_error", _leave_standby)
     event.listen(engine, "connect", connected)
     return engine
+
+
+def _leave_standby(context: ExceptionContext) -> None:
+    """Close all connections to a server that has become a standby: the next ones find the primary."""
+    if getattr(context.original_exception, "sqlstate", "") == READ_ONLY:
+        context.is_disconnect = True
 
 
 def _check_client(connection: Any) -> None:

@@ -43,6 +43,7 @@ from .records import (
 )
 from .replicas import Followed, Notifications
 from .reserve import Reserve
+from .session_check import check_server
 from .space import allow_give_back, free_bytes, keep_room_inside
 from .worker_reports import WorkerReports
 
@@ -56,6 +57,8 @@ def open_store(url: str, artifacts: Artifacts | None = None, large: int = LARGE,
     parsed = parse(url)
     if parsed.get_backend_name() == "sqlite":  # on a full disk not even the log of the database can be made
         Reserve(Path(parsed.database or "").parent).before_write()
+    else:
+        check_server(parsed)
     upgrade(parsed)
     allow_give_back(parsed)
     if artifacts is None and parsed.get_backend_name() == "sqlite":
