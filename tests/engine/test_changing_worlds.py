@@ -7,6 +7,12 @@ from engine.changing_worlds import ChangingHistory
 from engine.histories import HISTORIES
 
 ROWS = ("F13", "F14", "F15", "F16", "F17")
+BROKEN_ONCE = {
+    1097: "a job over quota preempts one that returns in quota by evicting over quota, again and again",
+    1504: "the same with three jobs of a team in two pools, one of them an elastic gang",
+    1279: "a job that moves to another pool counts twice on a line over both, so that another one waits",
+}
+"""Histories that once broke an invariant, each with the cause."""
 PARTS = 20
 """The slow tier in parts, so that several processors may share it."""
 
@@ -16,6 +22,12 @@ PARTS = 20
 def test_the_invariants_hold_while_nodes_devices_and_quotas_change(part: int) -> None:
     for seed in range(2 * part, 2 * part + 2):
         ChangingHistory(seed).live(12)
+
+
+@pytest.mark.covers(*ROWS)
+@pytest.mark.parametrize("seed", BROKEN_ONCE, ids=str)
+def test_changing_histories_that_broke_an_invariant_once_keep_it(seed: int) -> None:
+    ChangingHistory(seed).live(20)
 
 
 @pytest.mark.slow

@@ -337,9 +337,21 @@ EDITS = (
     ),
     Edit(
         "rules/victims/returning.py",
-        "back = any(_evicts_later(",
-        "back = False and any(_evicts_later(",
+        'back = how == "none" and _evicts_later(',
+        'back = False and how == "none" and _evicts_later(',
         "nor by evicting what it made way for",
+    ),
+    Edit(
+        "rules/victims/returning.py",
+        'return "in_quota" if in_quota else "others"',
+        'return "others"',
+        "over quota nothing is evicted that would return in quota",
+    ),
+    Edit(
+        "index/ledger.py",
+        "held = sum([n for name, n in moving if line.quota.covers(name)])",
+        "held = sum([n for name, n in moving if name == pool])",
+        "who moves from one pool to another counts once on a line over both",
     ),
     Edit(
         "cycle/relocation.py",

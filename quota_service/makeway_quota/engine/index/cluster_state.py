@@ -325,7 +325,8 @@ class ClusterState:
         allocation = self._allocation(workload, need, parts)
         old = self.allocations.get(workload.id)
         if old is not None:
-            allocation.moving = min(old.amount_in(allocation.pool), allocation.amount)
+            shares = old.shares or ((old.pool, old.amount),)
+            allocation.moving = tuple([(pool.pool.name, amount) for pool, amount in shares])
         self.nominate_again(allocation)
         return allocation
 
@@ -334,7 +335,7 @@ class ClusterState:
         self.nominations[allocation.workload.id] = allocation
         if allocation.rest:
             self.shrunk[allocation.workload.id] = allocation
-        self.record(allocation, nominated=allocation.amount, moving=allocation.moving)
+        self.record(allocation, nominated=allocation.amount)
         for part in allocation.parts:
             part.node.shift(part, allocation.need, 0, -1)
 
@@ -382,7 +383,7 @@ class ClusterState:
         if allocation is None:
             return ()
         self.shrunk.pop(workload.id, None)
-        self.record(allocation, nominated=-allocation.amount, moving=-allocation.moving)
+        self.record(allocation, nominated=-allocation.amount)
         for part in allocation.parts:
             part.node.shift(part, allocation.need, 0, 1)
         return allocation.parts
@@ -437,17 +438,15 @@ class ClusterState:
     def _allocation(self, workload: Workload, need: Need, parts: tuple[Part, ...]) -> Allocation:
         return Allocation(workload, need, parts[0].node.pool, parts, need.gpus * len(parts))
 
-    def record(
-        self, allocation: Allocation, now: int = 0, terminating: int = 0, nominated: int = 0, moving: int = 0
-    ) -> None:
+    def record(self, allocation: Allocation, now: int = 0, terminating: int = 0, nominated: int = 0) -> None:
         """Add amounts that an allocation holds, releases or is nominated for to its lines and its pools."""
         workload = allocation.workload
         account, non_preemptible, owner = self.account(workload), workload.non_preemptible, workload.owner
-        amounts, of = (now, terminating, nominated, moving), max(1, allocation.amount)
+        amounts, of = (now, terminating, nominated), max(1, allocation.amount)
         for state, part in allocation.shares or ((allocation.pool, allocation.amount),):
             pool = state.pool.name
             if allocation.shares:  # all of it starts, ends or terminates at once
-                now, terminating, nominated, moving = (each * part // of for each in amounts)
+                now, terminating, nominated = (each * part // of for each in amounts)
             self.ledger.record(
                 account,
                 pool,
@@ -456,7 +455,7 @@ class ClusterState:
                 now=now,
                 terminating=terminating,
                 nominated=nominated,
-                moving=moving,
+                moving=allocation.moving if nominated else (),
             )
             self.pool_now[pool] += now
             self.pool_future[pool] += now - terminating + nominated

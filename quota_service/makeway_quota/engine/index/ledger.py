@@ -287,9 +287,12 @@ class Ledger:
         now: int = 0,
         terminating: int = 0,
         nominated: int = 0,
-        moving: int = 0,
+        moving: tuple[tuple[str, int], ...] = (),
     ) -> None:
-        """Add to every line of the account and its departments that covers the pool."""
+        """Add to every line of the account and its departments that covers the pool.
+
+        `moving`: what the workload holds in which pools until it moves to what it is nominated for.
+        """
         later = now - terminating + nominated
         if later:
             self.changed.append(account)
@@ -297,7 +300,7 @@ class Ledger:
             each.forget()
         if self.nested:
             taken, guaranteed = account.own.get(pool, (0, 0))
-            more = now + nominated - moving
+            more = now + nominated - _counted_twice(sum([n for name, n in moving if name == pool]), nominated)
             guaranteed += now + nominated if non_preemptible else 0
             account.own[pool] = taken + more, guaranteed
         for level in account.chain:
@@ -306,7 +309,9 @@ class Ledger:
                 line.now += now
                 line.terminating += terminating
                 line.nominated += nominated
-                line.moving += moving
+                if moving:
+                    held = sum([n for name, n in moving if line.quota.covers(name)])
+                    line.moving += _counted_twice(held, nominated)
                 line.reported = None
                 if non_preemptible:
                     line.non_preemptible += now + nominated
@@ -424,3 +429,8 @@ def together(own: Mapping[Account, int]) -> int:
         above = account.chain[1] if len(account.chain) > 1 else None
         below[above] = below.get(above, 0) + max(own.get(account, 0), below.get(account, 0))
     return below.get(None, 0)
+
+
+def _counted_twice(held: int, nominated: int) -> int:
+    """Return what counts in both places of a workload that moves; negative where its nomination is withdrawn."""
+    return min(held, nominated) if nominated >= 0 else -min(held, -nominated)

@@ -213,8 +213,9 @@ class Allocation:
     stuck: bool = False
     fresh: bool = False
     """Started by this very plan: its start is withdrawn instead of evicted or moved."""
-    moving: int = 0
-    """Of a nomination: the milli-GPUs that the workload still holds elsewhere until it moves, and that count once."""
+    moving: tuple[tuple[str, int], ...] = ()
+    """Of a nomination: the pools and milli-GPUs that the workload still holds until it moves. What a line covers of
+    both places counts once."""
     shares: tuple[tuple[PoolState, int], ...] = ()
     """Each pool and the milli-GPUs that count there, where the nodes are in several pools; empty where all of them are
     in `pool`."""

@@ -15,8 +15,10 @@ from .victims import Preemptor, Rights, Victims, rights_of, without
 
 Exists = Callable[[Preemptor], bool]
 """Whether a preemptor has any legal victim set."""
-Return = Literal["none", "others", "back"]
-"""How a victim could return at once: not, by evicting others, or only by evicting what it made way for."""
+Return = Literal["none", "others", "in_quota", "back"]
+"""How a victim could return at once: not, by evicting others over quota or in quota, or only what it made way for."""
+REPEATS: frozenset[Return] = frozenset({"in_quota", "back"})
+"""The ways to return by which work over quota would be replaced again and again (rules 5.4 a, 5.7 and 5.9)."""
 
 
 def returns(cluster: Cluster, preemptor: Workload, victim: Workload, exists: Exists) -> Return:
@@ -25,34 +27,37 @@ def returns(cluster: Cluster, preemptor: Workload, victim: Workload, exists: Exi
     What starts by a nomination, as the preemptor will, cannot be evicted in this plan, but in the next one: then the
     starts of this plan are running work like any other.
     """
-    if _evicts(cluster, victim, exists):
-        return "others"
+    if (how := _evicts(cluster, victim, exists)) != "none":
+        return how
     later = cluster.copy()
     for name, started in later.running.items():
         if started.fresh and started.workload.nomination:
             later.running[name] = replace(started, fresh=False)
-    if _evicts(later, victim, exists):
-        return "others"
+    if (how := _evicts(later, victim, exists)) != "none":
+        return how
     if (start := later.nominations.pop(preemptor.id, None)) is not None:
         later.running[preemptor.id] = start
-    return "back" if _evicts(later, victim, exists) else "none"
+    return "back" if _evicts(later, victim, exists) != "none" else "none"
 
 
-def _evicts(cluster: Cluster, victim: Workload, exists: Exists) -> bool:
+def _evicts(cluster: Cluster, victim: Workload, exists: Exists) -> Return:
+    """Return how a victim would evict others; where it could in quota and over quota, in quota."""
     if closed(cluster, victim) is not None or is_patient(cluster, victim):
-        return False
+        return "none"
     need, levels = cluster.need(victim), cluster.levels(victim.policy)
     right_in = {pool: _rights(cluster, victim, pool) for pool in cluster.pools_of(victim)}
     for pool in right_in:
         able = in_quota(cluster, levels, pool, need.total, victim.non_preemptible) or may_borrow(cluster, victim)
         room = count_workers(cluster, pool, need, True) >= need.least
         if able and room and allowed(cluster, levels, pool, need.total, True):
-            return False
-    return any(
-        exists(Preemptor(cluster, victim, need, levels, pool, rights))
+            return "none"
+    found = {
+        "in_quota" if "reservation" in rights else "others"
         for pool, each in right_in.items()
         for rights in each
-    )
+        if exists(Preemptor(cluster, victim, need, levels, pool, rights))
+    }
+    return "in_quota" if "in_quota" in found else "others" if found else "none"
 
 
 def _rights(cluster: Cluster, workload: Workload, pool: str) -> list[Rights]:

@@ -71,7 +71,7 @@ def _counts(
     for nomination in nominations:
         old = cluster.running.get(nomination.id)
         if old is not None:
-            moving += min(old.amount_in((nomination.pool,)), nomination.amount)
+            moving += min(old.amount_in(pools), nomination.amount)
     return Counts(
         sum(a.amount_in(pools) for a in running),
         sum(a.amount_in(pools) for a in running if a.id in cluster.terminating),

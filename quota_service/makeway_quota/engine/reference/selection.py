@@ -8,7 +8,7 @@ from fractions import Fraction
 from itertools import product
 from math import prod
 
-from .cascade import Return, may_cascade, returns
+from .cascade import REPEATS, Return, may_cascade, returns
 from .cluster import Allocation, Left, Part
 from .placement import count_workers, find
 from .queues import Key
@@ -80,8 +80,8 @@ def _could_fit(p: Preemptor, able: Sequence[Allocation]) -> bool:
 def _first(p: Preemptor, sets: Iterator[Victims], cascades: bool) -> Choice | None:
     """Return the first set without a member that could return at once by evicting another workload (rule 5.4 a).
 
-    If each examined set has one, the first set; over quota no set with a member that could return only by evicting
-    what it made way for. Without `cascades`, nothing is examined.
+    If each examined set has one, the first set; over quota no set with a member that could return in quota, or only by
+    evicting what it made way for. Without `cascades`, nothing is examined.
     """
     first: Victims | None = None
     for examined, victims in enumerate(sets):
@@ -90,7 +90,7 @@ def _first(p: Preemptor, sets: Iterator[Victims], cascades: bool) -> Choice | No
         back = _returns(p, victims) if cascades else "none"
         if back == "none":
             return _choice(p, victims, False)
-        if first is None and not (back == "back" and p.over_quota):
+        if first is None and not (back in REPEATS and p.over_quota):
             first = victims
     return None if first is None else _choice(p, first, True)
 
@@ -107,7 +107,7 @@ def _returns(p: Preemptor, victims: Victims) -> Return:
     again = [m.allocation.workload for m in victims if m.kind == -1 and m.allocation.id in p.replaced_by]
     if any(returns(trial, p.workload, each, _exists) != "none" for each in again if p.cluster.need(each).total):
         return "back"
-    return "back" if "back" in found else "others" if "others" in found else "none"
+    return next((how for how in ("back", "in_quota", "others") if how in found), "none")
 
 
 def _exists(p: Preemptor) -> bool:

@@ -18,6 +18,7 @@ from .victims.on_node import NodeVictims, NodeVictimsInQuotas, room_on
 from .victims.one_by_one import in_order, one_by_one, smallest_first, steps_of
 from .victims.preemptor import Preemptor, Rights
 from .victims.ranking import Ranking, enough_devices
+from .victims.returning import REPEATS
 from .victims.returning import returns as victims_return
 from .victims.sets import (
     MOST_SETS,
@@ -101,8 +102,8 @@ def _by_node(preemptor: Preemptor, returns: bool) -> Choice | None:
 def _take(preemptor: Preemptor, sets: Iterable[Victims], returns: bool) -> Choice | None:
     """Evict the first of these sets without a member that returns at once; if each has one, the first set.
 
-    Over quota no set is taken of which a member could return only by evicting what it made way for. A set of one node
-    that contains one which makes room elsewhere is not minimal, and is skipped.
+    Over quota no set is taken of which a member could return in quota, or only by evicting what it made way for. A set
+    of one node that contains one which makes room elsewhere is not minimal, and is skipped.
     """
     first: Choice | None = None
     tried: list[frozenset[tuple[str, int]]] = []
@@ -118,7 +119,7 @@ def _take(preemptor: Preemptor, sets: Iterable[Victims], returns: bool) -> Choic
             return choice
         for victim in choice.victims:
             restore(preemptor, victim)
-        if not (back == "back" and preemptor.over_quota):
+        if not (back in REPEATS and preemptor.over_quota):
             first = first or choice
         tried.append(_evicted_workers(victims) if evicted is None else evicted)
         if len(tried) == _MOST_RETURNS:
@@ -224,7 +225,7 @@ def _in_pool(preemptor: Preemptor, capped: bool, returns: bool) -> Choice | None
     if parts:
         legal = in_order_of_items(preemptor, found)
         back = victims_return(preemptor, legal, parts, finds_victims) if returns else "none"
-        if not (back == "back" and preemptor.over_quota):
+        if not (back in REPEATS and preemptor.over_quota):
             return Choice(legal, parts, back != "none")
     trial.become()
     return None

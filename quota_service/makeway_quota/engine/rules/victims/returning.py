@@ -18,8 +18,10 @@ from .sets import STOP, WITHDRAW, Victim, Victims
 
 Finds = Callable[[Preemptor], bool]
 """Whether a preemptor finds a legal set of victims, cascades ignored; changes nothing."""
-Return = Literal["none", "others", "back"]
-"""How a victim could return at once: not, by evicting others, or only by evicting what it made way for."""
+Return = Literal["none", "others", "in_quota", "back"]
+"""How a victim could return at once: not, by evicting others over quota or in quota, or only what it made way for."""
+REPEATS: frozenset[Return] = frozenset({"in_quota", "back"})
+"""The ways to return by which work over quota would be replaced again and again (rules 5.4 a, 5.7 and 5.9)."""
 
 
 def could_return(preemptor: Preemptor, victim: Victim, gone: Victims) -> bool:
@@ -53,48 +55,51 @@ def returns(preemptor: Preemptor, victims: Victims, parts: tuple[Part, ...], fin
         return "none"
     cluster = preemptor.cluster
     start = cluster.nominate(preemptor.workload, preemptor.need, parts)
-    rest = [each for each in returning if not _evicts(preemptor, each, victims, finds)]
     starts = [each for each in cluster.fresh.values() if each.workload.nomination]
-    if rest and starts:
-        rest = [each for each in rest if not _evicts_later(preemptor, each, victims, finds, starts)]
-    back = any(_evicts_later(preemptor, each, victims, finds, (start, *starts)) for each in rest)
-    cluster.withdraw_nomination(preemptor.workload)
     again = {victim.allocation.workload.id for victim in victims if replaced(preemptor, victim)}
-    back = back or not again.isdisjoint({each.workload.id for each in returning} - {each.workload.id for each in rest})
-    return "back" if back else "others" if len(rest) < len(returning) else "none"
+    found: set[Return] = set()
+    for each in returning:
+        how = _evicts(preemptor, each, victims, finds)
+        how = how if how != "none" else _evicts_later(preemptor, each, victims, finds, starts)
+        back = how == "none" and _evicts_later(preemptor, each, victims, finds, (start, *starts)) != "none"
+        found.add("back" if back or (how != "none" and each.workload.id in again) else how)
+    cluster.withdraw_nomination(preemptor.workload)
+    return next((how for how in ("back", "in_quota", "others") if how in found), "none")
 
 
 def _evicts_later(
     preemptor: Preemptor, returning: Allocation, gone: Victims, finds: Finds, starts: Iterable[Allocation]
-) -> bool:
+) -> Return:
     """Whether a victim would evict once these starts, and all that terminates now, are as any running work."""
     cluster = preemptor.cluster
     able = [each for each in starts if not each.workload.non_preemptible]
     if not able:
-        return False
+        return "none"
     with cluster.later(able):
         return _evicts(preemptor, returning, gone, finds)
 
 
-def _evicts(preemptor: Preemptor, allocation: Allocation, gone: Victims, finds: Finds) -> bool:
+def _evicts(preemptor: Preemptor, allocation: Allocation, gone: Victims, finds: Finds) -> Return:
+    """Return how a victim would evict others; where it could in quota and over quota, in quota."""
     cluster, workload = preemptor.cluster, allocation.workload
     if cannot_start_at_all(cluster, workload) is not None:
-        return False
+        return "none"
     if max(0.0, cluster.now - workload.submitted_at) < cluster.profiles[workload.profile].reclaim_after:
-        return False
+        return "none"
     account, need, pools = cluster.account(workload), allocation.need, cluster.pools_of(workload)
     for pool in pools:
         may_run = account.policy.weight != "None" or _in_quota(preemptor, workload, pool, gone)
         if may_run and allowed(cluster, account, pool, need.total, True) and find(pool, need, True):
-            return False  # it restarts without evicting
-    for pool in pools:
-        in_quota = _in_quota(preemptor, workload, pool, gone)
+            return "none"  # it restarts without evicting
+    quota = {pool.pool.name: _in_quota(preemptor, workload, pool, gone) for pool in pools}
+    for pool in sorted(pools, key=lambda pool: not quota[pool.pool.name]):  # in quota first
+        in_quota = quota[pool.pool.name]
         if not in_quota and account.policy.weight == "None":
             continue
         for rights in rights_of(cluster, workload, account, pool, in_quota):
             if finds(Preemptor(cluster, workload, need, account, pool, rights)):
-                return True
-    return False
+                return "in_quota" if in_quota else "others"
+    return "none"
 
 
 def _in_quota(preemptor: Preemptor, workload: Workload, pool: PoolState, gone: Victims) -> bool:
