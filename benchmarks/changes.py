@@ -9,7 +9,8 @@ from pathlib import Path
 from statistics import median
 
 from makeway_quota.store import Store, open_store
-from makeway_quota.store.records import Change, NewDecision, NewWorkload, Place
+from makeway_quota.store.records import Change, NewDecision, NewWorkload
+from makeway_quota.values import Place
 
 from .measure import Measured
 from .portal import timed

@@ -6,7 +6,7 @@ import asyncio
 import json
 
 from api_server import ApiServer
-from makeway_quota.backends.base import AttemptSeen, Phase, StartOrder, WorkerPlace
+from makeway_quota.backends.base import AttemptSeen, Phase, StartOrder
 from makeway_quota.backends.kubernetes.backend import KubernetesBackend
 from makeway_quota.backends.kubernetes.client import Object
 from makeway_quota.backends.kubernetes.manifest import PodSettings
@@ -16,6 +16,7 @@ from makeway_quota.control.attempt_tokens import AttemptTokens
 from makeway_quota.control.worker_channel import WorkerChannel
 from makeway_quota.policy import read
 from makeway_quota.store.store import Store
+from makeway_quota.values import Place
 
 SETTINGS = PodSettings("jobs", "here", "http://10.0.0.1:1/services/makeway", "makeway:1", "notebook:1")
 POLICY = "{version: 1, pools: [{name: gpu}], profiles: [{name: gpu1, gpus: 1}], policies: []}"
@@ -57,5 +58,5 @@ class Backend(KubernetesBackend):
 
 
 def order(job: str, workers: int = 1) -> StartOrder:
-    places = (WorkerPlace("n0", (0,), (1000,)),) * workers
+    places = (Place("n0", (0,), (1000,)),) * workers
     return StartOrder(job, 1, "fit", "ana", "rnd", "gpu1", ("true",), {}, places, 30.0)

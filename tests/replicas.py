@@ -21,9 +21,10 @@ from typing import Any
 
 from makeway_api.client import AsyncClient
 from makeway_quota.application import Application
-from makeway_quota.backends.base import Backend, BackendError, NodeSeen, NoticeOrder, Seen, StartOrder
+from makeway_quota.backends.base import Backend, BackendError, NodeSeen, Seen, StartOrder
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.settings import load
+from makeway_quota.values import Notice
 from running import SAMPLE, URL
 
 ORDERS = ("start", "notice", "kill", "forget", "purge")
@@ -80,7 +81,7 @@ class RemoteBackend(Backend):
     async def start(self, order: StartOrder) -> None:
         await self._call("start", replace(order, files=no_files))
 
-    async def notice(self, workload: str, attempt: int, notice: NoticeOrder) -> None:
+    async def notice(self, workload: str, attempt: int, notice: Notice) -> None:
         await self._call("notice", workload, attempt, notice)
 
     async def kill(self, workload: str, attempt: int) -> None:

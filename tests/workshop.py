@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from makeway_quota.backends.base import AttemptSeen, JobFile, NoticeOrder, Phase, StartOrder, WorkerPlace
+from makeway_quota.backends.base import AttemptSeen, Phase, StartOrder
 from makeway_quota.backends.local import LocalBackend
+from makeway_quota.values import File, Notice, Place
 
 OVER = (Phase.EXITED, Phase.LOST)
 
@@ -51,8 +52,8 @@ class Workshop:
         **more: Any,
     ) -> StartOrder:
         """Write an order; `files` maps paths to text."""
-        made = tuple(JobFile(path, text.encode()) for path, text in (files or {}).items())
-        place = WorkerPlace(node, tuple(range(gpus)), (1000,) * gpus)
+        made = tuple(File(path, text.encode()) for path, text in (files or {}).items())
+        place = Place(node, tuple(range(gpus)), (1000,) * gpus)
         more = {"name": workload, "owner": "ana", "team": "rnd", "profile": "1gpu", **more}
         return StartOrder(
             workload=workload,
@@ -108,11 +109,11 @@ class Workshop:
         """Wait until it ended."""
         return await self.until(workload, lambda seen: seen.phase in OVER, attempt, seconds)
 
-    async def ask(self, workload: str, attempt: int = 1, grace: float = 5.0, **more: Any) -> NoticeOrder:
+    async def ask(self, workload: str, attempt: int = 1, grace: float = 5.0, **more: Any) -> Notice:
         """Notify an attempt to make way."""
         now = time.time()
         said: dict[str, Any] = {"by_team": "devops", "by_owner": "bo", "by_workload": "s-1", **more}
-        notice = NoticeOrder(reason="devops wants its GPU back", at=now, deadline=now + grace, **said)
+        notice = Notice(reason="devops wants its GPU back", at=now, deadline=now + grace, **said)
         await self.backend.notice(workload, attempt, notice)
         return notice
 

@@ -104,14 +104,14 @@ async def test_an_order_that_was_written_but_not_started_is_started(shop: Worksh
 
 SERVICE = """
     import asyncio, sys
-    from makeway_quota.backends.base import StartOrder, WorkerPlace
+    from makeway_quota.backends.base import StartOrder
     from makeway_quota.backends.local import LocalBackend
 
     async def main():
         backend = LocalBackend(sys.argv[1], virtual_gpus=8, virtual_nodes=2)
         await backend.open()
         for number in range(5):
-            place = WorkerPlace("virtual-1", (0,), (1000,))
+            place = Place("virtual-1", (0,), (1000,))
             command = ("sh", "-c", "echo started >> ../ran; sleep 0.2; exit 7")
             await backend.start(StartOrder(f"j-{number}", 1, "", "ana", "", "", command, {}, (place,), 5.0))
             print(number, flush=True)

@@ -85,7 +85,7 @@ checkpoint.stop()
 """
     await shop.python("j-1", code)
     await shop.running("j-1", says="up")
-    await shop.ask("j-1", grace=20.0, preempt_test=True)
+    await shop.ask("j-1", grace=20.0, kind="preempt_test")
     seen = await shop.over("j-1")
     assert (seen.exit_code, seen.acknowledged) == (75, True)
     said = shop.log("j-1").splitlines()

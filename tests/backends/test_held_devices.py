@@ -14,8 +14,9 @@ from makeway_quota.backends.held_devices import holding
 from makeway_quota.control.world import World
 from makeway_quota.engine import Plan, reference, schedule
 from makeway_quota.engine.snapshot import Terminating
-from makeway_quota.store.records import NewWorkload, Place, Workload
+from makeway_quota.store.records import NewWorkload, Workload
 from makeway_quota.store.rows import changed, submitted
+from makeway_quota.values import Place
 from memory_rows import Rows
 from workshop import Workshop
 

@@ -15,10 +15,8 @@ from makeway_quota.application import able_with
 from makeway_quota.backends.base import (
     BackendError,
     BackendUnavailable,
-    NoticeOrder,
     Phase,
     Seen,
-    WorkerPlace,
 )
 from makeway_quota.backends.kubernetes.attempt_pods import MOST_REMADE
 from makeway_quota.backends.kubernetes.backend import AWAY_SECONDS, LEFT_SECONDS, KubernetesBackend
@@ -33,9 +31,10 @@ from makeway_quota.control.attempt_tokens import AttemptTokens
 from makeway_quota.control.reconcile import reconcile
 from makeway_quota.control.worker_channel import WorkerChannel
 from makeway_quota.policy import read
-from makeway_quota.store.records import NewWorkload, Place
+from makeway_quota.store.records import NewWorkload
 from makeway_quota.store.rows import submitted
 from makeway_quota.store.store import open_store
+from makeway_quota.values import Notice, Place
 from pod_backend import POLICY, SETTINGS, Backend, order
 
 
@@ -238,7 +237,7 @@ async def test_a_job_ends_whose_pods_are_deleted_before_they_run(backend: Backen
             backend.hear("DELETED", pod(job, "Pending"))
         assert (await backend.seen("killed")).unfinished
     await backend.kill("killed", 1)
-    await backend.notice("noticed", 1, NoticeOrder("reclaim", "devops", "bo", None, 0.0, 30.0))
+    await backend.notice("noticed", 1, Notice("reclaim", 0.0, 30.0, "evict", "devops", "bo"))
     backend.now += (30.0 + PATIENCE) if listed else 0.0
     await backend.observe()
     for job in ("killed", "noticed") if listed else ():
@@ -253,7 +252,7 @@ async def test_a_job_ends_whose_pods_are_deleted_before_they_run(backend: Backen
 
 async def test_a_job_that_requests_a_part_of_a_gpu_leaves_no_token(backend: Backend) -> None:
     with pytest.raises(BackendError, match="can only be requested as a whole"):
-        await backend.start(replace(order("j1"), workers=(WorkerPlace("n0", (0,), (500,)),)))
+        await backend.start(replace(order("j1"), workers=(Place("n0", (0,), (500,)),)))
     assert backend._tokens._of == {}
 
 

@@ -6,13 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from makeway_quota.backends.base import BackendError, StartOrder, WorkerPlace
+from makeway_quota.backends.base import BackendError, StartOrder
 from makeway_quota.backends.kubernetes.disk import Disk, setting
 from makeway_quota.backends.kubernetes.manifest import PodSettings, WorkerResources, worker_pod
 from makeway_quota.backends.kubernetes.pod_requests import pod_requests
 from makeway_quota.policy import read
 from makeway_quota.policy.write import write
 from makeway_quota.settings import load
+from makeway_quota.values import Place
 
 GIB = 1024
 EPHEMERAL = "ephemeral-storage"
@@ -22,7 +23,7 @@ LARGE = 400 * GIB
 
 
 def spec(given: WorkerResources, settings: PodSettings = SETTINGS, **order: Any) -> Any:
-    places = (WorkerPlace("n0", (0,), (1000,)),)
+    places = (Place("n0", (0,), (1000,)),)
     made = StartOrder("j-1", 1, "fit", "ana", "rnd", "gpu1", ("python", "train.py"), {}, places, grace=30)
     return worker_pod(settings, replace(made, **order), 0, "path", "tokens", given)["spec"]
 

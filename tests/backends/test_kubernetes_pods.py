@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from makeway_quota.backends.base import BackendError, StartOrder, WorkerPlace
+from makeway_quota.backends.base import BackendError, StartOrder
 from makeway_quota.backends.kubernetes.checkpoint_folders import removing_pod
 from makeway_quota.backends.kubernetes.disk import Disk
 from makeway_quota.backends.kubernetes.gang import network_policy, service
@@ -32,6 +32,7 @@ from makeway_quota.backends.kubernetes.template import merged
 from makeway_quota.backends.machines import Machines
 from makeway_quota.policy import PolicyInvalid, read
 from makeway_quota.policy.write import write
+from makeway_quota.values import Place
 
 GPU = "nvidia.com/gpu"
 SETTINGS = PodSettings("jobs", "here", "http://makeway:8765/services/makeway", "makeway:1", "notebook:1")
@@ -41,7 +42,7 @@ GIVEN = WorkerResources(GPU, 1, (toleration(GPU),))
 
 def order(workers: int = 1, **changes: Any) -> StartOrder:
     """Return the order of a job's second attempt."""
-    places = tuple(WorkerPlace(f"n{number}", (0,), (1000,)) for number in range(workers))
+    places = tuple(Place(f"n{number}", (0,), (1000,)) for number in range(workers))
     made = StartOrder("j-1", 2, "fit", "ana@lab", "R&D", "gpu1", ("python", "train.py"), {}, places, grace=30.5)
     return replace(made, **changes)
 

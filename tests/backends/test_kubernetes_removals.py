@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 from api_server import PODS, ApiServer, pod
-from makeway_quota.backends.base import BackendRefusal, BackendUnavailable, NoticeOrder
+from makeway_quota.backends.base import BackendRefusal, BackendUnavailable
 from makeway_quota.backends.kubernetes.backend import REMOVAL_GRACE
 from makeway_quota.backends.kubernetes.client import ApiRefusal, Object, together
 from makeway_quota.backends.kubernetes.removals import AT_ONCE
 from makeway_quota.backends.remote import PATIENCE
 from makeway_quota.backends.workers import WorkerSeen
 from makeway_quota.store.store import open_store
+from makeway_quota.values import Notice
 from pod_backend import Backend, order
 
 
@@ -196,7 +197,7 @@ async def test_a_pod_has_its_own_grace_unless_its_job_had_its_notice(
 ) -> None:
     backend.hear("ADDED", pod("j1"))
     backend.report("j1", *([worker] if worker else []))
-    await backend.notice("j1", 1, NoticeOrder("reclaim", None, None, None, at=100.0, deadline=130.0))
+    await backend.notice("j1", 1, Notice("reclaim", at=100.0, deadline=130.0))
     backend.now += 30.0 + PATIENCE - 1.0
     await backend.observe()
     assert backend.server.graces == []

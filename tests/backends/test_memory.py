@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from makeway_quota.backends.base import AttemptSeen, BackendError, NodeSeen, NoticeOrder, Phase, StartOrder, WorkerPlace
+from makeway_quota.backends.base import AttemptSeen, BackendError, NodeSeen, Phase, StartOrder
 from makeway_quota.backends.memory import MemoryBackend
+from makeway_quota.values import Notice, Place
 
 NODES = (NodeSeen("n1", "gpu", (0, 1)), NodeSeen("n2", "gpu", (0, 1)))
 
@@ -22,12 +23,12 @@ class Clock:
 
 
 def order(workload: str, attempt: int = 1, node: str = "n1", time_limit: float | None = None) -> StartOrder:
-    place = WorkerPlace(node, (0,), (1000,))
+    place = Place(node, (0,), (1000,))
     return StartOrder(workload, attempt, "", "ana", "rnd", "1gpu", ("x",), {}, (place,), 30.0, time_limit=time_limit)
 
 
-def notice(at: float, deadline: float) -> NoticeOrder:
-    return NoticeOrder("because", "devops", "bo", "s-1", at, deadline)
+def notice(at: float, deadline: float) -> Notice:
+    return Notice("because", at, deadline, by_team="devops", by_owner="bo", by_workload="s-1")
 
 
 async def seen(backend: MemoryBackend, workload: str, attempt: int = 1) -> AttemptSeen:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from api_server import PODS, ApiServer, pod
-from makeway_quota.backends.base import NoticeOrder
 from makeway_quota.backends.kubernetes.client import ApiRefusal, ApiUnreachable, Object
 from makeway_quota.backends.kubernetes.pod_events import (
     LONG_PAUSE_AFTER_FAILURE,
@@ -20,6 +19,7 @@ from makeway_quota.backends.kubernetes.pod_events import (
 )
 from makeway_quota.backends.kubernetes.pod_states import JobPod
 from makeway_quota.store.store import open_store
+from makeway_quota.values import Notice
 from pod_backend import Backend
 
 EVENTS = "/api/v1/namespaces/jobs/events"
@@ -136,7 +136,7 @@ async def backend(tmp_path: Path) -> AsyncIterator[Backend]:
     store.close()
 
 
-NOTICE = NoticeOrder("fit makes way for owner of DevOps.", "devops", "bo", "j2", 1_800_000_000.0, 1_800_000_030.0)
+NOTICE = Notice("fit makes way for owner of DevOps.", 1_800_000_000.0, 1_800_000_030.0, "evict", "devops", "bo", "j2")
 
 
 async def test_a_notice_is_an_event_with_its_deadline(backend: Backend) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import pytest
-from makeway_quota.backends.base import AttemptSeen, BackendUnavailable, Key, NodeSeen, NoticeOrder, Phase, StartOrder
+from makeway_quota.backends.base import AttemptSeen, BackendUnavailable, Key, NodeSeen, Phase, StartOrder
 from makeway_quota.backends.remote import (
     LOST_AFTER,
     PATIENCE,
@@ -15,11 +15,12 @@ from makeway_quota.backends.remote import (
     RemoteBackend,
 )
 from makeway_quota.backends.workers import WorkerSeen, attempt_of
+from makeway_quota.values import Notice
 
 KEY = ("j1", 1)
 RUNS = WorkerSeen(started_at=10.0)
 ENDED = replace(RUNS, ended_at=20.0, exit_code=0)
-NOTICE = NoticeOrder("reclaim", None, None, None, at=100.0, deadline=130.0)
+NOTICE = Notice("reclaim", at=100.0, deadline=130.0)
 
 
 class Reported:

@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 from api_server import ApiServer, pod
 from makeway_api.models.attempts import WorkerReportIn
-from makeway_quota.backends.base import AttemptSeen, NoticeOrder, Phase
+from makeway_quota.backends.base import AttemptSeen, Phase
 from makeway_quota.backends.kubernetes.pod_states import LONGEST_LINE, JobPod
 from makeway_quota.backends.kubernetes.termination_message import report_of
 from makeway_quota.backends.remote import PATIENCE
 from makeway_quota.store.records import NewWorkload
 from makeway_quota.store.store import Store, open_store
+from makeway_quota.values import Notice
 from pod_backend import Backend
 
-NOTICE = NoticeOrder("reclaim", "rnd", "bo", "j2", at=100.0, deadline=130.0)
+NOTICE = Notice("reclaim", 100.0, 130.0, "evict", "rnd", "bo", "j2")
 END = {"exit_code": 0, "ended_at": 1005.0, "message": "saved at step 9"}
 
 

@@ -22,10 +22,11 @@ from charts import (
     rendered,
     written,
 )
-from makeway_quota.backends.base import StartOrder, WorkerPlace
+from makeway_quota.backends.base import StartOrder
 from makeway_quota.backends.kubernetes.cluster_lease import lease_name
 from makeway_quota.backends.kubernetes.gang import network_policy
 from makeway_quota.backends.kubernetes.manifest import PodSettings, WorkerResources, worker_pod
+from makeway_quota.values import Place
 from reachability import Outside, Pod, Policies
 
 from kube_cluster.helm import Helm
@@ -387,7 +388,7 @@ def test_notebooks_and_jobs_reach_nothing_else(standalone: Policies) -> None:
 
 def test_the_workers_of_a_gang_reach_each_other_by_the_policy_of_their_attempt(helm: Helm, tmp_path: Path) -> None:
     settings = PodSettings(JOBS, "makeway.makeway", "http://makeway", "launcher:1", "notebook:1")
-    places = tuple(WorkerPlace("node-0", (0,), (1000,)) for _ in range(2))
+    places = tuple(Place("node-0", (0,), (1000,)) for _ in range(2))
     orders = [StartOrder(job, 1, "fit", "ana", "rnd", "gpu1", ("true",), {}, places, 30.0) for job in ("j-1", "j-2")]
     of_gangs = [network_policy(settings, order, []) for order in orders]
     for one in of_gangs:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from charts import JOBS, NAMESPACE, ROOT
 from informing import soon
-from makeway_quota.backends.base import StartOrder, WorkerPlace
+from makeway_quota.backends.base import StartOrder
 from makeway_quota.backends.kubernetes.backend import KubernetesBackend
 from makeway_quota.control.attempt_tokens import AttemptTokens
 from makeway_quota.control.worker_channel import WorkerChannel
@@ -19,6 +19,7 @@ from makeway_quota.main import make_backend
 from makeway_quota.policy import read
 from makeway_quota.settings import load
 from makeway_quota.store.store import open_store
+from makeway_quota.values import Place
 from releases import ROLES, Installation, requests, rights_used
 
 from kube_cluster.api import Api, ApiProblem
@@ -231,7 +232,7 @@ async def runs_a_gang(backend: KubernetesBackend, api: Api) -> None:
     pods = f"/api/v1/namespaces/{JOBS}/pods"
     await backend.open()
     names = sorted(name for name, node in (await backend.nodes()).items() if node.pool == "gpu")[:2]
-    gang = tuple(WorkerPlace(name, (0,), (1000,)) for name in names)
+    gang = tuple(Place(name, (0,), (1000,)) for name in names)
     order = StartOrder("j-1", 1, "fit", "ana", "rnd", "gpu1", ("true",), {}, gang, 30.0)
     await backend.start(order)
     await backend.start(order)

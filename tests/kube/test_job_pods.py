@@ -18,11 +18,12 @@ import yaml
 from informing import client
 from job_service import JOBS, NAMESPACE, PODS, RUN_AS, Serving, make_namespace, training, weights
 from makeway_api.models import Job, JobRequest
-from makeway_quota.backends.base import StartOrder, WorkerPlace
+from makeway_quota.backends.base import StartOrder
 from makeway_quota.backends.kubernetes.client import ApiClient, ApiRefusal, ApiUnreachable, Object
 from makeway_quota.backends.kubernetes.manifest import PodSettings, WorkerResources, worker_pod
 from makeway_quota.backends.kubernetes.pod_waits import LIMITS
 from makeway_quota.main import main
+from makeway_quota.values import Place
 
 from kube_cluster.api import GPU
 from kube_cluster.cluster import Cluster
@@ -43,7 +44,7 @@ def cluster(control_plane: Cluster) -> Cluster:
 
 
 def order(workers: int = 1) -> StartOrder:
-    places = tuple(WorkerPlace("node-0", (0,), (1000,)) for _ in range(workers))
+    places = tuple(Place("node-0", (0,), (1000,)) for _ in range(workers))
     return StartOrder("j-1", 1, "fit", "ana", "rnd", "gpu1", ("true",), {}, places, grace=30.0)
 
 

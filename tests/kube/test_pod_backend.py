@@ -19,7 +19,6 @@ from makeway_quota.backends.base import (
     BackendRefusal,
     BackendUnavailable,
     StartOrder,
-    WorkerPlace,
 )
 from makeway_quota.backends.kubernetes.backend import AT_ONCE, KubernetesBackend
 from makeway_quota.backends.kubernetes.client import ApiRefusal, Object
@@ -32,6 +31,7 @@ from makeway_quota.control.attempt_tokens import AttemptTokens
 from makeway_quota.control.worker_channel import WorkerChannel
 from makeway_quota.policy import read
 from makeway_quota.store.store import open_store
+from makeway_quota.values import Place
 from pods import simulated_pod
 
 from kube_cluster.api import ApiProblem
@@ -102,7 +102,7 @@ async def backend(cluster: Cluster, tmp_path: Path) -> AsyncIterator[KubernetesB
 
 
 def order(name: str, *nodes: str, milli: int = 1000, **changes: Any) -> StartOrder:
-    places = tuple(WorkerPlace(node, (0,), (milli,)) for node in nodes)
+    places = tuple(Place(node, (0,), (milli,)) for node in nodes)
     return StartOrder(name, 1, "fit", "ana", "rnd", "gpu1", ("true",), {}, places, 30.0, **changes)
 
 

@@ -16,7 +16,8 @@ from makeway_api.pod_labels import INSTANCE, MANAGED_BY, MANAGER, SESSION
 from makeway_quota.control.transitions import release
 from makeway_quota.engine import Plan, Snapshot, Terminating, reference
 from makeway_quota.engine.snapshot import Placement
-from makeway_quota.store.records import Change, Place, Workload
+from makeway_quota.store.records import Change, Workload
+from makeway_quota.values import Place
 from simulated_pods import GPU, PODS, Habits, SimulatedCluster, Site
 
 POLICY = """

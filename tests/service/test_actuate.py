@@ -18,7 +18,6 @@ from makeway_quota.backends.base import (
     BackendRefusal,
     BackendUnavailable,
     NodeSeen,
-    NoticeOrder,
     Phase,
     Seen,
     StartOrder,
@@ -28,6 +27,7 @@ from makeway_quota.backends.memory import MemoryAttempt, MemoryBackend
 from makeway_quota.control.reconcile import reconcile
 from makeway_quota.store.records import Change, NewWorkload, Workload
 from makeway_quota.store.rows import submitted
+from makeway_quota.values import Notice
 from running import Running, python, running
 
 NODE = NodeSeen("local", "", tuple(range(10)), virtual=True)
@@ -52,7 +52,7 @@ class Faulty(MemoryBackend):
             raise self.error
         await super().start(order)
 
-    async def notice(self, workload: str, attempt: int, notice: NoticeOrder) -> None:
+    async def notice(self, workload: str, attempt: int, notice: Notice) -> None:
         self._check("notice", workload, attempt)
         await super().notice(workload, attempt, notice)
 

@@ -14,8 +14,9 @@ from makeway_quota.control.start_backoff import STORAGE_TRIES, StartBackoff, bac
 from makeway_quota.control.storage_failures import PASSES, StorageFailures
 from makeway_quota.control.transitions import CHECKPOINT_STORAGE
 from makeway_quota.control.worker_channel import worker_of
-from makeway_quota.store.records import NewWorkload, Place, Workload
+from makeway_quota.store.records import NewWorkload, Workload
 from makeway_quota.store.rows import submitted
+from makeway_quota.values import Place
 from running import running
 
 SAYS = "no checkpoint can be kept in /makeway/checkpoints/j-1: its volume is read-only. An administrator has to act"

@@ -10,8 +10,9 @@ from makeway_quota import policy
 from makeway_quota.backends.base import NodeSeen, Seen
 from makeway_quota.control.world import World
 from makeway_quota.engine import IncrementalEngine, Plan, reference, schedule
-from makeway_quota.store.records import NewWorkload, Place
+from makeway_quota.store.records import NewWorkload
 from makeway_quota.store.rows import changed, submitted
+from makeway_quota.values import Place
 from memory_rows import Rows
 
 DOCUMENT = policy.read(

@@ -13,8 +13,9 @@ from makeway_quota.control.clock_steps import ClockSteps
 from makeway_quota.control.present_times import PresentTimes
 from makeway_quota.control.reconcile import reconcile
 from makeway_quota.settings import ServiceSettings
-from makeway_quota.store.records import NewWorkload, Notice, Place, Workload
+from makeway_quota.store.records import NewWorkload, Workload
 from makeway_quota.store.rows import changed, submitted
+from makeway_quota.values import Notice, Place
 from simulated_pods import Habits, SimulatedBackend, SimulatedCluster, Site
 
 HOUR = 3600.0

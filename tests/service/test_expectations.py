@@ -15,8 +15,9 @@ from makeway_quota.control.expectations import NOTE_AFTER, Expectations
 from makeway_quota.control.pool_assignment import divide
 from makeway_quota.control.reconcile import reconcile
 from makeway_quota.history.durations import Durations
-from makeway_quota.store.records import NewWorkload, Place, Workload
+from makeway_quota.store.records import NewWorkload, Workload
 from makeway_quota.store.rows import submitted
+from makeway_quota.values import Place
 from running import running
 
 NODES = tuple(NodeSeen(name, "", (0, 1), virtual=True) for name in ("n1", "n2"))

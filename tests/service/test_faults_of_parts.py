@@ -13,8 +13,9 @@ from makeway_quota.control.hub_servers import HubServers
 from makeway_quota.control.leases import Leases
 from makeway_quota.control.start_backoff import START_DEFERRED, StartBackoff
 from makeway_quota.quarantine import Quarantine
-from makeway_quota.store.records import NewWorkload, Notice, Workload
+from makeway_quota.store.records import NewWorkload, Workload
 from makeway_quota.store.rows import submitted
+from makeway_quota.values import Notice
 
 
 def row(id: str, **more: Any) -> Workload:

@@ -15,8 +15,9 @@ from makeway_quota.backends.base import NodeSeen
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.services.submission_check import MOST_COMMAND_BYTES, check_process, read_files
 from makeway_quota.services.user_limits import MOST_BYTES, UserLimits
-from makeway_quota.store.records import Attempt, Change, NewDecision, NewWorkload, Place
+from makeway_quota.store.records import Attempt, Change, NewDecision, NewWorkload
 from makeway_quota.store.store import Store, open_store
+from makeway_quota.values import Place
 from running import URL, Running, python, running
 
 LARGE = ("x" * MOST_COMMAND_BYTES,)

@@ -14,9 +14,10 @@ from makeway_quota.control.change_set import ChangeSet, decide
 from makeway_quota.control.leader import Leader
 from makeway_quota.services import submission_check
 from makeway_quota.store.errors import NotLeading
-from makeway_quota.store.records import Change, NewWorkload, Place, Workload
+from makeway_quota.store.records import Change, NewWorkload, Workload
 from makeway_quota.store.rows import submitted
 from makeway_quota.store.store import Store, open_store
+from makeway_quota.values import Place
 from running import running
 
 NODE = NodeSeen("local", "", tuple(range(10)), virtual=True)

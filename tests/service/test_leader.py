@@ -10,15 +10,16 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from makeway_quota.backends.base import NodeSeen, NoticeOrder, StartOrder
+from makeway_quota.backends.base import NodeSeen, StartOrder
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.control.actuate import TAKEOVER_GRACE, Actuator, Started
 from makeway_quota.control.leader import Instant, Leader
 from makeway_quota.store import Deposed, StoreError, open_store
 from makeway_quota.store.errors import NotLeading
 from makeway_quota.store.leader_lock import Acquired
-from makeway_quota.store.records import NewWorkload, Notice, Workload
+from makeway_quota.store.records import NewWorkload, Workload
 from makeway_quota.store.rows import submitted
+from makeway_quota.values import Notice
 
 NODE = NodeSeen("local", "", tuple(range(4)), virtual=True)
 
@@ -190,7 +191,7 @@ class Recorder(MemoryBackend):
         self.orders.append("start")
         await super().start(order)
 
-    async def notice(self, workload: str, attempt: int, notice: NoticeOrder) -> None:
+    async def notice(self, workload: str, attempt: int, notice: Notice) -> None:
         self.orders.append("notice")
         await super().notice(workload, attempt, notice)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 from makeway_quota.services.listing import ListQuery, list_workloads
-from makeway_quota.store.records import NewWorkload, Place, Workload
+from makeway_quota.store.records import NewWorkload, Workload
 from makeway_quota.store.rows import submitted
+from makeway_quota.values import Place
 
 
 def row(id: str, team: str = "rnd", owner: str = "ana", at: float = 0.0, **fields: object) -> Workload:

@@ -25,8 +25,9 @@ from makeway_quota.control.start_backoff import (
     backoff_until,
 )
 from makeway_quota.history.durations import Durations
-from makeway_quota.store.records import Change, NewWorkload, Place, Workload
+from makeway_quota.store.records import Change, NewWorkload, Workload
 from makeway_quota.store.rows import submitted
+from makeway_quota.values import Place
 from running import running
 
 NODES = tuple(NodeSeen(name, "", (0,), virtual=True) for name in ("n1", "n2"))

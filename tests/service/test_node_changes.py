@@ -16,8 +16,9 @@ from makeway_quota.control.engine_view import EngineChanges
 from makeway_quota.control.observed import Observed
 from makeway_quota.control.pool_assignment import divide
 from makeway_quota.control.world import World
-from makeway_quota.store.records import NewWorkload, PastRun, Place, Workload
+from makeway_quota.store.records import NewWorkload, PastRun, Workload
 from makeway_quota.store.rows import changed, submitted
+from makeway_quota.values import Place
 from memory_rows import Rows
 
 DOCUMENTS = [

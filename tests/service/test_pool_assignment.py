@@ -12,7 +12,7 @@ from makeway_quota import policy
 from makeway_quota.backends.base import NodeSeen
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.control import pool_assignment
-from makeway_quota.store.records import Place
+from makeway_quota.values import Place
 from running import Running, python, running
 
 TWO = """

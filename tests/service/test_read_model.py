@@ -18,8 +18,9 @@ from makeway_quota.engine.snapshot import Policy, Snapshot
 from makeway_quota.engine.snapshot import Workload as EngineWorkload
 from makeway_quota.policy import read
 from makeway_quota.store.errors import StoreError
-from makeway_quota.store.records import Change, NewWorkload, Place, Workload
+from makeway_quota.store.records import Change, NewWorkload, Workload
 from makeway_quota.store.store import Store, open_store
+from makeway_quota.values import Place
 
 POLICY = """\
 version: 1

@@ -10,7 +10,7 @@ from makeway_quota.engine.index.pending import Pending, PendingGroup, PendingRea
 from makeway_quota.engine.plan import Fact, Waiting
 from makeway_quota.engine.snapshot import Placed
 from makeway_quota.engine.snapshot import Workload as EngineView
-from makeway_quota.store.records import Place
+from makeway_quota.values import Place
 from makeway_quota.wording import sentence
 
 

@@ -18,7 +18,8 @@ from makeway_quota.control.transitions import TIME_LIMIT, notice
 from makeway_quota.engine.plan import Evict, Move
 from makeway_quota.services import Caller
 from makeway_quota.store import rows
-from makeway_quota.store.records import NewWorkload, Notice, Workload
+from makeway_quota.store.records import NewWorkload, Workload
+from makeway_quota.values import Notice
 from running import SAMPLE, python, running
 
 QUICK = SAMPLE.read_text(encoding="utf-8").replace("grace: 30", "grace: 1")

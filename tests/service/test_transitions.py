@@ -11,7 +11,8 @@ from makeway_quota.control.transitions import EVENTS, AttemptEnd, Transition
 from makeway_quota.engine.plan import Evict, Refusal, Start, Waiting
 from makeway_quota.engine.snapshot import ADMITTED
 from makeway_quota.store import Store, open_store
-from makeway_quota.store.records import ENDED, LIVE, Attempt, Change, NewWorkload, Notice, Place, Workload
+from makeway_quota.store.records import ENDED, LIVE, Attempt, Change, NewWorkload, Workload
+from makeway_quota.values import Notice, Place
 
 STATES = sorted({*LIVE, *ENDED})
 HERE = (Place("n1", (0,), (1000,)),)

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 import pytest
 from makeway_quota.store import Deposed, Store, open_store
-from makeway_quota.store.records import Attempt, Change, NewDecision, Place, Workload
+from makeway_quota.store.records import Attempt, Change, NewDecision, Workload
+from makeway_quota.values import Place
 
 
 def decision(workload: str | None, message: str = "because", **numbers: object) -> NewDecision:

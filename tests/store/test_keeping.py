@@ -12,8 +12,9 @@ from alembic.migration import MigrationContext
 from makeway_quota.store import Conflict, Store, StoreError, open_store
 from makeway_quota.store.database import WAIT_FOR_WRITERS, WRITERS, engine_for, parse
 from makeway_quota.store.migrate import alembic_config, upgrade
-from makeway_quota.store.records import Attempt, Change, NewDecision, NewWorkload, Notice, PastRun, Place
+from makeway_quota.store.records import Attempt, Change, NewDecision, NewWorkload, PastRun
 from makeway_quota.store.tables import metadata
+from makeway_quota.values import Notice, Place
 from postgres import empty_database
 from sqlalchemy import inspect, text
 

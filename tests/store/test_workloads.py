@@ -11,7 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from makeway_quota.store import Conflict, Store, StoreError, TooMany, database, open_store
-from makeway_quota.store.records import Attempt, Cap, Change, NewDecision, NewWorkload, Notice, Place
+from makeway_quota.store.records import Attempt, Cap, Change, NewDecision, NewWorkload
+from makeway_quota.values import Notice, Place
 
 NASTY = [
     "",

@@ -10,7 +10,8 @@ from typing import Any
 import httpx2
 import pytest
 from makeway_api.models import Attempt, Checkpoint, Reason, State
-from makeway_quota.store.records import Change, Notice
+from makeway_quota.store.records import Change
+from makeway_quota.values import Notice
 from web.portal import EVIL, PEOPLE, PREFIX, Portal
 
 OUTSIDE = re.compile(r"""(?:src|href|action|url\()\s*=?\s*["'(]?\s*(?:https?:)?//""", re.IGNORECASE)

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from .base import AttemptSeen, NoticeOrder, Phase
+from ..values import Notice, NoticeKind
+from .base import AttemptSeen, Phase
 from .jobdir import AttemptFiles
 from .processes import MAX_PID, MAX_TICKS, Mark, Process, boot_id
 from .untrusted import UnreadableJson, number, text, whole
@@ -56,7 +57,7 @@ class LocalAttempt:
         """how often what is left of it was killed"""
         self.forgotten = False
         self._claim: dict[str, Any] | None = None
-        self._notice: NoticeOrder | None = None
+        self._notice: Notice | None = None
         self._leave_by: float | None = None
         self._kill_at: float | None = None
         self._stamps: dict[str, tuple[int, int] | None] = {}
@@ -177,7 +178,7 @@ class LocalAttempt:
         message = f"could not start: {why}"
         self._seen = replace(self._seen, phase=Phase.EXITED, ended_at=now, exit_code=127, message=message)
 
-    def notice(self, order: NoticeOrder) -> None:
+    def notice(self, order: Notice) -> None:
         """Order it to save and end; a repetition changes nothing, an earlier deadline counts."""
         if self.ended:
             return
@@ -282,7 +283,7 @@ def _reported(seen: AttemptSeen, status: Mapping[str, Any]) -> AttemptSeen:
     )
 
 
-def _words(notice: NoticeOrder | None) -> dict[str, Any]:
+def _words(notice: Notice | None) -> dict[str, Any]:
     assert notice is not None
     return {
         "reason": notice.reason,
@@ -291,19 +292,17 @@ def _words(notice: NoticeOrder | None) -> dict[str, Any]:
         "by_workload": notice.by_workload,
         "at": notice.at,
         "deadline": notice.deadline,
-        "preempt_test": notice.preempt_test,
+        "preempt_test": notice.kind == "preempt_test",
     }
 
 
-def _notice_of(words: Mapping[str, Any]) -> NoticeOrder | None:
+def _notice_of(words: Mapping[str, Any]) -> Notice | None:
     deadline, at = number(words.get("deadline")), number(words.get("at"))
     if deadline is None:
         return None
     by = {key: text(words.get(key), 300) or None for key in ("by_team", "by_owner", "by_workload")}
-    preempt_test = words.get("preempt_test") is True
-    return NoticeOrder(
-        reason=text(words.get("reason"), 2000), **by, at=at or deadline, deadline=deadline, preempt_test=preempt_test
-    )
+    kind: NoticeKind = "preempt_test" if words.get("preempt_test") is True else "evict"
+    return Notice(text(words.get("reason"), 2000), at or deadline, deadline, kind, **by)
 
 
 def _names_process(claim: Mapping[str, Any]) -> bool:

@@ -15,6 +15,7 @@ from typing import Literal, Protocol
 from ..engine.snapshot import Terminating
 from ..policy import Document
 from ..quarantine import Quarantine
+from ..values import File, Notice, Place
 
 Key = tuple[str, int]
 """The id of a workload and the number of one of its attempts."""
@@ -182,24 +183,6 @@ class EndTries:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerPlace:
-    """The node and devices of one worker: devices by index, milli-GPUs on each."""
-
-    node: str
-    devices: tuple[int, ...]
-    milli: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class JobFile:
-    """A file to lay out below the working directory."""
-
-    path: str
-    data: bytes
-    executable: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class StartOrder:
     """Everything that a backend needs to start one attempt."""
 
@@ -211,7 +194,7 @@ class StartOrder:
     profile: str
     command: tuple[str, ...]
     env: Mapping[str, str]
-    workers: tuple[WorkerPlace, ...]
+    workers: tuple[Place, ...]
     grace: float
     """seconds from notice to SIGKILL"""
     signal: str = "SIGTERM"
@@ -224,21 +207,8 @@ class StartOrder:
     admitted_at: float | None = None
     """when the attempt got its GPUs, in Unix seconds"""
     preemptible: bool = True
-    files: Callable[[], tuple[JobFile, ...]] = tuple
+    files: Callable[[], tuple[File, ...]] = tuple
     """called only when they are needed"""
-
-
-@dataclass(frozen=True, slots=True)
-class NoticeOrder:
-    """Save and end: the content of the stop file. Times are Unix seconds."""
-
-    reason: str
-    by_team: str | None
-    by_owner: str | None
-    by_workload: str | None
-    at: float
-    deadline: float
-    preempt_test: bool = False
 
 
 class BackendError(Exception):
@@ -292,7 +262,7 @@ class Backend(Protocol):
     async def start(self, order: StartOrder) -> None:
         """Start an attempt exactly once, however often it is ordered; BackendError when it never can."""
 
-    async def notice(self, workload: str, attempt: int, notice: NoticeOrder) -> None:
+    async def notice(self, workload: str, attempt: int, notice: Notice) -> None:
         """Order an attempt to save and end; the backend kills it at the deadline. Unknown attempts: nothing."""
 
     async def kill(self, workload: str, attempt: int) -> None:

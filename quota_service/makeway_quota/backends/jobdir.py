@@ -20,7 +20,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from .base import BackendError, JobFile
+from ..values import File
+from .base import BackendError
 from .service_faults import raise_own
 from .untrusted import NOT_JSON, UnreadableJson, read_table
 from .users import UnixAccount
@@ -141,7 +142,7 @@ def beside(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.urandom(6).hex()}")
 
 
-def write_order(path: Path, header: Mapping[str, Any], files: Sequence[JobFile]) -> None:
+def write_order(path: Path, header: Mapping[str, Any], files: Sequence[File]) -> None:
     """Write an order: one line of JSON, then the bytes of its files; all or nothing."""
     entries = [{"path": f.path, "size": len(f.data), "executable": f.executable} for f in files]
     temporary = beside(path)
@@ -179,7 +180,7 @@ def remove_order(path: Path) -> None:
             path.unlink()
 
 
-def check_files(files: Sequence[JobFile]) -> None:
+def check_files(files: Sequence[File]) -> None:
     """Refuse files that would land outside of the working directory, or twice in the same place."""
     seen = set()
     for file in files:

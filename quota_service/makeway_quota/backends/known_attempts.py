@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .base import AttemptSeen, Key, NoticeOrder
+from ..values import Notice
+from .base import AttemptSeen, Key
 
 LONGEST_PAUSE = 300.0
 """Seconds between two removals of machines that stay."""
@@ -15,7 +16,7 @@ class Ending:
     """An end that was ordered: from when on the machines are removed (monotonic), and the notice, None for a kill."""
 
     remove_at: float
-    notice: NoticeOrder | None = None
+    notice: Notice | None = None
     removed: bool = False
     """whether a removal was accepted; one whose machines stay is ordered again"""
     problem: str = ""

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from ..quarantine import Quarantine
+from ..values import Notice
 from .attempts import PATIENCE, TRIES, LocalAttempt
-from .base import Backend, BackendError, BackendUnavailable, EndTries, Key, NodeSeen, NoticeOrder, Seen, StartOrder
+from .base import Backend, BackendError, BackendUnavailable, EndTries, Key, NodeSeen, Seen, StartOrder
 from .gpus import nodes_here
 from .held_devices import holding
 from .jobdir import AttemptFiles, Layout, read_order, remove_order, write_order
@@ -168,7 +169,7 @@ class LocalBackend(Backend):
         """Start an attempt exactly once; BackendError when it never can."""
         await self._change(lambda: self._prepare(order))
 
-    async def notice(self, workload: str, attempt: int, notice: NoticeOrder) -> None:
+    async def notice(self, workload: str, attempt: int, notice: Notice) -> None:
         """Order an attempt to save and end; it is killed at the deadline."""
         if (known := self._attempts.get((workload, attempt))) is not None:
             await self._change(lambda: known.notice(notice))
@@ -471,7 +472,7 @@ class LocalBackend(Backend):
         for attempt in running:
             grace = min(CLOSE_SECONDS, attempt.grace)
             longest = max(longest, grace + PATIENCE + 1.0)
-            notice = NoticeOrder("Makeway is stopping", None, None, None, now, now + grace)
+            notice = Notice("Makeway is stopping", now, now + grace)
             await self.notice(attempt.workload, attempt.number, notice)
         while any(not attempt.ended for attempt in running) and time.monotonic() - began < longest:
             await asyncio.sleep(0.05)

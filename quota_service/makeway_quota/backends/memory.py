@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 
 from makeway_api.durations import duration
 
-from .base import AttemptSeen, Backend, BackendError, JobFile, Key, NodeSeen, NoticeOrder, Phase, Seen, StartOrder
+from ..values import File, Notice
+from .base import AttemptSeen, Backend, BackendError, Key, NodeSeen, Phase, Seen, StartOrder
 from .versions import Changes
 
 OVER = (Phase.EXITED, Phase.LOST)
@@ -26,13 +27,13 @@ class MemoryAttempt:
 
     order: StartOrder
     seen: AttemptSeen
-    notice: NoticeOrder | None = None
+    notice: Notice | None = None
     log: bytearray = field(default_factory=bytearray)
     result: bytes | None = None
     error: bytes | None = None
 
     @property
-    def files(self) -> tuple[JobFile, ...]:
+    def files(self) -> tuple[File, ...]:
         """The files of its order."""
         return self.order.files()
 
@@ -125,7 +126,7 @@ class MemoryBackend(Backend):
         self._later(now + self.starts_after, key, "run")
         self._changed()
 
-    async def notice(self, workload: str, attempt: int, notice: NoticeOrder) -> None:
+    async def notice(self, workload: str, attempt: int, notice: Notice) -> None:
         """Order an attempt to end; a repetition changes nothing, an earlier deadline counts."""
         entry = self.attempts.get((workload, attempt))
         if entry is None or entry.seen.phase in OVER:

@@ -18,7 +18,8 @@ from typing import Protocol
 from makeway_api.durations import duration
 
 from ..quarantine import Quarantine
-from .base import AttemptSeen, Backend, BackendError, EndTries, Key, NodeSeen, NoticeOrder, Phase, Seen, StartOrder
+from ..values import Notice
+from .base import AttemptSeen, Backend, BackendError, EndTries, Key, NodeSeen, Phase, Seen, StartOrder
 from .channel import Channel
 from .known_attempts import Ending, Known
 from .machines import GONE, Machines
@@ -234,7 +235,7 @@ class RemoteBackend(Backend, ABC):
             keys |= self._attempts.keys()
         return keys
 
-    async def notice(self, workload: str, attempt: int, notice: NoticeOrder) -> None:
+    async def notice(self, workload: str, attempt: int, notice: Notice) -> None:
         """Remove the machines some time after the deadline; the workers read their notice from the store themselves."""
         remove_at = self._monotonic() + max(0.0, notice.deadline - notice.at) + PATIENCE
         if (seen := self._attempts.get((workload, attempt))) is not None and seen.unfinished:

@@ -19,18 +19,16 @@ from ..backends.base import (
     BackendFull,
     BackendRefusal,
     BackendUnavailable,
-    JobFile,
-    NoticeOrder,
     Phase,
     Seen,
     StartOrder,
-    WorkerPlace,
 )
 from ..engine.snapshot import ADMITTED
 from ..quarantine import Quarantine, reason_of
 from ..store.errors import FilesUnavailable, FileUnreadable, NotLeading
-from ..store.records import Notice, Workload
+from ..store.records import Workload
 from ..store.store import Store
+from ..values import File, Notice
 from ..wording import IDS, Names, outcomes
 from . import transitions
 from .change_set import ChangeSet
@@ -204,7 +202,7 @@ class Actuator:
         notice = row.notice
         if notice is None or self._noticed.get(key) == notice.at:
             return
-        if await self._try("given its notice", key, lambda: self._backend.notice(*key, _notice(notice))):
+        if await self._try("given its notice", key, lambda: self._backend.notice(*key, notice)):
             self._noticed[key] = notice.at
 
     async def _started(self, started: Started, row: Workload, now: float, commands: Commands) -> None:
@@ -244,9 +242,9 @@ class Actuator:
             started.failed.add(*self.backoff.requeue(row, _job(row), reason_of(error), now, START_DEFERRED))
 
     def _start_order(self, row: Workload) -> StartOrder:
-        def files() -> tuple[JobFile, ...]:
+        def files() -> tuple[File, ...]:
             try:
-                return tuple(JobFile(f.path, f.data, f.executable) for f in self._store.files(row.id))
+                return self._store.files(row.id)
             except FileUnreadable as error:
                 raise BackendError(str(error)) from error
 
@@ -259,7 +257,7 @@ class Actuator:
             profile=row.profile,
             command=row.command,
             env=row.env,
-            workers=tuple(WorkerPlace(p.node, p.devices, p.milli) for p in row.placement),
+            workers=row.placement,
             grace=row.grace,
             signal=row.signal,
             time_limit=row.time_limit,
@@ -345,15 +343,3 @@ def _passed(notice: Notice, now: float) -> float:
 
 def _job(row: Workload) -> str:
     return outcomes.job_of(row.name or row.id, row.owner)
-
-
-def _notice(notice: Notice) -> NoticeOrder:
-    return NoticeOrder(
-        reason=notice.reason,
-        by_team=notice.by_team,
-        by_owner=notice.by_owner,
-        by_workload=notice.by_workload,
-        at=notice.at,
-        deadline=notice.deadline,
-        preempt_test=notice.kind == "preempt_test",
-    )

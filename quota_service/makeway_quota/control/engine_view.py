@@ -11,7 +11,8 @@ from ..engine.snapshot import Workload as EngineWorkload
 from ..history.durations import Durations
 from ..policy import Document
 from ..quarantine import Quarantine
-from ..store.records import Place, Workload
+from ..store.records import Workload
+from ..values import Place
 from .people import People
 from .pool_assignment import PoolAssignment, machine_of
 from .present_times import PresentTimes

@@ -15,7 +15,8 @@ from functools import cached_property
 from ..backends.base import NodeSeen
 from ..engine.snapshot import GPU, Node, Placed, Placement, Terminating
 from ..policy import Document
-from ..store.records import Place, Workload
+from ..store.records import Workload
+from ..values import Place
 
 
 class PoolAssignment:

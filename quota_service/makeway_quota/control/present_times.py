@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ..engine.snapshot import ADMITTED
-from ..store.records import Notice, Workload
+from ..store.records import Workload
+from ..values import Notice
 from .clock_steps import LEAST_STEP, ClockSteps
 
 

@@ -15,7 +15,8 @@ from ..backends.base import AttemptSeen, Phase, Seen
 from ..engine.snapshot import ADMITTED
 from ..policy import Document
 from ..quarantine import Quarantine
-from ..store.records import Notice, Workload
+from ..store.records import Workload
+from ..values import Notice
 from ..wording import IDS, Names, outcomes
 from . import transitions
 from .change_set import ChangeSet

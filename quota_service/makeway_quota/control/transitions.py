@@ -15,7 +15,8 @@ from typing import Literal, NamedTuple
 from ..backends.base import AttemptSeen, Phase
 from ..engine.plan import Evict, Move, Refusal, Start, Waiting
 from ..engine.snapshot import ADMITTED
-from ..store.records import ENDED, LIVE, Attempt, Change, NewDecision, Notice, Workload
+from ..store.records import ENDED, LIVE, Attempt, Change, NewDecision, Workload
+from ..values import Notice
 from ..wording.outcomes import RESULT_LOST
 from .change_set import decide
 from .pool_assignment import places

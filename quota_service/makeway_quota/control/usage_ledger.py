@@ -10,7 +10,8 @@ from ..engine.index.ledger import Ledger
 from ..engine.rules.usage import TeamCount, add_usage, count_usage
 from ..engine.snapshot import ADMITTED
 from ..policy import Document
-from ..store.records import Place, Workload
+from ..store.records import Workload
+from ..values import Place
 from .pool_assignment import PoolAssignment
 from .quota_standing import QuotaStanding
 

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field, replace
 
 from ..backends.base import NodeSeen, WorkloadPod
 from ..engine.snapshot import GPU, Terminating
-from ..store.records import Place, Workload
+from ..store.records import Workload
+from ..values import Place
 
 MOST_PLANNED = 20_000
 """Ended attempts whose places are remembered, the newest."""

@@ -25,8 +25,9 @@ from ..control.worker_channel import WorkerChannel
 from ..engine.snapshot import ADMITTED
 from ..store.errors import FilesUnavailable, FileUnreadable, TooMuchKept
 from ..store.outputs import Kind, OutOfPlace, TooLong
-from ..store.records import Notice, Workload
+from ..store.records import Workload
 from ..store.worker_reports import AlreadyClaimed, WorkerKey
+from ..values import Notice
 from .context import LONGEST_WAIT, Context
 from .output_rates import RESULT_BURST, RESULT_RATE, OutputRates
 from .refusals import busy, refuse

@@ -21,8 +21,9 @@ from makeway_api.models.progress import read_progress
 
 from ..store.progress import ProgressRow
 from ..store.records import Attempt as AttemptRow
-from ..store.records import Notice as NoticeRow
-from ..store.records import Place, Workload
+from ..store.records import Workload
+from ..values import Notice as NoticeRow
+from ..values import Place
 from ..wording import duration, gpus, outcomes
 from .answer_size import MOST_GRANTS, newest_attempts, shown_text, shown_words
 from .times import at, when

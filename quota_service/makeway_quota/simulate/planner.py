@@ -10,7 +10,8 @@ from ..engine.plan import Plan
 from ..engine.schedule import schedule
 from ..engine.snapshot import Placed, Placement, Policy, Snapshot
 from ..history.durations import Durations
-from ..store.records import Place, Workload
+from ..store.records import Workload
+from ..values import Place
 from .cluster import SimulatedCluster
 
 

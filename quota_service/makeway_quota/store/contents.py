@@ -12,10 +12,10 @@ from sqlalchemy import bindparam, delete, insert, select, update
 
 from ..artifacts.base import ORPHAN_AGE, Artifacts, Stored, Unreadable, put_bytes
 from ..artifacts.folder import ArtifactFolder
+from ..values import File
 from . import reads
 from .database import Database
 from .errors import FilesUnavailable, FileUnreadable, StoreError
-from .records import File
 from .tables import blobs, dropped, installation
 
 UNDER_WAY, CLOCKS_DIFFER = 60.0, 60.0

@@ -11,31 +11,15 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-Kind = Literal["session", "job"]
+from ..engine.snapshot import Kind, State
+from ..values import Notice, Place
+
 Priority = Literal["low", "normal", "high"]
-State = Literal["pending", "starting", "running", "checkpointing", "succeeded", "failed", "cancelled", "stopped"]
 LIVE: tuple[State, ...] = ("pending", "starting", "running", "checkpointing")
 ADMITTED_STATES: tuple[State, ...] = ("starting", "running", "checkpointing")
 ENDED: tuple[State, ...] = ("succeeded", "failed", "cancelled", "stopped")
-NoticeKind = Literal["evict", "move", "preempt_test", "cancel"]
 Numbers = Mapping[str, Any]
 """Names with plain JSON values; a tuple comes back as a list."""
-
-
-class Place(NamedTuple):
-    """One worker's devices on one node, and the milli-GPUs held on each."""
-
-    node: str
-    devices: tuple[int, ...] = ()
-    milli: tuple[int, ...] = ()
-
-
-class File(NamedTuple):
-    """One file of a submission."""
-
-    path: str
-    data: bytes
-    executable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +27,6 @@ class FilesOf:
     """The files of another workload, which a new one shares with it."""
 
     workload: str
-
-
-@dataclass(frozen=True, slots=True)
-class Notice:
-    """The notice of an eviction: why, for whom, and until when the workload may save."""
-
-    reason: str
-    at: float
-    deadline: float
-    kind: NoticeKind = "evict"
-    by_team: str | None = None
-    by_owner: str | None = None
-    by_workload: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

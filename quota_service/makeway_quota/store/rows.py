@@ -16,8 +16,9 @@ from typing import Any, cast
 
 import orjson
 
+from ..values import Notice, Place
 from .damaged_rows import faults, repaired
-from .records import Attempt, Decision, Event, NewWorkload, Notice, Place, Workload
+from .records import Attempt, Decision, Event, NewWorkload, Workload
 
 LARGE_FIELDS = ("command", "env", "source")
 """What is read with one workload only: a person may have submitted thousands of the largest ones."""

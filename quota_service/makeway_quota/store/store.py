@@ -10,6 +10,7 @@ from sqlalchemy import Connection
 
 from ..artifacts.base import Artifacts
 from ..artifacts.folder import ArtifactFolder
+from ..values import File
 from . import pages, reads, replicas, rows, submission_keys, writes
 from .accounts import Accounts
 from .contents import LARGE, Contents
@@ -31,7 +32,6 @@ from .records import (
     Change,
     Decision,
     Event,
-    File,
     FilesOf,
     KeptLimits,
     NewDecision,

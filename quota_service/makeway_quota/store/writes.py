@@ -11,9 +11,10 @@ from sqlalchemy import Connection, Text, bindparam, delete, func, insert, select
 from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
+from ..values import File
 from . import accounts, reads, rows, submission_keys
 from .errors import Conflict, Deposed, KeyReused, Removed, TooMany, TooMuchKept
-from .records import ENDED, Cap, Change, File, KeptLimits, NewDecision, PolicyVersion, SubmissionKey, Workload
+from .records import ENDED, Cap, Change, KeptLimits, NewDecision, PolicyVersion, SubmissionKey, Workload
 from .statements import Lookup, Many
 from .tables import attempts, blobs, decisions, events, files, histories, policies, sources, terms, workloads
 

@@ -1,0 +1,40 @@
+"""Define the values that the store and the backends share: where a worker is, a file, and a notice.
+
+Below both, as neither knows the other. Times are Unix seconds; GPUs are thousandths of a device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+NoticeKind = Literal["evict", "move", "preempt_test", "cancel"]
+
+
+class Place(NamedTuple):
+    """One worker's devices on one node, and the milli-GPUs held on each."""
+
+    node: str
+    devices: tuple[int, ...] = ()
+    milli: tuple[int, ...] = ()
+
+
+class File(NamedTuple):
+    """One file of a submission, below the working directory of the job."""
+
+    path: str
+    data: bytes
+    executable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """The notice of an eviction: why, for whom, and until when the workload may save."""
+
+    reason: str
+    at: float
+    deadline: float
+    kind: NoticeKind = "evict"
+    by_team: str | None = None
+    by_owner: str | None = None
+    by_workload: str | None = None
