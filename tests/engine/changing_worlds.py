@@ -29,6 +29,7 @@ class ChangingHistory:
         if self.random.random() < 0.3:
             self._name_devices()
         self.first = dict(self.world.nodes)
+        self.starts_slowly = Random(seed) if seed % 4 == 2 else None
         self.changes = (self._relabel, self._vanish, self._return, self._edit_quotas, self._edit_family)
 
     def live(self, events: int) -> None:
@@ -37,6 +38,8 @@ class ChangingHistory:
             self._happen()
             self.compare()
             check(self.world, self.engine, Random(7))
+            if self.starts_slowly:
+                self._start_slowly(self.starts_slowly)
             self.world.now += self.random.choice([1, 5, 40, 600])
             if number % 5 == 4:
                 self.rest()
@@ -55,6 +58,14 @@ class ChangingHistory:
         if terminating := other.named("checkpointing"):
             other.release(*terminating)
         come_to_rest(other, self.engine)
+
+    def _start_slowly(self, random: Random) -> None:
+        """Keep some of what was started in the state `starting`, in which an eviction loses nothing."""
+        for w in list(self.world.workloads.values()):
+            if w.state in ("starting", "running"):
+                young = w.started_at is not None and w.started_at >= self.world.now - 1
+                slow = random.random() < (0.5 if young else 0.9) and (young or w.state == "starting")
+                self.world.change(w.id, state="starting" if slow else "running")
 
     def _name_devices(self) -> None:
         nodes = self.world.nodes

@@ -242,3 +242,19 @@ def test_a_named_device_that_vanishes_takes_no_other_device_along(engine: str) -
     plan = world.plan()
     assert {start.id: start.placement[0].devices for start in plan.start} == {"k": (0,), "l": (1,), "m": (2,)}
     assert [(w.id, w.code) for w in plan.pending] == [("n", "limit")]
+
+
+@pytest.mark.covers("F15", "F16")
+@pytest.mark.parametrize("engine", ENGINES)
+def test_jobs_of_one_size_are_not_taken_for_equal_where_a_device_of_one_is_gone(engine: str) -> None:
+    """The younger job holds one device that the node shows, the older one two: only its end makes room for two."""
+    world = World().pool("p", gpus=4).team("a").team("b", 2).profile("two", 2)
+    world.run("older", "a", "two", "p-1").run("younger", "a", "two", "p-1")
+    world.change("younger", placement=(Placed(0, "p-1", (0, 1)),))
+    world.change("older", placement=(Placed(0, "p-1", (2, 3)),))
+    world.nodes["p-1"] = replace(world.nodes["p-1"], gpus=3, devices=(0, 2, 3))
+    world.engine = ENGINES[engine]
+    world.submit("owner", "b", "two")
+    assert [each.id for each in world.step().evict] == ["older"]
+    world.release()
+    assert "owner" in [start.id for start in world.step().start]

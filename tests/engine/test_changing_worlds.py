@@ -10,6 +10,7 @@ ROWS = ("F13", "F14", "F15", "F16", "F17")
 BROKEN_ONCE = {
     1097: "a job over quota preempts one that returns in quota by evicting over quota, again and again",
     1504: "the same with three jobs of a team in two pools, one of them an elastic gang",
+    1815: "jobs of which a node shows too few devices, or none, are taken for equal to others of their size",
     1279: "a job that moves to another pool counts twice on a line over both, so that another one waits",
 }
 """Histories that once broke an invariant, each with the cause."""

@@ -163,12 +163,16 @@ class _NodeTrial:
 
 
 def _groups(candidates: Sequence[Allocation]) -> list[list[Allocation]]:
-    """Group the candidates that are equal but for their protection, the least protected first."""
+    """Group the candidates that are equal but for their protection, the least protected first.
+
+    One of whose devices the node shows fewer, or that stands for all of them, is equal to none.
+    """
     groups: dict[object, list[Allocation]] = {}
     for allocation in candidates:
-        equal = allocation.need.gpus >= GPU and len(allocation.parts) == 1 and not allocation.fresh
-        equal = equal and allocation.workload.has_run
-        known = (allocation.workload.policy, allocation.need) if equal else allocation.workload.id
+        need, parts = allocation.need, allocation.parts
+        equal = need.gpus >= GPU and len(parts) == 1 and len(parts[0].devices) == need.whole
+        equal = equal and not allocation.fresh and allocation.workload.has_run
+        known = (allocation.workload.policy, need) if equal else allocation.workload.id
         groups.setdefault(known, []).append(allocation)
     return list(groups.values())
 
