@@ -12,7 +12,7 @@ from itertools import cycle
 from makeway_quota import policy
 from makeway_quota.backends.base import AttemptSeen, NodeSeen, Phase
 from makeway_quota.backends.memory import MemoryBackend
-from makeway_quota.control.apply import change_set_of
+from makeway_quota.control.decisions import change_set_of
 from makeway_quota.control.planner import Planner
 from makeway_quota.control.reason_throttle import ReasonThrottle
 from makeway_quota.control.reconcile import reconcile

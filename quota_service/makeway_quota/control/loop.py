@@ -22,9 +22,9 @@ from ..store.errors import Deposed, NotLeading
 from ..store.records import NewDecision, Workload
 from ..wording import Names
 from .actuate import Actuator, Started
-from .apply import change_set_of, left_out, set_aside
 from .change_set import ChangeSet
 from .components import Components
+from .decisions import change_set_of, left_out, set_aside
 from .garbage import collect_less
 from .lasting import is_cancelled
 from .membership import holds, is_new
@@ -221,67 +221,91 @@ class Loop:
                     await self._at_once.wait()
 
     async def cycle(self, explain: bool = True) -> bool:
-        """Observe, reconcile, plan, apply and actuate once; return whether the store changed.
+        """Observe, reconcile, plan, apply, actuate and record once; return whether the store changed.
 
         Without `explain` the reasons of workloads that wait stay as they are, for a later cycle.
         """
-        started_at = time.perf_counter()
+        began_at = time.perf_counter()
         self._at_once.clear()
-        work_queue, quarantine = self.world.work_queue, self.world.quarantine
-        self.world.see(await self.backend.observe(self.world.since))
-        now = self.clock()
-        rows = await self.world.rows_as_of_now()
-        reconciled = self._reconcile(rows, work_queue.seen(now), now)
-        note_launched(reconciled, work_queue.unwritten(now))
-        overdue, expired = ChangeSet(), ChangeSet()
-        with quarantine.step("keeping to time limits"):
-            seen, attempts = work_queue.seen(now).attempts, self.world.observed.attempts
-            overdue = self.limits.overdue(rows, seen, attempts, now)
-        with quarantine.step("ending leases"):
-            expired = self.leases.reconcile((await self.world.watched()).values(), now)
-        changed = await self._commit(reconciled, now) | await self._commit(overdue, now)
-        changed |= await self._commit(expired, now)
-        with quarantine.step("trying jobs again where nodes came back"):
-            changed |= await self._try_soon(now)
-        rows = await self.world.rows_as_of_now()
-        change_set, unplanned = await self._planned(rows, now, explain)
-        names = self._names(rows)
         started = Started()
-        changed |= await self._carry_out(change_set, started, now)
-        with quarantine.step("holding work of people who left their teams"):
-            changed |= await self._hold(rows, names, now)
-        await self.world.watched()  # with the commits so far
-        started.expected = work_queue.expected(now)
-        failed = await self.actuator.give(work_queue.rows(), work_queue.seen(now), now, started, names)
-        work_queue.ordered(now, started.postponed)
-        changed |= await self._commit(failed, now)
-        await self._commit(started.reasons, now)
-        await self._keep_histories(now)
-        work_queue.done()
-        quarantine.tidy()
+        now = await self._observe()
+        changed = await self._reconcile(now)
+        change_set, unplanned = await self._plan(now, explain)
+        changed |= await self._apply(change_set, started, now)
+        changed |= await self._actuate(started, now)
+        await self._record(now)
         if unplanned is not None:
             raise unplanned
-        self.cycles += 1
-        self.last_cycle_at = time.monotonic()
-        took = time.perf_counter() - started_at
-        self._not_before = self.last_cycle_at + min(LONGEST_REST, max(MIN_CYCLE_SECONDS - took, took))
-        CYCLE_SECONDS.observe(took)
+        self._end_cycle(time.perf_counter() - began_at)
         return changed
 
-    async def _planned(
-        self, rows: Mapping[str, Workload], now: float, explain: bool
-    ) -> tuple[ChangeSet, Exception | None]:
+    async def _observe(self) -> float:
+        """Read nodes and attempts back from the backend; return the time that this cycle decides at."""
+        self.world.see(await self.backend.observe(self.world.since))
+        return self.clock()
+
+    async def _reconcile(self, now: float) -> bool:
+        """Write what became of attempts, time limits and leases; return whether the store changed."""
+        work_queue, quarantine = self.world.work_queue, self.world.quarantine
+        rows = await self.world.rows_as_of_now()
+        seen = work_queue.seen(now)
+        reconciled, overdue, expired = self._reported(rows, seen, now), ChangeSet(), ChangeSet()
+        note_launched(reconciled, work_queue.unwritten(now))
+        with quarantine.step("keeping to time limits"):
+            overdue = self.limits.overdue(rows, seen.attempts, self.world.observed.attempts, now)
+        with quarantine.step("ending leases"):
+            expired = self.leases.reconcile((await self.world.watched()).values(), now)
+        changed = False
+        for change_set in (reconciled, overdue, expired):
+            changed |= await self._commit(change_set, now)
+        with quarantine.step("trying jobs again where nodes came back"):
+            changed |= await self._try_soon(now)
+        return changed
+
+    async def _apply(self, change_set: ChangeSet, started: Started, now: float) -> bool:
+        """Write what was decided, and start each part of it at once; return whether the store changed."""
+        changed = await self._carry_out(change_set, started, now)
+        with self.world.quarantine.step("holding work of people who left their teams"):
+            changed |= await self._hold(await self.world.rows_as_of_now(), now)
+        return changed
+
+    async def _actuate(self, started: Started, now: float) -> bool:
+        """Send all other orders that follow from the store; return whether it changed by what was refused."""
+        work_queue = self.world.work_queue
+        rows = await self.world.watched()  # with the commits so far
+        started.expected = work_queue.expected(now)
+        failed = await self.actuator.give(work_queue.rows(), work_queue.seen(now), now, started, self._names(rows))
+        work_queue.ordered(now, started.postponed)
+        changed = await self._commit(failed, now)
+        await self._commit(started.reasons, now)
+        return changed
+
+    async def _record(self, now: float) -> None:
+        """Write what was measured, and forget what this cycle looked at."""
+        await self._keep_histories(now)
+        self.world.work_queue.done()
+        self.world.quarantine.tidy()
+
+    def _end_cycle(self, took: float) -> None:
+        """Count a cycle of `took` seconds, and set when the next one may begin."""
+        self.cycles += 1
+        self.last_cycle_at = time.monotonic()
+        self._not_before = self.last_cycle_at + min(LONGEST_REST, max(MIN_CYCLE_SECONDS - took, took))
+        CYCLE_SECONDS.observe(took)
+
+    async def _plan(self, now: float, explain: bool) -> tuple[ChangeSet, Exception | None]:
         """Return what the engine decides, or why it decides nothing: what was decided before is carried out anyway."""
+        rows = await self.world.rows_as_of_now()
         if not self.world.observed.synced:
             return ChangeSet(), None  # without its nodes there would be none to the engine
         try:
-            return await self._plan(rows, now, explain), None
+            return await self._decided(rows, now, explain), None
         except Exception as error:
             if concerns_all(error):
                 raise
             return ChangeSet(), error
 
-    async def _plan(self, rows: Mapping[str, Workload], now: float, explain: bool) -> ChangeSet:
+    async def _decided(self, rows: Mapping[str, Workload], now: float, explain: bool) -> ChangeSet:
         """Return what the engine decides."""
         planned_at = time.perf_counter()
         plan = await self._planner.plan(rows, now, explain)
@@ -314,7 +338,7 @@ class Loop:
                 await self.actuator.begin([rows[c.workload] for c in part.changes if c.workload in rows], now, started)
         return changed
 
-    async def _hold(self, rows: Mapping[str, Workload], names: Names, now: float) -> bool:
+    async def _hold(self, rows: Mapping[str, Workload], now: float) -> bool:
         """Hold pending work of people who left its team; return whether the store changed.
 
         Another replica may have heard last of its owners, so that what is known of them is read before.
@@ -324,7 +348,7 @@ class Loop:
             await people.load()
         held = [id for id in self.world.held() if (row := rows.get(id)) is not None and people.excludes(row, document)]
         changed = False
-        for part in holds(rows, held, people, names, now, self.world.quarantine).parts(PART):
+        for part in holds(rows, held, people, self._names(rows), now, self.world.quarantine).parts(PART):
             changed |= await self._commit(part, now)
         return changed
 
@@ -400,7 +424,7 @@ class Loop:
     def _names(self, rows: Mapping[str, Workload]) -> Names:
         return names_of(self.world.document.policies, rows, self.world.document)
 
-    def _reconcile(self, rows: Mapping[str, Workload], seen: Seen, now: float, *, stopping: bool = False) -> ChangeSet:
+    def _reported(self, rows: Mapping[str, Workload], seen: Seen, now: float, *, stopping: bool = False) -> ChangeSet:
         return reconcile(
             rows,
             seen,
@@ -432,7 +456,7 @@ class Loop:
                 seen = await self.backend.observe()
                 rows = await self.world.rows()
                 now = self.clock()
-                await self._commit(self._reconcile(rows, seen, now, stopping=True), now)
+                await self._commit(self._reported(rows, seen, now, stopping=True), now)
                 await self.world.rows()
             if leads:
                 await self._keep_histories(self.clock(), at_once=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from ..backends.base import AttemptSeen, Seen
 from ..control import transitions
-from ..control.apply import change_set_of
 from ..control.change_set import ChangeSet
+from ..control.decisions import change_set_of
 from ..control.garbage import collecting_less
 from ..control.reconcile import reconcile
 from ..engine.plan import Plan
