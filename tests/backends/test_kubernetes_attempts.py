@@ -382,6 +382,17 @@ async def test_a_gated_pod_gives_its_gpus_back_in_time_and_names_its_gates(backe
     assert "an administrator has to take its namespace out of what sets" in found.message
 
 
+async def test_an_attempt_says_what_its_largest_pod_requests_with_all_that_admission_added(backend: Backend) -> None:
+    waits = pod("j1", "Pending", worker=0, of=2)
+    sidecar = {"name": "mesh", "restartPolicy": "Always", "resources": {"requests": {"cpu": "2"}}}
+    small = {"name": "worker", "resources": {"requests": {"cpu": "1", "memory": "1Gi"}}}
+    waits["spec"] = {"containers": [small], "initContainers": [sidecar], "overhead": {"memory": "128Mi"}}
+    backend.hear("ADDED", waits)
+    backend.hear("ADDED", pod("j1", worker=1, of=2))
+    seen = await backend.seen("j1")
+    assert (seen.cpu, seen.memory) == (3000, 1024 + 128)
+
+
 async def test_a_pod_that_its_node_refuses_is_no_loss(backend: Backend) -> None:
     refused = pod("j1", "Failed")
     refused["status"] |= {"reason": "OutOfcpu", "message": "Node didn't have enough resource: cpu"}

@@ -141,6 +141,10 @@ class AttemptSeen:
     """with a loss: its workers did not all begin, through no fault of the job"""
     worker: int = 0
     """the worker that the message and `node_lost` are about, where it has several"""
+    cpu: int = 0
+    """milli-cores that the largest of its pods requests, whatever was added to them; 0: not known"""
+    memory: int = 0
+    """MiB, likewise"""
 
     @property
     def key(self) -> Key:

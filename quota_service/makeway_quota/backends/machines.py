@@ -29,6 +29,10 @@ class Machines:
     """if not present: whether at least one worker did not start, through no fault of the job"""
     worker: int = 0
     """number of the worker that the message and `node_lost` are about"""
+    cpu: int = 0
+    """milli-cores that the largest of them requests; 0: not known"""
+    memory: int = 0
+    """MiB, likewise"""
 
 
 GONE = Machines(0, present=False)

@@ -318,6 +318,7 @@ class RemoteBackend(Backend, ABC):
             known.absent_since.pop(key, None)
             waits, unfinished = machines.waiting_reason, machines.unfinished
             seen = replace(seen, waiting_reason=waits, message=machines.message, unfinished=unfinished)
+            seen = replace(seen, cpu=machines.cpu, memory=machines.memory)
             if len(workers) >= machines.workers or machines.waiting_reason:
                 known.unheard_since.pop(key, None)
             elif now - known.unheard_since.setdefault(key, now) >= self.report_within:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -16,6 +17,7 @@ from ..values import Place
 from .people import People
 from .pool_assignment import PoolAssignment, machine_of
 from .present_times import PresentTimes
+from .requested import Requested
 from .start_backoff import CLOCKS_DIFFER, StartBackoff, backoff_until
 
 CYCLE = "cycle"
@@ -63,10 +65,12 @@ class EngineView:
         durable_checkpoints: bool = True,
         people: People | None = None,
         times: PresentTimes | None = None,
+        requested: Requested | None = None,
     ) -> None:
         """`durable_checkpoints`: whether an attempt that ends leaves them to the next one."""
         self.durations = durations
         self._times = times or PresentTimes()
+        self._requested = Requested(time.time) if requested is None else requested
         self._backoff = backoff or StartBackoff()
         self._people = people
         self.held: set[str] = set()
@@ -192,6 +196,7 @@ class EngineView:
         known = self._workloads.get(id)
         if row is None:
             self._times.forget(id)
+            self._requested.forget(id)
         if assignment.divided:
             places = [*(machine_of(each.node) for each in (known.placement if known else ()))]
             places += [place.node for place in (row.placement if row else ())]
@@ -211,7 +216,7 @@ class EngineView:
         pools: tuple[str, ...] = ()
         if assignment.divided and (profile := document.profile(row.profile)) is not None:
             pools = profile.pools  # on a divided machine work without GPUs is in the pool that its profile prefers
-        row = self._times.of(row)
+        row = self._requested.of(self._times.of(row))
         shown = as_workload(row, lambda places: assignment.placement(places, pools), self.durations.left(row, now))
         if not self._durable_checkpoints:
             shown = replace(shown, last_checkpoint_at=None)
@@ -219,7 +224,8 @@ class EngineView:
         if shown.avoid or refusals:
             avoid = sorted({*shown.avoid, *(node for node, _ in refusals)})
             shown = replace(shown, avoid=_in_any_pool(avoid, document))
-        self._expect(shown, min((until for _, until in refusals), default=None))
+        ends = [*(until for _, until in refusals), self._requested.until(id)]
+        self._expect(shown, min((until for until in ends if until is not None), default=None))
         if known != shown:  # what the engine cannot see does not concern it
             self._workloads[id] = shown
             self._note(workload=id)
@@ -227,9 +233,9 @@ class EngineView:
     def _holds(self, row: Workload, document: Document) -> bool:
         return row.state == "pending" and self._people is not None and self._people.excludes(row, document)
 
-    def _expect(self, shown: EngineWorkload, avoids_until: float | None) -> None:
-        """Note when a workload outlives what is expected of it, or avoids a node no more while it waits."""
-        end = avoids_until
+    def _expect(self, shown: EngineWorkload, waits_until: float | None) -> None:
+        """Note when a workload outlives what is expected of it, or is planned otherwise while it waits."""
+        end = waits_until
         if shown.expected is not None and shown.started_at is not None:
             end = shown.started_at + shown.expected
         if end is None:

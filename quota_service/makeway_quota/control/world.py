@@ -30,6 +30,7 @@ from .observed import Observed
 from .people import People
 from .pool_assignment import PoolAssignment, divide, sizes
 from .present_times import PresentTimes
+from .requested import Requested
 from .start_backoff import StartBackoff
 from .storage_failures import StorageFailures
 from .work_queue import WorkQueue
@@ -72,6 +73,7 @@ class World:
         """Node to its GPUs that no pool takes, by resource."""
         self._steps = ClockSteps(clock, monotonic)
         self.times = PresentTimes(self._steps)
+        self.requested = Requested(clock)
         self._recent: set[str] = set()
         """The rows that were taken in since the last observation."""
         self._pods = WorkloadPods(self._steps.now)
@@ -120,6 +122,11 @@ class World:
         changes = self.observed.take(seen)
         self.returned.update(changes.returned)
         self.work_queue.expectations.seen(seen.attempts)
+        if self._active.found is not None:
+            self.requested.keep(self._active.found)
+        for attempt in seen.attempts:
+            if self.requested.note(attempt.workload, attempt.cpu, attempt.memory):
+                self._view.stale.add(attempt.workload)
         again = {
             name
             for step in NODE_STEPS
@@ -127,6 +134,9 @@ class World:
             if name in self.observed.nodes and not self.quarantine.rests(step, "node", name)
         }
         self._nodes = {name: node for name, node in self._nodes.items() if name not in again} if again else self._nodes
+        for pod in (pod for node in changes.changed for pod in node.pods):
+            if pod.attempt is None and self.requested.note(pod.workload, pod.cpu, pod.memory):
+                self._view.stale.add(pod.workload)
         self._show(sorted(again.union(node.name for node in changes.changed)), changes.gone)
 
     def _look_at_clock(self) -> None:
@@ -208,6 +218,7 @@ class World:
             return
         self.document = document
         self.policy_version = version
+        self.requested.clear()
         self.assignment = PoolAssignment()
         self._assign(self._nodes, ())
         self._account()
@@ -431,7 +442,9 @@ class World:
         return _plain(self.document, policies, now)
 
     def _new_view(self) -> EngineView:
-        return EngineView(self.durations, self.backoff, self.durable_checkpoints, self.people, self.times)
+        return EngineView(
+            self.durations, self.backoff, self.durable_checkpoints, self.people, self.times, self.requested
+        )
 
     def _placed_on(self, machine: str) -> list[Workload]:
         rows = self._active.found or {}

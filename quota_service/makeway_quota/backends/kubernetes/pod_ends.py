@@ -61,7 +61,9 @@ def machines_of(
         about = foremost(pods, limits)
         code, said = waiting(about) if about is not None else _incomplete(pods, over)
         worker = one.worker if (one := about or disrupted) is not None else 0
-        return Machines(size, True, disrupted is not None, code, said, worker=worker)
+        cpu, mebibytes = (max(pod.requests[at] for pod in pods) for at in range(2))
+        lost = disrupted is not None
+        return Machines(size, True, lost, code, said, worker=worker, cpu=cpu, memory=mebibytes)
     ends = [replace(ended(pod, usable), worker=pod.worker) for pod in failed or pods]
     # The job's own fault says more than a loss, and that more than one by a node, or before it ran.
     worst = max(ends, key=lambda end: (end.exit_code is not None, not end.node_lost, not end.never_ran, -end.worker))

@@ -13,7 +13,7 @@ from ...policy.pod_template import WORKER
 from ..base import Key
 from .client import Object
 from .manifest import OWN_IMAGE, WORKERS, token_secret_of
-from .pod_requests import ATTEMPT, ENDED, JOB, NUMBER
+from .pod_requests import ATTEMPT, ENDED, JOB, NUMBER, pod_requests
 from .quantities import amount
 
 IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
@@ -43,6 +43,8 @@ class JobPod:
     deleting: bool = False
     waiting: str = ""
     """why it does not run yet, in Kubernetes' word; Unschedulable or SchedulingGated without a node"""
+    requests: tuple[int, int] = (0, 0)
+    """milli-cores and MiB, with all that admission added"""
     gates: tuple[str, ...] = ()
     """the scheduling gates that keep it from the scheduler, which some other controller has to remove"""
     disruption: str = ""
@@ -105,9 +107,15 @@ def project_job_pod(item: Object) -> JobPod | None:
         began=status.get("phase") in ("Running", "Succeeded"),
         memory=_memory_of(spec),
         tokens=intern(token_secret_of(item)),
+        requests=_requests(spec),
         gates=tuple(intern(str(one["name"])) for one in spec.get("schedulingGates") or ()),
     )
     return _with_containers(_with_conditions(pod, status), status)
+
+
+def _requests(spec: Object) -> tuple[int, int]:
+    asked = pod_requests(spec)
+    return asked.get("cpu", 0), asked.get("memory", 0)
 
 
 def _with_conditions(pod: JobPod, status: Object) -> JobPod:
