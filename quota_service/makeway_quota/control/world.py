@@ -45,6 +45,8 @@ START_DEADLINE = 120.0
 class World:
     """The last observation, the active rows (read once, then followed from commit to commit) and the document."""
 
+    failure: str | None = None
+
     def __init__(
         self,
         store: Store,
@@ -61,7 +63,6 @@ class World:
         self._clock = clock
         self.document = document
         self.policy_version = policy_version
-        self.failure: str | None = None
         self.cycled = False
         """whether the loop has been through a cycle, or through an observation as a follower"""
         self.quarantine = Quarantine()
@@ -82,7 +83,6 @@ class World:
         self._seen_at: float | None = None
         self._active = ActiveRows()
         self.work_queue = WorkQueue(self._active, self.observed, Expectations(start_deadline))
-        self.work_queue.quarantine = self.quarantine
         self.durations = Durations()
         self.accounting = Accounting()
         self.durable_checkpoints = durable_checkpoints
@@ -95,7 +95,7 @@ class World:
         self.people = people or People(store)
         """Who is in which team, as far as is known."""
         self._view = self._new_view()
-        self._view.quarantine = self.quarantine
+        self._view.quarantine = self.work_queue.quarantine = self.quarantine
         self._untaken: dict[str, tuple[Workload | None, Workload]] = {}
         """rows, before and after, that were committed and could not be followed"""
         self.left_out = Faulty()
@@ -104,9 +104,8 @@ class World:
         self._kept: tuple[Mapping[str, float], float] = {}, 0.0
         """The histories as they were read, and their age in seconds."""
         self._account()
-        store.on_change(self._active.committed)
-        store.on_change(self.backoff.committed)
-        store.on_change(self.storage_failures.committed)
+        for committed in (self._active.committed, self.backoff.committed, self.storage_failures.committed):
+            store.on_change(committed)
         store.on_change(self._followers.committed, last=True)
 
     def follow(self, id: str) -> AbstractContextManager[Follower]:
