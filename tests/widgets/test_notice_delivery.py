@@ -505,3 +505,48 @@ def test_the_signal_of_a_profile_breaks_off_no_step(container: Container) -> Non
     checkpoint.stop()
     """
     assert end(container, job(container, code, signal="SIGINT"))["exit_code"] == 75
+
+
+DONE = """
+import os, sys, threading, time
+from makeway import checkpoint
+
+def train():
+    checkpoint.requested()
+    print("up", flush=True)
+    while "early" not in sys.argv and not checkpoint.requested():
+        time.sleep(0.01)
+    with checkpoint.saving(3) as folder:
+        (folder / "state").touch()
+        checkpoint.done()
+        if "save" in sys.argv:
+            checkpoint.stop()
+    checkpoint.stop()
+
+threading.Thread(target=train).start() if "thread" in sys.argv else train()
+"""
+
+
+@pytest.mark.no_repeat
+@pytest.mark.covers("N12")
+@pytest.mark.parametrize("where", ["main", "thread", "save", "early"])
+def test_a_stop_of_work_that_is_done_does_not_run_it_again(container: Container, where: str) -> None:
+    process = job(container, DONE, where)
+    process.wait(90) if where == "early" else end(container, process)
+    status = container.status()
+    assert (status["exit_code"], status["completed"], status["acknowledged"]) == (0, True, False)
+    assert status["message"] == "saved at step 3"
+
+
+def test_a_stop_of_work_that_began_anew_after_it_was_done_resumes(container: Container) -> None:
+    code = """
+    import time
+    from makeway import checkpoint
+    checkpoint.done()
+    for step in checkpoint.loop(10_000_000, save=lambda folder: None):
+        if step == 1:
+            print("up", flush=True)
+        time.sleep(0.01)
+    """
+    status = end(container, job(container, code))
+    assert (status["exit_code"], status["completed"], status["acknowledged"]) == (75, False, True)

@@ -147,3 +147,25 @@ def test_an_agent_that_starts_its_ranks_again_leaves_with_what_they_saved(contai
         f"saved at step {status['step']}",
     )
     assert len(list((container.root / "job" / "work").glob("[01]-*"))) == 6, "that its ranks end is a failure to it"
+
+
+ONE_IS_DONE = """
+import os, time
+from makeway import checkpoint
+checkpoint.requested()
+open("up-" + os.environ["RANK"], "w").close()
+while not checkpoint.requested():
+    time.sleep(0.01)
+if os.environ["RANK"] == "0":
+    checkpoint.done()
+    open("done", "w").close()
+while not os.path.exists("done"):
+    time.sleep(0.01)
+checkpoint.stop()
+"""
+
+
+@pytest.mark.no_repeat
+def test_work_that_one_rank_has_reported_as_done_is_done_for_all(container: Container) -> None:
+    status = end(container, start(container, code=ONE_IS_DONE))
+    assert (status["exit_code"], status["completed"], status["acknowledged"]) == (0, True, False)

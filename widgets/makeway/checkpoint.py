@@ -233,10 +233,12 @@ def saved(step: int) -> None:
 def done() -> None:
     """Report that the work of this job is done: an end with exit code 0 is then its success, also after a notice.
 
-    Call it after the last step of a training that has no `loop`. It may be called again.
+    Call it after the last step of a training that has no `loop`. It may be called again. A `stop()` after it, of any rank
+    on this machine, ends the process with code 0.
     """
     _signals.install()
-    _report(completed_at=time.time())
+    now = time.time()
+    _report(completed_at=now, done_at=now)
 
 
 def report(*, step: int | None = None, total: int | None = None, **metrics: Any) -> None:
@@ -249,7 +251,7 @@ def report(*, step: int | None = None, total: int | None = None, **metrics: Any)
 
 
 def stop() -> None:
-    """End the process with exit code 75, because everything is saved. Outside of a job it does nothing.
+    """End the process with exit code 75, because everything is saved; with 0 after `done()`. Outside of a job: nothing.
 
     A save in another thread ends first, and so does that in whose block it is called. What still runs 5 s later, such
     as a thread that is no daemon, is ended.
@@ -260,15 +262,18 @@ def stop() -> None:
         raise _StopInSave(SAVED_AND_LEFT)
     _run_callbacks()
     with _saves:
-        _report(acknowledged_at=time.time())
+        code = 0 if _parts.is_done() else SAVED_AND_LEFT
         _signals.ignore()
-        _parts.acknowledged()
+        if code:
+            _report(acknowledged_at=time.time())
+            _parts.acknowledged()
         if threading.current_thread() is threading.main_thread():
-            raise SystemExit(SAVED_AND_LEFT)
+            raise SystemExit(code)
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
             sys.stderr.flush()
-        os._exit(SAVED_AND_LEFT)
+        _parts.progress.flush()
+        os._exit(code)
 
 
 def loop(
@@ -448,7 +453,10 @@ class _Parts:
         self.loops.discard(name)
 
     def completed(self, ended: bool) -> None:
-        _report(completed_at=time.time() if ended else None)
+        _report(completed_at=time.time() if ended else None, **({} if ended else {"done_at": None}))
+
+    def is_done(self) -> bool:
+        return self.progress.reported("done_at") is not None
 
 
 _parts = _Parts()

@@ -116,6 +116,10 @@ class Progress:
         finally:
             self.report({"saving_since": None})
 
+    def reported(self, key: str) -> Any:
+        """Return a value that any process of this machine has written; None without one."""
+        return _read(os.environ.get("MAKEWAY_PROGRESS_FILE", "")).get(key)
+
     def flush(self) -> None:
         """Write what has changed since the last time, now."""
         with self._lock:
@@ -228,11 +232,14 @@ def _update(values: dict[str, Any]) -> None:
     if not (path := os.environ.get("MAKEWAY_PROGRESS_FILE")):
         return
     with contextlib.suppress(OSError), _locked(path):
-        known: dict[str, Any] = {}
-        with contextlib.suppress(OSError, ValueError), open(path, encoding="utf-8") as file:
-            known = json.load(file)
-        known = known if isinstance(known, dict) else {}
-        replace_json(path, {key: value for key, value in {**known, **values}.items() if value is not None})
+        replace_json(path, {key: value for key, value in {**_read(path), **values}.items() if value is not None})
+
+
+def _read(path: str) -> dict[str, Any]:
+    with contextlib.suppress(OSError, ValueError), open(path, encoding="utf-8") as file:
+        known = json.load(file)
+        return known if isinstance(known, dict) else {}
+    return {}
 
 
 @contextlib.contextmanager

@@ -141,7 +141,7 @@ class TrainerHooks:
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         with self._agreement.going_on(trainer.global_step):
             self._save(trainer, epoch_ended=True)
-        checkpoint.done()
+        ranks.completed(True)
 
     def _between(self, trainer: Any, epoch_ended: bool = False) -> None:
         save, leave = self._agreement.ask(trainer.global_step)

@@ -120,7 +120,7 @@ class TrainingState:
         if self._edge is not None:
             self._save_and_go_on(self._edge)
         if not self._name:
-            checkpoint.done()
+            ranks.completed(True)
 
     def batches(self, loader: Any) -> Iterator[Any]:
         """Yield the batches of a DataLoader that are not trained yet; save where due, and leave after a notice."""

@@ -112,7 +112,7 @@ class TrainerEvents:
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self._trains:
-            checkpoint.done()
+            ranks.completed(True)
         self._trains = False
 
     def _ask(self, state: Any, control: Any) -> None:
