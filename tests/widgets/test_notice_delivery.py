@@ -550,3 +550,34 @@ def test_a_stop_of_work_that_began_anew_after_it_was_done_resumes(container: Con
     """
     status = end(container, job(container, code))
     assert (status["exit_code"], status["completed"], status["acknowledged"]) == (75, False, True)
+
+
+def test_a_job_that_has_saved_exits_without_collections_and_with_all_it_wrote(container: Container) -> None:
+    code = """
+    import atexit, gc, time
+    atexit.register(lambda: print("frozen", gc.get_freeze_count() > 1000, gc.isenabled(), flush=True))
+    from makeway import checkpoint
+
+    class Writer:
+        def __init__(self, name, mode):
+            self.file, self.own = open(name, mode), self
+
+    writers = [Writer("text", "w"), Writer("bytes", "wb"), Writer("both", "w+b"), Writer("closed", "w")]
+    checkpoint.requested()
+    print("up", flush=True)
+    while not checkpoint.requested():
+        time.sleep(0.01)
+    writers[0].file.write("last words")
+    writers[1].file.write(b"last bytes")
+    writers[2].file.write(b"last of both")
+    writers[3].file.close()
+    checkpoint.stop()
+    """
+    assert end(container, job(container, code))["exit_code"] == 75
+    assert "frozen True False" in container.file("log").read_text()
+    work = container.root / "job" / "work"
+    assert [(work / name).read_text() for name in ("text", "bytes", "both")] == [
+        "last words",
+        "last bytes",
+        "last of both",
+    ]

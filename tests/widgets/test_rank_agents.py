@@ -28,6 +28,10 @@ for _ in range(int(sys.argv[2])):
             os.killpg(rank.pid, signal.SIGTERM)
             rank.wait()
     if not any(rank.returncode for rank in ranks):
+        open("over", "w").close()
+        while "late" in sys.argv and not os.path.exists(os.environ["MAKEWAY_STOP_FILE"]):
+            time.sleep(0.005)
+        time.sleep(0.3)  # as torchrun takes to end
         sys.exit(0)
 print("=" * 60)
 print("FAILED", [rank.returncode for rank in ranks])
@@ -169,3 +173,32 @@ checkpoint.stop()
 def test_work_that_one_rank_has_reported_as_done_is_done_for_all(container: Container) -> None:
     status = end(container, start(container, code=ONE_IS_DONE))
     assert (status["exit_code"], status["completed"], status["acknowledged"]) == (0, True, False)
+
+
+SHORT = """
+import os
+from makeway import checkpoint
+open("up-" + os.environ["RANK"], "w").close()
+list(checkpoint.loop(3, save=lambda folder: None))
+"""
+
+
+@pytest.mark.no_repeat
+@pytest.mark.covers("N12")
+def test_a_notice_while_an_agent_ends_whose_ranks_are_done_does_not_run_the_job_again(container: Container) -> None:
+    process = start(container, "late", code=SHORT)
+    while not (container.root / "job" / "work" / "over").exists():
+        assert process.poll() is None, container.file("log").read_text()
+    status = end(container, process)
+    assert (status["exit_code"], status["completed"]) == (0, True)
+
+
+def test_a_command_after_a_training_that_is_done_gets_the_signal(container: Container) -> None:
+    """It may be an evaluation, which the next attempt has to repeat."""
+    script = container.root / "train.py"
+    script.write_text("from makeway import checkpoint\nlist(checkpoint.loop(3))\n")
+    env = {"PYTHONPATH": str(LIBRARY)}
+    process = container.start("sh", "-c", f"{sys.executable} {script}; echo up; sleep 60", env=env, grace=1)
+    container.until("log", "up")
+    status = end(container, process)
+    assert (status["exit_code"], status["completed"]) == (-signal.SIGTERM, False)

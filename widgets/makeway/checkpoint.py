@@ -233,8 +233,8 @@ def saved(step: int) -> None:
 def done() -> None:
     """Report that the work of this job is done: an end with exit code 0 is then its success, also after a notice.
 
-    Call it after the last step of a training that has no `loop`. It may be called again. A `stop()` after it, of any rank
-    on this machine, ends the process with code 0.
+    Call it after the last step of a training that has no `loop`. It may be called again. A `stop()` after it, of any
+    rank on this machine, ends the process with code 0.
     """
     _signals.install()
     now = time.time()
@@ -268,6 +268,7 @@ def stop() -> None:
             _report(acknowledged_at=time.time())
             _parts.acknowledged()
         if threading.current_thread() is threading.main_thread():
+            atexit.register(_parts.skip_collection)
             raise SystemExit(code)
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
@@ -454,6 +455,11 @@ class _Parts:
 
     def completed(self, ended: bool) -> None:
         _report(completed_at=time.time() if ended else None, **({} if ended else {"done_at": None}))
+
+    def skip_collection(self) -> None:
+        from makeway.checkpointing.interpreter import skip_collection
+
+        skip_collection()
 
     def is_done(self) -> bool:
         return self.progress.reported("done_at") is not None

@@ -11,10 +11,13 @@ import os
 import time
 
 from .children import Children
+from .files import number, read_json
 from .listeners import Listener, Listeners, catches
 
 LINGER_SECONDS = 5.0
 """Seconds for which a job that has acknowledged its notice may still run"""
+ENDING_SECONDS = 10.0
+"""Seconds for which what started processes that have done their work, such as torchrun, may still take to end"""
 LOOK_SECONDS = 0.5
 """Seconds between two looks for what a noticed job does"""
 
@@ -26,13 +29,15 @@ class NoticeDelivery:
     grace if they have not seen the notice, and their group at three quarters if none of them has.
     """
 
-    def __init__(self, children: Children, number: int) -> None:
+    def __init__(self, children: Children, number: int, progress: str) -> None:
+        """Send the signal `number`; `progress` is the file in which the job reports that its work is done."""
         self.number = number
+        self._progress = progress
         self._children = children
         self._listeners: dict[int, Listeners] = {}
         self._signalled: set[int] = set()
         self._prompted: set[int] = set()
-        self._prompt_at = self._group_at = 0.0
+        self._prompt_at = self._group_at = self._ending_until = 0.0
         self._acknowledged_since: float | None = None
 
     def add(self, worker: int, folder: str) -> None:
@@ -44,6 +49,7 @@ class NoticeDelivery:
         now = time.monotonic()
         self._prompt_at = now + seconds / 2 if written else now
         self._group_at = now + seconds * (0.75 if written else 0.5)
+        self._ending_until = now + min(ENDING_SECONDS, seconds / 2)
         self.deliver()
 
     def deliver(self) -> None:
@@ -54,11 +60,17 @@ class NoticeDelivery:
                 continue
             alive = listeners.alive()
             heard = any(one.heard for one in alive) or listeners.acknowledged()
-            if not heard and (not alive or now >= self._group_at):
+            if not heard and (now >= self._group_at or not (alive or self._is_ending(listeners))):
                 self._signalled.add(pid)
                 self._children.signal_group(pid, self.number)
             elif now >= self._prompt_at:
                 self._prompt(alive)
+
+    def _is_ending(self, listeners: Listeners) -> bool:
+        """Whether what listened in a worker has ended after it reported its work as done, so that the rest ends soon."""
+        if time.monotonic() >= self._ending_until or not listeners.heard():
+            return False
+        return number(read_json(self._progress).get("completed_at")) is not None
 
     def _prompt(self, alive: list[Listener]) -> None:
         """Send the signal once to listening processes that have not seen the notice, and would not die of it."""

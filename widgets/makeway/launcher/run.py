@@ -139,7 +139,7 @@ class Run:
         self.grace = float(self.order.get("grace", 30))
         self.signal = _signal_named(str(self.order.get("signal", "SIGTERM")))
         self.children = Children()
-        self.delivery = NoticeDelivery(self.children, self.signal)
+        self.delivery = NoticeDelivery(self.children, self.signal, attempt.path("progress.json"))
         self.notice: dict[str, Any] = {}
         self.kill_at: float | None = None
         self.killed = self.timed_out = self.cancelled = self.lingered = False
