@@ -267,14 +267,10 @@ def stop() -> None:
         if code:
             _report(acknowledged_at=time.time())
             _parts.acknowledged()
-        if threading.current_thread() is threading.main_thread():
-            atexit.register(_parts.skip_collection)
-            raise SystemExit(code)
-        with contextlib.suppress(OSError, ValueError):
-            sys.stdout.flush()
-            sys.stderr.flush()
+        from makeway.checkpointing.interpreter import leave
+
         _parts.progress.flush()
-        os._exit(code)
+        leave(code)
 
 
 def loop(
@@ -455,11 +451,6 @@ class _Parts:
 
     def completed(self, ended: bool) -> None:
         _report(completed_at=time.time() if ended else None, **({} if ended else {"done_at": None}))
-
-    def skip_collection(self) -> None:
-        from makeway.checkpointing.interpreter import skip_collection
-
-        skip_collection()
 
     def is_done(self) -> bool:
         return self.progress.reported("done_at") is not None

@@ -67,7 +67,7 @@ class NoticeDelivery:
                 self._prompt(alive)
 
     def _is_ending(self, listeners: Listeners) -> bool:
-        """Whether what listened in a worker has ended after it reported its work as done, so that the rest ends soon."""
+        """Whether what listened in a worker has ended after it reported its work as done, so the rest ends soon."""
         if time.monotonic() >= self._ending_until or not listeners.heard():
             return False
         return number(read_json(self._progress).get("completed_at")) is not None
