@@ -16,6 +16,7 @@ from .client import ApiClient
 from .connection import connection
 from .inventory import KubernetesInventory
 from .nodes import NodeSelector, Toleration, selectors, usual_tolerations
+from .resource_slices import slice_sentences
 
 HEAD = ("NODE", "POOL", "GPUS", "FOREIGN", "MODEL", "CPU", "MEMORY", "STATE")
 SECONDS = 60.0
@@ -33,16 +34,20 @@ def nodes_command(
         chosen = selectors(document, tolerations)
     else:
         chosen = [NodeSelector("all", resource, {}, (*usual_tolerations(resource), *tolerations))]
-    return table(asyncio.run(_read(chosen, kubeconfig, context)))
+    nodes, slices = asyncio.run(_read(chosen, kubeconfig, context))
+    return "\n".join([table(nodes), *slices])
 
 
-async def _read(chosen: Sequence[NodeSelector], kubeconfig: Path | None, context: str) -> list[NodeSeen]:
+async def _read(
+    chosen: Sequence[NodeSelector], kubeconfig: Path | None, context: str
+) -> tuple[list[NodeSeen], list[str]]:
+    """Return the nodes, and a sentence for each driver whose GPUs are in no node's resources."""
     client = ApiClient(connection(kubeconfig, context))
     inventory = KubernetesInventory(client, chosen)
     try:
         async with asyncio.timeout(SECONDS):
             await inventory.open()
-        return sorted(inventory.seen().values(), key=lambda node: node.name)
+        return sorted(inventory.seen().values(), key=lambda node: node.name), await slice_sentences(client)
     except TimeoutError:
         server = client.connection.server
         raise BackendError(f"The nodes of {server} cannot be read: {inventory.problem or 'no answer'}.") from None

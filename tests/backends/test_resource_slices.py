@@ -1,0 +1,58 @@
+"""GPUs that drivers offer by ResourceSlices are named, as the inventory does not count them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from api_server import ApiServer
+from makeway_quota.backends.kubernetes.client import ApiRefusal
+from makeway_quota.backends.kubernetes.resource_slices import SLICES, slice_sentences, sliced
+
+
+def resource_slice(driver: str, devices: int, node: str = "n1", pool: str = "", generation: int = 1) -> dict[str, Any]:
+    """Return a ResourceSlice; one without a node is of several."""
+    where = {"nodeName": node} if node else {"allNodes": True}
+    named = {"name": pool or node, "generation": generation, "resourceSliceCount": 1}
+    return {"spec": {"driver": driver, "pool": named, "devices": [{"name": f"d{n}"} for n in range(devices)], **where}}
+
+
+async def test_the_devices_of_gpu_drivers_are_named_by_driver_and_node() -> None:
+    server = ApiServer()
+    server.lists[SLICES] = [
+        resource_slice("gpu.nvidia.com", 8),
+        resource_slice("gpu.nvidia.com", 4, "n2"),
+        resource_slice("tpu.google.com", 2, ""),
+        resource_slice("compute-domain.nvidia.com", 2048),
+        resource_slice("dra.net", 4),
+        {},
+    ]
+    assert await slice_sentences(server) == [
+        "gpu.nvidia.com offers 12 devices of n1 and n2 by ResourceSlices (DRA), which Makeway does not count: have a "
+        "device plugin offer these GPUs.",
+        "tpu.google.com offers 2 devices by ResourceSlices (DRA), which Makeway does not count: have a device plugin "
+        "offer these GPUs.",
+    ]
+
+
+def test_only_the_newest_generation_of_a_pool_counts() -> None:
+    old, new = resource_slice("gpu.nvidia.com", 8), resource_slice("gpu.nvidia.com", 3, generation=2)
+    more = resource_slice("gpu.nvidia.com", 2, generation=2)
+    other = resource_slice("gpu.nvidia.com", 1, pool="other")
+    assert sliced([old, new, more, other]) == {"gpu.nvidia.com": {"n1": 6}}
+    assert sliced([resource_slice("gpu.nvidia.com", 0)]) == {}
+
+
+@pytest.mark.parametrize(("status", "raised"), [(404, False), (403, False), (500, True)])
+async def test_a_cluster_without_the_api_is_no_error(status: int, raised: bool) -> None:
+    server = ApiServer()
+
+    def refuse(method: str, path: str) -> None:
+        raise ApiRefusal(status, "", "no")
+
+    server.answer = refuse
+    if raised:
+        with pytest.raises(ApiRefusal):
+            await slice_sentences(server)
+    else:
+        assert await slice_sentences(server) == []
