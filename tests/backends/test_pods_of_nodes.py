@@ -8,7 +8,7 @@ import pytest
 from api_server import ApiServer
 from makeway_quota.backends.base import NodeSeen, WorkloadPod
 from makeway_quota.backends.kubernetes.inventory import KubernetesInventory
-from makeway_quota.backends.kubernetes.nodes import NodeSelector
+from makeway_quota.backends.kubernetes.nodes import NodeSelector, project_node
 from makeway_quota.control.pool_assignment import PoolAssignment
 from makeway_quota.control.workload_pods import WorkloadPods
 
@@ -65,3 +65,21 @@ def test_the_engine_gets_the_pods_of_a_node() -> None:
     node = NodeSeen("n0", "gpu", (0, 1), most_pods=110, foreign_pods=7)
     (shown,) = PoolAssignment({"n0": (node,)}).as_nodes("n0", ())
     assert (shown.pods, shown.foreign_pods) == (110, 7)
+
+
+@pytest.mark.covers("F82")
+async def test_a_node_stays_in_its_pool_while_its_device_plugin_restarts() -> None:
+    slices = "nvidia.com/mig-1g.10gb"
+    server = ApiServer()
+    server.lists = {"/api/v1/nodes": [node(**{"nvidia.com/gpu": "0", slices: "7"})], "/api/v1/pods": []}
+    inventory = KubernetesInventory(server, [NodeSelector("whole", "nvidia.com/gpu"), NodeSelector("slices", slices)])
+    await inventory.open()
+    for many, pool in ((7, "slices"), (0, "slices"), (7, "slices")):
+        inventory.nodes.objects["n0"] = project_node(node(**{"nvidia.com/gpu": "0", slices: str(many)}))
+        inventory._unread.add("n0")
+        found = inventory.seen()["n0"]
+        assert (found.pool, len(found.devices)) == (pool, many)
+    inventory.nodes.objects["n0"] = project_node(node(**{"nvidia.com/gpu": "1", slices: "0"}))
+    inventory._unread.add("n0")
+    assert inventory.seen()["n0"].pool == "whole", "its GPUs are whole again"
+    await inventory.close()

@@ -135,7 +135,8 @@ class KubernetesInventory:
 
     def _read(self, name: str) -> None:
         if (node := self.nodes.objects.get(name)) is not None:
-            self._seen[name] = _seen(self._dated(node), self._selectors, self._shares(name))
+            before = self._seen[name].pool if name in self._seen else ""
+            self._seen[name] = _seen(self._dated(node), self._selectors, self._shares(name), before)
         else:
             self._seen.pop(name, None)
             self._down_since.pop(name, None)
@@ -169,9 +170,11 @@ class KubernetesInventory:
             self._node_of[key] = now
 
 
-def _seen(node: ClusterNode, selectors: Sequence[NodeSelector], shares: Sequence[PodShare]) -> NodeSeen:
-    """Return a node with what foreign pods hold of it, in the units of the control loop."""
-    selector = pool_of(node, selectors)
+def _seen(
+    node: ClusterNode, selectors: Sequence[NodeSelector], shares: Sequence[PodShare], before: str = ""
+) -> NodeSeen:
+    """Return a node with what foreign pods hold of it, in the units of the control loop; `before`: its pool so far."""
+    selector = pool_of(node, selectors, before)
     foreign: dict[str, int] = {}
     for share in shares:
         for resource, value in share.requests if not share.workload else ():
@@ -196,7 +199,7 @@ def _seen(node: ClusterNode, selectors: Sequence[NodeSelector], shares: Sequence
         cordoned=node.unschedulable or not believed or selector is None or bool(untolerated(node, selector)),
         labels={name: node.labels[name] for selector in selectors for name in selector.labels if name in node.labels},
         taints=tuple(str(taint) for taint in node.taints),
-        untaken=untaken(node, selectors),
+        untaken=untaken(node, selectors, selector),
         pods=tuple(_workload_pod(share, selector) for share in shares if share.workload),
     )
 

@@ -167,19 +167,25 @@ def usual_tolerations(resource: str) -> tuple[Toleration, ...]:
     return tuple(Toleration(key, "Exists") for key in taints.keys_of(resource))
 
 
-def pool_of(node: ClusterNode, candidates: Sequence[NodeSelector]) -> NodeSelector | None:
+def pool_of(node: ClusterNode, candidates: Sequence[NodeSelector], before: str = "") -> NodeSelector | None:
     """Return the first selector of a node of whose resource the node has some, else the first selector, else None.
 
     A node whose GPUs were cut up, or shared by time, shows 0 of the resource that it had before, until its kubelet is
-    restarted and beyond.
+    restarted and beyond. While its device plugin restarts it shows 0 of every resource: it stays in the pool that it
+    was in `before`.
     """
     fitting = [selector for selector in candidates if selector.selects(node)]
-    return next((one for one in fitting if node.allocatable.get(one.resource)), fitting[0] if fitting else None)
+    fallback = next((one for one in fitting if one.pool == before), fitting[0] if fitting else None)
+    return next((one for one in fitting if node.allocatable.get(one.resource)), fallback)
 
 
-def untaken(node: ClusterNode, candidates: Sequence[NodeSelector]) -> tuple[tuple[str, int], ...]:
-    """Return the GPUs of a node that no pool takes, by resource, sorted; a resource of any pool counts as GPUs."""
-    taking = pool_of(node, candidates)
+def untaken(
+    node: ClusterNode, candidates: Sequence[NodeSelector], taking: NodeSelector | None
+) -> tuple[tuple[str, int], ...]:
+    """Return the GPUs of a node that no pool takes, by resource, sorted; a resource of any pool counts as GPUs.
+
+    `taking` is the selector of the node's pool.
+    """
     known = {selector.resource for selector in candidates}
     return tuple(
         (resource, many)
