@@ -1,4 +1,4 @@
-"""`makeway-quota`: serve, plan, simulate, snapshot, nodes, policy and upgrade-db, for operators."""
+"""`makeway-quota`: serve, doctor, plan, simulate, snapshot, nodes, policy and upgrade-db, for operators."""
 
 from __future__ import annotations
 
@@ -59,6 +59,16 @@ def _parser() -> argparse.ArgumentParser:
     serve = commands.add_parser("serve", help="run the quota service")
     serve.add_argument("--config", help="a Python file of settings (c.QuotaService.… = …)")
     serve.set_defaults(run=_serve)
+
+    doctor = commands.add_parser("doctor", help="find what will not work on this cluster or machine, worst first")
+    doctor.add_argument("--config", help="a Python file of settings of the service")
+    doctor.add_argument("--output", choices=["text", "json"], default="text")
+    doctor.add_argument(
+        "--hub",
+        action="store_true",
+        help="on a cluster, check the rights and pods of the Hub's account, not the service's",
+    )
+    doctor.set_defaults(run=_doctor)
 
     plan = commands.add_parser("plan", help="show what the engine decides for a snapshot file")
     plan.add_argument("file", help="JSON or YAML, version 1 (docs/reference/snapshot.md); - reads standard input")
@@ -200,6 +210,12 @@ def _policy_validate(args: argparse.Namespace) -> int:
         f"{count(len(document.policies), 'policy', 'policies')}."
     )
     return 0
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from .doctor.command import doctor_command
+
+    return doctor_command(load(args.config), args.output, hub=args.hub)
 
 
 def _upgrade(args: argparse.Namespace) -> int:

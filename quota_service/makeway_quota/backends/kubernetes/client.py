@@ -68,6 +68,9 @@ async def together(requests: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 class ApiClient:
     """One cluster's API server as the owner of the connection's credentials sees it."""
 
+    date = ""
+    """The time of the newest answer by the clock of the API server, as HTTP writes it"""
+
     def __init__(
         self,
         connection: Connection,
@@ -175,6 +178,7 @@ class ApiClient:
         finally:
             self._limits.discard(limit)
         self.bytes_read += len(answer.content)
+        self.date = answer.headers.get("Date", "")
         if answer.status_code >= 400:
             raise self._refusal(answer, answer.content)
         try:

@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from ..base import Backend
 from .dead_nodes import NODE_LOST_AFTER
+
+if TYPE_CHECKING:
+    from .manifest import PodSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,23 +58,14 @@ def check_worker_url(url: str) -> None:
         )
 
 
-def backend_of(found: KubernetesSettings) -> Backend:
-    """Return the backend; ValueError where a setting is missing or wrong."""
-    from .backend import KubernetesBackend
-    from .client import ApiClient
-    from .connection import connection
+def pod_settings(found: KubernetesSettings, namespace: str) -> PodSettings:
+    """Return what all pods of jobs have; ValueError where a setting is wrong."""
     from .disk import setting
-    from .homes import home_setting
     from .manifest import PodSettings, user_and_group
-    from .nodes import toleration
     from .site_template import resources_setting, template_setting
 
-    if not found.launcher_image:
-        raise ValueError("Pods copy their launcher from an image with Makeway: name it in MAKEWAY_KUBE_LAUNCHER_IMAGE.")
-    check_worker_url(found.worker_url)
-    cluster = connection(found.kubeconfig, found.context)
-    pods = PodSettings(
-        namespace=found.namespace or cluster.namespace,
+    return PodSettings(
+        namespace=namespace,
         instance=found.instance,
         address=found.worker_url,
         launcher_image=found.launcher_image,
@@ -84,6 +79,21 @@ def backend_of(found: KubernetesSettings) -> Backend:
         launcher_resources=resources_setting(found.launcher_resources),
         template=template_setting(found.pod),
     )
+
+
+def backend_of(found: KubernetesSettings) -> Backend:
+    """Return the backend; ValueError where a setting is missing or wrong."""
+    from .backend import KubernetesBackend
+    from .client import ApiClient
+    from .connection import connection
+    from .homes import home_setting
+    from .nodes import toleration
+
+    if not found.launcher_image:
+        raise ValueError("Pods copy their launcher from an image with Makeway: name it in MAKEWAY_KUBE_LAUNCHER_IMAGE.")
+    check_worker_url(found.worker_url)
+    cluster = connection(found.kubeconfig, found.context)
+    pods = pod_settings(found, found.namespace or cluster.namespace)
     tolerations = [toleration(text) for text in found.tolerations]
     home = home_setting(found.home_claim, found.home_path)
     lost, node_lost = found.lost_after, found.node_lost_after

@@ -1,0 +1,160 @@
+"""Check that the cluster admits pods: a dry run of a pod of each profile, and what limits the namespace."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from ..backends.base import BackendError, StartOrder, WorkerPlace
+from ..backends.kubernetes.client import ApiRefusal, Object
+from ..backends.kubernetes.configured import pod_settings
+from ..backends.kubernetes.manifest import WorkerResources, container_security, worker_pod
+from ..backends.kubernetes.quantities import number
+from ..engine.snapshot import GPU, Profile
+from .cluster import Cluster
+from .findings import Finding
+
+MOST_PROFILES = 30
+DRY_RUN = "?dryRun=All"
+REMEDIES: Mapping[str, str] = {
+    r"violates PodSecurity": "Remove from the profile's pod template what the level of the namespace forbids, or "
+    "change its label pod-security.kubernetes.io/enforce.",
+    r"exceeded quota|failed quota": "Raise the ResourceQuota of the namespace, or make the profile smaller.",
+    r"(maximum|minimum) .* usage per|limit to request ratio": "Change the LimitRange of the namespace, or the profile.",
+    r"no PriorityClass": "Make the PriorityClass, or leave jobs.priorityClass empty.",
+    r"service account": "Make the ServiceAccount of jobs in this namespace, as the chart does.",
+    r"RuntimeClass": "Make the RuntimeClass, or remove runtimeClassName from the pod template.",
+    r"security context constraint": "Leave user and group to OpenShift, and let the account of jobs use restricted-v2.",
+    r"admission webhook|ValidatingAdmissionPolicy|denied the request": "Change what this policy of the cluster asks "
+    "for in the profile's pod template, or except the namespace from it.",
+    r"namespaces? .* not found": "Make the namespace, as the chart does.",
+}
+"""What an administrator does, by what the refusal says"""
+
+
+async def check_job_pods(cluster: Cluster) -> Iterable[Finding]:
+    """Return why pods of jobs are refused, once for each reason."""
+    if cluster.document is None or cluster.hub:
+        return []
+    facts = cluster.document.profile_facts
+    profiles = [profile for profile in cluster.document.profiles if "job" in facts[profile.name].kinds]
+    return await _refusals(cluster, profiles[:MOST_PROFILES], _job_pod)
+
+
+async def check_notebook_pods(cluster: Cluster) -> Iterable[Finding]:
+    """Return why pods like those of notebooks are refused; only for the Hub's account, which makes them."""
+    if cluster.document is None or not cluster.hub:
+        return []
+    facts = cluster.document.profile_facts
+    profiles = [profile for profile in cluster.document.profiles if "session" in facts[profile.name].kinds]
+    return await _refusals(cluster, profiles[:MOST_PROFILES], _notebook_pod)
+
+
+async def _refusals(cluster: Cluster, profiles: Iterable[Profile], made: Any) -> list[Finding]:
+    path, said = f"/api/v1/namespaces/{cluster.work_namespace}/pods{DRY_RUN}", dict[str, tuple[str, list[str]]]()
+    for profile in profiles:
+        try:
+            await cluster.client.create(path, made(cluster, profile))
+        except ApiRefusal as refusal:
+            if refusal.status == 409:
+                continue
+            message = refusal.message
+        except BackendError as error:
+            message = str(error)
+        else:
+            continue
+        key = re.sub(r'"[^"]*"|\d+', "#", message)
+        said.setdefault(key, (message, []))[1].append(profile.name)
+    return [
+        Finding(
+            "error",
+            f"Pods of {'notebooks' if cluster.hub else 'jobs'} are refused: {message.rstrip('.')}.",
+            f"namespace {cluster.work_namespace}, profile{'s' if len(names) > 1 else ''} {', '.join(names)}",
+            next((remedy for words, remedy in REMEDIES.items() if re.search(words, message)), "Change what it names."),
+        )
+        for message, names in said.values()
+    ]
+
+
+def _job_pod(cluster: Cluster, profile: Profile) -> Object:
+    """Return the pod of a worker as the service makes it, for a node that need not exist."""
+    document = cluster.document
+    assert document is not None
+    facts = document.profile_facts[profile.name]
+    pool = next((one for one in cluster.selectors if not profile.pools or one.pool in profile.pools), None)
+    devices = -(-profile.gpus // GPU)
+    order = StartOrder(
+        workload="doctor",
+        attempt=1,
+        name="doctor",
+        owner="doctor",
+        team="doctor",
+        profile=profile.name,
+        command=("true",),
+        env={},
+        workers=(WorkerPlace("doctor", tuple(range(devices)), (GPU,) * devices),),
+        grace=profile.grace or document.settings.grace,
+        signal=facts.signal,
+        cpu=profile.cpu,
+        memory=profile.memory,
+    )
+    given = WorkerResources(
+        resource=pool.resource if pool else "",
+        devices=devices,
+        tolerations=pool.tolerations if pool else (),
+        template=facts.pod,
+        disk=facts.disk,
+    )
+    settings = pod_settings(cluster.settings, cluster.jobs_namespace)
+    return worker_pod(settings, order, 0, "doctor", "makeway-doctor", given)
+
+
+def _notebook_pod(cluster: Cluster, profile: Profile) -> Object:
+    """Return a pod with the security and the resources of a notebook."""
+    pool = next((one for one in cluster.selectors if not profile.pools or one.pool in profile.pools), None)
+    resources: dict[str, str] = {}
+    if profile.cpu:
+        resources["cpu"] = f"{profile.cpu}m"
+    if profile.memory:
+        resources["memory"] = f"{profile.memory}Mi"
+    if pool is not None and profile.gpus:
+        resources[pool.resource] = str(-(-profile.gpus // GPU))
+    user, _, group = cluster.settings.run_as.partition(":")
+    security = {"runAsNonRoot": True, "runAsUser": int(user or 1000), "fsGroup": int(group or 100)}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "makeway-doctor-notebook", "namespace": cluster.work_namespace},
+        "spec": {
+            "automountServiceAccountToken": False,
+            "securityContext": {**security, "seccompProfile": {"type": "RuntimeDefault"}},
+            "containers": [
+                {
+                    "name": "notebook",
+                    "image": cluster.settings.image or "notebook",
+                    "resources": {"requests": resources, "limits": resources},
+                    "securityContext": container_security(),
+                }
+            ],
+        },
+    }
+
+
+async def check_limits(cluster: Cluster) -> Iterable[Finding]:
+    """Return quotas of the namespace that are used up or closed; LimitRanges show in the dry run."""
+    quotas = await cluster.listed(f"/api/v1/namespaces/{cluster.work_namespace}/resourcequotas")
+    return [finding for quota in quotas or () for finding in _used_up(cluster, quota)]
+
+
+def _used_up(cluster: Cluster, quota: Object) -> Iterator[Finding]:
+    status = quota.get("status") or {}
+    for resource, hard in sorted((status.get("hard") or {}).items()):
+        used = (status.get("used") or {}).get(resource, "0")
+        if number(str(hard)) == 0:
+            what = f"The ResourceQuota {quota['metadata']['name']} allows no {resource}."
+        elif number(str(used)) >= number(str(hard)):
+            what = f"The ResourceQuota {quota['metadata']['name']} is used up: {used} of {hard} {resource}."
+        else:
+            continue
+        yield Finding("warning", what, f"namespace {cluster.work_namespace}", "Raise it, or end what holds it.")

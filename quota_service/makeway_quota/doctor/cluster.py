@@ -1,0 +1,70 @@
+"""What the checks of a cluster share: the API server, the settings, the policy, and answers that may be forbidden."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ..backends.kubernetes.client import ApiClient, ApiRefusal, Object
+from ..backends.kubernetes.configured import KubernetesSettings
+from ..backends.kubernetes.nodes import ClusterNode, NodeSelector, project_node, selectors, toleration
+from ..policy import Document
+
+UNKNOWN = (401, 403, 404)
+"""Answers after which a check knows nothing: the account need not have the right to look"""
+
+
+@dataclass(slots=True)
+class Cluster:
+    """One cluster as the account of the service, or of the Hub (`hub`), sees it."""
+
+    client: ApiClient
+    settings: KubernetesSettings
+    document: Document | None
+    """None where there is no policy yet"""
+    clock: Callable[[], float]
+    hub: bool = False
+    _nodes: list[ClusterNode] | None = field(default=None)
+
+    @property
+    def jobs_namespace(self) -> str:
+        """The namespace of the pods of jobs."""
+        return self.settings.namespace or self.client.connection.namespace
+
+    @property
+    def work_namespace(self) -> str:
+        """The namespace of the pods that the account creates: notebooks for the Hub, else jobs."""
+        return self.client.connection.namespace if self.hub else self.jobs_namespace
+
+    @property
+    def selectors(self) -> tuple[NodeSelector, ...]:
+        """The pools of the policy, as they select nodes."""
+        given = [toleration(text) for text in self.settings.tolerations]
+        return selectors(self.document, given) if self.document is not None else ()
+
+    async def nodes(self) -> list[ClusterNode]:
+        """Return the nodes, sorted by name; what was read once is kept."""
+        if self._nodes is None:
+            found = await self.client.get("/api/v1/nodes")
+            self._nodes = sorted((project_node(item) for item in found.get("items") or ()), key=lambda one: one.name)
+        return self._nodes
+
+    async def listed(self, path: str) -> list[Object] | None:
+        """Return the objects of a list; None where the account may not look."""
+        try:
+            return list((await self.client.get(path)).get("items") or ())
+        except ApiRefusal as refusal:
+            if refusal.status in UNKNOWN:
+                return None
+            raise
+
+    async def found(self, path: str) -> Object | bool | None:
+        """Return an object, False where it is not there, None where the account may not look."""
+        try:
+            return await self.client.get(path)
+        except ApiRefusal as refusal:
+            if refusal.status == 404:
+                return False
+            if refusal.status in UNKNOWN:
+                return None
+            raise

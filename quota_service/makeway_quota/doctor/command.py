@@ -1,0 +1,155 @@
+"""Run all checks for the backend of the settings, and write what they find as text or JSON; `makeway-quota doctor`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+from makeway_api.quantities import count
+
+from ..backends.kubernetes.client import ApiClient, ApiRefusal, ApiUnreachable
+from ..backends.kubernetes.connection import connection
+from ..policy import Document, PolicyInvalid, read
+from ..settings import ServiceSettings
+from ..store.errors import StoreError
+from ..store.session_check import stored_policy
+from . import admission, database, machine, network, nodes, rights, server, volumes
+from .cluster import Cluster
+from .findings import Check, Finding, find_all, in_thread
+
+SECONDS = 30.0
+"""Seconds that each check may take"""
+HUB_REMEDY = "Start the Hub, and let the network policy of the service reach its port."
+SERVICE_REMEDY = "Start the service, and let pods of jobs reach its port; MAKEWAY_WORKER_URL is its address."
+
+
+def doctor_command(settings: ServiceSettings, output: str, *, hub: bool = False, seconds: float = SECONDS) -> int:
+    """Print the findings, worst first; return 1 where something will not work, else 0."""
+    found = asyncio.run(diagnose(settings, hub=hub, seconds=seconds))
+    print(as_json(found) if output == "json" else as_text(found))
+    return int(any(finding.severity == "error" for finding in found))
+
+
+async def diagnose(settings: ServiceSettings, *, hub: bool = False, seconds: float = SECONDS) -> list[Finding]:
+    """Return the findings of all checks that fit the settings."""
+    general = [
+        Check("database", partial(in_thread, database.check_database, settings.db_url)),
+        Check("folders", partial(in_thread, _list, machine.folders, settings)),
+    ]
+    if settings.backend != "kubernetes":
+        return await find_all([*general, *machine_checks(settings)], seconds)
+    found: list[Finding] = []
+    try:
+        client = ApiClient(connection(settings.kubernetes.kubeconfig, settings.kubernetes.context))
+    except ValueError as error:
+        found = [Finding("error", str(error), "API server", "Name a kubeconfig, or run it in a pod.", "api")]
+        return [*found, *await find_all(general, seconds)]
+    try:
+        document, findings = await in_thread(_policy, settings)
+        cluster = Cluster(client, settings.kubernetes, document, time.time, hub)
+        checks = [*general, *address_checks(settings, hub=hub), Check("policy", partial(_given, findings))]
+        return await examine(cluster, checks, seconds)
+    finally:
+        await client.close()
+
+
+async def examine(cluster: Cluster, more: Sequence[Check], seconds: float = SECONDS) -> list[Finding]:
+    """Return the findings on a cluster; without its API server, that alone and those of `more`."""
+    try:
+        async with asyncio.timeout(seconds):
+            await cluster.client.get("/version")
+    except (ApiUnreachable, ApiRefusal, TimeoutError) as error:
+        why = str(error) or "no answer"
+        unreached = Finding(
+            "error",
+            f"{why[:1].upper()}{why[1:].rstrip('.')}.",
+            cluster.client.connection.server,
+            "Check the address and the credentials, and that the network policy lets this pod reach its port.",
+        )
+        return await find_all([Check("api", partial(_given, [unreached])), *more], seconds)
+    return await find_all([*cluster_checks(cluster), *more], seconds)
+
+
+def cluster_checks(cluster: Cluster) -> list[Check]:
+    """Return the checks of a cluster in the order of their importance."""
+    return [
+        Check("version", partial(server.check_server, cluster)),
+        Check("rights", partial(rights.check_rights, cluster)),
+        Check("images", partial(network.check_pull_secrets, cluster)),
+        Check("jobs", partial(admission.check_job_pods, cluster)),
+        Check("notebooks", partial(admission.check_notebook_pods, cluster)),
+        Check("limits", partial(admission.check_limits, cluster)),
+        Check("volumes", partial(volumes.check_volumes, cluster)),
+        Check("nodes", partial(nodes.check_nodes, cluster)),
+        Check("clock", partial(server.check_clock, cluster)),
+        Check("certificate", partial(server.check_certificate, cluster)),
+    ]
+
+
+def address_checks(settings: ServiceSettings, *, hub: bool = False) -> list[Check]:
+    """Return the checks of the ways to other parts of the portal."""
+    found = [
+        Check("service", partial(network.check_address, settings.kubernetes.worker_url, "The service", SERVICE_REMEDY))
+    ]
+    if not hub:
+        found.append(Check("hub", partial(network.check_address, settings.hub_api_url, "The Hub", HUB_REMEDY)))
+    return found
+
+
+def machine_checks(settings: ServiceSettings) -> list[Check]:
+    """Return the checks of one machine."""
+    return [
+        Check("python", partial(in_thread, machine.python)),
+        Check("port", partial(in_thread, _list, machine.port, settings)),
+        Check("gpus", partial(in_thread, _list, machine.gpus, settings)),
+        Check("secrets", partial(in_thread, _list, machine.private, settings)),
+    ]
+
+
+def as_text(findings: Sequence[Finding]) -> str:
+    """Return the findings for people: what, where, and what to do."""
+    if not findings:
+        return "Nothing was found that will not work."
+    lines = []
+    for finding in findings:
+        lines += [
+            f"{finding.severity.upper()}  {finding.what}",
+            f"  where: {finding.where}",
+            f"  do:    {finding.remedy}",
+        ]
+    many = [finding.severity for finding in findings]
+    return "\n".join([*lines, "", f"{count(many.count('error'), 'error')}, {count(many.count('warning'), 'warning')}."])
+
+
+def as_json(findings: Sequence[Finding]) -> str:
+    """Return the findings for programs."""
+    keys = ("severity", "what", "where", "remedy", "check")
+    return json.dumps({"findings": [{key: getattr(one, key) for key in keys} for one in findings]}, indent=2)
+
+
+def _policy(settings: ServiceSettings) -> tuple[Document | None, list[Finding]]:
+    """Return the policy in force, else that of the file in the settings; what is wrong with it is a finding."""
+    where = "the policy in force"
+    try:
+        stored = stored_policy(settings.db_url)
+        if stored is not None:
+            return read(stored, where, stored=True), []
+        if settings.policy_file is None:
+            return None, []
+        where = str(settings.policy_file)
+        return read(settings.policy_file.read_text(encoding="utf-8"), where), []
+    except (OSError, UnicodeDecodeError, PolicyInvalid, StoreError) as error:
+        words = str(error).strip().splitlines()[:1] or [type(error).__name__]
+        what = f"The policy cannot be read: {words[0].rstrip('.')}."
+        return None, [Finding("error", what, where, "Mend it: makeway-quota policy validate names every mistake.")]
+
+
+def _list(function: object, *args: object) -> list[Finding]:
+    return list(function(*args))  # type: ignore[operator]
+
+
+async def _given(findings: Iterable[Finding]) -> Iterable[Finding]:
+    return findings

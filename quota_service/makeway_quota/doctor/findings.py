@@ -1,0 +1,96 @@
+"""Run checks apart from each other, bounded in time, and order what they find, worst first.
+
+A check that raises, or takes too long, is itself a finding, and the others go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeVar
+
+T = TypeVar("T")
+Severity = Literal["error", "warning", "note"]
+SEVERITIES: Sequence[Severity] = ("error", "warning", "note")
+"""Worst first: it will not work; it may not, or in part; good to know"""
+SECONDS = 30.0
+"""Seconds that one check may take"""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What will not work, where, and what to do about it: a sentence each for `what` and `remedy`."""
+
+    severity: Severity
+    what: str
+    where: str
+    remedy: str
+    check: str = ""
+    """the name of the check"""
+
+
+class Check(NamedTuple):
+    """One look at one thing; the order of checks is that of their importance."""
+
+    name: str
+    run: Callable[[], Awaitable[Iterable[Finding]]]
+
+
+async def find_all(checks: Sequence[Check], seconds: float = SECONDS) -> list[Finding]:
+    """Return what all checks find, worst first, then in the order of the checks, then by place and words."""
+    found = await asyncio.gather(*(_found(check, seconds) for check in checks))
+    ranked = [
+        (SEVERITIES.index(finding.severity), number, finding.where, finding.what, finding)
+        for number, findings in enumerate(found)
+        for finding in findings
+    ]
+    return [item[-1] for item in sorted(ranked, key=lambda item: item[:-1])]
+
+
+async def _found(check: Check, seconds: float) -> list[Finding]:
+    try:
+        async with asyncio.timeout(seconds):
+            found = list(await check.run())
+    except TimeoutError:
+        found = [
+            Finding(
+                "error",
+                f"The check did not end within {seconds:g} s.",
+                check.name,
+                "What it looks at may hang: look at it by hand.",
+            )
+        ]
+    except Exception as error:
+        found = [
+            Finding(
+                "error",
+                f"The check failed: {str(error).strip() or type(error).__name__}.".replace("..", "."),
+                check.name,
+                "Mend what it says; if it says nothing that you can mend, it is a fault of Makeway: report it.",
+            )
+        ]
+    return [Finding(one.severity, one.what, one.where, one.remedy, check.name) for one in found]
+
+
+async def in_thread(function: Callable[..., T], *args: Any) -> T:
+    """Return what a blocking function returns, called in a thread that the end of the process does not wait for."""
+    loop, answer = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
+
+    def take(result: Any, error: BaseException | None) -> None:
+        if not answer.done():
+            answer.set_exception(error) if error is not None else answer.set_result(result)
+
+    def work() -> None:
+        result, failure = None, None
+        try:
+            result = function(*args)
+        except Exception as error:
+            failure = error
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(take, result, failure)
+
+    threading.Thread(target=work, daemon=True).start()
+    found: T = await answer
+    return found

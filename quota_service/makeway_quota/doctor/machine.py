@@ -1,0 +1,148 @@
+"""Check one machine: folders, disk, inodes, Python, ports and GPUs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from ..backends.gpus import real_gpus
+from ..settings import ServiceSettings
+from .findings import Finding
+
+GIB = 2**30
+FEW_BYTES, TOO_FEW_BYTES = 5 * GIB, GIB
+FEW_PART = 0.05
+"""Part of the inodes of a file system"""
+OLDEST_PYTHON = (3, 11)
+DRIVER_SECONDS = 15.0
+
+
+def folders(settings: ServiceSettings) -> Iterator[Finding]:
+    """Yield which folders of the service cannot be written to, or have little room."""
+    for folder in filter(None, (settings.state_dir, settings.artifacts_dir)):
+        if why := _unwritable(folder):
+            yield Finding(
+                "error",
+                f"The folder {folder} cannot be written to: {why}.",
+                str(folder),
+                f"Let user {os.geteuid()} write there, or mount a volume that is not read-only nor full.",
+            )
+            continue
+        yield from _room(folder)
+
+
+def _unwritable(folder: Path) -> str:
+    """Return why no file can be made in a folder; one that is not there yet is looked for above it."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    name = folder / f".makeway-doctor-{uuid.uuid4().hex}"
+    try:
+        with name.open("wb") as file:
+            file.write(b"\0" * 4096)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return (error.strerror or str(error)).lower()
+    finally:
+        with contextlib.suppress(OSError):
+            name.unlink()
+    return ""
+
+
+def _room(folder: Path) -> Iterator[Finding]:
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    free, found = shutil.disk_usage(folder).free, os.statvfs(folder)
+    if free < FEW_BYTES:
+        yield Finding(
+            "error" if free < TOO_FEW_BYTES else "warning",
+            f"The disk of {folder} has {free / GIB:.1f} GiB free.",
+            str(folder),
+            "Make room, or move MAKEWAY_STATE_DIR to a larger disk: submissions are refused when it is full.",
+        )
+    if found.f_files and found.f_favail / found.f_files < FEW_PART:
+        yield Finding(
+            "error" if not found.f_favail else "warning",
+            f"The disk of {folder} has {found.f_favail} free inodes of {found.f_files}.",
+            str(folder),
+            "Remove many small files, or move MAKEWAY_STATE_DIR.",
+        )
+
+
+def private(settings: ServiceSettings) -> Iterator[Finding]:
+    """Yield secrets that others may read."""
+    folder = settings.state_dir / "secrets"
+    if not folder.is_dir():
+        return
+    for path in sorted([folder, *folder.iterdir()]):
+        if path.stat().st_mode & 0o077:
+            yield Finding("warning", f"{path} is open to other accounts.", str(path), f"chmod go-rwx {path}")
+
+
+def python() -> Iterable[Finding]:
+    """Return that this Python is too old."""
+    if sys.version_info >= OLDEST_PYTHON:
+        return []
+    version, oldest = ".".join(map(str, sys.version_info[:2])), ".".join(map(str, OLDEST_PYTHON))
+    return [Finding("error", f"Python {version} is older than {oldest}.", sys.executable, "Install a newer Python.")]
+
+
+def port(settings: ServiceSettings) -> Iterator[Finding]:
+    """Yield that another program has the port of the service; Makeway itself is no finding."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((settings.host or "127.0.0.1", settings.port))
+            return
+        except OSError as error:
+            why = (error.strerror or str(error)).lower()
+    if not _answers_as_makeway(settings):
+        yield Finding(
+            "error",
+            f"The port {settings.port} cannot be used: {why}.",
+            f"{settings.host}:{settings.port}",
+            "End the program that has it (ss --listening --tcp --processes), or choose another port.",
+        )
+
+
+def _answers_as_makeway(settings: ServiceSettings) -> bool:
+    host = settings.host if settings.host not in ("", "0.0.0.0", "::") else "127.0.0.1"
+    try:
+        with socket.create_connection((host, settings.port), 2.0) as connection:
+            connection.sendall(f"GET {settings.prefix.rstrip('/')}/healthz HTTP/1.0\r\n\r\n".encode())
+            return b" 200 " in connection.recv(64)
+    except OSError:
+        return False
+
+
+def gpus(settings: ServiceSettings) -> Iterator[Finding]:
+    """Yield that the machine has NVIDIA devices which the driver does not show."""
+    devices = sorted(Path("/sys/bus/pci/devices").glob("*/vendor"))
+    cards = [path for path in devices if _is_nvidia(path)]
+    if not cards or settings.virtual_gpus or real_gpus():
+        return
+    said = "nvidia-smi is not there"
+    if tool := shutil.which("nvidia-smi"):
+        done = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=DRIVER_SECONDS, check=False)
+        said = (done.stdout + done.stderr).strip().rpartition("\n")[2]
+    yield Finding(
+        "error",
+        f"The machine has {len(cards)} NVIDIA devices, and the driver shows none: {said}.",
+        "GPUs",
+        "Install or repair NVIDIA's driver, and restart the machine after an upgrade of the kernel.",
+    )
+
+
+def _is_nvidia(vendor: Path) -> bool:
+    try:
+        display = (vendor.parent / "class").read_text(encoding="ascii").startswith("0x03")
+        return display and vendor.read_text(encoding="ascii").strip() == "0x10de"
+    except OSError:
+        return False

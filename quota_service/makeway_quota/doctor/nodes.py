@@ -1,0 +1,117 @@
+"""Check the nodes: pools without nodes, taints without toleration, GPUs that no pool takes, profiles too large."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from makeway_api.quantities import count, listed
+
+from ..backends.kubernetes.nodes import ClusterNode, NodeSelector, untaken, untolerated
+from ..engine.snapshot import GPU, Profile
+from ..policy import Document
+from ..wording.untaken import untaken_sentences
+from .cluster import Cluster
+from .findings import Finding
+
+
+async def check_nodes(cluster: Cluster) -> Iterable[Finding]:
+    """Return what keeps nodes from their pools, and jobs from nodes."""
+    nodes, chosen = await cluster.nodes(), cluster.selectors
+    if cluster.document is None:
+        return [Finding("error", "There is no policy.", "policy", "Name one in MAKEWAY_POLICY_FILE.")]
+    return [
+        *_unselected(cluster.document, chosen),
+        *(finding for selector in chosen for finding in _pool(selector, nodes)),
+        *_untaken(nodes, chosen),
+        *_too_large(cluster.document, chosen, nodes),
+    ]
+
+
+def _unselected(document: Document, chosen: Sequence[NodeSelector]) -> Iterator[Finding]:
+    known = {selector.pool for selector in chosen}
+    for pool in document.pools:
+        if pool.name not in known and pool.kind == "static":
+            yield Finding(
+                "error",
+                f"The pool {pool.name} names no labels, so it has no nodes.",
+                f"pool {pool.name}",
+                "Write labels of its nodes into the policy (nodes: {labels: …}).",
+            )
+
+
+def _pool(selector: NodeSelector, nodes: Sequence[ClusterNode]) -> Iterator[Finding]:
+    where, labels = f"pool {selector.pool}", ", ".join(f"{key}={value}" for key, value in selector.labels.items())
+    own = [node for node in nodes if selector.selects(node)]
+    offering = [node for node in own if node.allocatable.get(selector.resource)]
+    if not own:
+        yield Finding(
+            "error",
+            f"No node has the labels of the pool {selector.pool}: {labels or 'none'}.",
+            where,
+            "Label its nodes (kubectl label node NODE LABEL=VALUE), or change the labels in the policy.",
+        )
+        return
+    if not offering:
+        yield Finding(
+            "error",
+            f"No node of the pool {selector.pool} offers {selector.resource}.",
+            where,
+            "Install the device plugin or driver of these GPUs, or name the resource that the nodes offer.",
+        )
+    for node in offering:
+        if (taints := untolerated(node, selector)) and not node.unschedulable:
+            yield Finding(
+                "warning",
+                f"The taint {listed([str(taint) for taint in taints])} keeps jobs away.",
+                f"node {node.name}",
+                "Add it to jobs.tolerations (MAKEWAY_KUBE_TOLERATIONS), or remove it.",
+            )
+    if offering and not any(node.ready and not node.unschedulable for node in offering):
+        yield Finding(
+            "error",
+            f"No node of the pool {selector.pool} takes work: {listed([node.name for node in offering])}.",
+            where,
+            "Make one ready, or schedulable again (kubectl uncordon NODE).",
+        )
+    for node in offering:
+        if not node.ready:
+            yield Finding(
+                "warning",
+                f"The node {node.name} is not ready.",
+                f"node {node.name}",
+                "kubectl describe node shows why; restart its kubelet, or the node.",
+            )
+
+
+def _untaken(nodes: Sequence[ClusterNode], chosen: Sequence[NodeSelector]) -> Iterator[Finding]:
+    for sentence in untaken_sentences({node.name: untaken(node, chosen) for node in nodes}):
+        what, _, remedy = sentence.partition(": ")
+        yield Finding("warning", f"{what}.", "nodes", f"{remedy[:1].upper()}{remedy[1:]}")
+
+
+def _too_large(document: Document, chosen: Sequence[NodeSelector], nodes: Sequence[ClusterNode]) -> Iterator[Finding]:
+    """Yield the profiles whose worker fits on no node, however idle that is."""
+    for profile in document.profiles:
+        pools = [selector for selector in chosen if not profile.pools or selector.pool in profile.pools]
+        fitting = [(node, pool) for pool in pools for node in nodes if pool.selects(node)]
+        if not fitting or not profile.gpus:
+            continue
+        needed = -(-profile.gpus // GPU)
+        if not any(_fits(profile, needed, node, pool) for node, pool in fitting):
+            what = f"{count(needed, 'GPU')}, {profile.cpu / 1000:g} CPU and {profile.memory} MiB"
+            yield Finding(
+                "error",
+                f"No node is large enough for a worker of the profile {profile.name}: {what}.",
+                f"profile {profile.name}",
+                "Make the profile smaller, or give one of its pools larger nodes.",
+            )
+
+
+def _fits(profile: Profile, gpus: int, node: ClusterNode, pool: NodeSelector) -> bool:
+    """Whether a worker would fit on a node on which nothing runs."""
+    if node.allocatable.get(pool.resource, 0) < gpus:
+        return False
+    return all(
+        node.allocatable.get(name, amount) >= amount
+        for name, amount in (("cpu", profile.cpu), ("memory", profile.memory))
+    )

@@ -1,0 +1,78 @@
+"""Check that the account may do all that the service, or the Hub's spawner, does on the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from ..backends.kubernetes.client import together
+from .cluster import Cluster
+from .findings import Finding
+
+REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+
+
+class Right(NamedTuple):
+    """Verbs on one resource; `everywhere`: in all namespaces, else in that of jobs, or of notebooks for the Hub."""
+
+    group: str
+    resource: str
+    verbs: tuple[str, ...]
+    everywhere: bool = False
+    without: str = ""
+    """what does not work without it, where the rest does"""
+
+
+SERVICE = (
+    Right("", "nodes", ("list", "watch"), everywhere=True),
+    Right("", "pods", ("list", "watch"), everywhere=True),
+    Right("", "pods", ("get", "list", "watch", "create", "delete")),
+    Right("", "secrets", ("create",)),
+    Right("", "services", ("create", "delete"), without="jobs with several workers do not start"),
+    Right("", "events", ("create",), without="pods show no events of Makeway"),
+    Right("coordination.k8s.io", "leases", ("get", "create", "update"), without="a copy beside it is not noticed"),
+    Right("networking.k8s.io", "networkpolicies", ("create", "delete"), without="gangs have no network policy"),
+)
+"""As in the chart's templates/service/rights.yaml"""
+HUB = (
+    Right("", "pods", ("get", "list", "watch", "create", "delete")),
+    Right("", "persistentvolumeclaims", ("get", "create", "delete")),
+    Right("", "events", ("list", "watch"), without="a notebook's page does not show why its pod waits"),
+)
+"""As in the chart's templates/hub/rights.yaml"""
+
+
+async def check_rights(cluster: Cluster) -> Iterable[Finding]:
+    """Return one finding for each resource on which a verb is not allowed."""
+    return [finding for right in (HUB if cluster.hub else SERVICE) if (finding := await _denied(cluster, right))]
+
+
+async def _denied(cluster: Cluster, right: Right) -> Finding | None:
+    namespace = "" if right.everywhere else cluster.work_namespace
+    answers = await together(cluster.client.create(REVIEWS, _review(right, verb, namespace)) for verb in right.verbs)
+    denied = [
+        verb
+        for verb, answer in zip(right.verbs, answers, strict=True)
+        if not (answer.get("status") or {}).get("allowed")
+    ]
+    if not denied:
+        return None
+    where = f"namespace {namespace}" if namespace else "all namespaces"
+    name = f"{right.resource}.{right.group}" if right.group else right.resource
+    then = f": {right.without}" if right.without else ""
+    return Finding(
+        "warning" if right.without else "error",
+        f"The account may not {', '.join(denied)} {name}{then}.",
+        where,
+        f"Bind it to a {'Role' if namespace else 'ClusterRole'} with these verbs, as the chart does.",
+    )
+
+
+def _review(right: Right, verb: str, namespace: str) -> dict[str, object]:
+    attributes = {"group": right.group, "resource": right.resource, "verb": verb, "namespace": namespace}
+    return {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "metadata": {},
+        "spec": {"resourceAttributes": attributes},
+    }

@@ -1,0 +1,95 @@
+"""Check the API server: that it is reached, its version, its certificate, and that its clock shows the same time."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import ssl
+from collections.abc import Iterable
+from email.utils import parsedate_to_datetime
+from urllib.parse import urlsplit
+
+from .cluster import Cluster
+from .findings import Finding, Severity
+
+OLDEST = (1, 30)
+"""The oldest Kubernetes that the chart takes, as in its Chart.yaml"""
+APART, TOO_FAR = 5.0, 30.0
+"""Seconds between two clocks that matter, and that end leases and tokens too early"""
+EXPIRES = 14 * 86_400.0
+"""Seconds before the end of a certificate from which on it is a finding"""
+DAY = 86_400.0
+
+
+async def check_server(cluster: Cluster) -> Iterable[Finding]:
+    """Return what is wrong with the version, or that the API server is not reached, which raises."""
+    answer = await cluster.client.get("/version")
+    major, minor = (int(re.sub(r"\D", "", str(answer.get(key) or "0")) or 0) for key in ("major", "minor"))
+    if (major, minor) >= OLDEST or not major:
+        return []
+    oldest = ".".join(map(str, OLDEST))
+    return [
+        Finding(
+            "error",
+            f"Kubernetes {major}.{minor} is older than {oldest}, the oldest that Makeway is made for.",
+            "API server",
+            "Upgrade the cluster.",
+        )
+    ]
+
+
+async def check_clock(cluster: Cluster) -> Iterable[Finding]:
+    """Return that the API server's clock shows another time than this machine's."""
+    before = cluster.clock()
+    await cluster.client.get("/version")
+    after = cluster.clock()
+    if not cluster.client.date:
+        return []
+    theirs = parsedate_to_datetime(cluster.client.date).timestamp()
+    apart = max(before - theirs - 1.0, theirs - after, 0.0)  # the header has whole seconds
+    return clocks_apart(apart, "the API server")
+
+
+def clocks_apart(apart: float, whose: str) -> list[Finding]:
+    """Return that two clocks are so many seconds apart, where that matters."""
+    if apart < APART:
+        return []
+    severity: Severity = "error" if apart >= TOO_FAR else "warning"
+    return [
+        Finding(
+            severity,
+            f"This machine's clock and that of {whose} are {apart:.0f} s apart.",
+            whose,
+            "Set both by NTP (chrony, systemd-timesyncd): leases, tokens and deadlines are times.",
+        )
+    ]
+
+
+async def check_certificate(cluster: Cluster, seconds: float = 10.0) -> Iterable[Finding]:
+    """Return that the API server's certificate ends soon; one that is not valid is no connection at all."""
+    parts = urlsplit(cluster.client.connection.server)
+    if parts.scheme != "https" or cluster.client.connection.context.verify_mode == ssl.CERT_NONE:
+        return []
+    async with asyncio.timeout(seconds):
+        _, writer = await asyncio.open_connection(
+            parts.hostname, parts.port or 443, ssl=cluster.client.connection.context, server_hostname=parts.hostname
+        )
+    try:
+        found = writer.get_extra_info("peercert") or {}
+    finally:
+        writer.close()
+    return expiring(ssl.cert_time_to_seconds(found["notAfter"]) - cluster.clock()) if "notAfter" in found else []
+
+
+def expiring(left: float) -> list[Finding]:
+    """Return that a certificate ends in so many seconds, where that is soon."""
+    if left > EXPIRES:
+        return []
+    return [
+        Finding(
+            "warning",
+            f"The certificate of the API server ends in {max(0.0, left) / DAY:.0f} days.",
+            "API server",
+            "Renew it (kubeadm certs renew all, or your provider's way) before nothing is reached any more.",
+        )
+    ]

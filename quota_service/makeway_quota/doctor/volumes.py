@@ -1,0 +1,107 @@
+"""Check the volumes: claims that are missing, not bound or lost, their access modes, and their classes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..backends.kubernetes.client import Object
+from ..backends.kubernetes.configured import pod_settings
+from ..backends.kubernetes.manifest import claim_of
+from .cluster import Cluster
+from .findings import Finding
+
+MANY = ("ReadWriteMany",)
+CLASSES = "/apis/storage.k8s.io/v1/storageclasses"
+
+
+async def check_volumes(cluster: Cluster) -> Iterable[Finding]:
+    """Return what is wrong with the claims of checkpoints."""
+    if cluster.hub:
+        return []
+    settings = pod_settings(cluster.settings, cluster.jobs_namespace)
+    if not settings.checkpoint_claim:
+        return [
+            Finding(
+                "warning",
+                "Checkpoints end with their pods, so that a job which makes way begins again.",
+                "checkpoints",
+                "Name a claim in jobs.checkpoints (MAKEWAY_KUBE_CHECKPOINT_CLAIM).",
+            )
+        ]
+    teams = [team.name for team in cluster.document.policies] if cluster.document is not None else [""]
+    claims = sorted({claim_of(settings, team) for team in teams if team or "{team}" not in settings.checkpoint_claim})
+    return [finding for claim in claims for finding in await _claim(cluster, claim)]
+
+
+async def _claim(cluster: Cluster, name: str) -> list[Finding]:
+    where = f"claim {name} of {cluster.jobs_namespace}"
+    found = await cluster.found(f"/api/v1/namespaces/{cluster.jobs_namespace}/persistentvolumeclaims/{name}")
+    if found is None:
+        return []
+    if found is False or not isinstance(found, dict):
+        return [Finding("error", f"The claim {name} of checkpoints is not there.", where, "Make it: jobs wait for it.")]
+    return [*await _unbound(cluster, found, where), *await _modes(cluster, found, where)]
+
+
+async def _unbound(cluster: Cluster, claim: Object, where: str) -> list[Finding]:
+    phase, name = (claim.get("status") or {}).get("phase"), claim["metadata"]["name"]
+    spec = claim.get("spec") or {}
+    if phase == "Lost":
+        what = f"The volume of the claim {name} is gone."
+        return [Finding("error", what, where, "Restore the volume, or make the claim anew: its checkpoints are lost.")]
+    if phase == "Bound":
+        return []
+    wanted = spec.get("storageClassName")
+    classes = await cluster.listed(CLASSES)
+    if classes is None:
+        return []
+    names = {one["metadata"]["name"]: one for one in classes}
+    if wanted is None and not spec.get("volumeName"):
+        return [
+            Finding(
+                "error",
+                f"The claim {name} names no StorageClass, and the cluster has no default one.",
+                where,
+                "Name one in jobs.checkpoints.storageClass, or mark one as the default.",
+            )
+        ]
+    if wanted and wanted not in names:
+        return [
+            Finding(
+                "error",
+                f"The claim {name} waits for the StorageClass {wanted}, which is not there.",
+                where,
+                f"Make that class, or name one of those that there are: {', '.join(sorted(names)) or 'none'}.",
+            )
+        ]
+    if names.get(wanted, {}).get("volumeBindingMode") == "WaitForFirstConsumer":
+        return []
+    return [
+        Finding(
+            "error",
+            f"The claim {name} is not bound to a volume ({phase or 'Pending'}).",
+            where,
+            f"kubectl --namespace {cluster.jobs_namespace} describe pvc {name} shows why.",
+        )
+    ]
+
+
+async def _modes(cluster: Cluster, claim: Object, where: str) -> list[Finding]:
+    modes = (claim.get("status") or {}).get("accessModes") or (claim.get("spec") or {}).get("accessModes") or []
+    name = claim["metadata"]["name"]
+    if "ReadOnlyMany" in modes and not {"ReadWriteMany", "ReadWriteOnce"} & set(modes):
+        return [Finding("error", f"The claim {name} is read-only.", where, "Use one that jobs may write to.")]
+    if any(mode in MANY for mode in modes):
+        return []
+    chosen = cluster.selectors
+    nodes = [node for node in await cluster.nodes() if any(one.selects(node) for one in chosen)]
+    if len(nodes) < 2:
+        return []
+    return [
+        Finding(
+            "error",
+            f"The claim {name} is {' and '.join(modes) or 'without an access mode'}, and {len(nodes)} nodes run jobs.",
+            where,
+            "Use storage with ReadWriteMany: jobs on a second node wait for the volume of the first.",
+        )
+    ]

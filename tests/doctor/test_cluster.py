@@ -1,0 +1,343 @@
+"""`doctor` on a cluster: nothing on a healthy one, each planted fault by itself, and twenty at once, worst first."""
+
+from __future__ import annotations
+
+import copy
+import ssl
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from email.utils import formatdate
+from pathlib import Path
+from typing import Any
+
+import pytest
+from makeway_quota.backends.kubernetes.client import ApiClient, ApiRefusal, ApiUnreachable, Object
+from makeway_quota.backends.kubernetes.connection import Connection
+from makeway_quota.doctor.cluster import Cluster
+from makeway_quota.doctor.command import examine
+from makeway_quota.doctor.findings import Finding
+from makeway_quota.doctor.rights import REVIEWS
+from makeway_quota.policy import read
+from makeway_quota.settings import load
+
+CLAIM = "/api/v1/namespaces/jobs/persistentvolumeclaims/makeway-checkpoints"
+ACCOUNT = "/api/v1/namespaces/jobs/serviceaccounts/makeway-job"
+QUOTAS = "/api/v1/namespaces/jobs/resourcequotas"
+CLASSES = "/apis/storage.k8s.io/v1/storageclasses"
+LOGIN = "/api/v1/namespaces/jobs/secrets/registry"
+NODES = "/api/v1/nodes"
+PODS = "/api/v1/namespaces/jobs/pods?dryRun=All"
+POLICY = """
+version: 1
+pools: [{name: a, nodes: {labels: {gpu: a}}}, {name: b, nodes: {labels: {gpu: b}}}]
+profiles: [{name: gpu1, gpus: 1, cpu: 2, memory: 4Gi}, {name: gpu4, gpus: 4, pools: [b]}]
+policies: [{name: rnd, groups: [rnd], quotas: [{reserved: 2}]}]
+"""
+
+
+def node(name: str, **labels: str) -> Object:
+    status = {
+        "allocatable": {"nvidia.com/gpu": "8", "cpu": "64", "memory": "256Gi"},
+        "conditions": [{"type": "Ready", "status": "True"}],
+    }
+    return {"metadata": {"name": name, "labels": labels}, "spec": {}, "status": status}
+
+
+@dataclass
+class Server:
+    """What an API server has and answers; the healthy one."""
+
+    objects: dict[str, Any] = field(
+        default_factory=lambda: copy.deepcopy(
+            {
+                "/version": {"major": "1", "minor": "34+"},
+                NODES: {"items": [node("n1", gpu="a"), node("n2", gpu="b")]},
+                CLAIM: {
+                    "metadata": {"name": "makeway-checkpoints"},
+                    "spec": {"storageClassName": "nfs", "accessModes": ["ReadWriteMany"]},
+                    "status": {"phase": "Bound", "accessModes": ["ReadWriteMany"]},
+                },
+                ACCOUNT: {"metadata": {"name": "makeway-job"}, "imagePullSecrets": [{"name": "registry"}]},
+                LOGIN: {"metadata": {"name": "registry"}},
+                QUOTAS: {"items": []},
+                CLASSES: {"items": [{"metadata": {"name": "nfs"}}]},
+            }
+        )
+    )
+    denied: set[tuple[str, str]] = field(default_factory=set)
+    """resource and verb"""
+    refuses: str = ""
+    """what the dry run of a pod is answered"""
+    status: int = 403
+    ahead: float = 0.0
+    down: bool = False
+
+    @property
+    def nodes(self) -> list[Object]:
+        return self.objects[NODES]["items"]  # type: ignore[no-any-return]
+
+
+class Client(ApiClient):
+    """A client of such a server."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.connection = Connection("http://127.0.0.1:1", ssl.create_default_context(), namespace="makeway")
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+    async def get(self, path: str, query: Mapping[str, str] | None = None) -> Object:
+        if self.server.down:
+            raise ApiUnreachable("the Kubernetes API server does not answer")
+        self.date = formatdate(time.time() + self.server.ahead, usegmt=True)
+        found = self.server.objects.get(path)
+        if isinstance(found, int):
+            raise ApiRefusal(found, "", "refused")
+        if found is None:
+            raise ApiRefusal(404, "NotFound", f"{path} not found")
+        return found  # type: ignore[no-any-return]
+
+    async def create(self, path: str, body: Object) -> Object:
+        if path == REVIEWS:
+            asked = body["spec"]["resourceAttributes"]
+            return {"status": {"allowed": (asked["resource"], asked["verb"]) not in self.server.denied}}
+        assert path == PODS
+        if self.server.refuses:
+            raise ApiRefusal(self.server.status, "Forbidden", self.server.refuses)
+        return body
+
+
+def settings(**changes: Any) -> Any:
+    environ = {
+        "MAKEWAY_BACKEND": "kubernetes",
+        "MAKEWAY_KUBE_NAMESPACE": "jobs",
+        "MAKEWAY_KUBE_LAUNCHER_IMAGE": "makeway:1",
+        "MAKEWAY_KUBE_CHECKPOINT_CLAIM": "makeway-checkpoints",
+        "MAKEWAY_KUBE_SERVICE_ACCOUNT": "makeway-job",
+        "MAKEWAY_WORKER_URL": "http://makeway.example:8765/services/makeway",
+    }
+    return replace(load(environ=environ).kubernetes, **changes)
+
+
+async def findings(server: Server, policy: str | None = POLICY, **changes: Any) -> list[Finding]:
+    document = None if policy is None else read(policy)
+    return await examine(Cluster(Client(server), settings(**changes), document, time.time), [], 10.0)
+
+
+async def test_a_healthy_cluster_has_no_findings() -> None:
+    assert await findings(Server()) == []
+
+
+async def test_what_the_account_may_not_look_at_is_no_finding() -> None:
+    server = Server()
+    server.objects |= dict.fromkeys([CLAIM, ACCOUNT, QUOTAS, CLASSES, LOGIN], 403)
+    assert await findings(server) == []
+
+
+def taint(server: Server) -> None:
+    server.nodes[0]["spec"]["taints"] = [{"key": "team", "value": "other", "effect": "NoSchedule"}]
+
+
+def not_ready(server: Server) -> None:
+    server.nodes[0]["status"]["conditions"][0]["status"] = "False"
+
+
+def slices(server: Server) -> None:
+    server.nodes[0]["status"]["allocatable"]["nvidia.com/mig-1g.5gb"] = "7"
+
+
+def pending(server: Server, **spec: Any) -> None:
+    server.objects[CLAIM]["status"] = {"phase": "Pending"}
+    server.objects[CLAIM]["spec"] |= spec
+
+
+def unlabelled(server: Server) -> None:
+    server.nodes[1]["metadata"]["labels"] = {}
+
+
+def without_gpus(server: Server) -> None:
+    del server.nodes[1]["status"]["allocatable"]["nvidia.com/gpu"]
+
+
+def two_gpus(server: Server) -> None:
+    server.nodes[1]["status"]["allocatable"]["nvidia.com/gpu"] = "2"
+
+
+def small(server: Server) -> None:
+    for each in server.nodes:
+        each["status"]["allocatable"]["cpu"] = "1"
+
+
+def once(server: Server) -> None:
+    server.objects[CLAIM]["status"]["accessModes"] = ["ReadWriteOnce"]
+
+
+def quota(server: Server, used: str = "8", hard: str = "8") -> None:
+    status = {"hard": {"requests.nvidia.com/gpu": hard}, "used": {"requests.nvidia.com/gpu": used}}
+    server.objects[QUOTAS]["items"] = [{"metadata": {"name": "gpus"}, "status": status}]
+
+
+def old(server: Server) -> None:
+    server.objects["/version"] = {"major": "1", "minor": "27"}
+
+
+def without(path: str) -> Callable[[Server], None]:
+    return lambda server: server.objects.pop(path)
+
+
+def refusing(message: str, status: int = 403) -> Callable[[Server], None]:
+    def plant(server: Server) -> None:
+        server.refuses, server.status = message, status
+
+    return plant
+
+
+def denying(*pairs: tuple[str, str]) -> Callable[[Server], None]:
+    return lambda server: server.denied.update(pairs)
+
+
+FAULTS: list[tuple[str, Callable[[Server], Any], str, str]] = [
+    ("rights on pods", denying(("pods", "create"), ("pods", "delete")), "may not create, delete pods", "error"),
+    ("rights on nodes", denying(("nodes", "list")), "may not list nodes", "error"),
+    ("rights on secrets", denying(("secrets", "create")), "may not create secrets", "error"),
+    ("rights on services", denying(("services", "create")), "jobs with several workers do not start", "warning"),
+    ("rights on leases", denying(("leases", "update")), "may not update leases.coordination.k8s.io", "warning"),
+    ("rights on events", denying(("events", "create")), "pods show no events", "warning"),
+    ("rights on policies", denying(("networkpolicies", "create")), "gangs have no network policy", "warning"),
+    (
+        "pod security",
+        refusing('pods "x" is forbidden: violates PodSecurity "restricted:latest"'),
+        "PodSecurity",
+        "error",
+    ),
+    ("LimitRange", refusing('pods "x" is forbidden: maximum cpu usage per Container is 1'), "maximum cpu", "error"),
+    ("quota", refusing('pods "x" is forbidden: exceeded quota: q, requested: pods=1'), "exceeded quota", "error"),
+    ("webhook", refusing('admission webhook "policy" denied the request: no'), "denied the request", "error"),
+    ("priority class", refusing('pods "x" is forbidden: no PriorityClass with name low'), "no PriorityClass", "error"),
+    ("namespace", refusing('namespaces "jobs" not found', 404), "namespaces", "error"),
+    ("used up", quota, "is used up: 8 of 8 requests.nvidia.com/gpu", "warning"),
+    ("closed", lambda server: quota(server, "0", "0"), "allows no requests.nvidia.com/gpu", "warning"),
+    ("taint", taint, "team=other:NoSchedule keeps jobs away", "warning"),
+    ("node not ready", not_ready, "No node of the pool a takes work", "error"),
+    ("pool without nodes", unlabelled, "No node has the labels of the pool b", "error"),
+    ("pool without GPUs", without_gpus, "No node of the pool b offers nvidia.com/gpu", "error"),
+    ("untaken", slices, "No pool takes 7 nvidia.com/mig-1g.5gb of n1", "warning"),
+    ("too few GPUs on a node", two_gpus, "No node is large enough for a worker of the profile gpu4", "error"),
+    ("too few CPUs on a node", small, "No node is large enough for a worker of the profile gpu1", "error"),
+    ("claim", without(CLAIM), "The claim makeway-checkpoints of checkpoints is not there", "error"),
+    ("class", lambda s: pending(s, storageClassName="fast"), "waits for the StorageClass fast", "error"),
+    ("no class", lambda s: pending(s, storageClassName=None), "no default one", "error"),
+    ("unbound", pending, "is not bound to a volume", "error"),
+    ("lost", lambda s: s.objects[CLAIM].update(status={"phase": "Lost"}), "is gone", "error"),
+    ("once", once, "is ReadWriteOnce, and 2 nodes run jobs", "error"),
+    ("account", without(ACCOUNT), "The ServiceAccount makeway-job of jobs is not there", "error"),
+    ("login", without(LOGIN), "The Secret registry with the login for images is not there", "error"),
+    ("version", old, "Kubernetes 1.27 is older than 1.30", "error"),
+    ("clock", lambda server: setattr(server, "ahead", 90.0), "s apart", "error"),
+    ("clock behind", lambda server: setattr(server, "ahead", -12.0), "s apart", "warning"),
+]
+
+
+@pytest.mark.parametrize(("plant", "words", "severity"), [fault[1:] for fault in FAULTS], ids=[f[0] for f in FAULTS])
+async def test_each_fault_is_named_with_a_remedy(plant: Callable[[Server], Any], words: str, severity: str) -> None:
+    server = Server()
+    plant(server)
+    found = await findings(server)
+    named = [one for one in found if words in one.what]
+    assert named, [one.what for one in found]
+    assert named[0].severity == severity
+    assert all(one.remedy.endswith((".", ")")) and one.where and one.check for one in found)
+
+
+async def test_twenty_at_once_are_all_named_worst_first() -> None:
+    server = Server()
+    names = (
+        "rights on pods",
+        "rights on nodes",
+        "rights on secrets",
+        "rights on services",
+        "rights on leases",
+        "rights on events",
+        "rights on policies",
+        "pod security",
+        "used up",
+        "taint",
+        "node not ready",
+        "untaken",
+        "too few GPUs on a node",
+        "too few CPUs on a node",
+        "class",
+        "once",
+        "account",
+        "version",
+        "clock",
+    )
+    chosen = [fault for fault in FAULTS if fault[0] in names]
+    for _, plant, _, _ in chosen:
+        plant(server)
+    wanted = [*(words for _, _, words, _ in chosen), "The pool c names no labels"]
+    assert len(wanted) == 20
+    found = await findings(server, POLICY.replace("{name: b,", "{name: c}, {name: b,"))
+    texts = [one.what for one in found]
+    assert [words for words in wanted if not any(words in text for text in texts)] == []
+    severities = [one.severity for one in found]
+    assert severities == sorted(severities, key=["error", "warning", "note"].index)
+
+
+async def test_a_node_that_cannot_be_read_leaves_the_other_checks_alone() -> None:
+    server = Server()
+    server.nodes.append({"metadata": {"name": "odd"}, "status": {"conditions": [{"status": "True"}]}})
+    denying(("secrets", "create"))(server)
+    found = await findings(server)
+    assert {"rights", "nodes"} <= {one.check for one in found}
+    assert any("The check failed" in one.what for one in found)
+
+
+async def test_without_an_api_server_that_is_said_once() -> None:
+    server = Server()
+    server.down = True
+    (found,) = await findings(server)
+    assert (found.severity, found.where) == ("error", "http://127.0.0.1:1")
+    assert found.what == "The Kubernetes API server does not answer."
+
+
+async def test_without_a_volume_checkpoints_end_with_their_pods() -> None:
+    (found,) = await findings(Server(), checkpoint_claim="")
+    assert (found.severity, found.what.split(",")[0]) == ("warning", "Checkpoints end with their pods")
+
+
+async def test_each_team_has_its_claim() -> None:
+    (found,) = await findings(Server(), checkpoint_claim="checkpoints-{team}")
+    assert "The claim checkpoints-rnd of checkpoints is not there" in found.what
+
+
+async def test_a_claim_that_waits_for_its_first_job_is_no_finding() -> None:
+    server = Server()
+    pending(server)
+    server.objects[CLASSES]["items"][0]["volumeBindingMode"] = "WaitForFirstConsumer"
+    assert await findings(server) == []
+
+
+async def test_once_is_enough_on_one_node() -> None:
+    server = Server()
+    once(server)
+    server.nodes.pop()
+    server.nodes[0]["metadata"]["labels"] = {"gpu": "a"}
+    policy = POLICY.replace(", {name: b, nodes: {labels: {gpu: b}}}", "").replace("pools: [b]", "pools: [a]")
+    assert await findings(server, policy) == []
+
+
+def test_the_rights_are_those_of_the_chart() -> None:
+    from makeway_quota.doctor.rights import HUB, SERVICE
+
+    folder = Path(__file__).parents[2] / "helm" / "makeway" / "templates"
+    for rights, file in ((SERVICE, "service"), (HUB, "hub")):
+        text = (folder / file / "rights.yaml").read_text(encoding="utf-8")
+        for right in rights:
+            line = f'apiGroups: ["{right.group}"]' if not right.group else f"apiGroups: [{right.group}]"
+            assert any(
+                line in one and right.resource in one and all(verb in one for verb in right.verbs)
+                for one in text.splitlines()
+            ), right

@@ -1,0 +1,159 @@
+"""`doctor` on one machine, its database, addresses and certificates: faults that are planted, and none without."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+from collections import namedtuple
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from makeway_quota.doctor import database, machine
+from makeway_quota.doctor.command import diagnose
+from makeway_quota.doctor.network import check_address
+from makeway_quota.doctor.server import clocks_apart, expiring
+from makeway_quota.main import main
+from makeway_quota.settings import ServiceSettings, load
+from makeway_quota.store.session_check import ServerFacts, read_facts, stored_policy
+from makeway_quota.store.store import open_store
+from pooler import pooler
+from postgres import empty_database, postgres_server
+
+GOOD = ServerFacts(version=150_004, encrypted=True, latency=0.001, ahead=0.2, free_connections=80)
+
+
+def settings(folder: Path, **changes: Any) -> ServiceSettings:
+    return replace(load(environ={"MAKEWAY_STATE_DIR": str(folder)}), port=free_port(), **changes)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def test_a_healthy_machine_has_no_findings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_room", lambda folder: iter(()))  # whatever the disk of the tests has
+    assert await diagnose(settings(tmp_path)) == []
+    assert list(tmp_path.iterdir()) == [], "nothing is left, and no database is made"
+
+
+def test_a_folder_that_is_no_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    (found,) = machine.folders(settings(tmp_path / "file" / "state"))
+    assert (found.severity, "cannot be written to" in found.what) == ("error", True)
+
+
+def test_little_room_and_few_inodes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(100, 100, machine.GIB // 2))
+    real = os.statvfs(tmp_path)
+    few = namedtuple("few", "f_files f_favail")
+    monkeypatch.setattr(os, "statvfs", lambda path: few(1000, 0))
+    assert real
+    disk, inodes = machine.folders(settings(tmp_path))
+    assert (disk.severity, inodes.severity) == ("error", "error")
+    assert "0.5 GiB free" in disk.what
+    assert "0 free inodes of 1000" in inodes.what
+
+
+def test_a_port_that_another_program_has_is_named(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        (found,) = machine.port(replace(settings(tmp_path), host="127.0.0.1", port=taken.getsockname()[1]))
+    assert "cannot be used" in found.what
+
+
+def test_secrets_that_others_may_read_are_named(tmp_path: Path) -> None:
+    folder = tmp_path / "secrets"
+    folder.mkdir(mode=0o700)
+    (folder / "password").write_text("x")
+    (folder / "password").chmod(0o644)
+    (found,) = machine.private(settings(tmp_path))
+    assert found.remedy == f"chmod go-rwx {folder}/password"
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        (replace(GOOD, version=110_002), "PostgreSQL 11 is too old"),
+        (replace(GOOD, encrypted=False), "not encrypted"),
+        (replace(GOOD, latency=0.3), "A statement takes 300 ms"),
+        (replace(GOOD, free_connections=2), "has 2 connections left"),
+        (replace(GOOD, ahead=-45.0), "45 s apart"),
+    ],
+)
+def test_each_fault_of_a_database_is_named(facts: ServerFacts, words: str) -> None:
+    assert list(database._findings(GOOD)) == []
+    (found,) = database._findings(facts)
+    assert words in found.what
+
+
+def test_a_real_postgresql_has_no_findings_and_one_behind_a_pooler_has() -> None:
+    with postgres_server() as folder:
+        url = empty_database(folder)
+        assert stored_policy(url) is None
+        facts = read_facts(url)
+        assert facts is not None
+        assert facts.version > database.OLDEST
+        assert abs(facts.ahead) < 5
+        assert [one.what for one in database.check_database(url) if "statement takes" not in one.what] == []
+        with pooler(folder) as made, pytest.raises(Exception, match="pool_mode = transaction"):
+            database.check_database(made.url)
+
+
+def test_the_policy_in_force_is_read_without_a_change_of_the_database(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'makeway.sqlite'}"
+    assert stored_policy(url) is None
+    assert not (tmp_path / "makeway.sqlite").exists()
+    store = open_store(url)
+    store.policies.add("version: 1", "ana", "", 0, 1.0)
+    store.close()
+    assert stored_policy(url) == "version: 1"
+
+
+async def test_addresses_without_a_name_or_an_answer_are_named() -> None:
+    (unknown,) = await check_address("http://no-such-host.invalid:8081/hub", "The Hub", "Start it.")
+    assert "The name no-such-host.invalid of The Hub is not resolved" in unknown.what
+    (refused,) = await check_address(f"http://127.0.0.1:{free_port()}/hub", "The Hub", "Start it.")
+    assert (refused.severity, refused.remedy) == ("error", "Start it.")
+    with socket.socket() as there:
+        there.bind(("127.0.0.1", 0))
+        there.listen()
+        assert list(await check_address(f"http://127.0.0.1:{there.getsockname()[1]}", "The Hub", "-")) == []
+
+
+def test_clocks_and_certificates_are_findings_only_where_it_matters() -> None:
+    assert clocks_apart(2.0, "x") == expiring(90 * 86_400.0) == []
+    assert [one.severity for one in (*clocks_apart(9.0, "x"), *clocks_apart(60.0, "x"))] == ["warning", "error"]
+    (soon,) = expiring(3 * 86_400.0)
+    assert "ends in 3 days" in soon.what
+
+
+def test_the_command_ends_with_1_where_something_will_not_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("x")
+    monkeypatch.setenv("MAKEWAY_STATE_DIR", str(tmp_path / "file" / "state"))
+    assert main(["doctor", "--output", "json"]) == 1
+    found = json.loads(capsys.readouterr().out)["findings"]
+    assert found[0]["severity"] == "error"
+    monkeypatch.setenv("MAKEWAY_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setattr(machine, "port", lambda settings: [])
+    assert main(["doctor"]) == 0
+    assert capsys.readouterr().out == "Nothing was found that will not work.\n"
+
+
+def test_a_service_that_finds_no_cluster_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MAKEWAY_STATE_DIR", str(tmp_path))
+    monkeypatch.setenv("MAKEWAY_BACKEND", "kubernetes")
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    assert main(["doctor"]) == 1
+    assert "No Kubernetes cluster is named" in capsys.readouterr().out
