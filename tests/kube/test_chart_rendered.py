@@ -83,12 +83,35 @@ def test_every_long_running_container_is_probed(helm: Helm, tmp_path: Path, valu
             assert {"livenessProbe", "readinessProbe"} <= set(container), deployment["metadata"]["name"]
 
 
+def hook_of(manifest: Object) -> str:
+    return str((manifest["metadata"].get("annotations") or {}).get("helm.sh/hook", ""))
+
+
+@pytest.mark.parametrize("values", ALL.values(), ids=ALL)
+def test_the_test_of_a_release_sees_the_cluster_as_the_service_does(helm: Helm, tmp_path: Path, values: Object) -> None:
+    manifests = rendered(helm, tmp_path, values)
+    (pod,) = [one for one in manifests if hook_of(one) == "test"]
+    (service,) = of_kind(manifests, "Deployment", "makeway-service")
+    like, spec = service["spec"]["template"], pod["spec"]
+    assert pod["metadata"]["labels"] == like["metadata"]["labels"], "network policies take it for the service"
+    assert spec["containers"][0]["command"][-1] == "doctor"
+    for field in ("serviceAccountName", "securityContext", "imagePullSecrets", "tolerations", "nodeSelector"):
+        assert spec.get(field) == like["spec"].get(field), field
+    for field in ("image", "env", "securityContext", "volumeMounts"):
+        assert spec["containers"][0][field] == like["spec"]["containers"][0][field], field
+    assert "ports" not in spec["containers"][0], "the Service sends it no requests"
+    assert not any("persistentVolumeClaim" in volume for volume in spec["volumes"]), "the service has them"
+    assert spec["activeDeadlineSeconds"] < 300, "Helm waits for five minutes"
+    policy = pod["metadata"]["annotations"]["helm.sh/hook-delete-policy"]
+    assert set(policy.split(",")) == {"before-hook-creation", "hook-succeeded", "hook-failed"}
+
+
 @pytest.mark.parametrize("values", ALL.values(), ids=ALL)
 def test_the_hook_that_ends_the_work_is_restricted_and_has_rights_only_for_as_long(
     helm: Helm, tmp_path: Path, values: Object
 ) -> None:
     manifests = rendered(helm, tmp_path, values)
-    hooks = [one for one in manifests if "helm.sh/hook" in (one["metadata"].get("annotations") or {})]
+    hooks = [one for one in manifests if hook_of(one) == "pre-delete"]
     kinds = sorted(one["kind"] for one in hooks)
     assert kinds == ["Job", "Role", "Role", "RoleBinding", "RoleBinding", "ServiceAccount"]
     assert {one["metadata"]["name"] for one in hooks} == {"makeway-uninstall"}

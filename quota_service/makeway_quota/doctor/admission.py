@@ -6,12 +6,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from ..backends.base import BackendError, StartOrder, WorkerPlace
+from ..backends.base import BackendError, StartOrder
 from ..backends.kubernetes.client import ApiRefusal, Object
 from ..backends.kubernetes.configured import pod_settings
 from ..backends.kubernetes.manifest import WorkerResources, container_security, worker_pod
 from ..backends.kubernetes.quantities import number
 from ..engine.snapshot import GPU, Profile
+from ..values import Place
 from .cluster import Cluster
 from .findings import Finding
 
@@ -93,7 +94,7 @@ def _job_pod(cluster: Cluster, profile: Profile) -> Object:
         profile=profile.name,
         command=("true",),
         env={},
-        workers=(WorkerPlace("doctor", tuple(range(devices)), (GPU,) * devices),),
+        workers=(Place("doctor", tuple(range(devices)), (GPU,) * devices),),
         grace=profile.grace or document.settings.grace,
         signal=facts.signal,
         cpu=profile.cpu,
