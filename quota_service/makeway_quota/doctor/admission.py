@@ -122,7 +122,9 @@ def _notebook_pod(cluster: Cluster, profile: Profile) -> Object:
     if pool is not None and profile.gpus:
         resources[pool.resource] = str(-(-profile.gpus // GPU))
     user, _, group = cluster.settings.run_as.partition(":")
-    security = {"runAsNonRoot": True, "runAsUser": int(user or 1000), "fsGroup": int(group or 100)}
+    security: Object = {"runAsNonRoot": True}
+    if user.isdecimal() and group.isdecimal():  # else the platform assigns them
+        security |= {"runAsUser": int(user), "fsGroup": int(group)}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
