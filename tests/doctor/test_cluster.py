@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from makeway_quota.backends.kubernetes.client import ApiClient, ApiRefusal, ApiUnreachable, Object
 from makeway_quota.backends.kubernetes.connection import Connection
-from makeway_quota.doctor.cluster import Cluster
+from makeway_quota.doctor.cluster import ClusterAccess
 from makeway_quota.doctor.command import examine
 from makeway_quota.doctor.findings import Finding
 from makeway_quota.doctor.rights import REVIEWS
@@ -123,7 +123,7 @@ def settings(**changes: Any) -> Any:
 
 async def findings(server: Server, policy: str | None = POLICY, **changes: Any) -> list[Finding]:
     document = None if policy is None else read(policy)
-    return await examine(Cluster(Client(server), settings(**changes), document, time.time), [], 10.0)
+    return await examine(ClusterAccess(Client(server), settings(**changes), document, time.time), [], 10.0)
 
 
 async def test_a_healthy_cluster_has_no_findings() -> None:

@@ -13,7 +13,7 @@ from ..backends.kubernetes.manifest import WorkerResources, container_security, 
 from ..backends.kubernetes.quantities import number
 from ..engine.snapshot import GPU, Profile
 from ..values import Place
-from .cluster import Cluster
+from .cluster import ClusterAccess
 from .findings import Finding
 
 MOST_PROFILES = 30
@@ -34,7 +34,7 @@ REMEDIES: Mapping[str, str] = {
 """What an administrator does, by what the refusal says"""
 
 
-async def check_job_pods(cluster: Cluster) -> Iterable[Finding]:
+async def check_job_pods(cluster: ClusterAccess) -> Iterable[Finding]:
     """Return why pods of jobs are refused, once for each reason."""
     if cluster.document is None or cluster.hub:
         return []
@@ -43,7 +43,7 @@ async def check_job_pods(cluster: Cluster) -> Iterable[Finding]:
     return await _refusals(cluster, profiles[:MOST_PROFILES], _job_pod)
 
 
-async def check_notebook_pods(cluster: Cluster) -> Iterable[Finding]:
+async def check_notebook_pods(cluster: ClusterAccess) -> Iterable[Finding]:
     """Return why pods like those of notebooks are refused; only for the Hub's account, which makes them."""
     if cluster.document is None or not cluster.hub:
         return []
@@ -52,7 +52,7 @@ async def check_notebook_pods(cluster: Cluster) -> Iterable[Finding]:
     return await _refusals(cluster, profiles[:MOST_PROFILES], _notebook_pod)
 
 
-async def _refusals(cluster: Cluster, profiles: Iterable[Profile], made: Any) -> list[Finding]:
+async def _refusals(cluster: ClusterAccess, profiles: Iterable[Profile], made: Any) -> list[Finding]:
     path, said = f"/api/v1/namespaces/{cluster.work_namespace}/pods{DRY_RUN}", dict[str, tuple[str, list[str]]]()
     for profile in profiles:
         try:
@@ -78,7 +78,7 @@ async def _refusals(cluster: Cluster, profiles: Iterable[Profile], made: Any) ->
     ]
 
 
-def _job_pod(cluster: Cluster, profile: Profile) -> Object:
+def _job_pod(cluster: ClusterAccess, profile: Profile) -> Object:
     """Return the pod of a worker as the service makes it, for a node that need not exist."""
     document = cluster.document
     assert document is not None
@@ -111,7 +111,7 @@ def _job_pod(cluster: Cluster, profile: Profile) -> Object:
     return worker_pod(settings, order, 0, "doctor", "makeway-doctor", given)
 
 
-def _notebook_pod(cluster: Cluster, profile: Profile) -> Object:
+def _notebook_pod(cluster: ClusterAccess, profile: Profile) -> Object:
     """Return a pod with the security and the resources of a notebook."""
     pool = next((one for one in cluster.selectors if not profile.pools or one.pool in profile.pools), None)
     resources: dict[str, str] = {}
@@ -144,13 +144,13 @@ def _notebook_pod(cluster: Cluster, profile: Profile) -> Object:
     }
 
 
-async def check_limits(cluster: Cluster) -> Iterable[Finding]:
+async def check_limits(cluster: ClusterAccess) -> Iterable[Finding]:
     """Return quotas of the namespace that are used up or closed; LimitRanges show in the dry run."""
     quotas = await cluster.listed(f"/api/v1/namespaces/{cluster.work_namespace}/resourcequotas")
     return [finding for quota in quotas or () for finding in _used_up(cluster, quota)]
 
 
-def _used_up(cluster: Cluster, quota: Object) -> Iterator[Finding]:
+def _used_up(cluster: ClusterAccess, quota: Object) -> Iterator[Finding]:
     status = quota.get("status") or {}
     for resource, hard in sorted((status.get("hard") or {}).items()):
         used = (status.get("used") or {}).get(resource, "0")

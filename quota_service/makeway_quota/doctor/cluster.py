@@ -15,7 +15,7 @@ UNKNOWN = (401, 403, 404)
 
 
 @dataclass(slots=True)
-class Cluster:
+class ClusterAccess:
     """One cluster as the account of the service, or of the Hub (`hub`), sees it."""
 
     client: ApiClient

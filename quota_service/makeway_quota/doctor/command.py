@@ -17,7 +17,7 @@ from ..settings import ServiceSettings
 from ..store.errors import StoreError
 from ..store.session_check import stored_policy
 from . import admission, database, machine, network, nodes, rights, server, volumes
-from .cluster import Cluster
+from .cluster import ClusterAccess
 from .findings import Check, Finding, find_all, in_thread
 
 SECONDS = 30.0
@@ -49,14 +49,14 @@ async def diagnose(settings: ServiceSettings, *, hub: bool = False, seconds: flo
         return [*found, *await find_all(general, seconds)]
     try:
         document, findings = await in_thread(_policy, settings)
-        cluster = Cluster(client, settings.kubernetes, document, time.time, hub)
+        cluster = ClusterAccess(client, settings.kubernetes, document, time.time, hub)
         checks = [*general, *address_checks(settings, hub=hub), Check("policy", partial(_given, findings))]
         return await examine(cluster, checks, seconds)
     finally:
         await client.close()
 
 
-async def examine(cluster: Cluster, more: Sequence[Check], seconds: float = SECONDS) -> list[Finding]:
+async def examine(cluster: ClusterAccess, more: Sequence[Check], seconds: float = SECONDS) -> list[Finding]:
     """Return the findings on a cluster; without its API server, that alone and those of `more`."""
     try:
         async with asyncio.timeout(seconds):
@@ -73,7 +73,7 @@ async def examine(cluster: Cluster, more: Sequence[Check], seconds: float = SECO
     return await find_all([*cluster_checks(cluster), *more], seconds)
 
 
-def cluster_checks(cluster: Cluster) -> list[Check]:
+def cluster_checks(cluster: ClusterAccess) -> list[Check]:
     """Return the checks of a cluster in the order of their importance."""
     return [
         Check("version", partial(server.check_server, cluster)),

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
-from .cluster import Cluster
+from .cluster import ClusterAccess
 from .findings import Finding, in_thread
 
 SECONDS = 5.0
@@ -48,7 +48,7 @@ def _why(error: Exception) -> str:
     return (getattr(error, "strerror", None) or str(error) or type(error).__name__).lower()
 
 
-async def check_pull_secrets(cluster: Cluster) -> Iterable[Finding]:
+async def check_pull_secrets(cluster: ClusterAccess) -> Iterable[Finding]:
     """Return that the account of jobs, or a login for its images, is missing; unknown where it may not be read."""
     if cluster.hub:
         return []

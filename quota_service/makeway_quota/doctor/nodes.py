@@ -10,11 +10,11 @@ from ..backends.kubernetes.nodes import ClusterNode, NodeSelector, untaken, unto
 from ..engine.snapshot import GPU, Profile
 from ..policy import Document
 from ..wording.untaken import untaken_sentences
-from .cluster import Cluster
+from .cluster import ClusterAccess
 from .findings import Finding
 
 
-async def check_nodes(cluster: Cluster) -> Iterable[Finding]:
+async def check_nodes(cluster: ClusterAccess) -> Iterable[Finding]:
     """Return what keeps nodes from their pools, and jobs from nodes."""
     nodes, chosen = await cluster.nodes(), cluster.selectors
     if cluster.document is None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from ..backends.kubernetes.client import together
-from .cluster import Cluster
+from .cluster import ClusterAccess
 from .findings import Finding
 
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
@@ -42,12 +42,12 @@ HUB = (
 """As in the chart's templates/hub/rights.yaml"""
 
 
-async def check_rights(cluster: Cluster) -> Iterable[Finding]:
+async def check_rights(cluster: ClusterAccess) -> Iterable[Finding]:
     """Return one finding for each resource on which a verb is not allowed."""
     return [finding for right in (HUB if cluster.hub else SERVICE) if (finding := await _denied(cluster, right))]
 
 
-async def _denied(cluster: Cluster, right: Right) -> Finding | None:
+async def _denied(cluster: ClusterAccess, right: Right) -> Finding | None:
     namespace = "" if right.everywhere else cluster.work_namespace
     answers = await together(cluster.client.create(REVIEWS, _review(right, verb, namespace)) for verb in right.verbs)
     denied = [

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from email.utils import parsedate_to_datetime
 from urllib.parse import urlsplit
 
-from .cluster import Cluster
+from .cluster import ClusterAccess
 from .findings import Finding, Severity
 
 OLDEST = (1, 30)
@@ -21,7 +21,7 @@ EXPIRES = 14 * 86_400.0
 DAY = 86_400.0
 
 
-async def check_server(cluster: Cluster) -> Iterable[Finding]:
+async def check_server(cluster: ClusterAccess) -> Iterable[Finding]:
     """Return what is wrong with the version, or that the API server is not reached, which raises."""
     answer = await cluster.client.get("/version")
     major, minor = (int(re.sub(r"\D", "", str(answer.get(key) or "0")) or 0) for key in ("major", "minor"))
@@ -38,7 +38,7 @@ async def check_server(cluster: Cluster) -> Iterable[Finding]:
     ]
 
 
-async def check_clock(cluster: Cluster) -> Iterable[Finding]:
+async def check_clock(cluster: ClusterAccess) -> Iterable[Finding]:
     """Return that the API server's clock shows another time than this machine's."""
     before = cluster.clock()
     await cluster.client.get("/version")
@@ -65,7 +65,7 @@ def clocks_apart(apart: float, whose: str) -> list[Finding]:
     ]
 
 
-async def check_certificate(cluster: Cluster, seconds: float = 10.0) -> Iterable[Finding]:
+async def check_certificate(cluster: ClusterAccess, seconds: float = 10.0) -> Iterable[Finding]:
     """Return that the API server's certificate ends soon; one that is not valid is no connection at all."""
     parts = urlsplit(cluster.client.connection.server)
     if parts.scheme != "https" or cluster.client.connection.context.verify_mode == ssl.CERT_NONE:

@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from ..backends.kubernetes.client import Object
 from ..backends.kubernetes.configured import pod_settings
 from ..backends.kubernetes.manifest import claim_of
-from .cluster import Cluster
+from .cluster import ClusterAccess
 from .findings import Finding
 
 MANY = ("ReadWriteMany",)
 CLASSES = "/apis/storage.k8s.io/v1/storageclasses"
 
 
-async def check_volumes(cluster: Cluster) -> Iterable[Finding]:
+async def check_volumes(cluster: ClusterAccess) -> Iterable[Finding]:
     """Return what is wrong with the claims of checkpoints."""
     if cluster.hub:
         return []
@@ -33,7 +33,7 @@ async def check_volumes(cluster: Cluster) -> Iterable[Finding]:
     return [finding for claim in claims for finding in await _claim(cluster, claim)]
 
 
-async def _claim(cluster: Cluster, name: str) -> list[Finding]:
+async def _claim(cluster: ClusterAccess, name: str) -> list[Finding]:
     where = f"claim {name} of {cluster.jobs_namespace}"
     found = await cluster.found(f"/api/v1/namespaces/{cluster.jobs_namespace}/persistentvolumeclaims/{name}")
     if found is None:
@@ -43,7 +43,7 @@ async def _claim(cluster: Cluster, name: str) -> list[Finding]:
     return [*await _unbound(cluster, found, where), *await _modes(cluster, found, where)]
 
 
-async def _unbound(cluster: Cluster, claim: Object, where: str) -> list[Finding]:
+async def _unbound(cluster: ClusterAccess, claim: Object, where: str) -> list[Finding]:
     phase, name = (claim.get("status") or {}).get("phase"), claim["metadata"]["name"]
     spec = claim.get("spec") or {}
     if phase == "Lost":
@@ -86,7 +86,7 @@ async def _unbound(cluster: Cluster, claim: Object, where: str) -> list[Finding]
     ]
 
 
-async def _modes(cluster: Cluster, claim: Object, where: str) -> list[Finding]:
+async def _modes(cluster: ClusterAccess, claim: Object, where: str) -> list[Finding]:
     modes = (claim.get("status") or {}).get("accessModes") or (claim.get("spec") or {}).get("accessModes") or []
     name = claim["metadata"]["name"]
     if "ReadOnlyMany" in modes and not {"ReadWriteMany", "ReadWriteOnce"} & set(modes):
