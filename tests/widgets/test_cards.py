@@ -246,3 +246,103 @@ def test_only_so_many_cards_are_kept(made: Any, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(cards, "MOST_CARDS", 2)
     kept = [made(job(id=f"j-{n}"))[0] for n in range(3)]
     assert kept[1:] == cards._CARDS
+
+
+# -- tables of jobs ------------------------------------------------------------------------------------------------
+
+
+def listed(notebook: Notebook, cell_id: str = "") -> list[str]:
+    """Run `%jobs`; return the ids of the displays of its table."""
+    before = set(notebook.displays)
+    shown = notebook.run("%jobs", cell_id=cell_id)
+    assert shown.error is None, shown.trouble
+    return [id for id in notebook.displays if id not in before]
+
+
+def test_a_table_of_jobs_follows_them_until_the_last_has_ended(notebook: Notebook) -> None:
+    for name in ("one", "two"):
+        notebook.run(f"{name} = makeway.submit('import time; time.sleep(600)', name='{name}', profile='gpu1')")
+    table = listed(notebook)
+    until(notebook, table, "one", "two", "running", "run %jobs to follow them")
+    notebook.run("one.cancel(); None")
+    until(notebook, table, "cancelled", "running")
+    notebook.run("two.cancel(); None")
+    until(notebook, table, "Final states, read at")
+    assert set(notebook.displays[table[0]]) == {"text/plain", "text/html", "text/markdown", "text/latex"}
+    assert notebook.run("print('makeway-feed' in [t.name for t in threading.enumerate()])").out == "False\n"
+    assert "cancelled" in notebook.run("%jobs").html, "what has ended is a plain value of its cell"
+
+
+def test_only_the_newest_table_is_kept_up_to_date(notebook: Notebook) -> None:
+    notebook.run("one = makeway.submit('import time; time.sleep(600)', name='one', profile='gpu1')")
+    old = listed(notebook)
+    new = listed(notebook)
+    until(notebook, new, "running")
+    notebook.updated_at.clear()
+    notebook.run("one.cancel(); None")
+    until(notebook, new, "Final states")
+    assert not set(old) & set(notebook.updated_at)
+
+
+@pytest.fixture
+def tabled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Callable[..., tuple[cards.JobTable, Output, list[float], list]]]:
+    """Make a table with a clock, which nothing follows; what it does later is kept."""
+    tables: list[cards.JobTable] = []
+
+    def make(*jobs: Job, updatable: bool = True) -> tuple[cards.JobTable, Output, list[float], list[Any]]:
+        now: list[float] = [0.0]
+        later: list[tuple[float, Any]] = []
+        monkeypatch.setattr(Output, "updatable", updatable)
+        monkeypatch.setattr(cards, "LiveOutput", Output)
+        monkeypatch.setattr(cards, "CELLS", Cells(lambda: now[0]))
+        feed = Feed(lambda: AsyncClient("http://127.0.0.1:9", "ana"))
+        monkeypatch.setattr(feed, "_start", lambda: False)
+        monkeypatch.setattr(feed, "later", lambda seconds, call: later.append((now[0] + seconds, call)))
+        tables.append(cards.JobTable(jobs, NOW, feed=feed, clock=lambda: now[0]))
+        output: Any = tables[-1]._output
+        return tables[-1], output, now, later
+
+    yield make
+    for table in tables:
+        table.close()
+    assert cards._TABLES == []
+
+
+def test_news_of_many_jobs_at_once_are_one_update_and_none_is_lost(tabled: Any) -> None:
+    table, output, now, later = tabled(*[job(State.PENDING, id=f"j-{n}", placement=[]) for n in range(20)])
+    now[0] = 0.5
+    for n in range(20):
+        table.show(JobNews(job(id=f"j-{n}"), NOW))
+    assert (len(output.shown), len(later)) == (1, 1)
+    due, draw = later.pop()
+    assert due == pytest.approx(cards.APART)
+    now[0] = due
+    draw()
+    assert output.text.count("running") == 20
+    table.show(JobNews(job(id="j-3"), NOW))
+    now[0], draw = later.pop()
+    draw()
+    assert len(output.shown) == 2, "nothing new"
+
+
+def test_a_table_ends_with_its_jobs_or_an_hour_after_the_last_cell(tabled: Any) -> None:
+    table, output, *_ = tabled(job(id="j-1"), job(id="j-2"))
+    table.show(JobNews(job(State.SUCCEEDED, id="j-1", ended_at=NOW), NOW))
+    table.show(JobNews(job(id="j-2"), NOW, "The service has no such job any more.", gone=True))
+    assert "no such job any more" in output.text
+    assert cards._TABLES == []
+    table, output, now, _ = tabled(job(id="j-1"))
+    now[0] = 3601.0
+    table.show(JobNews(job(State.CHECKPOINTING, id="j-1"), NOW))
+    assert "making way" in output.text
+    assert cards._TABLES == []
+    table.show(JobNews(job(State.SUCCEEDED, id="j-1", ended_at=NOW), NOW))
+    assert "making way" in output.text, "it is closed"
+
+
+def test_a_table_that_cannot_be_updated_or_is_too_long_is_not_followed(tabled: Any) -> None:
+    for updatable, many in ((False, 1), (True, cards.MOST_ROWS + 1)):
+        tabled(*[job(id=f"j-{n}") for n in range(many)], updatable=updatable)
+        assert cards._TABLES == []

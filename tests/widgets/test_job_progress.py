@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import inf, nan
 from typing import Any
 
 import pytest
@@ -20,10 +19,8 @@ REPORT: dict[str, Any] = {
 
 
 def reporting(state: State = State.RUNNING, **changes: Any) -> Job:
-    """Return a job as a service sends it that knows progress."""
-    shown = job(state)
-    object.__setattr__(shown, "__dict__", {**shown.__dict__, "progress": {**REPORT, **changes}})
-    return shown
+    """Return a job that reported its progress."""
+    return job(state, progress=JobProgress(**{**REPORT, **changes}))
 
 
 def text(shown: Job) -> str:
@@ -33,7 +30,7 @@ def text(shown: Job) -> str:
 def test_a_report_becomes_a_bar_numbers_and_a_curve() -> None:
     lines = text(reporting()).splitlines()
     assert lines[0] == "█" * 8 + "░" * 12
-    assert lines[1] == "Step 420 of 1,000 (42 %), 12.3 steps/s, 47 s remaining"
+    assert lines[1] == "Step 420 of 1,000, 42 %, 12.3 steps/s, 47 s remaining"
     assert lines[2].startswith("loss 0.01234, accuracy 0.9 █")
     assert lines[2].endswith("▁")
     html = str(blocks.html(job_progress.progress_blocks(reporting(), NOW)))
@@ -51,11 +48,10 @@ def test_without_a_report_there_is_nothing() -> None:
     ("changes", "line"),
     [
         ({"total": None, "remaining_seconds": None}, "Step 420, 12.3 steps/s"),
-        ({"rate": 0.02}, "Step 420 of 1,000 (42 %), a step in 50 s, 47 s remaining"),
-        ({"rate": 0, "remaining_seconds": None}, "Step 420 of 1,000 (42 %)"),
-        ({"rate": nan, "remaining_seconds": inf}, "Step 420 of 1,000 (42 %)"),
-        ({"step": 999, "total": 1000}, "Step 999 of 1,000 (99 %), 12.3 steps/s, 47 s remaining"),
-        ({"step": 1200, "total": 1000, "rate": None}, "Step 1,200 of 1,000 (100 %), 47 s remaining"),
+        ({"rate": 0.02}, "Step 420 of 1,000, 42 %, a step in 50 s, 47 s remaining"),
+        ({"rate": 0, "remaining_seconds": None}, "Step 420 of 1,000, 42 %"),
+        ({"step": 999, "total": 1000}, "Step 999 of 1,000, 99 %, 12.3 steps/s, 47 s remaining"),
+        ({"step": 1200, "total": 1000, "rate": None}, "Step 1,200 of 1,000, 100 %, 47 s remaining"),
         ({"total": 0, "rate": None, "remaining_seconds": None}, "Step 420"),
     ],
 )
@@ -77,10 +73,9 @@ def test_metrics_without_a_step_and_a_stage_are_shown() -> None:
     assert "Epoch 3: step 420 of 1,000" in text(reporting(stage="epoch 3"))
 
 
-def test_a_report_of_the_api_is_read() -> None:
-    report = JobProgress(**{**REPORT, "metrics": {"loss": 0.5, "broken": None}})
-    shown = job().model_copy(update={"progress": report})
-    assert "Step 420 of 1,000 (42 %), 12.3 steps/s, 47 s remaining" in text(shown)
+def test_a_metric_that_is_no_number_is_named() -> None:
+    shown = reporting(metrics={"loss": 0.5, "broken": None})
+    assert "Step 420 of 1,000, 42 %, 12.3 steps/s, 47 s remaining" in text(shown)
     assert "loss 0.5, broken not finite █" in text(shown)
 
 
@@ -89,16 +84,6 @@ def test_a_curve_is_short_and_complete(points: list[tuple[float, float]]) -> Non
     drawn = job_progress.sparkline(points)
     assert len(drawn) <= job_progress.CURVE_WIDTH
     assert (drawn == "") is (len(points) < 2)
-
-
-@pytest.mark.parametrize(
-    "broken", [None, {}, {"step": None}, {"step": nan}, {"step": 3, "curve": None, "metrics": None}]
-)
-def test_an_incomplete_report_breaks_nothing(broken: Any) -> None:
-    shown = job()
-    object.__setattr__(shown, "__dict__", {**shown.__dict__, "progress": broken})
-    view.job_card(shown, NOW)
-    view.jobs_text([shown], NOW)
 
 
 WARNING = "Its last save took 50 s, more than half of the grace of 1 min: save less or faster, or use another profile."

@@ -1,4 +1,4 @@
-"""Keep the cards of jobs up to date until the jobs end: progress, state, reason, who they make way for."""
+"""Keep cards and tables of jobs up to date until the jobs end: progress, state, reason, who they make way for."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ MOST_CARDS = 100
 """Cards of one kernel that are kept up to date; beyond that the oldest stays as it is"""
 APART = 0.9
 """Seconds between two updates of one card at least, but for its last one; the feed reads a job once a second"""
+MOST_ROWS = 50
+"""Jobs of a table that are followed; a table of more is not kept up to date"""
 
 
 class Card:
@@ -74,6 +76,106 @@ class Card:
 
 
 _CARDS: list[Card] = []
+
+
+class JobTable:
+    """A table of jobs, below the cell that showed it, until all have ended or an hour has passed without a cell.
+
+    Only the newest table of a kernel is kept up to date.
+    """
+
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        known_at: datetime,
+        more: bool = False,
+        owner: bool = False,
+        feed: Feed = FEED,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._news = {job.id: JobNews(job, known_at) for job in jobs}
+        self._more, self._owner, self._feed, self._clock = more, owner, feed, clock
+        self._drawn_at = self._due_at = clock()
+        self._lock = threading.RLock()
+        self._output = LiveOutput(self._bundles())
+        self._text = self._said()
+        self._followed = {job.id for job in jobs if not job.state.ended}
+        before = _TABLES[:]
+        if len(self._followed) > MOST_ROWS or not self._output.updatable:
+            self._followed.clear()
+        else:
+            CELLS.keep(self)
+            _TABLES.append(self)
+        for id in sorted(self._followed):
+            feed.follow(self._news[id].job, self.show, known_at)
+        for table in before:  # after the new one follows, so that the feed's thread goes on
+            table.close()
+
+    def show(self, news: JobNews) -> None:
+        """Show what is new of a job; called by any thread."""
+        with self._lock:
+            id = news.job.id
+            if id not in self._followed:
+                return
+            self._news[id] = news
+            if news.job.state.ended or news.gone:
+                self._unfollow(id)
+            if not self._followed or CELLS.idle:
+                self._draw()
+                self.close()
+            elif (now := self._clock()) >= self._drawn_at + APART:
+                self._draw()
+            elif now >= self._due_at:  # else the others will be drawn with it
+                self._due_at = self._drawn_at + APART
+                self._feed.later(self._due_at - now, self._draw_due)
+
+    def redraw(self) -> None:
+        """Show the newest states that are known, and what was missed between two cells."""
+        with self._lock:
+            if not self._draw():
+                self._output.repeat_missed()
+
+    def close(self) -> None:
+        """Stop updating; the last states stay visible."""
+        with self._lock:
+            CELLS.drop(self)
+            if self in _TABLES:
+                _TABLES.remove(self)
+            for id in list(self._followed):
+                self._unfollow(id)
+
+    def _unfollow(self, id: str) -> None:
+        self._followed.discard(id)
+        self._feed.unfollow(id, self.show)
+
+    def _draw_due(self) -> None:
+        with self._lock:
+            if self in _TABLES:
+                self._draw()
+
+    def _draw(self) -> bool:
+        if (text := self._said()) == self._text:
+            return False
+        self._text, self._drawn_at = text, self._clock()
+        return self._output.update(self._bundles())
+
+    @property
+    def _known_at(self) -> datetime:
+        """Return when the oldest state was read that may have changed since; once all have ended, the newest."""
+        live = [news.known_at for news in self._news.values() if not news.job.state.ended]
+        return min(live) if live else max(news.known_at for news in self._news.values())
+
+    def _bundles(self) -> list[dict[str, str]]:
+        problem = next((news.problem for news in self._news.values() if news.problem), "")
+        jobs = [news.job for news in self._news.values()]
+        return view.jobs_bundles(jobs, self._known_at, self._more, self._owner, problem)
+
+    def _said(self) -> str:
+        texts = [each["text/plain"] for each in self._bundles()]
+        return "\n".join(texts).replace(full_clock(self._known_at), "")
+
+
+_TABLES: list[JobTable] = []
 
 
 def _bundles(news: JobNews, idle: bool) -> Sequence[Bundle]:

@@ -132,6 +132,12 @@ class Feed:
                     del self._jobs[id]
         self._end(wait)
 
+    def later(self, seconds: float, call: Callable[[], object]) -> None:
+        """Call on the feed's thread in some seconds, unless that has ended by then."""
+        loop = self._loop
+        if loop is not None and self.running:
+            _call_soon(loop, lambda: loop.call_later(seconds, call))
+
     def learn(self, job: Job) -> None:
         """Take a job that this kernel has just read for another purpose: it is shown without another request."""
         with self._lock:

@@ -354,6 +354,17 @@ class Jobs(list[Job]):
         text = view.jobs_text(known, self._known_at(), self.owner)
         return text + (typed(f"\n{view.OLDER}") if self.more else "")
 
+    def _ipython_display_(self) -> None:
+        """Show the table, which stays up to date while one of its jobs has not ended."""
+        from .live import CELLS
+
+        known_at = self._known_at()
+        if not CELLS.in_kernel or all(job.data.state.ended for job in self):
+            raise NotImplementedError  # a terminal shows its text, and what has ended changes no more
+        from .cards import JobTable
+
+        JobTable([job.data for job in self], known_at, self.more, self.owner)
+
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
         return bundle(view.jobs_blocks([job.data for job in self], self._known_at(), self.more, self.owner), repr(self))
 

@@ -123,6 +123,22 @@ def jobs_blocks(jobs: Sequence[Job], now: datetime, more: bool = False, owner: b
     return [jobs_block(jobs, now, owner), *older, line(Soft(f"State of {full_clock(now)}."))]
 
 
+def jobs_bundles(
+    jobs: Sequence[Job], known_at: datetime, more: bool = False, owner: bool = False, problem: str = ""
+) -> list[dict[str, str]]:
+    """Return the two parts of a table that is followed in every format: the jobs, and of which time they are.
+
+    `problem` says why nothing newer is known.
+    """
+    older: list[Block] = [line(Soft(OLDER))] if more else []
+    state: tuple[Inline, ...] = (Soft(f"State of {full_clock(known_at)};"), *_again("%jobs", "them"))
+    if problem:
+        state = (Bold(problem), *state)
+    elif all(job.state.ended for job in jobs):
+        state = (Soft(f"Final states, read at {full_clock(known_at)}."),)
+    return [bundle([jobs_block(jobs, None, owner), *older]), bundle([Line(state)])]
+
+
 def jobs_text(jobs: Sequence[Job], now: datetime, owner: bool = False) -> str:
     """Return jobs as a plain table, with their owners if asked for."""
     return text_of([jobs_block(jobs, now, owner)])
@@ -175,7 +191,7 @@ def job_card(job: Job, now: datetime) -> Markup:
 
 
 def _state_of(job: Job, known_at: datetime, problem: str, idle: bool) -> tuple[Inline, ...]:
-    present = Code(f"makeway.job('{job.id}')"), Soft("shows its present state.")
+    present = _again(f"%job {job.id}", "it")
     if problem:
         return (Bold(problem), f"State of {full_clock(known_at)};", *present)
     if job.state.ended:
@@ -184,6 +200,11 @@ def _state_of(job: Job, known_at: datetime, problem: str, idle: bool) -> tuple[I
         paused = "Progress is not followed after an hour without a cell; run any cell to go on."
         return (Soft(f"{paused} State of {full_clock(known_at)};"), *present)
     return (Soft(f"State of {full_clock(known_at)};"), *present)
+
+
+def _again(command: str, what: str) -> tuple[Inline, ...]:
+    """Return how to go on from a saved output, which follows nothing."""
+    return Soft("run"), Code(command), Soft(f"to follow {what}.")
 
 
 def facts(job: Job, now: datetime | None) -> list[tuple[str, Cell]]:

@@ -139,11 +139,11 @@ class JobProgress(Wire):
     curve: ProgressCurve | None = Field(None, description="of the loss, else of the first metric; null in lists")
 
     @property
-    def fraction(self) -> float | None:
-        """Return the part that is done, from 0 to 1; None where the total is not known."""
-        if self.step is None or not self.total:
+    def percent(self) -> int | None:
+        """Return how much is done, from 0 to 100 and 100 only at the end; None where the total is not known."""
+        if self.step is None or not self.total or self.total < 0:
             return None
-        return min(1.0, self.step / self.total)
+        return min(max(self.step * 100 // self.total, 0), 100)
 
     @property
     def steps(self) -> str:

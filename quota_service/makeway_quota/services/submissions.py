@@ -237,8 +237,7 @@ class SubmissionService:
         risk = ""
         if not in_quota:
             durable = self._context.world.durable_checkpoints
-            again = "and then starts from the beginning, because checkpoints are not kept here"
-            then = "so save checkpoints often" if durable else again
+            then = "so save checkpoints often" if durable else outcomes.STARTS_AGAIN
             risk = f"It would run over quota: it makes way when the owners need their GPUs, {then}."
         return DryRun(offer=offer, command=request.command, files=len(request.files), bytes=size, risk=risk)
 

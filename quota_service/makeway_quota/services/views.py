@@ -167,8 +167,7 @@ def _job_reason(row: Workload, now: float, durable: bool) -> Reason | None:
     if not row.over_quota:
         return Reason(code="running", message=f"Runs on {size} within the team's reservation.")
     saved = f"last checkpoint {duration(now - row.checkpoint_at)} ago" if row.checkpoint_at else "no checkpoint yet"
-    again = ", and then starts from the beginning, because checkpoints are not kept here"
-    cost = f" ({saved})" if durable else again
+    cost = f" ({saved})" if durable else f", {outcomes.STARTS_AGAIN}"
     message = f"Runs over quota on {size}: it makes way when their owners need them{cost}."
     return Reason(code="running_over_quota", message=message)
 

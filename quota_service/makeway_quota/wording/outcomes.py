@@ -38,6 +38,8 @@ class SavedWork:
         return f"{self}, {duration(self.lost)} of work {'since then ' if self.durable else ''}is lost"
 
 
+STARTS_AGAIN = "and then starts from the beginning, because checkpoints are not kept here"
+"""What making way means for a job whose checkpoints its next attempt does not find"""
 FASTER_SAVES = "save less or faster, or use a profile with a longer grace"
 """What helps against saves that take long for the grace"""
 
