@@ -96,7 +96,7 @@ class World:
         """Who is in which team, as far as is known."""
         self._view = self._new_view()
         self._view.quarantine = self.work_queue.quarantine = self.quarantine
-        self._untaken: dict[str, tuple[Workload | None, Workload]] = {}
+        self._unfollowed: dict[str, tuple[Workload | None, Workload]] = {}
         """rows, before and after, that were committed and could not be followed"""
         self.left_out = Faulty()
         """what the last plan was made without"""
@@ -327,7 +327,7 @@ class World:
             self._view.stale.add(row.id)
             self._take(known, row)
         for known, row in [
-            pair for id, pair in self._untaken.items() if not self.quarantine.rests(TAKING, "workload", id)
+            pair for id, pair in self._unfollowed.items() if not self.quarantine.rests(TAKING, "workload", id)
         ]:
             self._take(known, row)
         for name in self.people.take_changed():
@@ -338,7 +338,7 @@ class World:
 
     def _take(self, known: Workload | None, row: Workload) -> None:
         """Learn from a row that was committed; what fails is tried again."""
-        self._untaken.pop(row.id, None)
+        self._unfollowed.pop(row.id, None)
         try:
             self._pods.note(known, row)
             if known is not None and not row.live and self.durations.learn(row):
@@ -346,7 +346,7 @@ class World:
                 self._view.stale.update(w.id for w in team if w.profile == row.profile)
         except Exception as error:
             self.quarantine.failed(TAKING, "workload", row.id, error)
-            self._untaken[row.id] = known, row
+            self._unfollowed[row.id] = known, row
         else:
             self.quarantine.passed(TAKING, "workload", row.id)
 
