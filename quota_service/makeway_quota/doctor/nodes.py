@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from makeway_api.quantities import count, listed
 
-from ..backends.kubernetes.nodes import ClusterNode, NodeSelector, untaken, untolerated
+from ..backends.kubernetes.nodes import ClusterNode, NodeSelector, pool_of, untaken, untolerated
 from ..engine.snapshot import GPU, Profile
 from ..policy import Document
 from ..wording.untaken import untaken_sentences
@@ -84,7 +84,7 @@ def _pool(selector: NodeSelector, nodes: Sequence[ClusterNode]) -> Iterator[Find
 
 
 def _untaken(nodes: Sequence[ClusterNode], chosen: Sequence[NodeSelector]) -> Iterator[Finding]:
-    for sentence in untaken_sentences({node.name: untaken(node, chosen) for node in nodes}):
+    for sentence in untaken_sentences({node.name: untaken(node, chosen, pool_of(node, chosen)) for node in nodes}):
         what, _, remedy = sentence.partition(": ")
         yield Finding("warning", f"{what}.", "nodes", f"{remedy[:1].upper()}{remedy[1:]}")
 
