@@ -294,3 +294,24 @@ async def test_moves_count_as_submissions_of_a_minute(tmp_path: Path) -> None:
             await lea.move(job.id, team=team)
         error = await refused(lea.move(job.id, team="idle"))
         assert (error.code, error.status) == ("too_many_submissions", 429)
+
+
+@pytest.mark.parametrize(("claim", "moves"), [("", True), ("checkpoints", True), ("checkpoints-{team}", False)])
+async def test_a_job_that_has_run_stays_with_the_volume_of_its_checkpoints(
+    tmp_path: Path, claim: str, moves: bool
+) -> None:
+    """It would start from the beginning without a word, and its folder would never be removed."""
+    async with site(tmp_path, kube_checkpoint_claim=claim) as run:
+        lea, store = run.client("lea"), run.service.components.store
+        job = await waiting(run)
+        now = run.service.components.clock()
+        store.commit([Change(job.id, {"attempt": 1})], [], now=now)
+        if moves:
+            assert (await lea.move(job.id, team="devops")).team == "devops"
+        else:
+            found = await refused(lea.move(job.id, team="devops"))
+            assert (found.code, found.status) == ("checkpoints_stay", 409)
+            assert "on the volume of R&D" in str(found)
+            assert (await lea.move(job.id, profile="gpu4")).profile == "gpu4"
+        never_ran = await run.submit("lea", "new", team="rnd", profile="gpu1")
+        assert (await lea.move(never_ran.id, team="devops")).team == "devops"

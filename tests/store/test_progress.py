@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 from makeway_api.models.progress import read_progress
+from makeway_quota.control import progress_keeper
 from makeway_quota.control.progress_keeper import ProgressKeeper
-from makeway_quota.store import Store
+from makeway_quota.store import Store, StoreError
 from makeway_quota.store.records import NewWorkload
 from sqlalchemy import text
 
@@ -26,6 +27,10 @@ def keeper(store: Store) -> ProgressKeeper:
     store.add_workloads(
         [(NewWorkload(id, "job", "rnd", "gpu1", "ana", gpus=1000), (), None) for id in ("j1", "j2")], now=1.0
     )
+    return keeper_of(store)
+
+
+def keeper_of(store: Store) -> ProgressKeeper:
     return ProgressKeeper(store, Clock())
 
 
@@ -124,3 +129,93 @@ def test_what_says_nothing_is_no_progress(keeper: ProgressKeeper, store: Store, 
     keeper.note("j1", 1, given)
     keeper.write()
     assert rows(store) == []
+
+
+def test_a_report_that_took_longer_by_another_replica_does_not_replace_a_newer_one(
+    keeper: ProgressKeeper, store: Store
+) -> None:
+    """The last report of an attempt would otherwise be hidden for good."""
+    slow, fast = keeper, keeper_of(store)
+    slow.note("j1", 1, {"step": 990, "at": 5000.0})
+    fast.note("j1", 1, {"step": 1000, "at": 5001.0})
+    fast.write()
+    slow.write()
+    assert store.progress.of(["j1"])["j1"].report["step"] == 1000
+    slow.note("j1", 1, {"step": 1001, "at": 1000.0})
+    slow.write()
+    assert store.progress.of(["j1"])["j1"].report["step"] == 1001, "the clock of its node was set back"
+    slow.note("j1", 2, {"step": 10, "at": 999.0})
+    slow.write()
+    assert store.progress.of(["j1"])["j1"].report["step"] == 10, "another attempt"
+
+
+@pytest.mark.parametrize(
+    "report", ['{"step": "x"}', '{"step": []}', '{"at": "x", "step": 3}', "[]", "3", "{", "[" * 99_999]
+)
+def test_a_damaged_row_stops_no_other_and_is_replaced(keeper: ProgressKeeper, store: Store, report: str) -> None:
+    keeper.note("j1", 1, {"step": 5})
+    keeper.write()
+    with store._database.write() as connection:
+        connection.execute(text("UPDATE progress SET progress = :report"), {"report": report})
+    for attempt in (1, 2):
+        keeper.note("j1", attempt, {"step": 6 + attempt, "at": 1.0})
+        keeper.note("j2", attempt, {"step": 7})
+        keeper.write()
+        assert {id: row.report["step"] for id, row in store.progress.of(["j1", "j2"]).items()} == {
+            "j1": 6 + attempt,
+            "j2": 7,
+        }
+
+
+def test_a_job_that_cannot_be_written_keeps_no_other(
+    keeper: ProgressKeeper, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = store.progress.write
+
+    def fail(reports: Any, at: float) -> None:
+        if "j1" in reports:
+            raise TypeError("an error of our own")
+        write(reports, at)
+
+    monkeypatch.setattr(store.progress, "write", fail)
+    keeper.note("j1", 1, {"step": 1})
+    keeper.note("j2", 1, {"step": 2})
+    keeper.write()
+    assert list(store.progress.of(["j1", "j2"])) == ["j2"]
+    assert not keeper._unwritten
+
+
+def test_jobs_that_report_while_others_are_written_wait_behind_those_that_wait(
+    keeper: ProgressKeeper, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress_keeper, "MOST_AT_ONCE", 1)
+    written: list[str] = []
+
+    def slow(reports: Any, at: float) -> None:
+        written.extend(reports)
+        for job in reports:
+            keeper.note(job, 1, {"step": len(written)})
+
+    monkeypatch.setattr(store.progress, "write", slow)
+    keeper.note("j1", 1, {"step": 0})
+    keeper.note("j2", 1, {"step": 0})
+    for _ in range(4):
+        keeper.write()
+    assert written == ["j1", "j2", "j1", "j2"]
+
+
+def test_what_could_not_be_written_is_kept_and_gives_way_to_what_is_newer(
+    keeper: ProgressKeeper, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(reports: Any, at: float) -> None:
+        keeper.note("j1", 1, {"step": 2})
+        raise StoreError("no database")
+
+    keeper.note("j1", 1, {"step": 1})
+    keeper.note("j2", 1, {"step": 3})
+    with monkeypatch.context() as patch:
+        patch.setattr(store.progress, "write", fail)
+        with pytest.raises(StoreError):
+            keeper.write()
+    keeper.write()
+    assert {id: row.report["step"] for id, row in store.progress.of(["j1", "j2"]).items()} == {"j1": 2, "j2": 3}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import multiprocessing
 import os
+import threading
 from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
@@ -188,7 +191,7 @@ def test_progress_and_checkpoints_do_not_overwrite_each_other(job: ModuleType, t
     assert found["completed_at"]
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", "3", '{"progress": 4}'])
+@pytest.mark.parametrize("text", ["", "[]", "{", "3", '{"progress": 4}', "[" * 100_000, "1" * 5000], ids=len)
 def test_a_broken_progress_file_is_replaced(job: ModuleType, tmp_path: Path, text: str) -> None:
     (tmp_path / "progress.json").write_text(text)
     job.report(step=7)
@@ -204,6 +207,56 @@ def test_a_forked_process_does_not_report_for_its_parent(job: ModuleType, tmp_pa
         os._exit(0)
     os.waitpid(pid, 0)
     assert shown(tmp_path)["step"] == 7
+
+
+def test_a_forked_process_does_not_wait_for_a_thread_of_its_parent(job: ModuleType, tmp_path: Path) -> None:
+    job.report(step=7)
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with job._parts.progress._lock:
+            held.set()
+            done.wait(30)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(30)
+    with contextlib.closing(multiprocessing.get_context("fork").Process(target=job.saved, args=(5,))) as child:
+        child.start()
+        child.join(10)
+        code = child.exitcode
+        child.kill()
+        child.join()
+    done.set()
+    thread.join()
+    assert code == 0
+    assert progress(tmp_path)["step"] == 5
+
+
+class Odd:
+    """A number of a library, which fails in a way of its own."""
+
+    def __float__(self) -> float:
+        raise KeyError("not loaded")
+
+    __int__ = __index__ = __float__  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [-1, -(10**400), 2**53, 10**400, 10**5000, float("nan"), float("inf"), "x", b"3", [], 1j, Odd(), object()],
+    ids=lambda odd: type(odd).__name__,
+)
+@pytest.mark.parametrize("name", ["step", "total", "loss"])
+def test_nothing_that_is_reported_disturbs_the_training(
+    job: ModuleType, tmp_path: Path, clock: list[float], name: str, odd: object
+) -> None:
+    for number in (0, 1, odd, odd, 2):
+        job.report(**{"step": 3, name: number})
+        clock[0] += 2
+    job.done()
+    assert read_progress(shown(tmp_path)) is not None
+    assert shown(tmp_path)["step"] == (2 if name == "step" else 3)
 
 
 def test_only_rank_0_reports(job: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -581,3 +581,81 @@ def test_a_job_that_has_saved_exits_without_collections_and_with_all_it_wrote(co
         "last bytes",
         "last of both",
     ]
+
+
+DAEMONS = """
+import multiprocessing, os, sys, time
+from makeway import checkpoint
+checkpoint.requested()
+
+def work():
+    while True:
+        time.sleep(0.1)
+
+def main():
+    context = multiprocessing.get_context("fork")
+    worker = context.Process(target=work, daemon=True)
+    worker.start()
+    print("up", flush=True)
+    while not os.path.exists(os.environ["MAKEWAY_STOP_FILE"]):
+        time.sleep(0.01)
+    if sys.argv[1] == "terminate":
+        checkpoint.requested()
+        worker.terminate()
+        worker.join()
+    if sys.argv[1] == "result":
+        checkpoint.requested()
+        checkpoint.done()
+        sys.exit(0)
+    checkpoint.stop()
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.parametrize("way", ["stop", "terminate", "result"])
+def test_a_job_that_leaves_does_not_wait_for_the_workers_that_it_ends(container: Container, way: str) -> None:
+    """They ignore the signal of a notice, and took the one of their parent for it."""
+    status = end(container, job(container, DAEMONS, way, grace=15))
+    assert (status["exit_code"], status["killed"]) == (0 if way == "result" else 75, False)
+    assert "was ended" not in status["message"]
+
+
+GROUP = """
+import multiprocessing, os, time
+from makeway import checkpoint
+checkpoint.latest()  # handles the signal, and does not listen yet
+
+def work(batches, number):
+    while True:
+        batches.put(number)
+
+def main():
+    context = multiprocessing.get_context("fork")
+    batches = context.Queue(1)
+    worker = context.Process(target=work, args=(batches, 1), daemon=True)
+    worker.start()
+    batches.get()
+    print("up", flush=True)
+    while not os.path.exists(os.path.join(os.environ["MAKEWAY_LISTENERS"], "signalled")):
+        time.sleep(0.01)
+    time.sleep(0.5)
+    later = context.Process(target=time.sleep, args=(600,), daemon=True)
+    later.start()
+    time.sleep(0.2)
+    with checkpoint.saving(1) as folder:
+        (folder / "w").write_text(str(batches.get() + batches.get() + batches.get()))
+    assert worker.is_alive()
+    checkpoint.stop()
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_workers_outlive_the_signal_to_their_group_and_those_of_later_end_with_their_parent(
+    container: Container,
+) -> None:
+    status = end(container, job(container, GROUP, grace=15))
+    assert (status["exit_code"], status["killed"], status["message"]) == (75, False, "saved at step 1")

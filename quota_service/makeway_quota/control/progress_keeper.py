@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from makeway_api.models.progress import read_progress
 
+from ..quarantine import concerns_all
 from ..store.errors import StoreError
 from ..store.store import Store
 
@@ -24,6 +25,10 @@ MOST_AT_ONCE = 500
 """Jobs of one write: where more report, the others wait for the next"""
 
 
+Report = tuple[int, dict[str, Any]]
+"""The attempt, and what its process reported"""
+
+
 class ProgressKeeper:
     """The newest reports that are not written yet. Thread-safe."""
 
@@ -31,7 +36,7 @@ class ProgressKeeper:
         self._store = store
         self._clock = clock
         self._lock = threading.Lock()
-        self._unwritten: dict[str, tuple[int, dict[str, Any]]] = {}
+        self._unwritten: dict[str, Report] = {}
         self._trouble = ""
         self.written = 0
         """Counts the writes, so that pages know when to look"""
@@ -49,14 +54,31 @@ class ProgressKeeper:
         """Write what was reported since the last time, the first jobs first; StoreError keeps it for the next time."""
         with self._lock:
             part = dict(list(self._unwritten.items())[:MOST_AT_ONCE])
+            for workload in part:  # what is reported from now on comes behind what waits
+                del self._unwritten[workload]
         if not part:
             return
-        self._store.progress.write(part, self._clock())
+        try:
+            self._write(part)
+        except BaseException:
+            with self._lock:
+                self._unwritten = part | self._unwritten
+            raise
         self.written += 1
-        with self._lock:
-            for workload, report in part.items():
-                if self._unwritten.get(workload) is report:
-                    del self._unwritten[workload]
+
+    def _write(self, part: Mapping[str, Report]) -> None:
+        """Write reports together; where that fails by one of them, all others."""
+        try:
+            self._store.progress.write(part, self._clock())
+        except Exception as error:
+            if concerns_all(error):
+                raise
+            if len(part) > 1:
+                jobs = list(part.items())
+                self._write(dict(jobs[: len(jobs) // 2]))
+                self._write(dict(jobs[len(jobs) // 2 :]))
+                return
+            log.exception("The progress of the job %s cannot be written, and is left out", next(iter(part)))
 
     async def run(self) -> None:
         """Write every few seconds, until cancelled."""

@@ -91,7 +91,8 @@ class QueueMoveService:
             return []
         document = self._context.document
         found = [(team, name) for team in self._teams(caller, job.owner) for name in document.profiles_for(team, "job")]
-        return [queue for queue in found if queue != (job.team, job.profile)]
+        bound = self._is_bound(job.attempt)
+        return [queue for queue in found if queue != (job.team, job.profile) and (queue[0] == job.team or not bound)]
 
     async def _movable(self, caller: Caller, id: str) -> Workload:
         row = await self._access.visible(caller, id)
@@ -121,12 +122,27 @@ class QueueMoveService:
         ):
             raise refuse(f"{row.owner} is not in the team “{team[:80]}”.", "foreign_team", 403)
 
+    def _is_bound(self, attempt: int) -> bool:
+        """Whether a job stays in its team: it has run, and each team keeps checkpoints on a volume of its own."""
+        return attempt > 0 and "{team}" in self._context.settings.kubernetes.checkpoint_claim
+
+    def _check_checkpoints(self, row: Workload, team: str) -> None:
+        if team != row.team and self._is_bound(row.attempt):
+            here, there = self._context.title(row.team), self._context.title(team)
+            raise refuse(
+                f"{row.name} has run, and its checkpoints are on the volume of {here}, which jobs of {there} do not "
+                "see: move it to another profile, or clone it for that team, where it starts from the beginning.",
+                "checkpoints_stay",
+                409,
+            )
+
     async def _planned(
         self, caller: Caller, row: Workload, env: Mapping[str, str], team: str, profile_name: str
     ) -> _Move:
         """Return what a move changes; MakewayError where a submission to the queue would be refused."""
         context, document = self._context, self._context.document
         self._check_member(caller, row, team)
+        self._check_checkpoints(row, team)
         profile = pick_profile(document, row.owner, team, profile_name)
         asked = _asked(document, row)
         check_workers(document, asked.workers, profile)

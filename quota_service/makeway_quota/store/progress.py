@@ -15,6 +15,9 @@ from .statements import AT_ONCE, Many
 from .tables import progress, workloads
 
 P = progress.c
+LAG = 60.0
+"""Seconds by which a report may come later than a newer one of its process, which went by another replica; one that is
+older still was made by a clock that has been set back"""
 REPLACE = Many(update(progress).where(P.workload == bindparam("one")))
 
 
@@ -75,21 +78,35 @@ def _after(before: ProgressRow, attempt: int, report: Mapping[str, Any], at: flo
     if report.get("save_seconds") is None:  # until its first save, an attempt is expected to save as the one before
         kept = {key: before.report[key] for key in ("save_seconds", "save_killed") if key in before.report}
         report = {**report, **kept}
-    if attempt < before.attempt or (attempt == before.attempt and dict(report) == dict(before.report)):
+    if attempt < before.attempt or (attempt == before.attempt and _is_known(before.report, report)):
         return None
     reached = before.reached
     if attempt > before.attempt:
-        reached = max(filter(None, (before.reached, before.report.get("step"))), default=None)
-    step = report.get("step")
+        reached = max(filter(None, (before.reached, _step(before.report))), default=None)
+    step = _step(report)
     if reached is not None and (step is None or step >= reached or report.get("stage") != before.report.get("stage")):
         reached = None
     return ProgressRow(before.workload, attempt, at, reached, report)
 
 
+def _is_known(before: Mapping[str, Any], report: Mapping[str, Any]) -> bool:
+    """Whether a report tells nothing new: it is the same, or came later than one that its process made after it."""
+    at, newest = report.get("at"), before.get("at")
+    if isinstance(at, int | float) and isinstance(newest, int | float) and 0 < newest - at < LAG:
+        return True
+    return dict(report) == dict(before)
+
+
+def _step(report: Mapping[str, Any]) -> int | None:
+    """Return the step of a report as it is stored, which may be damaged."""
+    step = report.get("step")
+    return step if isinstance(step, int) else None
+
+
 def _read(row: Any) -> ProgressRow:
     try:
         report = json.loads(row.progress)
-    except ValueError:
+    except (ValueError, RecursionError):
         report = {}
     return ProgressRow(row.workload, row.attempt, row.at, row.reached, report if isinstance(report, dict) else {})
 

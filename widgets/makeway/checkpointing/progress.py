@@ -47,6 +47,10 @@ class Progress:
         self._reports = 0
         self._save_seconds: float | None = None
         self._warned: set[str] = set()
+        os.register_at_fork(after_in_child=self._forked)
+
+    def _forked(self) -> None:
+        self._lock = threading.RLock()  # another thread of the parent may have held it, which is not here
 
     def step(self, step: Any, total: Any, stage: str = "") -> None:
         """Set the number of steps done, of `total` if that is known; `stage` is the name of a loop."""
@@ -63,9 +67,11 @@ class Progress:
 
     def _set_step(self, step: Any, total: Any, stage: str) -> None:
         try:
-            step, total = int(step), None if total is None else int(total)
-        except (TypeError, ValueError, OverflowError):
-            self._warn(f"report: step={step!r}, total={total!r} are not whole numbers, and are not shown"[:200])
+            step, total = _whole(int(step)), None if total is None else _whole(int(total))
+        except Exception:  # whatever their classes raise
+            step = None
+        if step is None:
+            self._warn("report: a step, or its total, that is no whole number from 0 to 2^53 is not shown")
             return
         if stage != self._stage:
             self._curve = Curve()
@@ -130,14 +136,14 @@ class Progress:
 
     def _summary(self) -> dict[str, Any]:
         for name, value in self._pending.items():
-            with contextlib.suppress(TypeError, ValueError, RuntimeError):
+            with contextlib.suppress(Exception):
                 self._metrics[name] = None if value is None else number(value)
         self._pending = {}
         step = self._reports if self._step is None else self._step
         self._curve.add(step, self._metrics)
         return {
-            "step": _whole(self._step),
-            "total": _whole(self._total),
+            "step": self._step,
+            "total": self._total,
             "rate": self._rate(),
             "stage": self._stage,
             "at": self._at,
@@ -162,7 +168,7 @@ class Progress:
 
     def resume(self, path: Path, step: int) -> None:
         """Take over the curve of an earlier attempt up to the step at which this one goes on."""
-        with self._lock, contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        with self._lock, contextlib.suppress(Exception):  # it may be that of another release, or damaged
             self._curve = Curve.of(json.loads(path.read_text(encoding="utf-8")), step)
 
 
@@ -218,8 +224,8 @@ def number(value: Any) -> float | None:
     return result if math.isfinite(result) and abs(result) < 1e300 else None
 
 
-def _whole(value: Any) -> int | None:
-    return int(value) if value is not None and 0 <= value < LARGEST_WHOLE else None
+def _whole(value: int) -> int | None:
+    return value if 0 <= value < LARGEST_WHOLE else None
 
 
 def _name(text: str) -> str:
@@ -236,7 +242,7 @@ def _update(values: dict[str, Any]) -> None:
 
 
 def _read(path: str) -> dict[str, Any]:
-    with contextlib.suppress(OSError, ValueError), open(path, encoding="utf-8") as file:
+    with contextlib.suppress(OSError, ValueError, RecursionError), open(path, encoding="utf-8") as file:
         known = json.load(file)
         return known if isinstance(known, dict) else {}
     return {}

@@ -21,6 +21,18 @@ class Registration:
     def __init__(self) -> None:
         self._noted: set[tuple[int, str]] = set()
 
+    def is_notice(self) -> bool:
+        """Whether a signal that this process gets is that of a notice.
+
+        If not, it is one of its parent, which ends its workers when it leaves, and waits for them.
+        """
+        return self.is_group_signalled() or ((os.getpid(), "") in self._noted and _is_noticed())
+
+    def is_group_signalled(self) -> bool:
+        """Whether the launcher has signalled all processes: one of an earlier release does so at once."""
+        folder = os.environ.get("MAKEWAY_LISTENERS")
+        return os.path.exists(os.path.join(folder, "signalled")) if folder else _is_noticed()
+
     def note(self, what: str = "") -> None:
         """Add a file of this process, once; nothing where the launcher reads none, as one of an earlier release."""
         key = (os.getpid(), what)
@@ -48,6 +60,10 @@ class Registration:
             heard = {name[: -len(HEARD)] for name in names if name.endswith(HEARD)}
             return any(name + ACKNOWLEDGED not in names and _is_sibling(name) for name in heard - {_process_name()})
         return False
+
+
+def _is_noticed() -> bool:
+    return os.path.exists(os.environ.get("MAKEWAY_STOP_FILE", ""))
 
 
 def started(pid: int | str) -> int:

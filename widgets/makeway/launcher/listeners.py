@@ -1,7 +1,7 @@
 """Read which processes of a worker listen for the notice themselves, and how far they are with it.
 
 `makeway.checkpoint` writes the files: `PID.START.NAMESPACE` at its first poll, with `.heard` once it has seen the
-notice, with `.acknowledged` once it has called `stop()`. Used by `notice_delivery.py`.
+notice, with `.acknowledged` once it has called `stop()`. The launcher adds `signalled`. Used by `notice_delivery.py`.
 """
 
 from __future__ import annotations
@@ -45,6 +45,12 @@ class Listeners:
         self.folder = folder
         self._ancestors: dict[Process, list[int]] = {}
         """The pids above each process that was found alive, nearest first"""
+
+    def mark_signalled(self) -> None:
+        """Add the file by which processes know that their signal is that of the notice, and none of their parent."""
+        with contextlib.suppress(OSError):
+            path = os.path.join(self.folder, "signalled")
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
 
     def acknowledged(self) -> bool:
         """Whether any process has acknowledged the notice, also one that has ended since."""

@@ -62,6 +62,7 @@ class NoticeDelivery:
             heard = any(one.heard for one in alive) or listeners.acknowledged()
             if not heard and (now >= self._group_at or not (alive or self._is_ending(listeners))):
                 self._signalled.add(pid)
+                listeners.mark_signalled()
                 self._children.signal_group(pid, self.number)
             elif now >= self._prompt_at:
                 self._prompt(alive)

@@ -10,7 +10,9 @@ like any other.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 NODE_LOST_AFTER = 300.0
@@ -53,8 +55,8 @@ class DeadNodes:
         if not followed:
             return
         self._observed += min(LONGEST_STEP, passed)
-        down = [name for name, node in nodes.items() if not node.ready]
-        alone = [name for name in down if not _is_cut_off(name, nodes)]
+        cluster = _Cluster(nodes)
+        alone = [name for name, node in nodes.items() if not node.ready and not cluster.is_cut_off(node)]
         self._since = {name: self._since.get(name, self._observed) for name in alone}
 
     def dead(self) -> frozenset[str]:
@@ -62,28 +64,59 @@ class DeadNodes:
         return frozenset(name for name, since in self._since.items() if self._observed - since >= self.after)
 
 
-def _is_cut_off(name: str, nodes: Mapping[str, NodeReadiness]) -> bool:
-    """Whether a node that is down seems to be out of reach together with others."""
-    node, others = nodes[name], [other for key, other in nodes.items() if key != name]
-    if not any(other.ready for other in others):
-        return True
-    together = sum(_fell_together(node, other) for other in others) + 1
-    if together >= MANY and 2 * together > len(nodes):
-        return True
-    pool = [other for other in others if other.pool == node.pool]
-    zone = [other for other in others if node.zone and other.zone == node.zone]
-    return _fell_with_all(node, pool) or _fell_with_all(node, zone)
+class _Group:
+    """Some nodes: how many are ready, and when the others went down."""
+
+    def __init__(self) -> None:
+        self.ready = 0
+        self._moments: list[float] = []
+        self._unknown = 0
+
+    def add(self, node: NodeReadiness) -> None:
+        """Count a node."""
+        if node.ready:
+            self.ready += 1
+        elif node.down_since is None:
+            self._unknown += 1
+        else:
+            self._moments.append(node.down_since)
+
+    def sort(self) -> None:
+        """Prepare for questions, once all nodes are counted."""
+        self._moments.sort()
+
+    def fell_with(self, node: NodeReadiness) -> int:
+        """Return how many nodes went down with one that is in the group, itself counted."""
+        if node.down_since is None:
+            return len(self._moments) + self._unknown
+        first = bisect_left(self._moments, node.down_since - TOGETHER)
+        return bisect_right(self._moments, node.down_since + TOGETHER) - first + self._unknown
+
+    def fell_as_a_whole(self, node: NodeReadiness) -> bool:
+        """Whether none is ready, and at least one other went down at the same moment as this one."""
+        return not self.ready and self.fell_with(node) > 1
 
 
-def _fell_with_all(node: NodeReadiness, others: Iterable[NodeReadiness]) -> bool:
-    """Whether none of the others is ready, and one of them went down at the same moment as a node."""
-    others = list(others)
-    return not any(other.ready for other in others) and any(_fell_together(node, other) for other in others)
+class _Cluster:
+    """The nodes of the pools as they are at one moment, by pool and by zone."""
 
+    def __init__(self, nodes: Mapping[str, NodeReadiness]) -> None:
+        self._size = len(nodes)
+        self._all = _Group()
+        self._pools: defaultdict[str, _Group] = defaultdict(_Group)
+        self._zones: defaultdict[str, _Group] = defaultdict(_Group)
+        for node in nodes.values():
+            for group in (self._all, self._pools[node.pool], self._zones[node.zone]):
+                group.add(node)
+        for group in (self._all, *self._pools.values(), *self._zones.values()):
+            group.sort()
 
-def _fell_together(node: NodeReadiness, other: NodeReadiness) -> bool:
-    if other.ready:
-        return False
-    if node.down_since is None or other.down_since is None:
-        return True
-    return abs(node.down_since - other.down_since) <= TOGETHER
+    def is_cut_off(self, node: NodeReadiness) -> bool:
+        """Whether a node that is down seems to be out of reach together with others."""
+        if not self._all.ready:
+            return True
+        together = self._all.fell_with(node)
+        if together >= MANY and 2 * together > self._size:
+            return True
+        in_zone = bool(node.zone) and self._zones[node.zone].fell_as_a_whole(node)
+        return in_zone or self._pools[node.pool].fell_as_a_whole(node)
