@@ -219,3 +219,11 @@ def test_what_could_not_be_written_is_kept_and_gives_way_to_what_is_newer(
             keeper.write()
     keeper.write()
     assert {id: row.report["step"] for id, row in store.progress.of(["j1", "j2"]).items()} == {"j1": 2, "j2": 3}
+
+
+@pytest.mark.parametrize("rate", [5e-324, 1e-300, 1e-10, 0, -1, 2**53, 1e299, float("nan"), float("inf"), "1", True])
+def test_a_rate_of_which_no_time_can_be_made_is_none(rate: object) -> None:
+    """Cards show the seconds of a step, which would not even be a finite number."""
+    found = read_progress({"step": 1, "total": 5, "rate": rate})
+    assert found is not None
+    assert found.rate is None

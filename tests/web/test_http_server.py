@@ -383,6 +383,7 @@ def test_the_service_runs_on_uvloop_and_hears_of_a_process_that_ends() -> None:
 
     assert run(ended()).startswith("uvloop")
     os.close(descriptor)
+    assert process.wait(60) == 0
     assert process.wait(GENEROUS) == 0
 
 

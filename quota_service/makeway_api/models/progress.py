@@ -10,6 +10,8 @@ from pydantic import Field, ValidationError, field_validator
 from .base import Wire
 
 LARGEST = 2**53
+SLOWEST = 1e-9
+"""Steps per second; what is slower stands still"""
 MOST_METRICS = 32
 MOST_POINTS = 64
 LONGEST_NAME = 64
@@ -76,7 +78,7 @@ class ReportedProgress(Wire):
     @classmethod
     def _clean_positive(cls, value: Any) -> float | None:
         number = _number(value)
-        return number if number is not None and number > 0 else None
+        return number if number is not None and SLOWEST <= number < LARGEST else None
 
     @field_validator("save_killed", mode="before")
     @classmethod
