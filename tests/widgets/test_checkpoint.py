@@ -12,6 +12,7 @@ from types import ModuleType
 
 import pytest
 from job_process import CODE, ask, fresh, progress
+from makeway.checkpointing.folder import Folder
 
 
 @pytest.mark.covers("N12")
@@ -295,3 +296,26 @@ print(sorted(new - sys.stdlib_module_names - {{"checkpoint"}}))
 def test_unknown_names_are_an_error(away: ModuleType) -> None:
     with pytest.raises(AttributeError, match="no attribute 'latst'"):
         _ = away.latst
+
+
+def test_the_error_of_a_save_is_not_replaced_by_one_of_looking_for_its_cause(
+    job: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hidden(folder: Folder) -> list[Path]:
+        raise PermissionError(13, "the folder cannot be read any more")
+
+    def save() -> None:
+        with job.saving(1):
+            monkeypatch.setattr(Folder, "complete", hidden)
+            raise KeyError("a fault of the training")
+
+    with pytest.raises(KeyError):
+        save()
+    assert list(job.dir.iterdir()) == []
+
+
+def test_a_checkpoint_of_a_negative_step_is_refused(job: ModuleType) -> None:
+    """It would never be found again."""
+    with pytest.raises(ValueError, match="step is -1; a checkpoint has the number of steps done"), job.saving(-1):
+        pass
+    assert job.latest() is None

@@ -53,6 +53,8 @@ class Folder:
 
         `keep` complete ones stay. OSError with numbers if the disk is full.
         """
+        if step < 0:
+            raise ValueError(f"step is {step}; a checkpoint has the number of steps done, from 0")
         attempt, rank = _attempt(), os.environ.get("RANK", "0")
         partial = self.home / _partial_name(step, attempt, rank, os.getpid(), time.time_ns())
         try:
@@ -155,12 +157,12 @@ class Folder:
         if not isinstance(error, Exception):
             return None
         codes = {code for cause in _chain(error) if isinstance(cause, OSError) for code in [cause.errno]}
-        complete = self.complete()
-        written, needed = _bytes(partial), _bytes(complete[-1]) if complete else 0
         try:
+            complete = self.complete()
+            written, needed = _bytes(partial), _bytes(complete[-1]) if complete else 0
             disk = _mount_of(self.home)
             usage = shutil.disk_usage(disk)
-        except OSError:
+        except (OSError, RuntimeError):  # the error itself is what matters
             return None
         short = isinstance(error, (OSError, RuntimeError)) and usage.free < max(needed - written, _FEW_BYTES)
         if not codes & {errno.ENOSPC, errno.EDQUOT} and not (short and not codes - {None, errno.EIO}):
