@@ -301,7 +301,7 @@ async def test_a_job_that_has_run_stays_with_the_volume_of_its_checkpoints(
     tmp_path: Path, claim: str, moves: bool
 ) -> None:
     """It would start from the beginning without a word, and its folder would never be removed."""
-    async with site(tmp_path, kube_checkpoint_claim=claim) as run:
+    async with site(tmp_path, MAKEWAY_KUBE_CHECKPOINT_CLAIM=claim) as run:
         lea, store = run.client("lea"), run.service.components.store
         job = await waiting(run)
         now = run.service.components.clock()
