@@ -103,14 +103,13 @@ class _Signals:
         if self._before or not _on_cluster() or threading.current_thread() is not threading.main_thread():
             return
         self.home = os.getpid()
-        _parts.registration.is_notice()  # imported here, not in a fork or in the handler
+        _parts.registration.watch_forks()
         for name in {"SIGTERM", os.environ.get("MAKEWAY_SIGNAL", "SIGTERM")}:
             number = getattr(signal, name, signal.SIGTERM)
             if (before := signal.getsignal(number)) is not None:  # None: written in C, cannot be called from ours
                 self._before[number] = before
                 signal.signal(number, self._handle)
         atexit.register(self.ignore)
-        os.register_at_fork(after_in_child=self._forked)
 
     def ignore(self) -> None:
         """Ignore the signals of a notice from now on: the process ends, and its exit code says how."""
@@ -126,9 +125,6 @@ class _Signals:
         before = self._before.get(number)
         if callable(before) and before is not signal.default_int_handler:  # which would break off the step
             before(number, frame)
-
-    def _forked(self) -> None:
-        self._spared = _parts.registration.is_group_signalled()  # that signal was not for a process which began later
 
     def _in_a_worker(self, number: int) -> None:
         """Ignore the notice in a forked worker, whose batches the main process still needs; another signal ends it."""

@@ -20,15 +20,25 @@ class Registration:
 
     def __init__(self) -> None:
         self._noted: set[tuple[int, str]] = set()
+        self._is_later = False
+        """Whether this process was forked after the launcher had signalled all processes"""
+
+    def watch_forks(self) -> None:
+        """Note in each fork whether it began later than the signal of the notice."""
+        os.register_at_fork(after_in_child=self._forked)
+
+    def _forked(self) -> None:
+        self._is_later = self._is_group_signalled()
 
     def is_notice(self) -> bool:
         """Whether a signal that this process gets is that of a notice.
 
         If not, it is one of its parent, which ends its workers when it leaves, and waits for them.
         """
-        return self.is_group_signalled() or ((os.getpid(), "") in self._noted and _is_noticed())
+        to_all = self._is_group_signalled() and not self._is_later
+        return to_all or ((os.getpid(), "") in self._noted and _is_noticed())
 
-    def is_group_signalled(self) -> bool:
+    def _is_group_signalled(self) -> bool:
         """Whether the launcher has signalled all processes: one of an earlier release does so at once."""
         folder = os.environ.get("MAKEWAY_LISTENERS")
         return os.path.exists(os.path.join(folder, "signalled")) if folder else _is_noticed()
