@@ -175,8 +175,8 @@ EDITS = (
     ),
     Edit(
         "rules/victims/preemptor.py",
-        "if victim.non_preemptible or not allocation.is_in",
-        "if not allocation.is_in",
+        "if victim.non_preemptible:",
+        "if False:",
         "sessions are never victims",
     ),
     Edit(

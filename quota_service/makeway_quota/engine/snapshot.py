@@ -242,7 +242,7 @@ class Workload:
 
     def protected_with(self, priority: int) -> int:
         """Return its policy's `priority` as it protects it (rule 5.3): what has not run yet loses nothing."""
-        return priority if self.has_run else NEVER_RAN
+        return NEVER_RAN if self.state == "starting" else priority
 
     @property
     def non_preemptible(self) -> bool:

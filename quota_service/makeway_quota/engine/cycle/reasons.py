@@ -94,8 +94,9 @@ def explain(cluster: Cluster, builder: PlanBuilder, waiting: Iterable[Queue]) ->
             found = known.get(queue.reason_class)
             if found is None:
                 found = known[queue.reason_class] = _reason(cluster, builder, queue)
-            reason = _deferred(cluster, builder, queue, found, deferrals)
-            builder.groups.append(PendingGroup(queue.number, members, reason))
+            if queue.patient or cluster.protecting:
+                found = _deferred(cluster, builder, queue, found, deferrals)
+            builder.groups.append(PendingGroup(queue.number, members, found))
 
 
 def _deferred(

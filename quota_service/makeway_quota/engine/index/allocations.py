@@ -254,16 +254,17 @@ def _count_request(cluster: ClusterState, allocation: Allocation) -> None:
     A worker whose node is gone counts with the first of the others.
     """
     workload, need = allocation.workload, allocation.need
-    allocation.pool = _first_pool(cluster, workload) or allocation.pool
+    there = [(placed, cluster.nodes.get(placed.node)) for placed in workload.placement]
+    known = [node.pool for _, node in there if node is not None]
+    allocation.pool = known[0] if known else allocation.pool
     amounts: dict[PoolState, int] = {}
-    for placed in workload.placement:
-        node = cluster.nodes.get(placed.node)
+    for placed, node in there:
         pool = allocation.pool if node is None else node.pool
         held = placed.milli * len(placed.devices) if placed.devices and node is not None else need.gpus
         amounts[pool] = amounts.get(pool, 0) + held
     allocation.amount = sum(amounts.values()) if workload.placement else need.total
     allocation.shares = tuple(amounts.items()) if len(amounts) > 1 else ()
-    allocation.fixed = len(amounts) > 1 or allocation.pool not in cluster.pools_of(workload)
+    allocation.fixed = len(amounts) > 1 or allocation.pool not in cluster.serving(workload.profile)
 
 
 def repack(cluster: ClusterState, node: NodeState, shown: Node | None = None) -> None:
@@ -289,8 +290,8 @@ def repack(cluster: ClusterState, node: NodeState, shown: Node | None = None) ->
 def _guessed(allocation: Allocation, node: NodeState) -> bool:
     """Whether devices of an allocation on a node are unknown."""
     name, gpus = node.node.name, allocation.need.gpus
-    here = [placed for placed in allocation.workload.placement if placed.node == name]
-    return any(not finds_devices(node.node, placed, gpus) for placed in here)
+    placement = allocation.workload.placement
+    return any(placed.node == name and not finds_devices(node.node, placed, gpus) for placed in placement)
 
 
 def _rearrange(allocation: Allocation, node: NodeState, here: Iterable[Part]) -> None:

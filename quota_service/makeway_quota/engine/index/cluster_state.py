@@ -185,6 +185,15 @@ class ClusterState:
         keeps = allocation.fresh and 0 < len(allocation.workload.nomination) <= allocation.need.least
         return None if keeps else allocation
 
+    def evictable_on(self, node: NodeState) -> list[Allocation]:
+        """Return what of the allocations on a node can be evicted there."""
+        return [
+            found
+            for each in node.allocations.values()
+            if (found := self.evictable(each) if each.terminating or each.stuck or each.fresh else each) is not None
+            and (not found.rest or any(part.node is node for part in found.parts))
+        ]
+
     def less_than(self, pool: PoolState, policy: str, priority: int) -> Iterator[Allocation]:
         """List what a policy's preemptible work of a lower priority in a pool has that can be evicted."""
         for allocation in self.preemptible.get((pool.pool.name, policy), {}).values():
@@ -194,9 +203,8 @@ class ClusterState:
 
     def reach(self, account: Account, pools: Iterable[PoolState]) -> Iterable[PoolState]:
         """Return the pools with candidates for work in these pools: all, where a limit may be in the way."""
-        if any(account.limiting(pool.pool.name) for pool in pools):
-            return self.pools.values()
-        return pools
+        limited = account.is_limited and any(account.limiting(pool.pool.name) for pool in pools)
+        return self.pools.values() if limited else pools
 
     def is_below(self, workload: Workload, priority: int) -> bool:
         """Whether a workload's priority is lower than this, so that work of its own policy may evict it (rule 5.7)."""
@@ -442,11 +450,11 @@ class ClusterState:
         """Add amounts that an allocation holds, releases or is nominated for to its lines and its pools."""
         workload = allocation.workload
         account, non_preemptible, owner = self.account(workload), workload.non_preemptible, workload.owner
-        amounts, of = (now, terminating, nominated), max(1, allocation.amount)
+        amounts = now, terminating, nominated
         for state, part in allocation.shares or ((allocation.pool, allocation.amount),):
             pool = state.pool.name
             if allocation.shares:  # all of it starts, ends or terminates at once
-                now, terminating, nominated = (each * part // of for each in amounts)
+                now, terminating, nominated = (each * part // max(1, allocation.amount) for each in amounts)
             self.ledger.record(
                 account,
                 pool,

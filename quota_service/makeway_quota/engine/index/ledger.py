@@ -127,6 +127,11 @@ class Account:
             at = at.parent
         return tuple(chain)
 
+    @cached_property
+    def is_limited(self) -> bool:
+        """Whether it has a limit in any pool, or a department has."""
+        return any(line.quota.limit is not None for level in self.chain for line in level.lines)
+
     def covering(self, pool: str) -> tuple[LineState, ...]:
         """Return the own lines that count usage in `pool`."""
         known = self._covering.get(pool)

@@ -128,8 +128,7 @@ class VictimBounds:
     def _bound(self, node: NodeState) -> NodeBound | None:
         if not node.allocations or not node.suits(self.need):
             return None
-        present = [self.cluster.evictable(a) for a in node.allocations.values() if not a.workload.non_preemptible]
-        allocations = [a for a in present if a is not None and (not a.rest or any(p.node is node for p in a.parts))]
+        allocations = [a for a in self.cluster.evictable_on(node) if not a.workload.non_preemptible]
         missing = self.need.whole - node.whole_future
         least = _fewest(node, allocations, missing)
         if not allocations or least > len(allocations):
@@ -202,7 +201,7 @@ def _first(orders: list[Any], many: int) -> list[Any]:
 
 def _fewest(node: NodeState, allocations: list[Allocation], missing: int) -> int:
     """Return the least number of workloads on as many devices as are missing; more than there are if all have fewer."""
-    if missing <= 0:
+    if missing <= 0 or (missing == 1 and any(a.amount for a in allocations)):
         return 1
     sizes = [sum([len(p.devices) for p in a.parts if p.node is node]) for a in allocations]
     if missing <= max(sizes, default=0):

@@ -100,11 +100,13 @@ class Preemptor:
     def is_candidate(self, allocation: Allocation) -> bool:
         """Whether an allocation may be evicted first; if not, it may not be evicted after other victims either."""
         known = self.cluster.allocations.get(allocation.workload.id)
-        return known is not None and self.cluster.evictable(known) is allocation and self._is_candidate(allocation)
+        here = known is not None and self.cluster.evictable(known) is allocation and allocation.is_in(self.pool)
+        return here and self._is_candidate(allocation)
 
     def _is_candidate(self, allocation: Allocation) -> bool:
+        """Whether an allocation in the pool that can be evicted may be evicted first."""
         victim = allocation.workload
-        if victim.non_preemptible or not allocation.is_in(self.pool):
+        if victim.non_preemptible:
             return False
         if allocation.amount:
             return self.is_candidate_policy(victim.policy) and self._may_evict(allocation)
@@ -131,8 +133,7 @@ class Preemptor:
         """Return the candidates on a node."""
         if self._where is not None:
             return list(self._where.get(node.position, ()))
-        present = map(self.cluster.evictable, node.allocations.values())
-        return [a for a in present if a is not None and (not a.rest or _is_on(a, node)) and self._is_candidate(a)]
+        return [each for each in self.cluster.evictable_on(node) if self._is_candidate(each)]
 
     def nodes(self) -> list[NodeState]:
         """Return the nodes with candidates, in order."""
@@ -182,7 +183,8 @@ class Preemptor:
 
     def nearest(self, allocation: Allocation) -> str:
         """Return the pool in which an allocation stands in the way: the preemptor's, if it counts there."""
-        return (self.pool if allocation.is_in(self.pool) else allocation.pool).pool.name
+        here = allocation.shares and allocation.is_in(self.pool)
+        return (self.pool if here else allocation.pool).pool.name
 
     def _without_gpus(self) -> Mapping[str, Allocation]:
         """Return by id the work without GPUs that is a candidate for its CPU and memory (rule 2)."""
@@ -292,12 +294,12 @@ class Preemptor:
 
     def choose(self, allocation: Allocation, amount: int) -> None:
         """Subtract milli-GPUs of an allocation from its policy's usage (negative: add them again)."""
+        gone, gone_on, shares = self.gone, self.gone_on, allocation.shares
         for level in self.cluster.account(allocation.workload).chain:
-            self.gone[level] = self.gone.get(level, 0) + amount
-            for line in level.lines:
-                counted = amount * allocation.counts_on(line.quota)
-                if counted:
-                    self.gone_on[line] = self.gone_on.get(line, 0) + counted // allocation.amount
+            gone[level] = gone.get(level, 0) + amount
+            for line in level.lines if shares else level.covering(allocation.pool.pool.name):
+                part = amount * allocation.counts_on(line.quota) // max(1, allocation.amount) if shares else amount
+                gone_on[line] = gone_on.get(line, 0) + part
 
     def chosen_so_far(self) -> tuple[dict[Account, int], dict[LineState, int]]:
         """Return what the chosen victims count, and forget it; `choose_again` restores it."""
@@ -333,10 +335,6 @@ class Preemptor:
                 self.cluster, allocation, self.cluster.pools[self.nearest(allocation)]
             )
         return known
-
-
-def _is_on(allocation: Allocation, node: NodeState) -> bool:
-    return any(part.node is node for part in allocation.parts)
 
 
 def order_of(cluster: Cluster, allocation: Allocation, pool: PoolState) -> Order:
