@@ -105,12 +105,15 @@ def raise_for(response: httpx2.Response) -> None:
         raise MakewayError.of(Problem.model_validate_json(response.content))
     except ValidationError:
         status = response.status_code
-        what = (
-            "the service is starting or its proxy cannot reach it" if status in (502, 503, 504) else "no reason given"
-        )
+        redirected = 300 <= status < 400  # to a login of the Hub, which answers what the proxy knows no way for
+        what = "no reason given"
+        if status in (502, 503, 504):
+            what = "the service is starting or its proxy cannot reach it"
+        elif redirected:
+            what = "the proxy was replaced, and does not know the way to it yet; try again in a minute"
         raise MakewayError(
             f"The quota service answered {status} ({what}).",
-            code="unreachable" if status >= 502 else "error",
+            code="unreachable" if status >= 502 or redirected else "error",
             status=status,
         ) from None
 

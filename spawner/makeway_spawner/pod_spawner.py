@@ -214,6 +214,14 @@ class PodSpawner(HomeClaim):
         self.pod_id = pod["metadata"]["uid"]
         return self._get_pod_url(pod)
 
+    def _get_pod_port(self, pod: dict[str, Any]) -> int:
+        """Return the port of the notebook's container, whatever other containers have none; else the configured one."""
+        for container in pod["spec"]["containers"]:
+            for port in container.get("ports") or ():
+                if port.get("name") == "notebook-port":
+                    return int(port["containerPort"])
+        return int(self.port)
+
     async def _make_create_pod_request(self, pod: Any, request_timeout: float) -> bool:
         """Create the pod in a task of its own: a start cancelled meanwhile must learn that there is a pod to delete."""
         self._created = True

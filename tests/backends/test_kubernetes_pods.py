@@ -75,7 +75,7 @@ def test_autoscalers_do_not_move_a_job_that_is_not_preemptible(preemptible: bool
 
 
 def test_where_the_platform_assigns_users_pods_have_none_and_getpass_finds_a_name() -> None:
-    settings = replace(SETTINGS, run_as=user_and_group(""))
+    settings = replace(SETTINGS, run_as=user_and_group("platform"))
     found = worker_pod(settings, order(), 0, PATH, "tokens", GIVEN)
     for pod in (found, removing_pod(settings, (), "claim", 1000, ["j-1"])):
         assert pod["spec"]["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
@@ -266,7 +266,7 @@ def test_names_become_values_of_labels(text: str, value: str) -> None:
     assert label_value(text) == value
 
 
-@pytest.mark.parametrize("text", ["0:0", "root", "1000", ":", "1000:-1"])
+@pytest.mark.parametrize("text", ["0:0", "root", "1000", "", "1000:-1"])
 def test_jobs_do_not_run_as_root(text: str) -> None:
     assert user_and_group("1000:100") == (1000, 100)
     with pytest.raises(ValueError, match="expected two numbers"):

@@ -113,7 +113,7 @@ def test_the_hook_that_ends_the_work_is_restricted_and_has_rights_only_for_as_lo
     manifests = rendered(helm, tmp_path, values)
     hooks = [one for one in manifests if hook_of(one) == "pre-delete"]
     kinds = sorted(one["kind"] for one in hooks)
-    assert kinds == ["Job", "Role", "Role", "RoleBinding", "RoleBinding", "ServiceAccount"]
+    assert kinds == ["Job", "NetworkPolicy", "Role", "Role", "RoleBinding", "RoleBinding", "ServiceAccount"]
     assert {one["metadata"]["name"] for one in hooks} == {"makeway-uninstall"}
     for one in hooks:
         policy = one["metadata"]["annotations"]["helm.sh/hook-delete-policy"]

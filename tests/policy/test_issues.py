@@ -392,3 +392,30 @@ def test_what_an_earlier_release_took_is_still_read_where_it_has_no_effect(part:
     assert policy.read(text, stored=True).profile("lab") is not None
     with pytest.raises(PolicyInvalid):
         policy.read(text.replace("[{name: gpu}]", "[{name: gpu}, {name: gpu}]"), stored=True)
+
+
+IMAGES = """
+version: 1
+pools: [{name: gpu}]
+profiles: [{name: lab, gpus: 0, pools: [gpu], policies: [[a]], %s}]
+policies: [{name: a, groups: [a]}]
+"""
+
+
+@pytest.mark.parametrize("key", ["image: '%s'", "images: [{name: x, image: '%s'}]"])
+@pytest.mark.parametrize(
+    "name", ["registry.example/Team/Torch:2", "Torch", "a b", "torch:", "torch:2:3", "/torch", "torch@sha256:1", "a//b"]
+)
+def test_a_name_that_no_image_can_have_is_refused_and_taken_of_a_stored_document(key: str, name: str) -> None:
+    text = IMAGES % (key % name)
+    with pytest.raises(policy.PolicyInvalid, match="is no name of an image"):
+        policy.read(text)
+    assert policy.read(text, stored=True).profile("lab") is not None
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["torch", "torch:2.9-CUDA", "Registry.Example:5000/a/b__c-d.e:1", f"quay.io/x/y:1@sha256:{'0' * 64}", "a/b---c"],
+)
+def test_a_name_that_an_image_can_have_is_taken(name: str) -> None:
+    assert policy.read(IMAGES % f"image: '{name}'").profile("lab") is not None

@@ -133,3 +133,15 @@ async def test_a_notebook_of_an_earlier_chart_keeps_its_pod_and_its_home(kube: K
     spawner.clear_state()
     await start(kube, spawner)
     assert (list(kube.objects["pods"]), spawner.pvc_name) == (["first-nb-ana"], "home-ana")
+
+
+@pytest.mark.parametrize("beside", [{"name": "proxy"}, {"name": "proxy", "ports": []}, {"name": "p", "ports": None}])
+@pytest.mark.parametrize("first", [True, False])
+def test_the_address_is_that_of_the_notebook_whatever_sidecars_are_beside_it(beside: Any, first: bool) -> None:
+    notebook = {"name": "notebook", "ports": [{"name": "notebook-port", "containerPort": 8888}]}
+    containers = [beside, notebook] if first else [notebook, beside]
+    pod = {**pod_of("first"), "spec": {"containers": containers}}
+    assert hub_of("first")._get_pod_url(pod) == "http://10.0.0.9:8888"
+    pod["spec"] = {"containers": [beside]}  # as a webhook may leave it
+    pod["status"]["podIP"] = "fd00::9"
+    assert hub_of("first", port=8889)._get_pod_url(pod) == "http://[fd00::9]:8889"

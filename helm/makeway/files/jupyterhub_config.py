@@ -36,20 +36,14 @@ c.KubeSpawner.common_labels = {**values["labels"], "app.kubernetes.io/managed-by
 c.KubeSpawner.component_label = "notebook"
 # Of this release alone: another Hub of the namespace would delete a pod of the same name before it creates its own.
 c.KubeSpawner.pod_name_template = values["podName"]
-c.KubeSpawner.uid = 1000
-c.KubeSpawner.fs_gid = 1000
 c.KubeSpawner.automount_service_account_token = False
-c.KubeSpawner.pod_security_context = {
-    "runAsNonRoot": True,
-    "fsGroup": 1000,
-    "fsGroupChangePolicy": "OnRootMismatch",
-    "seccompProfile": {"type": "RuntimeDefault"},
-}
-c.KubeSpawner.container_security_context = {
-    "runAsUser": 1000,
-    "allowPrivilegeEscalation": False,
-    "capabilities": {"drop": ["ALL"]},
-}
+c.KubeSpawner.pod_security_context = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+c.KubeSpawner.container_security_context = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+if not values["platformUsers"]:
+    c.KubeSpawner.uid = 1000
+    c.KubeSpawner.fs_gid = 1000
+    c.KubeSpawner.pod_security_context.update(fsGroup=1000, fsGroupChangePolicy="OnRootMismatch")
+    c.KubeSpawner.container_security_context["runAsUser"] = 1000
 c.KubeSpawner.storage_pvc_ensure = True
 c.KubeSpawner.storage_access_modes = ["ReadWriteOnce"]
 c.KubeSpawner.storage_capacity = values["home"]["size"]
@@ -65,6 +59,9 @@ c.KubeSpawner.volume_mounts = {
     # Else it has 64 MB, too few for workers of PyTorch's DataLoader. What is in it counts as the container's memory.
     "shm": {"name": "shm", "mountPath": "/dev/shm"},
 }
+c.KubeSpawner.environment = {}
+c.KubeSpawner.extra_labels = {}
+c.KubeSpawner.extra_annotations = {}
 c.KubeSpawner.start_timeout = 300  # the image may have to be pulled first
 c.KubeSpawner.http_timeout = 120
 
@@ -73,6 +70,23 @@ for section, traits in values["config"].items():
 names = {"c": c, "get_config": get_config}  # noqa: F821
 for name, text in sorted(values["extraConfig"].items()):
     exec(compile(text, f"hub.extraConfig.{name}", "exec"), names)
+
+
+def add(trait, entries):
+    """Add entries by name to what the site has set; the site's win."""
+    found = c.KubeSpawner.get(trait) or c.Spawner.get(trait) or {}
+    if isinstance(found, dict):
+        setattr(c.KubeSpawner, trait, {**entries, **found})
+    else:
+        setattr(c.KubeSpawner, trait, [*found, *entries.values()])
+
+
+# A user that the image does not know has no name: then getpass.getuser() fails, which PyTorch calls.
+add("environment", {"USER": "jovyan", "LOGNAME": "jovyan", **values["environment"]})
+add("volumes", {one["name"]: one for one in values["volumes"]})
+add("volume_mounts", {one["name"]: one for one in values["volumeMounts"]})
+add("extra_labels", values["podLabels"])
+add("extra_annotations", values["podAnnotations"])
 if values["firstLook"] and c.JupyterHub.authenticator_class not in ("dummy", "jupyterhub.auth.DummyAuthenticator"):
     # Code chose another authenticator: its user "admin" is no administrator, unless the site says so.
     if c.Authenticator.admin_users == {"admin"}:

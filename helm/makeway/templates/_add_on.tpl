@@ -25,6 +25,7 @@ proxy:
   service: {type: ClusterIP, annotations: {}}
   publicUrl: ""
   ingress: {enabled: false, className: "", host: "", tlsSecret: "", annotations: {}}
+  httpRoute: {enabled: false, parentRefs: [], hostnames: [], annotations: {}, timeouts: {request: 0s}}
   resources: {requests: {cpu: 100m, memory: 128Mi}, limits: {memory: 512Mi}}
   nodeSelector: {}
   tolerations: []
@@ -36,7 +37,7 @@ notebooks:
   home: {size: 10Gi, storageClass: null}
   priorityClasses: {guaranteed: "", preemptible: ""}
 networkPolicy:
-  extraEgress: {hub: [], notebooks: []}
+  extraEgress: {hub: [], proxy: [], notebooks: []}
 {{- end -}}
 
 {{/* Where each belongs instead: the longest beginning of its name counts; PATH is that name. Empty: nowhere, as it is only of this chart. */}}
@@ -53,6 +54,7 @@ hub.podLabels: hub.labels in the values of Zero to JupyterHub
 hub.podAnnotations: hub.annotations in the values of Zero to JupyterHub
 proxy.service: PATH in the values of Zero to JupyterHub
 proxy.publicUrl: ""
+proxy.httpRoute: an HTTPRoute of yours to the Service proxy-public
 proxy.ingress: ingress in the values of Zero to JupyterHub
 proxy.resources: proxy.chp.resources in the values of Zero to JupyterHub
 proxy.nodeSelector: proxy.chp.nodeSelector in the values of Zero to JupyterHub
@@ -64,6 +66,7 @@ proxy.podAnnotations: proxy.annotations in the values of Zero to JupyterHub
 notebooks.home: singleuser.storage in the values of Zero to JupyterHub
 notebooks.priorityClasses: guaranteed_priority_class and preemptible_priority_class in z2jh-values.yaml
 networkPolicy.extraEgress.hub: hub.networkPolicy.egress in the values of Zero to JupyterHub
+networkPolicy.extraEgress.proxy: proxy.chp.networkPolicy.egress in the values of Zero to JupyterHub
 networkPolicy.extraEgress.notebooks: singleuser.networkPolicy.egress in the values of Zero to JupyterHub
 {{- end -}}
 

@@ -75,12 +75,14 @@
 
 {{/* What Kubernetes would refuse to change in the middle of an upgrade. Nothing is found where Helm does not read the cluster. */}}
 {{- define "makeway.immutableChecks" -}}
+{{- if .Values.priorityClasses.create -}}
 {{- range $kind := list "portal" "guaranteed" "preemptible" -}}
 {{- $name := include "makeway.ownPriorityClass" (list $ $kind) -}}
 {{- $given := include "makeway.priorityValue" (list $ $kind) | int64 -}}
 {{- with lookup "scheduling.k8s.io/v1" "PriorityClass" "" $name -}}
-{{- if and $.Values.priorityClasses.create (ne (int64 .value) $given) -}}
+{{- if ne (int64 .value) $given -}}
 {{- fail (printf "priorityClasses.%s: Kubernetes does not change the value of a priority class, here from %d to %d. Delete it first, kubectl delete priorityclass %s, and upgrade at once: pods that run keep their priority, and no pod of this class can be made until then." $kind (int64 .value) $given $name) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -13,7 +13,12 @@
 {{- else }}{{ $instance }}{{ end -}}
 {{- end -}}
 
-{{- define "makeway.jobsNamespace" -}}{{ .Values.jobs.namespace | default (printf "%s-jobs" .Release.Namespace) }}{{- end -}}
+{{/* A namespace of more than 58 characters leaves no room for -jobs. */}}
+{{- define "makeway.jobsNamespace" -}}
+{{- $own := .Release.Namespace -}}
+{{- if gt (len $own) 58 }}{{ $own = printf "%s-%s" (trunc 49 $own | trimSuffix "-") (sha256sum $own | trunc 8) }}{{ end -}}
+{{ .Values.jobs.namespace | default (printf "%s-jobs" $own) }}
+{{- end -}}
 
 {{- define "makeway.selector" -}}
 app.kubernetes.io/name: {{ .Chart.Name }}
@@ -74,6 +79,11 @@ imagePullSecrets:
 {{- end -}}
 {{- define "makeway.panelOrigin" -}}{{ include "makeway.subdomainHost" . | replace "://" "://makeway--service." }}{{- end -}}
 {{- define "makeway.subdomainName" -}}{{ regexReplaceAll "^https?://([^:/]*).*$" (include "makeway.subdomainHost" .) "${1}" }}{{- end -}}
+
+{{/* What of a host belongs to the portal. With names of users' servers, all of it: their paths begin with other prefixes. */}}
+{{- define "makeway.routedPath" -}}
+{{- if include "makeway.subdomainHost" . }}/{{ else }}{{ include "makeway.baseUrl" . | trimSuffix "/" | default "/" }}{{ end -}}
+{{- end -}}
 
 {{- define "makeway.prefix" -}}{{ include "makeway.baseUrl" . | trimSuffix "/" }}/services/makeway/{{- end -}}
 {{- define "makeway.serviceHost" -}}{{ include "makeway.name" . }}-service.{{ .Release.Namespace }}.svc{{- end -}}

@@ -7,14 +7,23 @@
     {{- toYaml . | nindent 4 }}
     {{- end }}
   ports:
-    - {port: 53, protocol: UDP}
-    - {port: 53, protocol: TCP}
+    {{- range .Values.networkPolicy.dnsPorts | default (list 53) }}
+    - {port: {{ . | int64 }}, protocol: UDP}
+    - {port: {{ . | int64 }}, protocol: TCP}
+    {{- end }}
 {{- end -}}
+
+{{- define "makeway.ipFamilies" -}}{{ with .Values.ipFamilyPolicy }}ipFamilyPolicy: {{ . }}{{ end }}{{- end -}}
 
 {{- define "makeway.internet" -}}
 {{- if .Values.networkPolicy.internet }}
+{{- $four := list }}{{ $six := list }}
+{{- range .Values.networkPolicy.blocked }}{{ if contains ":" . }}{{ $six = append $six . }}{{ else }}{{ $four = append $four . }}{{ end }}{{ end }}
 - to:
-    - ipBlock: {cidr: 0.0.0.0/0, except: {{ toJson .Values.networkPolicy.blocked }}}
+    - ipBlock: {cidr: 0.0.0.0/0, except: {{ toJson $four }}}
+    {{- with $six }}
+    - ipBlock: {cidr: "::/0", except: {{ toJson . }}}
+    {{- end }}
 {{- end }}
 {{- end -}}
 

@@ -2,10 +2,12 @@
 
 {{- define "makeway.podSecurity" -}}
 runAsNonRoot: true
+{{- if not (include "makeway.platformUsers" .) }}
 runAsUser: 10001
 runAsGroup: 10001
 fsGroup: 10001
 fsGroupChangePolicy: OnRootMismatch
+{{- end }}
 seccompProfile: {type: RuntimeDefault}
 {{- end -}}
 
@@ -13,6 +15,83 @@ seccompProfile: {type: RuntimeDefault}
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
+{{- end -}}
+
+{{/* Whether the platform assigns users and groups. With --reuse-values, values of later charts are missing, here and below. */}}
+{{- define "makeway.platformUsers" -}}
+{{- if eq (dig "users" "fixed" (.Values.podSecurity | default dict)) "platform" }}true{{ end -}}
+{{- end -}}
+
+{{/* Labels or annotations of a pod, with those of all: (list $ "podLabels" more). */}}
+{{- define "makeway.podMetadata" -}}
+{{- with merge (dict) (index . 2 | default dict) (get (index . 0).Values (index . 1) | default dict) }}{{ toYaml . }}{{ end -}}
+{{- end -}}
+
+{{/* The certificate authorities: the ConfigMap's name, empty for none: (list $ namespace). */}}
+{{- define "makeway.certificates" -}}
+{{- $root := index . 0 }}{{ $given := $root.Values.certificateAuthorities | default dict -}}
+{{- if $given.configMap }}{{ $given.configMap }}
+{{- else if $given.pem }}{{ ternary (printf "%s-certificates" (include "makeway.name" $root)) "makeway-certificates" (eq (index . 1) $root.Release.Namespace) }}{{ end -}}
+{{- end -}}
+
+{{/* Variables of all pods, as a mapping: certificate authorities and the HTTP proxy. */}}
+{{- define "makeway.sharedVariables" -}}
+{{- if include "makeway.certificates" (list . .Release.Namespace) }}
+{{- range list "SSL_CERT_FILE" "REQUESTS_CA_BUNDLE" "CURL_CA_BUNDLE" "NODE_EXTRA_CA_CERTS" "GIT_SSL_CAINFO" "PIP_CERT" "AWS_CA_BUNDLE" }}
+{{ . }}: /etc/makeway-certificates/ca.crt
+{{- end }}
+{{- end }}
+{{- $proxy := .Values.httpProxy | default dict }}
+{{- with $proxy.url }}
+{{- $name := include "makeway.name" $ }}
+{{- $domain := $.Values.clusterDomain | default "cluster.local" }}
+{{- $direct := list "localhost" "127.0.0.1" "::1" ".svc" (printf ".%s" $domain) "kubernetes.default.svc" (printf "%s-hub" $name) (printf "%s-proxy" $name) (printf "%s-proxy-api" $name) (printf "%s-service" $name) }}
+{{- with $proxy.noProxy }}{{ $direct = append $direct . }}{{ end }}
+{{- range $names := list (list "HTTP_PROXY" "HTTPS_PROXY" "NO_PROXY") (list "http_proxy" "https_proxy" "no_proxy") }}
+{{ index $names 0 }}: {{ $proxy.url | quote }}
+{{ index $names 1 }}: {{ $proxy.url | quote }}
+{{ index $names 2 }}: {{ join "," $direct | quote }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* The same as variables of a container, but for those that it has itself: (list $ itsOwn). */}}
+{{- define "makeway.sharedEnv" -}}
+{{- $own := list }}{{ range index . 1 }}{{ $own = append $own .name }}{{ end -}}
+{{- range $name, $value := include "makeway.sharedVariables" (index . 0) | fromYaml }}
+{{- if not (has $name $own) }}
+- {name: {{ $name }}, value: {{ $value | quote }}}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* The volume of the certificate authorities, and its mount: (list $ namespace). */}}
+{{- define "makeway.sharedVolumes" -}}
+{{- with include "makeway.certificates" . }}
+- name: certificates
+  configMap: {name: {{ . | quote }}, items: [{key: {{ dig "key" "ca.crt" (index $ 0).Values.certificateAuthorities | quote }}, path: ca.crt}]}
+{{- end }}
+{{- end -}}
+{{- define "makeway.sharedMounts" -}}
+{{- if include "makeway.certificates" . }}
+- {name: certificates, mountPath: /etc/makeway-certificates, readOnly: true}
+{{- end }}
+{{- end -}}
+
+{{/* The pod template of all jobs, in JSON; empty for none. */}}
+{{- define "makeway.jobsPod" -}}
+{{- $metadata := dict }}{{ $spec := dict }}{{ $worker := dict -}}
+{{- with .Values.podLabels }}{{ $_ := set $metadata "labels" . }}{{ end -}}
+{{- with .Values.podAnnotations }}{{ $_ := set $metadata "annotations" . }}{{ end -}}
+{{- with include "makeway.sharedEnv" (list . list) | fromYamlArray }}{{ $_ := set $worker "env" . }}{{ end -}}
+{{- $certificates := list . (include "makeway.jobsNamespace" .) -}}
+{{- with include "makeway.sharedMounts" $certificates | fromYamlArray }}{{ $_ := set $worker "volumeMounts" . }}{{ end -}}
+{{- with include "makeway.sharedVolumes" $certificates | fromYamlArray }}{{ $_ := set $spec "volumes" . }}{{ end -}}
+{{- with $worker }}{{ $_ := set $spec "containers" (list (merge (dict "name" "worker") .)) }}{{ end -}}
+{{- $pod := dict -}}
+{{- with $metadata }}{{ $_ := set $pod "metadata" . }}{{ end -}}
+{{- with $spec }}{{ $_ := set $pod "spec" . }}{{ end -}}
+{{- with $pod }}{{ toJson . }}{{ end -}}
 {{- end -}}
 
 {{- define "makeway.placement" -}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,12 @@ from .issues import Loc, Problem, did_you_mean, quote
 from .limits import above_limits
 from .models import DocumentPolicy, DocumentPool, DocumentProfile, DocumentTable, QuotaTable
 
+_PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+IMAGE = re.compile(
+    rf"(?:[A-Za-z0-9][A-Za-z0-9.-]*(?::\d+)?/)?{_PART}(?:/{_PART})*(?::\w[\w.-]{{0,127}})?(?:@\w+:[0-9a-fA-F]{{32,}})?",
+    re.ASCII,
+)
+"""The name of an image as registries and container runtimes take it"""
 AUTOSCALED = ("max_nodes", "node_gpus", "node_cpu", "node_memory")
 NO_GPUS = "say which GPUs are in it with nodes: {local: {gpus: [0, 1]}} (or all), or reserve nothing"
 MAX_LEVELS = 20
@@ -38,7 +45,7 @@ class Entries:
 def check(document: Document, entries: Entries, sizes: Mapping[str, int] | None, *, stored: bool) -> Iterator[Problem]:
     """Yield what contradicts: within an entry, between entries, and with the sizes of the pools.
 
-    `stored`: reservations above a limit are no problem, because earlier releases took them.
+    `stored`: reservations above a limit and odd names of images are no problem, because earlier releases took them.
     """
     for key in ("pools", "profiles", "policies"):
         if not entries.top.has(key):
@@ -47,6 +54,8 @@ def check(document: Document, entries: Entries, sizes: Mapping[str, int] | None,
         yield from _pool(loc, pool, entries)
     for loc, profile in entries.profiles.values():
         yield from _profile(loc, profile, entries)
+        if not stored:  # earlier releases took any
+            yield from _image_names(loc, profile)
     for loc, policy in entries.policies.values():
         yield from _policy(loc, policy, entries)
     sound = len(entries.pools) == len(entries.top.pools) and all(
@@ -88,6 +97,13 @@ def _profile(loc: Loc, profile: DocumentProfile, entries: Entries) -> Iterator[P
             f"{profile.max_workers} is less than the {profile.workers} workers; give at least that",
         )
     yield from _images((*loc, "images"), profile)
+
+
+def _image_names(loc: Loc, profile: DocumentProfile) -> Iterator[Problem]:
+    own = [((*loc, "image"), profile.image)] if profile.image else []
+    for where, name in [*own, *(((*loc, "images", at, "image"), one.image) for at, one in enumerate(profile.images))]:
+        if not IMAGE.fullmatch(name):
+            yield where, f"{quote(name)} is no name of an image; write it as registry.example/group/name:tag"
 
 
 def _images(loc: Loc, profile: DocumentProfile) -> Iterator[Problem]:

@@ -42,6 +42,7 @@
 - {name: MAKEWAY_{{ regexReplaceAll "([A-Z])" $name "_${1}" | upper }}, value: {{ include "makeway.text" $value | quote }}}
 {{- end }}
 {{ include "makeway.kubernetesEnv" . }}
+{{- include "makeway.sharedEnv" (list . .Values.service.extraEnv) }}
 {{- with .Values.service.extraEnv }}
 {{ toYaml . }}
 {{- end }}
@@ -61,7 +62,16 @@
 - {name: MAKEWAY_KUBE_LAUNCHER_IMAGE, value: {{ include "makeway.image" (dict "root" . "which" "service") | quote }}}
 - {name: MAKEWAY_KUBE_IMAGE, value: {{ include "makeway.image" (dict "root" . "which" "notebook") | quote }}}
 - {name: MAKEWAY_KUBE_SERVICE_ACCOUNT, value: makeway-job}
-- {name: MAKEWAY_KUBE_RUN_AS, value: {{ .Values.jobs.runAs | quote }}}
+- {name: MAKEWAY_KUBE_RUN_AS, value: {{ include "makeway.platformUsers" . | empty | ternary .Values.jobs.runAs "platform" | quote }}}
+{{- if dig "cpuLimits" false .Values.jobs }}
+- {name: MAKEWAY_KUBE_CPU_LIMITS, value: "1"}
+{{- end }}
+{{- with dig "launcherResources" dict .Values.jobs }}
+- {name: MAKEWAY_KUBE_LAUNCHER_RESOURCES, value: {{ toJson . | quote }}}
+{{- end }}
+{{- with include "makeway.jobsPod" . }}
+- {name: MAKEWAY_KUBE_POD, value: {{ . | quote }}}
+{{- end }}
 - {name: MAKEWAY_KUBE_CHECKPOINT_CLAIM, value: {{ .Values.jobs.checkpoints.existingClaim | default "makeway-checkpoints" | quote }}}
 - {name: MAKEWAY_KUBE_DISK_REQUEST, value: {{ dig "disk" "request" "1Gi" .Values.jobs | quote }}}
 - {name: MAKEWAY_KUBE_DISK_LIMIT, value: {{ dig "disk" "limit" "50Gi" .Values.jobs | quote }}}

@@ -31,6 +31,8 @@ OWN_IMAGE = "makeway/own-image"
 MASTER_PORT = 29500
 LAUNCHER = "/makeway/launcher"
 HOME = "/makeway/job"
+PLATFORM = "platform"
+"""Instead of a user and group: the platform assigns them"""
 USER = "jovyan"
 """The user's name inside of the pod, the same for all: some programs make folders of it"""
 SHARED_MEMORY = "/dev/shm"
@@ -101,8 +103,8 @@ class WorkerResources:
 
 
 def user_and_group(text: str) -> tuple[int, int] | None:
-    """Return the user and group of a setting such as 1000:100, None for ""; ValueError for root and other texts."""
-    if not text.strip():
+    """Return user and group of a setting such as 1000:100, None for platform; ValueError for root and other texts."""
+    if text.strip() == PLATFORM:
         return None
     user, _, group = text.partition(":")
     if not (user.isdecimal() and group.isdecimal()) or int(user) == 0:
