@@ -23,9 +23,10 @@ from charts import (
     rendered,
     written,
 )
-from makeway_quota.backends.base import StartOrder, WorkerPlace
+from makeway_quota.backends.base import StartOrder
 from makeway_quota.backends.kubernetes.manifest import PodSettings, WorkerResources, user_and_group, worker_pod
 from makeway_quota.backends.kubernetes.site_template import resources_setting, template_setting
+from makeway_quota.values import Place
 from traitlets.config import Config, LazyConfigValue
 
 from kube_cluster.helm import Helm
@@ -34,7 +35,7 @@ from kube_cluster.problems import KubeProblem
 pytestmark = pytest.mark.kube
 
 ORDER = StartOrder(
-    "j1", 1, "fit", "ana", "rnd", "gpu1", ("true",), {}, (WorkerPlace("n", (0,), (1000,)),), 30.0, cpu=1000, memory=512
+    "j1", 1, "fit", "ana", "rnd", "gpu1", ("true",), {}, (Place("n", (0,), (1000,)),), 30.0, cpu=1000, memory=512
 )
 
 
