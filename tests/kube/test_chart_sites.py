@@ -48,7 +48,8 @@ def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
 def pods(manifests: list[Object]) -> dict[str, Object]:
     """Return metadata and spec of all pods that the chart makes itself, by what makes them."""
     kinds = ("Deployment", "DaemonSet", "Job")
-    return {one["metadata"]["name"]: one["spec"]["template"] for one in manifests if one["kind"] in kinds}
+    found = {one["metadata"]["name"]: one["spec"]["template"] for one in manifests if one["kind"] in kinds}
+    return found | {one["metadata"]["name"]: one for one in of_kind(manifests, "Pod")}
 
 
 def environment(manifests: list[Object]) -> dict[str, Any]:
@@ -117,7 +118,8 @@ def test_one_value_brings_certificate_authorities_to_every_part(
     manifests = rendered(helm, tmp_path, values | {"certificateAuthorities": given})
     maps = {(one["metadata"].get("namespace"), one["metadata"]["name"]) for one in of_kind(manifests, "ConfigMap")}
     specs = {name: pod_specs(manifests)[name] for name in ("makeway-service", "makeway-hub") if values != ADD_ON}
-    for name, spec in {**specs, "job": job_pod(manifests)["spec"]}.items():
+    doctor = pods(manifests)["makeway-test"]["spec"]
+    for name, spec in {**specs, "doctor": doctor, "job": job_pod(manifests)["spec"]}.items():
         (container,) = spec["containers"]
         variables = {one["name"]: one.get("value") for one in container["env"]}
         paths = {variables[name] for name in ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS")}
