@@ -222,7 +222,8 @@ def test_no_private_name_of_the_hubs_spawner_is_overridden_by_accident() -> None
     known = set(dir(KubeSpawner)) - set(dir(HasTraits))
     hidden = {name for one in ours for name in vars(one) if name.startswith("_") and name in known}
     of_claims = {"_check_pvc_exists", "_make_create_pvc_request"}
-    assert hidden == {"_start", "_make_create_pod_request", "_start_reflector"} | of_claims
+    of_addresses = {"_get_pod_port"}
+    assert hidden == {"_start", "_make_create_pod_request", "_start_reflector"} | of_claims | of_addresses
 
 
 async def test_homes_have_the_label_by_which_the_charts_page_deletes_them(spawner: Any) -> None:
