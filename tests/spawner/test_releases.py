@@ -137,7 +137,9 @@ async def test_a_notebook_of_an_earlier_chart_keeps_its_pod_and_its_home(kube: K
 
 @pytest.mark.parametrize("beside", [{"name": "proxy"}, {"name": "proxy", "ports": []}, {"name": "p", "ports": None}])
 @pytest.mark.parametrize("first", [True, False])
-def test_the_address_is_that_of_the_notebook_whatever_sidecars_are_beside_it(beside: Any, first: bool) -> None:
+async def test_the_address_is_that_of_the_notebook_whatever_sidecars_are_beside_it(
+    kube: KubeFake, beside: Any, first: bool
+) -> None:
     notebook = {"name": "notebook", "ports": [{"name": "notebook-port", "containerPort": 8888}]}
     containers = [beside, notebook] if first else [notebook, beside]
     pod = {**pod_of("first"), "spec": {"containers": containers}}
