@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import signal
 from dataclasses import dataclass
 
@@ -15,6 +16,32 @@ UNANSWERED = {
     "unheard": ", as it had not called checkpoint.requested() since",
 }
 """Why the signal of a notice ended a job, by its reaction"""
+
+
+EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Missing)(?:: |$)")
+ROOT_CAUSE = re.compile(r"^Root Cause.*?^\s+rank\s*: (\d+) .*?^\s+exitcode\s*: (-?\d+)", re.MULTILINE | re.DOTALL)
+"""What torchrun writes of the rank that failed first"""
+
+
+def last_words(lines: list[str], rank: str = "") -> str:
+    """Return the line of an output that tells why the job failed: with ranks, that of the one which failed first.
+
+    `rank`: that of the worker which failed first, where the lines of each worker begin with `[RANK] `.
+    """
+    if rank:
+        lines = [line.partition("] ")[2] for line in lines if line.startswith(f"[{rank}] ")]
+    if found := ROOT_CAUSE.search("\n".join(lines)):
+        rank, own = found[1], [line for line in lines if line.startswith(f"[rank{found[1]}]: ")]
+        return f"rank {rank}: {_reason(own) or end_of(int(found[2]))}"
+    if rank and (reason := _reason(lines)):
+        return f"rank {rank}: {reason}"
+    return lines[-1].strip()[:500] if lines else ""
+
+
+def _reason(lines: list[str]) -> str:
+    """Return the last line that is an exception's, else the last one."""
+    plain = [re.sub(r"^\[rank\d+\]: ", "", line).strip()[:500] for line in lines]
+    return next((line for line in reversed(plain) if EXCEPTION.match(line)), plain[-1] if plain else "")
 
 
 def reason_of(error: OSError) -> str:

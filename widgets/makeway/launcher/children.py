@@ -20,7 +20,7 @@ class Children:
     def __init__(self) -> None:
         self.workers: list[int] = []
         self.codes: dict[int, int] = {}
-        """Exit codes of the workers that ended, negative for a signal."""
+        """Exit codes of the workers that ended, negative for a signal, in the order of their ends."""
         self.alone = False
         """Whether no descendant of this process is left."""
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -80,7 +80,7 @@ class Children:
 
     def exit_code(self) -> int:
         """Return the attempt's exit code: a worker's own failure first, then a kill, then 75 (saved and ended)."""
-        codes = [self.codes.get(pid, -signal.SIGKILL) for pid in self.workers]
+        codes = [*self.codes.values(), *(-signal.SIGKILL for pid in self.workers if pid not in self.codes)]
         failed = [code for code in codes if code not in (0, 75, -signal.SIGKILL)]
         return failed[0] if failed else min(codes) if -signal.SIGKILL in codes else max(codes)
 

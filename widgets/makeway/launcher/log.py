@@ -15,6 +15,8 @@ from .output_copy import OutputCopy
 
 LIMIT = 64 * 2**20
 """The default limit in bytes."""
+NEWEST_BYTES = 16384
+"""Bytes of the output that are kept for messages: torchrun writes 4 KiB about a failure"""
 LINE_SECONDS = 0.1
 """Seconds for which a note waits for the end of a line that the job is writing: Python writes one in several parts"""
 NOTES_SECONDS = 2.0
@@ -50,7 +52,7 @@ class Log:
             self._write(data)
 
     def _write(self, data: bytes) -> None:
-        self._newest = (self._newest + data)[-4096:]
+        self._newest = (self._newest + data)[-NEWEST_BYTES:]
         if self._copy is not None:
             self._copy.write(data)
         with contextlib.suppress(OSError):

@@ -97,6 +97,10 @@ class NoticeDelivery:
             self._acknowledged_since = now
         return now - self._acknowledged_since >= LINGER_SECONDS
 
+    def listens(self, worker: int) -> bool:
+        """Whether any process of a worker has ever listened."""
+        return bool(self._listeners[worker].heard())
+
     def has_saved(self, worker: int) -> bool:
         """Whether all that listened in a worker since the notice has acknowledged it; one process at least."""
         listeners = self._listeners[worker]

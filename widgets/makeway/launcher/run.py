@@ -16,7 +16,7 @@ import time
 from typing import Any
 
 from .attempt import Attempt
-from .causes import SAVED_AND_LEFT, Ending, reason_of, slow_save
+from .causes import SAVED_AND_LEFT, Ending, end_of, last_words, reason_of, slow_save
 from .children import Children
 from .durations import duration
 from .files import number, read_json, whole, write_json
@@ -35,6 +35,8 @@ OWN_VARIABLES = (
 )
 """The launcher's part of a remote worker's environment"""
 SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD}
+LOST_RANK_SECONDS = 10.0
+"""Seconds after the failure of a worker for which others of its gang that do not save may still run after a notice"""
 NOTICE_POLL = 5.0
 """Seconds between reads of a notice that came without a signal."""
 DRAIN_SECONDS = 60.0
@@ -144,6 +146,9 @@ class Run:
         self.kill_at: float | None = None
         self.killed = self.timed_out = self.cancelled = self.lingered = False
         self.storage_failed = self._warned = False
+        self._ranks: dict[int, str] = {}
+        """of the workers of a gang, by pid"""
+        self._failed_since: float | None = None
         self._pumps: list[tuple[threading.Thread, int]] = []
 
     def run(self) -> int:
@@ -189,6 +194,8 @@ class Run:
         output = self.children.start(self.order["command"], env)
         self.delivery.add(self.children.workers[-1], folder)
         gang = int(self.order.get("gang") or len(self.order.get("workers") or ()))
+        if gang > 1 and "RANK" in env:
+            self._ranks[self.children.workers[-1]] = env["RANK"]
         prefix = f"[{env['RANK']}] ".encode() if gang > 1 and "RANK" in env else b""
         pump = threading.Thread(target=self._pump, args=(output, prefix), daemon=True)
         pump.start()
@@ -240,6 +247,8 @@ class Run:
             if self.notice and self.delivery.lingers():
                 self.lingered = True
                 return
+            if self.notice and self._wait_in_vain():
+                return
             ahead = self.delivery.next_at if self.notice else ends
             moments = [moment for moment in (self.kill_at, ahead) if moment is not None]
             patience = min([NOTICE_POLL, *(max(0.0, moment - now) for moment in moments)])
@@ -249,6 +258,28 @@ class Run:
             if self.notice and not self.cancelled:
                 self.delivery.deliver()
             self._read_notice(caught is not None and caught.si_signo in (signal.SIGTERM, signal.SIGINT))
+
+    def _wait_in_vain(self) -> bool:
+        """Whether the workers that are left wait for one of their gang that has failed, as in a collective."""
+        failed = self._failed()
+        if failed is None:
+            return False
+        now = time.monotonic()
+        self._failed_since = now if self._failed_since is None else self._failed_since
+        left = [worker for worker in self.children.workers if worker not in self.children.codes]
+        saving = number(read_json(self.attempt.path("progress.json")).get("saving_since")) is not None
+        if now < self._failed_since + LOST_RANK_SECONDS or saving or not all(map(self.delivery.listens, left)):
+            return False
+        lost = f"rank {self._ranks.get(failed, '0')} failed ({end_of(self.children.codes[failed])})"
+        self.log.note(f"{lost}, and the others have not ended {duration(LOST_RANK_SECONDS)} later: they are ended")
+        return True
+
+    def _failed(self) -> int | None:
+        """Return the worker that failed first; None without one. Our own signal is no failure."""
+        for worker, code in self.children.codes.items():
+            if code not in (0, SAVED_AND_LEFT) and not self._is_ours(code) and not self.delivery.has_saved(worker):
+                return worker
+        return None
 
     def _warn_of_slow_saves(self) -> None:
         """Write into the log, once, that a save would not fit well into the grace."""
@@ -384,12 +415,13 @@ class Run:
         """Return in one line how the attempt ended."""
         if self.cancelled:
             return "stopped"
-        lines = self.log.last_lines(1)
+        failed = self._failed()
+        rank = self._ranks.get(failed, "") if failed is not None else ""
         notice = self.notice
         ending = Ending(
             code=code,
             saved_step=whole(progress.get("step")),
-            last_line=lines[0].strip()[:500] if lines else "",
+            last_line=last_words(self.log.last_lines(200), rank),
             reaction=self.delivery.state() if notice else "",
             seconds=notice["deadline"] - (number(notice.get("at")) or self.began) if notice else 0.0,
             killed=self.killed,

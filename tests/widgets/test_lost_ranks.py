@@ -1,0 +1,108 @@
+"""A rank that is lost ends the others soon, and the message of the job names it and its error."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from container import Container
+from makeway.launcher.causes import last_words
+
+LIBRARY = Path(__file__).parents[2] / "widgets"
+STUCK = """
+import ctypes, os, signal, sys, time
+from makeway import checkpoint
+
+checkpoint.requested()
+print("up", flush=True)
+while sys.argv[1] == "notice" and not os.path.exists(os.environ["MAKEWAY_STOP_FILE"]):
+    time.sleep(0.01)
+if os.environ["RANK"] == "1":
+    if sys.argv[2] == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    raise RuntimeError("no more memory")
+print("AfterError: stuck in a collective", flush=True)
+while True:
+    ctypes.CDLL(None).sleep(600)  # no Python code runs, as in a collective
+"""
+
+
+@pytest.fixture
+def container(tmp_path: Path) -> Container:
+    return Container(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.covers("N12")
+@pytest.mark.parametrize("when", ["notice", "early"])
+@pytest.mark.parametrize(
+    ("how", "code", "words"), [("raise", 1, "rank 1: RuntimeError: no more memory"), ("kill", -9, "")]
+)
+def test_a_lost_rank_ends_those_that_wait_for_it(
+    container: Container, when: str, how: str, code: int, words: str
+) -> None:
+    script = container.root / "train.py"
+    script.write_text(STUCK)
+    workers = [{"env": {"RANK": str(rank), "WORLD_SIZE": "2"}} for rank in range(2)]
+    command = [sys.executable, "-u", str(script), when, how]
+    process = container.start(*command, env={"PYTHONPATH": str(LIBRARY)}, grace=600, workers=workers)
+    if when == "notice":
+        for rank in range(2):
+            container.until("log", f"[{rank}] up")
+        process.send_signal(signal.SIGTERM)
+    process.wait(90)
+    status = container.status()
+    assert (status["exit_code"], status["killed"], status["acknowledged"]) == (code, False, False)
+    assert words in status["message"]
+    ended = "makeway: rank 1 failed" in container.file("log").read_text()
+    assert ended is (when == "notice")
+
+
+ELASTIC = """[rank0]: RuntimeError: Connection closed by peer
+[rank1]: Traceback (most recent call last):
+[rank1]:   File "train.py", line 3, in <module>
+[rank1]: ValueError: a bad batch
+[rank1]: (see the manual)
+E1127 15:27:14 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1) local_rank: 1
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+train.py FAILED
+------------------------------------------------------------
+Failures:
+[1]:
+  time      : 2026-11-27_15:27:14
+  rank      : 0 (local_rank: 0)
+  exitcode  : 1 (pid: 10940)
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-27_15:27:14
+  host      : localhost
+  rank      : 1 (local_rank: 1)
+  exitcode  : 1 (pid: 10939)
+  error_file: <N/A>
+============================================================
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "rank", "words"),
+    [
+        (ELASTIC, "", "rank 1: ValueError: a bad batch"),
+        (
+            ELASTIC.replace("[rank1]: ", "").replace(": 1 (pid: 10939", ": -9 (pid: 10939"),
+            "",
+            "rank 1: killed by SIGKILL",
+        ),
+        ("".join(f"[2] {line}\n" for line in ELASTIC.splitlines()), "2", "rank 1: ValueError: a bad batch"),
+        ("[1] KeyError: 'x'\n[0] ConnectionError: closed\n", "1", "rank 1: KeyError: 'x'"),
+        ("[1] Segmentation fault\n[0] ConnectionError: closed\n", "1", "rank 1: Segmentation fault"),
+        ("[0] ConnectionError: closed\n", "1", ""),
+        ("epoch 1\nValueError: x\n", "", "ValueError: x"),
+        ("", "", ""),
+    ],
+)
+def test_the_message_is_of_the_rank_that_failed_first(text: str, rank: str, words: str) -> None:
+    assert last_words(text.splitlines(), rank).startswith(words)
