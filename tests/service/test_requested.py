@@ -90,6 +90,17 @@ async def test_what_a_running_pod_requests_beyond_its_plan_is_given_to_no_other(
     assert await found.plan() == {"j-2"}
 
 
+async def test_a_new_policy_forgets_nothing_of_the_pods_that_run() -> None:
+    found = Cluster()
+    for id in ("j-1", "j-2"):
+        found.submit(id)
+    found.start("j-1", state="running")
+    found.see(AttemptSeen("j-1", 1, Phase.RUNNING, cpu=7000, memory=1))
+    found.world.use(DOCUMENT, 2)
+    assert (await found.planned("j-1")).cpu == 7000
+    assert await found.plan() == set(), "3 CPUs are left"
+
+
 @pytest.mark.parametrize("cpu", [7000, 4000])
 async def test_a_notebook_counts_as_its_pod(cpu: int) -> None:
     found = Cluster()

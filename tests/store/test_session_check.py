@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 from makeway_quota.store import open_store, session_check
-from makeway_quota.store.database import parse
+from makeway_quota.store.database import Database, parse
 from makeway_quota.store.errors import StoreError
 from makeway_quota.store.session_check import check_server
 from pooler import pooler
-from postgres import address, empty_database
+from postgres import address, empty_database, postgres_server
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import DBAPIError
 
@@ -103,3 +105,32 @@ def test_connections_to_a_server_that_became_a_standby_are_left(postgres: str) -
             assert connection.execute(session_check.BACKEND).scalar_one() != before
     finally:
         store.close()
+
+
+def test_tables_are_made_on_the_primary_of_several_servers(postgres: str) -> None:
+    with postgres_server() as standby:
+        for folder in (standby, postgres):
+            empty_database(folder)
+        run(address(standby), "ALTER DATABASE one_test SET default_transaction_read_only = on")
+        url = f"postgresql+psycopg://makeway@/one_test?host={standby}&host={postgres}"
+        with closing(open_store(url)) as store:
+            assert store.last_event_id() == 0
+        made = "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'"
+        for folder, has in ((standby, False), (postgres, True)):
+            engine = create_engine(address(folder, "one_test"))
+            with engine.connect() as connection:
+                assert bool(connection.execute(text(made)).scalar_one()) == has
+            engine.dispose()
+
+
+def test_servers_that_do_not_show_their_identity_are_told_apart_by_their_addresses(postgres: str) -> None:
+    identities = set()
+    with postgres_server() as other:
+        for folder in (postgres, other):
+            url = empty_database(folder)
+            run(address(folder), "DO $$ BEGIN CREATE ROLE plain LOGIN; EXCEPTION WHEN duplicate_object THEN END $$")
+            run(url, "REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC")
+            plain = url.replace("makeway@", "plain@")
+            with closing(Database(parse(plain))) as database:
+                identities.add(database.identity())
+    assert len(identities) == 2

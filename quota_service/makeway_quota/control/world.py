@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
-from ..backends.base import NodeSeen, Seen
+from ..backends.base import AttemptSeen, NodeSeen, Seen
 from ..engine.snapshot import Policy, Snapshot
 from ..history.accounting import Accounting
 from ..history.durations import Durations
@@ -123,9 +123,7 @@ class World:
         self.work_queue.expectations.seen(seen.attempts)
         if self._active.found is not None:
             self.requested.keep(self._active.found)
-        for attempt in seen.attempts:
-            if self.requested.note(attempt.workload, attempt.cpu, attempt.memory):
-                self._view.stale.add(attempt.workload)
+        self._note_requests(seen.attempts, changes.changed)
         again = {
             name
             for step in NODE_STEPS
@@ -133,10 +131,15 @@ class World:
             if name in self.observed.nodes and not self.quarantine.rests(step, "node", name)
         }
         self._nodes = {name: node for name, node in self._nodes.items() if name not in again} if again else self._nodes
-        for pod in (pod for node in changes.changed for pod in node.pods):
-            if pod.attempt is None and self.requested.note(pod.workload, pod.cpu, pod.memory):
-                self._view.stale.add(pod.workload)
         self._show(sorted(again.union(node.name for node in changes.changed)), changes.gone)
+
+    def _note_requests(self, attempts: Iterable[AttemptSeen], nodes: Iterable[NodeSeen]) -> None:
+        """Remember what the pods of attempts, and of sessions on nodes, request."""
+        requests = [(attempt.workload, attempt.cpu, attempt.memory) for attempt in attempts]
+        requests += [(pod.workload, pod.cpu, pod.memory) for node in nodes for pod in node.pods if pod.attempt is None]
+        for workload, cpu, memory in requests:
+            if self.requested.note(workload, cpu, memory):
+                self._view.stale.add(workload)
 
     def _look_at_clock(self) -> None:
         """Convert what was timed before the clock was set, if it was since the last observation."""
@@ -218,6 +221,7 @@ class World:
         self.document = document
         self.policy_version = version
         self.requested.clear()
+        self._note_requests(self.observed.attempts.values(), self.observed.nodes.values())
         self.assignment = PoolAssignment()
         self._assign(self._nodes, ())
         self._account()

@@ -77,6 +77,13 @@ def postgres_engine(url: URL, *, silence: float | None = None, pooled: bool = Tr
     return engine
 
 
+def migrating_engine(url: URL) -> Engine:
+    """Return an engine without limits of time, for migrations, which finds the primary as `postgres_engine` does."""
+    names = ("connect_timeout", "target_session_attrs")
+    arguments = {name: KEEPALIVE[name] for name in names if name not in url.query}
+    return create_engine(url, connect_args=arguments, poolclass=NullPool)
+
+
 def _leave_standby(context: ExceptionContext) -> None:
     """Close all connections to a server that has become a standby: the next ones find the primary."""
     if getattr(context.original_exception, "sqlstate", "") == READ_ONLY:

@@ -28,7 +28,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, 
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError
 from sqlalchemy.pool import NullPool, QueuePool
 
-from .connections import postgres_engine
+from .connections import migrating_engine, postgres_engine
 from .errors import OutcomeUnknown, RowRefused, StoreError
 from .pages import by_id
 from .reserve import Reserve
@@ -238,7 +238,8 @@ class Database:
     def identity(self) -> str:
         """Return what tells this database from all others, and from a dump of it that was restored elsewhere.
 
-        It stays the same where a PostgreSQL server gets another address, as when a standby takes over.
+        It stays the same where a PostgreSQL server gets another address, as when a standby takes over; where the
+        server does not show what tells it from others, its address and the name of the database are part of it.
         """
         if self.sqlite:
             return f"sqlite/{identity_beside(Path(self.url.database or ''))}"
@@ -249,7 +250,7 @@ class Database:
             with self.read() as connection:
                 system = connection.execute(text("SELECT system_identifier FROM pg_control_system()")).scalar_one()
         except StoreError:  # a managed server need not show it
-            system = ""
+            system = f"{self.url.host} {self.url.port} {self.url.query.get('host', '')} {self.url.database}"
         return f"postgresql/{hashlib.sha256(f'{system} {oid}'.encode()).hexdigest()[:32]}"
 
     def size(self) -> int:
@@ -344,7 +345,7 @@ def parse(url: str) -> URL:
 def engine_for(url: URL, *, migrating: bool = False) -> Engine:
     """Return the SQLAlchemy engine with the settings above; without foreign keys while tables are rebuilt."""
     if url.get_backend_name() != "sqlite":
-        return create_engine(url, poolclass=NullPool) if migrating else postgres_engine(url)
+        return migrating_engine(url) if migrating else postgres_engine(url)
     create_private(Path(url.database or ""))
     arguments = {"timeout": BUSY_SECONDS, "check_same_thread": False}
     # The connection that was used last comes first: only the last writer's cache of pages is up to date.
