@@ -15,7 +15,7 @@ from makeway_quota.backends.base import BackendUnavailable
 from makeway_quota.backends.kubernetes import backend as kubernetes_backend
 from makeway_quota.backends.kubernetes import cluster_lease
 from makeway_quota.backends.kubernetes.client import ApiRefusal, ApiUnreachable, Object
-from makeway_quota.backends.kubernetes.cluster_lease import DURATION, EVERY, SETTLING, ClusterLease
+from makeway_quota.backends.kubernetes.cluster_lease import DURATION, EVERY, REFUSED_SECONDS, ClusterLease
 from makeway_quota.store.store import open_store
 from pod_backend import Backend, order
 
@@ -155,7 +155,7 @@ async def test_without_the_right_to_leases_the_service_acts_as_before(status: in
     found = lease(cluster, "a", time)
     await found.look()
     assert not found.may_act, "the rights of a new installation may take a moment to count"
-    await passes(time, SETTLING, found)
+    await passes(time, REFUSED_SECONDS, found)
     await passes(time, EVERY, found)
     assert (found.may_act, found.problem) == (True, "")
     cluster.answer = lambda method, path: None

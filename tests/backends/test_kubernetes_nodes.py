@@ -14,13 +14,13 @@ from makeway_quota.backends.kubernetes.nodes import (
     project_node,
     selectors,
     toleration,
-    untaken,
+    unassigned,
     untolerated,
 )
 from makeway_quota.backends.kubernetes.pod_requests import pod_requests, project_share
 from makeway_quota.backends.kubernetes.quantities import amount, number, resources
 from makeway_quota.policy import read
-from makeway_quota.wording.untaken import untaken_sentences
+from makeway_quota.wording.unassigned import unassigned_sentences
 
 GPU = "nvidia.com/gpu"
 MIG = "nvidia.com/mig-1g.10gb"
@@ -176,7 +176,7 @@ def test_a_node_is_in_the_first_pool_that_selects_it_and_of_whose_resource_it_ha
         chosen = pool_of(kept, order)
         assert chosen is not None
         assert chosen.resource == offered, "what it once offered shows 0"
-        assert untaken(kept, order, chosen) == ()
+        assert unassigned(kept, order, chosen) == ()
         gone = project_node(node(allocatable=dict.fromkeys(names, "0")))
         assert pool_of(gone, order, chosen.pool) == chosen, "its device plugin restarts"
         assert pool_of(gone, order) == order[0]
@@ -188,9 +188,9 @@ def test_the_gpus_that_no_pool_takes_are_named() -> None:
     gpus = {MIG: "7", GPU: "1", SHARED: "0", "amd.com/gpu": "2", "gpu.intel.com/xe": "1", "example.com/fpga": "3"}
     kept = project_node(node(allocatable=offered | gpus | {"gpu.intel.com/xe_monitoring": "1"}))
     left = (("amd.com/gpu", 2), ("example.com/fpga", 3), ("gpu.intel.com/xe", 1), (MIG, 7))
-    assert untaken(kept, [whole, odd], whole) == left
-    assert untaken(kept, [whole, odd], None) == (*left[:3], (GPU, 1), (MIG, 7)), "it is in no pool"
-    assert untaken_sentences({"n2": left, "n1": left[3:], "n3": ()})[-1] == (
+    assert unassigned(kept, [whole, odd], whole) == left
+    assert unassigned(kept, [whole, odd], None) == (*left[:3], (GPU, 1), (MIG, 7)), "it is in no pool"
+    assert unassigned_sentences({"n2": left, "n1": left[3:], "n3": ()})[-1] == (
         "No pool takes 14 nvidia.com/mig-1g.10gb of n1 and n2: add a pool with this resource whose labels these nodes "
         "have, or change the labels."
     )

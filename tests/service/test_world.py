@@ -55,16 +55,16 @@ async def test_ready_says_what_is_wrong_and_recovers(tmp_path: Path, monkeypatch
 
 
 async def test_the_gpus_that_no_pool_takes_follow_the_nodes(tmp_path: Path) -> None:
-    node = NodeSeen("n1", "gpu", (0,), untaken=(("amd.com/gpu", 2),))
+    node = NodeSeen("n1", "gpu", (0,), unassigned=(("amd.com/gpu", 2),))
     async with running(tmp_path, backend=MemoryBackend([node])) as run:
         world = run.service.components.world
         world.see(Seen((node,)))
-        assert world.untaken == {"n1": (("amd.com/gpu", 2),)}
-        world.see(Seen((replace(node, untaken=()),)))
-        assert world.untaken == {}
+        assert world.unassigned == {"n1": (("amd.com/gpu", 2),)}
+        world.see(Seen((replace(node, unassigned=()),)))
+        assert world.unassigned == {}
         world.see(Seen((node,), version=2))
         world.see(Seen((), version=3))
-        assert world.untaken == {}
+        assert world.unassigned == {}
 
 
 async def test_nothing_is_decided_before_the_nodes_are_known(tmp_path: Path) -> None:

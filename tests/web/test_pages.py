@@ -458,7 +458,7 @@ async def test_the_panel_tells_administrators_what_does_not_end(web: Portal, mon
 
 
 async def test_the_panel_tells_administrators_which_gpus_no_pool_takes(web: Portal) -> None:
-    web.services.context.world.untaken["n1"] = (("nvidia.com/mig-1g.10gb", 7),)
+    web.services.context.world.unassigned["n1"] = (("nvidia.com/mig-1g.10gb", 7),)
     for person, shown in (("root", True), ("ana", False)):
         text = words(check(await (await web.browser(person)).get(PREFIX)))
         assert ("No pool takes 7 nvidia.com/mig-1g.10gb of n1: add a pool" in text) is shown

@@ -84,7 +84,7 @@ class NodeSeen:
     """what those of them hold that outlive their attempts"""
     down_since: float | None = None
     """since when it is not ready, in Unix seconds, where the backend knows it"""
-    untaken: tuple[tuple[str, int], ...] = ()
+    unassigned: tuple[tuple[str, int], ...] = ()
     """the resources of GPUs that no pool takes, and how many of each it offers"""
 
 

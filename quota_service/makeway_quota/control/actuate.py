@@ -232,7 +232,7 @@ class Actuator:
                 self.retries.refused(key)
             message = outcomes.start_postponed(_job(row), sentence(error))
             if not alike(row.reason_message, message):
-                started.reasons.add(*transitions.postpone(row, "start_postponed", message))
+                started.reasons.add(*transitions.retry_launch(row, "start_postponed", message))
         except (BackendError, OSError) as error:
             message = outcomes.could_not_start(_job(row), sentence(error))
             started.failed.add(*transitions.fail_to_start(row, message, now))

@@ -92,7 +92,7 @@ def set_aside(
 def _set_aside(change_set: ChangeSet, row: Workload, kind: Kind, error: Exception) -> None:
     message = outcomes.set_aside(row.kind, kind, reason_of(error))
     if (row.reason_code, row.reason_message) != (SET_ASIDE, message):
-        change_set.add(*transitions.hold(row, SET_ASIDE, message))
+        change_set.add(*transitions.exclude(row, SET_ASIDE, message))
 
 
 def lenders(plan: Plan, start: Start) -> tuple[str, ...]:

@@ -14,10 +14,10 @@ from ..policy import Document
 from ..quarantine import Quarantine
 from ..store.records import Workload
 from ..values import Place
+from .observed_requests import ObservedRequests
 from .people import People
 from .pool_assignment import PoolAssignment, machine_of
 from .present_times import PresentTimes
-from .requested import Requested
 from .start_backoff import CLOCKS_DIFFER, StartBackoff, backoff_until
 
 CYCLE = "cycle"
@@ -65,12 +65,12 @@ class EngineView:
         durable_checkpoints: bool = True,
         people: People | None = None,
         times: PresentTimes | None = None,
-        requested: Requested | None = None,
+        requested: ObservedRequests | None = None,
     ) -> None:
         """`durable_checkpoints`: whether an attempt that ends leaves them to the next one."""
         self.durations = durations
         self._times = times or PresentTimes()
-        self._requested = Requested(time.time) if requested is None else requested
+        self._requested = ObservedRequests(time.time) if requested is None else requested
         self._backoff = backoff or StartBackoff()
         self._people = people
         self.held: set[str] = set()

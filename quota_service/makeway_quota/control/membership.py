@@ -51,4 +51,4 @@ def _hold(change_set: ChangeSet, row: Workload, people: People, names: Names, no
     if row.kind == "session":
         change_set.add(*transitions.refuse_session(row, NOT_MEMBER, message, now))
     else:
-        change_set.add(*transitions.hold(row, NOT_MEMBER, message))
+        change_set.add(*transitions.exclude(row, NOT_MEMBER, message))

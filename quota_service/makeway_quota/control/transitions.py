@@ -1,9 +1,9 @@
-"""Write the state of a workload: every event that changes it, as a change of its row and a decision for the log.
+"""Write the state of a workload: each event as a change of its row, and a decision for the log where people read of it.
 
-Nothing else makes a `Change`. Each function is one event of `EVENTS`: it says in which states the event has an effect
-(the store refuses the change in all others), and which state follows. Two ends of the same kind
-leave the same row, whichever way they came. Called by `apply`, `reconcile`, `actuate`, `leases`, `membership`,
-`time_limits`, `start_backoff`, the services and the simulation.
+Nothing else makes a `Change`. Each function makes one or two events of `EVENTS`: it says in which states the event has
+an effect (the store refuses the change in all others), and which state follows. Two ends of the same kind leave the
+same row, whichever way they came. Called by `decisions`, `reconcile`, `actuate`, `leases`, `membership`, `time_limits`,
+`start_backoff`, the services and the simulation.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ STARTING: States = frozenset({"starting"})
 EVENTS: Mapping[str, WorkloadEvent] = {
     "start": WorkloadEvent(PENDING, "starting", "the plan starts it, or it is a session that holds no GPUs"),
     "explain": WorkloadEvent(PENDING, None, "it waits for another reason than before, or has a nomination"),
-    "hold": WorkloadEvent(PENDING, None, "its owner left the team, or no plan can be made with it"),
+    "exclude": WorkloadEvent(PENDING, None, "no plan can be made with it, or its owner left the team"),
     "try_soon": WorkloadEvent(PENDING, None, "a node came back, so that its next try is earlier"),
     "move_queue": WorkloadEvent(PENDING, None, "it waits in the queue of another team or profile"),
     "refuse": WorkloadEvent(PENDING, "cancelled", "it can never start, or the session's owner left the team"),
@@ -54,7 +54,7 @@ EVENTS: Mapping[str, WorkloadEvent] = {
         ADMITTED, None, "its owner or an administrator cancels it: its processes are ended first"
     ),
     "launch": WorkloadEvent(STARTING, None, "the backend was ordered to start it"),
-    "postpone": WorkloadEvent(STARTING, None, "the backend or the files cannot be reached: the start is ordered again"),
+    "retry_launch": WorkloadEvent(STARTING, None, "the backend or the files are not reached: it is ordered again"),
     "defer": WorkloadEvent(
         STARTING, "pending", "the backend has no room, or nothing of the attempt ran: tried again later"
     ),
@@ -71,7 +71,9 @@ EVENTS: Mapping[str, WorkloadEvent] = {
     ),
     "end_cancelled": WorkloadEvent(ADMITTED, "cancelled", "the processes of a cancelled job are gone"),
     "release": WorkloadEvent(
-        frozenset(LIVE), "stopped", "the session's server stopped, or is gone; cancelled if it never started"
+        frozenset(LIVE),
+        "stopped",
+        "the session's server is gone, its lease expired, or it made way; cancelled if it never started",
     ),
     "resume": WorkloadEvent(frozenset(ENDED), "pending", "a person requeues a job that ended"),
 }
@@ -139,10 +141,10 @@ def explain(row: Workload, waiting: Waiting, message: str) -> Transition:
     return Transition(_change("explain", row, fields, row.version), decision)
 
 
-def hold(row: Workload, code: str, message: str) -> Transition:
+def exclude(row: Workload, code: str, message: str) -> Transition:
     """Keep a workload out of the plans: it waits without a nomination."""
     fields = _reason(code, message) | {"nomination": (), "not_before": None}
-    return Transition(_change("hold", row, fields, row.version), decide(row, "wait", code, message))
+    return Transition(_change("exclude", row, fields, row.version), decide(row, "wait", code, message))
 
 
 def try_soon(row: Workload, at: float, message: str, avoids: tuple[tuple[str, float], ...]) -> Transition:
@@ -184,7 +186,7 @@ def cancel(row: Workload, by: str, message: str, now: float) -> Transition:
 
 
 def withdraw(row: Workload, now: float) -> Transition:
-    """End a workload of a simulation at the end of its demand, whether it waits or runs."""
+    """End a workload at the end of its demand, whether it waits or runs: in simulations only, so it is no event."""
     change = Change(row.id, {"state": "cancelled", **_ended(row, now, "cancelled", "")}, expect_states=LIVE)
     return Transition(change)
 
@@ -220,9 +222,9 @@ def launch(id: str, at: float) -> Transition:
     return Transition(Change(id, {"launched_at": at}, expect_states=EVENTS["launch"].before))
 
 
-def postpone(row: Workload, code: str, message: str) -> Transition:
+def retry_launch(row: Workload, code: str, message: str) -> Transition:
     """Record why a start could not be ordered; it is ordered again."""
-    return Transition(_change("postpone", row, {"reason_code": code, "reason_message": message}))
+    return Transition(_change("retry_launch", row, {"reason_code": code, "reason_message": message}))
 
 
 def defer(

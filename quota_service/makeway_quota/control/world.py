@@ -27,10 +27,10 @@ from .expectations import Expectations
 from .followers import Follower, Followers
 from .isolation import Faulty, changes_without, without
 from .observed import Observed
+from .observed_requests import ObservedRequests
 from .people import People
 from .pool_assignment import PoolAssignment, divide, sizes
 from .present_times import PresentTimes
-from .requested import Requested
 from .start_backoff import StartBackoff
 from .storage_failures import StorageFailures
 from .work_queue import WorkQueue
@@ -70,11 +70,11 @@ class World:
         self.observed = Observed()
         self._nodes: dict[str, NodeSeen] = {}
         """The nodes of `observed`, with what the pods of ended attempts hold."""
-        self.untaken: dict[str, tuple[tuple[str, int], ...]] = {}
+        self.unassigned: dict[str, tuple[tuple[str, int], ...]] = {}
         """Node to its GPUs that no pool takes, by resource."""
         self._steps = ClockSteps(clock, monotonic)
         self.times = PresentTimes(self._steps)
-        self.requested = Requested(clock)
+        self.requested = ObservedRequests(clock)
         self._recent: set[str] = set()
         """The rows that were taken in since the last observation."""
         self._pods = WorkloadPods(self._steps.now)
@@ -160,12 +160,12 @@ class World:
             if self._nodes.get(name) != node:
                 self._nodes[name] = node
                 changed.append(node)
-                self.untaken.pop(name, None)
-                if node.untaken:
-                    self.untaken[name] = node.untaken
+                self.unassigned.pop(name, None)
+                if node.unassigned:
+                    self.unassigned[name] = node.unassigned
         for name in gone:
             self._nodes.pop(name, None)
-            self.untaken.pop(name, None)
+            self.unassigned.pop(name, None)
             self._pods.forget(name)
         names = {*gone, *(node.name for node in changed)}
         if not names:

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from makeway_api.quantities import count, listed
 
-from ..backends.kubernetes.nodes import ClusterNode, NodeSelector, pool_of, untaken, untolerated
+from ..backends.kubernetes.nodes import ClusterNode, NodeSelector, pool_of, unassigned, untolerated
 from ..engine.snapshot import GPU, Profile
 from ..policy import Document
-from ..wording.untaken import untaken_sentences
+from ..wording.unassigned import unassigned_sentences
 from .cluster import ClusterAccess
 from .findings import Finding
 
@@ -22,7 +22,7 @@ async def check_nodes(cluster: ClusterAccess) -> Iterable[Finding]:
     return [
         *_unselected(cluster.document, chosen),
         *(finding for selector in chosen for finding in _pool(selector, nodes)),
-        *_untaken(nodes, chosen),
+        *_unassigned(nodes, chosen),
         *_too_large(cluster.document, chosen, nodes),
     ]
 
@@ -83,8 +83,10 @@ def _pool(selector: NodeSelector, nodes: Sequence[ClusterNode]) -> Iterator[Find
             )
 
 
-def _untaken(nodes: Sequence[ClusterNode], chosen: Sequence[NodeSelector]) -> Iterator[Finding]:
-    for sentence in untaken_sentences({node.name: untaken(node, chosen, pool_of(node, chosen)) for node in nodes}):
+def _unassigned(nodes: Sequence[ClusterNode], chosen: Sequence[NodeSelector]) -> Iterator[Finding]:
+    for sentence in unassigned_sentences(
+        {node.name: unassigned(node, chosen, pool_of(node, chosen)) for node in nodes}
+    ):
         what, _, remedy = sentence.partition(": ")
         yield Finding("warning", f"{what}.", "nodes", f"{remedy[:1].upper()}{remedy[1:]}")
 

@@ -12,7 +12,7 @@ from datetime import datetime
 from ..backends.base import EndTries
 from ..control.hub_servers import HubServers
 from ..store.records import Workload
-from ..wording.remedies import Place, remedy
+from ..wording.remedies import WorkerKind, remedy
 from .caller import Caller
 from .context import Context
 from .times import at
@@ -107,7 +107,7 @@ class HangingService:
         nodes = tuple(sorted(left.held))
         seen = self._context.world.observed.nodes
         down = [name for name in nodes if name in seen and not seen[name].ready]
-        place: Place = "session" if row is not None and row.kind == "session" else self._place
+        place: WorkerKind = "session" if row is not None and row.kind == "session" else self._place
         return Hanging(
             workload=id,
             name=row.name if row is not None else "",
@@ -125,7 +125,7 @@ class HangingService:
         )
 
     @property
-    def _place(self) -> Place:
+    def _place(self) -> WorkerKind:
         return self._context.backend.worker_kind
 
     def _tries(self, id: str, row: Workload | None) -> EndTries | None:

@@ -12,7 +12,7 @@ from ..engine.snapshot import Policy as EnginePolicy
 from ..engine.snapshot import Pool as EnginePool
 from ..engine.snapshot import Profile as EngineProfile
 from ..policy import Document
-from ..wording.untaken import untaken_sentences
+from ..wording.unassigned import unassigned_sentences
 from .answers import LatestAnswer
 from .caller import Caller
 from .context import Context
@@ -80,9 +80,9 @@ class InventoryService:
             self._written, teams, lambda: LatestAnswer(context.models, lambda m: context.call(self._json, m, teams))
         )
 
-    def untaken(self, caller: Caller) -> list[str]:
+    def unassigned(self, caller: Caller) -> list[str]:
         """Return a sentence for each resource of GPUs that no pool takes; nothing to others than administrators."""
-        return untaken_sentences(self._context.world.untaken) if caller.admin else []
+        return unassigned_sentences(self._context.world.unassigned) if caller.admin else []
 
     def _teams(self, caller: Caller) -> Teams:
         teams = self._context.visible_teams(caller)

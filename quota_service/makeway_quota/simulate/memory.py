@@ -12,7 +12,7 @@ Listener = Callable[[Workload, Workload], None]
 
 
 class MemoryStore:
-    """A store in memory for `apply` and `reconcile`, with the same expectations as the database's store.
+    """A store in memory for `decisions` and `reconcile`, with the same expectations as the database's store.
 
     Only what has not ended is kept; `on_change` is called with every change as (before, after), `durations`
     learns from what ended.

@@ -7,10 +7,10 @@ from typing import Literal
 
 from .amounts import names
 
-Place = Literal["pod", "process", "session"]
+WorkerKind = Literal["pod", "process", "session"]
 
 
-def remedy(place: Place, targets: Sequence[str], down: Sequence[str], namespace: str) -> str:
+def remedy(place: WorkerKind, targets: Sequence[str], down: Sequence[str], namespace: str) -> str:
     """Return what an administrator can do; `targets` are what is left, `down` those of its nodes that are not ready."""
     if place == "session":
         return (

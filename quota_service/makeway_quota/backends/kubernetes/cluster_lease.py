@@ -30,7 +30,7 @@ ALONE = "sqlite/"
 """How the identity of a database begins that serves a single replica"""
 NOT_ALLOWED = (403, 404, 405)
 """Refusals where the account has no right to leases, as with the roles of an earlier release"""
-SETTLING = 8.0
+REFUSED_SECONDS = 8.0
 """Seconds for which they have to last: the rights of a new installation take a moment to count"""
 
 
@@ -156,7 +156,7 @@ class ClusterLease:
             return
         now = self._monotonic()
         self._refused_since = now if self._refused_since is None else self._refused_since
-        if now - self._refused_since >= SETTLING and not self._ignored:
+        if now - self._refused_since >= REFUSED_SECONDS and not self._ignored:
             self._ignored = True
             log.warning("A copy of this installation is not noticed: leases cannot be used: %s", refusal)
 

@@ -19,7 +19,7 @@ from ...quarantine import Kind, Quarantine
 from ..base import NodeSeen, WorkloadPod
 from .client import ApiClient
 from .informer import USUAL, Informer, Timing
-from .nodes import ClusterNode, NodeSelector, model_of, pool_of, project_node, untaken, untolerated
+from .nodes import ClusterNode, NodeSelector, model_of, pool_of, project_node, unassigned, untolerated
 from .pod_requests import PodShare, project_share
 
 READING, COUNTING = "reading it", "counting what it holds"
@@ -199,7 +199,7 @@ def _seen(
         cordoned=node.unschedulable or not believed or selector is None or bool(untolerated(node, selector)),
         labels={name: node.labels[name] for selector in selectors for name in selector.labels if name in node.labels},
         taints=tuple(str(taint) for taint in node.taints),
-        untaken=untaken(node, selectors, selector),
+        unassigned=unassigned(node, selectors, selector),
         pods=tuple(_workload_pod(share, selector) for share in shares if share.workload),
     )
 

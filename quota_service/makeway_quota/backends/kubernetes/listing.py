@@ -10,7 +10,7 @@ from makeway_api.quantities import count
 
 from ...engine.snapshot import GPU
 from ...policy import Document
-from ...wording.untaken import untaken_sentences
+from ...wording.unassigned import unassigned_sentences
 from ..base import BackendError, NodeSeen
 from .client import ApiClient
 from .connection import connection
@@ -63,7 +63,7 @@ def table(nodes: Sequence[NodeSeen]) -> str:
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     pools = dict.fromkeys(node.pool for node in nodes if node.pool)
     sums = [_sum(pool, [node for node in nodes if node.pool == pool]) for pool in pools]
-    return "\n".join([*lines, "", *sums, *untaken_sentences({node.name: node.untaken for node in nodes})])
+    return "\n".join([*lines, "", *sums, *unassigned_sentences({node.name: node.unassigned for node in nodes})])
 
 
 def _row(node: NodeSeen) -> tuple[str, ...]:

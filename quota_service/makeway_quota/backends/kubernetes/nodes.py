@@ -179,7 +179,7 @@ def pool_of(node: ClusterNode, candidates: Sequence[NodeSelector], before: str =
     return next((one for one in fitting if node.allocatable.get(one.resource)), fallback)
 
 
-def untaken(
+def unassigned(
     node: ClusterNode, candidates: Sequence[NodeSelector], taking: NodeSelector | None
 ) -> tuple[tuple[str, int], ...]:
     """Return the GPUs of a node that no pool takes, by resource, sorted; a resource of any pool counts as GPUs.

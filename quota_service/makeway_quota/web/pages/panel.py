@@ -52,7 +52,7 @@ class Panel:
     """names of the workloads that the page mentions, by id"""
     hanging: Sequence[Hanging] = ()
     """what should have ended and does not; for administrators"""
-    untaken: Sequence[str] = ()
+    unassigned: Sequence[str] = ()
     """the GPUs that no pool takes; for administrators"""
 
     @property
@@ -115,7 +115,7 @@ async def gather(services: Services, caller: Caller, settings: WebSettings, team
             [decision.workload for decision in decisions if decision.workload] + [each.workload for each in hanging]
         ),
         hanging=[each for each in hanging if team is None or each.team == team],
-        untaken=services.inventory.untaken(caller),
+        unassigned=services.inventory.unassigned(caller),
     )
 
 

@@ -10,7 +10,7 @@ Offered = Iterable[tuple[str, int]]
 """Amounts by resource."""
 
 
-def untaken_sentences(nodes: Mapping[str, Offered]) -> list[str]:
+def unassigned_sentences(nodes: Mapping[str, Offered]) -> list[str]:
     """Return one sentence for each resource that no pool takes; `nodes` has by name what is not taken of each node.
 
     Sorted by resource; empty where pools take everything.

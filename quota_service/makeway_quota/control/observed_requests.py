@@ -1,4 +1,4 @@
-"""Remember what the pods of workloads request, where admission made that more than was planned.
+"""Remember what the pods of workloads request, where Kubernetes' admission control made that more than was planned.
 
 Sidecars, the defaults of a LimitRange and the overhead of a runtime class are added when a pod is made. Of a workload
 the larger of plan and pod counts, also when it returns to the queue: the next plan has room for what its pod will
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from ..store.records import Workload
 
 KEPT = 900.0
-"""Seconds for which it counts for a workload that waits: what adds to pods may be taken away meanwhile."""
+"""Seconds for which a pod's request counts for its pending workload: what adds to pods may be gone by then."""
 MOST_ENDED = 64
-"""Workloads that have ended, of which a late pod was seen, that are kept beside as many as are live"""
+"""Entries beyond twice the live workloads, from which on those of ended ones, noted from late pods, are dropped"""
 
 
 @dataclass(slots=True)
@@ -27,7 +27,7 @@ class _Request:
     waits_since: float | None = None
 
 
-class Requested:
+class ObservedRequests:
     """What pods request, by workload. `clock` returns Unix seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -76,6 +76,6 @@ class Requested:
         return row if (cpu, memory) == (row.cpu, row.memory) else row._replace(cpu=cpu, memory=memory)
 
     def until(self, workload: str) -> float | None:
-        """Return when a workload that waits is planned as before, in Unix seconds; None where that is not to come."""
+        """Return when the noted request of a pending workload expires, in Unix seconds; None without one."""
         known = self._known.get(workload)
         return None if known is None or known.waits_since is None else known.waits_since + KEPT
