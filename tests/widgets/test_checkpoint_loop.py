@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from job_process import ask, fresh, progress
+from job_process import ask, fresh, progress, start
 
 
 class Sum:
@@ -130,6 +130,54 @@ def test_a_loop_after_the_end_of_another_takes_its_end_back(job: ModuleType, tmp
     assert progress(tmp_path)["completed_at"]
     next(job.loop(3, name="more"))
     assert "completed_at" not in progress(tmp_path)
+
+
+NEXT = """
+import sys
+from makeway import checkpoint
+if sys.argv[1:] != ["saves"]:
+    while not checkpoint.requested():
+        pass
+with checkpoint.saving(1) as folder:
+    (folder / "w").write_text("x")
+checkpoint.stop()
+"""
+
+
+@pytest.mark.parametrize("first", ["checkpoint.done()", "list(checkpoint.loop(1))"])
+@pytest.mark.parametrize("how", ["requested", "saves"])
+def test_the_next_process_of_a_job_takes_the_end_of_the_first_back(tmp_path: Path, first: str, how: str) -> None:
+    train = start(tmp_path, f"from makeway import checkpoint; {first}")
+    assert train.communicate(timeout=60) == ("", "")
+    assert progress(tmp_path)["completed_at"]
+    ask(tmp_path)
+    finetune = start(tmp_path, NEXT.replace("sys.argv[1:]", repr([how])))
+    assert finetune.communicate(timeout=60) == ("", "")
+    assert finetune.returncode == 75, "the job is not done, so it is requeued"
+    assert "completed_at" not in progress(tmp_path), "an exit with code 0 were no success either"
+
+
+def test_a_save_after_the_end_takes_it_back_and_one_that_began_before_does_not(job: ModuleType, tmp_path: Path) -> None:
+    with job.saving(1):
+        job.done()
+    assert progress(tmp_path)["done_at"]
+    with job.saving(2):
+        assert "done_at" not in progress(tmp_path)
+    job.done()
+    job.saved(3)
+    assert "completed_at" not in progress(tmp_path)
+
+
+def test_the_end_that_another_rank_reported_stays(job: ModuleType, tmp_path: Path) -> None:
+    rank = start(tmp_path, "from makeway import checkpoint; checkpoint.done()")
+    assert rank.communicate(timeout=60) == ("", "")
+    ask(tmp_path)
+    assert job.requested()
+    with job.saving(4):
+        pass
+    with pytest.raises(SystemExit, match=r"^0$"):
+        job.stop()
+    assert progress(tmp_path)["done_at"]
 
 
 def test_outside_of_a_job_every_run_trains_from_the_beginning(away: ModuleType, tmp_path: Path) -> None:

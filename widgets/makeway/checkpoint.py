@@ -163,6 +163,7 @@ def _asked() -> bool:
         return False
     _signals.install()
     _parts.registration.note()
+    _parts.progress.begin()
     return _signals.at is not None or os.path.exists(os.environ["MAKEWAY_STOP_FILE"])
 
 
@@ -235,7 +236,7 @@ def done() -> None:
     """Report that the work of this job is done: an end with exit code 0 is then its success, also after a notice.
 
     Call it after the last step of a training that has no `loop`. It may be called again. A `stop()` after it, of any
-    rank on this machine, ends the process with code 0.
+    rank on this machine, ends the process with code 0. Its next save, or a process that begins later, withdraws it.
     """
     _signals.install()
     now = time.time()
@@ -454,7 +455,7 @@ class _Parts:
         _report(completed_at=time.time() if ended else None, **({} if ended else {"done_at": None}))
 
     def is_done(self) -> bool:
-        return self.progress.reported("done_at") is not None
+        return self.progress.is_done()
 
 
 _parts = _Parts()

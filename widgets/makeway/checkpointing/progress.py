@@ -17,6 +17,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from .registration import started
+
 EVERY_SECONDS = 1.0
 """Seconds between two writes of steps and metrics"""
 MOST_METRICS = 32
@@ -26,6 +28,8 @@ MOST_POINTS = 64
 RATE_WRITES = 30
 """Writes over which the rate is measured"""
 LARGEST_WHOLE = 2**53
+ENDS = ("completed_at", "done_at", "completed_uptime")
+"""What is written at the end of the work; the last in seconds since boot, as clocks may be set"""
 
 
 class Progress:
@@ -47,6 +51,7 @@ class Progress:
         self._reports = 0
         self._save_seconds: float | None = None
         self._warned: set[str] = set()
+        self._continued = self._is_done = False
         os.register_at_fork(after_in_child=self._forked)
 
     def _forked(self) -> None:
@@ -110,8 +115,32 @@ class Progress:
         with self._lock:
             if "save_seconds" in values:
                 self._save_seconds, self._dirty = values["save_seconds"], True
+            if values.get("saving_since") or ("saved_at" in values and "save_seconds" not in values):
+                self._withdraw()  # with both, the save began before
+            if "done_at" in values:
+                self._is_done = values["done_at"] is not None
+            if values.get("completed_at"):
+                values = {**values, "completed_uptime": _uptime()}
             self.flush()
             _update(values)
+
+    def begin(self) -> None:
+        """Withdraw, once, an end that was reported before this process began: the work of the job goes on in it."""
+        if not self._continued:
+            self._continued = True  # in its forks, too: a loader that polls does not continue the work
+            self._withdraw()
+
+    def is_done(self) -> bool:
+        """Whether `done()` was called in this process, or in another one of this machine since this one began."""
+        known = _read(os.environ.get("MAKEWAY_PROGRESS_FILE", ""))
+        return known.get("done_at") is not None and not _ended_before_this(known)
+
+    def _withdraw(self) -> None:
+        """Remove an end that an earlier process reported, or this one before a save: the work goes on."""
+        known = _read(os.environ.get("MAKEWAY_PROGRESS_FILE", ""))
+        if "completed_at" in known and (self._is_done or _ended_before_this(known)):
+            self._is_done = False
+            _update(dict.fromkeys(ENDS))
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[None]:
@@ -121,10 +150,6 @@ class Progress:
             yield
         finally:
             self.report({"saving_since": None})
-
-    def reported(self, key: str) -> Any:
-        """Return a value that any process of this machine has written; None without one."""
-        return _read(os.environ.get("MAKEWAY_PROGRESS_FILE", "")).get(key)
 
     def flush(self) -> None:
         """Write what has changed since the last time, now."""
@@ -222,6 +247,18 @@ def number(value: Any) -> float | None:
     except OverflowError:
         return None
     return result if math.isfinite(result) and abs(result) < 1e300 else None
+
+
+def _ended_before_this(known: Mapping[str, Any]) -> bool:
+    """Whether the end of the work that a progress file has was reported before this process began."""
+    at, began = known.get("completed_uptime"), started("self") / os.sysconf("SC_CLK_TCK")
+    return isinstance(at, (int, float)) and at < began
+
+
+def _uptime() -> float | None:
+    """Return the seconds since boot, from which the starts of processes count; None where there is no such clock."""
+    clock = getattr(time, "CLOCK_BOOTTIME", None)
+    return None if clock is None else time.clock_gettime(clock)
 
 
 def _whole(value: int) -> int | None:
