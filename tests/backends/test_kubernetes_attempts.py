@@ -14,7 +14,7 @@ from api_server import PODS, ApiServer, pod
 from makeway_quota.application import able_with
 from makeway_quota.backends.base import (
     BackendError,
-    BackendRefusal,
+    BackendFull,
     BackendUnavailable,
     Phase,
     Seen,
@@ -343,7 +343,7 @@ async def test_what_is_refused_leaves_no_pods(backend: Backend) -> None:
             raise ApiRefusal(403, "Forbidden", 'pods "makeway-j1-1-0" is forbidden: an admission rule')
 
     backend.server.answer = refused
-    with pytest.raises(BackendRefusal, match=r"an administrator has to act: .*an admission rule"):
+    with pytest.raises(BackendFull, match=r"an administrator has to act: .*an admission rule"):
         await backend.start(order("j1"))
     await backend.undone("j1")
     assert any(asked.startswith(f"GET {PODS}/") for asked in backend.server.asked)

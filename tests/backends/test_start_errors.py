@@ -49,10 +49,15 @@ def exceeded(requested: str, used: str, limited: str) -> ApiRefusal:
 @pytest.mark.parametrize(("status", "message"), OF_THE_INSTALLATION + OF_ADMISSION)
 def test_what_an_administrator_can_end_is_waited_for(status: int, message: str) -> None:
     found = start_error(ApiRefusal(status, "", message), 1)
-    assert type(found) is BackendRefusal
+    assert isinstance(found, BackendUnavailable)
     assert message in str(found)
     acts = f"Kubernetes does not create the pods of this job, and an administrator has to act: {message}"
     assert (str(found) == acts) is (status in (400, 403, 404, 422))
+
+
+@pytest.mark.parametrize(("status", "message"), OF_ADMISSION)
+def test_a_job_whose_pods_admission_refuses_keeps_no_gpus(status: int, message: str) -> None:
+    assert type(start_error(ApiRefusal(status, "", message), 1)) is BackendFull
 
 
 @pytest.mark.parametrize(("status", "message"), OF_THE_POD)
@@ -80,7 +85,7 @@ def test_a_job_that_the_quota_can_never_hold_waits_for_an_administrator(
     pods: int, refusal: ApiRefusal, said: str
 ) -> None:
     found = start_error(refusal, pods)
-    assert type(found) is BackendRefusal
+    assert type(found) is BackendFull
     assert "an administrator has to act: " in str(found)
     assert said in str(found)
     assert "the quota of the namespace allows" in str(found)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from informing import start_api_server, stop_api_server
 from job_service import NAMESPACE, Serving, training, waits_because
+from makeway_api.models import Job
 from pods import wait_until
 
 pytestmark = pytest.mark.kube
@@ -38,16 +39,24 @@ async def test_a_job_waits_for_the_quota_of_the_namespace(serving: Serving, monk
         assert done.state.value == "succeeded", done
 
 
-async def test_a_template_that_kubernetes_refuses_fails_the_job_in_words(serving: Serving, jobs_policy: str) -> None:
+async def test_a_job_whose_template_is_refused_waits_without_gpus(serving: Serving, jobs_policy: str) -> None:
     document = json.loads(jobs_policy)
     mounts = document["profiles"][0]["pod"]["spec"]["containers"][0]["volumeMounts"]
     mounts.append({"name": "forgotten", "mountPath": "/data"})
     Path(serving.environ["MAKEWAY_POLICY_FILE"]).write_text(json.dumps(document))
     async with serving.running():
         job = await serving.submit("ana", "refused", "true")
-        done = await serving.reaches(job, "failed")
-        assert "Kubernetes refuses its pod" in done.message
-        assert "forgotten" in done.message
+        shown: list[Job] = []
+
+        async def waits() -> bool:
+            shown.append(await serving.client("root").job(job.id))
+            return shown[-1].reason is not None and shown[-1].reason.code == "no_room"
+
+        await serving.until(waits, lambda: f"it waits for an administrator: {shown[-1]}")
+        assert (shown[-1].state.value, shown[-1].placement) == ("pending", [])
+        assert shown[-1].reason is not None
+        assert "an administrator has to act" in shown[-1].reason.message
+        assert "forgotten" in shown[-1].reason.message
 
 
 async def test_a_service_that_starts_while_the_api_server_is_down_serves(

@@ -300,7 +300,7 @@ async def test_a_gang_that_a_quota_refuses_waits_and_leaves_nothing_meanwhile(
         await soon(lambda: len(cluster.api.items(PODS)) == 1, "the pod that was created is deleted")
         never = await refused_at_last(backend, order("j-more", "simulated-0010", "simulated-0011", "simulated-0012"))
         assert re.search(r"Each of its 3 pods requests pods=1, and .* allows 2 in all", str(never)), repr(never)
-        assert isinstance(never, BackendRefusal), "it can never fit, until an administrator acts"
+        assert isinstance(never, BackendFull), "it can never fit, until an administrator acts"
     finally:
         cluster.api.delete(f"{CORE}/resourcequotas/few")
 
@@ -308,7 +308,7 @@ async def test_a_gang_that_a_quota_refuses_waits_and_leaves_nothing_meanwhile(
 async def test_what_the_installation_lacks_is_no_fault_of_a_job(cluster: Cluster, tmp_path: Path) -> None:
     for lacks in ("service_account", "priority_class", "namespace"):
         async with replica(cluster, tmp_path, replace(SETTINGS, **{lacks: "forgotten"})) as backend:
-            with pytest.raises(BackendRefusal, match=r"an administrator has to act: .*forgotten"):
+            with pytest.raises(BackendUnavailable, match=r"an administrator has to act: .*forgotten"):
                 await backend.start(order(f"j-{lacks.replace('_', '-')}", "simulated-0012"))
     cluster.api.create(ACCOUNTS, {"metadata": {"name": "no-rights"}})
     request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}

@@ -228,7 +228,7 @@ class BackendRefusal(BackendUnavailable):
 
 
 class BackendFull(BackendUnavailable):
-    """The backend has no room for an attempt at the moment, for a reason that the plan does not know."""
+    """The backend does not take an attempt at the moment, for a reason that is in no plan: others get its GPUs."""
 
 
 class Backend(Protocol):

@@ -1,7 +1,8 @@
 """Distinguish the refusals of the API server that a start meets: those of the job, and those that wait.
 
 A user chooses only the image and the profile of a job. Whatever else authorizers, quotas, LimitRanges, admission
-policies and webhooks refuse comes from the installation, the policy document or the cluster: the job waits.
+policies and webhooks refuse comes from the installation, the policy document or the cluster: the job waits, and where
+its pods are refused, others get its GPUs meanwhile.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from ..base import BackendError, BackendFull, BackendRefusal, BackendUnavailable
 from .client import ApiRefusal
 from .quantities import number
 
+ACTS = "Kubernetes does not create the pods of this job, and an administrator has to act"
+OF_ALL = (" cannot create resource ", 'namespaces "')
+"""In what authorizers refuse, and where the namespace is not there: both concern all jobs, so that no other waits"""
 POD = r'pods "[^"]*" is forbidden: '
 OF_IMAGE = re.compile(r'Pod "[^"]*" is invalid: spec\.(initContainers|containers)\[\d+\]\.image: ')
 """An invalid pod whose first fault is an image"""
@@ -28,17 +32,14 @@ def start_error(error: Exception, pods: int) -> BackendError:
         return BackendUnavailable(str(error))
     if error.status == 403 and "exceeded quota" in error.message:
         if beyond := _beyond(error.message, pods):
-            return _waits(f"{beyond} ({error.message})")
+            return BackendFull(f"{ACTS}: {beyond} ({error.message})")
         return BackendFull(f"the quota of the namespace is used up: {error.message}")
     if error.reason == "AlreadyExists" or (pods and OF_IMAGE.match(error.message)):
         return BackendError(f"Kubernetes refuses its pod: {error.message}")
     if error.status in (400, 403, 404, 422):
-        return _waits(error.message)
+        admission = pods and not any(part in error.message for part in OF_ALL)
+        return (BackendFull if admission else BackendRefusal)(f"{ACTS}: {error.message}")
     return BackendRefusal(str(error))
-
-
-def _waits(why: str) -> BackendRefusal:
-    return BackendRefusal(f"Kubernetes does not create the pods of this job, and an administrator has to act: {why}")
 
 
 def _beyond(message: str, pods: int) -> str:
