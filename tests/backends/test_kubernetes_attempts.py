@@ -879,3 +879,26 @@ async def test_a_folder_of_checkpoints_that_the_kubelet_cannot_make_is_the_fault
         found = await backend.seen("j1")
     assert (found.phase, found.never_ran, found.storage_failed) == (Phase.LOST, True, True)
     assert "an administrator has to act" in found.message
+    assert "may write" not in found.message, "the volume may be away, or its mount on this node hang"
+
+
+async def test_a_folder_of_checkpoints_that_nobody_may_make_is_a_matter_of_rights(backend: Backend) -> None:
+    said = 'failed to create subPath directory for volumeMount "checkpoints" of container "worker": permission denied'
+    waits = pod("j1", "Pending")
+    waiting = {"waiting": {"reason": "CreateContainerConfigError", "message": said}}
+    waits["status"] = {"phase": "Pending", "containerStatuses": [{"name": "worker", "state": waiting}]}
+    backend.hear("ADDED", waits)
+    assert "neither the user of jobs nor root may write" in (await backend.seen("j1")).message
+
+
+async def test_a_gang_whose_machines_are_gone_after_a_worker_could_not_write_never_ran(backend: Backend) -> None:
+    for worker in range(2):
+        backend.hear("ADDED", pod("j1", worker=worker, of=2))
+    backend.report("j1", WorkerSeen(ended_at=5.0, exit_code=73, storage_failed=True, message="full"))
+    assert (await backend.seen("j1")).phase is Phase.STARTING
+    for worker in range(2):
+        backend.hear("DELETED", pod("j1", worker=worker, of=2))
+    await backend.seen("j1")
+    backend.now += 3600.0
+    found = await backend.seen("j1")
+    assert (found.phase, found.storage_failed, found.message) == (Phase.LOST, True, "full")

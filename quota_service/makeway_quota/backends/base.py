@@ -121,7 +121,7 @@ class AttemptSeen:
     timed_out: bool = False
     """its time limit ended it"""
     storage_failed: bool = False
-    """it did not begin, as no checkpoint could be kept; an administrator has to act"""
+    """it did not begin, as no checkpoint could be kept; `worker` is the one that could not"""
     step: int | None = None
     """the step of the newest complete checkpoint"""
     checkpoint_at: float | None = None

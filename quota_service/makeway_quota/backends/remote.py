@@ -24,7 +24,7 @@ from .channel import Channel
 from .known_attempts import Ending, Known
 from .machines import GONE, Machines
 from .versions import Changes
-from .workers import WorkerSeen, attempt_of, ended_by_others, ran_or_ended
+from .workers import WorkerSeen, attempt_of, ended_by_others, ran_or_ended, without_checkpoints
 
 log = logging.getLogger("makeway.remote")
 
@@ -361,6 +361,9 @@ class RemoteBackend(Backend, ABC):
             ended = replace(seen, phase=Phase.EXITED, exit_code=machines.exit_code, message=message)
             return self._conclude(key, replace(ended, timed_out=machines.timed_out))
         lost = replace(seen, message=message, node_lost=machines.node_lost, worker=machines.worker)
+        if (failed := without_checkpoints(workers)) is not None:
+            message = workers[failed].message
+            return self._lose(key, replace(lost, storage_failed=True, message=message, worker=failed))
         never_ran = machines.never_ran and not ran_or_ended(seen, workers)
         return self._lose(key, replace(lost, never_ran=never_ran, storage_failed=machines.storage_failed and never_ran))
 

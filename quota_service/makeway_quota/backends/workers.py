@@ -44,7 +44,8 @@ class WorkerSeen:
 def attempt_of(key: Key, workers: Mapping[int, WorkerSeen], size: int) -> AttemptSeen:
     """Return what the reports of the workers of one attempt mean together; `size` 0: as many as reported.
 
-    It runs when all do, and is over when all are; a failure of one worker is that of the attempt.
+    It runs when all do, and is over when all are; a failure of one worker is that of the attempt. It never runs where
+    one could not begin.
     """
     found = [workers[number] for number in sorted(workers)]
     whole = len(found) >= max(1, size)
@@ -58,10 +59,15 @@ def attempt_of(key: Key, workers: Mapping[int, WorkerSeen], size: int) -> Attemp
         checkpoint_at=None if saved is None else saved.saved_at,
     )
     if whole and all(w.ended for w in found):
-        return _over(seen, found)
-    if whole and all(w.started_at is not None or w.ended for w in found):
+        return _over(seen, workers)
+    if whole and without_checkpoints(workers) is None and all(w.started_at is not None or w.ended for w in found):
         return replace(seen, phase=Phase.STOPPING if seen.noticed else Phase.RUNNING)
     return seen
+
+
+def without_checkpoints(workers: Mapping[int, WorkerSeen]) -> int | None:
+    """Return the first worker that did not begin, as its folder of checkpoints takes no file; None without one."""
+    return min((number for number, worker in workers.items() if worker.storage_failed), default=None)
 
 
 def ran_or_ended(seen: AttemptSeen, workers: Mapping[int, WorkerSeen]) -> bool:
@@ -85,9 +91,14 @@ def exit_code_of(codes: list[int]) -> int:
     return failed[0] if failed else min(codes) if -9 in codes else max(codes)
 
 
-def _over(seen: AttemptSeen, found: list[WorkerSeen]) -> AttemptSeen:
-    code = exit_code_of([w.exit_code or 0 for w in found])
-    says = next((w for w in found if w.exit_code == code and w.message), None)
+def _over(seen: AttemptSeen, workers: Mapping[int, WorkerSeen]) -> AttemptSeen:
+    found = [workers[number] for number in sorted(workers)]
+    failed = without_checkpoints(workers)
+    if failed is None:
+        code = exit_code_of([w.exit_code or 0 for w in found])
+        says = next((w for w in found if w.exit_code == code and w.message), None)
+    else:  # the others were ended because of it
+        code, says = workers[failed].exit_code or 0, workers[failed]
     return replace(
         seen,
         phase=Phase.EXITED,
@@ -99,7 +110,8 @@ def _over(seen: AttemptSeen, found: list[WorkerSeen]) -> AttemptSeen:
         completed=code == 0 and any(w.completed for w in found) and not any(w.result_unsent for w in found),
         result_lost=any(w.result_unsent or w.result_refused for w in found),
         timed_out=any(w.timed_out for w in found),
-        storage_failed=any(w.storage_failed for w in found),
+        storage_failed=failed is not None,
+        worker=failed or 0,
         node_lost=any(w.service_unavailable for w in found),
         message="" if says is None else says.message,
     )

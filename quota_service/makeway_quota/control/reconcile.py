@@ -22,7 +22,7 @@ from . import transitions
 from .change_set import ChangeSet
 from .losses import Losses
 from .present_times import PresentTimes
-from .start_backoff import RETRY_DELAYED, START_DEFERRED, STORAGE_TRIES, StartBackoff, retry_delay
+from .start_backoff import RETRY_DELAYED, START_DEFERRED, StartBackoff, retry_delay
 from .transitions import CHECKPOINT_STORAGE, TIME_LIMIT, AttemptEnd, End
 
 SKEW = 60.0
@@ -133,7 +133,7 @@ class _Reports:
         elif row.notice is not None:
             self._evicted(row, seen, row.notice)
         elif seen.storage_failed and row.state == "starting":
-            self._without_storage(row, seen)
+            self._never_ran(row, seen, CHECKPOINT_STORAGE)
         elif seen.phase is Phase.LOST and seen.never_ran and row.state == "starting":
             self._never_ran(row, seen)
         elif seen.phase is Phase.LOST:
@@ -188,19 +188,13 @@ class _Reports:
             message = outcomes.stopped_by_others(_job(row), nodes, progress, _error(row, seen))
             self._count(row, seen, message, outcomes.stopped_for_good(_job(row), nodes, row.infra_failures + 1))
 
-    def _never_ran(self, row: Workload, seen: AttemptSeen) -> None:
-        """Requeue a job of which nothing ran, which is no loss: it is delayed, and goes elsewhere if it can."""
-        self._avoid(row, seen)
-        self.change_set.add(*self.backoff.requeue(row, _job(row), _cause(seen), self.now, START_DEFERRED))
+    def _never_ran(self, row: Workload, seen: AttemptSeen, code: str = START_DEFERRED) -> None:
+        """Requeue a job of which nothing ran, which is no loss: it is delayed, and goes elsewhere if it can.
 
-    def _without_storage(self, row: Workload, seen: AttemptSeen) -> None:
-        """Requeue a job whose checkpoints could not be kept, so that nothing of it ran; after a few tries it fails."""
-        tries = self.backoff.tries(row)
-        if tries < STORAGE_TRIES:
-            self.change_set.add(*self.backoff.requeue(row, _job(row), _cause(seen), self.now, CHECKPOINT_STORAGE))
-        else:
-            message = outcomes.failed_without_storage(_job(row), _cause(seen), tries)
-            self._finish(row, seen, "failed", message)
+        Also where no checkpoint could be kept: one node's mount may hang, and a volume that is away comes back.
+        """
+        self._avoid(row, seen)
+        self.change_set.add(*self.backoff.requeue(row, _job(row), _cause(seen), self.now, code))
 
     def _avoid(self, row: Workload, seen: AttemptSeen) -> None:
         """Remember the node that did not start a worker, or ended it, where it is ready for others."""

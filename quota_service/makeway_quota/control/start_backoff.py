@@ -22,8 +22,6 @@ NO_ROOM = "no_room"
 """The reason code of a job for which its backend has no room, as in a quota of its namespace"""
 START_DEFERRED = "start_deferred"
 """The reason code of a job that did not start on its GPUs for another reason, as its pod could not run"""
-STORAGE_TRIES = 5
-"""Tries in a row after which such a job fails: a quarter of an hour, which a server that restarts does not take"""
 RETRY_DELAYED = "retry_delayed"
 """The reason code of a job that failed soon after its start, and is tried again after a while"""
 FIRST_RETRY, LONGEST_RETRY = 1.0, 300.0
@@ -83,17 +81,13 @@ class StartBackoff:
         latest = now + RARE + LONGEST  # where the clock was set back, it avoided them for as long
         return tuple((node, until) for node, until in self._refusals.get(id, ()) if now < until <= latest)
 
-    def tries(self, row: Workload) -> int:
-        """Return how often in a row a job was tried that has just been refused."""
-        return self.refused.get(row.id, 0) + 1
-
     def requeue(self, row: Workload, job: str, cause: str, now: float, code: str) -> Transition:
         """Return the change by which a job returns to the queue, with a delay, and the decision about it.
 
         `code` is NO_ROOM, START_DEFERRED or CHECKPOINT_STORAGE. The try is no attempt: there may be 34 of them on the
         first day.
         """
-        tries = self.tries(row)
+        tries = self.refused.get(row.id, 0) + 1
         delay = delay_after(tries, code)
         message = outcomes.start_delayed(job, cause, tries, duration(delay))
         return transitions.defer(row, code, message, tries, now + delay, self.of(row.id))
@@ -138,7 +132,7 @@ def retry_delay(failures: int, ran: float) -> float:
 
 def delay_after(tries: int, code: str) -> float:
     """Return the seconds that a job waits after so many tries in a row, the last of which ended with this code."""
-    if tries > MANY and code == START_DEFERRED:
+    if tries > MANY and code != NO_ROOM:
         return RARE
     return min(LONGEST, FIRST * 2.0 ** min(tries - 1, 10))
 

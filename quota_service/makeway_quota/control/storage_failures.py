@@ -28,8 +28,8 @@ class StorageFailures:
         for row in rows:
             if row.kind != "job" or row.team is None:
                 continue
-            if row.reason_code == CHECKPOINT_STORAGE or row.reason_numbers.get(CHECKPOINT_STORAGE):
-                self._by_team[row.team] = row.reason_message, row.ended_at or row.not_before or 0.0
+            if row.reason_code == CHECKPOINT_STORAGE:
+                self._by_team[row.team] = row.reason_message, row.not_before or 0.0
             elif row.state in STARTED:
                 self._by_team.pop(row.team, None)
 

@@ -330,8 +330,6 @@ def finish(row: Workload, end: AttemptEnd, state: End, message: str) -> Transiti
     """End a job whose attempt is over."""
     event, verb = _ENDS[state]
     numbers = {RESULT_LOST: True} if state == "succeeded" and end.seen.result_lost else {}
-    if state == "failed" and end.seen.storage_failed:
-        numbers = {CHECKPOINT_STORAGE: True}
     fields = _ended(row, end.now, state, message, numbers)
     fields |= {"exit_code": end.seen.exit_code, "message": end.seen.message, "ran": end.ran, **_kept(row, end)}
     if state == "failed":

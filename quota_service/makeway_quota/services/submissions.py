@@ -209,7 +209,7 @@ class SubmissionService:
         if settings.backend == "kubernetes":
             notes = [image_note(image, choice, settings.kubernetes.image), *notes]
         failure = self._context.world.storage_failures.of(team, self._context.clock())
-        return [*notes, outcomes.storage_risk(self._context.title(team), failure)] if failure else notes
+        return [*notes, outcomes.checkpoint_risk(self._context.title(team), failure)] if failure else notes
 
     async def _checkpoint_notes(self, caller: Caller, request: JobRequest, profile: Profile, id: str = "") -> list[str]:
         """Return why the job may not save in time: by its profile's signal, and by the last job of this name."""

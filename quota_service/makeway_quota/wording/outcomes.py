@@ -161,18 +161,10 @@ def failed(job: str, cause: str, milli: int) -> str:
     return f"{job} failed: {cause}; {free_again(milli)}"
 
 
-def failed_without_storage(job: str, cause: str, tries: int) -> str:
-    """Return that a job failed of which nothing ran, as its checkpoints could not be kept in so many tries."""
-    return (
-        f"{job} failed before it began: {cause.rstrip('.')}. It was tried {count(tries, 'time')} in a row; resume it "
-        "once that is mended."
-    )
-
-
-def storage_risk(team: str, before: str) -> str:
-    """Return that a job may not start, as the newest one of its team did not; `before` is the sentence about that."""
-    cause = before.partition(" Its GPUs go to others;")[0].partition(" It was tried ")[0]
-    return f"It may not start, as the last job of {team} could keep no checkpoint: {cause}"
+def checkpoint_risk(team: str, before: str) -> str:
+    """Return that a job might not start, as the newest one of its team did not; `before` is the sentence about that."""
+    cause = before.partition(" Its GPUs go to others;")[0]
+    return f"It might not start: the last job of {team} could not keep checkpoints: {cause}"
 
 
 def failed_and_retried(job: str, cause: str, left: int, delay: float = 0.0) -> str:

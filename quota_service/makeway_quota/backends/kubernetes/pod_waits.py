@@ -48,6 +48,8 @@ REFUSED = (
 """In the message of a container runtime: the registry answered that it does not have the image, or not for this pod."""
 NO_FOLDER = ("subPath", '"checkpoints"')
 """In the message of a container whose own folder of the volume `checkpoints` the kubelet could not make"""
+NOT_ALLOWED = ("permission denied", "operation not permitted", "read-only")
+"""In that message: nobody may write there; else the volume may be away, or only its mount on this node hang"""
 
 
 def foremost(pods: Iterable[JobPod], limits: Mapping[str, float] = LIMITS) -> JobPod | None:
@@ -79,10 +81,7 @@ def waiting(pod: JobPod) -> tuple[str, str]:
     if pod.waiting == NO_CONFIG and pod.tokens and pod.tokens in pod.message:
         return "token", f"the token of its worker is not there: {pod.message}"
     if pod.waiting in SETUP and all(words in pod.message for words in NO_FOLDER):
-        return "checkpoint_storage", (
-            "its folder of checkpoints cannot be made on its volume, where neither the user of jobs nor root may "
-            f"write, and an administrator has to act: {pod.message}"
-        )
+        return "checkpoint_storage", _without_folder(pod)
     if pod.waiting in SETUP:
         return "container", f"its container cannot be created: {pod.message or pod.waiting}"
     if not pod.node and (pod.gates or pod.waiting == GATED):
@@ -96,6 +95,15 @@ def waiting(pod: JobPod) -> tuple[str, str]:
     if pod.ready == "False":
         return "volumes", "its volumes are being mounted, or its network is being set up"
     return ("image", "its image is being pulled") if pod.ready else ("init", "its container is being created")
+
+
+def _without_folder(pod: JobPod) -> str:
+    """Return the sentence of a pod whose folder of checkpoints the kubelet cannot make."""
+    refused = any(words in pod.message.lower() for words in NOT_ALLOWED)
+    who = ", where neither the user of jobs nor root may write" if refused else ""
+    return (
+        f"its folder of checkpoints cannot be made on its volume{who}, and an administrator has to act: {pod.message}"
+    )
 
 
 def _gated(pod: JobPod) -> str:
