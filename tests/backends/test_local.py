@@ -84,7 +84,7 @@ async def test_one_failed_worker_ends_the_gang(shop: Workshop) -> None:
     code = "import os, sys, time; os.environ['RANK'] == '1' and sys.exit('no'); time.sleep(60)"
     await shop.python("j-1", code, workers=3)
     seen = await shop.over("j-1")
-    assert (seen.exit_code, seen.message) == (1, "exit code 1: [1] no")
+    assert (seen.exit_code, seen.message) == (1, "exit code 1: rank 1: no")
 
 
 async def test_files_are_laid_out_below_the_working_directory(shop: Workshop) -> None:
