@@ -356,7 +356,7 @@ time.sleep(600)
         (service.backend.root / "volume" / job.id / "go").touch()
         job = await service.ended(job)
         assert (job.state.value, job.exit_code) == ("failed", 1)
-        assert job.message == "exit code 1: [1] rank 1 fails"
+        assert job.message == "exit code 1: rank 1: rank 1 fails"
 
 
 async def test_a_gang_saves_and_starts_again_where_one_of_its_workers_is_stopped(tmp_path: Path) -> None:
@@ -390,7 +390,7 @@ async def test_a_rank_that_fails_after_the_notice_takes_no_time_to_save_from_the
         await service.run.client("ana").preempt_test(job.id)
         await service.said(job, "[0] from 5", attempt=2)
         job = await service.run.job(job.id, "running")
-        assert "exit code 1 after the notice: [1] RuntimeError: rank 1 fails" in job.attempts[0].message
+        assert "exit code 1 after the notice: rank 1: RuntimeError: rank 1 fails" in job.attempts[0].message
         await service.run.client("ana").cancel(job.id)
         await service.ended(job)
 

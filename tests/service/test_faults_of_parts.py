@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.control import actuate, start_backoff, transitions
 from makeway_quota.control.actuate import Actuator
 from makeway_quota.control.hub_servers import HubServers
@@ -59,7 +60,7 @@ def test_a_lease_that_cannot_be_ended_or_timed_keeps_no_other(monkeypatch: pytes
 
 
 def test_a_notice_that_cannot_be_timed_keeps_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    actuator = Actuator(None, None, None)  # type: ignore[arg-type]
+    actuator = Actuator(None, MemoryBackend(), None)  # type: ignore[arg-type]
     notice = Notice("reclaim", at=0.0, deadline=10.0)
     rows = [row(id, kind="session", state="checkpointing", notice=notice) for id in ("bad", "good")]
     rows[0] = rows[0]._replace(notice=replace(notice, deadline="soon"))  # type: ignore[arg-type]
