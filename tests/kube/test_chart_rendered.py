@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from charts import (
@@ -104,6 +105,21 @@ def test_the_test_of_a_release_sees_the_cluster_as_the_service_does(helm: Helm, 
     assert spec["activeDeadlineSeconds"] < 300, "Helm waits for five minutes"
     policy = pod["metadata"]["annotations"]["helm.sh/hook-delete-policy"]
     assert set(policy.split(",")) == {"before-hook-creation", "hook-succeeded", "hook-failed"}
+
+
+@pytest.mark.parametrize("values", ALL.values(), ids=ALL)
+def test_the_test_of_a_release_and_each_replica_reach_the_service(helm: Helm, tmp_path: Path, values: Object) -> None:
+    manifests = rendered(helm, tmp_path, values)
+    (pod,) = [one for one in manifests if hook_of(one) == "test"]
+    (container,) = pod["spec"]["containers"]
+    variables = {one["name"]: one.get("value") for one in container["env"]}
+    policies, test = Policies(manifests, NAMESPACE), Pod(NAMESPACE, pod["metadata"]["labels"])
+    (service,) = of_kind(manifests, "Deployment", "makeway-service")
+    replica = Pod(NAMESPACE, service["spec"]["template"]["metadata"]["labels"])
+    port = urlsplit(variables["MAKEWAY_WORKER_URL"]).port or 80
+    for source in (test, replica):
+        assert policies.may_reach(source, replica, port)
+        assert not policies.may_reach(source, replica, port + 1)
 
 
 @pytest.mark.parametrize("values", ALL.values(), ids=ALL)
