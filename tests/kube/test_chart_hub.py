@@ -70,6 +70,20 @@ def test_no_home_is_deleted_with_its_server_or_user_unless_the_site_says_so(conf
     assert configuration({"config": {"KubeSpawner": {"delete_pvc": True}}}).KubeSpawner.delete_pvc is True
 
 
+@pytest.mark.parametrize("section", ["Spawner", "KubeSpawner"])
+@pytest.mark.parametrize(
+    ("trait", "more"),
+    [("environment", {"SITE": "x"}), ("extra_labels", {"site": "x"}), ("extra_annotations", {"a": "x"})],
+)
+@pytest.mark.parametrize("code", ["c.{}.{}.update({!r})", "c.{}.{} = {!r}"])
+def test_code_may_add_to_what_notebooks_get(
+    configuration: Any, section: str, trait: str, more: dict[str, str], code: str
+) -> None:
+    plain = dict(configuration({}).KubeSpawner[trait])
+    c = configuration({"extraConfig": {"site": code.format(section, trait, more)}})
+    assert c.KubeSpawner[trait] == {**plain, **more}
+
+
 def makeway_admins(c: Any) -> list[str]:
     """Return the users who administer Makeway."""
     (role,) = (one for one in c.JupyterHub.load_roles if one["name"] == "makeway-admin")

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 from makeway_hub.cluster import SERVICE, SPAWNER, ClusterSettings, configure_cluster
+from traitlets.config.loader import LazyConfigValue
 
 values = json.loads(Path(__file__).with_name("values.json").read_text(encoding="utf-8"))
 
@@ -75,6 +76,8 @@ for name, text in sorted(values["extraConfig"].items()):
 def add(trait, entries):
     """Add entries by name to what the site has set; the site's win."""
     found = c.KubeSpawner.get(trait) or c.Spawner.get(trait) or {}
+    if isinstance(found, LazyConfigValue):  # c.Spawner.environment.update(…), for which there is no value yet
+        found = found.get_value({})
     if isinstance(found, dict):
         setattr(c.KubeSpawner, trait, {**entries, **found})
     else:
