@@ -62,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
 
     doctor = commands.add_parser("doctor", help="find what will not work on this cluster or machine, worst first")
     doctor.add_argument("--config", help="a Python file of settings of the service")
-    doctor.add_argument("--output", choices=["text", "json"], default="text")
+    doctor.add_argument("--format", choices=["text", "json"], default="text")
     doctor.add_argument(
         "--hub",
         action="store_true",
@@ -215,7 +215,7 @@ def _policy_validate(args: argparse.Namespace) -> int:
 def _doctor(args: argparse.Namespace) -> int:
     from .doctor.command import doctor_command
 
-    return doctor_command(load(args.config), args.output, hub=args.hub)
+    return doctor_command(load(args.config), args.format, hub=args.hub)
 
 
 def _upgrade(args: argparse.Namespace) -> int:

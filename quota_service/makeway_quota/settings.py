@@ -139,7 +139,7 @@ class QuotaService(Configurable):
     )
     kube_run_as = Unicode(
         "1000:100",
-        help="User and group that jobs run as, not root; `platform`: it assigns them, as OpenShift does "
+        help="User and group that jobs run as, not root; `platform`: the platform assigns them, as OpenShift does "
         "(MAKEWAY_KUBE_RUN_AS).",
     ).tag(config=True, env="MAKEWAY_KUBE_RUN_AS")
     kube_cpu_limits = Bool(

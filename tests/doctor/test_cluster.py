@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from makeway_quota.backends.kubernetes.client import ApiClient, ApiRefusal, ApiUnreachable, Object
 from makeway_quota.backends.kubernetes.connection import Connection
+from makeway_quota.doctor import rights
 from makeway_quota.doctor.cluster import ClusterAccess
-from makeway_quota.doctor.command import examine
+from makeway_quota.doctor.command import address_checks, examine
 from makeway_quota.doctor.findings import Finding
 from makeway_quota.doctor.rights import REVIEWS
 from makeway_quota.policy import read
@@ -26,6 +27,7 @@ ACCOUNT = "/api/v1/namespaces/jobs/serviceaccounts/makeway-job"
 QUOTAS = "/api/v1/namespaces/jobs/resourcequotas"
 CLASSES = "/apis/storage.k8s.io/v1/storageclasses"
 LOGIN = "/api/v1/namespaces/jobs/secrets/registry"
+SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 NODES = "/api/v1/nodes"
 PODS = "/api/v1/namespaces/jobs/pods?dryRun=All"
 POLICY = """
@@ -103,7 +105,7 @@ class Client(ApiClient):
         if path == REVIEWS:
             asked = body["spec"]["resourceAttributes"]
             return {"status": {"allowed": (asked["resource"], asked["verb"]) not in self.server.denied}}
-        assert path == PODS
+        assert path in (PODS, PODS.replace("jobs", "makeway"))
         if self.server.refuses:
             raise ApiRefusal(self.server.status, "Forbidden", self.server.refuses)
         return body
@@ -126,14 +128,91 @@ async def findings(server: Server, policy: str | None = POLICY, **changes: Any) 
     return await examine(ClusterAccess(Client(server), settings(**changes), document, time.time), [], 10.0)
 
 
+async def test_the_account_of_the_hub_need_not_see_nodes() -> None:
+    server = Server()
+    server.objects |= {NODES: 403, "/api/v1/namespaces/makeway/resourcequotas": {"items": []}}
+    cluster = ClusterAccess(Client(server), settings(), read(POLICY), time.time, hub=True)
+    assert await examine(cluster, [], 10.0) == []
+
+
+async def test_an_administrator_need_not_name_the_images_or_the_address_of_the_service(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    images: list[str] = []
+
+    async def create(self: Client, path: str, body: Object) -> Object:
+        images.extend(one["image"] for kind in ("initContainers", "containers") for one in body["spec"].get(kind, ()))
+        return {"status": {"allowed": True}}
+
+    async def granted(cluster: ClusterAccess) -> list[Finding]:
+        return []
+
+    monkeypatch.setattr(Client, "create", create)
+    monkeypatch.setattr(rights, "check_rights", granted)
+    assert await findings(Server(), launcher_image="", image="") == []
+    assert images
+    assert all(images)
+    assert address_checks(load(environ={"MAKEWAY_BACKEND": "kubernetes"}), hub=True) == []
+
+
 async def test_a_healthy_cluster_has_no_findings() -> None:
     assert await findings(Server()) == []
 
 
-async def test_what_the_account_may_not_look_at_is_no_finding() -> None:
+async def test_what_the_account_may_not_look_at_is_one_note() -> None:
     server = Server()
-    server.objects |= dict.fromkeys([CLAIM, ACCOUNT, QUOTAS, CLASSES, LOGIN], 403)
-    assert await findings(server) == []
+    server.objects |= dict.fromkeys([CLAIM, ACCOUNT, QUOTAS, SLICES], 403)
+    (note,) = await findings(server)
+    assert (note.severity, note.where) == ("note", "namespace jobs")
+    assert note.what == (
+        "Not checked: the account may not read persistentvolumeclaims, resourcequotas, resourceslices and "
+        "serviceaccounts."
+    )
+    server = Server()
+    server.objects |= dict.fromkeys([CLASSES, LOGIN], 403)
+    pending(server)
+    (note,) = await findings(server)
+    assert note.what == "Not checked: the account may not read secrets and storageclasses."
+
+
+BUSY = (
+    "requested: pods=1,requests.nvidia.com/gpu=2, used: pods=8,requests.nvidia.com/gpu=7, "
+    "limited: pods={},requests.nvidia.com/gpu={}"
+)
+
+
+@pytest.mark.parametrize(
+    ("pods", "gpus", "severity"),
+    [("8", "8", "warning"), ("8", "1", "error"), ("0", "8", "error"), ("9", "7500m", "warning")],
+)
+async def test_a_quota_that_others_use_up_is_a_warning_and_one_that_is_too_small_an_error(
+    pods: str, gpus: str, severity: str
+) -> None:
+    server = Server()
+    server.refuses = f'pods "x" is forbidden: exceeded quota: q, {BUSY.format(pods, gpus)}'
+    (found,) = await findings(server)
+    assert (found.severity, "exceeded quota" in found.what) == (severity, True)
+
+
+async def test_a_webhook_that_takes_no_dry_run_is_not_checked() -> None:
+    server = Server()
+    server.refuses, server.status = 'admission webhook "inject.example.com" does not support dry run', 400
+    (found,) = await findings(server)
+    assert found.severity == "note"
+    assert found.what.startswith("Not checked whether pods of jobs are admitted")
+
+
+async def test_each_kind_of_refusal_is_named_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers differ by profile, and what is too large for ever is not hidden behind what is used up."""
+    answers = [BUSY.format(8, 8), BUSY.format(8, 1)]
+
+    async def create(self: Client, path: str, body: Object) -> Object:
+        if path != PODS:
+            return {"status": {"allowed": True}}
+        raise ApiRefusal(403, "Forbidden", f'pods "x" is forbidden: exceeded quota: q, {answers.pop(0)}')
+
+    monkeypatch.setattr(Client, "create", create)
+    assert [one.severity for one in await findings(Server())] == ["error", "warning"]
 
 
 def taint(server: Server) -> None:
@@ -146,6 +225,11 @@ def not_ready(server: Server) -> None:
 
 def slices(server: Server) -> None:
     server.nodes[0]["status"]["allocatable"]["nvidia.com/mig-1g.5gb"] = "7"
+
+
+def drivers(server: Server) -> None:
+    spec = {"driver": "gpu.nvidia.com", "nodeName": "n1", "devices": [{}, {}]}
+    server.objects[SLICES] = {"items": [{"spec": spec}]}
 
 
 def pending(server: Server, **spec: Any) -> None:
@@ -224,16 +308,17 @@ FAULTS: list[tuple[str, Callable[[Server], Any], str, str]] = [
     ("pool without nodes", unlabelled, "No node has the labels of the pool b", "error"),
     ("pool without GPUs", without_gpus, "No node of the pool b offers nvidia.com/gpu", "error"),
     ("unassigned", slices, "No pool takes 7 nvidia.com/mig-1g.5gb of n1", "warning"),
+    ("dynamic allocation", drivers, "gpu.nvidia.com offers 2 devices of n1", "warning"),
     ("too few GPUs on a node", two_gpus, "No node is large enough for a worker of the profile gpu4", "error"),
     ("too few CPUs on a node", small, "No node is large enough for a worker of the profile gpu1", "error"),
-    ("claim", without(CLAIM), "The claim makeway-checkpoints of checkpoints is not there", "error"),
+    ("claim", without(CLAIM), "The claim makeway-checkpoints of checkpoints does not exist", "error"),
     ("class", lambda s: pending(s, storageClassName="fast"), "waits for the StorageClass fast", "error"),
     ("no class", lambda s: pending(s, storageClassName=None), "no default one", "error"),
     ("unbound", pending, "is not bound to a volume", "error"),
     ("lost", lambda s: s.objects[CLAIM].update(status={"phase": "Lost"}), "is gone", "error"),
     ("once", once, "is ReadWriteOnce, and 2 nodes run jobs", "error"),
-    ("account", without(ACCOUNT), "The ServiceAccount makeway-job of jobs is not there", "error"),
-    ("login", without(LOGIN), "The Secret registry with the login for images is not there", "error"),
+    ("account", without(ACCOUNT), "The ServiceAccount makeway-job of jobs does not exist", "error"),
+    ("login", without(LOGIN), "The Secret registry with the login for images does not exist", "error"),
     ("version", old, "Kubernetes 1.27 is older than 1.30", "error"),
     ("clock", lambda server: setattr(server, "ahead", 90.0), "s apart", "error"),
     ("clock behind", lambda server: setattr(server, "ahead", -12.0), "s apart", "warning"),
@@ -310,7 +395,7 @@ async def test_without_a_volume_checkpoints_end_with_their_pods() -> None:
 
 async def test_each_team_has_its_claim() -> None:
     (found,) = await findings(Server(), checkpoint_claim="checkpoints-{team}")
-    assert "The claim checkpoints-rnd of checkpoints is not there" in found.what
+    assert "The claim checkpoints-rnd of checkpoints does not exist" in found.what
 
 
 async def test_a_claim_that_waits_for_its_first_job_is_no_finding() -> None:
@@ -333,9 +418,9 @@ def test_the_rights_are_those_of_the_chart() -> None:
     from makeway_quota.doctor.rights import HUB, SERVICE
 
     folder = Path(__file__).parents[2] / "helm" / "makeway" / "templates"
-    for rights, file in ((SERVICE, "service"), (HUB, "hub")):
+    for chosen, file in ((SERVICE, "service"), (HUB, "hub")):
         text = (folder / file / "rights.yaml").read_text(encoding="utf-8")
-        for right in rights:
+        for right in chosen:
             line = f'apiGroups: ["{right.group}"]' if not right.group else f"apiGroups: [{right.group}]"
             assert any(
                 line in one and right.resource in one and all(verb in one for verb in right.verbs)

@@ -40,8 +40,8 @@ async def test_the_worst_come_first_and_a_check_that_fails_is_one_of_them() -> N
     assert [(one.severity, one.check, one.where) for one in found] == [
         ("error", "first", "a"),
         ("error", "first", "b"),
-        ("error", "third", "third"),
-        ("error", "last", "last"),
+        ("error", "third", "check third"),
+        ("error", "last", "check last"),
         ("warning", "second", "w"),
         ("note", "first", "n"),
     ]
@@ -70,4 +70,7 @@ def test_text_and_json_say_the_same() -> None:
         "remedy": "Make room.",
         "check": "folders",
     }
-    assert as_text([]) == "Nothing was found that will not work."
+    assert as_text([]) == "No problems found."
+    assert as_text(found).endswith("\n1 error, 0 warnings.")
+    notes = [Finding("note", "Not checked.", "n", "-")]
+    assert as_text(notes).splitlines()[0::4] == ["NOTE  Not checked.", "0 errors, 0 warnings, 1 note."]

@@ -82,6 +82,7 @@ def test_secrets_that_others_may_read_are_named(tmp_path: Path) -> None:
     ("facts", "words"),
     [
         (replace(GOOD, version=110_002), "PostgreSQL 11 is too old"),
+        (replace(GOOD, version=130_022), "PostgreSQL 13 is too old"),
         (replace(GOOD, encrypted=False), "not encrypted"),
         (replace(GOOD, latency=0.3), "A statement takes 300 ms"),
         (replace(GOOD, free_connections=2), "has 2 connections left"),
@@ -140,13 +141,22 @@ def test_the_command_ends_with_1_where_something_will_not_work(
 ) -> None:
     (tmp_path / "file").write_text("x")
     monkeypatch.setenv("MAKEWAY_STATE_DIR", str(tmp_path / "file" / "state"))
-    assert main(["doctor", "--output", "json"]) == 1
+    assert main(["doctor", "--format", "json"]) == 1
     found = json.loads(capsys.readouterr().out)["findings"]
     assert found[0]["severity"] == "error"
     monkeypatch.setenv("MAKEWAY_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setattr(machine, "port", lambda settings: [])
     assert main(["doctor"]) == 0
-    assert capsys.readouterr().out == "Nothing was found that will not work.\n"
+    assert capsys.readouterr().out == "No problems found.\n"
+
+
+def test_the_account_of_the_hub_is_checked_only_on_a_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MAKEWAY_STATE_DIR", str(tmp_path))
+    monkeypatch.setenv("MAKEWAY_BACKEND", "local")
+    assert main(["doctor", "--hub"]) == 2
+    assert "MAKEWAY_BACKEND=kubernetes" in capsys.readouterr().err
 
 
 def test_a_service_that_finds_no_cluster_says_so(

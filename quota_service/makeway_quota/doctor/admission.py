@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..backends.base import BackendError, StartOrder
@@ -11,25 +12,31 @@ from ..backends.kubernetes.client import ApiRefusal, Object
 from ..backends.kubernetes.configured import pod_settings
 from ..backends.kubernetes.manifest import WorkerResources, container_security, worker_pod
 from ..backends.kubernetes.quantities import number
+from ..backends.kubernetes.start_errors import fits_later
 from ..engine.snapshot import GPU, Profile
 from ..values import Place
 from .cluster import ClusterAccess
-from .findings import Finding
+from .findings import Finding, Severity
 
 MOST_PROFILES = 30
+"""So many profiles are checked, the first of the policy"""
 DRY_RUN = "?dryRun=All"
+NO_DRY_RUN = "does not support dry run"
+USED_UP = "Jobs wait until others end; if they wait too long, raise the ResourceQuota of the namespace."
 REMEDIES: Mapping[str, str] = {
+    NO_DRY_RUN: "Set sideEffects of this webhook to None or NoneOnDryRun if that is true of it, or watch a job.",
     r"violates PodSecurity": "Remove from the profile's pod template what the level of the namespace forbids, or "
     "change its label pod-security.kubernetes.io/enforce.",
     r"exceeded quota|failed quota": "Raise the ResourceQuota of the namespace, or make the profile smaller.",
     r"(maximum|minimum) .* usage per|limit to request ratio": "Change the LimitRange of the namespace, or the profile.",
-    r"no PriorityClass": "Make the PriorityClass, or leave jobs.priorityClass empty.",
-    r"service account": "Make the ServiceAccount of jobs in this namespace, as the chart does.",
-    r"RuntimeClass": "Make the RuntimeClass, or remove runtimeClassName from the pod template.",
-    r"security context constraint": "Leave user and group to OpenShift, and let the account of jobs use restricted-v2.",
+    r"no PriorityClass": "Create the PriorityClass, or leave jobs.priorityClass empty.",
+    r"service account": "Create the ServiceAccount of jobs in this namespace, as the chart does.",
+    r"RuntimeClass": "Create the RuntimeClass, or remove runtimeClassName from the pod template.",
+    r"security context constraint": "Set podSecurity.users: platform (MAKEWAY_KUBE_RUN_AS=platform), and let the "
+    "account of jobs use restricted-v2.",
     r"admission webhook|ValidatingAdmissionPolicy|denied the request": "Change what this policy of the cluster asks "
-    "for in the profile's pod template, or except the namespace from it.",
-    r"namespaces? .* not found": "Make the namespace, as the chart does.",
+    "for in the profile's pod template, or exempt the namespace from it.",
+    r"namespaces? .* not found": "Create the namespace, as the chart does.",
 }
 """What an administrator does, by what the refusal says"""
 
@@ -53,7 +60,8 @@ async def check_notebook_pods(cluster: ClusterAccess) -> Iterable[Finding]:
 
 
 async def _refusals(cluster: ClusterAccess, profiles: Iterable[Profile], made: Any) -> list[Finding]:
-    path, said = f"/api/v1/namespaces/{cluster.work_namespace}/pods{DRY_RUN}", dict[str, tuple[str, list[str]]]()
+    path = f"/api/v1/namespaces/{cluster.work_namespace}/pods{DRY_RUN}"
+    messages = dict[tuple[Severity, str], tuple[str, list[str]]]()
     for profile in profiles:
         try:
             await cluster.client.create(path, made(cluster, profile))
@@ -65,17 +73,28 @@ async def _refusals(cluster: ClusterAccess, profiles: Iterable[Profile], made: A
             message = str(error)
         else:
             continue
-        key = re.sub(r'"[^"]*"|\d+', "#", message)
-        said.setdefault(key, (message, []))[1].append(profile.name)
-    return [
-        Finding(
-            "error",
-            f"Pods of {'notebooks' if cluster.hub else 'jobs'} are refused: {message.rstrip('.')}.",
-            f"namespace {cluster.work_namespace}, profile{'s' if len(names) > 1 else ''} {', '.join(names)}",
-            next((remedy for words, remedy in REMEDIES.items() if re.search(words, message)), "Change what it names."),
-        )
-        for message, names in said.values()
-    ]
+        key = _severity(message), re.sub(r'"[^"]*"|\d+', "#", message)
+        messages.setdefault(key, (message, []))[1].append(profile.name)
+    return [_refused(cluster, severity, *found) for (severity, _), found in messages.items()]
+
+
+def _severity(message: str) -> Severity:
+    """Return how bad a refusal is: a quota that others use up now is no error, nor a webhook that takes no dry run."""
+    if NO_DRY_RUN in message:
+        return "note"
+    return "warning" if fits_later(message) else "error"
+
+
+def _refused(cluster: ClusterAccess, severity: Severity, message: str, names: Sequence[str]) -> Finding:
+    pods = f"pods of {'notebooks' if cluster.hub else 'jobs'} are"
+    what = f"Not checked whether {pods} admitted" if severity == "note" else f"{pods.capitalize()} refused"
+    remedies = (remedy for words, remedy in REMEDIES.items() if re.search(words, message))
+    return Finding(
+        severity,
+        f"{what}: {message.rstrip('.')}.",
+        f"namespace {cluster.work_namespace}, profile{'s' if len(names) > 1 else ''} {', '.join(names)}",
+        USED_UP if severity == "warning" else next(remedies, "Change what the message names."),
+    )
 
 
 def _job_pod(cluster: ClusterAccess, profile: Profile) -> Object:
@@ -108,6 +127,8 @@ def _job_pod(cluster: ClusterAccess, profile: Profile) -> Object:
         disk=facts.disk,
     )
     settings = pod_settings(cluster.settings, cluster.jobs_namespace)
+    launcher = settings.launcher_image or "launcher"  # which an administrator need not name to look at the cluster
+    settings = replace(settings, launcher_image=launcher, image=settings.image or launcher)
     return worker_pod(settings, order, 0, "doctor", "makeway-doctor", given)
 
 

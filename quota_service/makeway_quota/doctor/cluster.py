@@ -24,6 +24,8 @@ class ClusterAccess:
     """None where there is no policy yet"""
     clock: Callable[[], float]
     hub: bool = False
+    unread: set[str] = field(default_factory=set)
+    """The resources that the account may not read, for which checks are left out"""
     _nodes: list[ClusterNode] | None = field(default=None)
 
     @property
@@ -54,17 +56,30 @@ class ClusterAccess:
         try:
             return list((await self.client.get(path)).get("items") or ())
         except ApiRefusal as refusal:
-            if refusal.status in UNKNOWN:
-                return None
-            raise
+            self._unknown(path, refusal)
+            return None
 
     async def found(self, path: str) -> Object | bool | None:
-        """Return an object, False where it is not there, None where the account may not look."""
+        """Return an object, False where it does not exist, None where the account may not look."""
         try:
             return await self.client.get(path)
         except ApiRefusal as refusal:
             if refusal.status == 404:
                 return False
-            if refusal.status in UNKNOWN:
-                return None
-            raise
+            self._unknown(path, refusal)
+            return None
+
+    def _unknown(self, path: str, refusal: ApiRefusal) -> None:
+        """Note what the account may not read; raise any other refusal."""
+        if refusal.status not in UNKNOWN:
+            raise refusal
+        if refusal.status != 404:
+            self.unread.add(_resource(path))
+
+
+def _resource(path: str) -> str:
+    """Return the resource that a path of the API names: `/api/v1/namespaces/jobs/secrets/x` is of `secrets`."""
+    parts = path.strip("/").split("/")
+    if "namespaces" in parts[:-2]:
+        return parts[parts.index("namespaces") + 2]
+    return parts[2 if parts[0] == "api" else 3]

@@ -5,23 +5,29 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 
-from makeway_api.quantities import count
+from makeway_api.quantities import count, listed
 
 from ..backends.kubernetes.client import ApiClient, ApiRefusal, ApiUnreachable
+from ..backends.kubernetes.configured import check_worker_url
 from ..backends.kubernetes.connection import connection
 from ..policy import Document, PolicyInvalid, read
 from ..settings import ServiceSettings
 from ..store.errors import StoreError
 from ..store.session_check import stored_policy
-from . import admission, database, machine, network, nodes, rights, server, volumes
+from . import admission, database, images, machine, network, nodes, rights, server, volumes
 from .cluster import ClusterAccess
-from .findings import Check, Finding, find_all, in_thread
+from .findings import SEVERITIES, Check, Finding, find_all, in_thread
 
 SECONDS = 30.0
 """Seconds that each check may take"""
+NO_CLUSTER = (
+    "--hub checks the Hub's account on a Kubernetes cluster: set MAKEWAY_BACKEND=kubernetes, with the policy in "
+    "MAKEWAY_POLICY_FILE and the namespace of notebooks in the context of the kubeconfig."
+)
 HUB_REMEDY = "Start the Hub, and let the network policy of the service reach its port."
 SERVICE_REMEDY = "Start the service, and let pods of jobs reach its port; MAKEWAY_WORKER_URL is its address."
 
@@ -34,7 +40,9 @@ def doctor_command(settings: ServiceSettings, output: str, *, hub: bool = False,
 
 
 async def diagnose(settings: ServiceSettings, *, hub: bool = False, seconds: float = SECONDS) -> list[Finding]:
-    """Return the findings of all checks that fit the settings."""
+    """Return the findings of all checks that fit the settings; ValueError for `hub` without a cluster."""
+    if hub and settings.backend != "kubernetes":
+        raise ValueError(NO_CLUSTER)
     general = [
         Check("database", partial(in_thread, database.check_database, settings.db_url)),
         Check("folders", partial(in_thread, _list, machine.folders, settings)),
@@ -70,7 +78,19 @@ async def examine(cluster: ClusterAccess, more: Sequence[Check], seconds: float 
             "Check the address and the credentials, and that the network policy lets this pod reach its port.",
         )
         return await find_all([Check("api", partial(_given, [unreached])), *more], seconds)
-    return await find_all([*cluster_checks(cluster), *more], seconds)
+    return [*await find_all([*cluster_checks(cluster), *more], seconds), *_unread(cluster)]
+
+
+def _unread(cluster: ClusterAccess) -> Iterator[Finding]:
+    """Yield a note of the checks that the rights of the account left out."""
+    if cluster.unread:
+        yield Finding(
+            "note",
+            f"Not checked: the account may not read {listed(sorted(cluster.unread))}.",
+            f"namespace {cluster.work_namespace}",
+            "An administrator's kubeconfig shows more: docs/how-to/troubleshooting.md has the command.",
+            "unread",
+        )
 
 
 def cluster_checks(cluster: ClusterAccess) -> list[Check]:
@@ -78,10 +98,10 @@ def cluster_checks(cluster: ClusterAccess) -> list[Check]:
     return [
         Check("version", partial(server.check_server, cluster)),
         Check("rights", partial(rights.check_rights, cluster)),
-        Check("images", partial(network.check_pull_secrets, cluster)),
-        Check("jobs", partial(admission.check_job_pods, cluster)),
-        Check("notebooks", partial(admission.check_notebook_pods, cluster)),
-        Check("limits", partial(admission.check_limits, cluster)),
+        Check("images", partial(images.check_pull_secrets, cluster)),
+        Check("admission of jobs", partial(admission.check_job_pods, cluster)),
+        Check("admission of notebooks", partial(admission.check_notebook_pods, cluster)),
+        Check("quotas", partial(admission.check_limits, cluster)),
         Check("volumes", partial(volumes.check_volumes, cluster)),
         Check("nodes", partial(nodes.check_nodes, cluster)),
         Check("clock", partial(server.check_clock, cluster)),
@@ -91,9 +111,11 @@ def cluster_checks(cluster: ClusterAccess) -> list[Check]:
 
 def address_checks(settings: ServiceSettings, *, hub: bool = False) -> list[Check]:
     """Return the checks of the ways to other parts of the portal."""
-    found = [
-        Check("service", partial(network.check_address, settings.kubernetes.worker_url, "The service", SERVICE_REMEDY))
-    ]
+    found: list[Check] = []
+    address = settings.kubernetes.worker_url
+    with suppress(ValueError):
+        check_worker_url(address)  # one of this machine alone is the default, which no pod uses
+        found.append(Check("service", partial(network.check_address, address, "The service", SERVICE_REMEDY)))
     if not hub:
         found.append(Check("hub", partial(network.check_address, settings.hub_api_url, "The Hub", HUB_REMEDY)))
     return found
@@ -112,7 +134,7 @@ def machine_checks(settings: ServiceSettings) -> list[Check]:
 def as_text(findings: Sequence[Finding]) -> str:
     """Return the findings for people: what, where, and what to do."""
     if not findings:
-        return "Nothing was found that will not work."
+        return "No problems found."
     lines = []
     for finding in findings:
         lines += [
@@ -120,8 +142,9 @@ def as_text(findings: Sequence[Finding]) -> str:
             f"  where: {finding.where}",
             f"  do:    {finding.remedy}",
         ]
-    many = [finding.severity for finding in findings]
-    return "\n".join([*lines, "", f"{count(many.count('error'), 'error')}, {count(many.count('warning'), 'warning')}."])
+    severities = [finding.severity for finding in findings]
+    numbers = [count(severities.count(one), one) for one in SEVERITIES if one != "note" or one in severities]
+    return "\n".join([*lines, "", f"{', '.join(numbers)}."])
 
 
 def as_json(findings: Sequence[Finding]) -> str:
@@ -144,7 +167,7 @@ def _policy(settings: ServiceSettings) -> tuple[Document | None, list[Finding]]:
     except (OSError, UnicodeDecodeError, PolicyInvalid, StoreError) as error:
         words = str(error).strip().splitlines()[:1] or [type(error).__name__]
         what = f"The policy cannot be read: {words[0].rstrip('.')}."
-        return None, [Finding("error", what, where, "Mend it: makeway-quota policy validate names every mistake.")]
+        return None, [Finding("error", what, where, "Correct it: makeway-quota policy validate names every mistake.")]
 
 
 def _list(function: object, *args: object) -> list[Finding]:

@@ -8,8 +8,8 @@ from ..store.session_check import ServerFacts, read_facts
 from .findings import Finding
 from .server import clocks_apart
 
-OLDEST = 120_000
-"""PostgreSQL 12"""
+OLDEST = 140_000
+"""PostgreSQL 14, as docs/how-to/back-up-and-upgrade.md says"""
 SLOW, TOO_SLOW = 0.02, 0.2
 """Seconds of one statement: a change of a job takes about ten of them"""
 CONNECTIONS = 30
@@ -25,7 +25,7 @@ def check_database(url: str) -> list[Finding]:
 def _findings(facts: ServerFacts) -> Iterator[Finding]:
     where = "PostgreSQL"
     if facts.version < OLDEST:
-        yield Finding("error", f"PostgreSQL {facts.version // 10_000} is too old.", where, "Upgrade it to 12 or newer.")
+        yield Finding("error", f"PostgreSQL {facts.version // 10_000} is too old.", where, "Upgrade it to 14 or newer.")
     if not facts.encrypted:
         yield Finding(
             "warning",

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 T = TypeVar("T")
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: Sequence[Severity] = ("error", "warning", "note")
-"""Worst first: it will not work; it may not, or in part; good to know"""
+"""Worst first: it will not work; it may not, or in part; it was not checked"""
 SECONDS = 30.0
 """Seconds that one check may take"""
 
@@ -58,7 +58,7 @@ async def _found(check: Check, seconds: float) -> list[Finding]:
             Finding(
                 "error",
                 f"The check did not end within {seconds:g} s.",
-                check.name,
+                f"check {check.name}",
                 "What it looks at may hang: look at it by hand.",
             )
         ]
@@ -67,8 +67,8 @@ async def _found(check: Check, seconds: float) -> list[Finding]:
             Finding(
                 "error",
                 f"The check failed: {str(error).strip() or type(error).__name__}.".replace("..", "."),
-                check.name,
-                "Mend what it says; if it says nothing that you can mend, it is a fault of Makeway: report it.",
+                f"check {check.name}",
+                "Fix what it names; if that is nothing of yours, it is a bug in Makeway: report it.",
             )
         ]
     return [Finding(one.severity, one.what, one.where, one.remedy, check.name) for one in found]

@@ -87,7 +87,7 @@ def private(settings: ServiceSettings) -> Iterator[Finding]:
 
 
 def python() -> Iterable[Finding]:
-    """Return that this Python is too old."""
+    """Return a finding if this Python is too old."""
     if sys.version_info >= OLDEST_PYTHON:
         return []
     version, oldest = ".".join(map(str, sys.version_info[:2])), ".".join(map(str, OLDEST_PYTHON))
@@ -95,7 +95,7 @@ def python() -> Iterable[Finding]:
 
 
 def port(settings: ServiceSettings) -> Iterator[Finding]:
-    """Yield that another program has the port of the service; Makeway itself is no finding."""
+    """Yield a finding if another program has the port of the service; Makeway itself is none."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -123,12 +123,12 @@ def _answers_as_makeway(settings: ServiceSettings) -> bool:
 
 
 def gpus(settings: ServiceSettings) -> Iterator[Finding]:
-    """Yield that the machine has NVIDIA devices which the driver does not show."""
+    """Yield a finding if the machine has NVIDIA devices that the driver does not show."""
     devices = sorted(Path("/sys/bus/pci/devices").glob("*/vendor"))
     cards = [path for path in devices if _is_nvidia(path)]
     if not cards or settings.virtual_gpus or real_gpus():
         return
-    said = "nvidia-smi is not there"
+    said = "nvidia-smi is not installed"
     if tool := shutil.which("nvidia-smi"):
         done = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=DRIVER_SECONDS, check=False)
         said = (done.stdout + done.stderr).strip().rpartition("\n")[2]

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from makeway_api.quantities import count, listed
 
+from ..backends.kubernetes.client import Object
 from ..backends.kubernetes.nodes import ClusterNode, NodeSelector, pool_of, unassigned, untolerated
+from ..backends.kubernetes.resource_slices import SLICES, described
 from ..engine.snapshot import GPU, Profile
 from ..policy import Document
 from ..wording.unassigned import unassigned_sentences
@@ -16,6 +18,8 @@ from .findings import Finding
 
 async def check_nodes(cluster: ClusterAccess) -> Iterable[Finding]:
     """Return what keeps nodes from their pools, and jobs from nodes."""
+    if cluster.hub:  # it makes pods, and need not see nodes
+        return []
     nodes, chosen = await cluster.nodes(), cluster.selectors
     if cluster.document is None:
         return [Finding("error", "There is no policy.", "policy", "Name one in MAKEWAY_POLICY_FILE.")]
@@ -23,6 +27,7 @@ async def check_nodes(cluster: ClusterAccess) -> Iterable[Finding]:
         *_unselected(cluster.document, chosen),
         *(finding for selector in chosen for finding in _pool(selector, nodes)),
         *_unassigned(nodes, chosen),
+        *_sliced(await cluster.listed(SLICES) or ()),
         *_too_large(cluster.document, chosen, nodes),
     ]
 
@@ -87,6 +92,12 @@ def _unassigned(nodes: Sequence[ClusterNode], chosen: Sequence[NodeSelector]) ->
     for sentence in unassigned_sentences(
         {node.name: unassigned(node, chosen, pool_of(node, chosen)) for node in nodes}
     ):
+        what, _, remedy = sentence.partition(": ")
+        yield Finding("warning", f"{what}.", "nodes", f"{remedy[:1].upper()}{remedy[1:]}")
+
+
+def _sliced(slices: Iterable[Object]) -> Iterator[Finding]:
+    for sentence in described(slices):
         what, _, remedy = sentence.partition(": ")
         yield Finding("warning", f"{what}.", "nodes", f"{remedy[:1].upper()}{remedy[1:]}")
 

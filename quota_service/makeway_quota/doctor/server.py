@@ -22,7 +22,7 @@ DAY = 86_400.0
 
 
 async def check_server(cluster: ClusterAccess) -> Iterable[Finding]:
-    """Return what is wrong with the version, or that the API server is not reached, which raises."""
+    """Return a finding if the version is too old; raise if the API server is not reached."""
     answer = await cluster.client.get("/version")
     major, minor = (int(re.sub(r"\D", "", str(answer.get(key) or "0")) or 0) for key in ("major", "minor"))
     if (major, minor) >= OLDEST or not major:
@@ -39,7 +39,7 @@ async def check_server(cluster: ClusterAccess) -> Iterable[Finding]:
 
 
 async def check_clock(cluster: ClusterAccess) -> Iterable[Finding]:
-    """Return that the API server's clock shows another time than this machine's."""
+    """Return a finding if the API server's clock shows another time than this machine's."""
     before = cluster.clock()
     await cluster.client.get("/version")
     after = cluster.clock()
@@ -51,7 +51,7 @@ async def check_clock(cluster: ClusterAccess) -> Iterable[Finding]:
 
 
 def clocks_apart(apart: float, whose: str) -> list[Finding]:
-    """Return that two clocks are so many seconds apart, where that matters."""
+    """Return a finding if two clocks are so many seconds apart that it matters."""
     if apart < APART:
         return []
     severity: Severity = "error" if apart >= TOO_FAR else "warning"
@@ -66,7 +66,7 @@ def clocks_apart(apart: float, whose: str) -> list[Finding]:
 
 
 async def check_certificate(cluster: ClusterAccess, seconds: float = 10.0) -> Iterable[Finding]:
-    """Return that the API server's certificate ends soon; one that is not valid is no connection at all."""
+    """Return a finding if the API server's certificate ends soon; with one that is not valid there is no connection."""
     parts = urlsplit(cluster.client.connection.server)
     if parts.scheme != "https" or cluster.client.connection.context.verify_mode == ssl.CERT_NONE:
         return []
@@ -82,7 +82,7 @@ async def check_certificate(cluster: ClusterAccess, seconds: float = 10.0) -> It
 
 
 def expiring(left: float) -> list[Finding]:
-    """Return that a certificate ends in so many seconds, where that is soon."""
+    """Return a finding if a certificate that ends in so many seconds ends soon."""
     if left > EXPIRES:
         return []
     return [

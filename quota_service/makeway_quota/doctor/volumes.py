@@ -39,7 +39,9 @@ async def _claim(cluster: ClusterAccess, name: str) -> list[Finding]:
     if found is None:
         return []
     if found is False or not isinstance(found, dict):
-        return [Finding("error", f"The claim {name} of checkpoints is not there.", where, "Make it: jobs wait for it.")]
+        return [
+            Finding("error", f"The claim {name} of checkpoints does not exist.", where, "Create it: jobs wait for it.")
+        ]
     return [*await _unbound(cluster, found, where), *await _modes(cluster, found, where)]
 
 
@@ -48,7 +50,9 @@ async def _unbound(cluster: ClusterAccess, claim: Object, where: str) -> list[Fi
     spec = claim.get("spec") or {}
     if phase == "Lost":
         what = f"The volume of the claim {name} is gone."
-        return [Finding("error", what, where, "Restore the volume, or make the claim anew: its checkpoints are lost.")]
+        return [
+            Finding("error", what, where, "Restore the volume, or create the claim anew: its checkpoints are lost.")
+        ]
     if phase == "Bound":
         return []
     wanted = spec.get("storageClassName")
@@ -69,9 +73,9 @@ async def _unbound(cluster: ClusterAccess, claim: Object, where: str) -> list[Fi
         return [
             Finding(
                 "error",
-                f"The claim {name} waits for the StorageClass {wanted}, which is not there.",
+                f"The claim {name} waits for the StorageClass {wanted}, which does not exist.",
                 where,
-                f"Make that class, or name one of those that there are: {', '.join(sorted(names)) or 'none'}.",
+                f"Create that class, or name one of those that exist: {', '.join(sorted(names)) or 'none'}.",
             )
         ]
     if names.get(wanted, {}).get("volumeBindingMode") == "WaitForFirstConsumer":

@@ -35,7 +35,8 @@ POOLED = (
 )
 READ_ONLY = (
     "it cannot be written to: this server is a standby, or default_transaction_read_only is on for this database or "
-    "user. Name the primary, or all servers (?host=one,two), of which the one that can be written to is taken"
+    "user. Name the primary, or all servers (?host=one:5432&host=two:5432), of which the one that can be written to is "
+    "taken"
 )
 STATEMENTS = "transaction blocks not allowed in statement pooling mode"
 OWN_TABLES = frozenset({"workloads", "decisions", "terms"})

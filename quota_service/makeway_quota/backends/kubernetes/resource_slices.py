@@ -28,6 +28,11 @@ async def slice_sentences(client: ApiClient) -> list[str]:
         if refusal.status in UNREADABLE:
             return []
         raise
+    return described(items)
+
+
+def described(items: Iterable[Object]) -> list[str]:
+    """Return one sentence for each driver of GPUs in ResourceSlices, sorted by driver."""
     found: list[str] = []
     for driver, by_node in sorted(sliced(items).items()):
         where = f" of {listed(names)}" if (names := sorted(filter(None, by_node))) else ""

@@ -64,5 +64,17 @@ def _beyond(message: str, pods: int) -> str:
     return ""
 
 
+def fits_later(message: str) -> bool:
+    """Whether a pod that a quota refuses fits as soon as others end: it requests no more than all of the quota."""
+    found = QUOTA.match(message)
+    if found is None:
+        return False
+    try:
+        requested, limited = _quantities(found["requested"]), _quantities(found["limited"])
+        return all(number(requested[one]) <= number(limited[one]) for one in requested.keys() & limited.keys())
+    except ValueError:  # the sentence of another version
+        return False
+
+
 def _quantities(text: str) -> dict[str, str]:
     return {resource: amount for resource, _, amount in (each.rpartition("=") for each in text.split(","))}
