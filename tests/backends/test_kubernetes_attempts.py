@@ -882,7 +882,7 @@ async def test_a_folder_of_checkpoints_that_the_kubelet_cannot_make_is_the_fault
     assert "may write" not in found.message, "the volume may be away, or its mount on this node hang"
 
 
-async def test_a_folder_of_checkpoints_that_nobody_may_make_is_a_matter_of_rights(backend: Backend) -> None:
+async def test_a_folder_of_checkpoints_that_no_user_may_make_is_a_matter_of_rights(backend: Backend) -> None:
     said = 'failed to create subPath directory for volumeMount "checkpoints" of container "worker": permission denied'
     waits = pod("j1", "Pending")
     waiting = {"waiting": {"reason": "CreateContainerConfigError", "message": said}}

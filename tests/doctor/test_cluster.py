@@ -380,6 +380,17 @@ async def test_a_node_that_cannot_be_read_leaves_the_other_checks_alone() -> Non
     assert any("The check failed" in one.what for one in found)
 
 
+async def test_homes_need_the_right_to_read_claims() -> None:
+    server = Server()
+    denying(("persistentvolumeclaims", "get"))(server)
+    assert await findings(server) == []
+    (found,) = await findings(server, home_claim="home-{user}")
+    assert (found.severity, found.what) == (
+        "warning",
+        "The account may not get persistentvolumeclaims: jobs have no home.",
+    )
+
+
 async def test_without_an_api_server_that_is_said_once() -> None:
     server = Server()
     server.down = True

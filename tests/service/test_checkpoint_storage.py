@@ -100,11 +100,11 @@ def test_the_node_of_the_worker_that_could_not_write_is_avoided(worker: int) -> 
 
 
 def test_in_a_gang_a_worker_that_cannot_write_ends_the_attempt_before_it_ran() -> None:
-    """The other worker has begun, and is ended because of it."""
+    """The other worker has started, and is ended because of it."""
     key = ("j-1", 1)
     failed = WorkerSeen(ended_at=5.0, exit_code=73, storage_failed=True, message=SAYS)
-    begun = WorkerSeen(started_at=4.0)
-    assert attempt_of(key, {0: begun, 1: failed}, 2).phase is Phase.STARTING
+    running = WorkerSeen(started_at=4.0)
+    assert attempt_of(key, {0: running, 1: failed}, 2).phase is Phase.STARTING
     ended = WorkerSeen(started_at=4.0, ended_at=6.0, exit_code=-15, message="stopped")
     seen = attempt_of(key, {0: ended, 1: failed}, 2)
     assert (seen.phase, seen.storage_failed, seen.worker) == (Phase.EXITED, True, 1)

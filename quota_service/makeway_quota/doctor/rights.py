@@ -34,6 +34,8 @@ SERVICE = (
     Right("networking.k8s.io", "networkpolicies", ("create", "delete"), without="gangs have no network policy"),
 )
 """As in the chart's templates/service/rights.yaml"""
+HOMES = Right("", "persistentvolumeclaims", ("get",), without="jobs have no home")
+"""With a claim of homes (`jobs.home` of the chart) besides"""
 HUB = (
     Right("", "pods", ("get", "list", "watch", "create", "delete")),
     Right("", "persistentvolumeclaims", ("get", "create", "delete")),
@@ -44,7 +46,8 @@ HUB = (
 
 async def check_rights(cluster: ClusterAccess) -> Iterable[Finding]:
     """Return one finding for each resource on which a verb is not allowed."""
-    return [finding for right in (HUB if cluster.hub else SERVICE) if (finding := await _denied(cluster, right))]
+    wanted = HUB if cluster.hub else (*SERVICE, HOMES) if cluster.settings.home_claim else SERVICE
+    return [finding for right in wanted if (finding := await _denied(cluster, right))]
 
 
 async def _denied(cluster: ClusterAccess, right: Right) -> Finding | None:

@@ -49,7 +49,7 @@ REFUSED = (
 NO_FOLDER = ("subPath", '"checkpoints"')
 """In the message of a container whose own folder of the volume `checkpoints` the kubelet could not make"""
 NOT_ALLOWED = ("permission denied", "operation not permitted", "read-only")
-"""In that message: nobody may write there; else the volume may be away, or only its mount on this node hang"""
+"""In that message: no user may write there; else the volume may be away, or only its mount on this node hang"""
 
 
 def foremost(pods: Iterable[JobPod], limits: Mapping[str, float] = LIMITS) -> JobPod | None:
