@@ -192,6 +192,7 @@ async def test_a_quota_that_others_use_up_is_a_warning_and_one_that_is_too_small
     server.refuses = f'pods "x" is forbidden: exceeded quota: q, {BUSY.format(pods, gpus)}'
     (found,) = await findings(server)
     assert (found.severity, "exceeded quota" in found.what) == (severity, True)
+    assert ("Wait until" in found.remedy) is (severity == "warning")
 
 
 async def test_a_webhook_that_takes_no_dry_run_is_not_checked() -> None:

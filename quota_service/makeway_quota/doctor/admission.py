@@ -22,7 +22,7 @@ MOST_PROFILES = 30
 """So many profiles are checked, the first of the policy"""
 DRY_RUN = "?dryRun=All"
 NO_DRY_RUN = "does not support dry run"
-USED_UP = "Jobs wait until others end; if they wait too long, raise the ResourceQuota of the namespace."
+USED_UP = "Wait until other pods end, or raise the ResourceQuota of the namespace."
 REMEDIES: Mapping[str, str] = {
     NO_DRY_RUN: "Set sideEffects of this webhook to None or NoneOnDryRun if that is true of it, or watch a job.",
     r"violates PodSecurity": "Remove from the profile's pod template what the level of the namespace forbids, or "

@@ -39,7 +39,7 @@ def folders(settings: ServiceSettings) -> Iterator[Finding]:
 
 
 def _unwritable(folder: Path) -> str:
-    """Return why no file can be made in a folder; one that is not there yet is looked for above it."""
+    """Return why no file can be made in a folder; for one that does not exist yet, in the folder above it."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     name = folder / f".makeway-doctor-{uuid.uuid4().hex}"
