@@ -47,7 +47,7 @@ def test_a_lost_rank_ends_those_that_wait_for_it(
     script.write_text(STUCK)
     workers = [{"env": {"RANK": str(rank), "WORLD_SIZE": "2"}} for rank in range(2)]
     command = [sys.executable, "-u", str(script), when, how]
-    process = container.start(*command, env={"PYTHONPATH": str(LIBRARY)}, grace=600, workers=workers)
+    process = container.start(*command, env={"PYTHONPATH": str(LIBRARY)}, grace=24, workers=workers)
     if when == "notice":
         for rank in range(2):
             container.until("log", f"[{rank}] up")
@@ -58,6 +58,45 @@ def test_a_lost_rank_ends_those_that_wait_for_it(
     assert words in status["message"]
     ended = "makeway: rank 1 failed" in container.file("log").read_text()
     assert ended is (when == "notice")
+
+
+INDEPENDENT = """
+import os, sys, time
+from makeway import checkpoint
+
+rank, way = os.environ["RANK"], sys.argv[1]
+checkpoint.requested()
+print("up", flush=True)
+while not os.path.exists(os.environ["MAKEWAY_STOP_FILE"]):
+    time.sleep(0.01)
+if rank == "1":
+    raise RuntimeError("a bad batch")
+if way == "step":
+    time.sleep(13)  # longer than the 10 s after which the others were ended
+checkpoint.requested()
+with checkpoint.saving(7) as folder:
+    time.sleep(20 if way == "slow" and rank == "2" else 0)
+    (folder / f"weights-{rank}").write_text("whole")
+checkpoint.stop()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["step", "slow"])
+def test_workers_that_do_not_need_the_lost_one_save(container: Container, way: str) -> None:
+    script = container.root / "train.py"
+    script.write_text(INDEPENDENT)
+    workers = [{"env": {"RANK": str(rank), "WORLD_SIZE": "3"}} for rank in range(3)]
+    process = container.start(
+        *(sys.executable, "-u", str(script), way), env={"PYTHONPATH": str(LIBRARY)}, grace=28, workers=workers
+    )
+    for rank in range(3):
+        container.until("log", f"[{rank}] up")
+    process.send_signal(signal.SIGTERM)
+    process.wait(90)
+    checkpoints = container.root / "job" / "checkpoints"
+    assert {path.name for path in checkpoints.glob("step-*/*")} == {"weights-0", "weights-2"}
+    assert "they are ended" not in container.file("log").read_text()
 
 
 ELASTIC = """[rank0]: RuntimeError: Connection closed by peer

@@ -132,6 +132,41 @@ def test_a_code_75_without_an_acknowledgement_is_that_of_the_agent(container: Co
     assert (status["exit_code"], status["acknowledged"]) == (1, False)
 
 
+ALONE = """
+import os, time
+from makeway import checkpoint
+
+rank = os.environ["RANK"]
+checkpoint.requested()
+open("ranks-" + rank, "w").write(str(os.getpid()))
+while not os.path.exists("ranks-0"):
+    pass
+open("up-" + rank, "w").close()
+while not checkpoint.requested():
+    pass
+if rank == "1":
+    other = open("ranks-0").read()
+    while open(f"/proc/{other}/stat").read().rpartition(")")[2].split()[0] != "Z":  # a collective without it
+        time.sleep(0.01)
+    raise ConnectionError("closed by peer")
+with checkpoint.saving(7) as folder:
+    (folder / "weights").write_text("whole")
+checkpoint.stop()
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_that_alone_saves_does_not_wait_for_those_that_hang_without_it(container: Container) -> None:
+    """They end of it, as their connection does."""
+    process = start(container, code=ALONE)
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(25)  # of 30 s that it waited, half of the grace
+    finally:
+        process.kill()
+        process.wait()
+
+
 RESTARTED = """
 import os
 from makeway import checkpoint

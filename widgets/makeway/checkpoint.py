@@ -422,7 +422,7 @@ class _Parts:
         _check_keep(keep)
         _signals.install()
         folder, began = _folder(name), time.monotonic()
-        with _saves, self.progress.saving():
+        with _saves, self.registration.saving(), self.progress.saving():
             if together and _rank_and_size()[1] > 1:
                 adding = folder.adding_together(step, keep, self.ranks, same_step=same_step)
             else:

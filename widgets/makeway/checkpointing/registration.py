@@ -1,7 +1,8 @@
 """Register this process with the launcher as listening for the notice, and follow the ranks beside it.
 
 Used by `makeway.checkpoint`; the launcher reads the files in `launcher/listeners.py`. Their names are
-`PID.START.NAMESPACE`, with `.heard` once the process has seen the notice, `.acknowledged` once it has saved and ends.
+`PID.START.NAMESPACE`, with `.heard` once the process has seen the notice, `.acknowledged` once it has saved and ends,
+and with `.saving` while it saves.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-HEARD, ACKNOWLEDGED = ".heard", ".acknowledged"
+HEARD, ACKNOWLEDGED, SAVING = ".heard", ".acknowledged", ".saving"
+SIBLING_SECONDS = 5.0
+"""Seconds without a save for which ranks beside this one are waited for: they may hang in a collective without it"""
 PAUSE_SECONDS = 0.02
 
 
@@ -22,6 +25,7 @@ class Registration:
         self._noted: set[tuple[int, str]] = set()
         self._is_later = False
         """Whether this process was forked after the launcher had signalled all processes"""
+        self._saves = 0
 
     def watch_forks(self) -> None:
         """Note in each fork whether it began later than the signal of the notice."""
@@ -51,25 +55,53 @@ class Registration:
         self._noted.add(key)
         if folder := os.environ.get("MAKEWAY_LISTENERS"):
             with contextlib.suppress(OSError, ValueError, IndexError):  # it gets the signal then
-                path = os.path.join(folder, _process_name() + what)
-                os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+                _add(os.path.join(folder, _process_name() + what))
+
+    @contextlib.contextmanager
+    def saving(self) -> Iterator[None]:
+        """Tell the launcher, and the ranks beside this one, that this process saves; one save may be in another."""
+        path = ""
+        if (folder := os.environ.get("MAKEWAY_LISTENERS")) and not self._saves:
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                path = os.path.join(folder, _process_name() + SAVING)
+                _add(path)
+        self._saves += 1
+        try:
+            yield
+        finally:
+            self._saves -= 1
+            if path:
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
 
     def wait_for_siblings(self, deadline: Callable[[], float | None]) -> None:
         """Wait until the ranks that the same agent started have acknowledged the notice that they have seen, or ended.
 
         When the first of its ranks ends with 75, torchrun sends SIGTERM to the process groups of the others, and so to
-        the loaders that a save still needs. Waits until `deadline()`, in Unix seconds.
+        the loaders that a save still needs. Waits until `deadline()`, in Unix seconds, while any of them saves; where
+        none does, for SIBLING_SECONDS.
         """
-        until = deadline() or 0.0
-        while time.time() < until and self._is_a_sibling_saving():
+        until, quiet_at = deadline() or 0.0, time.monotonic()
+        while time.time() < until and time.monotonic() < quiet_at + SIBLING_SECONDS:
+            unsaved, saving = self._siblings()
+            if not unsaved:
+                return
+            if saving:
+                quiet_at = time.monotonic()
             time.sleep(PAUSE_SECONDS)
 
-    def _is_a_sibling_saving(self) -> bool:
+    def _siblings(self) -> tuple[bool, bool]:
+        """Return whether a rank beside this one has seen the notice and not acknowledged it, and whether one saves."""
         with contextlib.suppress(OSError, ValueError, IndexError):
             names = set(os.listdir(os.environ.get("MAKEWAY_LISTENERS") or os.devnull))  # an earlier launcher has none
-            heard = {name[: -len(HEARD)] for name in names if name.endswith(HEARD)}
-            return any(name + ACKNOWLEDGED not in names and _is_sibling(name) for name in heard - {_process_name()})
-        return False
+            heard = {name[: -len(HEARD)] for name in names if name.endswith(HEARD)} - {_process_name()}
+            unsaved = [name for name in heard if name + ACKNOWLEDGED not in names and _is_sibling(name)]
+            return bool(unsaved), any(name + SAVING in names for name in unsaved)
+        return False, False
+
+
+def _add(path: str) -> None:
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
 
 
 def _is_noticed() -> bool:

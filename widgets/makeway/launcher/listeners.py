@@ -1,7 +1,8 @@
 """Read which processes of a worker listen for the notice themselves, and how far they are with it.
 
 `makeway.checkpoint` writes the files: `PID.START.NAMESPACE` at its first poll, with `.heard` once it has seen the
-notice, with `.acknowledged` once it has called `stop()`. The launcher adds `signalled`. Used by `notice_delivery.py`.
+notice, with `.acknowledged` once it has called `stop()`, and with `.saving` while it saves. The launcher adds
+`signalled`. Used by `notice_delivery.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
-NAME = re.compile(r"(\d{1,9})\.(\d{1,19})\.(\d{1,19})(\.heard|\.acknowledged)?")
+NAME = re.compile(r"(\d{1,9})\.(\d{1,19})\.(\d{1,19})(\.heard|\.acknowledged|\.saving)?")
 MOST = 100_000
 """Files of a folder that are read: the job may have put anything there"""
 
@@ -60,6 +61,12 @@ class Listeners:
         """Return for each process that ever listened whether it has seen the notice."""
         return [bool(marks) for marks in self._marks().values()]
 
+    def saving(self) -> list[bool]:
+        """Return for each save that began and did not come to its end whether its process lives."""
+        here = _namespace()
+        saves = [process for process, mark in self._files() if mark == "saving"]
+        return [process.namespace != here or _is_alive(process) for process in saves]
+
     def alive(self) -> list[Listener]:
         """Return the processes that listen and have not ended, by pid; they are remembered for `unsaved`."""
         marks = self._marks()
@@ -94,14 +101,21 @@ class Listeners:
     def _marks(self) -> dict[Process, set[str]]:
         """Return the marks of each process."""
         found: dict[Process, set[str]] = {}
-        with contextlib.suppress(OSError), os.scandir(self.folder) as entries:
-            for entry in islice(entries, MOST):
-                match = NAME.fullmatch(entry.name)
-                if match:
-                    process = Process(int(match[1]), int(match[2]), int(match[3]))
-                    marks = found.setdefault(process, set())
-                    marks.update({match[4][1:]} if match[4] else ())
+        for process, mark in self._files():
+            if mark != "saving":  # a process may save that does not listen
+                found.setdefault(process, set()).update({mark} if mark else ())
         return found
+
+    def _files(self) -> list[tuple[Process, str]]:
+        """Return the files by their process, with the mark that each is."""
+        with contextlib.suppress(OSError), os.scandir(self.folder) as entries:
+            matches = [NAME.fullmatch(entry.name) for entry in islice(entries, MOST)]
+            return [
+                (Process(int(match[1]), int(match[2]), int(match[3])), (match[4] or "")[1:])
+                for match in matches
+                if match
+            ]
+        return []
 
 
 def catches(pid: int, number: int) -> bool:

@@ -38,6 +38,7 @@ class NoticeDelivery:
         self._signalled: set[int] = set()
         self._prompted: set[int] = set()
         self._prompt_at = self._group_at = self._ending_until = 0.0
+        self._half_at = self._late_at = 0.0
         self._acknowledged_since: float | None = None
 
     def add(self, worker: int, folder: str) -> None:
@@ -47,6 +48,7 @@ class NoticeDelivery:
     def begin(self, seconds: float, *, written: bool) -> None:
         """Deliver a notice with this time to its deadline; not `written`: it cannot be read, so signals come first."""
         now = time.monotonic()
+        self._half_at, self._late_at = now + seconds / 2, now + seconds * 0.75
         self._prompt_at = now + seconds / 2 if written else now
         self._group_at = now + seconds * (0.75 if written else 0.5)
         self._ending_until = now + min(ENDING_SECONDS, seconds / 2)
@@ -97,9 +99,20 @@ class NoticeDelivery:
             self._acknowledged_since = now
         return now - self._acknowledged_since >= LINGER_SECONDS
 
-    def listens(self, worker: int) -> bool:
-        """Whether any process of a worker has ever listened."""
-        return bool(self._listeners[worker].heard())
+    def wait_in_vain(self, is_saving: bool) -> bool:
+        """Whether all workers that are left can be taken to wait for one that has failed, as in a collective.
+
+        They listened, save nothing, and have not polled for half of the time to the deadline; those that have may save
+        by means of their own, until three quarters. `is_saving`: as libraries report it that add no file for a save.
+        """
+        saves = [alive for listeners in self._listeners.values() for alive in listeners.saving()]
+        if any(saves) or (is_saving and not saves):
+            return False
+        return all(self._is_late(listeners) for _, listeners in self._running())
+
+    def _is_late(self, listeners: Listeners) -> bool:
+        heard = any(one.heard for one in listeners.alive())
+        return bool(listeners.heard()) and time.monotonic() >= (self._late_at if heard else self._half_at)
 
     def has_saved(self, worker: int) -> bool:
         """Whether all that listened in a worker since the notice has acknowledged it; one process at least."""

@@ -36,7 +36,7 @@ OWN_VARIABLES = (
 """The launcher's part of a remote worker's environment"""
 SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD}
 LOST_RANK_SECONDS = 10.0
-"""Seconds after the failure of a worker for which others of its gang that do not save may still run after a notice"""
+"""Seconds, at least, after the failure of a worker for which others of its gang may still run after a notice"""
 NOTICE_POLL = 5.0
 """Seconds between reads of a notice that came without a signal."""
 DRAIN_SECONDS = 60.0
@@ -266,12 +266,13 @@ class Run:
             return False
         now = time.monotonic()
         self._failed_since = now if self._failed_since is None else self._failed_since
-        left = [worker for worker in self.children.workers if worker not in self.children.codes]
         saving = number(read_json(self.attempt.path("progress.json")).get("saving_since")) is not None
-        if now < self._failed_since + LOST_RANK_SECONDS or saving or not all(map(self.delivery.listens, left)):
+        if now < self._failed_since + LOST_RANK_SECONDS or not self.delivery.wait_in_vain(saving):
             return False
         lost = f"rank {self._ranks.get(failed, '0')} failed ({end_of(self.children.codes[failed])})"
-        self.log.note(f"{lost}, and the others have not ended {duration(LOST_RANK_SECONDS)} later: they are ended")
+        self.log.note(
+            f"{lost}, and the others have not ended {duration(now - self._failed_since)} later: they are ended"
+        )
         return True
 
     def _failed(self) -> int | None:
