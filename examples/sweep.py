@@ -1,4 +1,4 @@
-"""Search for good settings with Optuna: each trial is a job, most of them over quota, and makes way for the owners.
+"""Search for good settings with Optuna: each trial is a job; those over quota make way for the owners.
 
 Run it in a notebook (`%run sweep.py`) or a terminal of the portal. The study is kept in the folder `sweep`. When this
 is stopped, its jobs go on: run it again, and it continues with them.
@@ -50,7 +50,7 @@ nn.functional.cross_entropy(model(pictures), shapes).item()
 
 
 def job_of(trial: int) -> makeway.Job | None:
-    """Return the job of a trial, by its name; None where this was stopped before it was submitted."""
+    """Return the job of a trial, by its name; None if the search was stopped before it submitted one."""
     try:
         return makeway.job(f"{NAME}-{trial}")
     except makeway.Refused as refused:

@@ -12,9 +12,9 @@ from makeway_quota import policy
 from makeway_quota.backends.base import AttemptSeen, NodeSeen, Phase, Seen, StartOrder
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.backends.workers import WorkerSeen, attempt_of
+from makeway_quota.control.checkpoint_failures import PASSES, CheckpointFailures
 from makeway_quota.control.reconcile import reconcile
 from makeway_quota.control.start_backoff import MANY, StartBackoff, backoff_until
-from makeway_quota.control.storage_failures import PASSES, StorageFailures
 from makeway_quota.control.transitions import CHECKPOINT_STORAGE
 from makeway_quota.control.worker_channel import worker_of
 from makeway_quota.store.records import NewWorkload, Workload
@@ -126,7 +126,7 @@ def test_a_report_of_an_older_launcher_says_nothing_of_it() -> None:
 
 
 def test_a_failure_is_remembered_for_its_team_until_a_job_of_it_runs_or_a_day_has_passed() -> None:
-    failures, backoff = StorageFailures(), StartBackoff()
+    failures, backoff = CheckpointFailures(), StartBackoff()
     waits = after(backoff, 100.0)
     failures.committed([waits])
     assert SAYS in failures.of("rnd", 200.0)

@@ -158,7 +158,7 @@ async def test_the_next_submission_of_that_name_is_told_of_slow_saves(web: Porta
     submitted = (await ana.post(f"{API}/jobs", json=ask)).json()["notes"]
     for notes in (dry, submitted):
         [note] = notes
-        assert note.startswith(f"In the job of this name before, {id}, its last save took 11 d 13 h, longer than ")
+        assert note.startswith(f"Your previous job of this name, {id}, saved slowly: its last save took 11 d 13 h, ")
     assert (await ana.post(f"{API}/jobs", json={**ask, "name": "other"})).json()["notes"] == []
     assert (await ana.post(f"{API}/jobs", json={**ask, "name": ""})).json()["notes"] == []
     assert (await web.as_("bo").post(f"{API}/jobs", json=ask)).json()["notes"] == [], "another person's job"
@@ -178,4 +178,6 @@ async def test_a_signal_that_frameworks_catch_is_told_at_the_submission(tmp_path
             )
         ]
         assert [len(notes) for notes in told] == [1, 0, 0, 0]
-        assert told[0][0].startswith("Its profile asks jobs to save by SIGUSR1, and NCCL, PyTorch Lightning and others")
+        assert told[0][0].startswith(
+            "Its profile sends the notice as SIGUSR1, which may not reach the job's code: NCCL, "
+        )

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 from container import Container
-from makeway.launcher import storage
+from makeway.launcher import checkpoint_check
 from makeway.launcher.attempt import Attempt
+from makeway.launcher.checkpoint_check import CANNOT_CREATE, PREFIX, write_failure
 from makeway.launcher.report import report_of
-from makeway.launcher.storage import CANNOT_CREATE, PREFIX, write_failure
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def refusing(monkeypatch: pytest.MonkeyPatch, call: str, number: int) -> None:
     def refuse(*args: object, **kwargs: object) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(storage.os, call, refuse)
+    monkeypatch.setattr(checkpoint_check.os, call, refuse)
 
 
 @pytest.mark.covers("F43")
@@ -94,7 +94,7 @@ def test_a_failure_when_the_file_is_closed_counts(tmp_path: Path, monkeypatch: p
         raise OSError(errno.ENOSPC, "full")
 
     with monkeypatch.context() as patched:
-        patched.setattr(storage.os, "close", refuse)
+        patched.setattr(checkpoint_check.os, "close", refuse)
         said = write_failure(str(tmp_path))
     assert "its volume is full" in said
 
@@ -102,7 +102,7 @@ def test_a_failure_when_the_file_is_closed_counts(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize("call", ["makedirs", "open", "write", "fsync", "replace"])
 def test_a_volume_that_hangs_holds_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     hangs = threading.Event()
-    monkeypatch.setattr(storage.os, call, lambda *args, **kwargs: hangs.wait(30.0))
+    monkeypatch.setattr(checkpoint_check.os, call, lambda *args, **kwargs: hangs.wait(30.0))
     try:
         said = write_failure(str(tmp_path / "checkpoints"), seconds=0.02)
     finally:
@@ -137,8 +137,8 @@ def test_a_folder_of_root_is_refused_to_the_user_of_jobs(tmp_path: Path) -> None
     volume = tmp_path / "volume"
     volume.mkdir(mode=0o755)
     tmp_path.chmod(0o755)
-    launcher = Path(storage.__file__).parents[2]
-    code = "from makeway.launcher.storage import write_failure; import sys; print(write_failure(sys.argv[1]))"
+    launcher = Path(checkpoint_check.__file__).parents[2]
+    code = "from makeway.launcher.checkpoint_check import write_failure; import sys; print(write_failure(sys.argv[1]))"
     for parent in (tmp_path, *tmp_path.parents):
         if parent == Path("/tmp"):
             break

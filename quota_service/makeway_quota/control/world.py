@@ -21,6 +21,7 @@ from ..quarantine import Quarantine
 from ..store.records import Workload
 from ..store.store import Store
 from .active_rows import ActiveRows
+from .checkpoint_failures import CheckpointFailures
 from .clock_steps import ClockSteps
 from .engine_view import CYCLE, EngineChanges, EngineView
 from .expectations import Expectations
@@ -32,7 +33,6 @@ from .people import People
 from .pool_assignment import PoolAssignment, divide, sizes
 from .present_times import PresentTimes
 from .start_backoff import StartBackoff
-from .storage_failures import StorageFailures
 from .work_queue import WorkQueue
 from .workload_pods import WorkloadPods
 
@@ -89,7 +89,7 @@ class World:
         """Whether an attempt finds the checkpoints of the one before."""
         self.backoff = StartBackoff()
         """How often the jobs that wait were refused, and by which nodes."""
-        self.storage_failures = StorageFailures()
+        self.checkpoint_failures = CheckpointFailures()
         self.returned: set[str] = set()
         """Nodes that may take work again; the loop takes them."""
         self.people = people or People(store)
@@ -104,7 +104,7 @@ class World:
         self._kept: tuple[Mapping[str, float], float] = {}, 0.0
         """The histories as they were read, and their age in seconds."""
         self._account()
-        for committed in (self._active.committed, self.backoff.committed, self.storage_failures.committed):
+        for committed in (self._active.committed, self.backoff.committed, self.checkpoint_failures.committed):
             store.on_change(committed)
         store.on_change(self._followers.committed, last=True)
 
@@ -365,7 +365,7 @@ class World:
         rows = await asyncio.to_thread(self._store.active)
         self._note_damaged(self._store.damaged)
         self.backoff.committed(rows)
-        self.storage_failures.committed(rows)
+        self.checkpoint_failures.committed(rows)
         return rows
 
     def _note_damaged(self, damaged: Mapping[str, Sequence[str]]) -> None:

@@ -75,6 +75,6 @@ def some_failed(done: str, failed: Mapping[str, Exception]) -> MakewayError:
     jobs, more = ", ".join(list(failed)[:MOST_NAMED]), " and others" if len(failed) > MOST_NAMED else ""
     message = (
         f"{count(len(failed), 'job')} could not be {done} ({jobs}{more}), and all others were. "
-        "The log of the service has the reason: repeat the request once that is mended."
+        "The log of the service has the reason: repeat the request once that is fixed."
     )
     return refuse(message, "some_failed", 500)

@@ -145,7 +145,10 @@ def signal_note(signal: str, request: JobRequest) -> list[str]:
     code = [request.source, *(_text(file.data) for file in request.files if file.path.endswith(".py"))]
     if any(READS_NOTICE.search(text) for text in code):
         return []
-    return [f"Its profile asks jobs to save by {signal}, and {why}. makeway.checkpoint hears of it without a signal."]
+    return [
+        f"Its profile sends the notice as {signal}, which may not reach the job's code: {why}. Code that uses "
+        "makeway.checkpoint gets the notice without a signal."
+    ]
 
 
 def _text(data: str) -> str:

@@ -208,7 +208,7 @@ class SubmissionService:
         notes = await backend.pod_notices(caller.name, team)
         if settings.backend == "kubernetes":
             notes = [image_note(image, choice, settings.kubernetes.image), *notes]
-        failure = self._context.world.storage_failures.of(team, self._context.clock())
+        failure = self._context.world.checkpoint_failures.of(team, self._context.clock())
         return [*notes, outcomes.checkpoint_risk(self._context.title(team), failure)] if failure else notes
 
     async def _checkpoint_notes(self, caller: Caller, request: JobRequest, profile: Profile, id: str = "") -> list[str]:
@@ -229,7 +229,11 @@ class SubmissionService:
             found = progress.get(row.id)
             if found is not None and found.report.get("save_seconds") is not None:
                 slow = views.slow_save(found, grace)
-                return [f"In the job of this name before, {row.id}, {slow}: {outcomes.FASTER_SAVES}."] if slow else []
+                return (
+                    [f"Your previous job of this name, {row.id}, saved slowly: {slow}; {outcomes.FASTER_SAVES}."]
+                    if slow
+                    else []
+                )
         return []
 
     async def _dry_run(self, caller: Caller, request: JobRequest, team: str, profile: str, size: int) -> DryRun:

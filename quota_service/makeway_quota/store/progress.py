@@ -16,8 +16,8 @@ from .tables import progress, workloads
 
 P = progress.c
 LAG = 60.0
-"""Seconds by which a report may come later than a newer one of its process, which went by another replica; one that is
-older still was made by a clock that has been set back"""
+"""Seconds: a report that is older than the stored one by less came late, by another replica, and is ignored; by more,
+the clock of its process was set back"""
 REPLACE = Many(update(progress).where(P.workload == bindparam("one")))
 
 

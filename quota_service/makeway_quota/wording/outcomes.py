@@ -47,7 +47,7 @@ FASTER_SAVES = "save less or faster, or use a profile with a longer grace"
 def slow_save(seconds: float, grace: float, killed: bool = False) -> str:
     """Return that the last save took more than half of the grace, or was `killed` at its end; "" if it was not so.
 
-    The launcher writes the same.
+    Worded as in the launcher's causes.py.
     """
     if killed:
         return f"its last save was killed after {duration(seconds)}, as the grace of {duration(grace)} was over"

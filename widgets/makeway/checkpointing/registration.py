@@ -59,7 +59,7 @@ class Registration:
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[None]:
-        """Tell the launcher, and the ranks beside this one, that this process saves; one save may be in another."""
+        """Show the launcher, and the ranks beside this one, that this process saves; one save may be in another."""
         path = ""
         if (folder := os.environ.get("MAKEWAY_LISTENERS")) and not self._saves:
             with contextlib.suppress(OSError, ValueError, IndexError):

@@ -17,13 +17,13 @@ from typing import Any
 
 from .attempt import Attempt
 from .causes import SAVED_AND_LEFT, Ending, end_of, last_words, reason_of, slow_save
+from .checkpoint_check import CANNOT_CREATE, write_failure
 from .children import Children
 from .durations import duration
 from .files import number, read_json, whole, write_json
 from .log import LIMIT, Log
 from .notice_delivery import LINGER_SECONDS, NoticeDelivery
 from .output_copy import OutputCopy
-from .storage import CANNOT_CREATE, write_failure
 from .transport import Beside, Transport
 
 USAGE = """usage: launcher ORDER [--detach]    (ORDER: a file, or - for standard input)
@@ -156,7 +156,7 @@ class Run:
         try:
             os.umask(int(self.order.get("umask", 0o022)))
             if failure := write_failure(self.attempt.checkpoints):
-                return self._without_storage(failure)
+                return self._without_checkpoints(failure)
             _limit_open_files(self.order.get("open_files"))
             self.attempt.write_files(self.transport.content)
             self.attempt.inherit_progress()
@@ -182,7 +182,7 @@ class Run:
             self.children.codes.update(dict.fromkeys(running, SAVED_AND_LEFT))
         return self._report(self._exit_code())
 
-    def _without_storage(self, failure: str) -> int:
+    def _without_checkpoints(self, failure: str) -> int:
         """End before the command begins, as none of its checkpoints could be kept."""
         self.storage_failed = True
         self.log.note(failure)

@@ -16,7 +16,7 @@ STARTED = ("running", "succeeded")
 """States of a job whose folder of checkpoints took a file"""
 
 
-class StorageFailures:
+class CheckpointFailures:
     """The newest failure of each team. Thread-safe: a commit replaces or removes one entry."""
 
     def __init__(self) -> None:
