@@ -57,11 +57,14 @@ def pools(draw: st.DrawFn, name: str, profiles: list[str]) -> tuple[Pool, PoolFa
     return pool, PoolFacts(draw(texts), draw(st.none() | milli), local, draw(st.dictionaries(words, texts, max_size=2)))
 
 
+image_names = st.from_regex(r"[a-z0-9]{1,5}(/[a-z0-9]{1,5})?(:[a-zA-Z0-9]{1,4})?", fullmatch=True)
+
+
 @st.composite
 def images(draw: st.DrawFn) -> tuple[Image, ...]:
     names = draw(st.lists(slugs, unique=True, max_size=3))
     default = draw(st.none() | st.sampled_from(names)) if names else None
-    return tuple(Image(name, draw(words), draw(texts), draw(texts), name == default) for name in names)
+    return tuple(Image(name, draw(image_names), draw(texts), draw(texts), name == default) for name in names)
 
 
 @st.composite
@@ -98,7 +101,7 @@ def profiles(
         draw(texts) or name,
         draw(texts),
         draw(st.sampled_from([("session",), ("job",), ("session", "job")])),
-        None if choice else draw(st.none() | words),
+        None if choice else draw(st.none() | image_names),
         draw(st.dictionaries(st.from_regex(r"[A-LN-Z_][A-Z0-9_]{0,5}", fullmatch=True), texts, max_size=2)),
         draw(st.sampled_from(["SIGTERM", "SIGUSR1"])),
         everyone,
