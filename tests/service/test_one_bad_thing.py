@@ -136,6 +136,7 @@ class Site:
         await self.run.job(job.id)
 
         async def provoke() -> None:
+            self.world._view.stale.add(job.id)  # it is looked at again before it starts, not only where it changed
             self.backend.finish(blocker)
 
         return Bad(job.id, provoke, self.is_(job.id, "running"))
