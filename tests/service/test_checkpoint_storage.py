@@ -154,7 +154,8 @@ class ReadOnly(MemoryBackend):
 async def test_the_job_its_decisions_and_the_next_dry_run_say_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("makeway_quota.control.start_backoff.FIRST", 0.05)
+    for name in ("FIRST", "LONGEST", "RARE"):
+        monkeypatch.setattr(f"makeway_quota.control.start_backoff.{name}", 0.05)
     backend = ReadOnly(NODES, real_time=True)
     async with running(tmp_path, backend=backend, MAKEWAY_TICK_SECONDS=0.1) as run:
         ana, wanted = run.client("ana"), JobRequest(command=["true"], profile="gpu1", dry_run=True)
@@ -171,6 +172,7 @@ async def test_the_job_its_decisions_and_the_next_dry_run_say_it(
         )
         again = await run.submit("ana", "again", profile="gpu1")
         assert note in again.notes
+        await ana.cancel(again.id)  # there is one GPU
         backend.mended = True
         await run.job(job.id, "running")
         assert (await ana.dry_run(wanted)).notes == []
