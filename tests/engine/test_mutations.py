@@ -533,9 +533,7 @@ def broken(edit: Edit | None, place: Path) -> Path:
     """Copy the packages and break one rule in the copy (None: leave it whole)."""
     for package in ("makeway_api", "makeway_quota"):
         source = ROOT / "quota_service" / package
-        shutil.copytree(
-            source, place / package, ignore=shutil.ignore_patterns("__pycache__", "web", "store", "backends")
-        )
+        shutil.copytree(source, place / package, ignore=shutil.ignore_patterns("__pycache__", "web"))
     if edit is None:
         return place
     for name, old, new in edit.changes:
