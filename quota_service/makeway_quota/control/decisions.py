@@ -44,8 +44,8 @@ def change_set_of(
         pending = (reasons or ReasonThrottle(AT_ONCE)).unwritten(plan.pending, rows, names, explained=explained)
     for start in plan.start:
         with aside.guard(APPLYING, "workload", start.id):
-            message = sentence(start.facts, names.to(rows[start.id].team))
             row = rows[start.id]
+            message = sentence(start.facts, names.to(row.team))
             change_set.add(*transitions.start(row, start, message, now, lease_seconds, lenders(plan, start)))
     evictions: tuple[Evict | Move, ...] = (*plan.evict, *plan.move)
     for eviction in evictions:

@@ -40,9 +40,7 @@ def folders(settings: ServiceSettings) -> Iterator[Finding]:
 
 def _unwritable(folder: Path) -> str:
     """Return why no file can be made in a folder; for one that does not exist yet, in the folder above it."""
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    name = folder / f".makeway-doctor-{uuid.uuid4().hex}"
+    name = _existing(folder) / f".makeway-doctor-{uuid.uuid4().hex}"
     try:
         with name.open("wb") as file:
             file.write(b"\0" * 4096)
@@ -56,9 +54,13 @@ def _unwritable(folder: Path) -> str:
     return ""
 
 
+def _existing(folder: Path) -> Path:
+    """Return a folder, or the nearest one above it that exists."""
+    return next(each for each in (folder, *folder.parents) if each.exists())
+
+
 def _room(folder: Path) -> Iterator[Finding]:
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
+    folder = _existing(folder)
     free, found = shutil.disk_usage(folder).free, os.statvfs(folder)
     if free < FEW_BYTES:
         yield Finding(

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from makeway_api.quantities import count, listed
 
-from ..backends.kubernetes.client import Object
 from ..backends.kubernetes.nodes import ClusterNode, NodeSelector, pool_of, unassigned, untolerated
 from ..backends.kubernetes.resource_slices import SLICES, described
 from ..engine.snapshot import GPU, Profile
@@ -23,11 +22,12 @@ async def check_nodes(cluster: ClusterAccess) -> Iterable[Finding]:
     nodes, chosen = await cluster.nodes(), cluster.selectors
     if cluster.document is None:
         return [Finding("error", "There is no policy.", "policy", "Name one in MAKEWAY_POLICY_FILE.")]
+    offered = {node.name: unassigned(node, chosen, pool_of(node, chosen)) for node in nodes}
     return [
         *_unselected(cluster.document, chosen),
         *(finding for selector in chosen for finding in _pool(selector, nodes)),
-        *_unassigned(nodes, chosen),
-        *_sliced(await cluster.listed(SLICES) or ()),
+        *_not_assigned(unassigned_sentences(offered)),
+        *_not_assigned(described(await cluster.listed(SLICES) or ())),
         *_too_large(cluster.document, chosen, nodes),
     ]
 
@@ -88,16 +88,9 @@ def _pool(selector: NodeSelector, nodes: Sequence[ClusterNode]) -> Iterator[Find
             )
 
 
-def _unassigned(nodes: Sequence[ClusterNode], chosen: Sequence[NodeSelector]) -> Iterator[Finding]:
-    for sentence in unassigned_sentences(
-        {node.name: unassigned(node, chosen, pool_of(node, chosen)) for node in nodes}
-    ):
-        what, _, remedy = sentence.partition(": ")
-        yield Finding("warning", f"{what}.", "nodes", f"{remedy[:1].upper()}{remedy[1:]}")
-
-
-def _sliced(slices: Iterable[Object]) -> Iterator[Finding]:
-    for sentence in described(slices):
+def _not_assigned(sentences: Iterable[str]) -> Iterator[Finding]:
+    """Yield sentences about GPUs that no pool has, each `what: remedy`, as findings."""
+    for sentence in sentences:
         what, _, remedy = sentence.partition(": ")
         yield Finding("warning", f"{what}.", "nodes", f"{remedy[:1].upper()}{remedy[1:]}")
 
