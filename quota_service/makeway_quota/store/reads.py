@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from sqlalchemy import ColumnElement, Connection, TextClause, bindparam, func, literal, select, union_all
 
+from ..engine.snapshot import ADMITTED
 from . import rows
 from .pages import COLUMNS, W, bounded, by_id
-from .records import ADMITTED_STATES, ENDED, LIVE, Attempt, Cap, Event, PastRun, PolicyVersion, Workload
+from .records import ENDED, LIVE, Attempt, Cap, Event, PastRun, PolicyVersion, Workload
 from .statements import Lookup
 from .tables import LIVE_ROW, attempts, blobs, events, files, policies, purges, sources, terms, workloads
 from .tables import histories as known
@@ -54,7 +55,7 @@ def active(connection: Connection, damaged: dict[str, Sequence[str]] | None = No
     found = rows.workloads(connection.execute(ACTIVE).all(), damaged)
     unplaced = {id for id, fields in (damaged or {}).items() if "placement" in fields}
     for at, row in enumerate(found) if unplaced else ():
-        if row.id in unplaced and row.state in ADMITTED_STATES:
+        if row.id in unplaced and row.state in ADMITTED:
             last = [each.placement for each in attempts_of(connection, row.id) if each.number == row.attempt]
             found[at] = row._replace(placement=last[0] if last else ())
     return found

@@ -16,7 +16,6 @@ from ..values import Notice, Place
 
 Priority = Literal["low", "normal", "high"]
 LIVE: tuple[State, ...] = ("pending", "starting", "running", "checkpointing")
-ADMITTED_STATES: tuple[State, ...] = ("starting", "running", "checkpointing")
 ENDED: tuple[State, ...] = ("succeeded", "failed", "cancelled", "stopped")
 Numbers = Mapping[str, Any]
 """Names with plain JSON values; a tuple comes back as a list."""
