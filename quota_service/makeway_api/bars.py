@@ -13,6 +13,9 @@ from math import isfinite
 from .models import TeamUsage
 from .quantities import gpus, number
 
+WHEN_NEEDED = "when the team that reserved the GPUs needs them"
+"""When work over quota makes way: the one condition, in all sentences about that risk"""
+
 
 @dataclass(frozen=True, slots=True)
 class PartKind:
@@ -34,7 +37,7 @@ KINDS = (
     PartKind(
         "borrowed",
         "borrowed",
-        "held by preemptible jobs and notebooks over quota, which make way when the team that reserved them needs them",
+        f"held by preemptible jobs and notebooks over quota, which make way {WHEN_NEEDED}",
     ),
     PartKind("lent", "lent", "reserved, now held by other teams' work"),
     PartKind("free", "free", "reserved and idle"),

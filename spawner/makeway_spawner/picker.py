@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader
-from makeway_api.bars import KINDS, Bar, bar, scale
+from makeway_api.bars import KINDS, WHEN_NEEDED, Bar, bar, scale
 from makeway_api.durations import duration
 from makeway_api.models import Offer, OfferTable, Profile, TeamUsage
 from makeway_api.quantities import gpus, memory, number
@@ -113,7 +113,8 @@ class Picker:
     def _render(self, **values: Any) -> str:
         template = _environment().get_template("picker.html")
         hub = self.hub_url.rstrip("/")
-        return template.render(user=self.user, admin=self.admin, hub=hub, static=f"{hub}/makeway-static", **values)
+        known = {"user": self.user, "admin": self.admin, "hub": hub, "when_needed": WHEN_NEEDED}
+        return template.render(static=f"{hub}/makeway-static", **known, **values)
 
 
 @cache

@@ -83,7 +83,7 @@ def test_cells_show_owner_workload_and_quota() -> None:
     assert "held by work of others, or by a pod whose workload has ended" in cell_tip(machine(down), down, LOOK)
     over = Device(index=0, free=0, holders=[holder(over=True)])
     assert cell_tip(machine(over), over, LOOK) == (
-        "GPU 0 on n1\nR&D · ana: job n, running, over quota: makes way when the owner needs it"
+        "GPU 0 on n1\nR&D · ana: job n, running, over quota: makes way when the team that reserved the GPUs needs them"
     )
     assert "#mw-hatch" in str(node(machine(over), LOOK))
     session = Device(index=0, free=0, holders=[holder(kind=Kind.SESSION)])

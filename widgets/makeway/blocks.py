@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
+from makeway_api.tables import Column, laid_out, plain
 from markupsafe import Markup, escape
-
-from . import words
 
 SOFT = "opacity:.72"
 LINE = "rgba(128,128,128,.35)"
@@ -82,6 +82,7 @@ class Drawing:
 
 Inline = str | Bold | Soft | Code | Chip | Drawing
 Cell = Inline | tuple[Inline, ...]
+Row = TypeVar("Row")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +125,16 @@ Block = Line | Banner | Facts | Table | Drawing
 def line(*parts: Inline, space: int = 0) -> Line:
     """Return a line of the given parts."""
     return Line(parts, space)
+
+
+def tabulate(columns: Sequence[Column[Row, Cell]], rows: Sequence[Row]) -> Table:
+    """Return the table that has these columns, without the optional ones that are empty."""
+    shown = [column for column in columns if not column.optional or any(column.cell(row) for row in rows)]
+    return Table(
+        [column.name for column in shown],
+        [[column.cell(row) for column in shown] for row in rows],
+        frozenset(n for n, column in enumerate(shown) if column.right),
+    )
 
 
 def bundle(blocks: Sequence[Block], plain: str | None = None) -> dict[str, str]:
@@ -221,19 +232,24 @@ def text_of(blocks: Iterable[Block]) -> str:
 def _text_block(block: Block) -> str:
     match block:
         case Line(parts, _):
-            return words.plain(_text_cell(parts))
+            return plain(_text_cell(parts))
         case Banner(text, _, _):
-            return words.plain(text)
+            return plain(text)
         case Facts(rows):
             width = max((len(label) for label, _ in rows), default=0) + 2
-            return "\n".join(f"  {label:<{width}}{words.plain(_text_cell(cell))}" for label, cell in rows)
+            return "\n".join(f"  {label:<{width}}{plain(_text_cell(cell))}" for label, cell in rows)
         case Table(head, rows, right):
-            shown = [n for n, name in enumerate(head) if name or any(_text_cell(row[n]) for row in rows)]
+            shown = [n for n in range(len(head)) if not _only_drawn([row[n] for row in rows])]
             cells = [[_text_cell(row[n]) for n in shown] for row in rows]
             numbers = frozenset(at for at, n in enumerate(shown) if n in right)
-            return words.table([head[n].upper() for n in shown], cells, numbers)
+            return laid_out([[head[n].upper() for n in shown], *cells], numbers)
         case Drawing(_, text):
-            return words.plain(text)
+            return plain(text)
+
+
+def _only_drawn(cells: Sequence[Cell]) -> bool:
+    """Whether a column is of drawings for which no text stands."""
+    return bool(cells) and all(isinstance(cell, Drawing) and not cell.text for cell in cells)
 
 
 def _text_cell(cell: Cell) -> str:
@@ -280,7 +296,7 @@ def _markdown_inline(part: Inline) -> str:
         case Bold(text):
             return f"**{shown}**" if (shown := _escaped(text)) else ""
         case Code(text):
-            return f"`{words.plain(text).replace('`', ' ')}`".replace("|", "\\|")
+            return f"`{plain(text).replace('`', ' ')}`".replace("|", "\\|")
         case str():
             return _escaped(part)
         case _:
@@ -288,4 +304,4 @@ def _markdown_inline(part: Inline) -> str:
 
 
 def _escaped(text: str) -> str:
-    return _MARKDOWN.sub(r"\\\1", words.plain(text).strip()).replace("\\<", "&lt;").replace("\\&", "&amp;")
+    return _MARKDOWN.sub(r"\\\1", plain(text).strip()).replace("\\<", "&lt;").replace("\\&", "&amp;")

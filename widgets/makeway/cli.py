@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from makeway_api.errors import MakewayError
-from makeway_api.models import PolicyCheck, Preview, WorkloadEffect
+from makeway_api.models import PolicyCheck, PolicyVersion, Preview, WorkloadEffect
 from makeway_api.quantities import count, gpus, listed, number
+from makeway_api.tables import Column, text_table
 
 from . import options, preemption, quota, submission, teams, training
+from .blocks import text_of
 from .connection import client, explain
 from .problems import JobError, Refused, WatchStopped
 from .submission import DryRunResult, Submission
-from .words import speaking_shell, table
+from .words import speaking_shell
 
 Run = Callable[[argparse.Namespace], int]
 
@@ -269,8 +271,7 @@ def _usage(args: argparse.Namespace) -> int:
     if args.json:
         _print_json([usage], single=True)
         return 0
-    rows = [teams.row(team) for team in usage.teams]
-    print(table(teams.HEAD, rows, right=frozenset(range(1, len(teams.HEAD)))) if rows else teams.NO_TEAM)
+    print(text_of([teams.usage_table(usage.teams)]) if usage.teams else teams.NO_TEAM)
     print(*teams.borrowing(usage.teams), sep="\n", end="\n" if teams.borrowing(usage.teams) else "")
     print(f"{number(usage.used)} of {gpus(usage.total)} in use, {number(usage.free)} idle.")
     if usage.virtual:
@@ -299,11 +300,17 @@ def _policy_get(args: argparse.Namespace) -> int:
     return 0
 
 
+HISTORY: Sequence[Column[PolicyVersion, str]] = (
+    Column("VERSION", lambda version: str(version.version)),
+    Column("AT", lambda version: f"{version.at.astimezone():%Y-%m-%d %H:%M}"),
+    Column("AUTHOR", lambda version: version.author),
+    Column("COMMENT", lambda version: version.comment),
+)
+"""The versions of the policy"""
+
+
 def _policy_history(_: argparse.Namespace) -> int:
-    rows = [
-        (str(v.version), f"{v.at.astimezone():%Y-%m-%d %H:%M}", v.author, v.comment) for v in client().policy_history()
-    ]
-    print(table(("VERSION", "AT", "AUTHOR", "COMMENT"), rows))
+    print(text_table(HISTORY, client().policy_history()))
     return 0
 
 

@@ -14,12 +14,13 @@ from makeway_api.durations import duration
 from makeway_api.errors import MakewayError
 from makeway_api.models import Attempt, Job, LogChunk, State
 from makeway_api.quantities import count, listed, size
+from makeway_api.tables import plain
 from tenacity import RetryCallState, Retrying, retry_if_exception, wait_random_exponential
 
 from .connection import client, explain
 from .pacing import Output
 from .problems import Refused, WatchStopped
-from .words import clock, plain, since, state_word, typed
+from .words import clock, since, state_word, typed
 
 T = TypeVar("T")
 

@@ -6,6 +6,8 @@ import argparse
 import shlex
 from typing import Any, NoReturn
 
+from makeway_api.bars import WHEN_NEEDED
+
 from .problems import Refused
 from .words import did_you_mean
 
@@ -148,8 +150,9 @@ def train() -> MagicParser:
         "The job runs on its own GPUs, also after this notebook has ended. Its result is the cell's last expression,\n"
         "or the variable `result`: job = _ in the next cell, then job.wait().result(). The cell sees only\n"
         "variables given by --with. They keep what they share; a function or class of the notebook brings along\n"
-        "the variables that it uses. Over your team's reservation it borrows idle GPUs and makes way when their\n"
-        "owner needs them: save with makeway.checkpoint, and it resumes from its checkpoint.\n\n"
+        "the variables that it uses. Over your team's reservation it borrows idle GPUs and makes way\n"
+        f"{WHEN_NEEDED}: save with makeway.checkpoint, and it resumes\n"
+        "from its checkpoint.\n\n"
         "  %%train --profile gpu1 --name 'lr 0.1' --with data,lr --files 'src/*.py'",
     )
     describe(line)

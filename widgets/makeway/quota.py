@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from makeway_api.models import StorageDeleted, StorageReport, StorageTeam
 from makeway_api.quantities import count, size
+from makeway_api.tables import plain
 
 from .blocks import bundle, line
 from .connection import client, explained
-from .words import day_clock, plain, typed
+from .words import day_clock, typed
 
 SHOWN = 5
 """Ended jobs that are named"""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from makeway_api.bars import WHEN_NEEDED
 from makeway_api.durations import duration
 from makeway_api.errors import MakewayError
 from makeway_api.models import DryRun, FileIn, JobRequest, Kind, Priority, Victim
@@ -207,12 +208,12 @@ def risk(job: Job, submission: Submission) -> str:
     lender = f"GPUs of {listed(data.lenders)}" if data.borrowed_from else "idle GPUs of other teams"
     text = (
         f"Over quota: {data.title(data.team)}'s reservation does not cover this job's {gpus(data.gpus)}. It runs on "
-        f"{lender} until their owner needs them; then it gets a notice, "
+        f"{lender}. It makes way {WHEN_NEEDED}: it gets a notice, "
     )
     if not data.durable_checkpoints:
-        text += "makes way, and later starts from the beginning by itself, because checkpoints are not kept here."
+        text += "ends, and later starts from the beginning by itself, because checkpoints are not kept here."
         return textwrap.fill(text, 100)
-    text += "saves, makes way, and resumes later by itself. "
+    text += "saves, ends, and resumes later by itself. "
     return textwrap.fill(text + _saves(submission, data.id), 100)
 
 

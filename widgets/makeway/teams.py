@@ -6,21 +6,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from makeway_api.bars import bar, scale
+from makeway_api.bars import Bar, bar, scale
 from makeway_api.durations import duration
 from makeway_api.errors import MakewayError
 from makeway_api.models import Job, Offer, OfferTable, Session, State, TeamUsage, Usage
 from makeway_api.quantities import gpus, listed, number
+from makeway_api.tables import Column
 from markupsafe import Markup
 
 from . import bars
-from .blocks import Banner, Block, Bold, Cell, Chip, Drawing, Inline, Soft, Table, bundle, html, line
+from .blocks import Banner, Block, Bold, Cell, Chip, Drawing, Inline, Soft, Table, bundle, html, line, tabulate, text_of
 from .connection import client, explain
 from .follow import preempted_for
 from .view import jobs_block
-from .words import clock, full_clock, table
+from .words import clock, full_clock
 
-HEAD = ("TEAM", "RESERVED", "LIMIT", "USED", "MINE", "BORROWED", "LENT", "FREE", "WAITING")
 VIRTUAL = "These GPUs are virtual: this machine has none, and jobs run without one."
 NO_TEAM = "You are in no team, so no GPUs are reserved for you; ask an administrator to add you to one."
 _MOST_JOBS = 20
@@ -36,7 +36,7 @@ class Gpus:
         teams = self.table.usage
         if not teams:
             return NO_TEAM
-        text = table(HEAD, (row(team) for team in teams), right=frozenset(range(1, len(HEAD))))
+        text = text_of([usage_table(teams)])
         notes = [*borrowing(teams), now_line(self.table), *([VIRTUAL] if self.table.virtual else [])]
         return "\n".join([*([self.table.problem] if self.table.problem else []), text, *notes])
 
@@ -76,14 +76,6 @@ def gpus_now() -> Gpus:
         return Gpus(client().offers(kind="job"))
     except MakewayError as error:
         raise explain(error) from None
-
-
-def row(team: TeamUsage) -> tuple[str, ...]:
-    """Return one team as text, in the order of HEAD: its title, and the id that `--team` takes."""
-    limit = "none" if team.limit is None else number(team.limit)
-    numbers = (team.used, team.mine, team.borrowed, team.lent, team.free, team.waiting)
-    named = team.team if team.title in ("", team.team) else f"{team.title} ({team.team})"
-    return (named, number(team.reserved), limit, *(number(n) for n in numbers))
 
 
 def borrowing(teams: Iterable[TeamUsage]) -> list[str]:
@@ -138,19 +130,33 @@ def virtual_badge(virtual: bool) -> list[Inline]:
     return [Chip("virtual GPUs", dashed=True)] if virtual else []
 
 
+def columns(per_gpu: float) -> list[Column[Bar, Cell]]:
+    """Return the columns of a table of teams; bars of `per_gpu` for each GPU are drawn where it is not only text."""
+    return [
+        Column("Team", lambda bar: _name(bar.team)),
+        Column("Bar", lambda bar: Drawing(bars.draw(bar, per_gpu))),
+        Column("Reserved", lambda bar: number(bar.team.reserved), right=True),
+        Column("Limit", lambda bar: "none" if bar.team.limit is None else number(bar.team.limit), right=True),
+        Column("Used", lambda bar: number(bar.team.used), right=True),
+        Column("Mine", lambda bar: number(bar.team.mine), right=True),
+        Column("Borrowed", lambda bar: number(bar.team.borrowed), right=True),
+        Column("Lent", lambda bar: number(bar.team.lent), right=True),
+        Column("Free", lambda bar: number(bar.team.free), right=True),
+        Column("Waiting", lambda bar: number(bar.team.waiting), right=True),
+    ]
+
+
 def usage_table(teams: Sequence[TeamUsage], total: float | None = None) -> Table:
     """Return a table with a bar and the numbers of each team, all bars on one scale."""
     size = total if total is not None else max((t.limit or t.used or t.reserved for t in teams), default=0)
     drawn = [bar(team, size) for team in teams]
-    per_gpu = scale(drawn, bars.WIDTH)
-    head = ["Team", "Bar", *(name.capitalize() for name in HEAD[1:])]
-    rows = [(_name(each.team), Drawing(bars.draw(each, per_gpu)), *row(each.team)[1:]) for each in drawn]
-    return Table(head, rows, frozenset(range(2, len(head))))
+    return tabulate(columns(scale(drawn, bars.WIDTH)), drawn)
 
 
 def _name(team: TeamUsage) -> Cell:
+    """Return the title of a team, and the id that `--team` takes."""
     title = team.title or team.team
-    return Bold(title) if title == team.team else (Bold(title), Soft(team.team))
+    return Bold(title) if title == team.team else (Bold(title), Soft(f"({team.team})"))
 
 
 def gpus_blocks(offers: OfferTable) -> list[Block]:

@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from datetime import datetime
 
 from makeway_api.durations import duration
 from makeway_api.models import Attempt, Job, State
 from makeway_api.quantities import count, gpus, listed, number
+from makeway_api.tables import Column, plain
 from markupsafe import Markup
 
-from .blocks import Banner, Block, Bold, Cell, Chip, Code, Facts, Inline, Line, Soft, Table, bundle, html, line, text_of
+from .blocks import (
+    Banner,
+    Block,
+    Bold,
+    Cell,
+    Chip,
+    Code,
+    Facts,
+    Inline,
+    Line,
+    Soft,
+    Table,
+    bundle,
+    html,
+    line,
+    tabulate,
+    text_of,
+)
 from .follow import preempted_for
 from .job_progress import progress_blocks, progress_cell
-from .words import clock, day_clock, full_clock, plain, since, state_word, typed
+from .words import clock, day_clock, full_clock, since, state_word, typed
 
 MARKS = {
     State.PENDING: "…",
@@ -75,44 +92,31 @@ def chip(job: Job) -> Chip:
 # -- tables --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """One column of the table of jobs, the same in outputs, in text and on the command line."""
-
-    name: str
-    cell: Callable[[Job, datetime | None], Cell]
-    right: bool = False
-    optional: bool = False
-    """left out where no job has anything to show in it"""
-
-
-COLUMNS = (
-    Column("ID", lambda job, _: Code(job.id)),
-    Column("Name", lambda job, _: named(job) or "–"),
-    Column("State", lambda job, _: chip(job)),
-    Column("Progress", lambda job, _: progress_cell(job), optional=True),
-    Column("GPUs", lambda job, _: number(job.gpus), right=True),
-    Column("Owner", lambda job, _: job.owner),
-    Column("Team", lambda job, _: job.title(job.team)),
-    Column("Age", lambda job, now: duration(since(job.submitted_at, now)), right=True),
-    Column("Since", lambda job, _: day_clock(job.submitted_at), right=True),
-    Column("Why", lambda job, now: " ".join([why(job, now), *job.warnings])),
-)
-
-
-def jobs_block(jobs: Sequence[Job], now: datetime | None, owner: bool = False) -> Table:
-    """Return jobs as a table, with their owners if asked for.
+def columns(now: datetime | None, owner: bool = False) -> list[Column[Job, Cell]]:
+    """Return the columns of a table of jobs, which are the same in outputs, in text and on the command line.
 
     Without `now` it has clock times: it is the same until something happens, however long it is shown.
     """
-    hidden = {"Since" if now else "Age", "" if owner else "Owner"}
-    columns = [column for column in COLUMNS if column.name not in hidden]
-    columns = [c for c in columns if not c.optional or any(c.cell(job, now) for job in jobs)]
-    return Table(
-        [column.name for column in columns],
-        [[column.cell(job, now) for column in columns] for job in jobs],
-        frozenset(n for n, column in enumerate(columns) if column.right),
-    )
+    age: Column[Job, Cell] = Column("Since", lambda job: day_clock(job.submitted_at), right=True)
+    if now:
+        age = Column("Age", lambda job: duration(since(job.submitted_at, now)), right=True)
+    owners: list[Column[Job, Cell]] = [Column("Owner", lambda job: job.owner)] if owner else []
+    return [
+        Column("ID", lambda job: Code(job.id)),
+        Column("Name", lambda job: named(job) or "–"),
+        Column("State", chip),
+        Column("Progress", progress_cell, optional=True),
+        Column("GPUs", lambda job: number(job.gpus), right=True),
+        *owners,
+        Column("Team", lambda job: job.title(job.team)),
+        age,
+        Column("Why", lambda job: " ".join([why(job, now), *job.warnings])),
+    ]
+
+
+def jobs_block(jobs: Sequence[Job], now: datetime | None, owner: bool = False) -> Table:
+    """Return jobs as a table, with their owners if asked for; `now` as for the columns."""
+    return tabulate(columns(now, owner), jobs)
 
 
 def jobs_blocks(jobs: Sequence[Job], now: datetime, more: bool = False, owner: bool = False) -> list[Block]:
@@ -261,8 +265,7 @@ def _attempts(job: Job) -> list[Block]:
     newest = job.attempts[-_SHOWN_ATTEMPTS:]
     title = count(len(job.attempts), "attempt")
     earlier = f"; the last {len(newest)}" if len(newest) < len(job.attempts) else ""
-    rows: list[tuple[Cell, ...]] = [(str(attempt.number), _history(attempt)) for attempt in newest]
-    return [line(f"{title}{earlier}:", space=4), Table(("Attempt", "What became of it"), rows)]
+    return [line(f"{title}{earlier}:", space=4), tabulate(ATTEMPT_COLUMNS, newest)]
 
 
 def _history(attempt: Attempt) -> str:
@@ -277,3 +280,9 @@ def _history(attempt: Attempt) -> str:
     if attempt.lost_seconds:
         parts.append(f"lost {duration(attempt.lost_seconds)}")
     return ", ".join(parts) + (f": {attempt.message}" if attempt.message else "")
+
+
+ATTEMPT_COLUMNS: Sequence[Column[Attempt, Cell]] = (
+    Column("Attempt", lambda attempt: str(attempt.number)),
+    Column("What became of it", _history),
+)

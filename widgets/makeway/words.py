@@ -1,10 +1,10 @@
-"""Write times, states and tables in plain words: the same in text, HTML and on the command line."""
+"""Write times and states in plain words: the same in text, HTML and on the command line."""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 
@@ -91,18 +91,6 @@ def did_you_mean(wrong: str, names: Iterable[str]) -> str:
     return f" Did you mean {known[close[0]]}?" if close else ""
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], right: frozenset[int] = frozenset()) -> str:
-    """Return columns in plain text; those in `right` are aligned to the right."""
-    lines = [list(head), *([plain(cell) for cell in row] for row in rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
-    return "\n".join(
-        "  ".join(
-            cell.rjust(w) if i in right else cell.ljust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    )
-
-
 def state_word(state: State, preemptions: int = 0, attempt: int = 0) -> str:
     """Return a state for users: `waiting again` for a pending job that was preempted."""
     if state is State.PENDING:
@@ -110,8 +98,3 @@ def state_word(state: State, preemptions: int = 0, attempt: int = 0) -> str:
     if state is State.CHECKPOINTING:
         return "making way"
     return str(state.value)
-
-
-def plain(cell: str) -> str:
-    """Return text on one line and without control characters, safe for a terminal."""
-    return "".join(c if c.isprintable() else " " for c in cell)

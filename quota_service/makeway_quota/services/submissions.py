@@ -238,11 +238,7 @@ class SubmissionService:
 
     async def _dry_run(self, caller: Caller, request: JobRequest, team: str, profile: str, size: int) -> DryRun:
         offer, in_quota = await self._offers.offer(team, profile, Kind.JOB, caller.name)
-        risk = ""
-        if not in_quota:
-            durable = self._context.world.durable_checkpoints
-            then = "so save checkpoints often" if durable else outcomes.STARTS_AGAIN
-            risk = f"It would run over quota: it makes way when the owners need their GPUs, {then}."
+        risk = "" if in_quota else outcomes.over_quota_risk(None, self._context.world.durable_checkpoints)
         return DryRun(offer=offer, command=request.command, files=len(request.files), bytes=size, risk=risk)
 
 

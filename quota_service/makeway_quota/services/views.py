@@ -24,7 +24,7 @@ from ..store.records import Attempt as AttemptRow
 from ..store.records import Workload
 from ..values import Notice as NoticeRow
 from ..values import Place
-from ..wording import duration, gpus, outcomes
+from ..wording import gpus, outcomes
 from .answer_size import MOST_GRANTS, newest_attempts, shown_text, shown_words
 from .times import at, when
 
@@ -163,13 +163,10 @@ def _job_reason(row: Workload, now: float, durable: bool) -> Reason | None:
     """Return a running job's risk: whether it may be evicted, and how much work that would cost (F44)."""
     if row.state != "running":
         return reason(row)
-    size = gpus(row.size)
     if not row.over_quota:
-        return Reason(code="running", message=f"Runs on {size} within the team's reservation.")
-    saved = f"last checkpoint {duration(now - row.checkpoint_at)} ago" if row.checkpoint_at else "no checkpoint yet"
-    cost = f" ({saved})" if durable else f", {outcomes.STARTS_AGAIN}"
-    message = f"Runs over quota on {size}: it makes way when their owners need them{cost}."
-    return Reason(code="running_over_quota", message=message)
+        return Reason(code="running", message=f"Runs on {gpus(row.size)} within the team's reservation.")
+    age = now - row.checkpoint_at if row.checkpoint_at else None
+    return Reason(code="running_over_quota", message=outcomes.over_quota_risk(row.size, durable, age))
 
 
 def attempt_model(row: AttemptRow) -> Attempt:

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from makeway_api.tables import Column, Row
+
 from ..engine.snapshot import GPU
 from .meter import HOUR
 from .replay import Outcome
-from .report import COLUMNS, percentile
+from .report import COLUMNS, TEAM_COLUMNS, percentile
 
 WIDTH, HEIGHT, LEFT, BOTTOM = 860, 200, 60, 24
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#999999", "#f0e442")
@@ -36,12 +38,13 @@ def page(title: str, outcomes: Sequence[Outcome], found: Sequence[dict[str, Any]
 
 
 def _comparison(found: Sequence[dict[str, Any]]) -> str:
-    return _table([head for _, head in COLUMNS], [[one[key] for key, _ in COLUMNS] for one in found])
+    return _table(COLUMNS, found)
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    cells = "".join(f"<th>{escape(name)}</th>" for name in head)
-    body = "".join("<tr>" + "".join(f"<td>{escape(_number(v))}</td>" for v in row) + "</tr>" for row in rows)
+def _table(columns: Sequence[Column[Row, object]], rows: Sequence[Row]) -> str:
+    cells = "".join(f"<th>{escape(column.name)}</th>" for column in columns)
+    shown = ([_number(column.cell(row)) for column in columns] for row in rows)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in shown)
     return f"<table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>"
 
 
@@ -71,9 +74,6 @@ def _bars(bars: Sequence[tuple[str, float]]) -> str:
 
 def _section(outcome: Outcome, one: dict[str, Any]) -> str:
     """Write one simulation: use over time, delays by team, evictions, borrowing between teams."""
-    teams = [[t["team"], t["reserved"], t["jobs"], t["delay_mean_h"], t["delay_p95_h"],
-              t["unserved_guarantee_gpu_h"], t["preempted"]] for t in one["teams"]]  # fmt: skip
-    head = ("team", "reserved", "jobs", "mean delay h", "p95 h", "unserved GPU-h", "preempted")
     loans = [
         (f"{row['borrower']} from {row['lender'] or 'unreserved GPUs'}", row["gpu_h"]) for row in one["borrowed_gpu_h"]
     ]
@@ -86,7 +86,7 @@ def _section(outcome: Outcome, one: dict[str, Any]) -> str:
         _use(outcome),
         "<h3>Delay by team: half, 95 % and 99 % of the jobs, hours</h3>",
         _delays(outcome),
-        _table(head, teams),
+        _table(TEAM_COLUMNS, one["teams"]),
     ]
     if ways:
         parts += ["<h3>Who made way for whom, times</h3>", _bars(ways)]

@@ -7,6 +7,8 @@ from math import ceil
 from statistics import mean
 from typing import Any
 
+from makeway_api.tables import Column, text_table
+
 from ..engine.snapshot import GPU
 from .meter import HOUR
 from .replay import Outcome
@@ -67,41 +69,42 @@ def _team(outcome: Outcome, name: str) -> dict[str, Any]:
     }
 
 
+Numbers = dict[str, Any]
+
+
+def _column(key: str, name: str, *, right: bool = True) -> Column[Numbers, object]:
+    return Column(name, lambda one: one[key], right=right)
+
+
 COLUMNS = (
-    ("name", "what"),
-    ("gpus", "GPUs"),
-    ("jobs", "jobs"),
-    ("utilisation_percent", "use %"),
-    ("delay_mean_h", "mean delay h"),
-    ("delay_p95_h", "p95 h"),
-    ("delay_big_mean_h", ">=8 GPUs h"),
-    ("unserved_guarantee_gpu_h", "unserved GPU-h"),
-    ("preemptions", "preempted"),
-    ("waste_percent", "waste %"),
+    _column("name", "what", right=False),
+    _column("gpus", "GPUs"),
+    _column("jobs", "jobs"),
+    _column("utilisation_percent", "use %"),
+    _column("delay_mean_h", "mean delay h"),
+    _column("delay_p95_h", "p95 h"),
+    _column("delay_big_mean_h", ">=8 GPUs h"),
+    _column("unserved_guarantee_gpu_h", "unserved GPU-h"),
+    _column("preemptions", "preempted"),
+    _column("waste_percent", "waste %"),
 )
+"""Of the comparison of simulations"""
+TEAM_COLUMNS = (
+    _column("team", "team", right=False),
+    _column("reserved", "reserved"),
+    _column("jobs", "jobs"),
+    _column("delay_mean_h", "mean delay h"),
+    _column("delay_p95_h", "p95 h"),
+    _column("unserved_guarantee_gpu_h", "unserved GPU-h"),
+    _column("preempted", "preempted"),
+)
+"""Of the teams in one simulation"""
 
 
-def text(found: Sequence[dict[str, Any]]) -> str:
-    """Write the comparison, and the teams of the first policy, as tables for a terminal."""
-    rows = [tuple(head for _, head in COLUMNS), *(tuple(_cell(one[key]) for key, _ in COLUMNS) for one in found)]
-    parts = [_table(rows)]
-    for one in found:
-        head = ("team", "reserved", "jobs", "mean delay h", "p95 h", "unserved GPU-h", "preempted")
-        teams = [tuple(_cell(value) for value in team.values()) for team in one["teams"]]
-        parts.append(f"{one['name']}\n{_table([head, *teams])}")
-    return "\n\n".join(parts)
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> str:
-    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        cells = [
-            cell.ljust(width) if at == 0 else cell.rjust(width)
-            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
+def text(found: Sequence[Numbers]) -> str:
+    """Write the comparison, and the teams of each simulation, as tables for a terminal."""
+    teams = (f"{one['name']}\n{text_table(TEAM_COLUMNS, one['teams'], _cell)}" for one in found)
+    return "\n\n".join([text_table(COLUMNS, found, _cell), *teams])
 
 
 def _cell(value: object) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from makeway_api.tables import Column, laid_out, text_table
+
 from ..engine import Evict, LineUsage, Move, Plan, Scale, Snapshot, Start, Waiting
 from ..engine.snapshot import GPU, Placement, from_milli
 from ..wording import IDS, Names, sentence
@@ -102,39 +104,36 @@ def plan_as_text(plan: Plan, snapshot: Snapshot) -> str:
     names = titles(snapshot)
     owners = {w.id: f"{w.policy}/{w.profile}" for w in snapshot.workloads}
     blocks = [
-        _table("Start", ((s.id, owners[s.id], _where(s.placement), sentence(s.facts, names)) for s in plan.start)),
-        _table("Evict", ((e.id, owners[e.id], f"for {e.preemptor}", sentence(e.facts, names)) for e in plan.evict)),
-        _table("Move", ((m.id, owners[m.id], f"to {_where(m.to)}", sentence(m.facts, names)) for m in plan.move)),
-        _table("Scale up", ((s.pool, f"{s.nodes} nodes", "", sentence(s.facts, names)) for s in plan.scale)),
-        _table("Refused", ((r.id, owners[r.id], r.code, sentence(r.facts, names)) for r in plan.refused)),
-        _table("Wait", ((w.id, owners[w.id], w.code, sentence(w.facts, names)) for w in plan.pending)),
-        _table("Usage", _usage(plan), ("policy", "pools", "uses", "reserved", "limit")),
+        _actions("Start", ((s.id, owners[s.id], _where(s.placement), sentence(s.facts, names)) for s in plan.start)),
+        _actions("Evict", ((e.id, owners[e.id], f"for {e.preemptor}", sentence(e.facts, names)) for e in plan.evict)),
+        _actions("Move", ((m.id, owners[m.id], f"to {_where(m.to)}", sentence(m.facts, names)) for m in plan.move)),
+        _actions("Scale up", ((s.pool, f"{s.nodes} nodes", "", sentence(s.facts, names)) for s in plan.scale)),
+        _actions("Refused", ((r.id, owners[r.id], r.code, sentence(r.facts, names)) for r in plan.refused)),
+        _actions("Wait", ((w.id, owners[w.id], w.code, sentence(w.facts, names)) for w in plan.pending)),
+        _block("Usage", text_table(USAGE, plan.usage) if plan.usage else ""),
     ]
     text = "\n".join(block for block in blocks if block)
     idle = "Nothing starts, moves or is evicted.\n\n" if not (plan.acts or plan.scale) else ""
     return f"{idle}{text}" if text else "Nothing to plan.\n"
 
 
-def _usage(plan: Plan) -> Iterable[tuple[str, ...]]:
-    for line in plan.usage:
-        limit = "none" if line.limit is None else str(from_milli(line.limit))
-        yield (
-            line.policy,
-            ", ".join(line.pools) or "all",
-            str(from_milli(line.usage)),
-            str(from_milli(line.reserved)),
-            limit,
-        )
+USAGE: Sequence[Column[LineUsage, str]] = (
+    Column("policy", lambda line: line.policy),
+    Column("pools", lambda line: ", ".join(line.pools) or "all"),
+    Column("uses", lambda line: str(from_milli(line.usage))),
+    Column("reserved", lambda line: str(from_milli(line.reserved))),
+    Column("limit", lambda line: "none" if line.limit is None else str(from_milli(line.limit))),
+)
 
 
 def _where(placement: Placement) -> str:
     return ", ".join(f"{p.node}:{'+'.join(map(str, p.devices))}" if p.devices else p.node for p in placement)
 
 
-def _table(title: str, rows: Iterable[tuple[str, ...]], head: Sequence[str] = ()) -> str:
-    lines = [tuple(head), *rows] if head else list(rows)
-    if len(lines) <= bool(head):
-        return ""
-    widths = [max(len(line[at]) for line in lines) for at in range(len(lines[0]))]
-    body = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines)
-    return "\n".join([title, *(f"  {line}" for line in body), ""])
+def _actions(title: str, rows: Iterable[tuple[str, ...]]) -> str:
+    lines = list(rows)
+    return _block(title, laid_out(lines) if lines else "")
+
+
+def _block(title: str, body: str) -> str:
+    return "\n".join([title, *(f"  {line}" for line in body.splitlines()), ""]) if body else ""

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from makeway_api.bars import WHEN_NEEDED
 from makeway_api.quantities import count
 
-from .amounts import duration, gpus_are, names
+from .amounts import duration, gpus, gpus_are, names
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,17 @@ STARTS_AGAIN = "and then starts from the beginning, because checkpoints are not 
 """What making way means for a job whose checkpoints its next attempt does not find"""
 FASTER_SAVES = "save less or faster, or use a profile with a longer grace"
 """What helps against saves that take long for the grace"""
+
+
+def over_quota_risk(size: int | None, durable: bool, checkpoint_age: float | None = None) -> str:
+    """Return what over quota means for a job that runs on so many milli-GPUs, or (None) for one before it starts.
+
+    `durable`: its next attempt finds checkpoints; `checkpoint_age`: the seconds since the newest one of this attempt.
+    """
+    saved = "no checkpoint yet" if checkpoint_age is None else f"last checkpoint {duration(checkpoint_age)} ago"
+    advice = ", so save checkpoints often" if size is None else f" ({saved})"
+    runs = "It would run over quota" if size is None else f"Runs over quota on {gpus(size)}"
+    return f"{runs}: it makes way {WHEN_NEEDED}{advice if durable else f', {STARTS_AGAIN}'}."
 
 
 def slow_save(seconds: float, grace: float, killed: bool = False) -> str:

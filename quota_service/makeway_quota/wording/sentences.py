@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from makeway_api.bars import WHEN_NEEDED
 from makeway_api.durations import duration
 from makeway_api.quantities import count, gpus, listed, memory, number
 
@@ -109,7 +110,7 @@ def _starts_nominated(v: V, names: Names) -> str:
 def _starts_over_quota(v: V, names: Names) -> str:
     return (
         f"Starts on {listed(v['nodes'])} over quota: {names.team(v['team'])} uses {gpus(v['uses'])} and has "
-        f"{number(v['reserved'])} reserved; this workload makes way when the team that reserved the GPUs needs them."
+        f"{number(v['reserved'])} reserved; this workload makes way {WHEN_NEEDED}."
     )
 
 
@@ -268,9 +269,7 @@ SENTENCES: Mapping[str, Sentence] = {
     "starts_over_quota": _starts_over_quota,
     "starts_with_workers": lambda v, n: f"It starts with {v['workers']} of {v['of']} workers.",
     "ready_now": lambda v, n: "Ready now.",
-    "ready_now_over_quota": lambda v, n: (
-        "Ready now, over quota: the workload makes way when the team that reserved the GPUs needs them."
-    ),
+    "ready_now_over_quota": lambda v, n: f"Ready now, over quota: the workload makes way {WHEN_NEEDED}.",
     # Evictions and moves
     "reclaim": lambda v, n: f"{_needs(v, n)} within its reservation; {_beyond(v, n)}; {_order(v, n)}.",
     "reclaim_own_team": lambda v, n: (

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from makeway_api.quantities import count
+from makeway_api.tables import Column, text_table
 
 from ...engine.snapshot import GPU
 from ...policy import Document
@@ -18,7 +19,6 @@ from .inventory import KubernetesInventory
 from .nodes import NodeSelector, Toleration, selectors, usual_tolerations
 from .resource_slices import slice_sentences
 
-HEAD = ("NODE", "POOL", "GPUS", "FOREIGN", "MODEL", "CPU", "MEMORY", "STATE")
 SECONDS = 60.0
 """How long the first lists may take."""
 CPU = 1000
@@ -58,24 +58,10 @@ async def _read(
 
 def table(nodes: Sequence[NodeSeen]) -> str:
     """Return one line for each node, one for each pool, and one for each resource of GPUs that no pool takes."""
-    rows = [HEAD, *(_row(node) for node in nodes)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     pools = dict.fromkeys(node.pool for node in nodes if node.pool)
     sums = [_sum(pool, [node for node in nodes if node.pool == pool]) for pool in pools]
-    return "\n".join([*lines, "", *sums, *unassigned_sentences({node.name: node.unassigned for node in nodes})])
-
-
-def _row(node: NodeSeen) -> tuple[str, ...]:
-    return (
-        node.name,
-        node.pool or "-",
-        str(len(node.devices)),
-        f"{node.foreign_gpus / GPU:g}",
-        node.model or "-",
-        f"{node.cpu / CPU:g}",
-        f"{node.memory / 1024:.0f}Gi",
-        state(node),
+    return "\n".join(
+        [text_table(COLUMNS, nodes), "", *sums, *unassigned_sentences({node.name: node.unassigned for node in nodes})]
     )
 
 
@@ -88,6 +74,18 @@ def state(node: NodeSeen) -> str:
     if node.cordoned:
         return f"takes no work: {', '.join(node.taints) or 'cordoned'}"
     return "ready"
+
+
+COLUMNS: Sequence[Column[NodeSeen, str]] = (
+    Column("NODE", lambda node: node.name),
+    Column("POOL", lambda node: node.pool or "-"),
+    Column("GPUS", lambda node: str(len(node.devices))),
+    Column("FOREIGN", lambda node: f"{node.foreign_gpus / GPU:g}"),
+    Column("MODEL", lambda node: node.model or "-"),
+    Column("CPU", lambda node: f"{node.cpu / CPU:g}"),
+    Column("MEMORY", lambda node: f"{node.memory / 1024:.0f}Gi"),
+    Column("STATE", state),
+)
 
 
 def _sum(pool: str, nodes: Iterable[NodeSeen]) -> str:

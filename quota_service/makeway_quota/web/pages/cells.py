@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from makeway_api.bars import WHEN_NEEDED
 from makeway_api.models import Device, Holder, Kind, Node
 from makeway_api.quantities import gpus, number
 from markupsafe import Markup
@@ -95,7 +96,7 @@ def cell_tip(machine: Node, device: Device, look: Look) -> str:
 def _holder_line(holder: Holder, look: Look) -> str:
     share = "" if holder.gpus >= 1 else f" ({number(holder.gpus)} of it)"
     what = "notebook" if holder.kind is Kind.SESSION else f"job {holder.name or holder.workload}".rstrip()
-    quota = "over quota: makes way when the owner needs it" if holder.over_quota else "in quota"
+    quota = f"over quota: makes way {WHEN_NEEDED}" if holder.over_quota else "in quota"
     if holder.kind is Kind.SESSION and not holder.over_quota:
         quota = "guaranteed"
     whose = f" · {holder.owner}" if holder.owner else ""
