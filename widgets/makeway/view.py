@@ -254,8 +254,10 @@ def times(job: Job, now: datetime | None) -> str:
         took = duration(since(job.started_at or job.submitted_at, job.ended_at))
         text = f"took {took}, ended {at(job.ended_at)}"
     elif job.started_at and job.state.holds_gpus:
-        runs = f"runs for {duration(since(job.started_at, now))}" if now else f"runs since {day_clock(job.started_at)}"
-        text += f", {runs}"
+        runs = "starts" if job.state is State.STARTING else "runs"
+        text += f", {runs} " + (
+            f"for {duration(since(job.started_at, now))}" if now else f"since {day_clock(job.started_at)}"
+        )
     return text + (f", limit {duration(job.time_limit)}" if job.time_limit else "")
 
 
@@ -270,7 +272,7 @@ def _attempts(job: Job) -> list[Block]:
 
 def _history(attempt: Attempt) -> str:
     ran = (
-        f"ran {duration(since(attempt.started_at, attempt.ended_at))}"
+        f"took {duration(since(attempt.started_at, attempt.ended_at))}"
         if attempt.ended_at
         else f"since {clock(attempt.started_at)}"
     )

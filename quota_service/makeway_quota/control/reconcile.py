@@ -90,14 +90,15 @@ def note_launched(change_set: ChangeSet, launched: Mapping[str, float]) -> None:
 
 def _possible(seen: AttemptSeen, now: float) -> AttemptSeen:
     """Return the report with times that are possible: jobs write what they like, and nodes have clocks of their own."""
-    ended, saved = seen.ended_at, seen.checkpoint_at
+    began, ended, saved = seen.started_at, seen.ended_at, seen.checkpoint_at
     if ended is not None and not 0 <= ended <= now:
+        began = None if began is None else began + (now - ended)  # by the same clock
         ended = now
     if saved is not None and not 0 <= saved <= now + SKEW:
         saved = None
     if ended is seen.ended_at and saved is seen.checkpoint_at:
         return seen
-    return replace(seen, ended_at=ended, checkpoint_at=saved)
+    return replace(seen, started_at=began, ended_at=ended, checkpoint_at=saved)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +126,7 @@ class _Reports:
         if row.cancel_requested:
             self._finish(row, seen, "cancelled", outcomes.cancelled(job, row.size))
         elif finished:
-            ran = self._ran(row, seen) - row.ran
-            message = outcomes.succeeded(job, ran, row.size, result_lost=seen.result_lost)
+            message = outcomes.succeeded(job, self._worked(row, seen), row.size, result_lost=seen.result_lost)
             self._finish(row, seen, "succeeded", message)
         elif late:
             self._finish(row, seen, "failed", outcomes.failed(job, _cause(seen), row.size))
@@ -148,7 +148,7 @@ class _Reports:
     def _retry(self, row: Workload, seen: AttemptSeen) -> None:
         """Requeue a job that failed and may fail again, after a delay where it failed soon after its start."""
         failures = row.failures + 1
-        delay = retry_delay(failures, self._ran(row, seen) - row.ran)
+        delay = retry_delay(failures, self._worked(row, seen))
         left = row.max_failures - failures
         message = outcomes.failed_and_retried(_job(row), _cause(seen), left, delay)
         fields: dict[str, object] = {"failures": failures}
@@ -241,8 +241,19 @@ class _Reports:
     def _present(self, row: Workload) -> Workload:
         return self.times.of(row) if self.times is not None else row
 
+    def _worked(self, row: Workload, seen: AttemptSeen) -> float:
+        """Return the seconds since the command of this attempt began, without those that its start took.
+
+        Both times are of the node's clock; where a launcher does not tell when it began, its GPUs were given then.
+        """
+        held = self._ran(row, seen) - row.ran
+        if seen.started_at is None:
+            return held
+        worked = (self.now if seen.ended_at is None else seen.ended_at) - seen.started_at
+        return min(held, worked) if worked >= 0 else held
+
     def _ran(self, row: Workload, seen: AttemptSeen) -> float:
-        """Return the seconds that it ran in all, now that this attempt is over."""
+        """Return the seconds that it held its GPUs in all, now that this attempt is over."""
         started = self._present(row).started_at
         if started is None:
             return row.ran
@@ -256,11 +267,12 @@ class _Reports:
         ended = seen.ended_at or self.now
         present = self._present(row)
         began = present.started_at or ended
+        worked = 0.0 if row.state == "starting" and seen.started_at is None else self._worked(row, seen)
         if not self.durable:
-            return outcomes.SavedWork(saved, step, max(0.0, ended - began), durable=False)
+            return outcomes.SavedWork(saved, step, min(worked, max(0.0, ended - began)), durable=False)
         reported = present.checkpoint_at if seen.checkpoint_at == row.checkpoint_at else seen.checkpoint_at
         since = max(reported or 0.0, present.checkpoint_at or 0.0, began)
-        lost = 0.0 if seen.acknowledged and seen.checkpoint_at else max(0.0, ended - since)
+        lost = 0.0 if seen.acknowledged and seen.checkpoint_at else min(worked, max(0.0, ended - since))
         return outcomes.SavedWork(saved, step, lost)
 
 

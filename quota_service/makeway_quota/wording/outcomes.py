@@ -87,7 +87,7 @@ RESULT_LOST = "result_lost"
 
 
 def succeeded(job: str, ran: float, milli: int, *, result_lost: bool = False) -> str:
-    """Return that a job succeeded; `ran` are the seconds of its last attempt."""
+    """Return that a job succeeded; `ran` are the seconds since the command of its last attempt began."""
     if result_lost:
         free = free_again(milli)
         return f"{job} succeeded after {duration(ran)}, but {no_result()} {free[:1].upper()}{free[1:]}"
