@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from makeway_quota.doctor import database, machine
+from makeway_quota.doctor import database, machine, network
 from makeway_quota.doctor.command import diagnose
-from makeway_quota.doctor.network import check_address
+from makeway_quota.doctor.network import check_address, check_own_address
 from makeway_quota.doctor.server import clocks_apart, expiring
 from makeway_quota.main import main
 from makeway_quota.settings import ServiceSettings, load
@@ -127,6 +127,35 @@ async def test_addresses_without_a_name_or_an_answer_are_named() -> None:
         there.bind(("127.0.0.1", 0))
         there.listen()
         assert list(await check_address(f"http://127.0.0.1:{there.getsockname()[1]}", "The Hub", "-")) == []
+
+
+async def test_a_service_that_is_not_led_back_to_itself_is_not_taken_for_unreachable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In the pod of a lone replica, the Service's address leads to that pod, or nowhere."""
+    monkeypatch.setattr(network, "SECONDS", 0.2)
+    with socket.socket() as silent, socket.socket() as own:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(0)
+        fill = [socket.socket() for _ in range(4)]  # so that it drops further connections, as a network may
+        for one in fill:
+            one.setblocking(False)
+            one.connect_ex(silent.getsockname())
+        own.bind(("127.0.0.1", 0))
+        own.listen()
+        port = own.getsockname()[1]
+        for address in (silent.getsockname()[1], free_port()):
+            url = f"http://127.0.0.1:{address}"
+            (note,) = await check_own_address(url, port, "The service", "Start it.")
+            assert note.severity == "note"
+            assert "its own pod is not led back to itself" in note.what
+            (error,) = await check_own_address(url, free_port(), "The service", "Start it.")
+            assert (error.severity, error.remedy) == ("error", "Start it."), "in another pod it is a fault"
+        assert await check_own_address(f"http://127.0.0.1:{port}", port, "The service", "-") == []
+        (unknown,) = await check_own_address("http://no-such-host.invalid:1", port, "The service", "-")
+        assert unknown.severity == "error", "a name is resolved everywhere, or nowhere"
+        for one in fill:
+            one.close()
 
 
 def test_clocks_and_certificates_are_findings_only_where_it_matters() -> None:

@@ -161,17 +161,42 @@ def test_another_value_of_a_priority_class_is_taken_as_the_refusal_says(release:
     release.run("upgrade", values=EVERYTHING)
 
 
+def homes(template: str) -> Object:
+    return {"hub": {"config": {"KubeSpawner": {"pvc_name_template": template}}}}
+
+
 def test_a_second_makeway_in_the_namespace_is_refused_unless_its_homes_are_its_own(release: Installation) -> None:
     def install(values: Object) -> str:
         given = ("--values", written(release.folder, values))
         return release.helm.run("install", "second", CHART, "--namespace", NAMESPACE, "--dry-run=server", *given)
 
     elsewhere: Object = {"jobs": {"namespace": "second-jobs"}}
-    with pytest.raises(KubeProblem, match="makeway is a Makeway of the namespace makeway, too"):
-        install(elsewhere)
-    homes = {"hub": {"config": {"KubeSpawner": {"pvc_name_template": "home-second-{user_server}"}}}}
-    assert "kind: Deployment" in install(elsewhere | homes)
+    for template in ("home-{user_server}", "home-{username}", "home-second-{user_server}", "{user_server}", ""):
+        with pytest.raises(KubeProblem, match="makeway is a Makeway of the namespace makeway, too") as problem:
+            install(elsewhere | homes(template))
+    (offered, *_) = re.findall(r"pvc_name_template: (\S+)", str(problem.value))
+    assert "kind: Deployment" in install(elsewhere | homes(offered))
+    own = {"hub": {"config": {"MakewayKubeSpawner": {"pvc_name_template": offered}}}}
+    assert "kind: Deployment" in install(elsewhere | own)
     assert "kind: Deployment" in install(elsewhere | ADD_ON), "its homes are those of a Zero to JupyterHub"
+    # The first one's homes are those that it had when it was installed.
+    release.run("upgrade", values=EVERYTHING | homes("first-{user_server}"))
+    with pytest.raises(KubeProblem, match="first-NAME"):
+        install(elsewhere | homes("first-{username}"))
+    assert "kind: Deployment" in install(elsewhere)
+    release.run("upgrade", values=EVERYTHING)
+
+
+def test_two_releases_do_not_share_the_namespace_of_jobs(release: Installation) -> None:
+    def install(namespace: str, jobs: Object) -> str:
+        given = ("--values", written(release.folder, {"jobs": jobs} | homes("second-home-{user_server}")))
+        return release.helm.run("install", "second", CHART, "--namespace", namespace, "--dry-run=server", *given)
+
+    for namespace in (NAMESPACE, "default"):
+        with pytest.raises(KubeProblem, match=f"The jobs of the release makeway in {NAMESPACE} are in") as problem:
+            install(namespace, {"namespace": JOBS, "createNamespace": False})
+        (offered, *_) = re.findall(r"jobs\.namespace, say, (\S+?)\.", str(problem.value))
+        assert "kind: Deployment" in install(namespace, {"namespace": offered})
 
 
 def test_the_same_values_again_change_nothing(release: Installation) -> None:

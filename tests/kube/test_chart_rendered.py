@@ -91,7 +91,7 @@ def hook_of(manifest: Object) -> str:
 @pytest.mark.parametrize("values", ALL.values(), ids=ALL)
 def test_the_test_of_a_release_sees_the_cluster_as_the_service_does(helm: Helm, tmp_path: Path, values: Object) -> None:
     manifests = rendered(helm, tmp_path, values)
-    (pod,) = [one for one in manifests if hook_of(one) == "test"]
+    (pod,) = [one for one in of_kind(manifests, "Pod") if hook_of(one) == "test"]
     (service,) = of_kind(manifests, "Deployment", "makeway-service")
     like, spec = service["spec"]["template"], pod["spec"]
     assert pod["metadata"]["labels"] == like["metadata"]["labels"], "network policies take it for the service"
@@ -110,7 +110,7 @@ def test_the_test_of_a_release_sees_the_cluster_as_the_service_does(helm: Helm, 
 @pytest.mark.parametrize("values", ALL.values(), ids=ALL)
 def test_the_test_of_a_release_and_each_replica_reach_the_service(helm: Helm, tmp_path: Path, values: Object) -> None:
     manifests = rendered(helm, tmp_path, values)
-    (pod,) = [one for one in manifests if hook_of(one) == "test"]
+    (pod,) = [one for one in of_kind(manifests, "Pod") if hook_of(one) == "test"]
     (container,) = pod["spec"]["containers"]
     variables = {one["name"]: one.get("value") for one in container["env"]}
     policies, test = Policies(manifests, NAMESPACE), Pod(NAMESPACE, pod["metadata"]["labels"])
@@ -120,6 +120,30 @@ def test_the_test_of_a_release_and_each_replica_reach_the_service(helm: Helm, tm
     for source in (test, replica):
         assert policies.may_reach(source, replica, port)
         assert not policies.may_reach(source, replica, port + 1)
+
+
+@pytest.mark.parametrize("cluster_wide", [True, False])
+def test_the_service_may_read_what_doctor_looks_at_while_helm_test_runs(
+    helm: Helm, tmp_path: Path, cluster_wide: bool
+) -> None:
+    values = {"images": {"pullSecrets": ["login"]}, "rbac": {"createClusterRole": cluster_wide}}
+    hooks = [one for one in rendered(helm, tmp_path, values) if hook_of(one) == "test"]
+    (pod,) = of_kind(hooks, "Pod")
+    roles = [*of_kind(hooks, "Role"), *of_kind(hooks, "ClusterRole")]
+    bindings = [*of_kind(hooks, "RoleBinding"), *of_kind(hooks, "ClusterRoleBinding")]
+    assert [one["kind"] for one in roles] == ["Role", "ClusterRole"][: 1 + cluster_wide]
+    for role, binding in zip(roles, bindings, strict=True):
+        assert binding["roleRef"]["name"] == role["metadata"]["name"]
+        (subject,) = binding["subjects"]
+        assert (subject["name"], subject["namespace"]) == (pod["spec"]["serviceAccountName"], NAMESPACE)
+        for one in (role, binding):
+            notes = one["metadata"]["annotations"]
+            assert "hook-failed" in notes["helm.sh/hook-delete-policy"]
+            assert int(notes["helm.sh/hook-weight"]) < 0, "before the pod, which has none"
+        for rule in role["rules"]:
+            assert set(rule["verbs"]) <= {"get", "list"}
+            assert "secrets" not in rule["resources"] or rule["resourceNames"] == ["login"]
+    assert {one["metadata"].get("namespace") for one in (roles[0], bindings[0])} == {JOBS}
 
 
 @pytest.mark.parametrize("values", ALL.values(), ids=ALL)

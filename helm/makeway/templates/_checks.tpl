@@ -21,10 +21,15 @@
 {{- if eq .Values.mode "addOn" -}}{{ include "makeway.addOnChecks" . }}{{- end -}}
 {{- end -}}
 
+{{/* The claim of each home, as KubeSpawner's template. What extraConfig sets is not known here. */}}
+{{- define "makeway.homes" -}}
+{{- $config := .Values.hub.config | default dict -}}
+{{- dig "MakewayKubeSpawner" "pvc_name_template" "" $config | default (dig "KubeSpawner" "pvc_name_template" "" $config) | default "home-{user_server}" -}}
+{{- end -}}
+
 {{/* Another Makeway in the namespace: its Hub would mount the same homes. Nothing is found where Helm does not read the cluster. */}}
 {{- define "makeway.otherReleases" -}}
-{{- $config := .Values.hub.config | default dict -}}
-{{- $ownHomes := or (dig "KubeSpawner" "pvc_name_template" "" $config) (dig "MakewayKubeSpawner" "pvc_name_template" "" $config) -}}
+{{- $own := include "makeway.homes" . | splitList "{" | first -}}
 {{- range (lookup "apps/v1" "Deployment" .Release.Namespace "").items -}}
 {{- $labels := .metadata.labels | default dict -}}
 {{- $other := get $labels "app.kubernetes.io/instance" -}}
@@ -33,9 +38,27 @@
 {{- if and $addOn (eq $.Values.mode "addOn") -}}
 {{- fail (printf "The release %s is the Makeway of the Zero to JupyterHub in the namespace %s, which joins one only. Install this one beside another Zero to JupyterHub, in its namespace." $other $.Release.Namespace) -}}
 {{- end -}}
-{{- if and (not $addOn) (ne $.Values.mode "addOn") (not $ownHomes) -}}
-{{- fail (printf "The release %s is a Makeway of the namespace %s, too, and both would mount the same homes of users, home-NAME. Install this one in another namespace; or set hub.config.KubeSpawner.pvc_name_template in both: home-{user_server} for the one that keeps the homes that are there, and for the other one, say, home-%s-{user_server}." $other $.Release.Namespace $.Release.Name) -}}
+{{- if and (not $addOn) (ne $.Values.mode "addOn") -}}
+{{- /* Of two homes with names that begin alike, one may be that of a user of the other: home-a-{user_server} and a user a-ana. */}}
+{{- $theirs := get (.metadata.annotations | default dict) "makeway/homes" | default "home-{user_server}" | splitList "{" | first -}}
+{{- if or (hasPrefix $own $theirs) (hasPrefix $theirs $own) -}}
+{{- fail (printf "The release %s is a Makeway of the namespace %s, too, and both would mount the same homes of users, %sNAME. Install this one in another namespace; or give its homes names that begin otherwise, with hub.config.KubeSpawner.pvc_name_template: %s-home-{user_server}" $other $.Release.Namespace $theirs $.Release.Name) -}}
 {{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- include "makeway.otherJobs" . -}}
+{{- end -}}
+
+{{/* Another Makeway in the jobs' namespace: both would have the same account, volume of checkpoints and policies there. */}}
+{{- define "makeway.otherJobs" -}}
+{{- $jobs := include "makeway.jobsNamespace" . -}}
+{{- with lookup "v1" "ServiceAccount" $jobs "makeway-job" -}}
+{{- $theirs := .metadata.annotations | default dict -}}
+{{- $other := get $theirs "meta.helm.sh/release-name" -}}
+{{- $where := get $theirs "meta.helm.sh/release-namespace" -}}
+{{- if and $other (or (ne $other $.Release.Name) (ne $where $.Release.Namespace)) -}}
+{{- fail (printf "The jobs of the release %s in %s are in the namespace %s. Two Makeways do not share it: name another one in jobs.namespace, say, %s-%s-jobs." $other $where $jobs $.Release.Namespace $.Release.Name) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

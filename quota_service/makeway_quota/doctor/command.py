@@ -115,7 +115,8 @@ def address_checks(settings: ServiceSettings, *, hub: bool = False) -> list[Chec
     address = settings.kubernetes.worker_url
     with suppress(ValueError):
         check_worker_url(address)  # one of this machine alone is the default, which no pod uses
-        found.append(Check("service", partial(network.check_address, address, "The service", SERVICE_REMEDY)))
+        own = partial(network.check_own_address, address, settings.port, "The service", SERVICE_REMEDY)
+        found.append(Check("service", own))
     if not hub:
         found.append(Check("hub", partial(network.check_address, settings.hub_api_url, "The Hub", HUB_REMEDY)))
     return found
