@@ -18,12 +18,12 @@ import httpx2
 from makeway_quota.application import Application
 from makeway_quota.backends.base import NodeSeen
 from makeway_quota.backends.memory import MemoryBackend
-from makeway_quota.services.submission_check import MOST_COMMAND_BYTES
+from makeway_quota.services.jobs.submission_check import MOST_COMMAND_BYTES
 from makeway_quota.settings import load
 from makeway_quota.store.records import Change
 from makeway_quota.web.app import create_app
-from makeway_quota.web.auth import TokenAuth
-from makeway_quota.web.http_server import run
+from makeway_quota.web.login.auth import TokenAuth
+from makeway_quota.web.server.http_server import run
 from makeway_quota.web.settings import WebSettings
 
 from .measure import Measured

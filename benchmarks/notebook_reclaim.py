@@ -15,8 +15,8 @@ import httpx2
 import yaml
 from makeway_api.client import AsyncClient
 from makeway_api.models import FileIn, JobRequest
-from makeway_quota.backends.kubernetes.client import ApiClient
-from makeway_quota.backends.kubernetes.connection import from_kubeconfig
+from makeway_quota.backends.kubernetes.api.client import ApiClient
+from makeway_quota.backends.kubernetes.api.connection import from_kubeconfig
 
 from kube_cluster import image_build, portal, programs
 from kube_cluster.api import Object

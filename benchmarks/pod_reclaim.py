@@ -13,9 +13,9 @@ from tempfile import TemporaryDirectory
 
 from makeway_api.client import AsyncClient
 from makeway_api.models import FileIn, Job, JobRequest
-from makeway_quota.backends.kubernetes.client import ApiClient, Object
-from makeway_quota.backends.kubernetes.connection import from_kubeconfig
-from makeway_quota.backends.kubernetes.informer import Informer
+from makeway_quota.backends.kubernetes.api.client import ApiClient, Object
+from makeway_quota.backends.kubernetes.api.connection import from_kubeconfig
+from makeway_quota.backends.kubernetes.api.informer import Informer
 
 from kube_cluster import programs
 from kube_cluster.cluster import Cluster

@@ -24,17 +24,17 @@ import psutil
 import uvicorn
 from makeway_api.models.attempts import WorkerReportIn
 from makeway_quota.application import Application
+from makeway_quota.backends.kubernetes.api.client import ApiClient
+from makeway_quota.backends.kubernetes.api.connection import from_kubeconfig
+from makeway_quota.backends.kubernetes.api.informer import Informer
 from makeway_quota.backends.kubernetes.backend import KubernetesBackend
-from makeway_quota.backends.kubernetes.client import ApiClient
-from makeway_quota.backends.kubernetes.connection import from_kubeconfig
-from makeway_quota.backends.kubernetes.informer import Informer
-from makeway_quota.backends.kubernetes.manifest import PodSettings
-from makeway_quota.backends.kubernetes.nodes import toleration
-from makeway_quota.backends.remote import LOST_AFTER, REPORT_WITHIN
+from makeway_quota.backends.kubernetes.cluster.nodes import toleration
+from makeway_quota.backends.kubernetes.pods.manifest import PodSettings
+from makeway_quota.backends.remote.backend import LOST_AFTER, REPORT_WITHIN
 from makeway_quota.settings import load
 from makeway_quota.web.app import create_app
-from makeway_quota.web.auth import TokenAuth
-from makeway_quota.web.http_server import run, server_config
+from makeway_quota.web.login.auth import TokenAuth
+from makeway_quota.web.server.http_server import run, server_config
 from makeway_quota.web.settings import WebSettings
 
 from kube_cluster.images import HOST

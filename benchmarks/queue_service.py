@@ -14,8 +14,8 @@ from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.services import Caller
 from makeway_quota.settings import load
 from makeway_quota.web.app import create_app
-from makeway_quota.web.auth import TokenAuth
-from makeway_quota.web.http_server import run, server_config
+from makeway_quota.web.login.auth import TokenAuth
+from makeway_quota.web.server.http_server import run, server_config
 from makeway_quota.web.settings import WebSettings
 
 from .queue_mix import CLASSES, UNITS, policy, queues

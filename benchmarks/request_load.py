@@ -16,7 +16,7 @@ from makeway_quota.services import Caller
 from makeway_quota.settings import load
 from makeway_quota.store.records import NewWorkload
 from makeway_quota.web.app import create_app
-from makeway_quota.web.auth import TokenAuth
+from makeway_quota.web.login.auth import TokenAuth
 from makeway_quota.web.settings import WebSettings
 
 PREFIX = "/services/makeway/"

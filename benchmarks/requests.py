@@ -18,7 +18,7 @@ from fastapi import FastAPI
 from makeway_quota.application import Application
 from makeway_quota.control import loop
 from makeway_quota.store.records import Change
-from makeway_quota.web.http_server import run, server_config
+from makeway_quota.web.server.http_server import run, server_config
 
 from .measure import Measured
 from .request_load import API, PREFIX, large_service

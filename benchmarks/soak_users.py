@@ -10,11 +10,11 @@ from makeway_api.errors import MakewayError
 from makeway_api.models import SessionRequest
 from makeway_quota.application import Application
 from makeway_quota.services import Caller
-from makeway_quota.services.listing import ListQuery
+from makeway_quota.services.jobs.listing import ListQuery
 from makeway_quota.store.records import NewDecision, NewWorkload, Submission
 from makeway_quota.web.app import create_app
-from makeway_quota.web.auth import SCOPE, TokenAuth
-from makeway_quota.web.pages.sharing import SharedParts
+from makeway_quota.web.login.auth import SCOPE, TokenAuth
+from makeway_quota.web.pages.figures.sharing import SharedParts
 from makeway_quota.web.settings import WebSettings
 
 TEAMS = ("rnd", "devops", "vision", "speech", "search")

@@ -16,7 +16,7 @@ from makeway_quota.control.decisions import change_set_of
 from makeway_quota.control.planner import Planner
 from makeway_quota.control.reason_throttle import ReasonThrottle
 from makeway_quota.control.reconcile import reconcile
-from makeway_quota.control.world import World
+from makeway_quota.control.world.world import World
 from makeway_quota.store.records import NewWorkload, PastRun, Workload
 from makeway_quota.store.rows import changed, submitted
 from makeway_quota.values import Place

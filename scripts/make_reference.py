@@ -177,7 +177,7 @@ def described(parser: argparse.ArgumentParser) -> str:
 def http_api() -> str:
     """List every route of the API with what it takes and answers, from its own OpenAPI document."""
     from makeway_quota.web.app import create_app
-    from makeway_quota.web.auth import TokenAuth
+    from makeway_quota.web.login.auth import TokenAuth
     from makeway_quota.web.settings import WebSettings
 
     document = create_app(None, WebSettings(), TokenAuth({})).openapi()  # type: ignore[arg-type]

@@ -8,8 +8,8 @@ import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
-from makeway_quota.backends.kubernetes.client import ApiClient, ApiUnreachable, Object
-from makeway_quota.backends.kubernetes.connection import Connection
+from makeway_quota.backends.kubernetes.api.client import ApiClient, ApiUnreachable, Object
+from makeway_quota.backends.kubernetes.api.connection import Connection
 
 PODS = "/api/v1/namespaces/jobs/pods"
 

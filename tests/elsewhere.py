@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from makeway_quota.backends.base import BackendError, Key, NodeSeen, StartOrder
-from makeway_quota.backends.machines import Machines
-from makeway_quota.backends.remote import RemoteBackend
+from makeway_quota.backends.remote.backend import RemoteBackend
+from makeway_quota.backends.remote.machines import Machines
 
 LAUNCHER = Path(__file__).parents[1] / "widgets" / "makeway" / "launcher"
 

@@ -16,8 +16,8 @@ from elsewhere import Processes
 from makeway_quota.application import Application
 from makeway_quota.settings import load
 from makeway_quota.web.app import create_app
-from makeway_quota.web.auth import TokenAuth
-from makeway_quota.web.http_server import run, server_config
+from makeway_quota.web.login.auth import TokenAuth
+from makeway_quota.web.server.http_server import run, server_config
 from makeway_quota.web.settings import WebSettings
 from running import PEOPLE
 

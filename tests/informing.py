@@ -11,9 +11,9 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 
 import httpx2
-from makeway_quota.backends.kubernetes.client import ApiClient
-from makeway_quota.backends.kubernetes.connection import from_kubeconfig
-from makeway_quota.backends.kubernetes.informer import Informer
+from makeway_quota.backends.kubernetes.api.client import ApiClient
+from makeway_quota.backends.kubernetes.api.connection import from_kubeconfig
+from makeway_quota.backends.kubernetes.api.informer import Informer
 
 from kube_cluster import processes
 from kube_cluster.cluster import Cluster

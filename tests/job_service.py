@@ -22,8 +22,8 @@ from makeway_quota.application import Application
 from makeway_quota.main import make_backend
 from makeway_quota.settings import load
 from makeway_quota.web.app import create_app
-from makeway_quota.web.auth import TokenAuth
-from makeway_quota.web.http_server import server_config
+from makeway_quota.web.login.auth import TokenAuth
+from makeway_quota.web.server.http_server import server_config
 from makeway_quota.web.settings import WebSettings
 from pods import wait_until
 from running import PEOPLE

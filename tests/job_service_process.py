@@ -8,7 +8,7 @@ import os
 import sys
 
 from job_service import served
-from makeway_quota.web.http_server import run
+from makeway_quota.web.server.http_server import run
 
 
 async def serve(host: str, port: int) -> None:

@@ -7,13 +7,13 @@ import json
 
 from api_server import ApiServer
 from makeway_quota.backends.base import AttemptSeen, Phase, StartOrder
+from makeway_quota.backends.kubernetes.api.client import Object
+from makeway_quota.backends.kubernetes.api.pulse import BEAT, Beat
 from makeway_quota.backends.kubernetes.backend import KubernetesBackend
-from makeway_quota.backends.kubernetes.client import Object
-from makeway_quota.backends.kubernetes.manifest import PodSettings
-from makeway_quota.backends.kubernetes.pulse import BEAT, Beat
-from makeway_quota.backends.workers import WorkerSeen
-from makeway_quota.control.attempt_tokens import AttemptTokens
-from makeway_quota.control.worker_channel import WorkerChannel
+from makeway_quota.backends.kubernetes.pods.manifest import PodSettings
+from makeway_quota.backends.remote.workers import WorkerSeen
+from makeway_quota.control.workers.channel import WorkerChannel
+from makeway_quota.control.workers.tokens import AttemptTokens
 from makeway_quota.policy import read
 from makeway_quota.store.store import Store
 from makeway_quota.values import Place

@@ -12,8 +12,8 @@ import uvicorn
 from makeway_quota.application import Application
 from makeway_quota.settings import load
 from makeway_quota.web.app import create_app
-from makeway_quota.web.auth import TokenAuth
-from makeway_quota.web.http_server import run, server_config
+from makeway_quota.web.login.auth import TokenAuth
+from makeway_quota.web.server.http_server import run, server_config
 from makeway_quota.web.settings import WebSettings
 from replicas import RemoteBackend
 from running import PEOPLE

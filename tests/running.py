@@ -15,12 +15,12 @@ from makeway_api.client import AsyncClient
 from makeway_api.models import Job, JobRequest, Session, SessionRequest
 from makeway_quota.application import Application
 from makeway_quota.backends.base import Backend
-from makeway_quota.backends.local import LocalBackend
-from makeway_quota.control.hub_client import HubApi
+from makeway_quota.backends.local.backend import LocalBackend
+from makeway_quota.control.hub.client import HubApi
 from makeway_quota.services import Caller
 from makeway_quota.settings import load
 from makeway_quota.web.app import create_app
-from makeway_quota.web.auth import TokenAuth
+from makeway_quota.web.login.auth import TokenAuth
 from makeway_quota.web.settings import WebSettings
 
 URL = "http://makeway.test/services/makeway"

@@ -20,13 +20,13 @@ from typing import Any
 from makeway_api.pod_labels import SESSION
 from makeway_quota.application import Application
 from makeway_quota.backends.base import Key
+from makeway_quota.backends.kubernetes.api.client import ApiClient, ApiRefusal, Object
+from makeway_quota.backends.kubernetes.api.connection import Connection
+from makeway_quota.backends.kubernetes.api.informer import Informer
 from makeway_quota.backends.kubernetes.backend import KubernetesBackend
-from makeway_quota.backends.kubernetes.client import ApiClient, ApiRefusal, Object
-from makeway_quota.backends.kubernetes.connection import Connection
-from makeway_quota.backends.kubernetes.informer import Informer
-from makeway_quota.backends.kubernetes.manifest import PodSettings
-from makeway_quota.backends.kubernetes.pod_requests import ATTEMPT, JOB, NUMBER, pod_requests
-from makeway_quota.backends.workers import WorkerSeen
+from makeway_quota.backends.kubernetes.cluster.pod_requests import ATTEMPT, JOB, NUMBER, pod_requests
+from makeway_quota.backends.kubernetes.pods.manifest import PodSettings
+from makeway_quota.backends.remote.workers import WorkerSeen
 from makeway_quota.control.loop import Loop
 from makeway_quota.settings import ServiceSettings, load
 from makeway_quota.store.records import NewWorkload, Workload

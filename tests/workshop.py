@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from makeway_quota.backends.base import AttemptSeen, Phase, StartOrder
-from makeway_quota.backends.local import LocalBackend
+from makeway_quota.backends.local.backend import LocalBackend
 from makeway_quota.values import File, Notice, Place
 
 OVER = (Phase.EXITED, Phase.LOST)

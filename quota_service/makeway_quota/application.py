@@ -16,22 +16,22 @@ from makeway_api import installations
 
 from .artifacts.choice import chosen
 from .backends.base import Backend, BackendError
-from .backends.local import LocalBackend
-from .backends.remote import LOST_AFTER, RemoteBackend
-from .control.attempt_tokens import AttemptTokens
-from .control.change_feed import ChangeFeed
+from .backends.local.backend import LocalBackend
+from .backends.remote.backend import LOST_AFTER, RemoteBackend
 from .control.components import Components
-from .control.hub_client import HubApi
-from .control.hub_servers import HubServers
+from .control.hub.client import HubApi
+from .control.hub.leases import Leases
+from .control.hub.people import People, look_again_and_again
+from .control.hub.servers import HubServers
 from .control.lasting import lasting
-from .control.leader import Leader
-from .control.leases import Leases
 from .control.loop import Loop
-from .control.people import People, look_again_and_again
-from .control.pool_assignment import sizes
-from .control.progress_keeper import ProgressKeeper
-from .control.worker_channel import WorkerChannel
-from .control.world import World
+from .control.replicas.change_feed import ChangeFeed
+from .control.replicas.leader import Leader
+from .control.workers.channel import WorkerChannel
+from .control.workers.progress_keeper import ProgressKeeper
+from .control.workers.tokens import AttemptTokens
+from .control.world.pool_assignment import sizes
+from .control.world.world import World
 from .history.retention import Retention, keep_of
 from .policy import Document, PolicyInvalid, Sizes, read, rescale_text
 from .services import Services

@@ -173,8 +173,8 @@ def _plan(args: argparse.Namespace) -> int:
 
 
 def _nodes(args: argparse.Namespace) -> int:
-    from .backends.kubernetes.listing import nodes_command
-    from .backends.kubernetes.nodes import toleration
+    from .backends.kubernetes.cluster.listing import nodes_command
+    from .backends.kubernetes.cluster.nodes import toleration
     from .policy import read
 
     document = None
@@ -252,7 +252,7 @@ def _serve(args: argparse.Namespace) -> int:
     # Also while it starts: the first process of a container would not end otherwise, and lead once its successor does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        from .web.http_server import run
+        from .web.server.http_server import run
 
         settings = load(args.config)
         trouble = settings.state_dir / TROUBLE
@@ -269,7 +269,7 @@ def make_backend(settings: ServiceSettings) -> Backend:
         from .backends.kubernetes.configured import backend_of
 
         return backend_of(settings.kubernetes)
-    from .backends.local import LocalBackend
+    from .backends.local.backend import LocalBackend
 
     return LocalBackend(
         settings.state_dir,
@@ -287,9 +287,9 @@ async def serve(settings: ServiceSettings, ready: Callable[[], object] = lambda:
     from makeway_api.open_files import raise_limit
 
     from .application import Application
-    from .control.hub_client import HubApi
+    from .control.hub.client import HubApi
     from .web.app import create_app
-    from .web.http_server import server_config
+    from .web.server.http_server import server_config
     from .web.settings import WebSettings
 
     raise_limit()

@@ -13,8 +13,8 @@ from traitlets import Bool, Enum, Float, Int, Unicode
 from traitlets.config import Config, Configurable
 from traitlets.config.loader import PyFileConfigLoader
 
+from .backends.kubernetes.cluster.dead_nodes import NODE_LOST_AFTER
 from .backends.kubernetes.configured import KubernetesSettings
-from .backends.kubernetes.dead_nodes import NODE_LOST_AFTER
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from .engine.snapshot import Placement
+
 NoticeKind = Literal["evict", "move", "preempt_test", "cancel"]
 
 
@@ -17,6 +19,17 @@ class Place(NamedTuple):
     node: str
     devices: tuple[int, ...] = ()
     milli: tuple[int, ...] = ()
+
+
+def machine_of(node: str) -> str:
+    """Return the machine that a node of the engine is, or is a part of."""
+    return node.partition("/")[0]
+
+
+def places(placement: Placement) -> tuple[Place, ...]:
+    """Write a placement of the engine as the store keeps it, one entry a worker."""
+    ordered = sorted(placement, key=lambda placed: placed.worker)
+    return tuple(Place(machine_of(p.node), tuple(p.devices), (p.milli,) * len(p.devices)) for p in ordered)
 
 
 class File(NamedTuple):

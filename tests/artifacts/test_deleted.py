@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from makeway_quota.store import Store, open_store
-from makeway_quota.store.contents import DELETED_AGE
 from makeway_quota.store.records import Change, NewWorkload
+from makeway_quota.store.storage.contents import DELETED_AGE
 from storage import Place, of_bucket, of_folder
 
 FILE = [("f", b"x" * 5000, False)]

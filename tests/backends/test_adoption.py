@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from makeway_quota.backends import local, processes
-from makeway_quota.backends.attempts import LocalAttempt
 from makeway_quota.backends.base import Phase
-from makeway_quota.backends.processes import Mark, Process, Stat, boot_id, sweep
-from makeway_quota.backends.starting import spawn
+from makeway_quota.backends.local import backend as local
+from makeway_quota.backends.local import processes
+from makeway_quota.backends.local.attempts import LocalAttempt
+from makeway_quota.backends.local.processes import Mark, Process, Stat, boot_id, sweep
+from makeway_quota.backends.local.starting import spawn
 from workshop import Workshop, alive
 
 
@@ -105,7 +106,7 @@ async def test_an_order_that_was_written_but_not_started_is_started(shop: Worksh
 SERVICE = """
     import asyncio, sys
     from makeway_quota.backends.base import StartOrder
-    from makeway_quota.backends.local import LocalBackend
+    from makeway_quota.backends.local.backend import LocalBackend
 
     async def main():
         backend = LocalBackend(sys.argv[1], virtual_gpus=8, virtual_nodes=2)
@@ -217,8 +218,8 @@ async def forge(shop: Workshop, claim: dict[str, object]) -> None:
 
 
 async def test_a_stopped_launcher_is_ended_after_the_deadline(shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("makeway_quota.backends.attempts.PATIENCE", 0.3)
-    monkeypatch.setattr("makeway_quota.backends.attempts.KILL_PATIENCE", 0.3)
+    monkeypatch.setattr("makeway_quota.backends.local.attempts.PATIENCE", 0.3)
+    monkeypatch.setattr("makeway_quota.backends.local.attempts.KILL_PATIENCE", 0.3)
     for job in ("j-1", "j-2"):
         await shop.run(job, "sh", "-c", "echo up; sleep 85")
         await shop.running(job, says="up")
@@ -244,7 +245,7 @@ def test_processes_without_the_mark_are_left_alone(outsider: int, tmp_path: Path
 
 
 def test_a_process_is_held_without_a_pidfd_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("makeway_quota.backends.processes._pidfd", lambda pid: None)
+    monkeypatch.setattr("makeway_quota.backends.local.processes._pidfd", lambda pid: None)
     child = subprocess.Popen(["sleep", "600"], env={"MAKEWAY_JOB_DIR": str(tmp_path), "MAKEWAY_ATTEMPT": "1"})
     mark = Mark(str(tmp_path), 1)
     while Mark.of(child.pid) != mark:

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from api_server import PODS, ApiServer
 from makeway_quota.backends.base import BackendRefusal, BackendUnavailable, Phase
+from makeway_quota.backends.kubernetes.api.client import ApiRefusal, ApiUnreachable, Object
+from makeway_quota.backends.kubernetes.attempts.pod_waits import LIMITS
 from makeway_quota.backends.kubernetes.backend import AWAY_SECONDS
-from makeway_quota.backends.kubernetes.client import ApiRefusal, ApiUnreachable, Object
-from makeway_quota.backends.kubernetes.manifest import TOKEN
-from makeway_quota.backends.kubernetes.pod_waits import LIMITS
-from makeway_quota.backends.remote import PATIENCE
-from makeway_quota.backends.workers import WorkerSeen
+from makeway_quota.backends.kubernetes.pods.manifest import TOKEN
+from makeway_quota.backends.remote.backend import PATIENCE
+from makeway_quota.backends.remote.workers import WorkerSeen
 from makeway_quota.store.store import open_store
 from pod_backend import Backend, order
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 from api_server import PODS, ApiServer
-from makeway_quota.backends.kubernetes import checkpoint_folders
-from makeway_quota.backends.kubernetes.checkpoint_folders import AT_ONCE, FIRST_PAUSE, VOLUME, CheckpointFolders
-from makeway_quota.backends.kubernetes.client import ApiRefusal, Object
-from makeway_quota.backends.kubernetes.inventory import project_share
-from makeway_quota.backends.kubernetes.pod_states import project_job_pod
+from makeway_quota.backends.kubernetes.api.client import ApiRefusal, Object
+from makeway_quota.backends.kubernetes.attempts.pod_states import project_job_pod
+from makeway_quota.backends.kubernetes.cluster.inventory import project_share
+from makeway_quota.backends.kubernetes.pods import checkpoint_folders
+from makeway_quota.backends.kubernetes.pods.checkpoint_folders import AT_ONCE, FIRST_PAUSE, VOLUME, CheckpointFolders
 from pod_backend import SETTINGS
 
 REPORTING = """

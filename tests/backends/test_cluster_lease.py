@@ -13,9 +13,9 @@ import pytest
 from api_server import PODS, ApiServer, node, pod
 from makeway_quota.backends.base import BackendUnavailable
 from makeway_quota.backends.kubernetes import backend as kubernetes_backend
-from makeway_quota.backends.kubernetes import cluster_lease
-from makeway_quota.backends.kubernetes.client import ApiRefusal, ApiUnreachable, Object
-from makeway_quota.backends.kubernetes.cluster_lease import DURATION, EVERY, REFUSED_SECONDS, ClusterLease
+from makeway_quota.backends.kubernetes.api.client import ApiRefusal, ApiUnreachable, Object
+from makeway_quota.backends.kubernetes.cluster import cluster_lease
+from makeway_quota.backends.kubernetes.cluster.cluster_lease import DURATION, EVERY, REFUSED_SECONDS, ClusterLease
 from makeway_quota.store.store import open_store
 from pod_backend import Backend, order
 

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 from api_server import ApiServer, node, pod
 from makeway_quota.backends.base import AttemptSeen, Phase
-from makeway_quota.backends.kubernetes.client import ApiUnreachable
-from makeway_quota.backends.kubernetes.dead_nodes import (
+from makeway_quota.backends.kubernetes.api.client import ApiUnreachable
+from makeway_quota.backends.kubernetes.cluster.dead_nodes import (
     LONGEST_STEP,
     NODE_LOST_AFTER,
     TOGETHER,
     DeadNodes,
     NodeReadiness,
 )
-from makeway_quota.backends.remote import LOST_AFTER
-from makeway_quota.backends.workers import WorkerSeen
+from makeway_quota.backends.remote.backend import LOST_AFTER
+from makeway_quota.backends.remote.workers import WorkerSeen
 from makeway_quota.policy import read
 from makeway_quota.settings import load
 from makeway_quota.store.store import open_store

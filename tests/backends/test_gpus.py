@@ -7,7 +7,7 @@ import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
-from makeway_quota.backends.gpus import host_node, nodes_here, real_gpus, virtual_nodes
+from makeway_quota.backends.local.gpus import host_node, nodes_here, real_gpus, virtual_nodes
 
 
 class NVMLError(Exception):

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from makeway_quota import policy
-from makeway_quota.backends import processes
 from makeway_quota.backends.base import NodeSeen, Seen, WorkloadPod
-from makeway_quota.backends.held_devices import holding
-from makeway_quota.control.world import World
+from makeway_quota.backends.local import processes
+from makeway_quota.backends.local.held_devices import holding
+from makeway_quota.control.world.world import World
 from makeway_quota.engine import Plan, reference, schedule
 from makeway_quota.engine.snapshot import Terminating
 from makeway_quota.store.records import NewWorkload, Workload

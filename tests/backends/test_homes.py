@@ -12,8 +12,8 @@ from api_server import ApiServer
 from hypothesis import given
 from hypothesis import strategies as st
 from kubespawner.slugs import escape_slug, safe_slug
-from makeway_quota.backends.kubernetes.client import ApiRefusal, ApiUnreachable, Object
-from makeway_quota.backends.kubernetes.homes import (
+from makeway_quota.backends.kubernetes.api.client import ApiRefusal, ApiUnreachable, Object
+from makeway_quota.backends.kubernetes.pods.homes import (
     KEPT_SECONDS,
     SILENT_SECONDS,
     Homes,
@@ -22,12 +22,11 @@ from makeway_quota.backends.kubernetes.homes import (
     home_setting,
     slug,
 )
-from makeway_quota.backends.kubernetes.manifest import WorkerResources, worker_pod
-from makeway_quota.backends.kubernetes.volumes import Mount, with_mounts
+from makeway_quota.backends.kubernetes.pods.manifest import WorkerResources, worker_pod
+from makeway_quota.backends.kubernetes.pods.volumes import Mount, with_mounts
 from makeway_quota.main import make_backend
 from makeway_quota.policy import read
-from makeway_quota.policy.mount_paths import folder_problem, path_problem
-from makeway_quota.policy.pod_template import problems
+from makeway_quota.policy.pod_template import folder_problem, path_problem, problems
 from makeway_quota.settings import load
 from makeway_quota.store.store import open_store
 from pod_backend import SETTINGS, Backend, order

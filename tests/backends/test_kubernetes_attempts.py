@@ -19,18 +19,18 @@ from makeway_quota.backends.base import (
     Phase,
     Seen,
 )
-from makeway_quota.backends.kubernetes.attempt_pods import MOST_REMADE
+from makeway_quota.backends.kubernetes.api.client import REQUEST_SECONDS, ApiClient, ApiRefusal, ApiUnreachable, Object
+from makeway_quota.backends.kubernetes.api.connection import Connection
+from makeway_quota.backends.kubernetes.api.pulse import BEAT, Beat, Pulse
+from makeway_quota.backends.kubernetes.attempts.attempt_pods import MOST_REMADE
+from makeway_quota.backends.kubernetes.attempts.pod_waits import LIMITS
 from makeway_quota.backends.kubernetes.backend import AWAY_SECONDS, LEFT_SECONDS, KubernetesBackend
-from makeway_quota.backends.kubernetes.client import REQUEST_SECONDS, ApiClient, ApiRefusal, ApiUnreachable, Object
-from makeway_quota.backends.kubernetes.connection import Connection
-from makeway_quota.backends.kubernetes.manifest import TOKEN
-from makeway_quota.backends.kubernetes.pod_waits import LIMITS
-from makeway_quota.backends.kubernetes.pulse import BEAT, Beat, Pulse
-from makeway_quota.backends.remote import PATIENCE
-from makeway_quota.backends.workers import WorkerSeen
-from makeway_quota.control.attempt_tokens import AttemptTokens
+from makeway_quota.backends.kubernetes.pods.manifest import TOKEN
+from makeway_quota.backends.remote.backend import PATIENCE
+from makeway_quota.backends.remote.workers import WorkerSeen
 from makeway_quota.control.reconcile import reconcile
-from makeway_quota.control.worker_channel import WorkerChannel
+from makeway_quota.control.workers.channel import WorkerChannel
+from makeway_quota.control.workers.tokens import AttemptTokens
 from makeway_quota.policy import read
 from makeway_quota.store.records import NewWorkload
 from makeway_quota.store.rows import submitted

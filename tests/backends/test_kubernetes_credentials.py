@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from makeway_quota.backends.kubernetes.client import ApiClient, ApiRefusal
-from makeway_quota.backends.kubernetes.connection import from_kubeconfig, from_pod
+from makeway_quota.backends.kubernetes.api.client import ApiClient, ApiRefusal
+from makeway_quota.backends.kubernetes.api.connection import from_kubeconfig, from_pod
 
 STATUS = {"kind": "Status", "status": "Failure", "message": "Unauthorized", "reason": "Unauthorized", "code": 401}
 

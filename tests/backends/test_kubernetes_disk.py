@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from makeway_quota.backends.base import BackendError, StartOrder
-from makeway_quota.backends.kubernetes.disk import Disk, setting
-from makeway_quota.backends.kubernetes.manifest import PodSettings, WorkerResources, worker_pod
-from makeway_quota.backends.kubernetes.pod_requests import pod_requests
+from makeway_quota.backends.kubernetes.cluster.pod_requests import pod_requests
+from makeway_quota.backends.kubernetes.pods.disk import Disk, setting
+from makeway_quota.backends.kubernetes.pods.manifest import PodSettings, WorkerResources, worker_pod
 from makeway_quota.policy import read
 from makeway_quota.policy.write import write
 from makeway_quota.settings import load

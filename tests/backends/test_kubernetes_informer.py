@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from api_server import PODS, ApiServer, pod
-from makeway_quota.backends.kubernetes.client import ApiRefusal, Object
-from makeway_quota.backends.kubernetes.informer import Informer, Timing
+from makeway_quota.backends.kubernetes.api.client import ApiRefusal, Object
+from makeway_quota.backends.kubernetes.api.informer import Informer, Timing
 
 QUICK = Timing(first_pause=0.01, longest_pause=0.02, silence=0.2, page=1)
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from makeway_quota.backends.kubernetes.nodes import (
+from makeway_quota.backends.kubernetes.api.quantities import amount, number, resources
+from makeway_quota.backends.kubernetes.cluster.nodes import (
     NodeSelector,
     Taint,
     Toleration,
@@ -17,8 +18,7 @@ from makeway_quota.backends.kubernetes.nodes import (
     unassigned,
     untolerated,
 )
-from makeway_quota.backends.kubernetes.pod_requests import pod_requests, project_share
-from makeway_quota.backends.kubernetes.quantities import amount, number, resources
+from makeway_quota.backends.kubernetes.cluster.pod_requests import pod_requests, project_share
 from makeway_quota.policy import read
 from makeway_quota.wording.unassigned import unassigned_sentences
 

@@ -11,10 +11,15 @@ from typing import Any
 
 import pytest
 from makeway_quota.backends.base import BackendError, StartOrder
-from makeway_quota.backends.kubernetes.checkpoint_folders import removing_pod
-from makeway_quota.backends.kubernetes.disk import Disk
-from makeway_quota.backends.kubernetes.gang import network_policy, service
-from makeway_quota.backends.kubernetes.manifest import (
+from makeway_quota.backends.kubernetes.attempts.pod_ends import gone, machines_of
+from makeway_quota.backends.kubernetes.attempts.pod_states import JobPod, project_job_pod
+from makeway_quota.backends.kubernetes.attempts.pod_waits import LIMITS
+from makeway_quota.backends.kubernetes.cluster.nodes import toleration
+from makeway_quota.backends.kubernetes.cluster.pod_requests import pod_requests
+from makeway_quota.backends.kubernetes.pods.checkpoint_folders import removing_pod
+from makeway_quota.backends.kubernetes.pods.disk import Disk
+from makeway_quota.backends.kubernetes.pods.gang import network_policy, service
+from makeway_quota.backends.kubernetes.pods.manifest import (
     PATIENCE,
     PodSettings,
     WorkerResources,
@@ -22,14 +27,9 @@ from makeway_quota.backends.kubernetes.manifest import (
     user_and_group,
     worker_pod,
 )
-from makeway_quota.backends.kubernetes.nodes import toleration
-from makeway_quota.backends.kubernetes.pod_ends import gone, machines_of
-from makeway_quota.backends.kubernetes.pod_requests import pod_requests
-from makeway_quota.backends.kubernetes.pod_states import JobPod, project_job_pod
-from makeway_quota.backends.kubernetes.pod_waits import LIMITS
-from makeway_quota.backends.kubernetes.site_template import resources_setting, template_setting
-from makeway_quota.backends.kubernetes.template import merged
-from makeway_quota.backends.machines import Machines
+from makeway_quota.backends.kubernetes.pods.site_template import resources_setting, template_setting
+from makeway_quota.backends.kubernetes.pods.template import merged
+from makeway_quota.backends.remote.machines import Machines
 from makeway_quota.policy import PolicyInvalid, read
 from makeway_quota.policy.write import write
 from makeway_quota.values import Place

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from api_server import PODS, ApiServer, pod
 from makeway_quota.backends.base import BackendRefusal, BackendUnavailable
+from makeway_quota.backends.kubernetes.api.client import ApiRefusal, Object, together
+from makeway_quota.backends.kubernetes.attempts.removals import AT_ONCE
 from makeway_quota.backends.kubernetes.backend import REMOVAL_GRACE
-from makeway_quota.backends.kubernetes.client import ApiRefusal, Object, together
-from makeway_quota.backends.kubernetes.removals import AT_ONCE
-from makeway_quota.backends.remote import PATIENCE
-from makeway_quota.backends.workers import WorkerSeen
+from makeway_quota.backends.remote.backend import PATIENCE
+from makeway_quota.backends.remote.workers import WorkerSeen
 from makeway_quota.store.store import open_store
 from makeway_quota.values import Notice
 from pod_backend import Backend, order

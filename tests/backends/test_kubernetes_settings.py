@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from makeway_quota.backends.base import Backend
 from makeway_quota.backends.kubernetes.backend import KubernetesBackend
-from makeway_quota.backends.kubernetes.nodes import Toleration
+from makeway_quota.backends.kubernetes.cluster.nodes import Toleration
 from makeway_quota.main import main, make_backend
 from makeway_quota.policy import Document
 from makeway_quota.settings import load
@@ -84,7 +84,7 @@ def test_the_command_for_nodes_has_the_settings_of_the_service(tmp_path: Path, m
         asked.append(given)
         return ""
 
-    monkeypatch.setattr("makeway_quota.backends.kubernetes.listing.nodes_command", nodes_command)
+    monkeypatch.setattr("makeway_quota.backends.kubernetes.cluster.listing.nodes_command", nodes_command)
     monkeypatch.setenv("MAKEWAY_KUBECONFIG", str(tmp_path / "of-the-service"))
     monkeypatch.setenv("MAKEWAY_KUBE_TOLERATIONS", "batch=yes:NoSchedule")
     assert main(["nodes", "--tolerate", "night", "--context", "c"]) == 0

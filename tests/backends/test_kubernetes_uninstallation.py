@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from api_server import ApiServer
 from makeway_quota.backends.kubernetes import uninstallation
-from makeway_quota.backends.kubernetes.client import ApiRefusal, ApiUnreachable
+from makeway_quota.backends.kubernetes.api.client import ApiRefusal, ApiUnreachable
 from makeway_quota.backends.kubernetes.uninstallation import PodSelector, Uninstallation, pod_selector
 
 PORTAL, JOBS = PodSelector("portal", "component in (service)"), PodSelector("jobs", "makeway/instance=a")

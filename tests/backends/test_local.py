@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from makeway_quota.backends.base import BackendError, Phase
-from makeway_quota.backends.local import LocalBackend
+from makeway_quota.backends.local.backend import LocalBackend
 from workshop import Workshop, alive
 
 ENVIRONMENT = "import json, os; print(json.dumps(dict(os.environ)))"
@@ -322,7 +322,7 @@ async def test_closing_with_the_jobs_lets_them_save(shop: Workshop) -> None:
 
 
 def test_virtual_nodes_share_the_gpus(tmp_path: Path) -> None:
-    from makeway_quota.backends.gpus import virtual_nodes
+    from makeway_quota.backends.local.gpus import virtual_nodes
 
     nodes = virtual_nodes(10, 4, "lab")
     assert [(node.name, len(node.devices)) for node in nodes] == [
@@ -344,7 +344,7 @@ async def test_a_state_directory_that_cannot_be_written_is_named(shop: Workshop)
 async def test_a_job_has_the_limit_of_open_files_that_the_service_was_started_with(
     shop: Workshop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("makeway_quota.backends.starting.limit_of_users", lambda: 777)
+    monkeypatch.setattr("makeway_quota.backends.local.starting.limit_of_users", lambda: 777)
     await shop.run("j-1", "sh", "-c", "ulimit -Sn")
     await shop.over("j-1")
     assert shop.log("j-1") == "777\n"

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 from api_server import ApiServer, node, pod
-from makeway_quota.backends import local, remote
 from makeway_quota.backends.base import AttemptSeen, Phase
-from makeway_quota.backends.kubernetes import attempt_pods, inventory
-from makeway_quota.backends.workers import WorkerSeen
+from makeway_quota.backends.kubernetes.attempts import attempt_pods
+from makeway_quota.backends.kubernetes.cluster import inventory
+from makeway_quota.backends.local import backend as local
+from makeway_quota.backends.remote import backend as remote
+from makeway_quota.backends.remote.workers import WorkerSeen
 from makeway_quota.quarantine import Quarantine
 from makeway_quota.store.records import NewWorkload
 from makeway_quota.store.store import open_store

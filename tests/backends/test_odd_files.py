@@ -15,11 +15,11 @@ import orjson
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from makeway_quota.backends import processes
-from makeway_quota.backends.attempts import LocalAttempt
 from makeway_quota.backends.base import AttemptSeen, Phase
-from makeway_quota.backends.jobdir import AttemptFiles, Layout
-from makeway_quota.backends.processes import Mark, Process, Stat, boot_id, sweep
+from makeway_quota.backends.local import processes
+from makeway_quota.backends.local.attempts import LocalAttempt
+from makeway_quota.backends.local.jobdir import AttemptFiles, Layout
+from makeway_quota.backends.local.processes import Mark, Process, Stat, boot_id, sweep
 from workshop import Workshop
 
 DEEP = b"[" * 100_000

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from makeway_quota.backends.kubernetes.checkpoint_folders import RemovalFailed, left_of
-from makeway_quota.backends.kubernetes.inventory import MOST_DEVICES, _seen
-from makeway_quota.backends.kubernetes.nodes import NodeSelector, project_node
-from makeway_quota.backends.kubernetes.pod_requests import project_share
-from makeway_quota.backends.kubernetes.quantities import LARGEST, amount, number
+from makeway_quota.backends.kubernetes.api.quantities import LARGEST, amount, number
+from makeway_quota.backends.kubernetes.cluster.inventory import MOST_DEVICES, _seen
+from makeway_quota.backends.kubernetes.cluster.nodes import NodeSelector, project_node
+from makeway_quota.backends.kubernetes.cluster.pod_requests import project_share
+from makeway_quota.backends.kubernetes.pods.checkpoint_folders import RemovalFailed, left_of
 
 GPU = "nvidia.com/gpu"
 SELECTOR = NodeSelector("gpu", GPU)

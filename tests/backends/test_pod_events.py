@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 from api_server import PODS, ApiServer, pod
-from makeway_quota.backends.kubernetes.client import ApiRefusal, ApiUnreachable, Object
-from makeway_quota.backends.kubernetes.pod_events import (
+from makeway_quota.backends.kubernetes.api.client import ApiRefusal, ApiUnreachable, Object
+from makeway_quota.backends.kubernetes.attempts.pod_events import (
     LONG_PAUSE_AFTER_FAILURE,
     MOST_PODS,
     MOST_WAITING,
     PAUSE_AFTER_FAILURE,
     PodEvents,
 )
-from makeway_quota.backends.kubernetes.pod_states import JobPod
+from makeway_quota.backends.kubernetes.attempts.pod_states import JobPod
 from makeway_quota.store.store import open_store
 from makeway_quota.values import Notice
 from pod_backend import Backend

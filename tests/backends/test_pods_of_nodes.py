@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from api_server import ApiServer
 from makeway_quota.backends.base import NodeSeen, WorkloadPod
-from makeway_quota.backends.kubernetes.inventory import KubernetesInventory
-from makeway_quota.backends.kubernetes.nodes import NodeSelector, project_node
-from makeway_quota.control.pool_assignment import PoolAssignment
-from makeway_quota.control.workload_pods import WorkloadPods
+from makeway_quota.backends.kubernetes.cluster.inventory import KubernetesInventory
+from makeway_quota.backends.kubernetes.cluster.nodes import NodeSelector, project_node
+from makeway_quota.control.world.pool_assignment import PoolAssignment
+from makeway_quota.control.world.workload_pods import WorkloadPods
 
 LABELS = {"app.kubernetes.io/managed-by": "makeway", "makeway/instance": "here", "makeway/attempt": "1"}
 

@@ -7,14 +7,8 @@ from dataclasses import replace
 
 import pytest
 from makeway_quota.backends.base import AttemptSeen, BackendUnavailable, Key, NodeSeen, Phase, StartOrder
-from makeway_quota.backends.remote import (
-    LOST_AFTER,
-    PATIENCE,
-    REPORT_WITHIN,
-    Machines,
-    RemoteBackend,
-)
-from makeway_quota.backends.workers import WorkerSeen, attempt_of
+from makeway_quota.backends.remote.backend import LOST_AFTER, PATIENCE, REPORT_WITHIN, Machines, RemoteBackend
+from makeway_quota.backends.remote.workers import WorkerSeen, attempt_of
 from makeway_quota.values import Notice
 
 KEY = ("j1", 1)

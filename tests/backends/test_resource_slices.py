@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from api_server import ApiServer
-from makeway_quota.backends.kubernetes.client import ApiRefusal
-from makeway_quota.backends.kubernetes.resource_slices import SLICES, slice_sentences, sliced
+from makeway_quota.backends.kubernetes.api.client import ApiRefusal
+from makeway_quota.backends.kubernetes.cluster.resource_slices import SLICES, slice_sentences, sliced
 
 
 def resource_slice(driver: str, devices: int, node: str = "n1", pool: str = "", generation: int = 1) -> dict[str, Any]:

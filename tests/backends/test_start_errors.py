@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from makeway_quota.backends.base import BackendError, BackendFull, BackendRefusal, BackendUnavailable
-from makeway_quota.backends.kubernetes.client import ApiRefusal, ApiUnreachable
-from makeway_quota.backends.kubernetes.start_errors import start_error
+from makeway_quota.backends.kubernetes.api.client import ApiRefusal, ApiUnreachable
+from makeway_quota.backends.kubernetes.attempts.start_errors import start_error
 
 POD = 'pods "makeway-j1-1-0" is forbidden: '
 IN_POD = 'Pod "makeway-j1-1-0" is invalid: spec.containers[0].'

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from makeway_quota.backends.base import BackendError
-from makeway_quota.backends.starting import check_shared
+from makeway_quota.backends.local.starting import check_shared
 from workshop import Workshop
 
 pytestmark = pytest.mark.root
@@ -166,7 +166,7 @@ async def test_a_forged_claim_kills_no_other_process(shared: Workshop, people: d
 
 
 def test_folders_that_are_closed_to_others_are_named(tmp_path: Path) -> None:
-    from makeway_quota.backends.jobdir import Layout
+    from makeway_quota.backends.local.jobdir import Layout
 
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)

@@ -11,9 +11,9 @@ import pytest
 from api_server import ApiServer, pod
 from makeway_api.models.attempts import WorkerReportIn
 from makeway_quota.backends.base import AttemptSeen, Phase
-from makeway_quota.backends.kubernetes.pod_states import LONGEST_LINE, JobPod
-from makeway_quota.backends.kubernetes.termination_message import report_of
-from makeway_quota.backends.remote import PATIENCE
+from makeway_quota.backends.kubernetes.attempts.pod_states import LONGEST_LINE, JobPod
+from makeway_quota.backends.kubernetes.attempts.termination_message import report_of
+from makeway_quota.backends.remote.backend import PATIENCE
 from makeway_quota.store.records import NewWorkload
 from makeway_quota.store.store import Store, open_store
 from makeway_quota.values import Notice
@@ -159,7 +159,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append(one.termination_message)
         return report_of(one)
 
-    monkeypatch.setattr("makeway_quota.backends.kubernetes.termination_message.report_of", noted)
+    monkeypatch.setattr("makeway_quota.backends.kubernetes.attempts.termination_message.report_of", noted)
     return found
 
 

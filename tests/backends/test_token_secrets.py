@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from makeway_quota.backends.kubernetes.client import ApiRefusal, ApiUnreachable, Object
-from makeway_quota.backends.kubernetes.token_secrets import MOST_TOKENS, TokenSecrets
+from makeway_quota.backends.kubernetes.api.client import ApiRefusal, ApiUnreachable, Object
+from makeway_quota.backends.kubernetes.pods.token_secrets import MOST_TOKENS, TokenSecrets
 
 
 class Cluster:

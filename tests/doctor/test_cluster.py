@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from makeway_quota.backends.kubernetes.client import ApiClient, ApiRefusal, ApiUnreachable, Object
-from makeway_quota.backends.kubernetes.connection import Connection
+from makeway_quota.backends.kubernetes.api.client import ApiClient, ApiRefusal, ApiUnreachable, Object
+from makeway_quota.backends.kubernetes.api.connection import Connection
 from makeway_quota.doctor import rights
 from makeway_quota.doctor.cluster import ClusterAccess
 from makeway_quota.doctor.command import address_checks, examine

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from makeway_quota.engine import GPU, Node, Placed, Plan, Policy, Profile, QuotaLine, Snapshot, Workload
-from makeway_quota.engine.reference.cluster import Cluster
+from makeway_quota.engine.reference.state.cluster import Cluster
 from makeway_quota.engine.snapshot import ADMITTED, LIVE, Placement, Terminating
 
 PLENTY = 10**15

@@ -13,7 +13,7 @@ from makeway_api.accounts import account_of_user
 from makeway_hub import users
 from makeway_hub.users import SystemAuthenticator
 from makeway_quota.backends.base import BackendError
-from makeway_quota.backends.users import account_of
+from makeway_quota.backends.local.users import account_of
 from makeway_spawner.local import MakewayLocalSpawner
 from tornado.web import HTTPError
 

@@ -17,7 +17,7 @@ from makeway_hub import databases
 from makeway_hub.address import CannotStart
 from makeway_hub.state_directory import StateDirectory
 from makeway_quota.store import migrate
-from makeway_quota.store.database import engine_for
+from makeway_quota.store.database.database import engine_for
 from sqlalchemy import make_url
 
 

@@ -20,8 +20,8 @@ from makeway_api.proxies import USERS_VARIABLES, without_proxy
 from makeway_hub.configure import configure
 from makeway_hub.embedded import answers
 from makeway_hub.settings import read
-from makeway_quota.backends.users import this_account
-from makeway_quota.control.hub_client import HubApi, HubUnreachable
+from makeway_quota.backends.local.users import this_account
+from makeway_quota.control.hub.client import HubApi, HubUnreachable
 from makeway_spawner.local import MakewayLocalSpawner
 from makeway_spawner.service import client_for
 from recording_proxy import SPELLINGS, RecordingProxy

@@ -24,9 +24,9 @@ from charts import (
     written,
 )
 from makeway_quota.backends.base import StartOrder
-from makeway_quota.backends.kubernetes.cluster_lease import lease_name
-from makeway_quota.backends.kubernetes.gang import network_policy
-from makeway_quota.backends.kubernetes.manifest import PodSettings, WorkerResources, worker_pod
+from makeway_quota.backends.kubernetes.cluster.cluster_lease import lease_name
+from makeway_quota.backends.kubernetes.pods.gang import network_policy
+from makeway_quota.backends.kubernetes.pods.manifest import PodSettings, WorkerResources, worker_pod
 from makeway_quota.values import Place
 from reachability import Outside, Pod, Policies
 

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 
 import pytest
 from informing import client, forget_the_past, frozen_api_server, running, soon, start_api_server, stop_api_server
-from makeway_quota.backends.kubernetes.client import ApiClient, ApiRefusal, ApiUnreachable, Object
-from makeway_quota.backends.kubernetes.informer import Informer, Timing
+from makeway_quota.backends.kubernetes.api.client import ApiClient, ApiRefusal, ApiUnreachable, Object
+from makeway_quota.backends.kubernetes.api.informer import Informer, Timing
 
 from kube_cluster.cluster import Cluster
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from informing import client, soon
 from makeway_quota.backends.base import NodeSeen
-from makeway_quota.backends.kubernetes.inventory import KubernetesInventory
-from makeway_quota.backends.kubernetes.nodes import NodeSelector, project_node, toleration
+from makeway_quota.backends.kubernetes.cluster.inventory import KubernetesInventory
+from makeway_quota.backends.kubernetes.cluster.nodes import NodeSelector, project_node, toleration
 from makeway_quota.main import main
 from pods import PODS, simulated_pod
 

@@ -19,9 +19,9 @@ from informing import client
 from job_service import JOBS, NAMESPACE, PODS, RUN_AS, Serving, make_namespace, training, weights
 from makeway_api.models import Job, JobRequest
 from makeway_quota.backends.base import StartOrder
-from makeway_quota.backends.kubernetes.client import ApiClient, ApiRefusal, ApiUnreachable, Object
-from makeway_quota.backends.kubernetes.manifest import PodSettings, WorkerResources, worker_pod
-from makeway_quota.backends.kubernetes.pod_waits import LIMITS
+from makeway_quota.backends.kubernetes.api.client import ApiClient, ApiRefusal, ApiUnreachable, Object
+from makeway_quota.backends.kubernetes.attempts.pod_waits import LIMITS
+from makeway_quota.backends.kubernetes.pods.manifest import PodSettings, WorkerResources, worker_pod
 from makeway_quota.main import main
 from makeway_quota.values import Place
 
@@ -474,7 +474,7 @@ async def test_a_job_whose_pod_lacks_something_waits_with_the_reason_until_it_is
 ) -> None:
     monkeypatch.setitem(LIMITS, "unschedulable", 2.0)  # type: ignore[misc]
     monkeypatch.setitem(LIMITS, "container", 2.0)  # type: ignore[misc]
-    monkeypatch.setattr("makeway_quota.backends.remote.PATIENCE", 1.0)
+    monkeypatch.setattr("makeway_quota.backends.remote.backend.PATIENCE", 1.0)
     monkeypatch.setattr("makeway_quota.control.start_backoff.FIRST", 2.0)
     monkeypatch.setattr("makeway_quota.control.start_backoff.LONGEST", 4.0)
     document = json.loads(jobs_policy)
@@ -523,7 +523,7 @@ async def test_a_launcher_image_that_is_not_there_lets_jobs_wait_for_an_administ
     serving: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(LIMITS, "site_image", 2.0)  # type: ignore[misc]
-    monkeypatch.setattr("makeway_quota.backends.remote.PATIENCE", 1.0)
+    monkeypatch.setattr("makeway_quota.backends.remote.backend.PATIENCE", 1.0)
     monkeypatch.setattr("makeway_quota.control.start_backoff.FIRST", 2.0)
     monkeypatch.setattr("makeway_quota.control.start_backoff.LONGEST", 4.0)
     right = serving.environ["MAKEWAY_KUBE_LAUNCHER_IMAGE"]

@@ -20,15 +20,15 @@ from makeway_quota.backends.base import (
     BackendUnavailable,
     StartOrder,
 )
+from makeway_quota.backends.kubernetes.api.client import ApiRefusal, Object
+from makeway_quota.backends.kubernetes.api.informer import Timing
+from makeway_quota.backends.kubernetes.attempts.start_errors import start_error
 from makeway_quota.backends.kubernetes.backend import AT_ONCE, KubernetesBackend
-from makeway_quota.backends.kubernetes.client import ApiRefusal, Object
-from makeway_quota.backends.kubernetes.informer import Timing
-from makeway_quota.backends.kubernetes.manifest import PodSettings, token_secret_of
-from makeway_quota.backends.kubernetes.nodes import toleration
-from makeway_quota.backends.kubernetes.start_errors import start_error
-from makeway_quota.backends.machines import Machines
-from makeway_quota.control.attempt_tokens import AttemptTokens
-from makeway_quota.control.worker_channel import WorkerChannel
+from makeway_quota.backends.kubernetes.cluster.nodes import toleration
+from makeway_quota.backends.kubernetes.pods.manifest import PodSettings, token_secret_of
+from makeway_quota.backends.remote.machines import Machines
+from makeway_quota.control.workers.channel import WorkerChannel
+from makeway_quota.control.workers.tokens import AttemptTokens
 from makeway_quota.policy import read
 from makeway_quota.store.store import open_store
 from makeway_quota.values import Place

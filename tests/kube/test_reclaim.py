@@ -17,8 +17,8 @@ from informing import client
 from informing import running as following
 from job_service import NAMESPACE, PODS, RUN_AS, Serving, make_namespace
 from makeway_api.models import Job
-from makeway_quota.backends.kubernetes.client import Object
-from makeway_quota.backends.kubernetes.informer import Informer
+from makeway_quota.backends.kubernetes.api.client import Object
+from makeway_quota.backends.kubernetes.api.informer import Informer
 
 from kube_cluster.cluster import Cluster
 from kube_cluster.host_volumes import job_template, make_claim

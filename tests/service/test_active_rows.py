@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from random import Random
 
-from makeway_quota.control.active_rows import ActiveRows
+from makeway_quota.control.world.active_rows import ActiveRows
 from makeway_quota.store.records import NewWorkload, Workload
 from makeway_quota.store.rows import submitted
 

@@ -22,7 +22,7 @@ from makeway_quota.backends.base import (
     Seen,
     StartOrder,
 )
-from makeway_quota.backends.local import LocalBackend
+from makeway_quota.backends.local.backend import LocalBackend
 from makeway_quota.backends.memory import MemoryAttempt, MemoryBackend
 from makeway_quota.control.reconcile import reconcile
 from makeway_quota.store.records import Change, NewWorkload, Workload

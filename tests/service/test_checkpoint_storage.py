@@ -11,12 +11,12 @@ from makeway_api.models import JobRequest
 from makeway_quota import policy
 from makeway_quota.backends.base import AttemptSeen, NodeSeen, Phase, Seen, StartOrder
 from makeway_quota.backends.memory import MemoryBackend
-from makeway_quota.backends.workers import WorkerSeen, attempt_of
-from makeway_quota.control.checkpoint_failures import PASSES, CheckpointFailures
+from makeway_quota.backends.remote.workers import WorkerSeen, attempt_of
 from makeway_quota.control.reconcile import reconcile
 from makeway_quota.control.start_backoff import MANY, StartBackoff, backoff_until
 from makeway_quota.control.transitions import CHECKPOINT_STORAGE
-from makeway_quota.control.worker_channel import worker_of
+from makeway_quota.control.workers.channel import worker_of
+from makeway_quota.control.world.checkpoint_failures import PASSES, CheckpointFailures
 from makeway_quota.store.records import NewWorkload, Workload
 from makeway_quota.store.rows import submitted
 from makeway_quota.values import Place

@@ -8,7 +8,7 @@ import pytest
 from engine.engines import differences
 from makeway_quota import policy
 from makeway_quota.backends.base import NodeSeen, Seen
-from makeway_quota.control.world import World
+from makeway_quota.control.world.world import World
 from makeway_quota.engine import IncrementalEngine, Plan, reference, schedule
 from makeway_quota.store.records import NewWorkload
 from makeway_quota.store.rows import changed, submitted

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from makeway_quota.application import Application
 from makeway_quota.backends.base import AttemptSeen, NodeSeen, Phase, Seen
-from makeway_quota.control.clock_steps import ClockSteps
-from makeway_quota.control.present_times import PresentTimes
 from makeway_quota.control.reconcile import reconcile
+from makeway_quota.control.world.clock_steps import ClockSteps
+from makeway_quota.control.world.present_times import PresentTimes
 from makeway_quota.settings import ServiceSettings
 from makeway_quota.store.records import NewWorkload, Workload
 from makeway_quota.store.rows import changed, submitted

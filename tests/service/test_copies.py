@@ -18,10 +18,10 @@ from makeway_hub.address import CannotStart
 from makeway_hub.databases import check_no_copy
 from makeway_hub.state_directory import StateDirectory
 from makeway_quota.application import AlreadyRunning, Application
-from makeway_quota.backends.local import LocalBackend
+from makeway_quota.backends.local.backend import LocalBackend
 from makeway_quota.settings import load
 from makeway_quota.web.app import create_app
-from makeway_quota.web.auth import TokenAuth
+from makeway_quota.web.login.auth import TokenAuth
 from makeway_quota.web.settings import WebSettings
 from running import PEOPLE, Running
 from workshop import Workshop

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from makeway_quota.control.cycle_gate import CycleGate
+from makeway_quota.control.reads.cycle_gate import CycleGate
 
 NEVER = 3600.0
 """Seconds: longer than any test"""

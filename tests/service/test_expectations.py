@@ -10,10 +10,10 @@ from makeway_quota import policy
 from makeway_quota.application import Application
 from makeway_quota.backends.base import AttemptSeen, NodeSeen, Phase, Seen
 from makeway_quota.backends.memory import MemoryBackend
-from makeway_quota.control.engine_view import EngineView, to_avoid
-from makeway_quota.control.expectations import NOTE_AFTER, Expectations
-from makeway_quota.control.pool_assignment import divide
 from makeway_quota.control.reconcile import reconcile
+from makeway_quota.control.world.engine_view import EngineView, to_avoid
+from makeway_quota.control.world.expectations import NOTE_AFTER, Expectations
+from makeway_quota.control.world.pool_assignment import divide
 from makeway_quota.history.durations import Durations
 from makeway_quota.store.records import NewWorkload, Workload
 from makeway_quota.store.rows import submitted

@@ -10,8 +10,8 @@ import pytest
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.control import actuate, start_backoff, transitions
 from makeway_quota.control.actuate import Actuator
-from makeway_quota.control.hub_servers import HubServers
-from makeway_quota.control.leases import Leases
+from makeway_quota.control.hub.leases import Leases
+from makeway_quota.control.hub.servers import HubServers
 from makeway_quota.control.start_backoff import START_DEFERRED, StartBackoff
 from makeway_quota.quarantine import Quarantine
 from makeway_quota.store.records import NewWorkload, Workload

@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 from makeway_api.errors import MakewayError
 from makeway_api.models import FileIn, StorageDelete
-from makeway_quota.services.storage_limits import StorageLimits
+from makeway_quota.services.limits.storage_limits import StorageLimits
 from makeway_quota.settings import load
-from makeway_quota.store import contents, reserve
+from makeway_quota.store.database import reserve
 from makeway_quota.store.records import NewWorkload
+from makeway_quota.store.storage import contents
 from makeway_quota.store.store import open_store
 from running import IDLE, Running, python, running
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from makeway_quota.backends.kubernetes.removals import FIRST_PAUSE, LONGEST_PAUSE, PodRemoval
-from makeway_quota.services.hanging import Hanging, _Left
+from makeway_quota.backends.kubernetes.attempts.removals import FIRST_PAUSE, LONGEST_PAUSE, PodRemoval
+from makeway_quota.services.cluster.hanging import Hanging, _Left
 from makeway_quota.wording.remedies import remedy
 from running import PEOPLE
 from simulated_pods import EPOCH, Habits, SimulatedCluster, Site

@@ -11,9 +11,9 @@ import pytest
 from hub_fake import FakeHub, fake_hub
 from makeway_quota.backends.base import NodeSeen
 from makeway_quota.backends.memory import MemoryBackend
-from makeway_quota.control.hub_client import HubApi, HubUnreachable
-from makeway_quota.control.hub_servers import HubServers
-from makeway_quota.control.leases import Leases
+from makeway_quota.control.hub.client import HubApi, HubUnreachable
+from makeway_quota.control.hub.leases import Leases
+from makeway_quota.control.hub.servers import HubServers
 from makeway_quota.store.records import Workload
 from running import SAMPLE, Running, running
 
@@ -28,7 +28,7 @@ def api(hub: FakeHub, timeout: float = 5.0) -> HubApi:
 @pytest.mark.parametrize("paged", [True, False])
 async def test_all_pages_of_the_hubs_list_are_read(paged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not paged:
-        monkeypatch.setattr("makeway_quota.control.hub_client.PAGINATION", "application/json")
+        monkeypatch.setattr("makeway_quota.control.hub.client.PAGINATION", "application/json")
     async with fake_hub(page_limit=25) as hub:
         for number in range(60):
             hub.start(f"user-{number:02d}", "gpu" if number % 2 else "")
@@ -129,7 +129,7 @@ async def test_a_session_holds_its_gpus_until_the_hub_lists_its_server_no_more(t
 
 
 async def test_a_stop_that_the_hub_refuses_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("makeway_quota.control.hub_servers.TRY_AGAIN", 0.2)
+    monkeypatch.setattr("makeway_quota.control.hub.servers.TRY_AGAIN", 0.2)
     backend = MemoryBackend([NODE], real_time=True)
     async with (
         fake_hub() as hub,

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from makeway_quota.control.engine_view import EngineChanges
-from makeway_quota.control.isolation import (
+from makeway_quota.control.world.engine_view import EngineChanges
+from makeway_quota.control.world.isolation import (
     Faulty,
     Item,
     Unplannable,

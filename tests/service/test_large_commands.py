@@ -13,8 +13,8 @@ from makeway_api.errors import MakewayError
 from makeway_api.models import FileIn, JobRequest
 from makeway_quota.backends.base import NodeSeen
 from makeway_quota.backends.memory import MemoryBackend
-from makeway_quota.services.submission_check import MOST_COMMAND_BYTES, check_process, read_files
-from makeway_quota.services.user_limits import MOST_BYTES, UserLimits
+from makeway_quota.services.jobs.submission_check import MOST_COMMAND_BYTES, check_process, read_files
+from makeway_quota.services.limits.user_limits import MOST_BYTES, UserLimits
 from makeway_quota.store.records import Attempt, Change, NewDecision, NewWorkload
 from makeway_quota.store.store import Store, open_store
 from makeway_quota.values import Place

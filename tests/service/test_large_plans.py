@@ -11,8 +11,8 @@ from makeway_quota.backends.base import BackendError, BackendUnavailable, NodeSe
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.control.actuate import AT_ONCE, Actuator, Started
 from makeway_quota.control.change_set import ChangeSet, decide
-from makeway_quota.control.leader import Leader
-from makeway_quota.services import submission_check
+from makeway_quota.control.replicas.leader import Leader
+from makeway_quota.services.jobs import submission_check
 from makeway_quota.store.errors import NotLeading
 from makeway_quota.store.records import Change, NewWorkload, Workload
 from makeway_quota.store.rows import submitted

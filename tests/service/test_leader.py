@@ -13,11 +13,11 @@ import pytest
 from makeway_quota.backends.base import NodeSeen, StartOrder
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.control.actuate import TAKEOVER_GRACE, Actuator, Started
-from makeway_quota.control.leader import Instant, Leader
+from makeway_quota.control.replicas.leader import Instant, Leader
 from makeway_quota.store import Deposed, StoreError, open_store
 from makeway_quota.store.errors import NotLeading
-from makeway_quota.store.leader_lock import Acquired
 from makeway_quota.store.records import NewWorkload, Workload
+from makeway_quota.store.replicas.leader_lock import Acquired
 from makeway_quota.store.rows import submitted
 from makeway_quota.values import Notice
 
@@ -126,12 +126,12 @@ async def test_a_leader_that_is_not_able_to_act_hands_over() -> None:
 
 
 async def test_one_leads_where_none_is_able_to_act(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("makeway_quota.control.leader.STAND_BACK", 0.2)
+    monkeypatch.setattr("makeway_quota.control.replicas.leader.STAND_BACK", 0.2)
     lock = Lock()
     async with campaigning(lock, 6.0, lambda: False) as (leader, until):
         await until(lambda: leader.term == 1)
         assert not leader.hand_over(), "it would be its turn again at once"
-        monkeypatch.setattr("makeway_quota.control.leader.UNABLE", 0.0)
+        monkeypatch.setattr("makeway_quota.control.replicas.leader.UNABLE", 0.0)
         assert leader.hand_over(), "by now another one may be able"
         await until(lambda: leader.term == 2)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from makeway_quota.services.listing import ListQuery, list_workloads
+from makeway_quota.services.jobs.listing import ListQuery, list_workloads
 from makeway_quota.store.records import NewWorkload, Workload
 from makeway_quota.store.rows import submitted
 from makeway_quota.values import Place

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from hub_fake import FakeHub, fake_hub
 from makeway_api.errors import MakewayError
-from makeway_quota.control import people as module
-from makeway_quota.control.hub_client import HubApi, HubUser
+from makeway_quota.control.hub import people as module
+from makeway_quota.control.hub.client import HubApi, HubUser
 from makeway_quota.services import Caller, health
 from makeway_quota.store.records import Person
 from running import PEOPLE, READ, Running, running

@@ -9,9 +9,6 @@ import pytest
 from makeway_quota import policy
 from makeway_quota.backends.base import AttemptSeen, NodeSeen, Phase, Seen, StartOrder
 from makeway_quota.backends.memory import MemoryBackend
-from makeway_quota.control.engine_view import EngineView
-from makeway_quota.control.observed import Observed
-from makeway_quota.control.pool_assignment import divide
 from makeway_quota.control.reconcile import reconcile
 from makeway_quota.control.start_backoff import (
     CLOCKS_DIFFER,
@@ -24,6 +21,9 @@ from makeway_quota.control.start_backoff import (
     StartBackoff,
     backoff_until,
 )
+from makeway_quota.control.world.engine_view import EngineView
+from makeway_quota.control.world.observed import Observed
+from makeway_quota.control.world.pool_assignment import divide
 from makeway_quota.history.durations import Durations
 from makeway_quota.store.records import Change, NewWorkload, Workload
 from makeway_quota.store.rows import submitted

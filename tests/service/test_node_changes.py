@@ -11,11 +11,11 @@ import pytest
 from makeway_quota import policy
 from makeway_quota.backends.base import AttemptSeen, NodeSeen, Phase, Seen, WorkloadPod
 from makeway_quota.backends.versions import MOST_GONE, Changes, Versions
-from makeway_quota.control import engine_view
-from makeway_quota.control.engine_view import EngineChanges
-from makeway_quota.control.observed import Observed
-from makeway_quota.control.pool_assignment import divide
-from makeway_quota.control.world import World
+from makeway_quota.control.world import engine_view
+from makeway_quota.control.world.engine_view import EngineChanges
+from makeway_quota.control.world.observed import Observed
+from makeway_quota.control.world.pool_assignment import divide
+from makeway_quota.control.world.world import World
 from makeway_quota.store.records import NewWorkload, PastRun, Workload
 from makeway_quota.store.rows import changed, submitted
 from makeway_quota.values import Place

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from makeway_quota import policy
 from makeway_quota.backends.base import AttemptSeen, NodeSeen, Phase, Seen, WorkloadPod
-from makeway_quota.control.observed_requests import KEPT
-from makeway_quota.control.world import World
+from makeway_quota.control.world.observed_requests import KEPT
+from makeway_quota.control.world.world import World
 from makeway_quota.engine import schedule
 from makeway_quota.engine.snapshot import Workload as Planned
 from makeway_quota.store.records import NewWorkload, Place

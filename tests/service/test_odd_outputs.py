@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from makeway_quota.backends.base import NodeSeen
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.backends.untrusted import UnreadableJson, read_value
-from makeway_quota.control.hub_client import HubApi
-from makeway_quota.control.hub_servers import FEW, HubServers
+from makeway_quota.control.hub.client import HubApi
+from makeway_quota.control.hub.servers import FEW, HubServers
 from running import running
 from starlette.responses import JSONResponse
 

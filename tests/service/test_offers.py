@@ -13,11 +13,12 @@ import pytest
 from makeway_api.errors import MakewayError
 from makeway_quota.backends.base import NodeSeen
 from makeway_quota.backends.memory import MemoryBackend
-from makeway_quota.control.engine_view import EngineChanges
+from makeway_quota.control.world.engine_view import EngineChanges
 from makeway_quota.engine import Snapshot, WhatIf
-from makeway_quota.services import offer_engine, policies
-from makeway_quota.services import offers as offers_module
-from makeway_quota.services.offer_engine import Budget, OfferEngine, Question, question_of
+from makeway_quota.services import policies
+from makeway_quota.services.cluster import offer_engine
+from makeway_quota.services.cluster import offers as offers_module
+from makeway_quota.services.cluster.offer_engine import Budget, OfferEngine, Question, question_of
 from makeway_quota.store.records import Change, NewWorkload
 from makeway_quota.wording import gpus_are
 from running import PEOPLE, Running, running

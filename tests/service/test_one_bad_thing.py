@@ -21,25 +21,19 @@ from makeway_api.models import Kind, Priority, State
 from makeway_quota import quarantine
 from makeway_quota.backends.base import AttemptSeen, NodeSeen, Phase
 from makeway_quota.backends.memory import MemoryAttempt, MemoryBackend
-from makeway_quota.control import (
-    actuate,
-    pool_assignment,
-    read_model,
-    reconcile,
-    start_backoff,
-    transitions,
-)
-from makeway_quota.control.actuate import Actuator
-from makeway_quota.control.commands import Commands
-from makeway_quota.control.engine_view import EngineView
-from makeway_quota.control.expectations import Expectations
-from makeway_quota.control.leases import Leases
+from makeway_quota.control import actuate, reconcile, start_backoff, transitions
+from makeway_quota.control.actuate import Actuator, Commands
+from makeway_quota.control.hub.leases import Leases
+from makeway_quota.control.hub.people import People
 from makeway_quota.control.losses import Losses
-from makeway_quota.control.people import People
-from makeway_quota.control.read_model import ReadModels
-from makeway_quota.control.usage_ledger import UsageLedger
-from makeway_quota.control.workload_pods import WorkloadPods
-from makeway_quota.control.world import World
+from makeway_quota.control.reads import read_model
+from makeway_quota.control.reads.read_model import ReadModels
+from makeway_quota.control.reads.usage_ledger import UsageLedger
+from makeway_quota.control.world import pool_assignment
+from makeway_quota.control.world.engine_view import EngineView
+from makeway_quota.control.world.expectations import Expectations
+from makeway_quota.control.world.workload_pods import WorkloadPods
+from makeway_quota.control.world.world import World
 from makeway_quota.engine.incremental import IncrementalEngine
 from makeway_quota.engine.snapshot import PRIORITIES
 from makeway_quota.store import damaged_rows

@@ -14,7 +14,7 @@ import yaml
 from makeway_api.errors import MakewayError
 from makeway_quota.backends.base import NodeSeen
 from makeway_quota.backends.memory import MemoryBackend
-from makeway_quota.control import pool_assignment
+from makeway_quota.control.world import pool_assignment
 from makeway_quota.history.accounting import Accounting
 from makeway_quota.policy import Document
 from makeway_quota.services import policies

@@ -11,7 +11,7 @@ from makeway_api.errors import MakewayError
 from makeway_quota import policy
 from makeway_quota.backends.base import NodeSeen
 from makeway_quota.backends.memory import MemoryBackend
-from makeway_quota.control import pool_assignment
+from makeway_quota.control.world import pool_assignment
 from makeway_quota.values import Place
 from running import Running, python, running
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from makeway_quota.policy import read
-from makeway_quota.services.listing import ListQuery
+from makeway_quota.services.jobs.listing import ListQuery
 from running import PEOPLE, Running, running
 
 POLICY = """

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from makeway_api.models import Preview, WorkloadEffect
-from makeway_quota.control import world
+from makeway_quota.control.world import world
 from makeway_quota.services.projection import projection
 from running import SAMPLE, Running, running
 from worlds import World

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from makeway_api.errors import MakewayError
 from makeway_quota.services import Caller
-from makeway_quota.services.listing import line
+from makeway_quota.services.jobs.listing import line
 from makeway_quota.store.records import NewWorkload
 from makeway_quota.store.rows import submitted
+from makeway_quota.web.pages.figures.sharing import view_of
 from makeway_quota.web.pages.panel import gather
-from makeway_quota.web.pages.sharing import view_of
 from makeway_quota.web.settings import WebSettings
 from makeway_quota.web.stream import Messages
 from makeway_quota.wording.outcomes import failed_and_retried

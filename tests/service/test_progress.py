@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from makeway_api.models import Job
 from makeway_api.models.attempts import WorkerReportIn
-from makeway_quota.control.attempt_tokens import AttemptTokens
-from makeway_quota.control.worker_channel import WorkerChannel
+from makeway_quota.control.workers.channel import WorkerChannel
+from makeway_quota.control.workers.tokens import AttemptTokens
 from makeway_quota.store import open_store
 from running import python, running
 

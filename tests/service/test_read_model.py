@@ -9,9 +9,9 @@ from random import Random
 
 import pytest
 from makeway_quota.backends.base import NodeSeen, Seen
-from makeway_quota.control import read_model
-from makeway_quota.control.read_model import ReadModels
-from makeway_quota.control.world import World
+from makeway_quota.control.reads import read_model
+from makeway_quota.control.reads.read_model import ReadModels
+from makeway_quota.control.world.world import World
 from makeway_quota.engine.index.cluster import Cluster
 from makeway_quota.engine.rules.usage import TeamCount, usage_by_team
 from makeway_quota.engine.snapshot import Policy, Snapshot

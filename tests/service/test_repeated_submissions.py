@@ -13,7 +13,7 @@ from makeway_api import retries
 from makeway_api.client import AsyncClient, Client
 from makeway_api.errors import MakewayError, Unreachable
 from makeway_api.models import JobRequest, SessionRequest
-from makeway_quota.services.user_limits import LOOK_UPS
+from makeway_quota.services.limits.user_limits import LOOK_UPS
 from running import IDLE, URL, Running, running
 
 JOB = {"name": "train", "profile": "gpu1", "command": IDLE}

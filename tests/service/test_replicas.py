@@ -15,7 +15,7 @@ import pytest
 from makeway_api.models import Event, Job, JobRequest, PolicyRequest, SessionRequest
 from makeway_quota.application import AlreadyRunning, Application
 from makeway_quota.backends.memory import MemoryBackend
-from makeway_quota.control.leases import Leases
+from makeway_quota.control.hub.leases import Leases
 from makeway_quota.settings import load
 from postgres import Network, empty_database, network
 from replicas import LEADER_SECONDS, SharedBackend, opened, settings, shared_backend

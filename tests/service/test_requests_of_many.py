@@ -10,7 +10,7 @@ import pytest
 from makeway_api.errors import MakewayError
 from makeway_api.models import StorageDelete
 from makeway_quota.store.errors import RowRefused
-from makeway_quota.store.pruning import Pruning
+from makeway_quota.store.storage.pruning import Pruning
 from makeway_quota.store.store import Store
 from running import Running, running
 

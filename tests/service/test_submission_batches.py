@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from makeway_quota.services import submission_batches
-from makeway_quota.services.submission_batches import LONGEST_PACE, PACE, SubmissionBatcher, pace
+from makeway_quota.services.jobs import submission_batches
+from makeway_quota.services.jobs.submission_batches import LONGEST_PACE, PACE, SubmissionBatcher, pace
 
 
 class FakeStore:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from makeway_api.errors import MakewayError
 from makeway_quota.backends.base import AttemptSeen, Phase, Seen
-from makeway_quota.backends.local import LocalBackend
+from makeway_quota.backends.local.backend import LocalBackend
 from makeway_quota.control import time_limits
 from makeway_quota.control.reconcile import reconcile
 from makeway_quota.control.time_limits import AGAIN, LATE_MARGIN, MARGIN, TimeLimits

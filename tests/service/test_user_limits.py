@@ -11,7 +11,7 @@ from makeway_api.errors import MakewayError
 from makeway_api.models import Job
 from makeway_quota.backends.base import NodeSeen
 from makeway_quota.backends.memory import MemoryBackend
-from makeway_quota.services.user_limits import UserLimits
+from makeway_quota.services.limits.user_limits import UserLimits
 from makeway_quota.store.records import Change, NewWorkload
 from makeway_quota.store.store import Store, open_store
 from running import SAMPLE, Running, running

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import itsdangerous
 import pytest
-from makeway_quota.backends.remote import WorkerSeen
-from makeway_quota.control.attempt_tokens import RENEWAL_SECONDS, TOKEN_SECONDS, AttemptTokens
-from makeway_quota.control.worker_channel import HEARD_EVERY, LONGEST_STEP, READ_ALL_EVERY, STALE, WorkerChannel
+from makeway_quota.backends.remote.backend import WorkerSeen
+from makeway_quota.control.workers.channel import HEARD_EVERY, LONGEST_STEP, READ_ALL_EVERY, STALE, WorkerChannel
+from makeway_quota.control.workers.tokens import RENEWAL_SECONDS, TOKEN_SECONDS, AttemptTokens
 from makeway_quota.store import Store, open_store
 from makeway_quota.store.records import NewWorkload
-from makeway_quota.store.worker_reports import WorkerReport
+from makeway_quota.store.reports.worker_reports import WorkerReport
 
 KEY = ("j1", 1, 0)
 SECRET = b"a secret of thirty-two bytes ..."

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from makeway_quota.backends.kubernetes.pod_requests import project_share
+from makeway_quota.backends.kubernetes.cluster.pod_requests import project_share
 from makeway_spawner import pod
 from makeway_spawner.granted import Lease
 

@@ -10,10 +10,10 @@ import pytest
 from alembic import command
 from makeway_quota.store import Store, open_store
 from makeway_quota.store.accounts import PATH_BYTES, ROW_BYTES
+from makeway_quota.store.database.reserve import LOW, SLICES, Reserve
 from makeway_quota.store.errors import TooMuchKept
 from makeway_quota.store.migrate import alembic_config
 from makeway_quota.store.records import Change, FilesOf, KeptLimits, Submission
-from makeway_quota.store.reserve import LOW, SLICES, Reserve
 
 
 def kept(store: Store, owner: str = "ana") -> dict[str, int]:
@@ -114,7 +114,7 @@ def test_sizes_of_large_files_of_an_earlier_version_are_found(sqlite_url: str, j
 
 def test_the_reserve_is_given_up_part_by_part_and_taken_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     free = 10**12
-    monkeypatch.setattr("makeway_quota.store.reserve.free_bytes", lambda folder: free)
+    monkeypatch.setattr("makeway_quota.store.database.reserve.free_bytes", lambda folder: free)
     reserve = Reserve(tmp_path)
     reserve.fill()
     parts = list((tmp_path / "reserve").iterdir())

@@ -14,9 +14,10 @@ from makeway_quota.artifacts.folder import ArtifactFolder
 from makeway_quota.backends.base import BackendError
 from makeway_quota.history import retention as history
 from makeway_quota.history.retention import Keep, Retention
-from makeway_quota.store import Store, contents, open_store
-from makeway_quota.store.contents import DELETED_AGE
+from makeway_quota.store import Store, open_store
 from makeway_quota.store.records import Change, FilesOf
+from makeway_quota.store.storage import contents
+from makeway_quota.store.storage.contents import DELETED_AGE
 
 LARGE = 1000
 

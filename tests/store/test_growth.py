@@ -7,10 +7,11 @@ import random
 from collections.abc import Callable
 
 import pytest
-from makeway_quota.services.growth import FARTHEST, LEAST_DAYS, LOOK_BACK, full_in
-from makeway_quota.store import Store, growth
-from makeway_quota.store.growth import DAY, DAYS, StoredDay
+from makeway_quota.services.log.growth import FARTHEST, LEAST_DAYS, LOOK_BACK, full_in
+from makeway_quota.store import Store
 from makeway_quota.store.records import Change
+from makeway_quota.store.storage import growth
+from makeway_quota.store.storage.growth import DAY, DAYS, StoredDay
 
 
 def of(store: Store, scope: str, name: str = "") -> dict[int, int]:

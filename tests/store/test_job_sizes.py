@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 from makeway_quota.store import Store
 from makeway_quota.store.accounts import PATH_BYTES, ROW_BYTES
-from makeway_quota.store.job_sizes import OutputSize
 from makeway_quota.store.records import Attempt, Change, FilesOf
+from makeway_quota.store.storage.job_sizes import OutputSize
 
 
 def counted(store: Store, owner: str) -> Counter[str]:

@@ -10,7 +10,7 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from makeway_quota.store import Conflict, Store, StoreError, open_store
-from makeway_quota.store.database import WAIT_FOR_WRITERS, WRITERS, engine_for, parse
+from makeway_quota.store.database.database import WAIT_FOR_WRITERS, WRITERS, engine_for, parse
 from makeway_quota.store.migrate import alembic_config, upgrade
 from makeway_quota.store.records import Attempt, Change, NewDecision, NewWorkload, PastRun
 from makeway_quota.store.tables import metadata

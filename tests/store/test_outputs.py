@@ -12,9 +12,9 @@ import pytest
 from makeway_quota.artifacts.base import ORPHAN_AGE
 from makeway_quota.artifacts.folder import ArtifactFolder
 from makeway_quota.store import Store, open_store
-from makeway_quota.store.outputs import GROW, OutOfPlace, TooLong
 from makeway_quota.store.records import Change
-from makeway_quota.store.worker_reports import AlreadyClaimed
+from makeway_quota.store.reports.worker_reports import AlreadyClaimed
+from makeway_quota.store.storage.outputs import GROW, OutOfPlace, TooLong
 
 LARGE = 1000
 LIMIT = 64 * 2**20

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from makeway_api.models.progress import read_progress
-from makeway_quota.control import progress_keeper
-from makeway_quota.control.progress_keeper import ProgressKeeper
+from makeway_quota.control.workers import progress_keeper
+from makeway_quota.control.workers.progress_keeper import ProgressKeeper
 from makeway_quota.store import Store, StoreError
 from makeway_quota.store.records import NewWorkload
 from sqlalchemy import text

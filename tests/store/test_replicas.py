@@ -9,10 +9,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from makeway_quota.store import Deposed, Store, StoreError, known_rows, open_store
-from makeway_quota.store import replicas as replicas_module
-from makeway_quota.store.leader_lock import LeaderLock
+from makeway_quota.store import Deposed, Store, StoreError, open_store
 from makeway_quota.store.records import Change, NewWorkload, Workload
+from makeway_quota.store.replicas import known_rows
+from makeway_quota.store.replicas import replicas as replicas_module
+from makeway_quota.store.replicas.leader_lock import LeaderLock
 from makeway_quota.store.rows import submitted
 from postgres import address, empty_database, network, postgres_server
 from sqlalchemy import create_engine, text
@@ -253,7 +254,7 @@ async def test_a_statement_without_an_answer_ends(postgres: str, monkeypatch: py
     import asyncio
 
     empty_database(postgres)
-    monkeypatch.setattr("makeway_quota.store.connections.SILENCE", 1.0)
+    monkeypatch.setattr("makeway_quota.store.database.connections.SILENCE", 1.0)
     async with network(postgres) as proxy:
         store = await asyncio.to_thread(open_store, proxy.url())
         assert await asyncio.to_thread(store.last_event_id) == 0

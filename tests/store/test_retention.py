@@ -15,11 +15,12 @@ import pytest
 from makeway_quota.backends.base import BackendError
 from makeway_quota.history import retention as history
 from makeway_quota.history.retention import DAY, FASTEST, AgeClock, Keep, Retention
-from makeway_quota.store import Conflict, Deposed, Store, open_store, pruning
-from makeway_quota.store.connections import postgres_engine
+from makeway_quota.store import Conflict, Deposed, Store, open_store
+from makeway_quota.store.database.connections import postgres_engine
+from makeway_quota.store.database.space import SLACK_PAGES
 from makeway_quota.store.errors import NotLeading
 from makeway_quota.store.records import Attempt, Change, NewDecision, SubmissionKey
-from makeway_quota.store.space import SLACK_PAGES
+from makeway_quota.store.storage import pruning
 from makeway_quota.store.tables import attempts, blobs, files, outputs, purges, sources, workloads
 from postgres import empty_database
 from sqlalchemy import func, make_url, select, text

@@ -11,9 +11,9 @@ import pytest
 from makeway_quota.history import retention as history
 from makeway_quota.history.retention import Keep, Retention
 from makeway_quota.store import Store, StoreError, open_store
-from makeway_quota.store.contents import DELETED_AGE
 from makeway_quota.store.errors import NotLeading
 from makeway_quota.store.records import Change, NewDecision, SubmissionKey
+from makeway_quota.store.storage.contents import DELETED_AGE
 from makeway_quota.store.tables import decisions, events, outputs, purges, removals, submission_keys, workloads
 from sqlalchemy import func, select, text
 

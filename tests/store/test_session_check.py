@@ -5,10 +5,11 @@ from __future__ import annotations
 from contextlib import closing
 
 import pytest
-from makeway_quota.store import open_store, session_check
-from makeway_quota.store.database import Database, parse
+from makeway_quota.store import open_store
+from makeway_quota.store.database import session_check
+from makeway_quota.store.database.database import Database, parse
+from makeway_quota.store.database.session_check import check_server
 from makeway_quota.store.errors import StoreError
-from makeway_quota.store.session_check import check_server
 from pooler import pooler
 from postgres import address, empty_database, postgres_server
 from sqlalchemy import create_engine, text

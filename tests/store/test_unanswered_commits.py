@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 import pytest
-from makeway_quota.store import OutcomeUnknown, Store, StoreError, database, open_store
+from makeway_quota.store import OutcomeUnknown, Store, StoreError, open_store
+from makeway_quota.store.database import database
 from makeway_quota.store.records import Change, Workload
 from postgres import Network, address, empty_database, network
 from sqlalchemy import Connection, create_engine, event, text

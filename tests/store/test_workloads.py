@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from makeway_quota.store import Conflict, Store, StoreError, TooMany, database, open_store
+from makeway_quota.store import Conflict, Store, StoreError, TooMany, open_store
+from makeway_quota.store.database import database
 from makeway_quota.store.records import Attempt, Cap, Change, NewDecision, NewWorkload
 from makeway_quota.values import Notice, Place
 

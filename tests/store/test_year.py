@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from makeway_quota.artifacts.folder import ArtifactFolder
 from makeway_quota.history.retention import DAY, Keep, Retention
-from makeway_quota.store import Store, growth, open_store
+from makeway_quota.store import Store, open_store
 from makeway_quota.store.records import Attempt, Change, NewDecision, Person, SubmissionKey
+from makeway_quota.store.storage import growth
 from makeway_quota.store.tables import metadata
 from sqlalchemy import func, select
 

@@ -15,8 +15,8 @@ from makeway_quota.backends.base import NodeSeen
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.services import Caller
 from makeway_quota.web.app import create_app
-from makeway_quota.web.auth import SCOPE, TokenAuth
-from makeway_quota.web.http_server import server_config
+from makeway_quota.web.login.auth import SCOPE, TokenAuth
+from makeway_quota.web.server.http_server import server_config
 from makeway_quota.web.settings import WebSettings
 from running import Running, running
 

@@ -13,11 +13,11 @@ from typing import Any
 import httpx2
 import pytest
 from makeway_api.models import FileIn
-from makeway_quota.backends.remote import LOST_AFTER
-from makeway_quota.control import attempt_tokens
-from makeway_quota.control.attempt_tokens import AttemptTokens
-from makeway_quota.control.worker_channel import STALE, worker_of
-from makeway_quota.services.output_rates import BURST, RATE, RESULT_BURST, RESULT_RATE, OutputRates
+from makeway_quota.backends.remote.backend import LOST_AFTER
+from makeway_quota.control.workers import tokens as attempt_tokens
+from makeway_quota.control.workers.channel import STALE, worker_of
+from makeway_quota.control.workers.tokens import AttemptTokens
+from makeway_quota.services.limits.output_rates import BURST, RATE, RESULT_BURST, RESULT_RATE, OutputRates
 from web.portal import API, Portal, portal
 
 INSTANCE = {"instance": "launcher-1"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import httpx2
 import pytest
-from makeway_quota.web.auth import COOKIE
+from makeway_quota.web.login.auth import COOKIE
 from web.portal import API, PREFIX, Portal
 
 READS = [

@@ -17,8 +17,8 @@ from typing import Any
 import httpx2
 import pytest
 from makeway_api import open_files
-from makeway_quota.web.connections import Connections, SpawnerTokens
-from makeway_quota.web.http_server import BoundedHttp, server_config
+from makeway_quota.web.server.connections import Connections, SpawnerTokens
+from makeway_quota.web.server.http_server import BoundedHttp, server_config
 from web.portal import Server, listening
 from web.test_http_server import App, converse, problem, served
 
@@ -233,7 +233,7 @@ import asyncio, resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (1024, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 import uvicorn
 from makeway_api.open_files import raise_limit
-from makeway_quota.web.http_server import run, server_config
+from makeway_quota.web.server.http_server import run, server_config
 
 async def app(scope, receive, send):
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})

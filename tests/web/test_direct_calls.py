@@ -9,8 +9,8 @@ from fastapi import APIRouter, Body, Depends, Header, Query, Request, Response
 from fastapi.routing import APIRoute
 from makeway_quota.web import api
 from makeway_quota.web.dependencies import Key, TheServices
-from makeway_quota.web.direct_calls import DirectCall, direct_call
-from makeway_quota.web.route_table import RouteTable
+from makeway_quota.web.requests.direct_calls import DirectCall, direct_call
+from makeway_quota.web.requests.route_table import RouteTable
 from pydantic import BaseModel
 from web.portal import API, Portal
 

@@ -12,8 +12,15 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from makeway_quota.web import http_server
-from makeway_quota.web.http_server import HEAD_BYTES, HEAD_FIELDS, MOST_PIPELINED, BoundedHttp, run, server_config
+from makeway_quota.web.server import http_server
+from makeway_quota.web.server.http_server import (
+    HEAD_BYTES,
+    HEAD_FIELDS,
+    MOST_PIPELINED,
+    BoundedHttp,
+    run,
+    server_config,
+)
 from uvicorn.server import ServerState
 from web.portal import Server, listening
 

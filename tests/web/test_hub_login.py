@@ -14,8 +14,8 @@ import pytest
 from fastapi import FastAPI, Request, Response
 from jupyterhub.services.auth import HubOAuth
 from makeway_quota.web.app import create_app
-from makeway_quota.web.auth import COOKIE
-from makeway_quota.web.hub_login import HubDirectory, caller_of
+from makeway_quota.web.login.auth import COOKIE
+from makeway_quota.web.login.hub_login import HubDirectory, caller_of
 from makeway_quota.web.settings import WebSettings
 from web.portal import API, PREFIX, SECRET, Portal, serving
 

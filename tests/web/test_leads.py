@@ -9,7 +9,7 @@ from typing import Any
 import httpx2
 import pytest
 from makeway_quota.services import Caller
-from makeway_quota.web.auth import may, may_for_some
+from makeway_quota.web.login.auth import may, may_for_some
 from web.portal import API, PREFIX, Portal, caller, portal
 
 SECRET_WORDS = ("devops", "DevOps", "bo", "secret-job")

@@ -14,8 +14,8 @@ from typing import Any
 import httpx2
 import pytest
 from makeway_quota.settings import load
-from makeway_quota.web.auth import Authenticator, TokenAuth
-from makeway_quota.web.limits import Limits
+from makeway_quota.web.login.auth import Authenticator, TokenAuth
+from makeway_quota.web.requests.limits import Limits
 from makeway_quota.web.settings import WebSettings
 from web.portal import API, EVIL, PEOPLE, PREFIX, Portal, portal, serving
 

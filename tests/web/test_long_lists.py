@@ -6,9 +6,10 @@ import threading
 from typing import Any
 
 import pytest
-from makeway_quota.services import audit, views
-from makeway_quota.web import problems
+from makeway_quota.services import views
+from makeway_quota.services.log import audit
 from makeway_quota.web.pages import nodes
+from makeway_quota.web.server import problems
 from web.portal import API, PREFIX, Portal
 
 

@@ -16,7 +16,7 @@ import httpx2
 import pytest
 from makeway_quota.backends.base import NodeSeen
 from makeway_quota.backends.memory import MemoryBackend
-from makeway_quota.web.http_server import BoundedHttp, server_config
+from makeway_quota.web.server.http_server import BoundedHttp, server_config
 from running import running
 from web.portal import API, PEOPLE, PREFIX, Portal, Server, listening
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from makeway_quota.settings import load
-from makeway_quota.web.auth import COOKIE
+from makeway_quota.web.login.auth import COOKIE
 from web.portal import API, PREFIX, Portal, portal
 
 HUB = "https://gpus.example.com"

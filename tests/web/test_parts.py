@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from makeway_api.errors import MakewayError
-from makeway_quota.services.topics import MOST_TOPICS
-from makeway_quota.web import compression
-from makeway_quota.web.limits import Receive, Scope, Send
+from makeway_quota.services.log.topics import MOST_TOPICS
 from makeway_quota.web.pages import live as live_module
 from makeway_quota.web.pages import parts as parts_module
 from makeway_quota.web.pages.edits import applied, edits
+from makeway_quota.web.requests import compression
+from makeway_quota.web.requests.limits import Receive, Scope, Send
 from web.portal import API, PEOPLE, PREFIX, Portal, serving
 
 LINES = st.lists(st.sampled_from(["<tr>", "</tr>", "<td>1</td>", "<td>2</td>", "", "ü"]), max_size=30)

@@ -8,7 +8,7 @@ import pytest
 from fastapi import APIRouter
 from fastapi.routing import APIRoute
 from makeway_quota.web import api, pages
-from makeway_quota.web.route_table import RouteTable
+from makeway_quota.web.requests.route_table import RouteTable
 from starlette.routing import Match
 from web.portal import API, PREFIX, Portal
 

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 from fastapi import Response
 from makeway_quota.services import Caller
+from makeway_quota.services.cluster.inventory import InventoryService
 from makeway_quota.services.context import Context
-from makeway_quota.services.inventory import InventoryService
-from makeway_quota.web.pages import panel, sharing
-from makeway_quota.web.pages.node_facts import facts_of
-from makeway_quota.web.pages.sharing import SharedParts, view_of
+from makeway_quota.web.pages import panel
+from makeway_quota.web.pages.figures import sharing
+from makeway_quota.web.pages.figures.node_facts import facts_of
+from makeway_quota.web.pages.figures.sharing import SharedParts, view_of
 from web.portal import PEOPLE, PREFIX, Portal
 
 

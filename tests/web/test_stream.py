@@ -16,12 +16,13 @@ import pytest
 from fastapi import Request
 from makeway_api.client import AsyncClient
 from makeway_api.models import Event, LogChunk
-from makeway_quota.services import Caller, event_feed
-from makeway_quota.services import audit as audit_module
-from makeway_quota.services.audit import POSITION, AuditService
-from makeway_quota.services.event_feed import EventFeed
+from makeway_quota.services import Caller
+from makeway_quota.services.log import audit as audit_module
+from makeway_quota.services.log import event_feed
+from makeway_quota.services.log.audit import POSITION, AuditService
+from makeway_quota.services.log.event_feed import EventFeed
 from makeway_quota.store.store import open_store
-from makeway_quota.web.auth import still_reads
+from makeway_quota.web.login.auth import still_reads
 from makeway_quota.web.settings import WebSettings
 from makeway_quota.web.stream import Streams, message
 from web.portal import API, PEOPLE, PREFIX, Portal, caller, serving

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from makeway_quota.web.tickets import Signer, same
+from makeway_quota.web.login.tickets import Signer, same
 
 SECRET = b"sixteen bytes or more"
 

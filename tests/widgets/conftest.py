@@ -15,7 +15,7 @@ import uvicorn
 from job_process import VARIABLES, environment, fresh
 from makeway import connection
 from makeway_api.client import Client
-from makeway_quota.web.http_server import server_config
+from makeway_quota.web.server.http_server import server_config
 from running import Running, running
 
 

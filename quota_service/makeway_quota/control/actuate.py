@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..backends.base import (
@@ -32,9 +32,8 @@ from ..values import File, Notice
 from ..wording import IDS, Names, outcomes
 from . import transitions
 from .change_set import ChangeSet
-from .commands import Commands
-from .hub_servers import HubServers
-from .leader import Leader
+from .hub.servers import HubServers
+from .replicas.leader import Leader
 from .retries import Retries, alike, sentence
 from .start_backoff import LONGEST, NO_ROOM, START_DEFERRED, StartBackoff
 from .transitions import TIME_LIMIT
@@ -63,6 +62,30 @@ class Started:
     """Attempts that a later cycle tries again, as their files or the backend cannot be reached; `reasons` say why."""
     failed: ChangeSet = field(default_factory=ChangeSet)
     reasons: ChangeSet = field(default_factory=ChangeSet)
+
+
+class Commands:
+    """The commands and environments of some rows, read when the first one of a group is needed, each given out once.
+
+    No row in memory has its command. One may be large, so that those of a whole plan are never in memory together.
+    """
+
+    def __init__(self, store: Store, rows: Sequence[Workload], at_once: int = 1) -> None:
+        self._store = store
+        self._groups = [rows[begin : begin + at_once] for begin in range(0, len(rows), at_once)]
+        self._group_of = {row.id: number for number, group in enumerate(self._groups) for row in group}
+        self._reading: dict[int, asyncio.Task[dict[str, Workload]]] = {}
+
+    async def whole(self, row: Workload) -> Workload:
+        """Return a row with its command and environment; a row that the store does not have comes back as it is."""
+        number = self._group_of[row.id]
+        if number not in self._reading:
+            self._reading[number] = asyncio.create_task(self._read([each.id for each in self._groups[number]]))
+        found = (await asyncio.shield(self._reading[number])).pop(row.id, row)
+        return row._replace(command=found.command, env=found.env)
+
+    async def _read(self, ids: Sequence[str]) -> dict[str, Workload]:
+        return await asyncio.to_thread(self._store.whole_workloads, ids)
 
 
 class Actuator:

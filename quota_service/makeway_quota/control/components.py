@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from ..backends.base import Backend
 from ..settings import ServiceSettings
 from ..store.store import Store
-from .change_feed import ChangeFeed
-from .cycle_gate import CycleGate
-from .hub_servers import HubServers
-from .leader import Leader
-from .leases import Leases
-from .progress_keeper import ProgressKeeper
-from .worker_channel import WorkerChannel
-from .world import World
+from .hub.leases import Leases
+from .hub.servers import HubServers
+from .reads.cycle_gate import CycleGate
+from .replicas.change_feed import ChangeFeed
+from .replicas.leader import Leader
+from .workers.channel import WorkerChannel
+from .workers.progress_keeper import ProgressKeeper
+from .world.world import World
 
 
 @dataclass(frozen=True, slots=True)

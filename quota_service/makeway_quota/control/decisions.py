@@ -15,8 +15,8 @@ from ..store.records import Workload
 from ..wording import IDS, Names, outcomes, sentence
 from . import transitions
 from .change_set import ChangeSet
-from .isolation import Faulty, items_of
 from .reason_throttle import AT_ONCE, ReasonThrottle
+from .world.isolation import Faulty, items_of
 
 APPLYING = "writing what was decided"
 SET_ASIDE = "set_aside"

@@ -26,13 +26,13 @@ from .change_set import ChangeSet
 from .components import Components
 from .decisions import change_set_of, left_out, set_aside
 from .garbage import collect_less
+from .hub.membership import holds, is_new
 from .lasting import is_cancelled
-from .membership import holds, is_new
-from .names import names_of
 from .planner import Planner
 from .reason_throttle import CATCH_UP, Explaining, ReasonThrottle
 from .reconcile import note_launched, reconcile
 from .time_limits import TimeLimits
+from .world.names import names_of
 
 log = logging.getLogger("makeway.loop")
 

@@ -15,8 +15,8 @@ from ..engine.request import Need, need_of
 from ..engine.snapshot import GPU
 from ..policy import Document
 from ..store.records import Workload
-from .engine_view import as_workload, to_avoid
-from .pool_assignment import PoolAssignment, divide
+from .world.engine_view import as_workload, to_avoid
+from .world.pool_assignment import PoolAssignment, divide
 
 MOST_LOST_ON = 8
 """Losses of a job whose nodes are remembered."""

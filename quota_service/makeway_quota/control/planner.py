@@ -16,9 +16,9 @@ from ..engine.plan import Plan
 from ..engine.snapshot import Snapshot
 from ..quarantine import reason_of
 from ..store.records import Workload
-from .engine_view import EngineChanges
-from .isolation import Faulty, Item, Unplannable, changes_without, followed, plan_without_faulty
-from .world import World
+from .world.engine_view import EngineChanges
+from .world.isolation import Faulty, Item, Unplannable, changes_without, followed, plan_without_faulty
+from .world.world import World
 
 log = logging.getLogger("makeway.planner")
 

@@ -12,8 +12,8 @@ from ..engine.plan import Code, Waiting
 from ..engine.snapshot import Workload as EngineView
 from ..quarantine import Quarantine
 from ..store.records import Workload
+from ..values import places
 from ..wording import IDS, Names, sentence
-from .pool_assignment import places
 
 STEP = "putting into words why it waits"
 WAITING = frozenset(get_args(Code))

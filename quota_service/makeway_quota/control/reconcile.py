@@ -21,9 +21,9 @@ from ..wording import IDS, Names, outcomes
 from . import transitions
 from .change_set import ChangeSet
 from .losses import Losses
-from .present_times import PresentTimes
 from .start_backoff import RETRY_DELAYED, START_DEFERRED, StartBackoff, retry_delay
 from .transitions import CHECKPOINT_STORAGE, TIME_LIMIT, AttemptEnd, End
+from .world.present_times import PresentTimes
 
 SKEW = 60.0
 """Seconds that a node's clock may be ahead of ours."""

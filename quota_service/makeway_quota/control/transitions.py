@@ -16,10 +16,9 @@ from ..backends.base import AttemptSeen, Phase
 from ..engine.plan import Evict, Move, Refusal, Start, Waiting
 from ..engine.snapshot import ADMITTED
 from ..store.records import ENDED, LIVE, Attempt, Change, NewDecision, Workload
-from ..values import Notice
+from ..values import Notice, places
 from ..wording.outcomes import RESULT_LOST
 from .change_set import decide
-from .pool_assignment import places
 
 TIME_LIMIT = "time_limit"
 """The reason code of a job that is ended because it ran past its time limit"""

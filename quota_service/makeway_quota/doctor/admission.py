@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from ..backends.base import BackendError, StartOrder
-from ..backends.kubernetes.client import ApiRefusal, Object
+from ..backends.kubernetes.api.client import ApiRefusal, Object
+from ..backends.kubernetes.api.quantities import number
+from ..backends.kubernetes.attempts.start_errors import fits_later
 from ..backends.kubernetes.configured import pod_settings
-from ..backends.kubernetes.manifest import WorkerResources, container_security, worker_pod
-from ..backends.kubernetes.quantities import number
-from ..backends.kubernetes.start_errors import fits_later
+from ..backends.kubernetes.pods.manifest import WorkerResources, container_security, worker_pod
 from ..engine.snapshot import GPU, Profile
 from ..values import Place
 from .cluster import ClusterAccess

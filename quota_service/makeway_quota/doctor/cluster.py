@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ..backends.kubernetes.client import ApiClient, ApiRefusal, Object
+from ..backends.kubernetes.api.client import ApiClient, ApiRefusal, Object
+from ..backends.kubernetes.cluster.nodes import ClusterNode, NodeSelector, project_node, selectors, toleration
 from ..backends.kubernetes.configured import KubernetesSettings
-from ..backends.kubernetes.nodes import ClusterNode, NodeSelector, project_node, selectors, toleration
 from ..policy import Document
 
 UNKNOWN = (401, 403, 404)

@@ -11,13 +11,13 @@ from functools import partial
 
 from makeway_api.quantities import count, listed
 
-from ..backends.kubernetes.client import ApiClient, ApiRefusal, ApiUnreachable
+from ..backends.kubernetes.api.client import ApiClient, ApiRefusal, ApiUnreachable
+from ..backends.kubernetes.api.connection import connection
 from ..backends.kubernetes.configured import check_worker_url
-from ..backends.kubernetes.connection import connection
 from ..policy import Document, PolicyInvalid, read
 from ..settings import ServiceSettings
+from ..store.database.session_check import stored_policy
 from ..store.errors import StoreError
-from ..store.session_check import stored_policy
 from . import admission, database, images, machine, network, nodes, rights, server, volumes
 from .cluster import ClusterAccess
 from .findings import SEVERITIES, Check, Finding, find_all, in_thread

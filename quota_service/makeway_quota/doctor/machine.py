@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from ..backends.gpus import real_gpus
+from ..backends.local.gpus import real_gpus
 from ..settings import ServiceSettings
 from .findings import Finding
 

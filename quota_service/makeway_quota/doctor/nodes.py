@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from makeway_api.quantities import count, listed
 
-from ..backends.kubernetes.nodes import ClusterNode, NodeSelector, pool_of, unassigned, untolerated
-from ..backends.kubernetes.resource_slices import SLICES, described
+from ..backends.kubernetes.cluster.nodes import ClusterNode, NodeSelector, pool_of, unassigned, untolerated
+from ..backends.kubernetes.cluster.resource_slices import SLICES, described
 from ..engine.snapshot import GPU, Profile
 from ..policy import Document
 from ..wording.unassigned import unassigned_sentences

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ..backends.kubernetes.client import together
+from ..backends.kubernetes.api.client import together
 from .cluster import ClusterAccess
 from .findings import Finding
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..backends.kubernetes.client import Object
+from ..backends.kubernetes.api.client import Object
 from ..backends.kubernetes.configured import pod_settings
-from ..backends.kubernetes.manifest import claim_of
+from ..backends.kubernetes.pods.manifest import claim_of
 from .cluster import ClusterAccess
 from .findings import Finding
 

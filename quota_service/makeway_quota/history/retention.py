@@ -21,9 +21,9 @@ from makeway_api.quantities import count
 
 from ..quarantine import Quarantine
 from ..settings import ServiceSettings
-from ..store.contents import Collected
 from ..store.errors import NotLeading, StoreError
-from ..store.pruning import Sweep
+from ..store.storage.contents import Collected
+from ..store.storage.pruning import Sweep
 from ..store.store import Store
 from .row_removals import TOLD, RowRemovals, Rows, Skip
 

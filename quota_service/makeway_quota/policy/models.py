@@ -13,8 +13,7 @@ from pydantic import AfterValidator, Field, PlainSerializer, StringConstraints, 
 from ..engine.snapshot import Kind, QuotaLine, Weight
 from .document import Image, Volume
 from .issues import quote
-from .mount_paths import folder_problem, path_problem
-from .pod_template import plain_values, problems
+from .pod_template import folder_problem, path_problem, plain_values, problems
 from .quantities import (
     Cores,
     Device,

@@ -1,4 +1,4 @@
-"""Check the pod template of a profile: it may add to the pods of its jobs, but not change what Makeway decides.
+"""Check what a policy adds to the pods of jobs, templates and mounted volumes: not what Makeway decides.
 
 Forbidden are the fields by which a pod would run elsewhere than planned, longer than granted, as another user, or
 with more rights than the *restricted* pod security standard gives. What the API server refuses beyond that is told
@@ -12,6 +12,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .source import Plain
+
+TAKEN = ("/makeway", "/dev", "/proc", "/sys")
+"""What a container has of Makeway (launcher, job, checkpoints) and of its node."""
+PATH = re.compile(r"(/[^/\x00-\x1f:]+)+/?")
 
 WORKER = "worker"
 """The name of the container that runs the job."""
@@ -197,3 +201,19 @@ def _security(where: str, context: Any) -> Iterator[str]:
         yield f"{where}.securityContext.capabilities.drop has to name ALL: {RIGHTS} otherwise"
     if isinstance(seccomp, dict) and seccomp.get("type") == "Unconfined":
         yield f"{where}.securityContext.seccompProfile is not for a template: {RIGHTS}"
+
+
+def path_problem(path: str) -> str:
+    """Return why no volume can be mounted at a path, "" where one can."""
+    parts = path.split("/")
+    if not PATH.fullmatch(path) or "." in parts or ".." in parts or len(path) > 1000:
+        return "it is no absolute path of a folder, such as /data"
+    taken = next((one for one in TAKEN if path == one or path.startswith(f"{one}/")), None)
+    return f"{taken} is not for volumes" if taken else ""
+
+
+def folder_problem(folder: str) -> str:
+    """Return why a text is no folder of a volume, "" where it is one, or empty."""
+    if folder and not PATH.fullmatch(f"/{folder}"):
+        return "it is no relative path of a folder, such as shared/models"
+    return "it leads out of the volume or has needless parts" if {".", ".."} & {*folder.split("/")} else ""

@@ -9,26 +9,26 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..control.components import Components
-from .attempts import AttemptService
-from .audit import AuditService
 from .caller import Caller
+from .cluster.hanging import HangingService
+from .cluster.inventory import InventoryService
+from .cluster.offers import OfferService
+from .cluster.usage import UsageService
 from .context import Context
-from .event_feed import EventFeed
-from .growth import GrowthService
-from .hanging import HangingService
-from .inventory import InventoryService
-from .job_access import JobAccess
-from .jobs import JobService
-from .listing import ListingService
-from .offers import OfferService
-from .outputs import OutputService
+from .jobs.attempts import AttemptService
+from .jobs.job_access import JobAccess
+from .jobs.jobs import JobService
+from .jobs.listing import ListingService
+from .jobs.outputs import OutputService
+from .jobs.queue_moves import QueueMoveService
+from .jobs.storage import StorageService
+from .jobs.submissions import SubmissionService
+from .log.audit import AuditService
+from .log.event_feed import EventFeed
+from .log.growth import GrowthService
 from .people import PeopleService
 from .policies import PolicyService
-from .queue_moves import QueueMoveService
 from .sessions import SessionService
-from .storage import StorageService
-from .submissions import SubmissionService
-from .usage import UsageService
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,20 +12,20 @@ from typing import ParamSpec, TypeVar
 
 from ..backends.base import Backend
 from ..control.components import Components
-from ..control.cycle_gate import CycleGate
-from ..control.leases import Leases
-from ..control.progress_keeper import ProgressKeeper
-from ..control.read_model import ReadModels
-from ..control.world import World
+from ..control.hub.leases import Leases
+from ..control.reads.cycle_gate import CycleGate
+from ..control.reads.read_model import ReadModels
+from ..control.workers.progress_keeper import ProgressKeeper
+from ..control.world.world import World
 from ..policy import Document
 from ..settings import ServiceSettings
 from ..store.records import Workload
 from ..store.store import Store
 from .caller import Caller
-from .cpu_time import counting
+from .limits.cpu_time import counting
+from .limits.storage_limits import StorageLimits
+from .limits.user_limits import UserLimits
 from .refusals import database_errors
-from .storage_limits import StorageLimits
-from .user_limits import UserLimits
 
 P = ParamSpec("P")
 T = TypeVar("T")

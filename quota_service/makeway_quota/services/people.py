@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from makeway_api.models import PersonWork
 
-from ..control.hub_client import HubUnreachable
+from ..control.hub.client import HubUnreachable
 from ..quarantine import concerns_all
 from ..store.people import is_retired
 from ..store.records import Workload
 from .caller import Caller
 from .context import Context
-from .jobs import cancellation
+from .jobs.jobs import cancellation
 from .refusals import busy, refuse, some_failed
 
 AT_ONCE = 200

@@ -10,7 +10,7 @@ from makeway_api.errors import MakewayError
 from makeway_api.models import PolicyCheck, PolicyIssue, PolicyRequest, PolicyVersion, Preview, WorkloadEffect
 from makeway_api.quantities import listed
 
-from ..control.pool_assignment import PoolAssignment
+from ..control.world.pool_assignment import PoolAssignment
 from ..engine.snapshot import ADMITTED, Snapshot
 from ..policy import Document, Issue, PolicyInvalid, diff, read, warnings
 from ..store.errors import Conflict

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from ..control.names import names_of
+from ..control.world.names import names_of
 from ..engine.plan import Evict, Move, Plan, Refusal, Start, Waiting
 from ..engine.schedule import schedule
 from ..engine.snapshot import ADMITTED, Placement, Snapshot

@@ -19,9 +19,9 @@ from makeway_api.models import (
 )
 from makeway_api.models.progress import read_progress
 
-from ..store.progress import ProgressRow
 from ..store.records import Attempt as AttemptRow
 from ..store.records import Workload
+from ..store.reports.progress import ProgressRow
 from ..values import Notice as NoticeRow
 from ..values import Place
 from ..wording import gpus, outcomes

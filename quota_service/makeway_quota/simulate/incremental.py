@@ -9,7 +9,7 @@ import heapq
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from ..control.engine_view import as_workload
+from ..control.world.engine_view import as_workload
 from ..engine.incremental import IncrementalEngine
 from ..engine.index.pending import Pending
 from ..engine.plan import Plan, Waiting

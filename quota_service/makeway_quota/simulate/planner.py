@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
-from ..control.engine_view import as_workload
+from ..control.world.engine_view import as_workload
 from ..engine.plan import Plan
 from ..engine.schedule import schedule
 from ..engine.snapshot import Placed, Placement, Policy, Snapshot

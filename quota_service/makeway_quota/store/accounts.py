@@ -16,7 +16,7 @@ from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
 from . import rows
-from .database import Database
+from .database.database import Database
 from .errors import TooMuchKept, Which
 from .records import KeptLimits
 from .tables import accounts, attempts, blobs, files, folders, outputs, workloads

@@ -12,7 +12,7 @@ from alembic.util import CommandError
 from sqlalchemy import URL, Connection, text
 from sqlalchemy.exc import DBAPIError
 
-from .database import WRITERS, engine_for, explain
+from .database.database import WRITERS, engine_for, explain
 from .errors import StoreError
 
 MIGRATIONS = Path(__file__).parent / "migrations"

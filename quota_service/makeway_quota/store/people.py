@@ -15,9 +15,10 @@ from typing import Any
 
 from sqlalchemy import Column, Connection, Table, case, delete, insert, select, update
 
-from . import accounts, growth, pages, rows, writes
-from .database import Database
+from . import accounts, pages, rows, writes
+from .database.database import Database
 from .records import NewDecision, Person, Workload
+from .storage import growth
 from .tables import ENDED_ROW, LIVE_ROW, decisions, events, people, removals, storage_days, submission_keys, workloads
 
 P = people.c

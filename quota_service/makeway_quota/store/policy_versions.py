@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from . import reads, writes
-from .database import Database
+from .database.database import Database
 from .records import NewDecision, PolicyVersion
 
 

@@ -11,21 +11,16 @@ from sqlalchemy import Connection
 from ..artifacts.base import Artifacts
 from ..artifacts.folder import ArtifactFolder
 from ..values import File
-from . import pages, reads, replicas, rows, submission_keys, writes
+from . import pages, reads, rows, submission_keys, writes
 from .accounts import Accounts
-from .contents import LARGE, Contents
-from .database import Database, parse
+from .database.database import Database, parse
+from .database.reserve import Reserve
+from .database.session_check import check_server
+from .database.space import allow_give_back, free_bytes, keep_room_inside
 from .errors import StoreError
-from .growth import Growth
-from .job_sizes import JobSizes
-from .known_rows import KnownRows
-from .leader_lock import LeaderLock, leader_lock
 from .migrate import upgrade
-from .outputs import Outputs
 from .people import KnownPeople
 from .policy_versions import PolicyVersions
-from .progress import ProgressRows
-from .pruning import Pruning
 from .records import (
     Attempt,
     Cap,
@@ -41,11 +36,17 @@ from .records import (
     SubmissionKey,
     Workload,
 )
-from .replicas import Followed, Notifications
-from .reserve import Reserve
-from .session_check import check_server
-from .space import allow_give_back, free_bytes, keep_room_inside
-from .worker_reports import WorkerReports
+from .replicas import replicas
+from .replicas.known_rows import KnownRows
+from .replicas.leader_lock import LeaderLock, leader_lock
+from .replicas.replicas import Followed, Notifications
+from .reports.progress import ProgressRows
+from .reports.worker_reports import WorkerReports
+from .storage.contents import LARGE, Contents
+from .storage.growth import Growth
+from .storage.job_sizes import JobSizes
+from .storage.outputs import Outputs
+from .storage.pruning import Pruning
 
 
 def open_store(url: str, artifacts: Artifacts | None = None, large: int = LARGE, *, durable: bool = False) -> Store:

@@ -8,14 +8,15 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from fastapi import FastAPI, Request
 
 from ..services import Services
-from . import api, assets, pages, probes, problems
-from .auth import Authenticator, Directory
-from .compression import Compression
-from .headers import Headers
-from .hold_reads import HoldReads
-from .limits import CheckToken, Limits
+from . import api, assets, pages, probes
+from .login.auth import Authenticator, Directory
 from .openapi import describe
-from .route_table import DirectRoutes, RouteTable
+from .requests.compression import Compression
+from .requests.hold_reads import HoldReads
+from .requests.limits import CheckToken, Limits
+from .requests.route_table import DirectRoutes, RouteTable
+from .server import problems
+from .server.headers import Headers
 from .settings import WebSettings
 from .stream import Streams
 
@@ -26,7 +27,7 @@ def create_app(services: Services, settings: WebSettings, directory: Directory |
     Call `app.state.streams.close()` as soon as the server begins to stop: it ends streams and long polls.
     """
     if directory is None:
-        from .hub_login import HubDirectory
+        from .login.hub_login import HubDirectory
 
         directory = HubDirectory(settings, people=services.context.world.people)
     app = FastAPI(

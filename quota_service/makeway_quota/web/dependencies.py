@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import Depends, Header, Path, Query, Request
 
 from ..services import Caller, Services
-from .auth import Authenticator, needs
+from .login.auth import Authenticator, needs
 from .stream import Streams
 
 MAX_WAIT = 60.0

@@ -6,10 +6,10 @@ from fastapi import APIRouter, Request, Response
 from makeway_api.errors import MakewayError
 from makeway_api.models import Health
 
-from .auth import may, refusal
 from .dependencies import TheServices
+from .login.auth import may, refusal
+from .login.tickets import same
 from .settings import WebSettings
-from .tickets import same
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -18,7 +18,7 @@ from makeway_api.errors import MakewayError
 from makeway_api.models import Event
 from pydantic_core import to_json
 
-from ..services.audit import POSITION, EventRow, event_model
+from ..services.log.audit import POSITION, EventRow, event_model
 from .settings import WebSettings
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ import httpx2
 import pytest
 from charts import JOBS, NAMESPACE, Object
 from makeway_api.models import Job, JobRequest
-from makeway_quota.backends.kubernetes.manifest import token_key, token_secret_of
+from makeway_quota.backends.kubernetes.pods.manifest import token_key, token_secret_of
 from pods import PODS as OUTSIDE
 from pods import phase, wait_until
 from portals import CHECKPOINTS, PODS, STARTED, WORKERS, Portal

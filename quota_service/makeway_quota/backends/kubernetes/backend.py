@@ -19,31 +19,31 @@ from makeway_api.pod_labels import INSTANCE, MANAGED_BY, MANAGER
 from ...policy import Document
 from ...quarantine import Quarantine
 from ..base import BackendError, BackendRefusal, BackendUnavailable, EndTries, Key, NodeSeen, StartOrder
-from ..machines import Machines
-from ..remote import LOST_AFTER, REPORT_WITHIN, RemoteBackend
-from .attempt_pods import AttemptPods
-from .checkpoint_folders import CheckpointFolders
-from .client import SILENT, ApiClient, ApiRefusal, ApiUnreachable, Object, together
-from .cluster_lease import ClusterLease
-from .creation import create_once
-from .dead_nodes import NODE_LOST_AFTER, DeadNodes, NodeReadiness
-from .gang import create_shared
-from .homes import Homes, HomeSetting
-from .informer import USUAL, Informer, Timing
-from .inventory import KubernetesInventory
-from .manifest import PodSettings, attempt_name, pod_name, token_secret_of
-from .nodes import Toleration
-from .pod_events import PodEvents
-from .pod_requests import JOB
-from .pod_states import JobPod, project_job_pod
-from .pod_waits import LIMITS
-from .pulse import BEAT, Beat, Pulse
-from .removals import Removals
-from .start_errors import start_error
-from .termination_message import record_final_reports
-from .token_secrets import TokenPart, TokenSecrets
-from .volumes import team_mounts, with_mounts
-from .worker_pods import WorkerPods
+from ..remote.backend import LOST_AFTER, REPORT_WITHIN, RemoteBackend
+from ..remote.machines import Machines
+from .api.client import SILENT, ApiClient, ApiRefusal, ApiUnreachable, Object, together
+from .api.informer import USUAL, Informer, Timing
+from .api.pulse import BEAT, Beat, Pulse
+from .attempts.attempt_pods import AttemptPods
+from .attempts.creation import create_once
+from .attempts.pod_events import PodEvents
+from .attempts.pod_states import JobPod, project_job_pod
+from .attempts.pod_waits import LIMITS
+from .attempts.removals import Removals
+from .attempts.start_errors import start_error
+from .attempts.termination_message import record_final_reports
+from .cluster.cluster_lease import ClusterLease
+from .cluster.dead_nodes import NODE_LOST_AFTER, DeadNodes, NodeReadiness
+from .cluster.inventory import KubernetesInventory
+from .cluster.nodes import Toleration
+from .cluster.pod_requests import JOB
+from .pods.checkpoint_folders import CheckpointFolders
+from .pods.gang import create_shared
+from .pods.homes import Homes, HomeSetting
+from .pods.manifest import PodSettings, attempt_name, pod_name, token_secret_of
+from .pods.token_secrets import TokenPart, TokenSecrets
+from .pods.volumes import team_mounts, with_mounts
+from .pods.worker_pods import WorkerPods
 
 log = logging.getLogger("makeway.kubernetes")
 

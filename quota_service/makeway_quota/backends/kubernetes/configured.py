@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from ..base import Backend
-from .dead_nodes import NODE_LOST_AFTER
+from .cluster.dead_nodes import NODE_LOST_AFTER
 
 if TYPE_CHECKING:
-    from .manifest import PodSettings
+    from .pods.manifest import PodSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,9 @@ def check_worker_url(url: str) -> None:
 
 def pod_settings(found: KubernetesSettings, namespace: str) -> PodSettings:
     """Return what all pods of jobs have; ValueError where a setting is wrong."""
-    from .disk import setting
-    from .manifest import PodSettings, user_and_group
-    from .site_template import resources_setting, template_setting
+    from .pods.disk import setting
+    from .pods.manifest import PodSettings, user_and_group
+    from .pods.site_template import resources_setting, template_setting
 
     return PodSettings(
         namespace=namespace,
@@ -83,11 +83,11 @@ def pod_settings(found: KubernetesSettings, namespace: str) -> PodSettings:
 
 def backend_of(found: KubernetesSettings) -> Backend:
     """Return the backend; ValueError where a setting is missing or wrong."""
+    from .api.client import ApiClient
+    from .api.connection import connection
     from .backend import KubernetesBackend
-    from .client import ApiClient
-    from .connection import connection
-    from .homes import home_setting
-    from .nodes import toleration
+    from .cluster.nodes import toleration
+    from .pods.homes import home_setting
 
     if not found.launcher_image:
         raise ValueError("Pods copy their launcher from an image with Makeway: name it in MAKEWAY_KUBE_LAUNCHER_IMAGE.")

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from .client import ApiClient, ApiRefusal, ApiUnreachable, Object
-from .connection import connection
+from .api.client import ApiClient, ApiRefusal, ApiUnreachable, Object
+from .api.connection import connection
 
 LOOK_AGAIN = 2.0
 """Seconds between two looks at the pods that end."""

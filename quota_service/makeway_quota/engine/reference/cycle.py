@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..snapshot import Workload
-from .cluster import Cluster, Part
 from .decisions import Decisions
-from .holds import Hold, hold, starving, would_be_preempted_in_team
-from .moves import consolidate
-from .placement import count_workers, find
-from .queues import Queue, QueueHeads, queues, waits_too_long
-from .quota import allowed, in_quota
 from .relocation import relocate_victims
-from .selection import Choice, select
-from .victims import Preemptor, Rights, rights_of
+from .state.cluster import Cluster, Part
+from .state.holds import Hold, hold, starving, would_be_preempted_in_team
+from .state.placement import count_workers, find
+from .state.queues import Queue, QueueHeads, queues, waits_too_long
+from .state.quota import allowed, in_quota
+from .victims.moves import consolidate
+from .victims.selection import Choice, select
+from .victims.victims import Preemptor, Rights, rights_of
 from .withdrawal import replace_preemptors, withdraw_superfluous
 
 MOST_WITHDRAWN = 1000

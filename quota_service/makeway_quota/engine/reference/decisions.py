@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..snapshot import Workload
-from .cluster import Allocation, Cluster, Part
-from .holds import Hold
-from .moves import Rearrangement
-from .placement import find
-from .queues import Queue
-from .quota import allowed, in_quota
-from .selection import Choice
-from .victims import Preemptor, Right, right_over
+from .state.cluster import Allocation, Cluster, Part
+from .state.holds import Hold
+from .state.placement import find
+from .state.queues import Queue
+from .state.quota import allowed, in_quota
+from .victims.moves import Rearrangement
+from .victims.selection import Choice
+from .victims.victims import Preemptor, Right, right_over
 
 
 @dataclass(frozen=True, slots=True)

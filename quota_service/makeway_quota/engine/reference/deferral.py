@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from ..plan import Code
-from .cluster import Cluster
 from .cycle import Cycle
-from .moves import consolidate
-from .queues import Queue, age
-from .quota import in_quota
-from .selection import select
-from .victims import Preemptor, protected_until, rights_of
+from .state.cluster import Cluster
+from .state.queues import Queue, age
+from .state.quota import in_quota
+from .victims.moves import consolidate
+from .victims.selection import select
+from .victims.victims import Preemptor, protected_until, rights_of
 
 DEFERRABLE = ("limit", "pool_capacity", "no_free_gpus", "fragmented", "outranked")
 

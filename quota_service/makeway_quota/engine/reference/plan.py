@@ -6,15 +6,15 @@ from collections.abc import Mapping
 
 from ..plan import Code, Evict, Fact, LineUsage, Move, Number, Plan, Refusal, Start, Waiting
 from ..snapshot import GPU, Snapshot
-from .cluster import Cluster, Part
 from .cycle import Cycle
 from .decisions import Decisions
 from .deferral import DEFERRABLE, deferral
-from .queues import Queue
-from .quota import PolicyLine, counts
 from .reasons import Reason, reason
 from .scaling import scale
-from .victims import Right
+from .state.cluster import Cluster, Part
+from .state.queues import Queue
+from .state.quota import PolicyLine, counts
+from .victims.victims import Right
 
 _RULES: dict[Right | None, str] = {
     "reservation": "reclaim",

@@ -8,10 +8,10 @@ from ..index.nodes import UNLIMITED, hosts
 from ..plan import Code
 from ..request import Need
 from ..snapshot import GPU
-from .cluster import Cluster, Left
 from .decisions import Decisions
-from .queues import Queue
-from .quota import in_quota, over_capacity, over_limit, static_quota
+from .state.cluster import Cluster, Left
+from .state.queues import Queue
+from .state.quota import in_quota, over_capacity, over_limit, static_quota
 
 Reason = tuple[Code, str]
 """Code and rule."""

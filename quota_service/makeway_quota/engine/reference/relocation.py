@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ..snapshot import Workload
-from .cluster import Allocation, Cluster, Part
 from .decisions import Decisions
-from .placement import find
-from .queues import Key, Queue, closed, key, queue_of
-from .quota import allowed, counts, guarantor, reserving
+from .state.cluster import Allocation, Cluster, Part
+from .state.placement import find
+from .state.queues import Key, Queue, closed, key, queue_of
+from .state.quota import allowed, counts, guarantor, reserving
 
 MOST_WITHDRAWN = 1000
 """After so many withdrawn starts in a plan no more are withdrawn for a victim."""

@@ -8,10 +8,10 @@ from ..index.nodes import UNLIMITED, pick
 from ..plan import Code, Fact, Number, Scale
 from ..request import Need
 from ..snapshot import GPU, Pool, Workload
-from .cluster import Cluster, Left
-from .queues import Queue, key
-from .quota import PolicyLine, counts, covering, in_quota, limiting, over_capacity
-from .spare import room_on_a_new_node
+from .state.cluster import Cluster, Left
+from .state.queues import Queue, key
+from .state.quota import PolicyLine, counts, covering, in_quota, limiting, over_capacity
+from .state.spare import room_on_a_new_node
 
 _COULD_USE_A_NODE = {
     "no_free_gpus",

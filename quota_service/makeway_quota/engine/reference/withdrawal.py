@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from .cluster import Allocation, Cluster, Part
 from .decisions import Decisions
-from .placement import find
-from .queues import Queue, age
-from .quota import allowed, counts, covering, in_quota, over_capacity, static_quota
-from .victims import Preemptor, order
+from .state.cluster import Allocation, Cluster, Part
+from .state.placement import find
+from .state.queues import Queue, age
+from .state.quota import allowed, counts, covering, in_quota, over_capacity, static_quota
+from .victims.victims import Preemptor, order
 
 MOST_REPLACED = 8
 """Up to so many nominations are all withdrawn and placed again to spare one victim."""

@@ -8,10 +8,10 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from makeway_api.models.attempts import Claim, OutputReceipt, ReportReceipt, WorkerOrders, WorkerReportIn, WorkerStart
 
-from ...services.attempts import AttemptService
+from ...services.jobs.attempts import AttemptService
 from ..dependencies import BIG, Id, TheStreams, Wait
-from ..limits import BODY
-from ..problems import declared, json_of
+from ..requests.limits import BODY
+from ..server.problems import declared, json_of
 
 router = APIRouter(prefix="/attempts/{id}/{attempt}/{worker}", tags=["attempts"], responses=declared(404, 409, 410))
 

@@ -11,11 +11,11 @@ from makeway_api.errors import MakewayError
 from makeway_api.models import Decision, Kind, Me, OfferTable, Policy, Pool, Profile, Usage
 
 from ...services import Caller, Services
-from ...services.topics import read_topics
-from ..auth import SCOPE, may, refusal, still_reads
+from ...services.log.topics import read_topics
 from ..dependencies import BIG, Name, Reader, TheAuthenticator, TheServices, TheStreams
+from ..login.auth import SCOPE, may, refusal, still_reads
 from ..pages.live import PageStream, read_parts
-from ..problems import declared, json_list, json_of
+from ..server.problems import declared, json_list, json_of
 from ..stream import Streams, message
 
 router = APIRouter(tags=["inventory"], responses=declared())

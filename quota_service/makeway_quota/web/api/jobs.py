@@ -22,7 +22,7 @@ from makeway_api.models import (
 from pydantic import BaseModel, Field
 
 from ..dependencies import BIG, Id, Key, Name, Reader, Submitter, TheServices, TheStreams, Toucher, Version, Wait
-from ..problems import declared, json_list, json_of
+from ..server.problems import declared, json_list, json_of
 
 router = APIRouter(prefix="/jobs", tags=["jobs"], responses=declared(404, 410))
 

@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from makeway_api.models import GiveRequest, PersonRequest, PersonWork
 
 from ..dependencies import AdminByToken, TheServices
-from ..problems import declared
+from ..server.problems import declared
 
 router = APIRouter(prefix="/people", tags=["people"], responses=declared(404, 409))
 

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Path
 from makeway_api.models import PolicyCheck, PolicyRequest, PolicyVersion, Preview
 
 from ..dependencies import AdminByToken, Manager, TheServices
-from ..problems import declared
+from ..server.problems import declared
 
 router = APIRouter(prefix="/policy", tags=["policy"], responses=declared())
 

@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from makeway_api.models import RetentionReport
 
 from ..dependencies import Admin, TheServices
-from ..problems import declared
+from ..server.problems import declared
 
 router = APIRouter(tags=["retention"], responses=declared())
 

@@ -10,9 +10,9 @@ from makeway_api.models import Session, SessionRequest
 from makeway_api.routes import LONGEST_WHY
 
 from ...services import Caller
-from ..auth import may, needs
 from ..dependencies import Id, Key, Reserver, TheAuthenticator, TheServices, TheStreams, Version, Wait
-from ..problems import declared, json_list, json_of
+from ..login.auth import may, needs
+from ..server.problems import declared, json_list, json_of
 
 router = APIRouter(prefix="/sessions", tags=["sessions"], responses=declared(404, 410))
 

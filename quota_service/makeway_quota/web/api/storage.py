@@ -8,7 +8,7 @@ from fastapi import APIRouter, Path
 from makeway_api.models import JobStorage, StorageDelete, StorageDeleted, StorageGrowth, StorageReport
 
 from ..dependencies import Admin, Id, Reader, TheServices, Toucher
-from ..problems import declared
+from ..server.problems import declared
 
 Attempt = Annotated[int, Path(ge=1, le=1_000_000)]
 

@@ -9,12 +9,12 @@ from fastapi.responses import RedirectResponse
 from makeway_api.errors import MakewayError
 from makeway_api.models import Problem
 
-from ..auth import Visitor
+from ..login.auth import Visitor
 from ..settings import WebSettings
 from . import access, decisions, job, nodes, panel, policy, storage, team, workloads
+from .figures.sharing import SharedParts
 from .parts import Histories
 from .render import page
-from .sharing import SharedParts
 
 log = logging.getLogger(__name__)
 

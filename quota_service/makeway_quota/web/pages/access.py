@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import Depends, FastAPI, Request, Response
 
 from ...services import Services
-from ..auth import Authenticator, Visitor, may, refusal
+from ..login.auth import Authenticator, Visitor, may, refusal
 
 
 class NeedsLogin(Exception):

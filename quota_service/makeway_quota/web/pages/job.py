@@ -12,8 +12,8 @@ from makeway_api.models import Job, LogChunk, MoveRequest
 from makeway_api.quantities import size
 
 from ...services import Caller, Services
-from ..auth import Visitor, may, may_for_some, refusal
 from ..dependencies import Id, TheServices
+from ..login.auth import Visitor, may, may_for_some, refusal
 from ..settings import WebSettings
 from .access import PageVisitor
 from .panel import look_of

@@ -14,10 +14,10 @@ from fastapi import Request
 from makeway_api.errors import MakewayError
 
 from ...services import Caller, Services
-from ...services.audit import POSITION, Batch
-from ...services.topics import hit
-from ..auth import still_reads
-from ..compression import takes_gzip
+from ...services.log.audit import POSITION, Batch
+from ...services.log.topics import hit
+from ..login.auth import still_reads
+from ..requests.compression import takes_gzip
 from ..stream import GZIP_HEADER, WELCOME, note, packed
 from .panel import panel_part
 from .parts import PartSource, Rendering, rendered

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query, Request, Response
 from makeway_api.errors import MakewayError
 from makeway_api.models import Node
 
-from ...services.listing import PAGE_LINES, ListQuery
+from ...services.jobs.listing import PAGE_LINES, ListQuery
 from ..dependencies import TheServices
 from .access import PageVisitor
 from .filters import Page, Text

@@ -12,17 +12,17 @@ from fastapi import APIRouter, Request, Response
 from makeway_api.models import Decision, Node, Pool, TeamUsage, Usage
 
 from ...services import Caller, Services
-from ...services.hanging import Hanging
-from ...services.listing import Listing, ListQuery
+from ...services.cluster.hanging import Hanging
+from ...services.jobs.listing import Listing, ListQuery
 from ..dependencies import TheServices
 from ..settings import WebSettings
 from .access import PageVisitor
-from .bars import MANY, bar_scale
-from .look import Look, is_large
-from .node_facts import facts_of
-from .palette import colours
+from .figures.bars import MANY, bar_scale
+from .figures.look import Look, is_large
+from .figures.node_facts import facts_of
+from .figures.palette import colours
+from .figures.sharing import view_of
 from .parts import PartSource, shared_page
-from .sharing import view_of
 
 router = APIRouter(include_in_schema=False)
 

@@ -21,11 +21,11 @@ from makeway_api.errors import MakewayError
 from markupsafe import Markup
 
 from ...services import Services
-from ..auth import Visitor
+from ..login.auth import Visitor
 from ..stream import note
 from .edits import edits
+from .figures.sharing import SharedParts, View, ViewChanged
 from .render import is_part, page, render
-from .sharing import SharedParts, View, ViewChanged
 
 TRIES = 3
 """Shared renderings that a visitor waits for while the policy changes under each; then it gets one of its own"""

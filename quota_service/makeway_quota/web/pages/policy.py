@@ -10,9 +10,9 @@ from makeway_api.errors import MakewayError
 from makeway_api.models import PolicyRequest
 
 from ...services import Services
-from ..auth import Authenticator, Visitor, may
-from ..confirmations import confirmation, confirms
 from ..dependencies import TheServices
+from ..login.auth import Authenticator, Visitor, may
+from ..login.confirmations import confirmation, confirms
 from ..settings import WebSettings
 from .access import PageVisitor
 from .render import page

@@ -19,9 +19,9 @@ from markupsafe import Markup
 from ...services import Services
 from ...wording import duration
 from .. import assets
-from ..auth import Visitor
+from ..login.auth import Visitor
 from ..settings import WebSettings
-from . import bars, cells, heat, look
+from .figures import bars, cells, heat, look
 
 _ENV = Environment(
     loader=FileSystemLoader(Path(__file__).parent.parent / "templates"),

@@ -10,11 +10,11 @@ from fastapi.responses import RedirectResponse
 from makeway_api.models import StorageDelete
 from makeway_api.quantities import size
 
-from ..auth import may, refusal
 from ..dependencies import TheServices
+from ..login.auth import may, refusal
 from ..settings import WebSettings
 from .access import PageVisitor
-from .growth import forecasts, grown, growth_chart, in_words
+from .figures.growth import forecasts, grown, growth_chart, in_words
 from .render import page
 
 router = APIRouter(include_in_schema=False)

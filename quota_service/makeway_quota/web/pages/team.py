@@ -12,9 +12,9 @@ from ...services import Caller, Services
 from ..dependencies import TheServices
 from ..settings import WebSettings
 from .access import PageVisitor
+from .figures.sharing import view_of
 from .panel import gather
 from .parts import PartSource, shared_page
-from .sharing import view_of
 
 router = APIRouter(include_in_schema=False)
 

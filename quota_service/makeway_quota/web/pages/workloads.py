@@ -8,9 +8,9 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import RedirectResponse
 
-from ...services.listing import ListQuery
-from ..auth import may, refusal
+from ...services.jobs.listing import ListQuery
 from ..dependencies import TheServices
+from ..login.auth import may, refusal
 from ..settings import WebSettings
 from .access import PageVisitor
 from .filters import Page, Text

@@ -1,0 +1,1 @@
+"""Send requests to one cluster's API server, watch it, and read the quantities that it writes."""

@@ -1,0 +1,1 @@
+"""Follow the pods of attempts from creation to removal."""

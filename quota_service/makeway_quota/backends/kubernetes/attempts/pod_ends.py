@@ -1,0 +1,170 @@
+"""Read what the pods of an attempt are together: that they run or wait, or how they ended.
+
+Pure. How a worker ended is what its launcher reported; the pod's state counts where there is no report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from makeway_api.quantities import memory
+
+from ....policy.pod_template import WORKER
+from ...remote.machines import Machines
+from .pod_states import NO_START, JobPod
+from .pod_waits import LIMITS, foremost, site_image, waiting
+
+NODE_REASONS = ("NodeLost", "NodeShutdown", "Terminated", "NodeAffinity", "UnexpectedAdmissionError")
+"""Reasons of a pod that its node ended: they say nothing about the job."""
+OUT_OF = "OutOf"
+"""The beginning of further such reasons, as OutOfcpu: the node has too little room."""
+NO_PYTHON = ('exec: "python3"', "executable file `python3`")
+"""In the message of a container that NO_START is about, by runc and crun: its image has no such program."""
+UNKNOWN_ENDS = ("Unknown", "ContainerStatusUnknown")
+"""Reasons of a container of whose end its node knows nothing, as after a restart of the node."""
+OWN_FAULT = (
+    "ephemeral local storage usage exceeds the total limit",
+    "exceeded its local ephemeral storage limit",
+    "Usage of EmptyDir volume",
+)
+"""In the message of a pod that the kubelet evicted for more of the disk than it may use, however much its node has."""
+OVER_REQUEST = f"Container {WORKER} was using "
+"""In the kubelet's message about a pod that it evicts as its node is short of something: the job used more than it
+requested. That is true of all jobs without a request, not only of those that exhaust the node: so it counts as a loss.
+"""
+DEADLINE_EXCEEDED = "DeadlineExceeded"
+"""The reason of a pod that was active for longer than its `activeDeadlineSeconds`."""
+KILLED = 137
+"""The exit code of a process that was ended by SIGKILL, as a shell and the kubelet report it."""
+NO_COMMAND = 127
+"""The exit code of a job that could not be started, as a shell has it."""
+
+
+def machines_of(
+    pods: Sequence[JobPod],
+    usable: Mapping[str, bool],
+    over: Collection[int] = (),
+    left: Iterable[JobPod] = (),
+    limits: Mapping[str, float] = LIMITS,
+) -> Machines:
+    """Return what the pods of one attempt are together; `usable` are the nodes that there are, and whether they run.
+
+    An attempt is there while any of its pods may run, and none has ended without a report: the first failure of a gang
+    decides. `over` are its workers that reported their end, `left` the last states of pods that are listed no more,
+    `limits` the seconds that a pod may wait, by what it waits for.
+    """
+    size = pods[0].workers
+    failed = [pod for pod in pods if not pod.present and pod.worker not in over]
+    if not failed and any(pod.present for pod in pods):
+        disrupted = next((pod for pod in (*pods, *left) if pod.disruption and not _over_request(pod)), None)
+        about = foremost(pods, limits)
+        code, said = waiting(about) if about is not None else _incomplete(pods, over)
+        worker = one.worker if (one := about or disrupted) is not None else 0
+        cpu, mebibytes = (max(pod.requests[at] for pod in pods) for at in range(2))
+        lost = disrupted is not None
+        return Machines(size, True, lost, code, said, worker=worker, cpu=cpu, memory=mebibytes)
+    ends = [replace(ended(pod, usable), worker=pod.worker) for pod in failed or pods]
+    # The job's own fault says more than a loss, and that more than one by a node, or before it ran.
+    worst = max(ends, key=lambda end: (end.exit_code is not None, not end.node_lost, not end.never_ran, -end.worker))
+    said = f"worker {worst.worker}: {worst.message}" if size > 1 else worst.message
+    return replace(worst, workers=size, message=said)
+
+
+def gone(pods: Iterable[JobPod], usable: Mapping[str, bool]) -> Machines:
+    """Return what it means that pods are there no more, from their last states."""
+    return machines_of([replace(pod, phase="Failed") for pod in pods], usable)
+
+
+def never_ran(pods: Iterable[JobPod], usable: Mapping[str, bool]) -> bool:
+    """Whether pods that are there no more were deleted while they waited, on nodes that run: nothing of them ran."""
+    return all(
+        pod.phase == "Pending" and not pod.disruption and (not pod.node or usable.get(pod.node, False)) for pod in pods
+    )
+
+
+def _incomplete(pods: Sequence[JobPod], over: Collection[int]) -> tuple[str, str]:
+    """Return that pods of a gang are missing: they were not created yet, or others deleted them before their end."""
+    missing = pods[0].workers - len({pod.worker for pod in pods} | set(over))
+    return ("incomplete", f"{missing} of its {pods[0].workers} pods are not there") if missing > 0 else ("", "")
+
+
+def ended(pod: JobPod, usable: Mapping[str, bool]) -> Machines:
+    """Return how a pod ended by which no worker reported: by its job, by its node, or by others."""
+    if (found := _own_fault(pod)) is not None:
+        return found
+    if pod.node and not usable.get(pod.node, False):
+        state = "is down" if pod.node in usable else "is gone"
+        return _by_node(f"its node {pod.node} {state}")
+    if _over_request(pod):
+        said = f"its pod was evicted, as it used more than it requested of what its node {pod.node} was short of"
+        return Machines(1, present=False, message=f"{said}: {pod.message}")
+    if (found := _by_others(pod)) is not None:
+        return found if pod.began else replace(found, never_ran=True)
+    if not pod.began:
+        said = pod.message or "its pod was deleted by others before it ran"
+        return Machines(1, present=False, never_ran=True, message=said)
+    if pod.exit_code is not None:
+        said = f"its launcher ended with exit code {pod.exit_code} without a report: {pod.message}"
+        return Machines(1, present=False, message=said.rstrip(": "))
+    return Machines(1, present=False, message=pod.message or "its pod was deleted by others")
+
+
+def _own_fault(pod: JobPod) -> Machines | None:
+    """Return the end of a pod that its job, or the image of its job, is to blame for; None where it is not."""
+    if pod.reason == DEADLINE_EXCEEDED:
+        said = "time limit reached, and neither its launcher nor Makeway ended it: Kubernetes did"
+        return Machines(1, present=False, message=said, exit_code=KILLED, timed_out=True)
+    if pod.reason == "OOMKilled":
+        return Machines(1, present=False, message=_out_of_memory(pod.memory), exit_code=KILLED)
+    if pod.reason == "Evicted" and any(word in pod.message for word in OWN_FAULT):
+        return Machines(1, present=False, message=_over_disk(pod.message), exit_code=KILLED)
+    if pod.reason in NO_START and any(words in pod.message for words in NO_PYTHON):
+        said = pod.message[max(0, pod.message.find(NO_PYTHON[0])) :]
+        if pod.own_image:
+            said = f"its image does not start python3: {said}: choose an image that has python3"
+            return Machines(1, present=False, message=said, exit_code=NO_COMMAND)
+        said = f"{site_image(pod)} does not start python3, and an administrator has to change it: {said}"
+        return Machines(1, present=False, never_ran=True, message=said)
+    return None
+
+
+def _over_request(pod: JobPod) -> bool:
+    """Whether the kubelet evicts, or evicted, a pod whose worker used more than it requested of what its node lacks."""
+    return (pod.reason == "Evicted" or bool(pod.disruption)) and OVER_REQUEST in pod.message
+
+
+def _out_of_memory(limit: int) -> str:
+    """Return that a worker used too much memory; without a limit of its own (MiB), its node had no more."""
+    if not limit:
+        return "its node ran out of memory"
+    return (
+        f"it used more memory than the {memory(limit)} that its container may use: choose a profile with more memory, "
+        "or use less"
+    )
+
+
+def _over_disk(message: str) -> str:
+    """Return that a pod wrote too much to the disk of its node; the kubelet's message names the limit."""
+    return (
+        "it wrote more to the disk of its node than its pod may: write large files to its checkpoint folder or to a "
+        f"volume, or choose a profile with more disk. Kubernetes said: {message.strip()}"
+    )
+
+
+def _by_others(pod: JobPod) -> Machines | None:
+    """Return the end of a pod that its node, or Kubernetes, is to blame for; None where neither is known to be."""
+    if pod.reason == "Evicted":
+        return _by_node(f"its node {pod.node} was short of a resource and evicted its pod: {pod.message}")
+    if pod.disruption:
+        return _by_node(f"its pod was disrupted ({pod.disruption}): {pod.message}".rstrip(": "))
+    if pod.reason in UNKNOWN_ENDS:
+        return _by_node(f"its node {pod.node} was restarted, or lost its container for another reason")
+    if pod.reason in NODE_REASONS or pod.reason.startswith(OUT_OF):
+        verb = "ended" if pod.began else "refused"
+        return _by_node(f"its node {pod.node} {verb} its pod ({pod.reason}): {pod.message}".rstrip(": "))
+    return None
+
+
+def _by_node(message: str) -> Machines:
+    return Machines(1, present=False, node_lost=True, message=message)

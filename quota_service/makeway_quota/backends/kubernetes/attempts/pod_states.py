@@ -1,0 +1,187 @@
+"""Keep of a job's pod what it says about its attempt.
+
+Pure. `pod_waits` reads why it waits, `pod_ends` how it ended.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+from sys import intern
+
+from ....policy.pod_template import WORKER
+from ...base import Key
+from ..api.client import Object
+from ..api.quantities import amount
+from ..cluster.pod_requests import ATTEMPT, ENDED, JOB, NUMBER, pod_requests
+from ..pods.manifest import OWN_IMAGE, WORKERS, token_secret_of
+
+IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
+NO_CONFIG = "CreateContainerConfigError"
+"""Something that the container's description names is not there."""
+SETUP = (NO_CONFIG, "CreateContainerError", "RunContainerError")
+NO_START = ("StartError", "ContainerCannotRun")
+"""Reasons of a container whose command could not be started."""
+LONGEST_MESSAGE = 4096
+"""Characters of a termination message that are kept, as many as the kubelet keeps"""
+LONGEST_LINE = 300
+"""Characters of its last line that people read"""
+
+
+@dataclass(frozen=True, slots=True)
+class JobPod:
+    """What is kept of a pod of a job."""
+
+    name: str
+    uid: str
+    key: Key
+    worker: int
+    workers: int
+    node: str
+    created: float
+    phase: str = "Pending"
+    deleting: bool = False
+    waiting: str = ""
+    """why it does not run yet, in Kubernetes' word; Unschedulable or SchedulingGated without a node"""
+    requests: tuple[int, int] = (0, 0)
+    """milli-cores and MiB, with all that admission added"""
+    gates: tuple[str, ...] = ()
+    """the scheduling gates that keep it from the scheduler, which some other controller has to remove"""
+    disruption: str = ""
+    """the reason of the condition DisruptionTarget"""
+    reason: str = ""
+    """Evicted, NodeLost, OOMKilled and others"""
+    message: str = ""
+    container: str = ""
+    """the container that waits"""
+    image: str = ""
+    """of the container that waits, or of a worker that could not be started"""
+    own_image: bool = True
+    """whether its job or profile chose the image of its worker"""
+    ready: str = ""
+    """the condition PodReadyToStartContainers: True with volumes and network, False before; "" where it is not there"""
+    preparing: str = ""
+    """the init container that runs"""
+    began: bool = False
+    """whether its worker runs, or ran"""
+    exit_code: int | None = None
+    """of its worker"""
+    memory: int = 0
+    """MiB that its worker may use; 0: no limit"""
+    tokens: str = ""
+    """the Secret with its token"""
+    termination_message: str = ""
+    """what its ended worker left as its termination message"""
+
+    @property
+    def over(self) -> bool:
+        """Whether all of its containers have ended."""
+        return self.phase in ENDED
+
+    @property
+    def present(self) -> bool:
+        """Whether its worker may still run, or begin: a worker that has ended is not restarted."""
+        return not self.over and self.exit_code is None
+
+
+def project_job_pod(item: Object) -> JobPod | None:
+    """Return what is kept of a pod of a job; None for other pods of ours."""
+    metadata, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
+    labels = metadata.get("labels") or {}
+    if JOB not in labels or not str(labels.get(ATTEMPT, "")).isdecimal():
+        return None
+    numbers = [int(labels[name]) if str(labels.get(name, "")).isdecimal() else 0 for name in (NUMBER, WORKERS)]
+    pod = JobPod(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        key=(labels[JOB], int(labels[ATTEMPT])),
+        worker=numbers[0],
+        workers=max(1, numbers[1]),
+        node=intern(spec.get("nodeName") or ""),
+        created=seconds_of(metadata.get("creationTimestamp")),
+        phase=intern(status.get("phase") or "Pending"),
+        deleting="deletionTimestamp" in metadata,
+        reason=status.get("reason") or "",
+        message=status.get("message") or "",
+        own_image=OWN_IMAGE in (metadata.get("annotations") or {}),
+        began=status.get("phase") in ("Running", "Succeeded"),
+        memory=_memory_of(spec),
+        tokens=intern(token_secret_of(item)),
+        requests=_requests(spec),
+        gates=tuple(intern(str(one["name"])) for one in spec.get("schedulingGates") or ()),
+    )
+    return _with_containers(_with_conditions(pod, status), status)
+
+
+def _requests(spec: Object) -> tuple[int, int]:
+    asked = pod_requests(spec)
+    return asked.get("cpu", 0), asked.get("memory", 0)
+
+
+def _with_conditions(pod: JobPod, status: Object) -> JobPod:
+    for one in status.get("conditions") or ():
+        if one["type"] == "DisruptionTarget" and one["status"] == "True":
+            pod = replace(pod, disruption=one.get("reason") or "", message=one.get("message") or pod.message)
+        if one["type"] == "PodScheduled" and one["status"] == "False":
+            pod = replace(pod, waiting=one.get("reason") or "Unschedulable", message=one.get("message") or "")
+        if one["type"] == "PodReadyToStartContainers":
+            pod = replace(pod, ready=intern(one["status"]))
+    return pod
+
+
+def _with_containers(pod: JobPod, status: Object) -> JobPod:
+    first = status.get("initContainerStatuses") or ()
+    for one in (*first, *(status.get("containerStatuses") or ())):
+        name, state = one["name"], one.get("state") or {}
+        waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
+        if waiting.get("reason") in (*IMAGE, *SETUP) and not pod.waiting:
+            said = waiting.get("message") or ""
+            pod = replace(
+                pod, waiting=waiting["reason"], message=said, container=intern(name), image=one.get("image") or ""
+            )
+        if name == WORKER:
+            pod = _with_worker(pod, state, one.get("image") or "")
+        elif ended.get("exitCode") and pod.phase == "Failed":
+            said = f"its container {name} ended with exit code {ended['exitCode']}: {_last_line(ended)}".rstrip(": ")
+            pod = replace(pod, message=pod.message or said)
+        elif "running" in state and one in first:
+            pod = replace(pod, preparing=intern(name))
+    return pod
+
+
+def _with_worker(pod: JobPod, state: Object, image: str) -> JobPod:
+    """Return a pod with the state of the container that runs the job."""
+    if "waiting" in state:
+        return replace(pod, began=False)
+    if (ended := state.get("terminated")) is None:
+        return replace(pod, began="running" in state)
+    reason = ended.get("reason") or ""
+    return replace(
+        pod,
+        began=reason not in NO_START,
+        exit_code=ended.get("exitCode"),
+        reason=pod.reason or reason,
+        message=pod.message or _last_line(ended),
+        image=image if reason in NO_START else "",
+        termination_message=str(ended.get("message") or "")[:LONGEST_MESSAGE],
+    )
+
+
+def _last_line(ended: Object) -> str:
+    """Return the last line of what a container said about its end; the report of a launcher is not for people."""
+    said = (ended.get("message") or "").strip()
+    return "" if said.startswith("{") else str("".join(said.splitlines()[-1:]))[:LONGEST_LINE]
+
+
+def _memory_of(spec: Object) -> int:
+    """Return the MiB that the worker of a pod may use; 0 without a limit."""
+    for container in spec.get("containers") or ():
+        if container["name"] == WORKER:
+            limits = (container.get("resources") or {}).get("limits") or {}
+            return amount("memory", str(limits.get("memory") or 0))
+    return 0
+
+
+def seconds_of(time: str | None) -> float:
+    """Return a time of Kubernetes in Unix seconds; 0 without one."""
+    return datetime.fromisoformat(time).timestamp() if time else 0.0

@@ -1,0 +1,139 @@
+"""Read why a pod of a job waits, and which one of a gang may wait the shortest.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from makeway_api.quantities import listed
+
+from ....policy.pod_template import WORKER
+from .pod_states import IMAGE, NO_CONFIG, SETUP, JobPod
+
+LIMITS: Mapping[str, float] = {
+    "scheduler": 3600.0,
+    "unschedulable": 60.0,
+    "incomplete": 60.0,
+    "container": 120.0,
+    "checkpoint_storage": 60.0,
+    "token": 30.0,
+    "no_image": 60.0,
+    "site_image": 60.0,
+    "image_pull": 21_600.0,
+    "image": 21_600.0,
+    "volumes": 1800.0,
+    "init": 21_600.0,
+}
+"""Seconds that a pod may wait, by what it waits for; then its job gives its GPUs back, is delayed, and is planned anew.
+
+Without its token no worker has run: such an attempt is not lost, but started again, and so is one without some of its
+pods. The kubelet looks for a token again every 15 seconds at least.
+
+A job whose image the registry refuses fails, where it or its profile chose that image. A registry that does not answer
+says nothing about the image, and the kubelet asks it again every five minutes at least. Without the condition
+PodReadyToStartContainers a pod that is being created may be pulling its image, which may be large.
+Of a scheduler that says nothing about a pod nothing is known: jobs wait for it.
+"""
+GATED = "SchedulingGated"
+"""The reason of a pod that scheduling gates keep from the scheduler"""
+NO_IMAGE = ("InvalidImageName", "ErrImageNeverPull")
+"""Those of an image that cannot be pulled, however long the pod waits"""
+REFUSED = (
+    *("notfound", "not found", "does not exist", "manifest unknown", "name unknown", "denied", "unauthorized"),
+    *("authorization failed", "403 forbidden", "invalid reference format"),
+)
+"""In the message of a container runtime: the registry answered that it does not have the image, or not for this pod."""
+NO_FOLDER = ("subPath", '"checkpoints"')
+"""In the message of a container whose own folder of the volume `checkpoints` the kubelet could not make"""
+NOT_ALLOWED = ("permission denied", "operation not permitted", "read-only")
+"""In that message: no user may write there; else the volume may be away, or only its mount on this node hang"""
+
+
+def foremost(pods: Iterable[JobPod], limits: Mapping[str, float] = LIMITS) -> JobPod | None:
+    """Return the pod that waits for what it may wait for the shortest, then the one of the lowest worker.
+
+    A gang runs only as a whole: what blocks it would be hidden by a worker that waits for something slow.
+    """
+    waits = (pod for pod in pods if pod.phase == "Pending")
+    return min(waits, key=lambda pod: (limits[waiting(pod)[0]], pod.worker), default=None)
+
+
+def with_cause(pod: JobPod, before: JobPod | None) -> JobPod:
+    """Return a pod; between two tries to pull an image that its registry does not have, with the cause of the last one.
+
+    So what it waits for does not change with each try.
+    """
+    if before is None or (before.uid, before.container) != (pod.uid, pod.container):
+        return pod
+    between = pod.waiting in IMAGE and "back-off" in pod.message.lower()
+    if between and before.waiting in IMAGE and _has_no_image(before):
+        return replace(pod, waiting=before.waiting, message=before.message)
+    return pod
+
+
+def waiting(pod: JobPod) -> tuple[str, str]:
+    """Return the code and the sentence of what a pod waits for."""
+    if pod.waiting in IMAGE:
+        return _pulling(pod)
+    if pod.waiting == NO_CONFIG and pod.tokens and pod.tokens in pod.message:
+        return "token", f"the token of its worker is not there: {pod.message}"
+    if pod.waiting in SETUP and all(words in pod.message for words in NO_FOLDER):
+        return "checkpoint_storage", _without_folder(pod)
+    if pod.waiting in SETUP:
+        return "container", f"its container cannot be created: {pod.message or pod.waiting}"
+    if not pod.node and (pod.gates or pod.waiting == GATED):
+        return "unschedulable", _gated(pod)
+    if not pod.node and not pod.waiting:
+        return "scheduler", "Kubernetes has not placed its pod yet"
+    if not pod.node:
+        return "unschedulable", f"Kubernetes does not place its pod: {pod.message or pod.waiting}"
+    if pod.preparing:
+        return "init", f"its init container {pod.preparing} is still running"
+    if pod.ready == "False":
+        return "volumes", "its volumes are being mounted, or its network is being set up"
+    return ("image", "its image is being pulled") if pod.ready else ("init", "its container is being created")
+
+
+def _without_folder(pod: JobPod) -> str:
+    """Return the sentence of a pod whose folder of checkpoints the kubelet cannot make."""
+    refused = any(words in pod.message.lower() for words in NOT_ALLOWED)
+    who = ", where neither the user of jobs nor root may write" if refused else ""
+    return (
+        f"its folder of checkpoints cannot be made on its volume{who}, and an administrator has to act: {pod.message}"
+    )
+
+
+def _gated(pod: JobPod) -> str:
+    """Return the sentence of a pod that scheduling gates keep from the scheduler, as Kueue's do."""
+    which = f"the scheduling {'gate' if len(pod.gates) == 1 else 'gates'} {listed(pod.gates)}" if pod.gates else GATED
+    return (
+        f"its pod is kept from the scheduler by {which}: an administrator has to take its namespace out of what sets "
+        "and removes such gates, as a rule Kueue"
+    )
+
+
+def _pulling(pod: JobPod) -> tuple[str, str]:
+    """Return the code and the sentence of an image that cannot be pulled; that of a job or profile is its own fault."""
+    said, worker = pod.message or pod.waiting, pod.container == WORKER
+    if not _has_no_image(pod):
+        what = "its image" if worker else f"the image {pod.image} of its container {pod.container}"
+        return "image_pull", f"{what} cannot be pulled: {said}"
+    if worker and pod.own_image:
+        return "no_image", f"its image cannot be pulled: {said}"
+    return "site_image", f"{site_image(pod)} cannot be pulled, and an administrator has to change it: {said}"
+
+
+def site_image(pod: JobPod) -> str:
+    """Return the name of an image that the installation, or a pod template, chose."""
+    if pod.container in ("", WORKER):
+        return f"the default image of jobs {pod.image}".rstrip()
+    return f"the image {pod.image} of its container {pod.container}"
+
+
+def _has_no_image(pod: JobPod) -> bool:
+    """Whether an image does not exist, or is refused; a registry that does not answer may have it."""
+    said = pod.message.lower()
+    return pod.waiting in NO_IMAGE or any(words in said for words in REFUSED)

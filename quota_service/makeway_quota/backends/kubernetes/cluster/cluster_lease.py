@@ -1,0 +1,216 @@
+"""Restrict the pods of an installation to one database: a copy of it beside the original leaves them alone.
+
+Pods are told apart by the installation's name, which a restored copy of the database, or a second release with the same
+name, has too. So every replica renews a Lease of Kubernetes in the name of its database; one whose database does not
+hold the Lease starts and removes nothing until the holder is gone for `DURATION`. Called by the backend.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from makeway_api.pod_labels import INSTANCE, MANAGED_BY, MANAGER
+
+from ..api.client import ApiClient, ApiRefusal, ApiUnreachable, Object
+
+log = logging.getLogger("makeway.kubernetes")
+
+EVERY = 5.0
+"""Seconds between two looks at the Lease"""
+DURATION = 20.0
+"""Seconds without a renewal, on this process's own clock, after which another database may take the Lease"""
+TRIES = 3
+"""How often a look begins again because another replica has changed the Lease meanwhile"""
+ALONE = "sqlite/"
+"""How the identity of a database begins that serves a single replica"""
+NOT_ALLOWED = (403, 404, 405)
+"""Refusals where the account has no right to leases, as with the roles of an earlier release"""
+REFUSED_SECONDS = 8.0
+"""Seconds for which they have to last: the rights of a new installation take a moment to count"""
+
+
+def lease_name(instance: str) -> str:
+    """Return the name of an installation's Lease; the chart's hook that deletes it says the same."""
+    return f"makeway-{hashlib.sha256(instance.encode()).hexdigest()[:16]}"
+
+
+class ClusterLease:
+    """The Lease of one installation, held by a database."""
+
+    def __init__(
+        self,
+        client: ApiClient,
+        namespace: str,
+        instance: str,
+        holder: str,
+        changed: Callable[[], None] = lambda: None,
+        monotonic: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`holder` is the identity of the database; `changed` is called when `problem` is another one."""
+        self.looked = asyncio.Event()
+        """set after the first look, whatever came of it"""
+        self._client = client
+        self._instance = instance
+        self._holder = holder
+        self._list = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+        self._name = lease_name(instance)
+        self._namespace = namespace
+        self._changed = changed
+        self._monotonic = monotonic
+        self._clock = clock
+        self._elsewhere = ""
+        """that another database holds the Lease, in words; "" where this one does, as far as is known"""
+        self._looked_at: float | None = None
+        """when the request was sent by which the Lease was read, or renewed, last"""
+        self._failure = ""
+        """why it could not be since"""
+        self._refused_since: float | None = None
+        self._seen: tuple[str, float] = "", 0.0
+        """the version of another holder's Lease, and since when it is unchanged (monotonic)"""
+        self._ignored = False
+        self._told = ""
+        """the problem that was told last"""
+
+    @property
+    def may_act(self) -> bool:
+        """Whether this database held the Lease a moment ago."""
+        if self._ignored:
+            return True
+        return not self._elsewhere and self._looked_at is not None and self._monotonic() - self._looked_at < DURATION
+
+    @property
+    def problem(self) -> str:
+        """Return why this database must leave the pods alone; "" where it holds the Lease."""
+        if self.may_act or self._elsewhere:
+            return self._elsewhere
+        if not self._failure:
+            return ""
+        return (
+            f"the Lease {self._name} in the namespace {self._namespace} cannot be renewed ({self._failure}), so that "
+            "another database might hold it: this one starts and removes nothing until it can"
+        )
+
+    async def run(self) -> None:
+        """Renew the Lease, or wait for it, until cancelled."""
+        while True:
+            await self.look()
+            self.looked.set()
+            await asyncio.sleep(EVERY)
+
+    async def release(self) -> None:
+        """Free the Lease for another database at once, unless another replica of this one may be there."""
+        if not self.may_act or self._ignored or not self._holder.startswith(ALONE):
+            return
+        try:
+            if (found := await self._get()) is not None and found["spec"].get("holderIdentity") == self._holder:
+                freed = self._lease(str(found["metadata"].get("resourceVersion") or ""))
+                freed["spec"]["holderIdentity"] = ""
+                await self._client.replace(f"{self._list}/{self._name}", freed)
+        except Exception as error:  # it ends by itself, and nothing else is kept from ending
+            log.warning("The Lease %s was not released, and ends in %.0f s: %s", self._name, DURATION, error)
+        self._looked_at = None
+
+    async def look(self) -> None:
+        """Take the Lease, renew it, or see that another has it; without an answer, all stays as it was."""
+        for _ in range(TRIES):
+            if await self._tried():
+                break
+        if (problem := self.problem) != self._told:
+            self._told = problem
+            log.warning("%s", problem or "This database acts on the pods of its installation")
+            self._changed()
+
+    async def _tried(self) -> bool:
+        """Return whether one look came to an end; False where another replica was faster: look again."""
+        began = self._monotonic()  # of the renewal itself the API server may know long before its answer is here
+        try:
+            elsewhere = await self._claim(await self._get())
+        except ApiRefusal as refusal:
+            self._failure = str(refusal)
+            if refusal.status == 409:
+                return False
+            self._note_refusal(refusal)
+            return True
+        except ApiUnreachable as error:
+            self._failure, self._refused_since = str(error), None
+            return True
+        except Exception:  # an odd Lease must not end what the installation does
+            if not self._ignored:
+                log.exception("A copy of this installation is not noticed: its Lease is not understood")
+            self._ignored = True
+            return True
+        self._elsewhere, self._looked_at = elsewhere, began
+        self._ignored, self._failure, self._refused_since = False, "", None
+        return True
+
+    def _note_refusal(self, refusal: ApiRefusal) -> None:
+        """Go on without the Lease where the account has no right to it, unless another database was seen to hold it."""
+        if refusal.status not in NOT_ALLOWED or self._elsewhere:
+            self._refused_since = None
+            return
+        now = self._monotonic()
+        self._refused_since = now if self._refused_since is None else self._refused_since
+        if now - self._refused_since >= REFUSED_SECONDS and not self._ignored:
+            self._ignored = True
+            log.warning("A copy of this installation is not noticed: leases cannot be used: %s", refusal)
+
+    async def _get(self) -> Object | None:
+        try:
+            return await self._client.get(f"{self._list}/{self._name}")
+        except ApiRefusal as refusal:
+            if refusal.status == 404:
+                return None
+            raise
+
+    async def _claim(self, found: Object | None) -> str:
+        """Take or renew the Lease where that may be; return why not, else ""."""
+        if found is None:
+            await self._client.create(self._list, self._lease())
+            return ""
+        spec, version = found.get("spec") or {}, str(found["metadata"].get("resourceVersion") or "")
+        holder = str(spec.get("holderIdentity") or "")
+        if holder not in ("", self._holder) and not self._is_over(version):
+            return self._words(spec)
+        try:
+            await self._client.replace(f"{self._list}/{self._name}", self._lease(version))
+        except ApiRefusal as refusal:
+            if refusal.status == 404:  # it was deleted since it was read
+                raise ApiRefusal(409, "Conflict", "it was deleted meanwhile") from refusal
+            raise
+        return ""
+
+    def _is_over(self, version: str) -> bool:
+        """Whether another holder has not renewed its Lease for long enough."""
+        now = self._monotonic()
+        if self._seen[0] != version:
+            self._seen = version, now
+        return now - self._seen[1] >= DURATION  # its own time of renewal may be that of a clock which is wrong
+
+    def _words(self, spec: Object) -> str:
+        renewed = str(spec.get("renewTime") or "an unknown time")[:19].replace("T", " ")
+        return (
+            f"another database acts on the pods of the installation {self._instance} in the namespace "
+            f"{self._namespace} (renewed {renewed} UTC): this one is a copy, or has the same MAKEWAY_KUBE_INSTANCE. "
+            "Stop the other service, or give this one another name, and it acts within half a minute"
+        )
+
+    def _lease(self, version: str = "") -> Object:
+        metadata: Object = {
+            "name": self._name,
+            "namespace": self._namespace,
+            "labels": {MANAGED_BY: MANAGER, INSTANCE: self._instance},
+        }
+        if version:
+            metadata["resourceVersion"] = version
+        spec = {
+            "holderIdentity": self._holder,
+            "leaseDurationSeconds": round(DURATION),
+            "renewTime": datetime.fromtimestamp(self._clock(), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        }
+        return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}

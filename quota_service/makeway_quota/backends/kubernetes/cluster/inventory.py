@@ -1,0 +1,218 @@
+"""Keep the nodes of one cluster as the control loop needs them, from informers on nodes and on pods.
+
+Only nodes that changed, or on which a pod came or went, are looked at again. Pods of our jobs and sessions are listed
+apart, as long as their containers run; every other pod is foreign and counts by its requests, likewise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from ....engine.snapshot import GPU
+from ....quarantine import Kind, Quarantine
+from ...base import NodeSeen, WorkloadPod
+from ..api.client import ApiClient
+from ..api.informer import USUAL, Informer, Timing
+from .nodes import ClusterNode, NodeSelector, model_of, pool_of, project_node, unassigned, untolerated
+from .pod_requests import PodShare, project_share
+
+READING, COUNTING = "reading it", "counting what it holds"
+MOST_DEVICES = 4096
+"""GPUs of one node; one that claims to have more takes no work"""
+HELD = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
+"""The field selector of the pods that hold resources of a node."""
+
+USUAL_PODS = 110
+"""How many pods a node runs that does not say it, as the kubelet's default has it."""
+
+
+class KubernetesInventory:
+    """The nodes of one cluster that are in a pool, by name. `open` returns once they are complete."""
+
+    def __init__(
+        self,
+        client: ApiClient,
+        selectors: Sequence[NodeSelector],
+        instance: str = "",
+        wake: Callable[[], None] = lambda: None,
+        timing: Timing = USUAL,
+        namespace: str = "",
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`instance` is the installation whose pods are ours, `namespace` that of its jobs' pods ("": any)."""
+        self.quarantine = Quarantine()
+        """that of the loop, once it runs"""
+        self._clock = clock
+        self._unread: set[str] = set()
+        """nodes that changed and could not be read"""
+        self._uncounted: set[str] = set()
+        """pods that changed and could not be counted"""
+        self._down_since: dict[str, float] = {}
+        """since when nodes are not ready of which Kubernetes does not say it"""
+        self._selectors = tuple(selectors)
+        share = partial(project_share, instance=instance, namespace=namespace)
+        self.nodes: Informer[ClusterNode] = Informer(client, "/api/v1/nodes", project_node, wake=wake, timing=timing)
+        self.pods: Informer[PodShare] = Informer(
+            client, "/api/v1/pods", share, query={"fieldSelector": HELD}, wake=wake, timing=timing
+        )
+        self._on_node: dict[str, set[str]] = {}
+        """the keys of the pods on each node"""
+        self._node_of: dict[str, str] = {}
+        self._seen: dict[str, NodeSeen] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def synced(self) -> bool:
+        """Whether nodes and pods were read completely."""
+        return self.nodes.synced and self.pods.synced
+
+    @property
+    def problem(self) -> str:
+        """Why the API server cannot be followed at the moment; "" when it can."""
+        return self.nodes.problem or self.pods.problem
+
+    @property
+    def refused(self) -> bool:
+        """Whether the API server refuses to show the cluster to this service."""
+        return self.nodes.refused or self.pods.refused
+
+    async def open(self) -> None:
+        """Start to follow the cluster and return once the first lists are complete."""
+        informers: tuple[Informer[Any], ...] = (self.nodes, self.pods)
+        self._tasks = [asyncio.create_task(informer.run()) for informer in informers]
+        await asyncio.gather(*(informer.wait_synced() for informer in informers))
+
+    async def close(self) -> None:
+        """Stop following."""
+        for task in self._tasks:
+            task.cancel()
+        for task in self._tasks:
+            with suppress(asyncio.CancelledError):
+                await task
+        self._tasks = []
+
+    def select(self, selectors: Sequence[NodeSelector]) -> None:
+        """Use these selectors from now on, as a policy document came into force."""
+        if tuple(selectors) != self._selectors:
+            self._selectors = tuple(selectors)
+            self._unread.update(self.nodes.objects)
+
+    def seen(self) -> Mapping[str, NodeSeen]:
+        """Return the nodes by name as they are now; those in no pool have the pool "" and no devices."""
+        changed = self.nodes.take() | self._unread
+        pods, self._uncounted, self._unread = self.pods.take() | self._uncounted, set(), set()
+        for key in sorted(pods):
+            if not self._is_done(COUNTING, "pod", key, partial(self._count, key, changed)):
+                self._uncounted.add(key)
+        for name in sorted(changed):
+            if not self._is_done(READING, "node", name, partial(self._read, name)):
+                self._unread.add(name)
+        return self._seen
+
+    def _is_done(self, step: str, kind: Kind, name: str, work: Callable[[], None]) -> bool:
+        """Whether something was done with one node or pod; False where it fails, or has to rest after it failed."""
+        if self.quarantine.rests(step, kind, name):
+            return False
+        with self.quarantine.guard(step, kind, name):
+            work()
+            return True
+        if kind == "node" and (before := self._seen.get(name)) is not None:
+            self._seen[name] = replace(before, cordoned=True)  # runs on, and takes no work until it can be read
+        return False
+
+    def _count(self, key: str, changed: set[str]) -> None:
+        """Note on which node a pod is now, and add the nodes that this changes."""
+        share = self.pods.objects.get(key)
+        before, now = self._node_of.get(key), share.node if share else None
+        changed.update(name for name in (before, now) if name is not None)
+        self._move(key, before, now)
+
+    def _read(self, name: str) -> None:
+        if (node := self.nodes.objects.get(name)) is not None:
+            before = self._seen[name].pool if name in self._seen else ""
+            self._seen[name] = _seen(self._dated(node), self._selectors, self._shares(name), before)
+        else:
+            self._seen.pop(name, None)
+            self._down_since.pop(name, None)
+
+    def allocatable(self, node: str, resource: str) -> int:
+        """Return what a node offers of a resource, in the units of ClusterNode; 0 where it offers none, or is gone."""
+        found = self.nodes.objects.get(node)
+        return found.allocatable.get(resource, 0) if found is not None else 0
+
+    def _dated(self, node: ClusterNode) -> ClusterNode:
+        """Return a node that is not ready with the time since when; where Kubernetes does not say it, as was seen."""
+        if node.ready or node.down_since is not None:
+            self._down_since.pop(node.name, None)
+            return node
+        return replace(node, down_since=self._down_since.setdefault(node.name, self._clock()))
+
+    def _shares(self, node: str) -> list[PodShare]:
+        return [self.pods.objects[key] for key in sorted(self._on_node.get(node, ())) if key in self.pods.objects]
+
+    def _move(self, key: str, before: str | None, now: str | None) -> None:
+        if before == now:
+            return
+        if before is not None:
+            keys = self._on_node[before]
+            keys.discard(key)
+            if not keys:
+                del self._on_node[before]
+            del self._node_of[key]
+        if now is not None:
+            self._on_node.setdefault(now, set()).add(key)
+            self._node_of[key] = now
+
+
+def _seen(
+    node: ClusterNode, selectors: Sequence[NodeSelector], shares: Sequence[PodShare], before: str = ""
+) -> NodeSeen:
+    """Return a node with what foreign pods hold of it, in the units of the control loop; `before`: its pool so far."""
+    selector = pool_of(node, selectors, before)
+    foreign: dict[str, int] = {}
+    for share in shares:
+        for resource, value in share.requests if not share.workload else ():
+            foreign[resource] = foreign.get(resource, 0) + value
+    devices = node.allocatable.get(selector.resource, 0) if selector else 0
+    believed = devices <= MOST_DEVICES
+    return NodeSeen(
+        name=node.name,
+        pool=selector.pool if selector else "",
+        devices=tuple(range(devices if believed else 0)),
+        counted=True,
+        model=model_of(node),
+        cpu=_offered(node, "cpu"),
+        memory=_offered(node, "memory"),
+        ready=node.ready,
+        down_since=node.down_since,
+        foreign_gpus=GPU * foreign.get(selector.resource, 0) if selector else 0,
+        foreign_cpu=foreign.get("cpu", 0),
+        foreign_memory=foreign.get("memory", 0),
+        most_pods=node.allocatable.get("pods", USUAL_PODS),
+        foreign_pods=sum(not share.workload for share in shares),
+        cordoned=node.unschedulable or not believed or selector is None or bool(untolerated(node, selector)),
+        labels={name: node.labels[name] for selector in selectors for name in selector.labels if name in node.labels},
+        taints=tuple(str(taint) for taint in node.taints),
+        unassigned=unassigned(node, selectors, selector),
+        pods=tuple(_workload_pod(share, selector) for share in shares if share.workload),
+    )
+
+
+def _offered(node: ClusterNode, resource: str) -> int:
+    """Return what a node offers of CPU or memory, 0 where it does not say it: that is no limit, and nothing is one."""
+    return max(1, node.allocatable[resource]) if resource in node.allocatable else 0
+
+
+def _workload_pod(share: PodShare, selector: NodeSelector | None) -> WorkloadPod:
+    asked = dict(share.requests)
+    gpus = GPU * asked.get(selector.resource, 0) if selector else 0
+    cpu, memory = asked.get("cpu", 0), asked.get("memory", 0)
+    return WorkloadPod(
+        share.workload, gpus, cpu, memory, share.attempt, share.worker, ends_at=share.ends_at, grace=share.grace
+    )

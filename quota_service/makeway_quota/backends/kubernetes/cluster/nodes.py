@@ -1,0 +1,209 @@
+"""Keep what the inventory needs of a node, and decide which pool it is in and whether it takes work.
+
+Pure: no requests. Nodes are kept small, because there may be thousands; equal texts are kept once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from sys import intern
+from typing import Literal
+
+from makeway_api import taints
+
+from ....policy import Document
+from ..api.client import Object
+from ..api.quantities import resources
+
+NO_SCHEDULE = ("NoSchedule", "NoExecute")
+"""The effects that keep a pod away; PreferNoSchedule does not."""
+DOWN = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable", "node.kubernetes.io/network-unavailable")
+"""The taints that Kubernetes gives to nodes that are not ready, and takes away some time after they are again."""
+AGAINST = {"Ready": "True", "NetworkUnavailable": "False"}
+"""The conditions by which a node is ready, and the status that they need."""
+CORDON = "node.kubernetes.io/unschedulable"
+MODELS = ("nvidia.com/gpu.product", "cloud.google.com/gke-accelerator", "k8s.amazonaws.com/accelerator")
+"""Labels with the model of a node's GPUs: of GPU feature discovery, then of clouds."""
+_ACCELERATOR = re.compile(
+    r"(?:nvidia\.com|amd\.com|gpu\.intel\.com|habana\.ai|cloud-tpus\.google\.com)/.+(?<!_monitoring)"
+    r"|[^/]+/(?:.*[^a-z])?[vx]?(?:gpu|npu|tpu|dcu|mlu|gaudi|neuron|ascend).*",
+    re.IGNORECASE,
+)
+"""Extended resources of device plugins that are GPUs or other accelerators, whole, cut up or shared by time; not what
+else plugins offer, such as network cards or /dev/kvm."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taint:
+    """A taint of a node."""
+
+    key: str
+    value: str
+    effect: str
+
+    def __str__(self) -> str:
+        return f"{self.key}={self.value}:{self.effect}" if self.value else f"{self.key}:{self.effect}"
+
+
+@dataclass(frozen=True, slots=True)
+class Toleration:
+    """A toleration of pods; `key` "" with Exists tolerates every taint, `effect` "" every effect."""
+
+    key: str = ""
+    operator: Literal["Equal", "Exists"] = "Equal"
+    value: str = ""
+    effect: str = ""
+
+    def covers(self, taint: Taint) -> bool:
+        """Whether pods with this toleration may go where the taint is."""
+        if self.effect and self.effect != taint.effect:
+            return False
+        if self.key != taint.key and not (self.key == "" and self.operator == "Exists"):
+            return False
+        return self.operator == "Exists" or self.value == taint.value
+
+
+def toleration(text: str) -> Toleration:
+    """Read a toleration written as taints are: `key`, `key=value`, `key:NoSchedule` or `key=value:NoSchedule`."""
+    found = taints.toleration(text)
+    operator: Literal["Equal", "Exists"] = "Equal" if found["operator"] == "Equal" else "Exists"
+    return Toleration(found["key"], operator, found.get("value", ""), found.get("effect", ""))
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterNode:
+    """What is kept of a node; `allocatable` has CPU in milli-cores, memory in MiB and all else in whole devices."""
+
+    name: str
+    uid: str
+    labels: Mapping[str, str]
+    allocatable: Mapping[str, int]
+    taints: tuple[Taint, ...] = ()
+    ready: bool = False
+    down_since: float | None = None
+    """since when it is not ready, in Unix seconds, where Kubernetes says so"""
+    unschedulable: bool = False
+    """cordoned, or about to be removed"""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSelector:
+    """The nodes of one pool: those with all the labels. `resource` is what its devices are called there."""
+
+    pool: str
+    resource: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    tolerations: tuple[Toleration, ...] = ()
+
+    def selects(self, node: ClusterNode) -> bool:
+        """Whether a node has all the labels."""
+        return all(node.labels.get(name) == value for name, value in self.labels.items())
+
+
+def project_node(item: Object) -> ClusterNode:
+    """Return what is kept of a node."""
+    metadata, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
+    conditions = {one["type"]: one for one in status.get("conditions") or ()}
+    down = [one for one in spec.get("taints") or () if one["key"] in DOWN]
+    ready = not down and _is(conditions, "Ready", "True") and _is(conditions, "NetworkUnavailable", "False")
+    labels = {intern(str(name)): intern(str(value)) for name, value in (metadata.get("labels") or {}).items()}
+    offered = resources(status.get("allocatable") or status.get("capacity"))
+    return ClusterNode(
+        name=intern(str(metadata["name"])),
+        uid=metadata.get("uid", ""),
+        labels=labels,
+        allocatable={intern(name): value for name, value in offered.items()},
+        taints=tuple(
+            Taint(intern(one["key"]), intern(one.get("value") or ""), intern(one["effect"]))
+            for one in spec.get("taints") or ()
+            if one["key"] not in DOWN
+        ),
+        ready=ready,
+        down_since=None if ready else _down_since(conditions, down),
+        unschedulable=bool(spec.get("unschedulable")) or "deletionTimestamp" in metadata,
+    )
+
+
+def _is(conditions: Mapping[str, Object], name: str, wanted: str) -> bool:
+    """Whether a condition has a status; one that is not there is not against it, but for Ready."""
+    return bool(conditions.get(name, {"status": "" if name == "Ready" else wanted})["status"] == wanted)
+
+
+def _down_since(conditions: Mapping[str, Object], taints: Iterable[Object]) -> float | None:
+    """Return since when a node is not ready: by its conditions, or the taints that outlive them; None: not said."""
+    against = [one for name, one in conditions.items() if name in AGAINST and one["status"] != AGAINST[name]]
+    times = [one.get("lastTransitionTime") for one in against] or [one.get("timeAdded") for one in taints]
+    return min((at for text in times if (at := _time(text)) is not None), default=None)
+
+
+def _time(text: object) -> float | None:
+    """Return a time of Kubernetes in Unix seconds; None for what is none."""
+    try:
+        return datetime.fromisoformat(str(text)).timestamp() if text else None
+    except (ValueError, OverflowError):
+        return None
+
+
+def selectors(document: Document, tolerations: Iterable[Toleration] = ()) -> tuple[NodeSelector, ...]:
+    """Return the node selectors of a policy document, in its order.
+
+    A pool without labels selects no node, unless it is the only pool: then it selects all. `tolerations` are those
+    of every pool; each pool also tolerates the usual taints of nodes with its resource.
+    """
+    found = []
+    for pool in document.pools:
+        labels = document.pool_facts[pool.name].labels
+        if labels or len(document.pools) == 1:
+            own = usual_tolerations(pool.resource)
+            found.append(NodeSelector(pool.name, pool.resource, labels, (*own, *tolerations)))
+    return tuple(found)
+
+
+def usual_tolerations(resource: str) -> tuple[Toleration, ...]:
+    """Return the tolerations of the usual taints of nodes with a resource."""
+    return tuple(Toleration(key, "Exists") for key in taints.keys_of(resource))
+
+
+def pool_of(node: ClusterNode, candidates: Sequence[NodeSelector], before: str = "") -> NodeSelector | None:
+    """Return the first selector of a node of whose resource the node has some, else the first selector, else None.
+
+    A node whose GPUs were cut up, or shared by time, shows 0 of the resource that it had before, until its kubelet is
+    restarted and beyond. While its device plugin restarts it shows 0 of every resource: it stays in the pool that it
+    was in `before`.
+    """
+    fitting = [selector for selector in candidates if selector.selects(node)]
+    fallback = next((one for one in fitting if one.pool == before), fitting[0] if fitting else None)
+    return next((one for one in fitting if node.allocatable.get(one.resource)), fallback)
+
+
+def unassigned(
+    node: ClusterNode, candidates: Sequence[NodeSelector], taking: NodeSelector | None
+) -> tuple[tuple[str, int], ...]:
+    """Return the GPUs of a node that no pool takes, by resource, sorted; a resource of any pool counts as GPUs.
+
+    `taking` is the selector of the node's pool.
+    """
+    known = {selector.resource for selector in candidates}
+    return tuple(
+        (resource, many)
+        for resource, many in sorted(node.allocatable.items())
+        if many and (resource in known or _ACCELERATOR.fullmatch(resource))
+        and (taking is None or taking.resource != resource)
+    )  # fmt: skip
+
+
+def untolerated(node: ClusterNode, selector: NodeSelector) -> tuple[Taint, ...]:
+    """Return the taints of a node that keep pods away and that the pool does not tolerate."""
+    return tuple(
+        taint
+        for taint in node.taints
+        if taint.effect in NO_SCHEDULE and not any(one.covers(taint) for one in selector.tolerations)
+    )
+
+
+def model_of(node: ClusterNode) -> str:
+    """Return the model of a node's GPUs, "" when it has no label for it."""
+    return next((node.labels[name] for name in MODELS if node.labels.get(name)), "")

@@ -1,0 +1,126 @@
+"""Count what a pod requests, as the scheduler of Kubernetes counts it, and keep of foreign pods only that.
+
+Pure: no requests to the API server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import lru_cache
+from sys import intern
+
+from makeway_api.pod_labels import INSTANCE, MANAGED_BY, MANAGER, SESSION
+
+from ..api.client import Object
+from ..api.quantities import requests
+
+ENDED = ("Succeeded", "Failed")
+JOB = "makeway/job"
+ATTEMPT = "makeway/attempt"
+NUMBER = "makeway/worker"
+
+Requests = tuple[tuple[str, int], ...]
+"""Amounts by resource, in the order of the resources' names."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodShare:
+    """The resources that a pod holds on its node; it is foreign without a `workload` of ours."""
+
+    node: str
+    requests: Requests
+    workload: str = ""
+    attempt: int | None = None
+    """of a job"""
+    worker: int | None = None
+    """of a job"""
+    ends_at: float | None = None
+    """when it is killed at the latest, in Unix seconds; None while it is not deleted"""
+    grace: float = 0.0
+    """the seconds that it got when it was deleted"""
+
+
+def project_share(item: Object, instance: str, namespace: str = "") -> PodShare | None:
+    """Return the resources that a pod holds on its node; None while it holds none.
+
+    `namespace` is that of the pods of our jobs ("": any). A pod of a workload may outlive it: its worker has reported
+    its end, containers beside it run on, its node is out of reach, or a process of it cannot be killed. A pod of ours
+    that is of no workload, as one that removes checkpoints, is in no plan and counts as foreign; so does one with the
+    labels of our jobs' pods that is not where we make them.
+    """
+    spec, status = item.get("spec") or {}, item.get("status") or {}
+    node = spec.get("nodeName")
+    if not node or status.get("phase") in ENDED:
+        return None
+    metadata = item["metadata"]
+    labels = metadata.get("labels") or {}
+    workload, attempt, worker = "", None, None
+    if labels.get(MANAGED_BY) == MANAGER and labels.get(INSTANCE) == instance:
+        workload = str(labels.get(SESSION, ""))
+        numbers = [
+            int(text) if text.isdecimal() else None for text in (labels.get(ATTEMPT, ""), labels.get(NUMBER, ""))
+        ]
+        where = not namespace or metadata.get("namespace", namespace) == namespace
+        if not workload and where and numbers[0] is not None:
+            workload, attempt, worker = str(labels.get(JOB, "")), numbers[0], numbers[1]
+    asked = tuple(sorted((intern(name), value) for name, value in pod_requests(spec, status).items()))
+    share = PodShare(intern(node), _same(asked), workload, attempt, worker)
+    if not workload or "deletionTimestamp" not in metadata:
+        return share
+    ends_at = datetime.fromisoformat(metadata["deletionTimestamp"]).timestamp()
+    return replace(share, ends_at=ends_at, grace=float(metadata.get("deletionGracePeriodSeconds") or 0))
+
+
+@lru_cache(maxsize=4096)
+def _same(asked: Requests) -> Requests:
+    """Return equal requests as one object: most pods of a cluster are like others."""
+    return asked
+
+
+def pod_requests(spec: Object, status: Object | None = None) -> dict[str, int]:
+    """Return what a pod requests: its containers in sum, or its largest init container if that is more, and overhead.
+
+    Sidecars count in both. Requests of the pod as a whole go before those of its containers. While a container is
+    resized in place, the larger of its request and what is allocated to it counts.
+    """
+    given = {one["name"]: one.get("allocatedResources") for one in (status or {}).get("containerStatuses") or ()}
+    running: dict[str, int] = {}
+    for container in spec.get("containers") or ():
+        _add(running, _larger(_requests_of(container), requests(given.get(container.get("name")))))
+    beside: dict[str, int] = {}
+    step: dict[str, int] = {}
+    for container in spec.get("initContainers") or ():
+        asked = _requests_of(container)
+        if container.get("restartPolicy") == "Always":
+            _add(beside, asked)
+            step = _larger(step, beside)
+        else:
+            step = _larger(step, _sum([beside, asked]))
+    total = _larger(_sum([running, beside]), step)
+    total.update(requests((spec.get("resources") or {}).get("requests")))
+    _add(total, requests(spec.get("overhead")))
+    return total
+
+
+def _requests_of(container: Object) -> dict[str, int]:
+    """Return what a container requests; without a request of a resource, its limit is the request."""
+    resources = container.get("resources") or {}
+    return requests({**(resources.get("limits") or {}), **(resources.get("requests") or {})})
+
+
+def _add(total: dict[str, int], more: Mapping[str, int]) -> None:
+    for resource, value in more.items():
+        total[resource] = total.get(resource, 0) + value
+
+
+def _sum(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for part in parts:
+        _add(total, part)
+    return total
+
+
+def _larger(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    return {name: max(one.get(name, 0), other.get(name, 0)) for name in {**one, **other}}

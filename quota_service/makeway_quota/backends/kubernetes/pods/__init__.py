@@ -1,0 +1,1 @@
+"""Make the objects of jobs: pods, volumes, networks of gangs, Secrets."""

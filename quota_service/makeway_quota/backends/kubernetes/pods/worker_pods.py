@@ -1,0 +1,87 @@
+"""Build the pod manifests of an attempt from the policy in force and the cluster's nodes.
+
+Called by the backend, which creates them. No requests to the API server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from ....engine.snapshot import GPU
+from ....policy import Document
+from ...base import BackendError, BackendUnavailable, NodeSeen, StartOrder
+from ..api.client import Object
+from ..api.quantities import MIB
+from ..cluster.inventory import KubernetesInventory
+from ..cluster.nodes import NodeSelector, Toleration, selectors
+from .disk import RESOURCE
+from .manifest import PodSettings, WorkerResources, worker_pod
+
+
+class WorkerPods:
+    """The manifests of pods, and the nodes in the pools of the document."""
+
+    def __init__(
+        self,
+        settings: PodSettings,
+        inventory: KubernetesInventory,
+        tolerations: Sequence[Toleration],
+        path: Callable[[str, int, int], str],
+    ) -> None:
+        """`path` is that of a worker, by job, attempt and number, below the service's address."""
+        self._settings = settings
+        self._inventory = inventory
+        self._tolerations = tuple(tolerations)
+        self._path = path
+        self._read: Callable[[], Document] | None = None
+        self._selected: Document | None = None
+        self._selectors: tuple[NodeSelector, ...] = ()
+
+    def follow(self, document: Callable[[], Document]) -> None:
+        """Use the document that this returns, from now on and whenever it has changed."""
+        self._read = document
+
+    @property
+    def document(self) -> Document | None:
+        """The document in force; None before there is one."""
+        return self._read() if self._read is not None else None
+
+    def nodes(self) -> Mapping[str, NodeSeen]:
+        """Return the nodes by name, in the pools of the document; none before there is one."""
+        document = self.document
+        if document is None:
+            return {}
+        if document is not self._selected:
+            self._selected = document
+            self._selectors = selectors(document, self._tolerations)
+            self._inventory.select(self._selectors)
+        return self._inventory.seen()
+
+    def manifests(self, order: StartOrder, tokens: str) -> list[Object]:
+        """Return the pods of an attempt, one for each worker; BackendError where their GPUs cannot be requested."""
+        return [self._pod(order, number, tokens) for number in range(len(order.workers))]
+
+    def _pod(self, order: StartOrder, number: int, tokens: str) -> Object:
+        document = self.document
+        if document is None:
+            raise BackendUnavailable("the policy document has not been read yet")
+        place = order.workers[number]
+        profile = document.profile(order.profile)
+        node = self._inventory.seen().get(place.node)
+        pools = [node.pool] if node is not None else list(profile.pools if profile else ())
+        known = self._selectors if document is self._selected else selectors(document, self._tolerations)
+        selector = next((one for one in known if one.pool in pools), None)
+        if any(milli % GPU for milli in place.milli):
+            resource = selector.resource if selector else "its pool's resource"
+            raise BackendError(f"Its profile needs a part of a GPU, and {resource} can only be requested as a whole.")
+        facts = document.profile_facts.get(order.profile)
+        given = WorkerResources(
+            resource=selector.resource if selector else "",
+            devices=len(place.devices),
+            tolerations=selector.tolerations if selector else self._tolerations,
+            template=facts.pod if facts else {},
+            disk=facts.disk if facts else 0,
+            node_disk=self._inventory.allocatable(place.node, RESOURCE) // MIB,
+        )
+        path = self._path(order.workload, order.attempt, number)
+        return worker_pod(self._settings, order, number, path, tokens, given)

@@ -1,0 +1,1 @@
+"""Run jobs as processes of this machine."""

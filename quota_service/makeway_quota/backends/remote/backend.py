@@ -1,0 +1,384 @@
+"""Run attempts whose workers are no processes of the service: they speak the attempt protocol, through a channel.
+
+`RemoteBackend` is the part that all such backends share: what workers report and send comes from the channel, and
+orders reach them as the store has them, whichever replica they ask. A subclass starts and removes machines (pods,
+processes elsewhere). A worker that is not heard of for `lost_after` is lost.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Protocol
+
+from makeway_api.durations import duration
+
+from ...quarantine import Quarantine
+from ...values import Notice
+from ..base import AttemptSeen, Backend, BackendError, EndTries, Key, NodeSeen, Phase, Seen, StartOrder
+from ..versions import Changes
+from .channel import Channel
+from .known_attempts import Ending, Known
+from .machines import GONE, Machines
+from .workers import WorkerSeen, attempt_of, ended_by_others, ran_or_ended, without_checkpoints
+
+log = logging.getLogger("makeway.remote")
+
+LOST_AFTER = 300.0
+"""Seconds of silence after which a worker is lost. Its launcher ends the work before, when it reaches no service."""
+REPORT_WITHIN = 300.0
+"""Seconds within which all workers of an attempt have to report, once their machines wait for nothing."""
+PATIENCE = 15.0
+"""Seconds after a deadline or a kill for which a worker may report its end itself before its machine is removed, and
+after which a machine that is still there is removed again."""
+LOOKING, ENDING = "looking at its attempt", "removing its machines"
+REFUSED_PAUSE = 1.0
+"""Seconds after which a removal that was refused twice is tried again; then twice as long, and so on."""
+
+
+class Folders(Protocol):
+    """The folders of checkpoints on a volume that outlives machines."""
+
+    def purge(self, workload: str, team: str) -> bool:
+        """Return as `Backend.purge`."""
+
+    async def close(self) -> None:
+        """Stop removing; a later order finds what is left."""
+
+
+_NONE: Mapping[int, WorkerSeen] = {}
+
+
+class RemoteBackend(Backend, ABC):
+    """A backend whose workers are reached by a channel; see `base.Backend` for what each method guarantees."""
+
+    name = "remote"
+    shared = True
+    durable_checkpoints = True
+    worker_kind = "pod"
+
+    def __init__(
+        self,
+        lost_after: float = LOST_AFTER,
+        report_within: float = REPORT_WITHIN,
+        monotonic: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.lost_after = lost_after
+        self.report_within = report_within
+        self._monotonic = monotonic
+        self._clock = clock
+        self._known = Known()
+        self._changes = Changes()
+        self._machines: dict[Key, Machines] = {}
+        self._synced = False
+        self._attempts: dict[Key, AttemptSeen] = {}
+        """what was observed last: an observation looks only at what has changed, or may change by time"""
+        self._again: set[Key] = set()
+        """attempts to look at again at the next observation"""
+        self._may_act: Callable[[], bool] = lambda: True
+        self.quarantine = Quarantine()
+        """that of the loop, once it runs"""
+        self.channel: Channel
+        self.folders: Folders | None = None
+
+    @property
+    def problem(self) -> str:
+        """Why nodes and machines cannot be observed at the moment; "" when they can."""
+        return ""
+
+    # -- what a subclass does
+
+    @abstractmethod
+    async def nodes(self) -> Mapping[str, NodeSeen]:
+        """Return the nodes by name."""
+
+    @abstractmethod
+    async def machines(self) -> Mapping[Key, Machines] | None:
+        """Return the machines of the attempts that were started and not removed since.
+
+        None while the list is not complete: absence from it means nothing then.
+        """
+
+    @abstractmethod
+    async def start(self, order: StartOrder) -> None:
+        """Start an attempt's machines exactly once, however often it is ordered."""
+
+    @abstractmethod
+    async def remove(self, workload: str, attempt: int) -> None:
+        """Remove an attempt's machines with everything on them; a repetition does nothing."""
+
+    def end_tries(self, workload: str) -> EndTries | None:
+        """Return what was done to end what is left of a workload; None where nothing was ordered by this process."""
+        endings = [ending for key, ending in sorted(self._known.endings.items()) if key[0] == workload]
+        if not endings:
+            return None
+        last = endings[-1]
+        return EndTries((), last.tries, self._clock() + last.remove_at - self._monotonic(), last.problem)
+
+    def cut_off(self) -> Mapping[Key, tuple[int, str]]:
+        """Return attempts that are lost with a machine before `lost_after`: the worker that is silent, and why."""
+        return {}
+
+    def unreported_message(self, key: Key, worker: int) -> str:
+        """Return that a worker whose machine is there did not report in time."""
+        return f"worker {worker} did not report within {duration(self.report_within)}"
+
+    # -- the protocol
+
+    def connect(self, channel: Channel) -> None:
+        """Use this channel; called once, before `open`."""
+        self.channel = channel
+
+    def set_aside_in(self, quarantine: Quarantine) -> None:
+        """Set aside in this quarantine what an observation fails with."""
+        self.quarantine = quarantine
+
+    def identify(self, database: str) -> None:
+        """Act in the name of this database from now on; called once, before `open`."""
+
+    def guard(self, may_act: Callable[[], bool]) -> None:
+        """Remove machines after their time, and keep to conclusions, only while `may_act`: this replica leads."""
+        self._may_act = may_act
+
+    def restart(self) -> None:
+        """Forget what an earlier term concluded and ordered: the new one looks at those attempts again."""
+        self._again |= self._known.lost.keys() | self._known.endings.keys()
+        self._known.lost.clear()
+        self._known.endings.clear()
+
+    def on_change(self, wake: Callable[[], None]) -> None:
+        """Call `wake` whenever a worker reports something new."""
+        self.channel.on_change(wake)
+
+    async def open(self) -> None:
+        """Read what workers reported to an earlier process."""
+        await self.channel.refresh()
+
+    async def close(self, *, stop_jobs: bool) -> None:
+        """Stop observing; workers go on without this replica."""
+        if self.folders is not None:
+            await self.folders.close()
+
+    async def observe(self, since: int | None = None) -> Seen:
+        """Return the nodes, and the attempts that have machines or that a worker reported about."""
+        await self.channel.refresh()
+        listed, reported = await self.machines(), self.channel.seen()
+        machines, otherwise = dict(listed or {}), None if listed is None else GONE
+        silent, cut_off = self.channel.silent(self.lost_after), self.cut_off()
+        for key in self._due_to_look_at(machines, listed is not None) | silent.keys() | cut_off.keys():
+            if key not in machines and key not in reported:
+                self._attempts.pop(key, None)
+                self._known.drop(key)
+            elif not self._look(
+                key, machines.get(key, otherwise), reported.get(key, _NONE), silent.get(key), cut_off.get(key)
+            ):
+                self._again.add(key)
+        self._known.silent = frozenset(silent)
+        for key in [key for key, ending in self._known.endings.items() if self._is_due(key, ending)]:
+            if not self.quarantine.rests(ENDING, "workload", key[0]):
+                with self.quarantine.guard(ENDING, "workload", key[0]):
+                    await self._remove(key, self._known.endings[key])
+        seen = self._changes.seen(await self.nodes(), self._attempts, since, synced=listed is not None)
+        return replace(seen, problem=self.problem) if self.problem else seen
+
+    def _look(
+        self,
+        key: Key,
+        machines: Machines | None,
+        reported: Mapping[int, WorkerSeen],
+        silent: int | None,
+        cut_off: tuple[int, str] | None,
+    ) -> bool:
+        """Update what is known of one attempt; False where that fails, so that it stays as it was seen last."""
+        if self.quarantine.rests(LOOKING, "workload", key[0]):
+            return False
+        with self.quarantine.guard(LOOKING, "workload", key[0]):
+            found = self._seen(key, machines, reported, silent)
+            self._attempts[key] = found if cut_off is None else self._cut_off(key, found, *cut_off)
+            return True
+        # What is there must not count as lost, or it would be started a second time.
+        self._attempts.setdefault(key, AttemptSeen(*key, Phase.STARTING))
+        return False
+
+    async def _remove(self, key: Key, ending: Ending) -> None:
+        """Remove machines whose time is over; where they stay, again and again, less and less often."""
+        ending.tries += 1
+        try:
+            await self.remove(*key)
+        except BackendError as error:
+            if ending.problem != str(error):
+                log.warning("The machines of attempt %s of %s could not be removed: %s", key[1], key[0], error)
+            if ending.problem:
+                ending.try_again(self._monotonic(), REFUSED_PAUSE)
+            ending.problem = str(error)
+            return
+        if ending.removed:
+            log.warning("The machines of attempt %s of %s are still there, and were removed again", key[1], key[0])
+        ending.removed, ending.problem = True, ""
+        ending.try_again(self._monotonic(), PATIENCE)
+        self._again.add(key)
+
+    def _due_to_look_at(self, machines: dict[Key, Machines], synced: bool) -> set[Key]:
+        """Return the attempts that may not be what they were at the last observation."""
+        before, self._machines = self._machines, machines
+        keys = self.channel.changed() | self._known.timed(self._monotonic() - self.report_within)
+        keys |= (before.keys() - machines.keys()) | self._again
+        self._again = set()
+        keys |= {key for key, machine in machines.items() if (old := before.get(key)) is not machine and old != machine}
+        if synced != self._synced:
+            self._synced = synced
+            keys |= self._attempts.keys()
+        return keys
+
+    async def notice(self, workload: str, attempt: int, notice: Notice) -> None:
+        """Remove the machines some time after the deadline; the workers read their notice from the store themselves."""
+        remove_at = self._monotonic() + max(0.0, notice.deadline - notice.at) + PATIENCE
+        if (seen := self._attempts.get((workload, attempt))) is not None and seen.unfinished:
+            remove_at = self._monotonic()  # there is nothing that could save
+        self._known.order_end((workload, attempt), Ending(remove_at, notice))
+        until = datetime.fromtimestamp(notice.deadline, UTC).strftime("%H:%M:%S UTC")
+        self.publish_event((workload, attempt), "notice", f"{notice.reason} It may save until {until}.")
+
+    async def kill(self, workload: str, attempt: int) -> None:
+        """Remove the machines unless the workers end by themselves soon: they read from the store that they must."""
+        patience = PATIENCE if (workload, attempt) in self.channel.seen() else 0.0
+        self._known.order_end((workload, attempt), Ending(self._monotonic() + patience))
+
+    async def forget(self, workload: str, attempt: int) -> None:
+        """Remove the machines and stop reporting the attempt."""
+        await self.remove(workload, attempt)
+        await self.channel.forget(workload, attempt)
+
+    async def log(self, workload: str, attempt: int, offset: int, size: int) -> tuple[bytes, int]:
+        """Return bytes of the log that the workers sent."""
+        return await self.channel.log(workload, attempt, offset, size)
+
+    async def log_gap(self, workload: str, attempt: int) -> tuple[int, int] | None:
+        """Return the bytes of a very long log that were dropped."""
+        return await self.channel.log_gap(workload, attempt)
+
+    async def result(self, workload: str, attempt: int) -> bytes | None:
+        """Return the result that a worker sent, or None."""
+        return await self._whole(workload, attempt, "result")
+
+    async def result_part(self, workload: str, attempt: int, offset: int, size: int) -> tuple[bytes, int] | None:
+        """Return part of the result and the size of the whole."""
+        return await self.channel.output(workload, attempt, "result", offset, size)
+
+    async def error(self, workload: str, attempt: int) -> bytes | None:
+        """Return the JSON about the exception that a worker sent, or None."""
+        return await self._whole(workload, attempt, "error")
+
+    async def purge(self, workload: str, team: str) -> bool:
+        """Remove the folder of checkpoints where there is one; what workers sent goes with the workload's row."""
+        return self.folders is None or self.folders.purge(workload, team)
+
+    # -- inside
+
+    async def _whole(self, workload: str, attempt: int, kind: str) -> bytes | None:
+        parts: list[bytes] = []
+        while (part := await self.channel.output(workload, attempt, kind, sum(map(len, parts)), 2**20)) is not None:
+            parts.append(part[0])
+            if not part[0]:
+                return b"".join(parts)
+        return None
+
+    def _is_due(self, key: Key, ending: Ending) -> bool:
+        """Whether the machines of an attempt that was to end are removed now."""
+        seen = self._attempts.get(key)
+        alive = seen is not None and seen.phase not in (Phase.EXITED, Phase.LOST)
+        return alive and self._monotonic() >= ending.remove_at and self._may_act()
+
+    def _seen(
+        self, key: Key, machines: Machines | None, workers: Mapping[int, WorkerSeen], silent: int | None
+    ) -> AttemptSeen:
+        """Return the report of an attempt; one that is lost stays so, whatever its workers report later.
+
+        `machines` None: nothing is known of them.
+        """
+        if key in self._known.lost:
+            return self._known.lost[key]
+        seen = attempt_of(key, workers, machines.workers if machines else 0)
+        if seen.phase is Phase.EXITED:
+            return self._exited(key, seen, machines)
+        now, known = self._monotonic(), self._known
+        ending = known.endings.get(key)
+        if machines is not None and machines.unfinished and not machines.workers and ending and ending.removed:
+            machines = replace(machines, present=False, unfinished=False)  # this service deleted what never ran
+        if machines is not None and not machines.present:
+            patience = 0.0 if ending is not None and ending.removed else PATIENCE
+            if now - known.absent_since.setdefault(key, now) >= patience:
+                return self._absent(key, seen, machines, workers)
+        elif machines is not None:
+            known.absent_since.pop(key, None)
+            waits, unfinished = machines.waiting_reason, machines.unfinished
+            seen = replace(seen, waiting_reason=waits, message=machines.message, unfinished=unfinished)
+            seen = replace(seen, cpu=machines.cpu, memory=machines.memory)
+            if len(workers) >= machines.workers or machines.waiting_reason:
+                known.unheard_since.pop(key, None)
+            elif now - known.unheard_since.setdefault(key, now) >= self.report_within:
+                first = min(set(range(machines.workers)) - workers.keys(), default=0)
+                return self._lose(key, replace(seen, message=self.unreported_message(key, first)))
+        if silent is not None:
+            message = f"worker {silent} was not heard of for {duration(self.lost_after)}"
+            # A machine that is there counts: a job can stop its own launcher. What is gone or unknown does not.
+            by_node = machines is None or machines.node_lost
+            return self._lose(key, replace(seen, message=message, node_lost=by_node, worker=silent))
+        return seen
+
+    def _exited(self, key: Key, seen: AttemptSeen, machines: Machines | None) -> AttemptSeen:
+        """Return an end that the workers reported, with what the machines say about it.
+
+        A launcher cannot know who killed or stopped its worker, such as a kubelet whose disk the job fills: for a short
+        time it runs on until its machine has ended, too.
+        """
+        if machines is None:
+            return seen
+        if ended_by_others(seen) and not machines.node_lost and key not in self._known.endings:
+            now = self._monotonic()
+            if machines.present and now - self._known.ended_since.setdefault(key, now) < PATIENCE:
+                return replace(seen, phase=Phase.RUNNING, ended_at=None, exit_code=None, message="")
+            if machines.exit_code is not None:
+                code = machines.exit_code if seen.noticed else seen.exit_code
+                return replace(seen, message=machines.message, exit_code=code, noticed=False, acknowledged=False)
+        return replace(seen, node_lost=True, worker=machines.worker) if machines.node_lost else seen
+
+    def _absent(
+        self, key: Key, seen: AttemptSeen, machines: Machines, workers: Mapping[int, WorkerSeen]
+    ) -> AttemptSeen:
+        """Return the end of an attempt without machines whose workers did not report it."""
+        if (ending := self._known.endings.get(key)) is not None:
+            message = "did not end in time and was killed" if ending.notice else "stopped"
+            ended = replace(seen, phase=Phase.EXITED, exit_code=-9, killed=True, message=message)
+            return self._conclude(key, ended)
+        message = machines.message or "its worker vanished without a report"
+        if machines.exit_code is not None:
+            ended = replace(seen, phase=Phase.EXITED, exit_code=machines.exit_code, message=message)
+            return self._conclude(key, replace(ended, timed_out=machines.timed_out))
+        lost = replace(seen, message=message, node_lost=machines.node_lost, worker=machines.worker)
+        if (failed := without_checkpoints(workers)) is not None:
+            message = workers[failed].message
+            return self._lose(key, replace(lost, storage_failed=True, message=message, worker=failed))
+        never_ran = machines.never_ran and not ran_or_ended(seen, workers)
+        return self._lose(key, replace(lost, never_ran=never_ran, storage_failed=machines.storage_failed and never_ran))
+
+    def _cut_off(self, key: Key, seen: AttemptSeen, worker: int, message: str) -> AttemptSeen:
+        """Return the loss of an attempt with the machine of a worker, unless it is over already."""
+        if seen.phase in (Phase.EXITED, Phase.LOST):
+            return seen
+        return self._lose(key, replace(seen, message=message, node_lost=True, worker=worker))
+
+    def _lose(self, key: Key, seen: AttemptSeen) -> AttemptSeen:
+        return self._conclude(key, replace(seen, phase=Phase.LOST))
+
+    def _conclude(self, key: Key, seen: AttemptSeen) -> AttemptSeen:
+        """Return an end that no worker reported; a replica that leads keeps to it."""
+        seen = replace(seen, ended_at=self._clock())
+        if self._may_act():
+            self._known.lost[key] = seen
+        return seen

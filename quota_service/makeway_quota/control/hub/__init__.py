@@ -1,0 +1,1 @@
+"""Follow the Hub: its users, their teams and servers, and the leases of notebooks."""

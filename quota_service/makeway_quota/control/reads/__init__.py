@@ -1,0 +1,1 @@
+"""Answer reads without the store: the read model, the usage of teams, and the gate that lets cycles go first."""

@@ -1,0 +1,93 @@
+"""Collect how far jobs are, and write it every few seconds: of the many steps of a job only the newest.
+
+Reports come from the backend's thread (jobs of this machine) and from the requests of workers elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from makeway_api.models.progress import read_progress
+
+from ...quarantine import concerns_all
+from ...store.errors import StoreError
+from ...store.store import Store
+
+log = logging.getLogger("makeway.progress")
+
+EVERY = 3.0
+"""Seconds between two writes"""
+MOST_AT_ONCE = 500
+"""Jobs of one write: where more report, the others wait for the next"""
+
+
+Report = tuple[int, dict[str, Any]]
+"""The attempt, and what its process reported"""
+
+
+class ProgressKeeper:
+    """The newest reports that are not written yet. Thread-safe."""
+
+    def __init__(self, store: Store, clock: Callable[[], float]) -> None:
+        self._store = store
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._unwritten: dict[str, Report] = {}
+        self._trouble = ""
+        self.written = 0
+        """Counts the writes, so that pages know when to look"""
+
+    def note(self, workload: str, attempt: int, given: object) -> None:
+        """Keep what a job's process wrote for the next write; anything may be in it."""
+        if (found := read_progress(given)) is None:
+            return
+        with self._lock:
+            before = self._unwritten.get(workload)
+            if before is None or before[0] <= attempt:
+                self._unwritten[workload] = (attempt, found.model_dump())
+
+    def write(self) -> None:
+        """Write what was reported since the last time, the first jobs first; StoreError keeps it for the next time."""
+        with self._lock:
+            part = dict(list(self._unwritten.items())[:MOST_AT_ONCE])
+            for workload in part:  # what is reported from now on comes behind what waits
+                del self._unwritten[workload]
+        if not part:
+            return
+        try:
+            self._write(part)
+        except BaseException:
+            with self._lock:
+                self._unwritten = part | self._unwritten
+            raise
+        self.written += 1
+
+    def _write(self, part: Mapping[str, Report]) -> None:
+        """Write reports together; where that fails by one of them, all others."""
+        try:
+            self._store.progress.write(part, self._clock())
+        except Exception as error:
+            if concerns_all(error):
+                raise
+            if len(part) > 1:
+                jobs = list(part.items())
+                self._write(dict(jobs[: len(jobs) // 2]))
+                self._write(dict(jobs[len(jobs) // 2 :]))
+                return
+            log.exception("The progress of the job %s cannot be written, and is left out", next(iter(part)))
+
+    async def run(self) -> None:
+        """Write every few seconds, until cancelled."""
+        while True:
+            await asyncio.sleep(EVERY)
+            try:
+                await asyncio.to_thread(self.write)
+                self._trouble = ""
+            except StoreError as error:
+                if str(error) != self._trouble:
+                    self._trouble = str(error)
+                    log.warning("The progress of jobs cannot be written: %s", error)

@@ -1,0 +1,250 @@
+"""Assign every GPU to its pool, as the policy document says, also where one machine's GPUs are divided among pools.
+
+A backend that does not know pools reports its nodes with pool "": a node whose labels match a pool's is in that pool,
+else its GPUs become one part for each pool that the document gives them to. Store, pages and people know a divided
+machine by its one name; only the engine, which puts a node into one pool, sees `NAME/POOL`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+
+from ...backends.base import NodeSeen
+from ...engine.snapshot import GPU, Node, Placed, Placement, Terminating
+from ...policy import Document
+from ...store.records import Workload
+from ...values import Place
+
+
+class PoolAssignment:
+    """The nodes by pool; a value that never changes. A divided machine has one part for each of its pools."""
+
+    def __init__(
+        self, parts: Mapping[str, tuple[NodeSeen, ...]] | None = None, seen: Mapping[str, NodeSeen] | None = None
+    ) -> None:
+        self.parts = parts or {}
+        """Machine to its parts, each in one pool; none where no pool takes its GPUs."""
+        self.unassigned = seen or {}
+        """The machines without parts"""
+
+    @cached_property
+    def nodes(self) -> tuple[NodeSeen, ...]:
+        """The parts of all machines."""
+        return tuple(part for parts in self.parts.values() for part in parts)
+
+    @cached_property
+    def divided(self) -> frozenset[str]:
+        """The machines that have GPUs in several pools."""
+        return frozenset(name for name, parts in self.parts.items() if len(parts) > 1)
+
+    @cached_property
+    def virtual(self) -> bool:
+        """Whether any GPUs are virtual."""
+        return any(node.virtual for node in self.nodes)
+
+    def changed(self, nodes: Iterable[NodeSeen], gone: Iterable[str], document: Document) -> PoolAssignment:
+        """Return the assignment once these nodes are as they are now, and those of these names are gone."""
+        parts, unassigned = dict(self.parts), dict(self.unassigned)
+        nodes = tuple(nodes)
+        for name in gone:
+            parts.pop(name, None)
+            unassigned.pop(name, None)
+        for seen in nodes:
+            parts[seen.name] = _parts(seen, document)
+            unassigned.pop(seen.name, None)
+            if not parts[seen.name]:
+                unassigned[seen.name] = seen
+        found = PoolAssignment(parts, unassigned)
+        if not self.divided and all(len(parts[seen.name]) < 2 for seen in nodes):
+            found.divided = self.divided
+        return found
+
+    def pools_of(self, machine: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """Return the pools that a machine is in, each with the devices there."""
+        return tuple((part.pool, part.devices) for part in self.parts.get(machine, ()))
+
+    def as_nodes(self, machine: str, rows: Iterable[Workload]) -> tuple[Node, ...]:
+        """Return a machine as nodes of the engine; `rows` are placed there.
+
+        Devices that a workload holds in a second pool count there as foreign.
+        """
+        parts = self.parts.get(machine, ())
+        strays = self._strays(machine, rows) if len(parts) > 1 else {}
+        return tuple(self._node(part, strays.get(part.pool, ()), len(parts) > 1) for part in parts)
+
+    def placement(self, places: Sequence[Place], pools: Sequence[str] = ()) -> Placement:
+        """Return a placement of the store as the engine writes it, one entry a worker.
+
+        Work without GPUs counts on the part that is in the first of its profile's `pools`.
+        """
+        return tuple(
+            Placed(worker, self._name_for(place, pools), place.devices, place.milli[0] if place.milli else 0)
+            for worker, place in enumerate(places)
+        )
+
+    def pool_of(self, place: Place, pools: Sequence[str] = ()) -> str | None:
+        """Return the pool in which a worker counts; None where its node is gone. `pools` as for `placement`."""
+        parts = self.parts.get(place.node)
+        return _home(parts, place, pools).pool if parts else None
+
+    def pooled(self, placement: Iterable[Place]) -> set[tuple[str, int]]:
+        """Return the machines and devices of a placement that are in a pool."""
+        return {
+            (place.node, index)
+            for place in placement
+            for index in place.devices
+            if any(index in part.devices for part in self.parts.get(place.node, ()))
+        }
+
+    def outside(self, machine: str, work: Iterable[tuple[Workload, Sequence[str]]]) -> dict[str, tuple[int, ...]]:
+        """Return the devices of a machine that are in no pool and are held, by the pool in which the work counts.
+
+        `work` are the workloads placed there, each with the pools of its profile. A policy, or the loss of a label or
+        of a device, takes GPUs out of their pool while work runs on them; they count until it ends.
+        """
+        parts = self.parts.get(machine, ())
+        pooled = {index for part in parts for index in part.devices}
+        found: dict[str, set[int]] = {}
+        for row, pools in work:
+            for place in row.placement:
+                strays = set(place.devices) - pooled if place.node == machine else set()
+                home = _home(parts, place, pools).pool if parts else next(iter(pools), None)
+                if strays and home is not None:
+                    found.setdefault(home, set()).update(strays)
+        return {pool: tuple(sorted(strays)) for pool, strays in found.items()}
+
+    def _node(self, seen: NodeSeen, strays: tuple[int, ...], divided: bool) -> Node:
+        whole = {index for index, milli in seen.foreign.items() if milli >= GPU}.union(strays)
+        part = sum(milli for index, milli in seen.foreign.items() if index not in whole)
+        return Node(
+            name=f"{seen.name}/{seen.pool}" if divided else seen.name,
+            pool=seen.pool,
+            gpus=len(seen.devices),
+            cpu=seen.cpu,
+            memory=seen.memory,
+            ready=seen.ready,
+            cordoned=seen.cordoned,
+            devices=() if seen.counted else seen.devices,
+            foreign_devices=tuple(sorted(whole)),
+            foreign_gpus=part + seen.foreign_gpus,
+            foreign_cpu=seen.foreign_cpu,
+            foreign_memory=seen.foreign_memory,
+            model=seen.model,
+            terminating=seen.terminating,
+            down_since=seen.down_since,
+            pods=seen.most_pods,
+            foreign_pods=seen.foreign_pods,
+        )
+
+    def _name_for(self, place: Place, pools: Sequence[str]) -> str:
+        parts = self.parts.get(place.node, ())
+        if len(parts) < 2:
+            return place.node
+        part = _home(parts, place, pools)
+        return f"{part.name}/{part.pool}"
+
+    def _strays(self, machine: str, rows: Iterable[Workload]) -> dict[str, tuple[int, ...]]:
+        """Find devices that work holds in another pool than the one it is counted in, as after a change of policy."""
+        found: dict[str, tuple[int, ...]] = {}
+        parts = self.parts[machine]
+        for row in rows:
+            for place in row.placement:
+                if place.node != machine:
+                    continue
+                home = _home(parts, place, ())
+                for part in parts:
+                    held = tuple(index for index in place.devices if index in part.devices)
+                    if part is not home and held:
+                        found[part.pool] = (*found.get(part.pool, ()), *held)
+        return found
+
+
+def divide(nodes: Iterable[NodeSeen], document: Document) -> PoolAssignment:
+    """Assign the GPUs of every node to the pools of the document; GPUs of no pool are not offered."""
+    return PoolAssignment().changed(nodes, (), document)
+
+
+def sizes(nodes: Iterable[NodeSeen], document: Document) -> dict[str, int]:
+    """Return the GPUs (whole devices) of every pool that has machines.
+
+    Where this host is all there is: of every static pool that is not picked by labels. A node that cannot be divided
+    among the pools, which the world sets aside, counts nowhere.
+    """
+    nodes = tuple(nodes)
+    found: dict[str, int] = {}
+    if any(not seen.pool for seen in nodes):
+        facts = document.pool_facts
+        found = {p.name: 0 for p in document.pools if p.kind == "static" and not facts[p.name].labels}
+    for seen in nodes:
+        with contextlib.suppress(Exception):
+            for part in _parts(seen, document):
+                found[part.pool] = found.get(part.pool, 0) + len(part.devices)
+    return found
+
+
+def _parts(seen: NodeSeen, document: Document) -> tuple[NodeSeen, ...]:
+    """Divide one machine; CPU and memory go with the GPUs. One without GPUs is in the first pool of this machine."""
+    if seen.pool:
+        return (seen,)
+    labelled = _by_labels(seen, document)
+    if labelled is not None:
+        return (replace(seen, pool=labelled),)
+    by_pool: dict[str, list[int]] = {}
+    for index in seen.devices:
+        pool = document.pool_of_device(index)
+        if pool is not None:
+            by_pool.setdefault(pool, []).append(index)
+    if not by_pool:
+        first = next((pool.name for pool in document.pools if document.is_local(pool.name)), None)
+        return () if first is None else (replace(seen, pool=first, devices=()),)
+    total = sum(map(len, by_pool.values()))
+    found: list[NodeSeen] = []
+    for pool, devices in sorted(by_pool.items()):
+        part = replace(seen, pool=pool, devices=tuple(devices), foreign=_of(seen, devices))
+        if len(by_pool) > 1:
+            part = replace(
+                part,
+                cpu=seen.cpu * len(devices) // total,
+                memory=seen.memory * len(devices) // total,
+                foreign_gpus=0 if found else seen.foreign_gpus,
+                foreign_cpu=seen.foreign_cpu * len(devices) // total,
+                foreign_memory=seen.foreign_memory * len(devices) // total,
+                terminating=_terminating_on(seen, devices, first=not found),
+            )
+        found.append(part)
+    return tuple(found)
+
+
+def _by_labels(seen: NodeSeen, document: Document) -> str | None:
+    """Return the first pool whose labels a node has, all of them."""
+    for pool in document.pools if seen.labels else ():
+        labels = document.pool_facts[pool.name].labels
+        if labels and all(seen.labels.get(name) == value for name, value in labels.items()):
+            return pool.name
+    return None
+
+
+def _terminating_on(seen: NodeSeen, devices: Sequence[int], first: bool) -> tuple[Terminating, ...]:
+    """Return what ended attempts hold of these devices; their CPU and memory count on the `first` part."""
+    found = []
+    for each in seen.terminating:
+        held = tuple(device for device in each.devices if device in devices)
+        if held or first:
+            cpu, memory = (each.cpu, each.memory) if first else (0, 0)
+            found.append(replace(each, devices=held, cpu=cpu, memory=memory))
+    return tuple(found)
+
+
+def _of(seen: NodeSeen, devices: Sequence[int]) -> dict[int, int]:
+    return {index: milli for index, milli in seen.foreign.items() if index in devices}
+
+
+def _home(parts: Sequence[NodeSeen], place: Place, pools: Sequence[str]) -> NodeSeen:
+    """Choose the part that a worker is counted on: where most of its devices are, else by its profile's pools."""
+    if place.devices:
+        return max(parts, key=lambda part: sum(index in part.devices for index in place.devices))
+    ranked = {pool: rank for rank, pool in enumerate(pools)}
+    return min(parts, key=lambda part: ranked.get(part.pool, len(ranked)))

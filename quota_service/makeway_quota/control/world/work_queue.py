@@ -1,0 +1,129 @@
+"""Queue the rows and attempts that the next cycle has to reconcile: those that changed, and those it may act upon.
+
+A running job without changes costs a cycle nothing. Every RESYNC_SECONDS everything is reconciled, so that nothing
+depends on a change being noticed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable
+
+from ...backends.base import AttemptSeen, Key, Phase, Seen
+from ...quarantine import Quarantine
+from ...store.records import Workload
+from .active_rows import ActiveRows
+from .expectations import Expectations
+from .observed import Observed
+
+STEP = "looking for its attempt"
+RESYNC_SECONDS = 60.0
+"""Seconds from one cycle that reconciles everything to the next."""
+
+OVER = (Phase.EXITED, Phase.LOST)
+
+
+class WorkQueue:
+    """The changes that no cycle has handled yet. Used by the loop only."""
+
+    def __init__(
+        self,
+        active: ActiveRows,
+        observed: Observed,
+        expectations: Expectations,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.active, self.observed, self.expectations = active, observed, expectations
+        self.quarantine = Quarantine()
+        """that of the loop, once it runs"""
+        self._clock = clock
+        self._ids: set[str] = set()
+        self._resync_at: float | None = None
+        """The time of the last full reconciliation; None: one is due."""
+        self._whole = False
+
+    def resync(self) -> None:
+        """Make the next cycle reconcile everything: this process just became the leader, or missed something."""
+        self._resync_at = None
+
+    def rows(self) -> dict[str, Workload]:
+        """Return the rows that a cycle may have to act upon, and those of the attempts in `seen`."""
+        self._gather()
+        rows = self.active.watched
+        if self._whole:
+            return dict(rows)
+        return {id: rows[id] for id in self._ids if id in rows}
+
+    def seen(self, now: float) -> Seen:
+        """Return the attempts of these rows and of no row, as they are reported; those that are lost as LOST."""
+        rows = self.rows()
+        attempts = self.observed.attempts
+        if self._whole:
+            found = list(attempts.values())
+        else:
+            keys = {(id, row.attempt) for id, row in rows.items()} | self.observed.changed
+            found = [attempts[key] for key in keys if key in attempts]
+        lost = [self._lost(row) for row in self._absent(rows.values()) if self._verdict(row, now) == "lost"]
+        return Seen(tuple(self.observed.nodes.values()), (*found, *lost), synced=self.observed.synced)
+
+    def expected(self, now: float) -> set[Key]:
+        """Return the attempts that are not reported and must not be started (again)."""
+        absent = self._absent(self.rows().values())
+        return {(row.id, row.attempt) for row in absent if self._verdict(row, now) != "start"}
+
+    def ordered(self, now: float, postponed: Collection[Key] = ()) -> None:
+        """Expect the attempts that were just ordered to start: not reported, to be started, and not postponed."""
+        absent = self._absent(self.rows().values())
+        keys = [(row.id, row.attempt) for row in absent if self._verdict(row, now) == "start"]
+        self.expectations.ordered(key for key in keys if key not in postponed)
+
+    def unwritten(self, now: float) -> dict[str, float]:
+        """Return when attempts were ordered that are not running after a while, where the store does not say so."""
+        return self.expectations.unwritten(self.rows().values(), now)
+
+    def done(self) -> None:
+        """End a cycle that went through; keep attempts that are over, or that should not run, until they are gone.
+
+        Rows that some step has set aside stay, too.
+        """
+        attempts = self.observed.attempts
+        self.observed.changed = {
+            key for key in self.observed.changed if key in attempts and self._is_left(attempts[key])
+        }
+        self._ids = self.quarantine.all("workload")
+        if self._whole:
+            self._whole, self._resync_at = False, self._clock()
+            self.observed.changed |= {key for key, attempt in attempts.items() if self._is_left(attempt)}
+            self.expectations.keep(self.active.watched)
+
+    def _gather(self) -> None:
+        if self._resync_at is None or self._clock() - self._resync_at >= RESYNC_SECONDS:
+            self._whole = True
+        self._ids |= self.active.changed
+        self.active.changed.clear()
+        self._ids.update(self.active.urgent)
+        self._ids.update(id for id, _ in self.observed.changed)
+
+    def _absent(self, rows: Iterable[Workload]) -> list[Workload]:
+        """List the jobs that hold GPUs and whose present attempt is not reported."""
+        attempts = self.observed.attempts
+        return [
+            row
+            for row in rows
+            if row.kind == "job" and row.state != "pending" and (row.id, row.attempt) not in attempts
+        ]
+
+    def _verdict(self, row: Workload, now: float) -> str:
+        """Return what to do about an attempt that is not reported; "wait" where that cannot be told."""
+        with self.quarantine.guard(STEP, "workload", row.id):
+            return self.expectations.verdict(row, self.observed.synced, now)
+        return "wait"
+
+    def _lost(self, row: Workload) -> AttemptSeen:
+        return AttemptSeen(row.id, row.attempt, Phase.LOST, message="the backend no longer reports it")
+
+    def _is_left(self, attempt: AttemptSeen) -> bool:
+        """Whether an attempt is over, or is not the present one of a workload that holds GPUs."""
+        row = self.active.watched.get(attempt.workload)
+        present = row is not None and row.attempt == attempt.attempt and row.state != "pending"
+        return attempt.phase in OVER or not present

@@ -1,0 +1,463 @@
+"""Keep the world as it is now: what the backend reported last, the active rows, and the policy in force.
+
+The loop keeps it, the services read it. A change of a node or of a row touches only what belongs to it. Only
+`snapshot` and `changes` turn rows and nodes into what the engine sees.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+
+from ...backends.base import AttemptSeen, NodeSeen, Seen
+from ...engine.snapshot import Policy, Snapshot
+from ...history.accounting import Accounting
+from ...history.durations import Durations
+from ...policy import Document
+from ...quarantine import Quarantine
+from ...store.records import Workload
+from ...store.store import Store
+from ..hub.people import People
+from ..start_backoff import StartBackoff
+from .active_rows import ActiveRows
+from .checkpoint_failures import CheckpointFailures
+from .clock_steps import ClockSteps
+from .engine_view import CYCLE, EngineChanges, EngineView
+from .expectations import Expectations
+from .followers import Follower, Followers
+from .isolation import Faulty, changes_without, without
+from .observed import Observed
+from .observed_requests import ObservedRequests
+from .pool_assignment import PoolAssignment, divide, sizes
+from .present_times import PresentTimes
+from .work_queue import WorkQueue
+from .workload_pods import WorkloadPods
+
+COUNTING, DIVIDING = NODE_STEPS = ("counting its pods", "dividing it among the pools")
+READING, TAKING = "reading its row", "following its row"
+START_DEADLINE = 120.0
+"""Seconds, by default, after which an attempt that was ordered to start and never seen counts as lost."""
+
+
+class World:
+    """The last observation, the active rows (read once, then followed from commit to commit) and the document."""
+
+    failure: str | None = None
+
+    def __init__(
+        self,
+        store: Store,
+        document: Document,
+        policy_version: int,
+        clock: Callable[[], float] = time.time,
+        start_deadline: float = START_DEADLINE,
+        durable_checkpoints: bool = True,
+        people: People | None = None,
+        monotonic: Callable[[], float] | None = None,
+    ) -> None:
+        """`monotonic` never jumps; without it, only steps of the system's own clock are noticed."""
+        self._store = store
+        self._clock = clock
+        self.document = document
+        self.policy_version = policy_version
+        self.cycled = False
+        """whether the loop has been through a cycle, or through an observation as a follower"""
+        self.quarantine = Quarantine()
+        """what the steps of the cycle set aside"""
+        self.observed = Observed()
+        self._nodes: dict[str, NodeSeen] = {}
+        """The nodes of `observed`, with what the pods of ended attempts hold."""
+        self.unassigned: dict[str, tuple[tuple[str, int], ...]] = {}
+        """Node to its GPUs that no pool takes, by resource."""
+        self._steps = ClockSteps(clock, monotonic)
+        self.times = PresentTimes(self._steps)
+        self.requested = ObservedRequests(clock)
+        self._recent: set[str] = set()
+        """The rows that were taken in since the last observation."""
+        self._pods = WorkloadPods(self._steps.now)
+        self.assignment = PoolAssignment()
+        """Which pool every GPU is in; the same object while nodes and document are."""
+        self._seen_at: float | None = None
+        self._active = ActiveRows()
+        self.work_queue = WorkQueue(self._active, self.observed, Expectations(start_deadline))
+        self.durations = Durations()
+        self.accounting = Accounting()
+        self.durable_checkpoints = durable_checkpoints
+        """Whether an attempt finds the checkpoints of the one before."""
+        self.backoff = StartBackoff()
+        """How often the jobs that wait were refused, and by which nodes."""
+        self.checkpoint_failures = CheckpointFailures()
+        self.returned: set[str] = set()
+        """Nodes that may take work again; the loop takes them."""
+        self.people = people or People(store)
+        """Who is in which team, as far as is known."""
+        self._view = self._new_view()
+        self._view.quarantine = self.work_queue.quarantine = self.quarantine
+        self._unfollowed: dict[str, tuple[Workload | None, Workload]] = {}
+        """rows, before and after, that were committed and could not be followed"""
+        self.left_out = Faulty()
+        """what the last plan was made without"""
+        self._followers = Followers()
+        self._kept: tuple[Mapping[str, float], float] = {}, 0.0
+        """The histories as they were read, and their age in seconds."""
+        self._account()
+        for committed in (self._active.committed, self.backoff.committed, self.checkpoint_failures.committed):
+            store.on_change(committed)
+        store.on_change(self._followers.committed, last=True)
+
+    def follow(self, id: str) -> AbstractContextManager[Follower]:
+        """Hear of every commit that changes one workload, from now on."""
+        return self._followers.follow(id)
+
+    # What there is
+
+    def see(self, seen: Seen) -> None:
+        """Take a new observation; only what belongs to the nodes that changed is looked at."""
+        self._seen_at = time.monotonic()
+        self._look_at_clock()
+        changes = self.observed.take(seen)
+        self.returned.update(changes.returned)
+        self.work_queue.expectations.seen(seen.attempts)
+        if self._active.found is not None:
+            self.requested.keep(self._active.found)
+        self._note_requests(seen.attempts, changes.changed)
+        again = {
+            name
+            for step in NODE_STEPS
+            for name in self.quarantine.names(step, "node")
+            if name in self.observed.nodes and not self.quarantine.rests(step, "node", name)
+        }
+        self._nodes = {name: node for name, node in self._nodes.items() if name not in again} if again else self._nodes
+        self._show(sorted(again.union(node.name for node in changes.changed)), changes.gone)
+
+    def _note_requests(self, attempts: Iterable[AttemptSeen], nodes: Iterable[NodeSeen]) -> None:
+        """Remember what the pods of attempts, and of sessions on nodes, request."""
+        requests = [(attempt.workload, attempt.cpu, attempt.memory) for attempt in attempts]
+        requests += [(pod.workload, pod.cpu, pod.memory) for node in nodes for pod in node.pods if pod.attempt is None]
+        for workload, cpu, memory in requests:
+            if self.requested.note(workload, cpu, memory):
+                self._view.stale.add(workload)
+
+    def _look_at_clock(self) -> None:
+        """Convert what was timed before the clock was set, if it was since the last observation."""
+        if step := self._steps.look():
+            self._take_commits()
+            rows = self._active.found or {}
+            self.times.stepped(rows.values(), step, self._recent)
+            self._view.stale |= rows.keys()
+            self._pods.stepped(step)
+            self._show([name for name, node in self.observed.nodes.items() if node.pods or node.down_since is not None])
+        self._recent.clear()
+
+    def _show(self, names: Iterable[str], gone: Sequence[str] = ()) -> None:
+        """Take these nodes as they are now, and drop those that are gone."""
+        changed = []
+        for name in names:
+            node = self._shown_or_closed(self.observed.nodes[name])
+            if self._nodes.get(name) != node:
+                self._nodes[name] = node
+                changed.append(node)
+                self.unassigned.pop(name, None)
+                if node.unassigned:
+                    self.unassigned[name] = node.unassigned
+        for name in gone:
+            self._nodes.pop(name, None)
+            self.unassigned.pop(name, None)
+            self._pods.forget(name)
+        names = {*gone, *(node.name for node in changed)}
+        if not names:
+            return
+        before = self.assignment
+        self._assign({node.name: node for node in changed}, gone)
+        self._view.stale_machines |= names
+        moved = [name for name in names if before.pools_of(name) != self.assignment.pools_of(name)]
+        rows = self._active.found or {}
+        self._follow_use({id: rows[id] for id in sorted(self._active.on(moved))})
+
+    def _divisible(self) -> tuple[NodeSeen, ...]:
+        """Return the nodes without those that cannot be divided among pools at the moment."""
+        left_out = self.quarantine.names(DIVIDING, "node")
+        return tuple(node for name, node in self._nodes.items() if name not in left_out)
+
+    def _assign(self, changed: Mapping[str, NodeSeen], gone: Sequence[str]) -> None:
+        """Divide changed nodes among the pools; one that cannot be divided is in none."""
+
+        def assign(names: Sequence[str]) -> None:
+            self.assignment = self.assignment.changed([changed[name] for name in names], (), self.document)
+
+        if gone:
+            self.assignment = self.assignment.changed([], gone, self.document)
+        self.quarantine.sort_out(DIVIDING, "node", list(changed), assign)
+        for name in self.quarantine.names(DIVIDING, "node") & changed.keys():
+            self.assignment = self.assignment.changed([], [name], self.document)
+
+    def _follow_use(self, rows: Mapping[str, Workload]) -> None:
+        """Count the past use of rows that changed."""
+
+        def follow(ids: Sequence[str]) -> None:
+            self.accounting.follow([rows[id] for id in ids])
+
+        self.quarantine.sort_out("counting its use", "workload", list(rows), follow)
+
+    def _shown_or_closed(self, seen: NodeSeen) -> NodeSeen:
+        """Return a node with what ended attempts hold there; where that cannot be told, nothing new starts on it."""
+        with self.quarantine.guard(COUNTING, "node", seen.name):
+            return self._shown(seen)
+        return replace(seen, cordoned=True)
+
+    def _shown(self, seen: NodeSeen) -> NodeSeen:
+        """Return a node with what the pods of ended attempts hold there."""
+        rows, active = self._active.found, self._active
+        here = [rows[id] for id in sorted(active.on_node.get(seen.name, ()))] if rows and seen.pods else ()
+        return self._pods.shown(seen, rows, here, active.nominated.values)
+
+    def use(self, document: Document, version: int) -> None:
+        """Use a policy document from now on; an older version than the one in force is ignored."""
+        if version < self.policy_version:
+            return
+        self.document = document
+        self.policy_version = version
+        self.requested.clear()
+        self._note_requests(self.observed.attempts.values(), self.observed.nodes.values())
+        self.assignment = PoolAssignment()
+        self._assign(self._nodes, ())
+        self._account()
+        self._follow_use(self._active.found or {})
+
+    def _account(self) -> None:
+        """Count past over-quota use by the document in force, from no workload on."""
+        document = self.document
+
+        def held(row: Workload) -> Iterator[tuple[str, int]]:
+            profile = document.profile(row.profile)
+            for place in row.placement:
+                pool = self.assignment.pool_of(place, profile.pools if profile else ())
+                if pool is not None:
+                    yield pool, row.gpus
+
+        half_life = document.settings.history_half_life
+        self.accounting.use(document.policies, [p.name for p in document.pools], half_life, held, ())
+
+    @property
+    def seen(self) -> Seen:
+        """The nodes by pool; a machine that is divided among pools is there once for each of them."""
+        return Seen(self.assignment.nodes)
+
+    @property
+    def problem(self) -> str | None:
+        """The sentence about a backend that cannot be observed at the moment; None while it can."""
+        if not self.observed.synced:
+            why = self.observed.problem or "they have not been read yet"
+            return f"Nodes and jobs are not known, and nothing is decided: {why}."
+        if self.observed.problem:
+            return f"Nodes and jobs are shown as they were seen last, and nothing starts: {self.observed.problem}."
+        return None
+
+    @property
+    def since(self) -> int | None:
+        """The version of the last observation: ask the backend for what changed after it."""
+        return self.observed.version
+
+    def age(self) -> float | None:
+        """Return the seconds since the last observation; None before the first."""
+        return None if self._seen_at is None else time.monotonic() - self._seen_at
+
+    @property
+    def virtual(self) -> bool:
+        """Whether the GPUs are virtual."""
+        return self.assignment.virtual
+
+    def sizes(self, document: Document) -> dict[str, int]:
+        """Return the GPUs (whole devices) of every pool, were this document in force."""
+        return sizes(self._nodes.values(), document)
+
+    # What was submitted
+
+    async def rows(self) -> dict[str, Workload]:
+        """Return every workload that has not ended, by id, with all commits so far: a copy that stays as it is.
+
+        All readers share it until something changes; none may change it.
+        """
+        await self._follow()
+        return self._active.copy()
+
+    async def rows_as_of_now(self) -> Mapping[str, Workload]:
+        """Return `rows` without a copy; for the loop alone, because the next call makes what it returned void."""
+        await self._follow()
+        return self._active.as_of_now()
+
+    async def rows_of(self, teams: Sequence[str] | None, owner: str) -> list[Workload]:
+        """Return those of `rows` that belong to some teams (None: all) or to `owner` ("": no one), in no order."""
+        await self._follow()
+        return list((self._active.found or {}).values()) if teams is None else self._active.of(teams, owner)
+
+    async def owners(self) -> set[str]:
+        """Return the names that workloads which have not ended are filed under."""
+        await self._follow()
+        return self._active.owners()
+
+    def held(self) -> frozenset[str]:
+        """Return the pending workloads that the engine is not shown, as their owners are in their teams no more."""
+        return frozenset(self._view.held)
+
+    async def row(self, id: str) -> Workload | None:
+        """Return one workload that has not ended, as it is now, or None."""
+        await self._follow()
+        return (self._active.found or {}).get(id)
+
+    async def watched(self) -> dict[str, Workload]:
+        """Return those of `rows` that may hold something or have a lease, not the thousands of jobs that wait."""
+        await self._follow()
+        return dict(self._active.watched)
+
+    async def _follow(self) -> None:
+        """Read the rows once, and take in what was committed since."""
+        if await self._active.read(self._read):
+            self._account()
+            self._follow_use(self._active.found or {})
+            self.accounting.recall(*self._kept)
+            self._show([node.name for node in self.observed.nodes.values() if node.pods])
+        await self._read_damaged()
+        self._take_commits()
+
+    def _take_commits(self) -> None:
+        """Take in what was committed since the last time."""
+        taken = self._active.follow()
+        self._recent.update(row.id for _, row in taken)
+        for known, row in taken:
+            self._view.stale.add(row.id)
+            self._take(known, row)
+        for known, row in [
+            pair for id, pair in self._unfollowed.items() if not self.quarantine.rests(TAKING, "workload", id)
+        ]:
+            self._take(known, row)
+        for name in self.people.take_changed():
+            self._view.stale.update(row.id for row in self._active.of((), name))
+        self._follow_use({row.id: row for _, row in taken})
+        places = [place for pair in taken for row in pair if row for place in row.placement]
+        self._show({place.node for place in places if self._has_pods(place.node)})
+
+    def _take(self, known: Workload | None, row: Workload) -> None:
+        """Learn from a row that was committed; what fails is tried again."""
+        self._unfollowed.pop(row.id, None)
+        try:
+            self._pods.note(known, row)
+            if known is not None and not row.live and self.durations.learn(row):
+                team = self._active.of((row.team or "",), "")
+                self._view.stale.update(w.id for w in team if w.profile == row.profile)
+        except Exception as error:
+            self.quarantine.failed(TAKING, "workload", row.id, error)
+            self._unfollowed[row.id] = known, row
+        else:
+            self.quarantine.passed(TAKING, "workload", row.id)
+
+    def _has_pods(self, node: str) -> bool:
+        seen = self.observed.nodes.get(node)
+        return seen is not None and bool(seen.pods)
+
+    async def _read(self) -> list[Workload]:
+        self.durations.add(await asyncio.to_thread(self._store.past_runs))
+        kept, at = await asyncio.to_thread(self._store.histories)
+        self._kept = kept, self._clock() - at
+        rows = await asyncio.to_thread(self._store.active)
+        self._note_damaged(self._store.damaged)
+        self.backoff.committed(rows)
+        self.checkpoint_failures.committed(rows)
+        return rows
+
+    def _note_damaged(self, damaged: Mapping[str, Sequence[str]]) -> None:
+        for id, fields in damaged.items():
+            self.quarantine.failed(READING, "workload", id, ValueError(f"damaged: {', '.join(fields)}"))
+
+    async def _read_damaged(self) -> None:
+        """Read rows again that could not be read as a whole, less and less often."""
+        names = self.quarantine.names(READING, "workload")
+        due = [id for id in sorted(names) if not self.quarantine.rests(READING, "workload", id)]
+        if due:
+            still = await asyncio.to_thread(self._store.read_again, due)
+            self._note_damaged(still)
+            for id in set(due) - still.keys():
+                self.quarantine.passed(READING, "workload", id)
+
+    # What the engine sees
+
+    def changes(
+        self, rows: Mapping[str, Workload], now: float, whole: bool = False, reader: str = CYCLE
+    ) -> EngineChanges:
+        """Return what changed since the reader's last call; everything, if `whole` or if that is not known."""
+        if not self._active.are_current(rows):
+            changes = EngineChanges(self._whole(rows, now), True)
+        else:
+            changes = self._view.changes(self._snapshot(rows, now, self._view), reader)
+            if whole or changes.whole:
+                changes = EngineChanges(_with(changes.snapshot, self._view), True)
+        return changes if reader == CYCLE else changes_without(changes, self.left_out)
+
+    def snapshot(self, rows: Mapping[str, Workload], now: float) -> Snapshot:
+        """Return the world as the engine plans it: without what is left out."""
+        return without(self._whole(rows, now), self.left_out)
+
+    def _whole(self, rows: Mapping[str, Workload], now: float) -> Snapshot:
+        known = self._view if self._active.are_current(rows) else self._new_view()
+        return _with(self._snapshot(rows, now, known), known)
+
+    def leave_out(self, faulty: Faulty) -> None:
+        """Show what plans are made without to no reader but the cycle, which tries it again."""
+        if faulty.reasons or self.left_out.reasons:
+            self._view.start_over(besides=CYCLE)
+        self.left_out = faulty
+
+    def go_on_without(self, faulty: Faulty) -> None:
+        """Show what is left out now to the other readers, too, where it is less than before."""
+        if faulty.taken is not self.left_out.taken:
+            self.leave_out(faulty)
+        self.left_out = faulty
+
+    def proposed(
+        self, rows: Mapping[str, Workload], now: float, document: Document
+    ) -> Callable[[], tuple[Snapshot, PoolAssignment]]:
+        """Return a function that makes the snapshot and the pools of a document that is not in force, in any thread.
+
+        The function looks at every row and node, so it must not run on the event loop.
+        """
+        nodes, view = self._divisible(), self._new_view()
+        policies = self.accounting.applied(document.policies, document.settings.history_half_life)
+
+        left_out = Faulty({item: why for item, why in self.left_out.reasons.items() if item[0] in ("node", "workload")})
+        left_out.stand_ins, left_out.taken = self.left_out.stand_ins, self.left_out.taken
+
+        def make() -> tuple[Snapshot, PoolAssignment]:
+            assignment = divide(nodes, document)
+            view.show(rows, assignment, document, now)
+            return without(_with(_plain(document, policies, now), view), left_out), assignment
+
+        return make
+
+    def _snapshot(self, rows: Mapping[str, Workload], now: float, view: EngineView) -> Snapshot:
+        """Return everything but the workloads and nodes, which the view then has."""
+        view.show(rows, self.assignment, self.document, now, self._placed_on if view is self._view else None)
+        policies = self.document.policies
+        with self.quarantine.step("averaging what teams borrowed"):
+            policies = self.accounting.policies()
+        return _plain(self.document, policies, now)
+
+    def _new_view(self) -> EngineView:
+        return EngineView(
+            self.durations, self.backoff, self.durable_checkpoints, self.people, self.times, self.requested
+        )
+
+    def _placed_on(self, machine: str) -> list[Workload]:
+        rows = self._active.found or {}
+        return [rows[id] for id in sorted(self._active.on_node.get(machine, ()))]
+
+
+def _plain(document: Document, policies: tuple[Policy, ...], now: float) -> Snapshot:
+    doc = document
+    return Snapshot(now=now, settings=doc.settings, pools=doc.pools, profiles=doc.profiles, policies=policies)
+
+
+def _with(snapshot: Snapshot, view: EngineView) -> Snapshot:
+    return replace(snapshot, nodes=view.nodes(), workloads=view.workloads())

@@ -1,0 +1,1 @@
+"""State of the reference engine: cluster, quota, queues, and where workloads fit."""

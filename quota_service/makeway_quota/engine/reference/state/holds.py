@@ -1,0 +1,328 @@
+"""Hold GPUs for a workload that waited too long; only what ends in time may use them meanwhile (engine rule 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import inf
+from typing import NamedTuple
+
+from ...index.nodes import UNLIMITED
+from ...request import Need
+from ...snapshot import GPU, Workload
+from .cluster import Allocation, Blocked, Cluster, Left
+from .queues import Queue, age, full_rank, waits_too_long
+from .quota import (
+    PolicyLine,
+    counts,
+    in_quota,
+    limiting,
+    over_capacity,
+    over_limit,
+    static_quota,
+    within_fair_share,
+)
+
+When = tuple[float, int, int]
+"""A time, then (where that is unknown) the milli-GPUs of sessions and of jobs that have to end first."""
+
+
+class Opening(NamedTuple):
+    """From `when` on, a node hosts so many workers; `whole`, `cpu` and `memory` are what is left on it then."""
+
+    when: When
+    node: str
+    workers: int
+    whole: int
+    cpu: int
+    memory: int
+
+
+@dataclass(slots=True)
+class Hold:
+    """What is held for one workload in one pool. `until` is when it can start; None where that is unknown."""
+
+    workload: Workload
+    queue: Queue
+    pool: str
+    until: float | None
+    openings: list[Opening]
+    blocked: tuple[Blocked, ...] = field(default=())
+    in_force: bool = False
+
+    @contextmanager
+    def in_state(self, cluster: Cluster, enforced: bool) -> Iterator[None]:
+        """Enforce the hold, or suspend it, within a block."""
+        before = self.in_force
+        self.switch(cluster, enforced)
+        yield
+        self.switch(cluster, before)
+
+    def switch(self, cluster: Cluster, enforced: bool) -> None:
+        """Enforce the hold, or suspend it, unless it is so already."""
+        if enforced and not self.in_force:
+            self.enforce(cluster)
+        elif self.in_force and not enforced:
+            self.suspend(cluster)
+
+    def enforce(self, cluster: Cluster) -> None:
+        """Enforce the hold: the held GPUs are not free."""
+        self.blocked = tuple(
+            b for opening in self.openings if (b := _held(cluster, opening, self.queue.need)) is not None
+        )
+        cluster.blocked = (*cluster.blocked, *self.blocked)
+        self.in_force = True
+
+    def suspend(self, cluster: Cluster) -> None:
+        """Suspend the hold: the held GPUs are free."""
+        mine = {id(each) for each in self.blocked}
+        cluster.blocked = tuple(each for each in cluster.blocked if id(each) not in mine)
+        self.blocked = ()
+        self.in_force = False
+
+    def count(self, cluster: Cluster, allocation: Allocation) -> None:
+        """Take what was started beside the hold off what can be spared."""
+        for part in allocation.parts:
+            for at, opening in enumerate(self.openings):
+                if opening.node == part.node:
+                    opened = cluster.open(part.node).devices
+                    whole = sum(part.milli + opened[device] == GPU for device in part.devices)
+                    cpu, memory = opening.cpu - allocation.need.cpu, opening.memory - allocation.need.memory
+                    self.openings[at] = opening._replace(whole=opening.whole - whole, cpu=cpu, memory=memory)
+
+    def ends_in_time(self, cluster: Cluster, workload: Workload) -> bool:
+        """Whether a workload that starts now is over, by its time limit, before it could be in the way."""
+        limit = cluster.time_limit(workload)
+        return limit is not None and self.until is not None and cluster.now + limit <= self.until
+
+    def in_the_way(self, cluster: Cluster, queue: Queue) -> PolicyLine | None:
+        """Return a limit on which both count, and which has no room for both."""
+        if not queue.need.total:
+            return None
+        both = self.queue.need.total + queue.need.total
+        shared = [level for level in queue.levels if level in self.queue.levels]
+        for line in limiting(cluster, shared, self.pool):
+            each = counts(cluster, line)
+            if max(each.now, each.future) + both > (line.quota.limit or 0):
+                return line
+        return None
+
+    def over_capacity(self, cluster: Cluster, queue: Queue) -> bool:
+        """Whether the pool's capacity has no room for both."""
+        both = self.queue.need.total + queue.need.total
+        return bool(queue.need.total) and over_capacity(cluster, self.pool, both)
+
+
+def _held(cluster: Cluster, opening: Opening, need: Need) -> Blocked | None:
+    """Return what of a node must stay free, so that there is room when it opens."""
+    free = cluster.free(opening.node)
+    spare = max(0, opening.whole - opening.workers * need.whole)
+    many = max(0, free.whole - spare) if need.whole else 0
+    whole = [at for at, milli in enumerate(free.devices) if milli == GPU][:many]
+    devices = dict.fromkeys(whole, GPU)
+    if need.whole and not spare:
+        devices |= {at: milli for at, milli in enumerate(free.devices) if 0 < milli < GPU}
+    cpu = _part(need.cpu, free.cpu, opening.cpu - opening.workers * need.cpu)
+    memory = _part(need.memory, free.memory, opening.memory - opening.workers * need.memory)
+    return Blocked(opening.node, devices, cpu, memory) if devices or cpu or memory else None
+
+
+def _part(need: int, free: int, spare: int) -> int:
+    return max(0, free - max(0, spare)) if need and free < UNLIMITED // 2 else 0
+
+
+def starving(cluster: Cluster, waiting: Iterable[Queue]) -> list[tuple[Queue, Workload]]:
+    """Return the workloads that waited too long, the oldest first; of those that are alike, one for each owner.
+
+    `Lowest` takes what is left, however late. A workload that lost its nomination in this plan still has a queue of its
+    own, and counts with those that it will share a queue with in the next plan.
+    """
+    found = [
+        (queue, head)
+        for queue in waiting
+        if queue.need.total and not queue.session and cluster.policy(queue.policy).weight != "Lowest"
+        for head in queue.heads()
+        if waits_too_long(cluster, head) and head.id not in cluster.nominations
+    ]
+    oldest: dict[tuple[object, ...], tuple[Queue, Workload]] = {}
+    for queue, head in sorted(found, key=lambda each: age(each[1])):
+        alike = queue.policy, queue.profile.name, queue.need, queue.guaranteed, queue.kind, queue.priority
+        oldest.setdefault((*alike, queue.patient, cluster.time_limit(head), head.owner), (queue, head))
+    return list(oldest.values())
+
+
+def would_be_preempted_in_team(cluster: Cluster, queue: Queue, pool: str, team: Iterable[Queue]) -> bool:
+    """Whether a job of the same team waits that would preempt this one as soon as it ran (engine rule 5.7)."""
+    may_be_preempted = cluster.settings.in_team_preemption and not queue.guaranteed
+    return may_be_preempted and any(
+        other.priority > queue.priority
+        and other.need.total
+        and not other.guaranteed
+        and pool in other.pools
+        and full_rank(cluster, other, pool) <= full_rank(cluster, queue, pool)
+        and other.kind == "job"
+        and any(head.id not in cluster.nominations for head in other.heads())
+        and _helps(cluster, other, pool)
+        and _ever(cluster, other.need, pool)
+        for other in team
+    )
+
+
+def _ever(cluster: Cluster, need: Need, pool: str) -> bool:
+    """Whether a pool has room for a need once everything that runs there is gone, with nominations counted."""
+    trial = cluster.copy()
+    trial.running, trial.blocked = {}, ()
+    nodes = [name for name in cluster.nodes_of(pool) if cluster.suits(name, need)]
+    return sum(min(need.least, trial.future(name).workers(need)) for name in nodes) >= need.least
+
+
+def _helps(cluster: Cluster, queue: Queue, pool: str) -> bool:
+    """Whether a workload of the queue might start in a pool if only GPUs were held for it."""
+    amount = queue.need.total
+    guaranteed = in_quota(cluster, queue.levels, pool, amount, queue.guaranteed)
+    if not guaranteed and not queue.may_borrow:
+        return False
+    if amount and static_quota(cluster, queue.levels, pool, amount, True) is not None:
+        return False
+    caps = [cluster.pools[pool].capacity, *[line.quota.limit for line in limiting(cluster, queue.levels, pool)]]
+    if any(cap is not None and cap < amount for cap in caps):
+        return False
+    # beyond its fair share it would be evicted at once
+    return guaranteed or cluster.settings.fair_share != "reclaim" or within_fair_share(cluster, queue.request, pool)
+
+
+def hold(cluster: Cluster, queue: Queue, workload: Workload, pool: str) -> Hold | None:
+    """Return what to hold for a workload in a pool; None where a hold would not help it."""
+    if not _helps(cluster, queue, pool):
+        return None
+    found = first_room(cluster, queue.need, pool)
+    if found is None:
+        return None
+    until, openings = found
+    amount = queue.need.total
+    if over_limit(cluster, queue.levels, pool, amount, False) or over_capacity(cluster, pool, amount):
+        until, openings = max(until, limit_falls(cluster, queue, pool)), []
+    return Hold(workload, queue, pool, None if until == inf else until, openings)
+
+
+# When room appears
+
+
+def ends_at(cluster: Cluster, allocation: Allocation) -> float | None:
+    """Return when a running workload is over at the latest; None if nothing says so."""
+    workload = allocation.workload
+    if workload.state == "checkpointing":
+        return None if cluster.is_stuck(workload) else workload.deadline
+    if allocation.id in cluster.terminating:
+        return cluster.now + cluster.grace(workload)
+    limit = cluster.time_limit(workload)
+    if limit is None:
+        return None
+    started = cluster.now if allocation.fresh or workload.started_at is None else workload.started_at
+    return max(cluster.now, started + limit)
+
+
+def likely_end(cluster: Cluster, allocation: Allocation) -> float | None:
+    """Return when a running workload is over if it takes as long as such work took before; else its latest end."""
+    latest, workload = ends_at(cluster, allocation), allocation.workload
+    known = workload.expected is not None and workload.started_at is not None
+    evicted = allocation.id in cluster.terminating or workload.state == "checkpointing"
+    if evicted or allocation.fresh or not known:
+        return latest
+    likely = (workload.started_at or 0.0) + (workload.expected or 0.0)
+    if likely <= cluster.now:
+        return latest
+    return likely if latest is None else min(likely, latest)
+
+
+def limit_falls(cluster: Cluster, queue: Queue, pool: str) -> float:
+    """Return when the limit in its way has room for a workload; infinite where that is unknown."""
+    line = over_limit(cluster, queue.levels, pool, queue.need.total, False)
+    if line is None:
+        return inf
+    each = counts(cluster, line)
+    missing = max(each.now, each.future) + queue.need.total - (line.quota.limit or 0)
+    pools = line.quota.pools or tuple(cluster.pools)
+    team = [a for a in cluster.running.values() if line.policy in a.levels]
+    counted = [a for a in team if any(pool in pools for pool in a.pools)]
+    endings = [(end, a.id, a.amount_in(pools)) for a in counted if (end := likely_end(cluster, a)) is not None]
+    for end, _, amount in sorted(endings):
+        missing -= amount
+        if missing <= 0:
+            return max(end, cluster.now)
+    return inf
+
+
+def first_room(cluster: Cluster, need: Need, pool: str) -> tuple[float, list[Opening]] | None:
+    """Return when a pool first has room for all workers, and on which nodes; None if it never will."""
+    every: list[tuple[When, int, int, int, Opening]] = []
+    for at, node in enumerate(cluster.nodes_of(pool)):
+        for each in _openings(cluster, node, need) if cluster.suits(node, need) else ():
+            moment = (-1.0, 0, 0) if each.when[0] <= cluster.now else each.when
+            every.append((moment, -each.workers if each.workers >= need.least else 0, at, each.workers, each))
+    chosen: dict[str, Opening] = {}
+    for (when, _, _), _, _, workers, opening in sorted(every, key=lambda each: each[:4]):
+        if workers >= need.least:
+            return max(when, cluster.now), [opening]
+        chosen[opening.node] = opening
+        if sum(each.workers for each in chosen.values()) >= need.least:
+            return max(when, cluster.now), _without_spare(cluster, list(chosen.values()), need.least)
+    return None
+
+
+def _without_spare(cluster: Cluster, chosen: list[Opening], least: int) -> list[Opening]:
+    names = list(cluster.nodes)
+    spare = sum(each.workers for each in chosen) - least
+    for each in sorted(chosen, key=lambda o: (o.workers, -names.index(o.node))):
+        if each.workers <= spare:
+            spare -= each.workers
+            chosen.remove(each)
+    return chosen
+
+
+def _openings(cluster: Cluster, node: str, need: Need) -> Iterator[Opening]:
+    """Iterate over the moments at which a node can host more workers, up to the least that is needed."""
+    left = cluster.future(node)
+    here = [(a, ends_at(cluster, a)) for a in cluster.running.values() if a.on(node)]
+    many = left.workers(need)
+    if many:
+        when = cluster.now
+        if cluster.free(node).workers(need) < many:
+            ends = [end or inf for a, end in here if a.id in cluster.terminating]
+            when = max([*ends, *(each.deadline for each in cluster.nodes[node].terminating)], default=cluster.now)
+        yield Opening((when, 0, 0), node, min(many, need.least), left.whole, left.cpu, left.memory)
+    staying = [(a, end) for a, end in here if a.id not in cluster.terminating]
+    for moment, allocation in _leaving_order(cluster, staying):
+        if many >= need.least:
+            return
+        left = _plus(left, allocation, node)
+        more = left.workers(need)
+        if more > many:
+            many = more
+            yield Opening(moment, node, min(many, need.least), left.whole, left.cpu, left.memory)
+
+
+def _plus(left: Left, allocation: Allocation, node: str) -> Left:
+    devices, cpu, memory, pods = list(left.devices), left.cpu, left.memory, left.pods
+    for part in allocation.on(node):
+        cpu, memory, pods = cpu + allocation.need.cpu, memory + allocation.need.memory, pods + 1
+        for at in part.devices:
+            devices[at] += part.milli
+    return Left(devices, cpu, memory, pods)
+
+
+def _leaving_order(
+    cluster: Cluster, here: Sequence[tuple[Allocation, float | None]]
+) -> Iterator[tuple[When, Allocation]]:
+    """Iterate over workloads as they end; where that is unknown, jobs before sessions, small ones first."""
+    for end, _, allocation in sorted(((end, a.id, a) for a, end in here if end is not None), key=lambda each: each[:2]):
+        yield (max(cluster.now, end), 0, 0), allocation
+    sessions = jobs = 0
+    unknown = [a for a, end in here if end is None]
+    for allocation in sorted(unknown, key=lambda a: (a.workload.non_preemptible, a.amount, a.id)):
+        if allocation.workload.non_preemptible:
+            sessions += allocation.amount
+        else:
+            jobs += allocation.amount
+        yield (inf, sessions, jobs), allocation

@@ -1,0 +1,128 @@
+"""Find nodes and devices for a workload (engine rule 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ...index.capacity import NodeCapacity, free_pods
+from ...index.nodes import UNLIMITED, devices_of, pick
+from ...placement.pack_index import rounded
+from ...placement.packing import Packing
+from ...request import Need, Shape, need_of
+from ...snapshot import GPU, Node, Workload
+from .cluster import Cluster, Left, Part
+from .spare import Limit, limit_of, spares
+
+Room = Mapping[str, Left]
+"""What is free on the nodes of one pool: by name, in the order of the inventory."""
+
+
+def find(cluster: Cluster, pool: str, need: Need, later: bool = False) -> tuple[Part, ...]:
+    """Return a placement for the least number of workers, on what is free now or in the future; empty if none.
+
+    The strategy `pack` leaves the free GPUs that are most useful to the pool's mix of workloads (packing.py); with
+    `later`, it takes the node with the fewest free whole devices. `spread` takes the node with the most. A gang gets as
+    few nodes as possible, and is placed as a whole or not at all.
+    """
+    found = _find(cluster, pool, need, later, None)
+    if need.only_spare and found and not spares(cluster, pool, need, found, later):
+        return _find(cluster, pool, need, later, limit_of(cluster, pool, need, later))
+    return found
+
+
+def _find(cluster: Cluster, pool: str, need: Need, later: bool, limit: Limit | None) -> tuple[Part, ...]:
+    """Return a placement; with a `limit`, at most so many workers on each node."""
+    room = {name: cluster.left(name, later) for name in cluster.nodes_of(pool) if cluster.usable(name)}
+    pack = cluster.pools[pool].strategy == "pack"
+    if need.least > 1:
+        found = _gang(cluster, room, need, later, limit)
+    elif pack and not later and not need.avoid and (mix := _mix(cluster, pool)):
+        return _packed(cluster, room, need, mix, limit)
+    else:
+        name = _one(cluster, room, need, pack, limit)
+        found = [(name, 1)] if name else []
+    parts: list[Part] = []
+    for name, many in found:
+        devices = list(room[name].devices)
+        idle = cluster.free(name).devices if later else None
+        parts += [Part(len(parts) + at, name, *pick(need, devices, idle)) for at in range(many)]
+    return tuple(parts)
+
+
+def count_workers(cluster: Cluster, pool: str, need: Need, later: bool) -> int:
+    """Return how many workers fit into a pool."""
+    nodes = [name for name in cluster.nodes_of(pool) if cluster.suits(name, need)]
+    return sum(cluster.left(name, later).workers(need) for name in nodes)
+
+
+def _able(cluster: Cluster, room: Room, need: Need, limit: Limit | None) -> dict[str, int]:
+    """Return the nodes with room, each with the number of workers that it has room for."""
+    suited = {name: left.workers(need) for name, left in room.items() if cluster.suits(name, need)}
+    able = suited if limit is None else {name: limit(name, count) for name, count in suited.items()}
+    return {name: count for name, count in able.items() if count}
+
+
+def _one(cluster: Cluster, room: Room, need: Need, pack: bool, limit: Limit | None) -> str | None:
+    order = {name: at for at, name in enumerate(room)}
+
+    def key(name: str) -> tuple[int, int, int]:
+        left = room[name]
+        best = min((each for each in left.devices if each >= need.gpus), default=0) if 0 < need.gpus < GPU else 0
+        return best, left.whole if pack else -left.whole, order[name]
+
+    return min(_able(cluster, room, need, limit), key=key, default=None)
+
+
+def _gang(cluster: Cluster, room: Room, need: Need, later: bool, limit: Limit | None) -> list[tuple[str, int]]:
+    """Take the node with room for the most workers, until some have room for the rest: then the one with the least."""
+    position = {name: at for at, name in enumerate(room)}
+    idle = {name: cluster.free(name).whole for name in room} if later else {n: g.whole for n, g in room.items()}
+    able = [(count, name) for name, count in _able(cluster, room, need, limit).items()]
+    able.sort(key=lambda each: (-each[0], idle[each[1]], position[each[1]]))
+    found: list[tuple[str, int]] = []
+    missing = need.least
+    while able and missing:
+        enough = [each for each in able if each[0] >= missing]
+        count, name = min(enough, key=lambda each: each[0]) if enough else able[0]
+        able.remove((count, name))
+        found.append((name, min(count, missing)))
+        missing -= min(count, missing)
+    return found if not missing else []
+
+
+def _packed(cluster: Cluster, room: Room, need: Need, mix: dict[Shape, int], limit: Limit | None) -> tuple[Part, ...]:
+    nodes = cluster.nodes_of(cluster.nodes[next(iter(room))].pool) if room else []
+    if not nodes:
+        return ()
+    packing = Packing([_empty(cluster, cluster.nodes[name]) for name in nodes], rounded(mix))
+    for at, name in enumerate(nodes):
+        left, node = cluster.free(name), cluster.nodes[name]
+        cpu = max(0, left.cpu) if cluster.usable(name) and left.pods > 0 else -1
+        packing.see(at, NodeCapacity(left.devices, cpu, max(0, left.memory), node.model))
+    able = None if limit is None else [at for at, name in enumerate(nodes) if name in _able(cluster, room, need, limit)]
+    best = packing.best(need.shape, able)
+    if best is None:
+        return ()
+    name = nodes[best[0]]
+    if 0 < need.gpus < GPU:
+        return (Part(0, name, (best[1],), need.gpus),)
+    return (Part(0, name, *pick(need, list(room[name].devices))),)
+
+
+def _empty(cluster: Cluster, node: Node) -> NodeCapacity:
+    devices = [0 if d in node.foreign_devices else GPU for d in devices_of(node)]
+    cpu = node.cpu - node.foreign_cpu if node.cpu else UNLIMITED
+    memory = node.memory - node.foreign_memory if node.memory else UNLIMITED
+    takes = cluster.usable(node.name) and free_pods(node) > 0
+    return NodeCapacity(devices, max(0, cpu) if takes else -1, max(0, memory), node.model)
+
+
+def _mix(cluster: Cluster, pool: str) -> dict[Shape, int]:
+    """Count the workers of each shape that the pool serves: one workload of each profile, and all that are live."""
+    known = [(name, need_of(Workload("", "", name), profile)) for name, profile in cluster.profiles.items()]
+    live = [(w.profile, cluster.need(w)) for w in cluster.live.values()]
+    found: dict[Shape, int] = {}
+    for profile, need in (*known, *live):
+        if pool in cluster.serving(profile):
+            found[need.shape] = found.get(need.shape, 0) + need.least
+    return found

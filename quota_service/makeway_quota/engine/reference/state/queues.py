@@ -1,0 +1,178 @@
+"""Group pending workloads into queues of those that are alike, and order them (engine rule 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from ...plan import Code
+from ...request import Need
+from ...snapshot import Profile, Workload
+from .cluster import Cluster
+from .quota import Request, owner_usage, shares
+
+Key = tuple[object, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Queue:
+    """Pending workloads that are alike for every rule but their owner and their age.
+
+    What one of them is denied, all are: the queue leaves the admission cycle until its next round.
+    """
+
+    policy: str
+    profile: Profile
+    need: Need
+    guaranteed: bool
+    kind: str
+    priority: int
+    patient: bool
+    nominated: bool
+    levels: tuple[str, ...]
+    pools: tuple[str, ...]
+    may_borrow: bool
+    members: list[Workload] = field(default_factory=list)
+
+    @property
+    def session(self) -> bool:
+        """Whether these are sessions that are never evicted."""
+        return self.guaranteed and self.kind == "session"
+
+    @property
+    def request(self) -> Request:
+        """Return one workload's request."""
+        return Request(self.levels, self.need.total)
+
+    def heads(self) -> Iterator[Workload]:
+        """Iterate over each owner's oldest workload."""
+        seen = set()
+        for workload in sorted(self.members, key=age):
+            if workload.owner not in seen:
+                seen.add(workload.owner)
+                yield workload
+
+
+def age(workload: Workload) -> tuple[float, str]:
+    """Return the order of age: submit time, then id."""
+    return workload.submitted_at, workload.id
+
+
+def queues(cluster: Cluster) -> tuple[list[Queue], dict[str, tuple[Code, str]]]:
+    """Return the open queues, and (code, rule) of every pending workload that may not start at all."""
+    pending = sorted((w for w in cluster.live.values() if w.state == "pending"), key=age)
+    inadmissible = {w.id: why for w in pending if (why := closed(cluster, w)) is not None}
+    waiting = [w for w in pending if w.id not in inadmissible]
+    late = bool(waiting) and waits_too_long(cluster, waiting[0])
+    nominated = {w.evicted_for for w in cluster.live.values() if w.state == "checkpointing" and w.id in cluster.running}
+    found: dict[tuple[object, ...], Queue] = {}
+    for w in waiting:
+        need, priority, patient = cluster.need(w), cluster.priority(w), is_patient(cluster, w)
+        own = w.id if w.id in nominated or w.id in cluster.nominations else ""
+        limit = cluster.time_limit(w) if late else None
+        key = (own, w.policy, w.profile, need, w.non_preemptible, w.kind, priority, patient, limit)
+        if key not in found:
+            found[key] = replace(queue_of(cluster, w), nominated=bool(own), members=[])
+        found[key].members.append(w)
+    return list(found.values()), inadmissible
+
+
+def queue_of(cluster: Cluster, workload: Workload) -> Queue:
+    """Return a queue with one workload, for which nothing is nominated."""
+    w, need, levels = workload, cluster.need(workload), cluster.levels(workload.policy)
+    priority, patient, borrow = cluster.priority(w), is_patient(cluster, w), may_borrow(cluster, w)
+    profile, pools = cluster.profiles[w.profile], cluster.pools_of(w)
+    return Queue(
+        w.policy, profile, need, w.non_preemptible, w.kind, priority, patient, False, levels, pools, borrow, [w]
+    )
+
+
+def may_borrow(cluster: Cluster, workload: Workload) -> bool:
+    """Whether a workload may run over quota; without GPUs any may."""
+    if not cluster.need(workload).total:
+        return True
+    return not workload.non_preemptible and cluster.policy(workload.policy).weight != "None"
+
+
+def is_patient(cluster: Cluster, workload: Workload) -> bool:
+    """Whether a workload still waits for free GPUs before anything is evicted for it."""
+    return max(0.0, cluster.now - workload.submitted_at) < cluster.profiles[workload.profile].reclaim_after
+
+
+def waits_too_long(cluster: Cluster, workload: Workload) -> bool:
+    """Whether a workload waited for so long that GPUs are held for it."""
+    return cluster.now - workload.submitted_at >= cluster.settings.starvation_after
+
+
+def closed(cluster: Cluster, workload: Workload) -> tuple[Code, str] | None:
+    """Return (code, rule) if a workload's queue starts nothing at the moment."""
+    queue, profile = f"{workload.policy}/{workload.profile}", cluster.profiles.get(workload.profile)
+    attached = profile is not None and any(workload.policy in names for names in profile.policies)
+    if not attached or workload.policy not in cluster.policies:
+        return "queue_closed", "queue"
+    if workload.paused or queue in cluster.snapshot.paused:
+        return "paused", "queue"
+    return None if cluster.pools_of(workload) else ("too_large", "place")
+
+
+def rank(cluster: Cluster, policy: str, profile: Profile | None, pool: str) -> tuple[int, int]:
+    """Return the rank of the profile in the pool and of the policy in the profile; unnamed ones come last."""
+    names = cluster.pools[pool].profiles
+    in_pool = names.index(profile.name) if profile is not None and profile.name in names else len(set(names))
+    ranks = profile.policies if profile is not None else ()
+    return in_pool, next((at for at, names in enumerate(ranks) if policy in names), len(ranks))
+
+
+def full_rank(cluster: Cluster, queue: Queue, pool: str) -> tuple[int, int, int]:
+    """Return the ranks of a queue in a pool, policy priority included."""
+    return (*rank(cluster, queue.policy, queue.profile, pool), -cluster.policy(queue.policy).priority)
+
+
+def common(cluster: Cluster, queue: Queue, pool: str, over_quota: bool) -> Key:
+    """Return the part of the order that a whole queue shares."""
+    policy = cluster.policy(queue.policy)
+    share = shares(cluster, queue.policy, pool) if over_quota else (0,)
+    last = over_quota and policy.weight == "Lowest"
+    return not queue.nominated, last, *full_rank(cluster, queue, pool), share, -queue.priority
+
+
+def key(cluster: Cluster, queue: Queue, pool: str, workload: Workload, over_quota: bool) -> Key:
+    """Return the place in the order of one class; smaller is earlier, and it ends in the id."""
+    owner = owner_usage(cluster, queue.policy, workload.owner) if cluster.settings.user_fairness else 0
+    return (*common(cluster, queue, pool, over_quota), owner, *age(workload))
+
+
+class QueueHeads:
+    """The order in which one class is served: every queue competes in one of its pools at a time."""
+
+    def __init__(self, cluster: Cluster, competing: Iterable[Queue], over_quota: bool) -> None:
+        self.cluster, self.over_quota = cluster, over_quota
+        self.at = dict.fromkeys(competing, 0)
+        """Queue to the number of the pool in which it competes."""
+
+    def next(self) -> tuple[Queue, Workload, int] | None:
+        """Return the first workload as things are now, its queue and the number of its pool."""
+        best: tuple[Key, Queue] | None = None
+        for queue, at in self.at.items():
+            if queue.members:
+                first = common(self.cluster, queue, queue.pools[at], self.over_quota)
+                tail = min(self._tail(queue, w) for w in queue.heads())
+                if best is None or (*first, *tail) < best[0]:
+                    best = (*first, *tail), queue
+        if best is None:
+            return None
+        queue, name = best[1], best[0][-1]
+        return queue, next(w for w in queue.members if w.id == name), self.at[queue]
+
+    def _tail(self, queue: Queue, workload: Workload) -> tuple[int, float, str]:
+        fair = self.cluster.settings.user_fairness
+        return owner_usage(self.cluster, queue.policy, workload.owner) if fair else 0, *age(workload)
+
+    def remove(self, queue: Queue) -> None:
+        """Take a queue out: nothing it may do is left in this round."""
+        del self.at[queue]
+
+
+def waiting(competing: Sequence[Queue]) -> list[Workload]:
+    """Return all workloads that still wait in some queues."""
+    return [workload for queue in competing for workload in queue.members]

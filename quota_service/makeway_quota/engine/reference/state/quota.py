@@ -1,0 +1,398 @@
+"""Count usage against reservations, limits, capacities and fair shares (engine rules 2 and 5.9)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from ...snapshot import WEIGHTS, Policy, QuotaLine
+from ...weights import over_per_weight
+from .cluster import Allocation, Cluster
+
+
+class PolicyLine(NamedTuple):
+    """One quota line of one policy."""
+
+    policy: str
+    quota: QuotaLine
+
+
+class Request(NamedTuple):
+    """A request that is counted as if it ran already: the levels that it counts on, and its milli-GPUs."""
+
+    levels: tuple[str, ...] = ()
+    amount: int = 0
+
+
+class Counts(NamedTuple):
+    """What counts on a line, or on a policy in a pool, in milli-GPUs.
+
+    `moving` is the part of `nominated` that its workload holds elsewhere until it moves.
+    """
+
+    now: int
+    terminating: int
+    nominated: int
+    moving: int
+    guaranteed: int
+
+    @property
+    def future(self) -> int:
+        """Return what will count once terminating workloads are gone and nominations are used."""
+        return self.now - self.terminating + self.nominated
+
+    @property
+    def taken(self) -> int:
+        """Return how much of a reservation is spoken for; a moving workload counts once, with its larger place."""
+        return self.now + self.nominated - self.moving
+
+
+NOTHING = Request()
+
+
+def _count(cluster: Cluster, policy: str, pools: Sequence[str]) -> Counts:
+    """Count one policy (with the teams of a department) in some pools."""
+    running = [a for a in cluster.running.values() if policy in a.levels]
+    nominations = [c for c in cluster.nominations.values() if policy in c.levels and c.pool in pools]
+    return _counts(cluster, running, nominations, pools)
+
+
+def _count_own(cluster: Cluster, policy: str, pool: str) -> Counts:
+    """Count one policy without the teams below it in a pool."""
+    running = [a for a in cluster.running.values() if a.levels[0] == policy]
+    nominations = [c for c in cluster.nominations.values() if c.levels[0] == policy and c.pool == pool]
+    return _counts(cluster, running, nominations, (pool,))
+
+
+def _counts(
+    cluster: Cluster, running: Sequence[Allocation], nominations: Sequence[Allocation], pools: Sequence[str]
+) -> Counts:
+    moving = 0
+    for nomination in nominations:
+        old = cluster.running.get(nomination.id)
+        if old is not None:
+            moving += min(old.amount_in(pools), nomination.amount)
+    return Counts(
+        sum(a.amount_in(pools) for a in running),
+        sum(a.amount_in(pools) for a in running if a.id in cluster.terminating),
+        sum(c.amount for c in nominations),
+        moving,
+        sum(a.amount_in(pools) for a in (*running, *nominations) if a.workload.non_preemptible),
+    )
+
+
+def counts(cluster: Cluster, line: PolicyLine) -> Counts:
+    """Count what a line covers."""
+    return _count(cluster, line.policy, line.quota.pools or tuple(cluster.pools))
+
+
+def in_pool(cluster: Cluster, policy: str, pool: str) -> int:
+    """Return the future usage of a policy in one pool."""
+    return _count(cluster, policy, (pool,)).future
+
+
+def owner_usage(cluster: Cluster, policy: str, owner: str) -> int:
+    """Return the future usage of one user in one team, in all pools."""
+    mine = [a for a in cluster.running.values() if a.id not in cluster.terminating]
+    every = [*mine, *cluster.nominations.values()]
+    return sum(a.amount for a in every if a.levels[0] == policy and a.workload.owner == owner)
+
+
+# Lines
+
+
+def covering(cluster: Cluster, policy: str, pool: str) -> list[PolicyLine]:
+    """Return the policy's lines that cover a pool."""
+    return [PolicyLine(policy, quota) for quota in cluster.policy(policy).quotas if quota.covers(pool)]
+
+
+def reserving(cluster: Cluster, policy: str, pool: str) -> list[PolicyLine]:
+    """Return the policy's lines that reserve something in a pool."""
+    return [line for line in covering(cluster, policy, pool) if line.quota.reserved > 0]
+
+
+def limiting(cluster: Cluster, levels: Sequence[str], pool: str) -> list[PolicyLine]:
+    """Return the lines that limit what a policy runs in a pool, its departments' included, nearest first."""
+    lines = (line for level in levels for line in covering(cluster, level, pool))
+    return [line for line in lines if line.quota.limit is not None]
+
+
+def guarantor(cluster: Cluster, levels: Sequence[str], pool: str) -> str | None:
+    """Return the level that reserves for a policy: itself, else the nearest department; None without any."""
+    return next((level for level in levels if reserving(cluster, level, pool)), None)
+
+
+# In quota
+
+
+def in_quota(cluster: Cluster, levels: Sequence[str], pool: str, amount: int, guaranteed: bool) -> bool:
+    """Whether `amount` more stays within the reservation; `guaranteed`: of non-preemptible workloads alone (rule 2).
+
+    A workload without GPUs is not in quota by that alone: its team needs a reservation that is not exceeded.
+    """
+    asked = False
+    nearest = guarantor(cluster, levels, pool)
+    for at, level in enumerate(levels):
+        if not guaranteed and level != nearest:
+            continue  # what others borrow of its team's reservation is reclaimed
+        own = any(reserving(cluster, below, pool) for below in levels[:at])
+        for line in reserving(cluster, level, pool):
+            asked = True
+            each = counts(cluster, line)
+            if (each.guaranteed if guaranteed else each.taken) + amount > line.quota.reserved:
+                return False
+            promised = 0 if own or not guaranteed else _promised_below(cluster, level, line.quota)
+            if promised and _beyond(cluster, line, guaranteed) + amount > max(0, line.quota.reserved - promised):
+                return False
+    return asked
+
+
+def _promised_below(cluster: Cluster, policy: str, quota: QuotaLine, above: tuple[str, ...] = ()) -> int:
+    """Return what the nearest lines below a department reserve of one of its lines.
+
+    `above`: the levels between, for policies that are each other's departments.
+    """
+    above = (*above, policy)
+    total = 0
+    for name, known in cluster.policies.items():
+        if known.parent == policy and name not in above:
+            total += _reserved_within(known, quota) or _promised_below(cluster, name, quota, above)
+    return total
+
+
+def _reserved_within(policy: Policy, quota: QuotaLine) -> int:
+    """Return what a policy's own lines reserve of a department's line; one within another of them adds nothing."""
+    least: dict[frozenset[str], int] = {}
+    for line in policy.quotas:
+        pools = frozenset(line.pools)
+        if line.reserved > 0 and _inside(pools, frozenset(quota.pools)):
+            least[pools] = min(line.reserved, least.get(pools, line.reserved))
+    return sum(
+        reserved
+        for pools, reserved in least.items()
+        if not any(_inside(pools, other) for other in least if other != pools)
+    )
+
+
+def _inside(pools: frozenset[str], others: frozenset[str]) -> bool:
+    """Whether some pools are all among others; no pools are named: all of them."""
+    return not others or bool(pools and pools <= others)
+
+
+def _beyond(cluster: Cluster, line: PolicyLine, guaranteed: bool) -> int:
+    """Return what a department's work uses of its line without having a line of its own below it."""
+    total = 0
+    for name in cluster.policies:
+        levels = cluster.levels(name)
+        if line.policy not in levels:
+            continue
+        below = levels[: levels.index(line.policy)]
+        for pool in line.quota.pools or tuple(cluster.pools):
+            if not any(reserving(cluster, level, pool) for level in below):
+                each = _count_own(cluster, name, pool)
+                total += each.guaranteed if guaranteed else each.taken
+    return total
+
+
+def quota_numbers(cluster: Cluster, levels: Sequence[str], pool: str, guaranteed: bool) -> tuple[int, int]:
+    """Return (reserved, used) of the tightest line that reserves in a pool."""
+    level = guarantor(cluster, levels, pool)
+    if level is None:
+        return 0, in_pool(cluster, levels[0], pool)
+    each = [(line.quota, counts(cluster, line)) for line in reserving(cluster, level, pool)]
+    numbers = [(q.reserved, c.guaranteed if guaranteed else c.future, q.pools) for q, c in each]
+    reserved, used, _ = min(numbers, key=lambda n: (n[0] - n[1], n[2]))
+    return reserved, used
+
+
+# Limits, capacity and static quotas
+
+
+def over_limit(cluster: Cluster, levels: Sequence[str], pool: str, amount: int, later: bool) -> PolicyLine | None:
+    """Return the first line whose limit `amount` more would exceed; `later`: in the future only."""
+    for line in limiting(cluster, levels, pool):
+        each = counts(cluster, line)
+        used = each.future if later else max(each.now, each.future)
+        if used + amount > (line.quota.limit or 0):
+            return line
+    return None
+
+
+def blocking(cluster: Cluster, levels: Sequence[str], pool: str, amount: int) -> list[PolicyLine]:
+    """Return the lines whose limits `amount` more would exceed in the future."""
+    lines = limiting(cluster, levels, pool)
+    return [line for line in lines if counts(cluster, line).future + amount > (line.quota.limit or 0)]
+
+
+def counts_on(cluster: Cluster, line: PolicyLine, allocation: Allocation) -> bool:
+    """Whether an allocation counts on a line: its policy or a department of it has the line, which covers its pool."""
+    pools = line.quota.pools or tuple(cluster.pools)
+    return line.policy in allocation.levels and allocation.amount_in(pools) > 0
+
+
+def pool_usage(cluster: Cluster, pool: str, later: bool) -> int:
+    """Return what runs (or will) in a pool, as its capacity counts it."""
+    now = list(cluster.running.values())
+    future = sum(a.amount_in((pool,)) for a in now if a.id not in cluster.terminating)
+    future += sum(c.amount for c in cluster.nominations.values() if c.pool == pool)
+    return future if later else max(future, sum(a.amount_in((pool,)) for a in now))
+
+
+def over_capacity(cluster: Cluster, pool: str, amount: int, later: bool = False) -> bool:
+    """Whether `amount` more exceeds the pool's capacity."""
+    capacity = cluster.pools[pool].capacity
+    return capacity is not None and pool_usage(cluster, pool, later) + amount > capacity
+
+
+def spare(line: PolicyLine) -> int:
+    """Return how much of a reservation is never lent."""
+    quota = line.quota
+    return max(0, quota.reserved - (quota.reserved if quota.lend is None else quota.lend))
+
+
+def kept_free(cluster: Cluster, lines: Sequence[PolicyLine], later: bool) -> int:
+    """Return what static quotas keep free of other teams together, beyond what their own teams use.
+
+    A department and its teams keep the larger of what the department keeps and what its teams keep in sum.
+    """
+    reached = {level for line in lines for level in cluster.levels(line.policy)}
+    return sum(_kept_within(cluster, name, lines, later) for name in reached if len(cluster.levels(name)) == 1)
+
+
+def _kept_within(cluster: Cluster, policy: str, lines: Sequence[PolicyLine], later: bool) -> int:
+    """Return what a policy and the teams below it keep free together."""
+    own = sum(_kept_by(cluster, line, later) for line in lines if line.policy == policy)
+    teams = [name for name, known in cluster.policies.items() if known.parent == policy != name]
+    return max(own, sum(_kept_within(cluster, name, lines, later) for name in teams))
+
+
+def _kept_by(cluster: Cluster, line: PolicyLine, later: bool) -> int:
+    each = counts(cluster, line)
+    return max(0, spare(line) - (each.future if later else each.now))
+
+
+def unused(cluster: Cluster, pool: str) -> int:
+    """Return the milli-GPUs of a pool that reservations guarantee beyond what is used of them, now and later."""
+    return sum(_unused(cluster, name, pool) for name in cluster.policies if len(cluster.levels(name)) == 1)
+
+
+def _unused(cluster: Cluster, policy: str, pool: str) -> int:
+    """Return the larger of what a policy and what the teams below it may still use."""
+    each = [(line.quota.reserved, counts(cluster, line)) for line in reserving(cluster, policy, pool)]
+    own = min((reserved - max(used.now, used.future) for reserved, used in each), default=0)
+    teams = [name for name, known in cluster.policies.items() if known.parent == policy != name]
+    return max(0, own, sum(_unused(cluster, name, pool) for name in teams))
+
+
+def static_quota(cluster: Cluster, levels: Sequence[str], pool: str, amount: int, later: bool) -> PolicyLine | None:
+    """Return another team's static quota whose idle GPUs `amount` more would use."""
+    every = [PolicyLine(name, quota) for name in cluster.policies for quota in cluster.policies[name].quotas]
+    others = [ln for ln in every if spare(ln) and ln.quota.covers(pool) and ln.policy not in levels]
+    lines = [line for line in others if _kept_by(cluster, line, later)]
+    for line in lines:
+        names = line.quota.pools
+        free = sum(_available(cluster, name, later) for name in cluster.pools if not names or name in names)
+        within = [ln for ln in lines if not names or (ln.quota.pools and set(ln.quota.pools) <= set(names))]
+        if free - amount < kept_free(cluster, within, later):
+            return line
+    return None
+
+
+def _available(cluster: Cluster, pool: str, later: bool) -> int:
+    free, capacity = cluster.free_gpus(pool, later), cluster.pools[pool].capacity
+    return free if capacity is None else min(free, max(0, capacity - pool_usage(cluster, pool, later)))
+
+
+def allowed(cluster: Cluster, levels: Sequence[str], pool: str, amount: int, later: bool = False) -> bool:
+    """Whether limits, the pool's capacity and other teams' static quotas admit `amount` more."""
+    if not amount:
+        return True
+    if over_capacity(cluster, pool, amount, later) or over_limit(cluster, levels, pool, amount, later):
+        return False
+    now = later or static_quota(cluster, levels, pool, amount, False) is None
+    return now and static_quota(cluster, levels, pool, amount, True) is None
+
+
+# Shares
+
+
+def over(cluster: Cluster, levels: Sequence[str], pool: str, request: Request = NOTHING) -> int:
+    """Return how far a policy will be beyond its reservation in a pool, a request counted."""
+    level = levels[0]
+    more = request.amount if level in request.levels else 0
+    lines = reserving(cluster, level, pool)
+    if lines:
+        return max(0, max(counts(cluster, line).future + more - line.quota.reserved for line in lines))
+    used = in_pool(cluster, level, pool) + more
+    above = guarantor(cluster, levels, pool)
+    return used if above is None else min(used, over(cluster, levels[levels.index(above) :], pool, request))
+
+
+def shares(cluster: Cluster, policy: str, pool: str) -> tuple[int, ...]:
+    """Return over-quota use and history per weight, of the departments from the top down, then of the policy."""
+    levels = cluster.levels(policy)
+    each = [(cluster.policy(level), over(cluster, levels[at:], pool)) for at, level in enumerate(levels)]
+    return tuple(over_per_weight(beyond + known.history, known.weight) for known, beyond in reversed(each))
+
+
+def teams(cluster: Cluster) -> Iterator[tuple[str, ...]]:
+    """Iterate over the levels of every policy that is no department."""
+    parents = {policy.parent for policy in cluster.policies.values()}
+    for name in cluster.policies:
+        if name not in parents:
+            yield cluster.levels(name)
+
+
+def fair_share(cluster: Cluster, policy: str, pool: str, request: Request) -> int:
+    """Return how far beyond its reservation a policy may fairly be, a request counted (rule 5.9).
+
+    That is its weight's part of the GPUs that are not used within a reservation.
+    """
+    every = [(levels, over(cluster, levels, pool, request)) for levels in teams(cluster)]
+    asking = request.levels[0] if request.levels else policy
+    sharing = [levels[0] for levels, beyond in every if beyond > 0 or levels[0] in (policy, asking)]
+    weights = sum(WEIGHTS[cluster.policy(name).weight] for name in sharing)
+    if not weights:
+        return 0
+    used = {levels: in_pool(cluster, levels[0], pool) for levels, _ in every}
+    within = sum(used[ls] + (request.amount if ls[0] in request.levels else 0) - beyond for ls, beyond in every)
+    unreserved = max(0, cluster.total_gpus(pool) - within)
+    return unreserved * WEIGHTS[cluster.policy(policy).weight] // weights
+
+
+def within_fair_share(cluster: Cluster, request: Request, pool: str) -> bool:
+    """Whether a policy stays within its fair share with a request (which may straddle its reservation)."""
+    return over(cluster, request.levels, pool, request) <= fair_share(cluster, request.levels[0], pool, request)
+
+
+def above(
+    cluster: Cluster, victim: Allocation, pool: str, request: Request, gone: Sequence[tuple[Allocation, int]]
+) -> bool:
+    """Whether a victim's policy is above its reservation, a request in `pool` counted, those in `gone` not (rule 5.1).
+
+    Every level from the victim up has to be, but those that only stand over both sides: there nothing changes.
+    """
+    reserves = guarantor(cluster, request.levels, pool) or request.levels[0]
+    shared = request.levels[request.levels.index(reserves) + 1 :]
+    at = victim.nearest(pool)
+    for level in victim.levels:
+        if level in shared:
+            break
+        lines = reserving(cluster, level, at)
+        if lines and not any(_above(cluster, line, pool, request, gone) for line in lines):
+            return False
+    return True
+
+
+def _above(
+    cluster: Cluster, line: PolicyLine, pool: str, request: Request, gone: Sequence[tuple[Allocation, int]]
+) -> bool:
+    more = request.amount if line.policy in request.levels and line.quota.covers(pool) else 0
+    return counts(cluster, line).future + more - counted_on(cluster, line, gone) > line.quota.reserved
+
+
+def counted_on(cluster: Cluster, line: PolicyLine, gone: Sequence[tuple[Allocation, int]]) -> int:
+    """Return how much of what is gone counted on a line."""
+    pools = line.quota.pools or tuple(cluster.pools)
+    mine = [(allocation, amount) for allocation, amount in gone if line.policy in allocation.levels and amount]
+    return sum(amount * allocation.amount_in(pools) // allocation.amount for allocation, amount in mine)

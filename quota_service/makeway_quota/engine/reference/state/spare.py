@@ -1,0 +1,91 @@
+"""Keep CPU and memory for free guaranteed GPUs from work that is never evicted (engine rule 2)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from ...index.nodes import UNLIMITED
+from ...request import Need, need_of
+from ...snapshot import GPU, Workload
+from .cluster import Cluster, Left, Part
+from .quota import unused
+
+Limit = Callable[[str, int], int]
+"""How many of at most so many workers a node may host."""
+
+
+def spares(cluster: Cluster, pool: str, need: Need, parts: Sequence[Part], later: bool) -> bool:
+    """Whether the guaranteed GPUs of a pool keep what they need beside some workers, now and later, or only `later`."""
+    many, cluster = Counter(part.node for part in parts), _without_holds(cluster)
+    return all(_can_lose(cluster, pool, _loss(cluster, many, need, at), at) for at in {True, later})
+
+
+def limit_of(cluster: Cluster, pool: str, need: Need, later: bool) -> Limit:
+    """Return the workers that each node may host; those of a gang only where no useful GPU is lost."""
+    cluster = _without_holds(cluster)
+
+    def limit(name: str, most: int) -> int:
+        for many in range(min(most, need.least), 0, -1):
+            losses = {at: _loss(cluster, {name: many}, need, at) for at in {True, later}}
+            if not any(losses.values()):
+                return many
+            if need.least == 1 and all(_can_lose(cluster, pool, loss, at) for at, loss in losses.items()):
+                return many
+        return 0
+
+    return limit
+
+
+def room_on_a_new_node(cluster: Cluster, pool: str, need: Need) -> bool:
+    """Whether a worker on a new node of an autoscaled pool would leave guaranteed GPUs what they need."""
+    known, smallest = cluster.pools[pool], _smallest(cluster, pool, "")
+    if smallest is None:
+        return True
+    node = Left([GPU] * known.node_gpus, known.node_cpu or UNLIMITED, known.node_memory or UNLIMITED)
+    before = node.workers(smallest) * smallest.gpus
+    after = node._replace(cpu=node.cpu - need.cpu, memory=node.memory - need.memory).workers(smallest) * smallest.gpus
+    return before == after or _surplus(cluster, pool, True) + after >= 0
+
+
+def _without_holds(cluster: Cluster) -> Cluster:
+    trial = cluster.copy()
+    trial.blocked = ()
+    return trial
+
+
+def _can_lose(cluster: Cluster, pool: str, loss: int, later: bool) -> bool:
+    return not loss or loss <= _surplus(cluster, pool, later)
+
+
+def _surplus(cluster: Cluster, pool: str, later: bool) -> int:
+    """Return the useful free milli-GPUs beyond the guaranteed ones."""
+    return sum(_useful(cluster, name, cluster.left(name, later)) for name in cluster.nodes_of(pool)) - unused(
+        cluster, pool
+    )
+
+
+def _loss(cluster: Cluster, many: dict[str, int], need: Need, later: bool) -> int:
+    """Return the useful milli-GPUs that are lost with so many workers more on each node."""
+    lost = 0
+    for name, count in many.items():
+        left = cluster.left(name, later)
+        beside = Left(left.devices, left.cpu - count * need.cpu, left.memory - count * need.memory, left.pods - count)
+        lost += _useful(cluster, name, left) - _useful(cluster, name, beside)
+    return lost
+
+
+def _useful(cluster: Cluster, name: str, left: Left) -> int:
+    """Return the free milli-GPUs of a node that the smallest profile of its pool could use."""
+    smallest = _smallest(cluster, cluster.nodes[name].pool, cluster.nodes[name].model)
+    return left.workers(smallest) * smallest.gpus if smallest and cluster.usable(name) else 0
+
+
+def _smallest(cluster: Cluster, pool: str, model: str) -> Need | None:
+    """Return the request of the smallest profile with GPUs that runs on a model in a pool."""
+    found = []
+    for name, profile in cluster.profiles.items():
+        need = need_of(Workload("", "", name), profile)
+        if need.gpus and pool in cluster.serving(name) and (not need.models or model in need.models):
+            found.append(((need.total, need.gpus, need.cpu, need.memory, name), need))
+    return min(found, key=lambda each: each[0])[1] if found else None

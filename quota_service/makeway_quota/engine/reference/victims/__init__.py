@@ -1,0 +1,1 @@
+"""Choose victims in the reference engine."""

@@ -1,0 +1,88 @@
+"""Foresee whether a victim would return at once by evicting another workload (engine rule 5.4 a, invariant I11)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal
+
+from ...snapshot import Workload
+from ..state.cluster import Allocation, Cluster
+from ..state.placement import count_workers
+from ..state.queues import closed, is_patient, may_borrow
+from ..state.quota import allowed, in_quota, limiting
+from .victims import Preemptor, Rights, Victims, rights_of, without
+
+Exists = Callable[[Preemptor], bool]
+"""Whether a preemptor has any legal victim set."""
+Return = Literal["none", "others", "in_quota", "back"]
+"""How a victim could return at once: not, by evicting others over quota or in quota, or only what it made way for."""
+REPEATS: frozenset[Return] = frozenset({"in_quota", "back"})
+"""The ways to return by which work over quota would be replaced again and again (rules 5.4 a, 5.7 and 5.9)."""
+
+
+def returns(cluster: Cluster, preemptor: Workload, victim: Workload, exists: Exists) -> Return:
+    """Return how a victim could start again only by evicting, in a cluster that it has left.
+
+    What starts by a nomination, as the preemptor will, cannot be evicted in this plan, but in the next one: then the
+    starts of this plan are running work like any other.
+    """
+    if (how := _evicts(cluster, victim, exists)) != "none":
+        return how
+    later = cluster.copy()
+    for name, started in later.running.items():
+        if started.fresh and started.workload.nomination:
+            later.running[name] = replace(started, fresh=False)
+    if (how := _evicts(later, victim, exists)) != "none":
+        return how
+    if (start := later.nominations.pop(preemptor.id, None)) is not None:
+        later.running[preemptor.id] = start
+    return "back" if _evicts(later, victim, exists) != "none" else "none"
+
+
+def _evicts(cluster: Cluster, victim: Workload, exists: Exists) -> Return:
+    """Return how a victim would evict others; where it could in quota and over quota, in quota."""
+    if closed(cluster, victim) is not None or is_patient(cluster, victim):
+        return "none"
+    need, levels = cluster.need(victim), cluster.levels(victim.policy)
+    right_in = {pool: _rights(cluster, victim, pool) for pool in cluster.pools_of(victim)}
+    for pool in right_in:
+        able = in_quota(cluster, levels, pool, need.total, victim.non_preemptible) or may_borrow(cluster, victim)
+        room = count_workers(cluster, pool, need, True) >= need.least
+        if able and room and allowed(cluster, levels, pool, need.total, True):
+            return "none"
+    found = {
+        "in_quota" if "reservation" in rights else "others"
+        for pool, each in right_in.items()
+        for rights in each
+        if exists(Preemptor(cluster, victim, need, levels, pool, rights))
+    }
+    return "in_quota" if "in_quota" in found else "others" if found else "none"
+
+
+def _rights(cluster: Cluster, workload: Workload, pool: str) -> list[Rights]:
+    need, levels = cluster.need(workload), cluster.levels(workload.policy)
+    quota = in_quota(cluster, levels, pool, need.total, workload.non_preemptible)
+    if not need.total or not (quota or may_borrow(cluster, workload)):
+        return []
+    return rights_of(cluster, workload, need, pool, quota)
+
+
+def may_cascade(p: Preemptor, evicted: Victims, victim: Allocation) -> bool:
+    """Whether a victim could possibly return by evicting another workload, going by teams, priorities and quotas."""
+    cluster, workload, settings = p.cluster, victim.workload, p.cluster.settings
+    if not victim.need.total or settings.fair_share == "reclaim":
+        return bool(victim.need.total)
+    pools = cluster.pools_of(workload)
+    limited = any(limiting(cluster, victim.levels, pool) for pool in pools)  # candidates may run in other pools then
+    mine = [a for a in cluster.running.values() if a.levels[0] == victim.levels[0] and a.amount]
+    team = [a for a in mine if limited or a.amount_in(pools)]
+    lower = [
+        a for a in team if not a.workload.non_preemptible and cluster.priority(a.workload) < cluster.priority(workload)
+    ]
+    below = p.workload.policy == workload.policy and cluster.priority(p.workload) < cluster.priority(workload)
+    if (lower or below) and settings.in_team_preemption:
+        return True
+    trial = without(cluster, evicted, released=True)
+    trial.nominations[p.workload.id] = Allocation(p.workload, p.need, p.pool, (), p.need.total, p.levels)
+    return any(in_quota(trial, victim.levels, pool, victim.need.total, False) for pool in pools)

@@ -1,0 +1,1 @@
+"""Answer what the cluster has, who uses it, and what can start now."""

@@ -1,0 +1,134 @@
+"""List what should have ended and does not: where it hangs, since when, what was tried, and what can be done.
+
+What counts is `stuck_after` beyond the deadline, as in the engine. Only the leader knows what was tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from ...backends.base import EndTries
+from ...control.hub.servers import HubServers
+from ...store.records import Workload
+from ...wording.remedies import WorkerKind, remedy
+from ..caller import Caller
+from ..context import Context
+from ..times import at
+from ..views import gpu
+
+
+@dataclass(frozen=True, slots=True)
+class Hanging:
+    """What is left of one workload, `since` when it should have ended (None: longer than this process knows)."""
+
+    workload: str
+    name: str
+    kind: str
+    team: str
+    owner: str
+    nodes: tuple[str, ...]
+    gpus: float
+    since: datetime | None
+    targets: tuple[str, ...]
+    tries: int
+    next_at: datetime | None
+    problem: str
+    remedy: str
+
+
+@dataclass(slots=True)
+class _Left:
+    """What hangs of a workload: milli-GPUs by node, and the earliest deadline in Unix seconds.
+
+    `since` is the same deadline by the present clock, which may have been set since it was written.
+    """
+
+    held: dict[str, int]
+    deadline: float
+    since: float
+
+    def merged(self, other: _Left) -> _Left:
+        """Return what hangs of both: of a victim, and of an earlier attempt of the same workload."""
+        held = {node: self.held.get(node, 0) + other.held.get(node, 0) for node in (*self.held, *other.held)}
+        deadline = min(self.deadline, other.deadline) if other.deadline else other.deadline
+        return _Left(held, deadline, min(self.since, other.since))
+
+
+class HangingService:
+    """Answers for administrators, from what the cycle knows."""
+
+    def __init__(self, context: Context, servers: HubServers | None) -> None:
+        self._context = context
+        self._servers = servers
+
+    async def hanging(self, caller: Caller) -> list[Hanging]:
+        """Return what hangs, the longest first; nothing to others than administrators."""
+        if not caller.admin:
+            return []
+        context = self._context
+        rows = await context.world.watched()
+        left = self._evicted(rows)
+        for id, outliving in self._outliving().items():
+            left[id] = left[id].merged(outliving) if id in left else outliving
+        order = sorted(left, key=lambda id: (left[id].since, id))
+        known = {id: row for id in order if (row := rows.get(id) or await context.world.row(id)) is not None}
+        return [self._entry(id, left[id], known.get(id)) for id in order]
+
+    def _before(self) -> float:
+        return self._context.clock() - self._context.document.settings.stuck_after
+
+    def _evicted(self, rows: Mapping[str, Workload]) -> dict[str, _Left]:
+        """Return the victims that hold their GPUs still."""
+        found: dict[str, _Left] = {}
+        for id, row in rows.items():
+            notice = self._context.world.times.of(row).notice if row.state == "checkpointing" else None
+            if notice is not None and row.notice is not None and notice.deadline <= self._before():
+                held: dict[str, int] = {}
+                for place in row.placement:
+                    held[place.node] = held.get(place.node, 0) + sum(place.milli)
+                found[id] = _Left(held, row.notice.deadline, notice.deadline)
+        return found
+
+    def _outliving(self) -> dict[str, _Left]:
+        """Return what outlives its attempt."""
+        found: dict[str, _Left] = {}
+        for node in self._context.world.seen.nodes:
+            for each in node.terminating:
+                if each.deadline <= self._before():
+                    one = _Left({node.name: each.milli * len(each.devices)}, each.deadline, each.deadline)
+                    there = found.get(each.workload)
+                    found[each.workload] = one if there is None else there.merged(one)
+        return found
+
+    def _entry(self, id: str, left: _Left, row: Workload | None) -> Hanging:
+        tries = self._tries(id, row) or EndTries()
+        nodes = tuple(sorted(left.held))
+        seen = self._context.world.observed.nodes
+        down = [name for name in nodes if name in seen and not seen[name].ready]
+        place: WorkerKind = "session" if row is not None and row.kind == "session" else self._place
+        return Hanging(
+            workload=id,
+            name=row.name if row is not None else "",
+            kind=row.kind if row is not None else "job",
+            team=(row.team or "") if row is not None else "",
+            owner=row.owner if row is not None else "",
+            nodes=nodes,
+            gpus=gpu(sum(left.held.values())),
+            since=at(left.deadline) if left.deadline else None,
+            targets=tries.targets,
+            tries=tries.tries,
+            next_at=at(tries.next_at) if tries.next_at is not None else None,
+            problem=tries.problem,
+            remedy=remedy(place, tries.targets, down, tries.namespace),
+        )
+
+    @property
+    def _place(self) -> WorkerKind:
+        return self._context.backend.worker_kind
+
+    def _tries(self, id: str, row: Workload | None) -> EndTries | None:
+        if row is not None and row.kind == "session" and self._servers is not None:
+            return self._servers.end_tries(id, self._context.clock())
+        return self._context.backend.end_tries(id)

@@ -1,0 +1,258 @@
+"""Show what there is: pools with their nodes and devices, profiles and policies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from makeway_api.models import Device, Holder, Image, Kind, Node, Policy, Pool, Profile, QuotaLine, State
+
+from ...control.reads.read_model import NodeKey, NodeUse, ReadModel
+from ...engine.snapshot import Policy as EnginePolicy
+from ...engine.snapshot import Pool as EnginePool
+from ...engine.snapshot import Profile as EngineProfile
+from ...policy import Document
+from ...wording.unassigned import unassigned_sentences
+from ..caller import Caller
+from ..context import Context
+from ..views import gpu
+from .answers import LatestAnswer
+
+T = TypeVar("T")
+
+MOST_VIEWS = 100
+"""Sets of teams for which the last answer is kept."""
+
+Teams = frozenset[str] | None
+"""Teams whose work has owners and names for a reader; None: all."""
+
+
+class ShownNode:
+    """A node as the API shows it, made once for each change of the node and each set of teams that a reader sees."""
+
+    def __init__(self, use: NodeUse) -> None:
+        self.use = use
+        self._teams = frozenset(row.team or "" for row in use.holders)
+        self._models: dict[Teams, Node] = {}
+        self._json: dict[Teams, bytes] = {}
+
+    def _seen(self, teams: Teams) -> Teams:
+        return None if teams is None or self._teams <= teams else self._teams & teams
+
+    def model(self, teams: Teams) -> Node:
+        """Return the node."""
+        seen = self._seen(teams)
+        if seen not in self._models:
+            self._models[seen] = node_model(self.use, seen)
+        return self._models[seen]
+
+    def json(self, teams: Teams) -> bytes:
+        """Return the node as JSON."""
+        seen = self._seen(teams)
+        if seen not in self._json:
+            self._json[seen] = self.model(teams).model_dump_json().encode()
+        return self._json[seen]
+
+
+class InventoryService:
+    """Read-only answers about the cluster; the model of a node is kept until the node changes."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._nodes: dict[NodeKey, ShownNode] = {}
+        self._shown: dict[Teams, LatestAnswer[list[Pool]]] = {}
+        self._written: dict[Teams, LatestAnswer[bytes]] = {}
+
+    async def pools(self, caller: Caller) -> Sequence[Pool]:
+        """Return every pool with its nodes and devices, and which workloads hold them; do not change them.
+
+        Of other teams' work only the team is told, not whose it is and what it is called.
+        """
+        context, teams = self._context, self._teams(caller)
+        return await _answer(
+            self._shown, teams, lambda: LatestAnswer(context.models, lambda m: context.call(self._pools, m, teams))
+        )
+
+    async def pools_json(self, caller: Caller) -> bytes:
+        """Return `pools` as JSON, written once for each version of the read model, each node once for each change."""
+        context, teams = self._context, self._teams(caller)
+        return await _answer(
+            self._written, teams, lambda: LatestAnswer(context.models, lambda m: context.call(self._json, m, teams))
+        )
+
+    def unassigned(self, caller: Caller) -> list[str]:
+        """Return a sentence for each resource of GPUs that no pool takes; nothing to others than administrators."""
+        return unassigned_sentences(self._context.world.unassigned) if caller.admin else []
+
+    def _teams(self, caller: Caller) -> Teams:
+        teams = self._context.visible_teams(caller)
+        return None if teams is None else frozenset(teams)
+
+    def _json(self, model: ReadModel, teams: Teams) -> bytes:
+        self._forget_nodes(model)
+        found = []
+        for pool in model.document.pools:
+            uses = model.nodes[pool.name]
+            head = self._pool(pool, uses, teams, whole=False).model_dump_json(exclude={"nodes"}).encode()
+            nodes = b",".join([self._node(use).json(teams) for use in uses])
+            found.append(b'%s,"nodes":[%s]}' % (head[:-1], nodes))
+        return b"[%s]" % b",".join(found)
+
+    def _pools(self, model: ReadModel, teams: Teams) -> list[Pool]:
+        self._forget_nodes(model)
+        return [self._pool(pool, model.nodes[pool.name], teams) for pool in model.document.pools]
+
+    def _pool(self, pool: EnginePool, uses: Sequence[NodeUse], teams: Teams, *, whole: bool = True) -> Pool:
+        return Pool.model_construct(
+            name=pool.name,
+            kind=pool.kind,
+            resource=pool.resource,
+            strategy=pool.strategy,
+            capacity=None if pool.capacity is None else gpu(pool.capacity),
+            virtual=any(use.seen.virtual for use in uses),
+            total=float(sum(len(use.devices) for use in uses)),
+            used=gpu(sum(use.used for use in uses)),
+            free=gpu(sum(use.free for use in uses)),
+            profiles=list(pool.profiles),
+            nodes=[self._node(use).model(teams) for use in uses] if whole else [],
+        )
+
+    def _node(self, use: NodeUse) -> ShownNode:
+        key = (use.seen.name, use.seen.pool)
+        known = self._nodes.get(key)
+        if known is None or known.use is not use:
+            known = self._nodes[key] = ShownNode(use)
+        return known
+
+    def _forget_nodes(self, model: ReadModel) -> None:
+        """Forget the nodes that are gone, once they are as many as those there are."""
+        if len(self._nodes) > 2 * sum(map(len, model.nodes.values())):
+            self._nodes = {
+                (use.seen.name, use.seen.pool): self._node(use) for uses in model.nodes.values() for use in uses
+            }
+
+    async def profiles(self, caller: Caller) -> list[Profile]:
+        """Return the profiles that the caller may use (administrators: all)."""
+        document = self._context.document
+        return [profile_model(document, p) for p in usable(document, self._context.visible_teams(caller), None)]
+
+    async def policies(self, caller: Caller) -> list[Policy]:
+        """Return the policies of the teams that the caller may see."""
+        document, teams = self._context.document, self._context.visible_teams(caller)
+        return [policy_model(document, p) for p in document.policies if teams is None or p.name in teams]
+
+
+async def _answer(answers: dict[Teams, LatestAnswer[T]], teams: Teams, make: Callable[[], LatestAnswer[T]]) -> T:
+    """Return the latest answer for readers who see these teams."""
+    if teams not in answers:
+        if len(answers) > MOST_VIEWS:
+            answers.clear()
+        answers[teams] = make()
+    return await answers[teams].get()
+
+
+def usable(document: Document, teams: Sequence[str] | None, kind: Kind | None) -> list[EngineProfile]:
+    """Return the profiles with a queue in one of the teams (None: all), and for sessions those without GPUs."""
+    return [
+        p
+        for p in document.profiles
+        if teams is None
+        or (kind != Kind.JOB and document.queue_open(None, p.name))
+        or any(document.queue_open(team, p.name) for team in teams)
+    ]
+
+
+def node_model(use: NodeUse, teams: Teams = None) -> Node:
+    """Return a node with its devices and their holders as the API shows it to readers who see these teams."""
+    seen = use.seen
+    held: dict[int, list[Holder]] = {}
+    for row in use.holders:
+        for place in row.placement:
+            if place.node != seen.name:
+                continue
+            for index, milli in zip(place.devices, place.milli, strict=False):
+                seen_by = teams is None or (row.team or "") in teams
+                holder = Holder.model_construct(
+                    workload=row.id if seen_by else "",
+                    kind=Kind(row.kind),
+                    team=row.team or "",
+                    owner=row.owner if seen_by else "",
+                    name=row.name if seen_by else "",
+                    gpus=gpu(milli),
+                    over_quota=row.over_quota,
+                    state=State(row.state),
+                )
+                held.setdefault(index, []).append(holder)
+    devices = [
+        Device.model_construct(
+            index=index,
+            free=gpu(use.free_on[index]),
+            holders=held.get(index, []),
+            outside=index in use.outside,
+        )
+        for index in use.devices
+    ]
+    return Node.model_construct(
+        name=seen.name,
+        pool=seen.pool,
+        model=seen.model,
+        virtual=seen.virtual,
+        ready=seen.ready,
+        cordoned=seen.cordoned,
+        foreign=gpu(sum(seen.foreign.values())),
+        devices=devices,
+    )
+
+
+def profile_model(document: Document, profile: EngineProfile) -> Profile:
+    """Return a profile as the API shows it."""
+    facts = document.profile_facts[profile.name]
+    return Profile(
+        name=profile.name,
+        title=facts.title,
+        description=facts.description,
+        gpus=gpu(profile.gpus),
+        workers=profile.workers,
+        min_workers=profile.min_workers or profile.workers,
+        cpu=profile.cpu / 1000,
+        memory=profile.memory,
+        pools=list(profile.pools),
+        policies=[list(rank) for rank in profile.policies],
+        kinds=[Kind(k) for k in facts.kinds],
+        grace=round(profile.grace or document.settings.grace),
+        time_limit=None if profile.time_limit is None else round(profile.time_limit),
+        image=facts.default_image,
+        images=[
+            Image(
+                name=image.name,
+                title=image.title or image.name,
+                description=image.description,
+                image=image.image,
+                default=image.image == facts.default_image,
+            )
+            for image in facts.images
+        ],
+    )
+
+
+def policy_model(document: Document, policy: EnginePolicy) -> Policy:
+    """Return a policy as the API shows it."""
+    facts = document.policy_facts[policy.name]
+    return Policy(
+        name=policy.name,
+        title=policy.label,
+        groups=list(facts.groups),
+        users=list(facts.users),
+        weight=policy.weight,
+        priority=policy.priority,
+        parent=policy.parent,
+        quotas=[
+            QuotaLine(
+                pools=list(line.pools),
+                reserved=gpu(line.reserved),
+                limit=None if line.limit is None else gpu(line.limit),
+                lend=None if line.lend is None else gpu(line.lend),
+            )
+            for line in policy.quotas
+        ],
+    )

@@ -1,0 +1,104 @@
+"""Show what a user can have now, from which teams, and why not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from makeway_api.models import Kind, Offer, OfferTable, Reason, Victim
+
+from ...control.world.names import names_of
+from ...engine.plan import Offer as EngineOffer
+from ...engine.plan import OfferVictim
+from ...wording import sentence
+from ..caller import Caller
+from ..context import Context
+from ..times import at
+from ..views import gpu
+from .inventory import profile_model, usable
+from .offer_engine import Answer, OfferEngine
+from .usage import team_usages
+
+OFFER_CODES = {"wait": "waits"}
+
+
+class OfferService:
+    """Offers for every profile and team of a user (N03)."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._engine = OfferEngine(context)
+
+    async def offers(self, caller: Caller, user: str, groups: Sequence[str], kind: str) -> OfferTable:
+        """Return what `user` can have now with every profile in every team of theirs."""
+        context, wanted = self._context, Kind(kind)
+        document = context.document
+        teams = document.teams_of(user, groups)
+        profiles = [p for p in usable(document, teams, wanted) if kind in document.profile_facts[p.name].kinds]
+        offers: list[Offer] = []
+        places: list[tuple[str, str]] = []
+        for profile in profiles:
+            if wanted is Kind.SESSION and document.queue_open(None, profile.name):
+                message = "Ready now: it needs no GPU."
+                offers.append(
+                    Offer(profile=profile.name, team=None, kind=wanted, code="ready_now", message=message, seconds=0)
+                )
+                continue
+            places += [(team, profile.name) for team in teams if document.queue_open(team, profile.name)]
+        engine = self._engine
+        answers = await engine.answers(places, wanted.value, user)
+        offers += [await self._shown(answer, wanted) for answer in answers]
+        model = await context.models.current()
+        order = {profile.name: rank for rank, profile in enumerate(profiles)}
+        return OfferTable(
+            user=user,
+            teams=list(teams),
+            profiles=[profile_model(document, p) for p in profiles],
+            offers=sorted(offers, key=lambda offer: order[offer.profile]),
+            usage=team_usages(model, teams, user),
+            virtual=context.world.virtual,
+            problem=context.world.problem,
+            at=at(min((answer.as_of for answer in answers), default=model.at)),
+        )
+
+    async def offer(self, team: str, profile: str, kind: Kind, user: str) -> tuple[Offer, bool]:
+        """Return what one request would get, and whether it would run in quota."""
+        answer = await self._engine.answer(team, profile, kind.value, user)
+        return await self._shown(answer, kind), answer.offer.in_quota
+
+    async def _shown(self, answer: Answer, kind: Kind) -> Offer:
+        """Return an offer with its sentence, written once for each answer of the engine and each policy document."""
+        document, known = self._context.document, answer.shown.last
+        if known is None or known[0] is not document:
+            known = answer.shown.last = document, await self._offer(answer.offer, kind)
+        return known[1]
+
+    async def _offer(self, found: EngineOffer, kind: Kind) -> Offer:
+        rows = await self._context.world.rows()
+        document = self._context.document
+        message = sentence(found.facts, names_of(document.policies, rows, document).to(found.policy))
+        return Offer(
+            profile=found.profile,
+            team=found.policy,
+            team_title=self._context.title(found.policy),
+            kind=kind,
+            code=OFFER_CODES.get(found.code, found.code),
+            message=message,
+            seconds=None if found.code in ("wait", "refused") else round(found.seconds),
+            victims=[await self._victim(victim, found.policy) for victim in (*found.victims, *found.moved)],
+            reason=Reason(code=found.reason, message=message, numbers=dict(found.numbers)),
+        )
+
+    async def _victim(self, victim: OfferVictim, team: str) -> Victim:
+        """Return a victim as the members of a team see it: that of another team is a job of that team, no more."""
+        title = self._context.title(victim.policy)
+        if victim.policy != team:
+            return Victim(id="", name="", team=victim.policy, team_title=title, owner="", gpus=gpu(victim.gpus))
+        row = await self._context.world.row(victim.id)
+        return Victim(
+            id=victim.id,
+            name=row.name if row else victim.id,
+            team=victim.policy,
+            team_title=title,
+            owner=victim.owner,
+            gpus=gpu(victim.gpus),
+        )

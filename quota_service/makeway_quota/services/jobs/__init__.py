@@ -1,0 +1,1 @@
+"""Answer requests about jobs: submit, list, move, stop, read outputs."""

@@ -1,0 +1,92 @@
+"""Write submissions in batches: those that arrive within a few milliseconds of each other go into one transaction."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
+
+from ...quarantine import concerns_all
+from ...store.records import FilesOf, KeptLimits, NewDecision, NewWorkload, Submission, SubmissionKey, Workload
+from ...store.store import Store
+
+MOST_AT_ONCE = 200
+"""Submissions in one transaction, so that none waits long for it."""
+
+PACE = 0.008
+"""Seconds from the beginning of one transaction to the next, at least. One costs as much as a few submissions; a
+client that waits for each answer before it sends the next submission hardly notices."""
+
+SHARE = 0.2
+"""The part of the time that writing may take: one that takes 4 ms, on a busy machine, starts every 20 ms and holds
+what arrived in between."""
+
+LONGEST_PACE = 0.02
+"""Seconds from the beginning of one transaction to the next, at most, unless one takes longer."""
+
+Files = Sequence[tuple[str, bytes, bool]] | FilesOf
+
+
+class SubmissionBatcher:
+    """Every submission is in the store before it is answered; one that cannot be taken hinders no other."""
+
+    def __init__(self, store: Store, clock: Callable[[], float]) -> None:
+        self._store = store
+        self._clock = clock
+        self._thread: Executor = ThreadPoolExecutor(1, "submissions")
+        self._waiting: list[tuple[Submission, asyncio.Future[Workload]]] = []
+        self._writing: asyncio.Task[None] | None = None
+        self._not_before = 0.0
+
+    async def take(
+        self,
+        new: NewWorkload,
+        files: Files = (),
+        decision: NewDecision | None = None,
+        key: SubmissionKey | None = None,
+        kept: KeptLimits | None = None,
+    ) -> Workload:
+        """Write a submission, or return what its key submitted before; raises what `Store.add_workload` would."""
+        answer: asyncio.Future[Workload] = asyncio.get_running_loop().create_future()
+        self._waiting.append((Submission(new, files, decision, key=key, kept=kept), answer))
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.create_task(self._write())
+        return await answer
+
+    async def _answers(self, submissions: Sequence[Submission]) -> list[Workload | Exception]:
+        """Write submissions together; where that fails by one of them, the others are written without it."""
+        add = partial(self._store.add_workloads, submissions, now=self._clock())
+        try:
+            return [*await asyncio.get_running_loop().run_in_executor(self._thread, add)]
+        except Exception as error:
+            if len(submissions) < 2 or concerns_all(error):
+                return [error] * len(submissions)
+        middle = len(submissions) // 2
+        return [*await self._answers(submissions[:middle]), *await self._answers(submissions[middle:])]
+
+    def close(self) -> None:
+        """End the thread that writes."""
+        self._thread.shutdown(wait=False)
+
+    async def _write(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._waiting:
+            if (pause := self._not_before - loop.time()) > 0:
+                await asyncio.sleep(pause)
+            began = loop.time()
+            batch, self._waiting = self._waiting[:MOST_AT_ONCE], self._waiting[MOST_AT_ONCE:]
+            answers = await self._answers([submission for submission, _ in batch])
+            self._not_before = began + pace(loop.time() - began)
+            for (_, future), answer in zip(batch, answers, strict=True):
+                if future.done():  # the request was cancelled; the submission stands
+                    continue
+                if isinstance(answer, Exception):
+                    future.set_exception(answer)
+                else:
+                    future.set_result(answer)
+
+
+def pace(took: float) -> float:
+    """Return the seconds from the beginning of a transaction, which took so many seconds, to that of the next."""
+    return max(PACE, min(LONGEST_PACE, took / SHARE))

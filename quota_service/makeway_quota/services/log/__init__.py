@@ -1,0 +1,1 @@
+"""Answer what happened: decisions, events, retention and growth."""

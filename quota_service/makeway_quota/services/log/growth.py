@@ -1,0 +1,104 @@
+"""Show how what is kept grows: by all, by team and by person, and in how many days it is full at this rate."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from statistics import linear_regression
+
+from makeway_api.models import StorageGrowth, StorageTrend
+
+from ...store.storage.growth import ALL, DISK, PERSON, TEAM
+from ..context import Context
+
+LOOK_BACK = 14
+"""Days whose trend counts"""
+LEAST_DAYS = 3
+"""Days without which there is no trend"""
+FARTHEST = 1000
+"""Days beyond which nothing is said to become full"""
+TRENDS = 20
+"""Teams, and people, that are named: those that grew the most in a week"""
+
+Days = Mapping[int, int]
+"""Bytes by day"""
+
+
+class GrowthService:
+    """Shows administrators what grows."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    async def growth(self) -> StorageGrowth:
+        """Return what was kept each day, what grows, and in how many days it is full."""
+        return await self._context.call(self._growth)
+
+    def _growth(self) -> StorageGrowth:
+        context, settings = self._context, self._context.settings
+        found: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
+        for each in context.store.growth.days(context.clock()):
+            found[each.scope, each.name][each.day] = each.bytes
+        whole = found.get((ALL, ""), {})
+        if not whole:
+            return StorageGrowth()
+        first, last = min(whole), max(whole)
+        limits = {TEAM: settings.max_kept_team_bytes, PERSON: settings.max_kept_person_bytes}
+
+        def trend(scope: str, name: str, days: Days) -> StorageTrend:
+            known = {day: days.get(day, 0) for day in whole}  # a day without it: it kept nothing, or little
+            now = known[last]
+            return StorageTrend(
+                name=name,
+                title=context.title(name) if scope == TEAM else name,
+                bytes=now,
+                day=_since(known, last - 1),
+                week=_since(known, last - 7),
+                month=_since(known, last - 30),
+                full_in_days=full_in(known, limits[scope] - now) if limits.get(scope) else None,
+            )
+
+        made = {
+            scope: sorted(
+                (trend(scope, name, days) for (of, name), days in found.items() if of == scope),
+                key=lambda one: (-(one.week if one.week is not None else one.day or 0), -one.bytes, one.name),
+            )[:TRENDS]
+            for scope in (TEAM, PERSON)
+        }
+        room = found.get((DISK, ""), {})
+        left = {day: -free for day, free in room.items()}
+        most = settings.max_kept_bytes
+        return StorageGrowth(
+            first_day=first,
+            days=[whole.get(day) for day in range(first, last + 1)],
+            all=trend(ALL, "", whole),
+            limit=most or None,
+            quota_full_in_days=full_in(whole, most - whole[last]) if most else None,
+            disk_full_in_days=full_in(left, room[max(room)]) if room else None,
+            teams=made[TEAM],
+            people=made[PERSON],
+        )
+
+
+def full_in(days: Days, room: int) -> int | None:
+    """Return the days until `room` more bytes are used, by the trend of the last days; None if it does not look so.
+
+    0: it is full. The trend is that of a straight line through the days of LOOK_BACK.
+    """
+    if room <= 0:
+        return 0
+    last = max(days)
+    counted = sorted(day for day in days if day > last - LOOK_BACK)
+    if len(counted) < LEAST_DAYS:
+        return None
+    slope = linear_regression(counted, [days[day] for day in counted]).slope
+    if slope <= 0 or room / slope > FARTHEST:
+        return None
+    return math.ceil(room / slope)
+
+
+def _since(days: Days, day: int) -> int | None:
+    """Return by how much something grew since the end of a day, or of the last one before that is known; else None."""
+    before = max((known for known in days if known <= day), default=None)
+    return None if before is None else days[max(days)] - days[before]

@@ -1,0 +1,1 @@
+"""Connect with SQLite or PostgreSQL, and check that it is the right one and has space."""

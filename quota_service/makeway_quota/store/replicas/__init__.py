@@ -1,0 +1,1 @@
+"""Share one database among replicas: who leads, and which rows changed."""

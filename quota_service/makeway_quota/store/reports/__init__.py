@@ -1,0 +1,1 @@
+"""Keep what workers report: their last report and how far their job is."""

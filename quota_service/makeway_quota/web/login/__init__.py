@@ -1,0 +1,1 @@
+"""Identify who sends a request: login by the Hub, tickets, confirmations."""

@@ -1,0 +1,1 @@
+"""Draw the figures of the pages: bars, cells, heat maps, colours."""

@@ -1,0 +1,1 @@
+"""Handle requests before their route: limits, compression, the lookup of routes."""

@@ -1,0 +1,1 @@
+"""Serve HTTP: connections, headers, bodies, and the form of errors."""
