@@ -7,6 +7,7 @@ import hashlib
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import itsdangerous
 import pytest
@@ -164,6 +165,35 @@ async def test_a_failure_in_the_gang_is_known(store: Store) -> None:
         await here.channel.refresh()
         assert here.channel.gang_failed(KEY) is failed
         assert not here.channel.gang_failed(("j1", 1, 1)), "its own end is no reason to stop it"
+
+
+@pytest.mark.parametrize(
+    ("end", "failed"),
+    [
+        ({"exit_code": 1}, (1, 1)),
+        ({"exit_code": -9}, (1, -9)),
+        ({"exit_code": 75, "acknowledged": True}, None),
+        ({"exit_code": 0}, None),
+        ({"exit_code": 1, "acknowledged": True}, None),
+        ({"exit_code": -10}, None),
+        ({"exit_code": 138}, None),
+        ({"exit_code": -15}, (1, -15)),
+    ],
+)
+async def test_the_worker_that_failed_after_a_notice_is_known(
+    store: Store, end: dict[str, Any], failed: tuple[int, int] | None
+) -> None:
+    here = Replica(store)
+    for number in (0, 1, 2):
+        store.worker_reports.claim(("j1", 1, number), f"launcher-{number}", 0.0)
+    later = {"noticed": True, "exit": {"exit_code": 3, "ended_at": 9.0}}
+    store.worker_reports.write(("j1", 1, 1), {"noticed": True, "exit": {"ended_at": 5.0, **end}}, 1.0)
+    await here.channel.refresh()
+    assert here.channel.failed_worker(KEY, "SIGUSR1") == failed
+    store.worker_reports.write(("j1", 1, 2), later, 1.0)
+    await here.channel.refresh()
+    assert here.channel.failed_worker(KEY, "SIGUSR1") == (failed or (2, 3)), "the first one"
+    assert here.channel.failed_worker(("j1", 1, 2), "SIGUSR1") == failed, "never itself"
 
 
 def test_a_token_grows_old_expires_and_is_void() -> None:

@@ -89,7 +89,7 @@ async def test_a_claim_returns_everything_that_a_launcher_starts(worker: Worker)
 async def test_a_held_request_returns_the_notice_as_soon_as_it_is_written(web: Portal, worker: Worker) -> None:
     await worker.claim()
     web.backend.ignoring.add(worker.key[0])
-    assert (await worker.get("orders")).json() == {"known": "", "notice": None, "stop": False}
+    assert (await worker.get("orders")).json() == {"known": "", "notice": None, "stop": False, "failed": None}
     held = asyncio.create_task(worker.get("orders", known="", wait=HELD))
     await asyncio.sleep(0)
     await web.run.client("ana").preempt_test(worker.key[0])

@@ -263,7 +263,7 @@ def test_a_table_of_jobs_follows_them_until_the_last_has_ended(notebook: Noteboo
     for name in ("one", "two"):
         notebook.run(f"{name} = makeway.submit('import time; time.sleep(600)', name='{name}', profile='gpu1')")
     table = listed(notebook)
-    until(notebook, table, "one", "two", "running", "run %jobs to follow them")
+    until(notebook, table, "one", "two", "running", "after a reload %jobs follows them again")
     notebook.run("one.cancel(); None")
     until(notebook, table, "cancelled", "running")
     notebook.run("two.cancel(); None")

@@ -92,7 +92,7 @@ WARNING = "Its last save took 50 s, more than half of the grace of 1 min: save l
 def test_a_warning_of_the_service_is_shown_wherever_the_job_is() -> None:
     shown = job(State.RUNNING, warnings=[WARNING])
     assert f"  Warning  {WARNING}" in view.job_text(shown, NOW)
-    assert WARNING in view.jobs_text([shown], NOW)
+    assert f"in quota. {WARNING}" in view.jobs_text([shown], NOW)
     assert WARNING in str(view.job_card(shown, NOW))
     assert sum(WARNING in part["text/plain"] for part in view.job_bundles(shown, NOW)) == 1
     assert "Warning" not in view.job_text(job(State.RUNNING), NOW)

@@ -145,3 +145,21 @@ Root Cause (first observed failure):
 )
 def test_the_message_is_of_the_rank_that_failed_first(text: str, rank: str, words: str) -> None:
     assert last_words(text.splitlines(), rank).startswith(words)
+
+
+def test_ranks_that_hang_until_the_deadline_are_named(container: Container) -> None:
+    """As in a collective without a timeout, which no agent ends."""
+    (container.root / "train.py").write_text(STUCK.replace('RANK"] == "1"', 'RANK"] in "13"'))
+    workers = [{"env": {"RANK": str(rank), "WORLD_SIZE": "4"}} for rank in range(4)]
+    command = [sys.executable, "-u", str(container.root / "train.py"), "notice", "raise"]
+    process = container.start(*command, env={"PYTHONPATH": str(LIBRARY)}, grace=2, workers=workers)
+    for rank in range(4):
+        container.until("log", f"[{rank}] up")
+    process.send_signal(signal.SIGTERM)
+    process.wait(60)
+    status = container.status()
+    assert status["killed"]
+    assert status["message"] == (
+        "did not end within 2 s and was killed: ranks 1 and 3 had ended without an acknowledgement, ranks 0 and 2 did "
+        "not call checkpoint.requested() in that time; no checkpoint"
+    )

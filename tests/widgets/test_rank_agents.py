@@ -91,12 +91,14 @@ def container(tmp_path: Path) -> Container:
     return Container(tmp_path)
 
 
-def start(container: Container, *words: str, code: str = RANK, starts: int = 1) -> subprocess.Popen[bytes]:
+def start(
+    container: Container, *words: str, code: str = RANK, starts: int = 1, grace: float = 60
+) -> subprocess.Popen[bytes]:
     """Start an agent with two ranks, and wait until both train."""
     for name, text in (("agent.py", AGENT), ("rank.py", code)):
         (container.root / name).write_text(text)
     command = [sys.executable, "-u", str(container.root / "agent.py"), str(container.root / "rank.py"), str(starts)]
-    process = container.start(*command, *words, env={"PYTHONPATH": str(LIBRARY)}, grace=60)
+    process = container.start(*command, *words, env={"PYTHONPATH": str(LIBRARY)}, grace=grace)
     for rank in "01":
         while not (container.root / "job" / "work" / f"up-{rank}").exists():
             assert process.poll() is None, container.file("log").read_text()
@@ -237,3 +239,31 @@ def test_a_command_after_a_training_that_is_done_gets_the_signal(container: Cont
     container.until("log", "up")
     status = end(container, process)
     assert (status["exit_code"], status["completed"]) == (-signal.SIGTERM, False)
+
+
+STUCK = """
+import ctypes, os, time
+from makeway import checkpoint
+
+rank = os.environ["RANK"]
+checkpoint.requested()
+open("up-" + rank, "w").close()
+while not checkpoint.requested():
+    time.sleep(0.005)
+if rank == "1":
+    with checkpoint.saving(7) as folder:  # without asking whether the others have notice, too
+        (folder / "weights").write_text("whole")
+    checkpoint.stop()
+while True:
+    ctypes.CDLL(None).sleep(600)  # no Python code runs, as in a collective with a rank that has left
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.covers("N12")
+def test_a_rank_that_is_stuck_without_one_that_has_left_is_named(container: Container) -> None:
+    """Its agent sends it SIGTERM, for which it has a handler that never runs."""
+    process = start(container, code=STUCK, grace=8)
+    status = end(container, process)
+    assert (status["killed"], status["acknowledged"], status["step"]) == (True, False, 7)
+    assert status["message"] == ("did not end within 8 s and was killed: rank 0 had seen the notice; saved at step 7")

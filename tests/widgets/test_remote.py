@@ -294,6 +294,57 @@ def test_orders_are_followed(quota: Quota, tmp_path: Path, orders: dict[str, Any
         assert json.loads((tmp_path / "attempt-1" / "stop.json").read_text())["reason"] == "reclaim"
 
 
+STUCK = """
+import ctypes, os, time
+from makeway import checkpoint
+checkpoint.requested()
+print("up", flush=True)
+while not os.path.exists(os.environ["MAKEWAY_STOP_FILE"]):
+    time.sleep(0.01)
+while True:
+    ctypes.CDLL(None).sleep(600)  # no Python code runs, as in a collective
+"""
+
+
+def stuck(quota: Quota, home: Path, grace: float, **failed: Any) -> dict[str, Any]:
+    """Run rank 0 of a gang of pods that gets a notice; return its end."""
+    quota.start |= {"gang": 2, "grace": grace}
+    rank = {"MAKEWAY_WORKER_ENV": '{"RANK": "0", "WORLD_SIZE": "2"}', "PYTHONPATH": str(FOLDER.parents[1])}
+    process = launch(quota, home, sys.executable, "-c", STUCK, **rank)
+    until(quota, lambda: b"up" in quota.outputs["log"])
+    notice = {"reason": "reclaim", "at": time.time(), "deadline": time.time() + grace}
+    quota.order(notice=notice)
+    until(quota, lambda: b"makeway: notice: reclaim" in quota.outputs["log"])
+    if failed:
+        quota.order(notice=notice, failed=failed)
+    process.wait(90)
+    end = quota.end()
+    assert end is not None
+    return end
+
+
+@pytest.mark.slow
+@pytest.mark.covers("N12")
+def test_a_worker_does_not_wait_until_the_deadline_for_a_rank_of_its_gang_that_failed(
+    quota: Quota, tmp_path: Path
+) -> None:
+    end = stuck(quota, tmp_path, 24, worker=1, exit_code=-9)
+    lost = "rank 1 failed (killed by SIGKILL (out of memory?))"
+    assert (end["exit_code"], end["killed"], end["acknowledged"]) == (-9, False, False)
+    assert end["message"] == f"ended, as it waited for another rank in vain: {lost}; no checkpoint"
+    assert f"makeway: {lost}, and the others have not ended".encode() in quota.outputs["log"]
+
+
+@pytest.mark.parametrize("failed", [{}, {"worker": "one", "exit_code": None}])
+def test_a_worker_whose_service_names_no_rank_that_failed_has_its_grace(
+    quota: Quota, tmp_path: Path, failed: dict[str, Any]
+) -> None:
+    end = stuck(quota, tmp_path, 1, **failed)
+    assert (end["exit_code"], end["killed"]) == (-9, True)
+    why = "rank 0 did not call checkpoint.requested() in that time"
+    assert end["message"] == f"did not end within 1 s and was killed: {why}; no checkpoint"
+
+
 def test_the_work_goes_on_while_the_service_is_unavailable(quota: Quota, tmp_path: Path) -> None:
     process = launch(quota, tmp_path, "sh", "-c", "echo up; while [ ! -e go ]; do sleep 0.05; done; echo $((6 * 7))")
     until(quota, lambda: b"up" in quota.outputs["log"])

@@ -112,6 +112,15 @@ def test_a_cluster_that_cannot_be_read_is_said() -> None:
     assert said in shown._repr_html_()
 
 
+@pytest.mark.parametrize("message", ["", "saved at step 12; its last save took 5 s", "exit code 1"])
+def test_an_attempt_says_once_at_which_step_it_saved(message: str) -> None:
+    ended = preempted()
+    ended.attempts = [attempt.model_copy(update={"message": message}) for attempt in ended.attempts] * 2
+    shown = str(view.job_card(ended, NOW))
+    assert shown.count("saved at step 12") == 2
+    assert message in shown
+
+
 def everything_evil() -> list[str]:
     wicked = job(
         name=EVIL, owner=EVIL, team=EVIL, id=EVIL, message=EVIL, profile=EVIL, over_quota=True, borrowed_from=[EVIL],

@@ -67,6 +67,11 @@ def why(job: Job, now: datetime | None) -> str:
     return reason or job.message if job.state is State.CANCELLED else job.message or reason
 
 
+def sentences(first: str, *others: str) -> str:
+    """Return sentences one after the other; a single one stays as it is."""
+    return " ".join([f"{first.rstrip('.')}." if first and others else first, *others]).strip()
+
+
 def checkpoint(job: Job, now: datetime | None) -> str:
     """Return the newest checkpoint and its age (`last checkpoint: step 12, 4 min ago`), or without `now` its time."""
     newest = job.checkpoint
@@ -110,7 +115,7 @@ def columns(now: datetime | None, owner: bool = False) -> list[Column[Job, Cell]
         *owners,
         Column("Team", lambda job: job.title(job.team)),
         age,
-        Column("Why", lambda job: " ".join([why(job, now), *job.warnings])),
+        Column("Why", lambda job: sentences(why(job, now), *job.warnings)),
     ]
 
 
@@ -176,7 +181,7 @@ def job_parts(job: Job, known_at: datetime, problem: str = "", idle: bool = Fals
     `known_at` is when the service said so, `problem` why nothing newer is known, `idle` that progress is not followed.
     """
     virtual: list[Inline] = [Chip("virtual GPUs", dashed=True)] if job.virtual else []
-    head: list[Block] = [Line((Bold(named(job) or "Job without a name"), chip(job), *virtual, Code(job.id)))]
+    head: list[Block] = [line(Bold(named(job) or "Job without a name"), chip(job), *virtual, Code(job.id), space=6)]
     head += [Facts(steady_facts(job, None)), *_attempts(job)]
     state = line(*_state_of(job, known_at, problem, idle))
     warnings = [Banner(warning, status=False) for warning in job.warnings]
@@ -208,7 +213,7 @@ def _state_of(job: Job, known_at: datetime, problem: str, idle: bool) -> tuple[I
 
 def _again(command: str, what: str) -> tuple[Inline, ...]:
     """Return how to go on from a saved output, which follows nothing."""
-    return Soft("run"), Code(command), Soft(f"to follow {what}.")
+    return Soft("after a reload"), Code(command), Soft(f"follows {what} again.")
 
 
 def facts(job: Job, now: datetime | None) -> list[tuple[str, Cell]]:
@@ -278,7 +283,8 @@ def _history(attempt: Attempt) -> str:
     )
     parts = [ran, attempt.outcome or "running"]
     if attempt.checkpoint and attempt.checkpoint.step is not None:
-        parts.append(f"saved at step {attempt.checkpoint.step}")
+        saved = f"saved at step {attempt.checkpoint.step}"
+        parts += [] if attempt.message.startswith(saved) else [saved]
     if attempt.lost_seconds:
         parts.append(f"lost {duration(attempt.lost_seconds)}")
     return ", ".join(parts) + (f": {attempt.message}" if attempt.message else "")

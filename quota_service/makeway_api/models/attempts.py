@@ -111,12 +111,22 @@ class WorkerNotice(Wire):
     preempt_test: bool
 
 
+class FailedWorker(Wire):
+    """A worker of the same gang that has failed."""
+
+    worker: int
+    exit_code: int = Field(description="of its command; negative for a signal")
+
+
 class WorkerOrders(Wire):
     """The orders for a worker, which its launcher polls."""
 
     known: str = Field(description="version of the orders: sent with the next request, which waits until they differ")
     notice: WorkerNotice | None = None
     stop: bool = Field(False, description="the worker has to end now, without saving")
+    failed: FailedWorker | None = Field(
+        None, description="after a notice: another worker of the gang, for which this one may wait in vain"
+    )
 
 
 class OutputReceipt(Wire):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import re
 import signal
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from .durations import duration
 
@@ -18,6 +19,14 @@ UNANSWERED = {
 """Why the signal of a notice ended a job, by its reaction"""
 
 
+MOST_RANKS = 8
+"""Ranks that a message names"""
+RANK_STATES = {
+    "ended": "had ended without an acknowledgement",
+    "unheard": "did not call checkpoint.requested() in that time",
+    "heard": "had seen the notice",
+}
+"""How far a rank was with the notice when it was killed, in words; one that had saved is not named"""
 EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Missing)(?:: |$)")
 ROOT_CAUSE = re.compile(r"^Root Cause.*?^\s+rank\s*: (\d+) .*?^\s+exitcode\s*: (-?\d+)", re.MULTILINE | re.DOTALL)
 """What torchrun writes of the rank that failed first"""
@@ -62,7 +71,10 @@ def end_of(code: int) -> str:
     if code >= 0:
         return f"exit code {code}"
     hint = " (out of memory?)" if code == -signal.SIGKILL else ""
-    return f"killed by {signal.Signals(-code).name}{hint}"
+    try:
+        return f"killed by {signal.Signals(-code).name}{hint}"
+    except ValueError:  # as real-time signals
+        return f"killed by signal {-code}"
 
 
 @dataclass(frozen=True)
@@ -87,6 +99,10 @@ class Ending:
     """the signal of the notice, where that ended it"""
     slow_save: str = ""
     """that its saves take long for its grace"""
+    waited_for: str = ""
+    """the rank elsewhere that failed, where it was ended as it waited for that rank in vain"""
+    ranks: Mapping[str, str] = field(default_factory=dict)
+    """how far each rank was with the notice when it was killed, as in `NoticeDelivery.ranks`; empty where it is one"""
 
     @property
     def saved(self) -> str:
@@ -102,8 +118,10 @@ class Ending:
             "unheard": ": it did not call checkpoint.requested() in that time",
         }
         if self.saving is not None:
-            return f"{text} {duration(self.saving)} into a save"
-        return text + how.get(self.reaction, "")
+            text = f"{text} {duration(self.saving)} into a save"
+        if about := _joined(*(_of_ranks(self.ranks, state) for state in RANK_STATES), by=", "):
+            return f"{text}: {about}"
+        return text if self.saving is not None else text + how.get(self.reaction, "")
 
     def unasked(self) -> str:
         """Return how it ended without a notice."""
@@ -123,6 +141,9 @@ class Ending:
             if self.code == 0:
                 return f"finished with its result; its process {self.kill}"
             return _joined(self.kill, self.saved or "no checkpoint", self.slow_save)
+        if self.waited_for:
+            text = f"ended, as it waited for another rank in vain: {self.waited_for}"
+            return _joined(text, self.saved or "no checkpoint")
         if self.lingered:
             rest = f"its process had not ended {duration(self.lingered)} later, and was ended"
             return _joined(self.saved or "acknowledged the notice", rest)
@@ -133,6 +154,16 @@ class Ending:
         else:
             text = _joined(f"{end_of(self.code)} after the notice", self.last_line, by=": ")
         return _joined(text, self.saved or "no checkpoint")
+
+
+def _of_ranks(ranks: Mapping[str, str], state: str) -> str:
+    """Return the ranks in one state, with that state in words; "" if none is."""
+    found = sorted((rank for rank, own in ranks.items() if own == state), key=lambda rank: (len(rank), rank))
+    if not found:
+        return ""
+    shown = [*found[:MOST_RANKS], f"{len(found) - MOST_RANKS} more"] if len(found) > MOST_RANKS else found
+    names = " and ".join(filter(None, [", ".join(shown[:-1]), shown[-1]]))
+    return f"rank{'s' if len(found) > 1 else ''} {names} {RANK_STATES[state]}"
 
 
 def slow_save(seconds: float | None, grace: float) -> str:

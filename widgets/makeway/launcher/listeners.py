@@ -17,6 +17,10 @@ from typing import NamedTuple
 NAME = re.compile(r"(\d{1,9})\.(\d{1,19})\.(\d{1,19})(\.heard|\.acknowledged|\.saving)?")
 MOST = 100_000
 """Files of a folder that are read: the job may have put anything there"""
+MOST_ENVIRONMENT = 2**20
+"""Bytes of a process's environment that are read"""
+_NEAREST = ("heard", "unheard", "acknowledged", "ended")
+"""The states of a rank's processes: the first of them that any has is that of the rank"""
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,8 @@ class Listeners:
         self.folder = folder
         self._ancestors: dict[Process, list[int]] = {}
         """The pids above each process that was found alive, nearest first"""
+        self._ranks: dict[Process, str] = {}
+        """The rank of each of them in its environment, "" without one"""
 
     def mark_signalled(self) -> None:
         """Add the file by which processes know that their signal is that of the notice, and none of their parent."""
@@ -73,7 +79,10 @@ class Listeners:
         here = _namespace()  # in another one a pid means something else
         living = [process for process in sorted(marks) if process.namespace != here or _is_alive(process)]
         for process in living:
-            self._ancestors.setdefault(process, _ancestors(process.pid) if process.namespace == here else [])
+            if process not in self._ancestors:
+                is_here = process.namespace == here
+                self._ancestors[process] = _ancestors(process.pid) if is_here else []
+                self._ranks[process] = _rank(process.pid) if is_here else ""
         done = self._done(marks)
         return [
             Listener(process.pid if process.namespace == here else 0, bool(marks[process]), process in done)
@@ -88,6 +97,26 @@ class Listeners:
         marks = self._marks()
         since = {process for process in marks if process in self._ancestors or "heard" in marks[process]}
         return not since <= self._done(marks)
+
+    def ranks(self) -> dict[str, str]:
+        """Return how far each rank is with the notice that was found alive since.
+
+        `acknowledged`; `heard` or `unheard` while it lives; `ended` where it has ended without an acknowledgement. Of
+        several processes of a rank, one that lives and has not acknowledged decides.
+        """
+        self.alive()  # those that have come since
+        marks = self._marks()
+        done = self._done(marks)
+        found: dict[str, list[str]] = {}
+        for process, rank in self._ranks.items():
+            if process in done:
+                state = "acknowledged"
+            elif _is_alive(process):
+                state = "heard" if marks.get(process) else "unheard"
+            else:
+                state = "ended"
+            found.setdefault(rank, []).append(state)
+        return {rank: min(states, key=_NEAREST.index) for rank, states in found.items() if rank}
 
     def _done(self, marks: dict[Process, set[str]]) -> set[Process]:
         """Return the processes that have acknowledged, those that they started, and those that only wait for them."""
@@ -125,6 +154,15 @@ def catches(pid: int, number: int) -> bool:
             if line.startswith("SigCgt:"):
                 return bool(int(line.split()[1], 16) >> (number - 1) & 1)
     return False
+
+
+def _rank(pid: int) -> str:
+    """Return RANK in the environment that a process was started with; "" without one."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
+        for variable in file.read(MOST_ENVIRONMENT).split(b"\0"):
+            if variable.startswith(b"RANK=") and variable[5:].isdigit():
+                return variable[5:14].decode("ascii")
+    return ""
 
 
 def _namespace() -> int:

@@ -123,6 +123,10 @@ class NoticeDelivery:
         """Whether a process of any worker that has listened since the notice has ended without acknowledging it."""
         return any(listeners.unsaved() for listeners in self._listeners.values())
 
+    def ranks(self) -> dict[str, str]:
+        """Return how far each rank is with the notice, as in `Listeners.ranks`; those that say theirs."""
+        return {rank: state for listeners in self._listeners.values() for rank, state in listeners.ranks().items()}
+
     def state(self) -> str:
         """Return how far the job is with the notice: `unheard`, `heard`, `acknowledged`, or "" if nothing listened."""
         if any(listeners.acknowledged() for listeners in self._listeners.values()):

@@ -22,7 +22,7 @@ from typing import Any
 
 from .attempt import Attempt
 from .durations import duration
-from .files import open_file
+from .files import open_file, whole
 from .log import Log
 from .log_sender import PART, LogSender
 from .pause import Pause
@@ -70,6 +70,7 @@ class Remote:
         self._worker = 0
         self._lost_after = math.inf
         self._notice: dict[str, Any] = {}
+        self._failed: tuple[str, int] | None = None
         self._progress: dict[str, Any] = dict.fromkeys(("started_at", "step", "saved_at"))
         self._done = threading.Event()
         self._unheard = False
@@ -235,6 +236,7 @@ class Remote:
             if orders.get("known") != known:
                 known = str(orders.get("known"))
                 notice = {"kill": True} if orders.get("stop") else orders.get("notice")
+                self._failed = _failed(orders.get("failed")) or self._failed
                 if isinstance(notice, dict):
                     self._notify(notice)
 
@@ -253,6 +255,10 @@ class Remote:
     def notice(self, attempt: Attempt) -> dict[str, Any]:
         """Return the newest order; an order to end at once stays."""
         return self._notice
+
+    def failed_rank(self) -> tuple[str, int] | None:
+        """Return the rank of the gang that failed first after the notice, as the service has it from its launcher."""
+        return self._failed
 
     def _notify(self, notice: dict[str, Any]) -> None:
         if not self._done.is_set():
@@ -319,6 +325,14 @@ class Remote:
                 note(said)
                 if kind == "result":
                     self._refused = said
+
+
+def _failed(order: object) -> tuple[str, int] | None:
+    """Return the rank and the exit code in an order about a worker that failed; a service of before has none."""
+    if not isinstance(order, dict):
+        return None
+    worker, code = whole(order.get("worker")), whole(order.get("exit_code"))
+    return None if worker is None or code is None else (str(worker), code)
 
 
 def _order(start: dict[str, Any], environ: dict[str, str]) -> dict[str, Any]:

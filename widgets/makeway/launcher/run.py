@@ -149,6 +149,10 @@ class Run:
         self._ranks: dict[int, str] = {}
         """of the workers of a gang, by pid"""
         self._failed_since: float | None = None
+        self._waited_for = ""
+        """The rank of a gang's other launcher that failed, where the workers here waited for it in vain"""
+        self._at_the_kill: dict[str, str] = {}
+        """How far each rank was with the notice when it was killed"""
         self._pumps: list[tuple[threading.Thread, int]] = []
 
     def run(self) -> int:
@@ -243,6 +247,7 @@ class Run:
                 self._preempt(self._own_notice(reason), reason)
             if self.kill_at is not None and now >= self.kill_at:
                 self.killed = True
+                self._at_the_kill = self.delivery.ranks()
                 return
             if self.notice and self.delivery.lingers():
                 self.lingered = True
@@ -262,14 +267,19 @@ class Run:
     def _wait_in_vain(self) -> bool:
         """Whether the workers that are left wait for one of their gang that has failed, as in a collective."""
         failed = self._failed()
-        if failed is None:
+        if failed is not None:
+            rank, code = self._ranks.get(failed, "0"), self.children.codes[failed]
+        elif (elsewhere := self.transport.failed_rank()) is not None:
+            rank, code = elsewhere
+        else:
             return False
         now = time.monotonic()
         self._failed_since = now if self._failed_since is None else self._failed_since
         saving = number(read_json(self.attempt.path("progress.json")).get("saving_since")) is not None
         if now < self._failed_since + LOST_RANK_SECONDS or not self.delivery.wait_in_vain(saving):
             return False
-        lost = f"rank {self._ranks.get(failed, '0')} failed ({end_of(self.children.codes[failed])})"
+        lost = f"rank {rank} failed ({end_of(code)})"
+        self._waited_for = lost if failed is None else ""
         self.log.note(
             f"{lost}, and the others have not ended {duration(now - self._failed_since)} later: they are ended"
         )
@@ -320,7 +330,7 @@ class Run:
             written = False
         seconds = _time_left(notice, self.grace)
         self.kill_at = time.monotonic() + seconds
-        self.log.note(f"{sentence}; it has {duration(seconds)} to save and end")
+        self.log.note(f"{sentence.rstrip('.')}; it has {duration(seconds)} to save and end")
         self.delivery.begin(seconds, written=written)
 
     def _over(self) -> bool:
@@ -430,6 +440,8 @@ class Run:
             lingered=LINGER_SECONDS if self.lingered else 0.0,
             signal=self.signal if self._is_ours(code) else 0,
             slow_save=slow_save(number(progress.get("save_seconds")), self.grace),
+            waited_for=self._waited_for,
+            ranks=self._at_the_kill if self._ranks or len(self._at_the_kill) > 1 else {},
         )
         if self.timed_out:
             return ending.after_time_limit(str(notice["reason"]))

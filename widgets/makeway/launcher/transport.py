@@ -26,6 +26,9 @@ class Transport(Protocol):
     def notice(self, attempt: Attempt) -> dict[str, Any]:
         """Return the newest order to end, empty without one; asked after a SIGTERM, and from time to time."""
 
+    def failed_rank(self) -> tuple[str, int] | None:
+        """Return a rank that runs elsewhere and has failed after the notice, and its exit code; None without one."""
+
     def finish(self, attempt: Attempt, status: dict[str, Any], log: Log, deadline: float | None = None) -> None:
         """Report how the attempt ended; return when that is done. It may add notes to the log.
 
@@ -50,6 +53,10 @@ class Beside:
     def notice(self, attempt: Attempt) -> dict[str, Any]:
         """Read the notice that the service wrote beside the attempt's files."""
         return read_json(attempt.path("notice.json"))
+
+    def failed_rank(self) -> tuple[str, int] | None:
+        """Return None: all ranks run here."""
+        return None
 
     def finish(self, attempt: Attempt, status: dict[str, Any], log: Log, deadline: float | None = None) -> None:
         """Do nothing: the service reads the status from its file."""

@@ -7,6 +7,7 @@ How long a worker is silent is counted while this process observes: a downtime o
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, cast
@@ -230,6 +231,21 @@ class WorkerChannel:
         workers = self._seen.get(key[:2], {})
         return any(w.ended and w.exit_code not in (0, 75) for number, w in workers.items() if number != key[2])
 
+    def failed_worker(self, key: WorkerKey, notice_signal: str) -> tuple[int, int] | None:
+        """Return the other worker of the same attempt that failed first, and its exit code; None if none did.
+
+        One that had notice did not fail if it acknowledged it, or if its signal ended it.
+        """
+        number_of_ours = _number_of(notice_signal)
+        ours = (-number_of_ours, 128 + number_of_ours)
+        failed = [
+            (w.ended_at or 0.0, number, w.exit_code)
+            for number, w in self._seen.get(key[:2], {}).items()
+            if number != key[2] and w.exit_code is not None and w.exit_code not in (0, 75)
+            if not (w.noticed and (w.acknowledged or w.exit_code in ours))
+        ]
+        return min(failed)[1:] if failed else None
+
     def gang_stopped_at(self, key: WorkerKey) -> float | None:
         """Return when another worker of the same attempt ended on a notice, in Unix seconds; None if none did."""
         others = [w for number, w in self._seen.get(key[:2], {}).items() if number != key[2]]
@@ -257,6 +273,14 @@ class WorkerChannel:
                 del self._reports[key], self._seen[key]
         self._heard = {key: at for key, at in self._heard.items() if key in keys}
         self._unwritten = {key: at for key, at in self._unwritten.items() if key in keys}
+
+
+def _number_of(name: str) -> int:
+    """Return the number of a job's signal."""
+    try:
+        return signal.Signals[name].value
+    except KeyError:
+        return signal.SIGTERM.value
 
 
 def worker_of(report: Mapping[str, Any]) -> WorkerSeen:

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from makeway_api.models.attempts import (
+    FailedWorker,
     OutputReceipt,
     ReportReceipt,
     WorkerFile,
@@ -132,7 +133,8 @@ class AttemptService:
                 leaving = row.notice is not None or stopped_at is not None
                 # A rank that fails after the notice takes no time to save from the others.
                 stop = row.cancel_requested or (not leaving and self._channel.gang_failed(key))
-                orders = _orders(row, stopped_at, stop=stop)
+                failed = self._channel.failed_worker(key, row.signal) if leaving else None
+                orders = _orders(row, stopped_at, failed, stop=stop)
                 left = deadline - time.monotonic()
                 if orders.known != known or left <= 0:
                     return orders
@@ -271,8 +273,13 @@ def _start(row: Workload, key: WorkerKey, files: list[WorkerFile], lost_after: f
     )
 
 
-def _orders(row: Workload, gang_stopped_at: float | None, *, stop: bool) -> WorkerOrders:
-    """Return what a worker has to do; where something else stopped one of a gang, the others save and end, too."""
+def _orders(
+    row: Workload, gang_stopped_at: float | None, failed: tuple[int, int] | None, *, stop: bool
+) -> WorkerOrders:
+    """Return what a worker has to do; where something else stopped one of a gang, the others save and end, too.
+
+    `failed`: the worker of the gang that failed after the notice, and its exit code.
+    """
     if stop:
         return WorkerOrders(known="stop", stop=True)
     notice = row.notice
@@ -280,7 +287,11 @@ def _orders(row: Workload, gang_stopped_at: float | None, *, stop: bool) -> Work
         notice = Notice("another worker of the gang was stopped", gang_stopped_at, gang_stopped_at + row.grace)
     if notice is None:
         return WorkerOrders(known="")
-    return WorkerOrders(known=f"notice {notice.deadline}", notice=WorkerNotice(**_fields(notice)))
+    orders = WorkerOrders(known=f"notice {notice.deadline}", notice=WorkerNotice(**_fields(notice)))
+    if failed is not None:
+        orders.known += f", {failed[0]} failed"
+        orders.failed = FailedWorker(worker=failed[0], exit_code=failed[1])
+    return orders
 
 
 def _fields(notice: Notice) -> dict[str, Any]:
