@@ -70,7 +70,7 @@ def options(facts: Facts, o: Workload, place: Placement, near: str = "") -> list
         pool = near if near in shares else pool
         whole = Unit(o, pool, sum(shares.values()), tuple(shares.items()))
         return [Leaving(o, pool, (), (whole,))]
-    able = [p for p in place if facts.usable(p.node) and _is_shown(facts, o, p)]
+    able = [p for p in place if facts.usable(p.node) and is_shown(facts, o, p)]
     found = []
     for count in range(1, extra + 1):
         for gone in combinations(place, count):
@@ -85,7 +85,7 @@ def options(facts: Facts, o: Workload, place: Placement, near: str = "") -> list
     return [*found, Leaving(o, pool, (), (*(Unit(o, pool, each),) * extra, Unit(o, pool, rest)))]
 
 
-def _is_shown(facts: Facts, o: Workload, placed: Placed) -> bool:
+def is_shown(facts: Facts, o: Workload, placed: Placed) -> bool:
     """Whether a worker holds just what it requests, so that it could go on there."""
     devices, milli = facts.devices(o, placed)
     return len(devices) * (min(facts.profile(o).gpus, GPU) if milli is None else milli) == facts.profile(o).gpus

@@ -2,7 +2,8 @@
 
 Shared by both checkers. A nominated workload starts though another one has a better right to its GPUs by now: no plan
 withdraws a nomination that it can keep (rule 5.8), so the next one evicts or moves it, and what else has to leave with
-it. And a start over quota that puts its policy above its reservation makes candidates of the policy's other work. Where
+it. With what that one gets, its team may use more than it reserves: then work of it may make way for others in turn.
+And a start over quota that puts its policy above its reservation makes candidates of the policy's other work. Where
 only start and other work together make room for a workload in quota, the next plan evicts them: the start cannot wait
 instead, or its GPUs would idle for as long as the other work runs (invariant I6).
 """
@@ -18,19 +19,43 @@ def starts_evicted_with_others(before: Snapshot, plan: Plan, again: Plan) -> set
     started = {start.id for start in plan.start}
     found = started & nominated
     over_quota = found | {start.id for start in plan.start if not start.in_quota}
-    for victims in _victims(again, found).values():
+    for preemptor, victims in _victims(again, found).items():
+        moved = {move.id for move in again.move if move.preemptor == preemptor}
         if victims & nominated & started:
             found |= victims & started
-        elif not victims <= over_quota:
+        elif not victims | moved <= over_quota:
             found |= victims & over_quota
     return found
 
 
 def only_for_such_starts(before: Snapshot, plan: Plan, again: Plan) -> bool:
-    """Whether all that the next plan does is to evict or move such starts, and what leaves with them."""
+    """Whether all that the next plan does is to evict or move such starts, and what leaves with them or for that.
+
+    What started or was nominated in the plan evicts nothing once more.
+    """
     starts = starts_evicted_with_others(before, plan, again)
     nominated = {start.id for start in plan.start} & {w.id for w in before.workloads if w.nomination}
-    return not again.start and all(victims & starts for victims in _victims(again, nominated).values())
+    victims = _victims(again, nominated)
+    served = {start.id for start in plan.start} | {w.id for w in plan.pending if w.nomination}
+    if again.start or not served.isdisjoint(victims):
+        return False
+    left = {preemptor for preemptor, theirs in victims.items() if not theirs & starts}
+    teams = {team for preemptor in victims.keys() - left for team in _teams(before, preemptor)}
+    while made := {p for p in left if any(teams & _teams(before, each) for each in victims[p])}:
+        left -= made
+        teams |= {team for preemptor in made for team in _teams(before, preemptor)}
+    return not left
+
+
+def _teams(snapshot: Snapshot, workload: str) -> set[str]:
+    """Return the team of a workload and its departments."""
+    parents = {policy.name: policy.parent for policy in snapshot.policies}
+    at: str | None = next(w.policy for w in snapshot.workloads if w.id == workload)
+    found: set[str] = set()
+    while at is not None and at not in found:
+        found.add(at)
+        at = parents.get(at)
+    return found
 
 
 def _victims(plan: Plan, nominated: set[str]) -> dict[str, set[str]]:

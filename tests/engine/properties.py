@@ -15,9 +15,10 @@ from engine.guaranteed import (
     free_guaranteed_gpus_keep_cpu_and_memory,
     work_waits_for_free_guaranteed_gpus_only_where_it_must,
 )
-from engine.legal_sets import MOST_ORDERS, legal_sets
+from engine.legal_sets import MOST_ORDERS, is_shown, legal_sets
 from engine.overtaken import only_for_such_starts
 from makeway_quota.engine import GPU, Placed, Plan, QuotaLine, Snapshot, Workload
+from makeway_quota.engine.snapshot import Placement
 from worlds import World
 
 HELD = {"held", "static_quota", "nominated", "paused", "queue_closed"}
@@ -48,9 +49,11 @@ def check(world: World, engine: Engine, shuffle: Random) -> Plan:
     no_stopped_victim_has_room(world, plan, after)
     applied = world.snapshot()
     again = plan if applied == before else engine(applied)  # the same snapshot has the same plan (I8)
-    assert not again.acts or only_for_such_starts(before, plan, again), (
-        f"I7: planning again acts: {again}\nafter {plan}"
-    )
+    if again is not plan and again.acts:
+        assert only_for_such_starts(before, plan, again), f"I7: planning again acts: {again}\nafter {plan}"
+        second = Facts(applied)
+        victims_are_legal(second, again)
+        no_victim_is_needless(second, again, future(applied, again))
     return plan
 
 
@@ -137,14 +140,20 @@ def _freed(facts: Facts, plan: Plan) -> dict[str, tuple[str, Shares]]:
 
 def _most_used(facts: Facts, plan: Plan, policy: str, pools: Sequence[str]) -> int:
     """Return the most that a team can have used at any moment of the plan."""
-    every = {w.id: (w, p) for w in facts.live.values() for p in (w.placement, w.nomination) if p}
-    every |= {s.id: (facts.live[s.id], s.placement) for s in plan.start}
-    every |= {w.id: (facts.live[w.id], w.nomination) for w in plan.pending if w.nomination}
+    places: dict[str, list[Placement]] = {w.id: [w.placement, w.nomination] for w in facts.live.values()}
+    for start in plan.start:
+        places[start.id].append(start.placement)
+    for waiting in plan.pending:
+        places[waiting.id].append(waiting.nomination)
+    team = {w.id: w for w in facts.live.values() if policy in {each.name for each in facts.family(w.policy)}}
     return sum(
-        sum(n for pool, n in facts.shares(w, place).items() if not pools or pool in pools)
-        for w, place in every.values()
-        if policy in {each.name for each in facts.family(w.policy)}
+        max(_covered(facts.shares(w, place), pools) if place else 0 for place in places[name])
+        for name, w in team.items()
     )
+
+
+def _covered(shares: Shares, pools: Sequence[str]) -> int:
+    return sum(n for pool, n in shares.items() if not pools or pool in pools)
 
 
 def the_order_of_the_input_does_not_matter(snapshot: Snapshot, plan: Plan, engine: Engine, shuffle: Random) -> None:
@@ -334,7 +343,10 @@ def nothing_idles(world: World, plan: Plan, after: State) -> None:
 
 
 def no_stopped_victim_has_room(world: World, plan: Plan, after: State) -> None:
-    """Check rule 5.6: a victim that may run over quota and fits into what a plan leaves free is moved, not stopped."""
+    """Check rule 5.6: a victim that may run over quota and fits into what a plan leaves free is moved, not stopped.
+
+    A gang also beside workers that can stay.
+    """
     facts = after.facts
     if facts.static or any(waiting.code == "held" for waiting in plan.pending):
         return
@@ -343,8 +355,26 @@ def no_stopped_victim_has_room(world: World, plan: Plan, after: State) -> None:
     for each in plan.evict:
         w = facts.live[each.id]
         for pool in facts.pools_of(w) if facts.request(w) and facts.may_start(w) and _may_borrow(facts, w) else ():
-            fits = facts.workers(_both(now, after), w, pool) >= facts.least(w)
+            beside = _with_workers_that_stay(facts, after, w, pool)
+            missing = facts.least(w) - len(beside.held[w.id][1] if w.id in beside.held else ())
+            fits = facts.workers(_both(now, beside), w, pool) >= missing
             assert not (fits and after.admits(w, pool, facts.request(w))), f"5.6: {w.id} has room in {pool}: {plan}"
+
+
+def _with_workers_that_stay(facts: Facts, after: State, w: Workload, pool: str) -> State:
+    """Return the state with the workers of a gang on devices that nothing else gets, all but one of those it needs."""
+    if facts.is_fixed(w, w.placement) or facts.pool(w.placement) != pool:
+        return after
+    found = after
+    for placed in sorted(w.placement, key=lambda each: each.worker):
+        kept = found.held[w.id][1] if w.id in found.held else ()
+        trial = State(facts, after.held | {w.id: (w, (*kept, placed))})
+        if len(kept) < facts.least(w) - 1 and facts.usable(placed.node) and is_shown(facts, w, placed):
+            room = trial.rooms()[placed.node]
+            devices = facts.devices(w, placed)[0]
+            if all(room.devices[at] >= 0 for at in devices) and min(room.cpu, room.memory, room.pods) >= 0:
+                found = trial
+    return found
 
 
 def _both(now: State, after: State) -> dict[str, object]:

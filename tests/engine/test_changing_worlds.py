@@ -12,14 +12,14 @@ BROKEN_ONCE = {
     1504: "the same with three jobs of a team in two pools, one of them an elastic gang",
     1815: "jobs of which a node shows too few devices, or none, are taken for equal to others of their size",
     1279: "a job that moves to another pool counts twice on a line over both, so that another one waits",
+    2107: "a job starts on free GPUs on which a gang that made way goes on beside one of its workers",
+    2129: "a start in quota makes way for its victim in turn, which it then evicts again",
+    2200: "a nominated start is evicted in the next plan, whereupon another team evicts a third workload, too",
+    6044: "the check counted the place that a stuck gang moves to instead of the larger one that it holds",
+    6108: "one engine counted all GPUs of a stuck gang over two pools in one of them, the other one none",
+    5103: "a start over quota makes candidates of jobs that the next plan moves beside its eviction",
 }
 """Histories that once broke an invariant, each with the cause."""
-KNOWN = {
-    2107: "I11: a job over quota starts on free GPUs beside which a gang over quota, stopped in that plan, returns",
-    2129: "I4: a job moves by one device on its node for a nomination that would fit beside it",
-    2200: "I7: a nominated start is evicted in the next plan, whereupon another team evicts a third workload, too",
-}
-"""Histories that break an invariant, each with what happens."""
 PARTS = 20
 """The slow tier in parts, so that several processors may share it."""
 
@@ -37,17 +37,11 @@ def test_changing_histories_that_broke_an_invariant_once_keep_it(seed: int) -> N
     ChangingHistory(seed).live(20)
 
 
-@pytest.mark.covers(*ROWS)
-@pytest.mark.parametrize("seed", [pytest.param(s, marks=pytest.mark.xfail(reason=why)) for s, why in KNOWN.items()])
-def test_changing_histories_that_break_an_invariant_keep_it(seed: int) -> None:
-    ChangingHistory(seed).live(20)
-
-
 @pytest.mark.slow
 @pytest.mark.covers(*ROWS)
 @pytest.mark.timeout(4 * 3600)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_the_invariants_hold_while_everything_changes_at_length(part: int) -> None:
     many = max(1, HISTORIES // PARTS)
-    for seed in sorted({*range(1000 + part * many, 1000 + (part + 1) * many)} - KNOWN.keys()):
+    for seed in range(1000 + part * many, 1000 + (part + 1) * many):
         ChangingHistory(seed).live(20)

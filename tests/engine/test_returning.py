@@ -1,11 +1,15 @@
-"""What work over quota may evict, and what counts of work that moves between pools, in worlds of two pools."""
+"""What returns once it was evicted: beside what a plan starts meanwhile, and by evicting others."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from random import Random
 
 import pytest
+from engine.cascades import come_to_rest
 from engine.engines import ENGINES
+from engine.properties import check
 from makeway_quota.engine import GPU, Placed, QuotaLine
 from worlds import World
 
@@ -61,3 +65,70 @@ def test_a_job_that_moves_to_another_pool_counts_once_on_a_line_over_both(engine
     assert [(each.id, each.preemptor) for each in world.step().evict] == [("borrows", "other")]
     world.release().reconcile()
     assert world.named() == ["moves", "other", "owner"]
+
+
+def gang_beside_free_gpus() -> World:
+    """Return a world where a gang makes way on p-1, and would go on with its worker on p-2 and the free GPUs there."""
+    world = World(consolidation=False).pool("p", nodes=2, gpus=3).team("a")
+    world.profile("two", 2).profile("three", 3).profile("gang", 1, workers=3).run("gang", "a", "gang")
+    parts = Placed(0, "p-1", (0,)), Placed(1, "p-1", (1,)), Placed(2, "p-2", (0,))
+    world.change("gang", state="running", placement=parts)
+    return world.submit("high", "a", "three", priority=1).submit("low", "a", "two", priority=-1)
+
+
+def jobs_that_leave_room_for_each_other() -> World:
+    """Return a world where v1 leaves one GPU of its three, which v2 or its preemptor can use beside the free one."""
+    world = World(consolidation=False).pool("p", nodes=2, gpus=4).team("a")
+    world.nodes["p-2"] = replace(world.nodes["p-2"], gpus=2)
+    world.profile("one", 1).profile("two", 2).profile("three", 3)
+    world.run("v1", "a", "three", "p-1").run("v2", "a", "two", "p-2")
+    for name, devices in (("v1", (0, 1, 2)), ("v2", (0, 1))):
+        node = world.workloads[name].placement[0].node
+        world.change(name, placement=(Placed(0, node, devices),))
+    return world.jobs("h1 h2", "a", "two", priority=1).submit("low", "a", "one", priority=-1)
+
+
+@pytest.mark.covers("F14", "F15")
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_gang_that_makes_way_moves_beside_its_workers_that_can_stay(engine: str) -> None:
+    """Else low started on the free GPUs, which the gang took back from it at once."""
+    plan = check(gang_beside_free_gpus(), ENGINES[engine], Random(7))
+    assert not plan.start
+    assert not plan.evict
+    (move,) = plan.move
+    assert (move.id, move.preemptor) == ("gang", "high")
+    assert Placed(2, "p-2", (0,)) in move.to
+    assert {placed.node for placed in move.to} == {"p-2"}
+
+
+@pytest.mark.covers("F14", "F15")
+@pytest.mark.parametrize("engine", ENGINES)
+def test_nothing_starts_where_a_victim_would_return_on_what_another_victim_leaves(engine: str) -> None:
+    plan = check(jobs_that_leave_room_for_each_other(), ENGINES[engine], Random(7))
+    assert [(each.id, each.preemptor) for each in plan.evict] == [("v1", "h2")]
+    assert not plan.start
+    assert not plan.move
+
+
+@pytest.mark.covers("F14")
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("make", [gang_beside_free_gpus, jobs_that_leave_room_for_each_other])
+def test_no_start_is_undone_by_a_victim_of_its_plan(make: Callable[[], World], engine: str) -> None:
+    world = make()
+    come_to_rest(world, ENGINES[engine])
+    assert "low" not in {start.id for plan in world.plans for start in plan.start}
+
+
+@pytest.mark.covers("F14", "F15")
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_start_that_could_evict_a_victim_again_does_not_make_way_for_it(engine: str) -> None:
+    """x and y are within their team's 2 GPUs; lent comes first in the department's 3, but only while one of them waits."""
+    world = World().pool("p", gpus=3).team("top", 3).team("a", 2, parent="top").team("b", parent="top")
+    world.profile("one", 1).profile("two", 2).run("lent", "b", "two", "p-1")
+    world.change("lent", placement=(Placed(0, "p-1", (0, 1)),))
+    world.jobs("x y", "a", "one", priority=-1)
+    plan = check(world, ENGINES[engine], Random(7))
+    assert [(each.id, each.preemptor) for each in plan.evict] == [("lent", "y")]
+    assert not plan.move
+    world.release().reconcile()
+    assert world.named() == ["x", "y"]

@@ -285,3 +285,21 @@ def test_the_reason_names_what_does_not_end_and_where() -> None:
     text = sentence(waiting.facts)
     assert "1 GPU is held by what does not end" in text
     assert "job a1 of ana does not end on p-1, 2 h after its deadline." in text
+
+
+@pytest.mark.covers("F20")
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("there", "foreign", "code"), [(1, 1000, "no_free_gpus"), (2, 0, "stuck")])
+def test_of_a_stuck_gang_over_two_pools_only_the_gpus_of_a_pool_are_waited_for(
+    there: int, foreign: int, code: str, engine: str
+) -> None:
+    """Its node q-1 was in pool p when it started; one of the 3 GPUs of q-1 is free."""
+    world = World().pool("p", gpus=4).pool("q", gpus=3).team("a").team("b", 4, pools=("q",))
+    world.nodes["q-1"] = replace(world.nodes["q-1"], foreign_gpus=foreign)
+    world.profile("gang", 1, workers=4).profile("three", 3, pools=("q",)).run("gang", "a", "gang")
+    placement = tuple(Placed(at, "q-1" if at < there else "p-1", (at,)) for at in range(4))
+    deadline = world.now - 100
+    world.change("gang", state="checkpointing", placement=placement, evicted_for="b1", deadline=deadline)
+    world.engine = ENGINES[engine]
+    world.submit("b1", "b", "three")
+    assert world.reason("b1")[0] == code

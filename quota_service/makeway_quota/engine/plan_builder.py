@@ -362,9 +362,10 @@ def stuck_fact(cluster: ClusterState, allocation: Allocation) -> Fact:
 
 def stuck_in(cluster: ClusterState, pool: PoolState) -> tuple[Facts, int]:
     """Return what does not end in a pool, and its milli-GPUs: evicted workloads, then what outlived its attempt."""
-    late = [a for id in cluster.terminating if (a := cluster.allocations.get(id)) and a.stuck and a.pool is pool]
+    late = [a for id in cluster.terminating if (a := cluster.allocations.get(id)) and a.stuck and a.is_in(pool)]
     found = [stuck_fact(cluster, allocation) for allocation in late]
-    amount = sum(p.milli * len(p.devices) for a in late for p in a.parts if p.node.usable)
+    held = (part for allocation in late for part in allocation.parts_in(pool) if part.node.usable)
+    amount = sum(part.milli * len(part.devices) for part in held)
     for name in sorted(cluster.late.nodes):
         state = cluster.nodes[name]
         for each in state.node.terminating if state.pool is pool and state.usable else ():

@@ -7,14 +7,20 @@ where the victim can have its room: the victim would take it in the next plan, o
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
+from typing import NamedTuple
 
 from ..index.cluster import Cluster
 from ..index.nodes import Allocation, Part, PoolState
+from ..index.nominations import fits_later
 from ..index.queues import PendingQueues, Queue, cannot_start_at_all
 from ..placement.fit import allowed, find
 from ..plan_builder import PlanBuilder
 from ..rules.consolidation import Moving
 from ..rules.order import key
+from ..rules.victims.preemptor import Preemptor
+from ..rules.victims.rights import rights_of
+from ..rules.victims.sets import stays
 from ..snapshot import Workload
 from .admission import MOST_WITHDRAWN, put_back
 
@@ -60,35 +66,73 @@ def _relocated(builder: PlanBuilder, queue: Queue, workload: Workload, preemptor
         if _in_quota(queue, pool) or (queue.borrows and pool.pool.name not in builder.holds)
     ]
     for pool in able:
-        if parts := _room(cluster, queue, pool, _in_quota(queue, pool)):
+        if parts := _room(cluster, queue, workload, pool):
             _move(builder, queue, workload, parts)
             return True
-    for pool in able if builder.progress.withdrawn_starts < MOST_WITHDRAWN else ():
-        later = _later_starts(builder, queue, workload, pool, preemptors)
+    tries = [(pool, leaving) for leaving in (False, True) for pool in able]
+    for pool, leaving in tries if builder.progress.withdrawn_starts < MOST_WITHDRAWN else ():
+        later = _later_starts(builder, queue, workload, pool, preemptors, leaving)
         if later is not None:
-            for start in later:
+            for start in later.starts:
                 put_back(builder, start)
-            _move(builder, queue, workload, _room(cluster, queue, pool, _in_quota(queue, pool)))
+            _move(builder, queue, workload, later.parts)
             return True
     return False
 
 
-def _room(cluster: Cluster, queue: Queue, pool: PoolState, in_quota: bool) -> tuple[Part, ...]:
-    """Return where a victim could start now, its old devices not counted; empty if it could not.
+def _room(
+    cluster: Cluster, queue: Queue, workload: Workload, pool: PoolState, later: bool | None = None
+) -> tuple[Part, ...]:
+    """Return where a victim could start now, its old devices not counted, or go on beside workers that stay.
 
-    In quota, also where it could once all that terminates is gone: the next plan would nominate it there.
+    Empty if it could do neither. With `later`, also where it could start once all that terminates is gone; None: if it
+    is in quota, for the next plan would nominate it there.
     """
     if not allowed(cluster, queue.account, pool, queue.total, True):
         return ()
-    return find(pool, queue.need) or (find(pool, queue.need, True) if in_quota else ())
+    if parts := find(pool, queue.need) or _beside_workers_that_stay(cluster, workload, pool):
+        return parts
+    later = _in_quota(queue, pool) if later is None else later
+    return find(pool, queue.need, True) if later else ()
+
+
+def _beside_workers_that_stay(cluster: Cluster, workload: Workload, pool: PoolState) -> tuple[Part, ...]:
+    """Return where a gang could go on with workers whose devices nothing else gets, and others on free devices.
+
+    At least one worker moves, else it would not have to leave; empty if there is no room for those that move.
+    """
+    gang = cluster.allocations[workload.id]
+    need = gang.need
+    kept: list[Part] = []
+    for part in sorted(gang.parts, key=lambda each: each.worker) if gang.pool is pool and not gang.fixed else ():
+        if len(kept) < need.least - 1 and stays(gang, part) and fits_later([*kept, part], need):
+            kept.append(part)
+    if not kept:
+        return ()
+    missing = need.least - len(kept)
+    cluster.nominate(workload, need, tuple(kept))
+    new = find(pool, replace(need, least=missing, workers=missing))
+    cluster.withdraw_nomination(workload)
+    numbers = sorted(part.worker for part in gang.parts if part not in kept)
+    moved = [part._replace(worker=number) for part, number in zip(new, numbers, strict=False)]
+    return tuple(sorted([*kept, *moved], key=lambda part: part.worker)) if moved else ()
+
+
+class _Later(NamedTuple):
+    """Starts of this plan that come after a victim in the order, and where it has room without them."""
+
+    starts: list[Allocation]
+    parts: tuple[Part, ...]
 
 
 def _later_starts(
-    builder: PlanBuilder, queue: Queue, workload: Workload, pool: PoolState, preemptors: set[str]
-) -> list[Allocation] | None:
+    builder: PlanBuilder, queue: Queue, workload: Workload, pool: PoolState, preemptors: set[str], leaving: bool
+) -> _Later | None:
     """Return starts of this plan in a pool, later in the order, without which a victim has room; None if none do.
 
-    No workload for which others are evicted (`preemptors`) is among them.
+    No workload for which others are evicted (`preemptors`) is among them, and none that could evict the victim again
+    from there. `leaving`: a victim over quota has room in what other victims leave, too, beside starts that it would
+    evict there.
     """
     cluster = builder.cluster
     started = [cluster.allocations[name] for name in sorted(builder.started) if name not in preemptors]
@@ -105,25 +149,46 @@ def _later_starts(
             in_quota = builder.started[start.workload.id].in_quota
             if (in_quota and not over and theirs > mine) or (not in_quota and (not over or theirs > mine)):
                 later.append((theirs, start))
-    withdrawn = [start for _, start in sorted(later, key=lambda each: each[0])]
-    if not withdrawn or not _has_room_without(cluster, queue, pool, withdrawn, not over):
-        return None
-    for start in list(withdrawn):
-        fewer = [each for each in withdrawn if each is not start]
-        if fewer and _has_room_without(cluster, queue, pool, fewer, not over):
-            withdrawn = fewer
-    return withdrawn
+
+    def room_without(starts: Iterable[Allocation]) -> tuple[Part, ...]:
+        with _Withdrawn(cluster, starts):
+            return _room(cluster, queue, workload, pool, leaving or not over)
+
+    able = [start for _, start in sorted(later, key=lambda each: each[0])]
+    if leaving:
+        victim = cluster.allocations[workload.id]
+        able = [start for start in able if over and _could_evict(cluster, victim, start)]
+    while able and room_without(able):
+        withdrawn = list(able)
+        for start in able:
+            fewer = [each for each in withdrawn if each is not start]
+            if fewer and room_without(fewer):
+                withdrawn = fewer
+        parts = room_without(withdrawn)
+        with _Withdrawn(cluster, withdrawn):
+            victim = cluster.nominate(workload, queue.need, parts)
+            returning = [start for start in withdrawn if _could_evict(cluster, start, victim)]
+            cluster.withdraw_nomination(workload)
+        if not returning:
+            return _Later(withdrawn, parts)
+        able = [start for start in able if start not in returning]
+    return None
+
+
+def _could_evict(cluster: Cluster, asking: Allocation, victim: Allocation) -> bool:
+    """Whether a workload that waits again would be entitled to evict another one from its place."""
+    workload, pool, account = asking.workload, victim.pool, cluster.account(asking.workload)
+    in_quota = cluster.ledger.in_quota(account, pool.pool.name, asking.need.total, workload.non_preemptible)
+    if not asking.amount or (workload.kind == "job" and cluster.is_protected(victim.workload)):
+        return False
+    return any(
+        Preemptor(cluster, workload, asking.need, account, pool, rights).may_evict_now(victim)
+        for rights in rights_of(cluster, workload, account, pool, in_quota)
+    )
 
 
 def _may_wait(cluster: Cluster, start: Allocation) -> bool:
     return not start.workload.non_preemptible and cluster.evictable(start) is start
-
-
-def _has_room_without(
-    cluster: Cluster, queue: Queue, pool: PoolState, starts: Iterable[Allocation], in_quota: bool
-) -> bool:
-    with _Withdrawn(cluster, starts):
-        return bool(_room(cluster, queue, pool, in_quota))
 
 
 class _Withdrawn:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import NamedTuple
+
 from ..snapshot import Workload
 from .decisions import Decisions
 from .state.cluster import Allocation, Cluster, Part
 from .state.placement import find
 from .state.queues import Key, Queue, closed, key, queue_of
-from .state.quota import allowed, counts, guarantor, reserving
+from .state.quota import allowed, counts, guarantor, in_quota, reserving
+from .victims.victims import Preemptor, entitled, is_protected, rights_of
 
 MOST_WITHDRAWN = 1000
 """After so many withdrawn starts in a plan no more are withdrawn for a victim."""
@@ -47,35 +51,72 @@ def _may_run(decisions: Decisions, queue: Queue, pool: str) -> bool:
 def _relocate(decisions: Decisions, queue: Queue, workload: Workload) -> bool:
     able = [pool for pool in queue.pools if _may_run(decisions, queue, pool)]
     for pool in able:
-        if parts := _room(decisions.cluster, queue, pool, _in_quota(decisions.cluster, queue, pool)):
+        if parts := _room(decisions.cluster, queue, workload, pool):
             decisions.relocate(workload, parts)
             return True
-    for pool in able if decisions.withdrawn_starts < MOST_WITHDRAWN else ():
-        later = _later_starts(decisions, queue, workload, pool)
+    tries = [(pool, leaving) for leaving in (False, True) for pool in able]
+    for pool, leaving in tries if decisions.withdrawn_starts < MOST_WITHDRAWN else ():
+        later = _later_starts(decisions, queue, workload, pool, leaving)
         if later is not None:
-            for start in later:
+            for start in later.starts:
                 decisions.put_back(start)
-            in_quota = _in_quota(decisions.cluster, queue, pool)
-            decisions.relocate(workload, _room(decisions.cluster, queue, pool, in_quota))
+            decisions.relocate(workload, later.parts)
             return True
     return False
 
 
-def _room(cluster: Cluster, queue: Queue, pool: str, in_quota: bool) -> tuple[Part, ...]:
-    """Return where a victim could start now, its old devices not counted; empty if it could not.
+def _room(
+    cluster: Cluster, queue: Queue, workload: Workload, pool: str, later: bool | None = None
+) -> tuple[Part, ...]:
+    """Return where a victim could start now, its old devices not counted, or go on beside workers that stay.
 
-    In quota, also where it could once all that terminates is gone: the next plan would nominate it there.
+    Empty if it could do neither. With `later`, also where it could start once all that terminates is gone; None: if it
+    is in quota, for the next plan would nominate it there.
     """
-    may = allowed(cluster, queue.levels, pool, queue.need.total, True)
-    return (
-        (find(cluster, pool, queue.need) or (find(cluster, pool, queue.need, True) if in_quota else ())) if may else ()
-    )
+    if not allowed(cluster, queue.levels, pool, queue.need.total, True):
+        return ()
+    if parts := find(cluster, pool, queue.need) or _beside_workers_that_stay(cluster, workload, pool):
+        return parts
+    later = _in_quota(cluster, queue, pool) if later is None else later
+    return find(cluster, pool, queue.need, True) if later else ()
 
 
-def _later_starts(decisions: Decisions, queue: Queue, workload: Workload, pool: str) -> list[Allocation] | None:
+def _beside_workers_that_stay(cluster: Cluster, workload: Workload, pool: str) -> tuple[Part, ...]:
+    """Return where a gang could go on with workers whose devices nothing else gets, and others on free devices.
+
+    At least one worker moves, else it would not have to leave; empty if there is no room for those that move.
+    """
+    gang = cluster.running[workload.id]
+    need, gpus = gang.need, gang.need.gpus
+    kept: list[Part] = []
+    for part in sorted(gang.parts, key=lambda each: each.worker) if gang.pool == pool and not gang.fixed else ():
+        exact = cluster.usable(part.node) and len(part.devices) * part.milli == gpus
+        if exact and len(kept) < need.least - 1 and cluster.holds_parts(need, [*kept, part], cluster.future):
+            kept.append(part)
+    if not kept:
+        return ()
+    trial = cluster.copy()
+    trial.nominate(workload, kept)
+    new = find(trial, pool, replace(need, least=need.least - len(kept)))
+    numbers = sorted(part.worker for part in gang.parts if part not in kept)
+    moved = [part._replace(worker=number) for part, number in zip(new, numbers, strict=False)]
+    return tuple(sorted([*kept, *moved], key=lambda part: part.worker)) if moved else ()
+
+
+class Later(NamedTuple):
+    """Starts of this plan that come after a victim in the order, and where it has room without them."""
+
+    starts: list[Allocation]
+    parts: tuple[Part, ...]
+
+
+def _later_starts(
+    decisions: Decisions, queue: Queue, workload: Workload, pool: str, leaving: bool
+) -> Later | None:
     """Return starts of this plan in a pool, later in the order, without which a victim has room; None if none do.
 
-    No workload for which others are evicted is among them.
+    No workload for which others are evicted is among them, and none that could evict the victim again from there.
+    `leaving`: a victim over quota has room in what other victims leave, too, beside starts that it would evict there.
     """
     cluster = decisions.cluster
     preemptors = {each.preemptor for each in decisions.evicted.values()}
@@ -92,14 +133,36 @@ def _later_starts(decisions: Decisions, queue: Queue, workload: Workload, pool: 
         if (in_quota and not over and theirs > mine) or (not in_quota and (not over or theirs > mine)):
             later.append((theirs, start))
     later.sort(key=lambda each: each[0])
-    withdrawn = [start for _, start in later]
-    if not withdrawn or not _room(_without(cluster, withdrawn), queue, pool, not over):
-        return None
-    for start in list(withdrawn):
-        fewer = [each for each in withdrawn if each is not start]
-        if fewer and _room(_without(cluster, fewer), queue, pool, not over):
-            withdrawn = fewer
-    return withdrawn
+    able = [start for _, start in later]
+    if leaving:
+        able = [start for start in able if over and _could_evict(cluster, cluster.running[workload.id], start)]
+    ends = leaving or not over
+    while able and _room(_without(cluster, able), queue, workload, pool, ends):
+        withdrawn = list(able)
+        for start in able:
+            fewer = [each for each in withdrawn if each is not start]
+            if fewer and _room(_without(cluster, fewer), queue, workload, pool, ends):
+                withdrawn = fewer
+        trial = _without(cluster, withdrawn)
+        parts = _room(trial, queue, workload, pool, ends)
+        trial.nominate(workload, parts)
+        returning = [start for start in withdrawn if _could_evict(trial, start, trial.nominations[workload.id])]
+        if not returning:
+            return Later(withdrawn, parts)
+        able = [start for start in able if start not in returning]
+    return None
+
+
+def _could_evict(cluster: Cluster, asking: Allocation, victim: Allocation) -> bool:
+    """Whether a workload that waits again would be entitled to evict another one from its place."""
+    workload, pool = asking.workload, victim.pool
+    quota = in_quota(cluster, asking.levels, pool, asking.need.total, workload.non_preemptible)
+    if not asking.amount or (workload.kind == "job" and is_protected(cluster, victim.workload)):
+        return False
+    return any(
+        entitled(Preemptor(cluster, workload, asking.need, asking.levels, pool, rights), victim, ())
+        for rights in rights_of(cluster, workload, asking.need, pool, quota)
+    )
 
 
 def _without(cluster: Cluster, starts: list[Allocation]) -> Cluster:

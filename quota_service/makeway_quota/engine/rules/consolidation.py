@@ -33,7 +33,9 @@ class Moving:
     @property
     def changes(self) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
         """Return the old and the new parts of the workers that move; an elastic gang may go on with fewer."""
-        pairs = [(old, new) for old, new in zip(self.allocation.parts, self.to, strict=False) if old != new]
+        places = {part.worker: part for part in self.allocation.parts}
+        both = zip(self.allocation.parts, self.to, strict=False)
+        pairs = [(old, new) for at, new in both if (old := places.get(new.worker, at)) != new]
         return tuple(old for old, _ in pairs), tuple(new for _, new in pairs)
 
 

@@ -371,7 +371,7 @@ class Cluster:
     def stuck_gpus(self, pool: str) -> int:
         """Return the milli-GPUs of a pool's usable nodes that are held by what does not end."""
         up = {node for node in self.nodes_of(pool) if self.usable(node)}
-        late = [a for a in self.running.values() if self.is_stuck(a.workload) and a.pool == pool]
+        late = [a for a in self.running.values() if self.is_stuck(a.workload)]
         evicted = sum(p.milli * len(p.devices) for a in late for p in a.parts if p.node in up)
         outliving = [each for name in up for each in self.nodes[name].terminating]
         return evicted + sum(

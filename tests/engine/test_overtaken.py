@@ -1,0 +1,66 @@
+"""What the plan after one may do with nothing changed (invariant I7), and what it may not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+from engine.engines import ENGINES
+from engine.overtaken import only_for_such_starts
+from engine.properties import check
+from makeway_quota.engine import Placed, Plan, Snapshot
+from worlds import World
+
+
+def overtaken() -> World:
+    """Return a world where a nominated job starts, though the session of its own team needs its GPU and the next one.
+
+    With the session, team b uses 3 of its 2 GPUs, so that team d gets its GPU back from lent.
+    """
+    world = World().pool("p", gpus=1).pool("q", gpus=2).team("b", 2).team("c").team("d", 1, pools=("p",))
+    world.profile("here", 1, pools=("p",)).profile("one", 1, pools=("q",)).profile("two", 2, pools=("q",))
+    world.run("lent", "b", "here", "p-1").submit("nominated", "b", "one").submit("over", "c", "one")
+    world.change("nominated", nomination=(Placed(0, "q-1", (0,)),))
+    return world.session("session", "b", "two").submit("owner", "d", "here")
+
+
+def two_plans(engine: str) -> tuple[Snapshot, Plan, Plan]:
+    world = overtaken()
+    world.engine = ENGINES[engine]
+    before, plan = world.snapshot(), world.plan()
+    world.apply(plan)
+    return before, plan, world.plan()
+
+
+@pytest.mark.covers("F14", "F15")
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_team_that_evicts_a_nominated_start_gives_back_what_it_borrowed_in_the_same_plan(engine: str) -> None:
+    check(overtaken(), ENGINES[engine], Random(7))
+    _, plan, again = two_plans(engine)
+    assert [start.id for start in plan.start] == ["nominated", "over"]
+    assert not plan.evict
+    victims = {(each.id, each.preemptor) for each in again.evict}
+    assert victims == {("nominated", "session"), ("over", "session"), ("lent", "owner")}
+
+
+@pytest.mark.covers("F14", "F15")
+def test_what_was_nominated_or_started_evicts_nothing_in_the_next_plan() -> None:
+    before, plan, again = two_plans("fast")
+    assert only_for_such_starts(before, plan, again)
+    place = (Placed(0, "q-1", (0, 1)),)
+    twice = tuple(replace(each, nomination=place) if each.id == "session" else each for each in plan.pending)
+    assert not only_for_such_starts(before, replace(plan, pending=twice), again)
+
+
+@pytest.mark.covers("F14", "F15")
+def test_another_team_that_the_overtaken_start_does_not_concern_is_evicted_for_nobody() -> None:
+    before, plan, again = two_plans("fast")
+    workloads = tuple(replace(w, policy="c") if w.id == "lent" else w for w in before.workloads)
+    assert not only_for_such_starts(replace(before, workloads=workloads), plan, again)
+
+
+@pytest.mark.covers("F14", "F15")
+def test_the_next_plan_starts_nothing() -> None:
+    before, plan, again = two_plans("fast")
+    assert not only_for_such_starts(before, plan, replace(again, start=plan.start))
