@@ -355,9 +355,33 @@ EDITS = (
     ),
     Edit(
         "cycle/relocation.py",
-        "or (find(pool, queue.need, True) if in_quota else ())",
-        "or ()",
+        "return find(pool, queue.need, True) if later else ()",
+        "return ()",
         "nothing starts where a victim in quota returns",
+    ),
+    Edit(
+        "cycle/relocation.py",
+        "for leaving in (False, True)",
+        "for leaving in (False,)",
+        "nothing starts where a victim over quota would return by evicting it",
+    ),
+    Edit(
+        "cycle/relocation.py",
+        "find(pool, queue.need) or _beside_workers_that_stay(cluster, workload, pool)",
+        "find(pool, queue.need)",
+        "a gang goes on beside those of its workers that can stay",
+    ),
+    Edit(
+        "cycle/relocation.py",
+        "if not returning:",
+        "if True:",
+        "a start that could evict a victim again does not make way for it",
+    ),
+    Edit(
+        "plan_builder.py",
+        "a.stuck and a.is_in(pool)]",
+        "a.stuck and a.pool is pool]",
+        "a stuck gang over two pools counts in both of them",
     ),
     Edit(
         "rules/consolidation.py",
