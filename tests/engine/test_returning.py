@@ -122,7 +122,7 @@ def test_no_start_is_undone_by_a_victim_of_its_plan(make: Callable[[], World], e
 @pytest.mark.covers("F14", "F15")
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_start_that_could_evict_a_victim_again_does_not_make_way_for_it(engine: str) -> None:
-    """x and y are within their team's 2 GPUs; lent comes first in the department's 3, but only while one of them waits."""
+    """x and y are within their team's 2 GPUs; lent is within its department's 3 while one of them waits."""
     world = World().pool("p", gpus=3).team("top", 3).team("a", 2, parent="top").team("b", parent="top")
     world.profile("one", 1).profile("two", 2).run("lent", "b", "two", "p-1")
     world.change("lent", placement=(Placed(0, "p-1", (0, 1)),))

@@ -65,9 +65,7 @@ def _relocate(decisions: Decisions, queue: Queue, workload: Workload) -> bool:
     return False
 
 
-def _room(
-    cluster: Cluster, queue: Queue, workload: Workload, pool: str, later: bool | None = None
-) -> tuple[Part, ...]:
+def _room(cluster: Cluster, queue: Queue, workload: Workload, pool: str, later: bool | None = None) -> tuple[Part, ...]:
     """Return where a victim could start now, its old devices not counted, or go on beside workers that stay.
 
     Empty if it could do neither. With `later`, also where it could start once all that terminates is gone; None: if it
@@ -110,9 +108,7 @@ class Later(NamedTuple):
     parts: tuple[Part, ...]
 
 
-def _later_starts(
-    decisions: Decisions, queue: Queue, workload: Workload, pool: str, leaving: bool
-) -> Later | None:
+def _later_starts(decisions: Decisions, queue: Queue, workload: Workload, pool: str, leaving: bool) -> Later | None:
     """Return starts of this plan in a pool, later in the order, without which a victim has room; None if none do.
 
     No workload for which others are evicted is among them, and none that could evict the victim again from there.
