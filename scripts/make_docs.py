@@ -136,6 +136,8 @@ def pages(root: Path) -> dict[Path, str]:
     made = {root / "docs/features.md": features_page(feature_rows(root), proofs(root / "tests"))}
     for name, text in make_reference.pages(root / "docs/reference").items():
         made[root / "docs/reference" / name] = text
+    schema = root / "helm/makeway/values.schema.json"
+    made[schema] = make_reference.chart_schema(schema.read_text(encoding="utf-8"))
     return made
 
 

@@ -6,6 +6,7 @@ A page marks such a part with `<!-- begin NAME -->` and `<!-- end NAME -->`; wha
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -40,29 +41,37 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def portal_settings() -> str:
     """Return every setting of the portal on one machine with its variable, default and help."""
-    from makeway_hub.settings import PortalSettings
+    from makeway_hub.settings import Settings
 
-    rows = [(variable, default, text) for _, variable, default, text in settings_of(PortalSettings)]
+    rows = [(variable, default, text) for _, variable, default, text in settings_of(Settings)]
     return table(["environment", "default", "meaning"], rows)
 
 
 def service_settings() -> str:
     """Return every setting of the service with its variable, default and help."""
-    from makeway_quota.settings import QuotaService
+    from makeway_quota.settings import ServiceSettings
 
-    rows = [(variable, f"`{name}`", default, text) for name, variable, default, text in settings_of(QuotaService)]
+    rows = [(variable, f"`{name}`", default, text) for name, variable, default, text in settings_of(ServiceSettings)]
     return table(["environment", "in a file: `c.QuotaService.`", "default", "meaning"], rows)
 
 
-def settings_of(configurable: Any) -> list[tuple[str, str, str, str]]:
-    """Return name, variable, default and help of each setting that has a variable, by name."""
-    from makeway_api.environment import without_variable
+def settings_of(declarations: type) -> list[tuple[str, str, str, str]]:
+    """Return name, variable, default and help of each setting, by name."""
+    from makeway_api.settings import declared
 
-    return [
-        (name, f"`{variable}`", f"`{trait.default_value!r}`", without_variable(trait))
-        for name, trait in sorted(configurable.class_traits(config=True).items())
-        if (variable := trait.metadata.get("env"))
-    ]
+    found = sorted(declared(declarations).items())
+    return [(name, f"`{one.variable}`", f"`{one.default!r}`", one.help) for name, one in found]
+
+
+def chart_schema(text: str) -> str:
+    """Return the schema of the chart's values, with the settings of the service that the site may give."""
+    from makeway_api.settings import camel, declared
+    from makeway_quota.settings import ServiceSettings
+
+    schema = json.loads(text)
+    given = {camel(name): one.schema for name, one in declared(ServiceSettings).items() if one.scope == "site"}
+    schema["properties"]["service"]["properties"]["settings"]["properties"] = dict(sorted(given.items()))
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
 
 def transitions() -> str:

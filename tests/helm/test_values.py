@@ -10,19 +10,12 @@ import pytest
 import yaml
 from charts import CHART
 from makeway_api.models import TeamUsage
+from makeway_api.settings import camel, declared
 from makeway_quota import __version__
 from makeway_quota.metrics import REGISTRY
 from makeway_quota.policy import read
-from makeway_quota.settings import QuotaService
+from makeway_quota.settings import ServiceSettings
 
-SET_BY_THE_CHART = {
-    *("state_dir", "db_url", "policy_file", "keep", "artifacts_s3", "backend", "worker_url"),
-    *(f"kube_{name}" for name in ("namespace", "instance", "launcher_image", "image", "service_account")),
-    *(f"kube_{name}" for name in ("priority_class", "run_as", "checkpoint_claim", "tolerations")),
-    *(f"kube_{name}" for name in ("home_claim", "home_path", "disk_request", "disk_limit")),
-    *(f"kube_{name}" for name in ("cpu_limits", "launcher_resources", "pod")),
-}
-NOT_ON_A_CLUSTER = {"mode", "virtual_gpus", "virtual_nodes", "artifacts_dir", "kubeconfig", "kube_context"}
 SERIES = re.compile(r"(makeway_\w+)(?:\{(\w+)=)?")
 
 
@@ -31,23 +24,19 @@ def schema() -> dict[str, Any]:
     return found
 
 
-def snake(name: str) -> str:
-    return re.sub("([A-Z])", r"_\1", name).lower()
-
-
-def test_each_setting_of_the_service_is_a_value_and_each_value_a_setting() -> None:
+def test_each_setting_of_the_site_is_a_value_with_the_services_own_bounds() -> None:
     offered = schema()["properties"]["service"]["properties"]["settings"]["properties"]
-    settings = set(QuotaService.class_own_traits(config=True))
-    assert {snake(name) for name in offered} == settings - SET_BY_THE_CHART - NOT_ON_A_CLUSTER
+    settings = declared(ServiceSettings)
+    assert offered == {camel(name): one.schema for name, one in settings.items() if one.scope == "site"}
+    assert offered["tickSeconds"] == {"type": "number", "minimum": 0.05, "maximum": 60}
 
 
-def test_the_schema_has_the_services_own_bounds() -> None:
-    offered = schema()["properties"]["service"]["properties"]["settings"]["properties"]
-    traits = QuotaService.class_own_traits()
-    for name, rule in offered.items():
-        trait = traits[snake(name)]
-        assert rule["minimum"] == trait.min, name
-        assert rule.get("maximum", float("inf")) == (float("inf") if trait.max is None else trait.max), name
+def test_the_chart_sets_the_settings_that_are_its_own_and_no_other() -> None:
+    text = "".join(file.read_text(encoding="utf-8") for file in (CHART / "templates").rglob("_env.tpl"))
+    given = set(re.findall(r"MAKEWAY_[A-Z0-9_]+", text))
+    settings = declared(ServiceSettings).values()
+    assert not {one.variable for one in settings if one.scope == "chart"} - given
+    assert not {one.variable for one in settings if one.scope != "chart"} & given
 
 
 def test_every_value_is_in_the_schema_and_every_property_has_a_value() -> None:

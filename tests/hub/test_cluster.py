@@ -17,7 +17,7 @@ from makeway_hub.access import SCOPES
 from makeway_hub.address import CannotStart
 from makeway_hub.cluster import ClusterSettings, configure_cluster
 from makeway_hub.pages import WithPages
-from makeway_quota.settings import QuotaService
+from makeway_quota.settings import load
 from makeway_spawner.kube import MakewayKubeSpawner
 from traitlets.config import Config
 
@@ -50,7 +50,7 @@ def test_the_values_for_zero_to_jupyterhub_configure_its_hub() -> None:
     exec(extra_config(), {"c": c})
     assert c.JupyterHub.spawner_class is MakewayKubeSpawner
     assert c.MakewayKubeSpawner.makeway_token == "two"
-    assert c.MakewayKubeSpawner.renew_seconds == QuotaService.lease_seconds.default_value / 3
+    assert c.MakewayKubeSpawner.renew_seconds == load(environ={}).lease_seconds / 3
     assert c.MakewayKubeSpawner.instance == "jupyterhub.makeway"
     assert c.MakewayKubeSpawner.makeway_api_url == "http://makeway-service:8765/services/makeway"
     assert c.MakewayKubeSpawner.makeway_url == "http://proxy-public/services/makeway"

@@ -205,9 +205,10 @@ def variables(manifests: list[Object]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("values", ALL.values(), ids=ALL)
 def test_the_service_knows_every_variable_that_it_gets(helm: Helm, tmp_path: Path, values: Object) -> None:
-    from makeway_quota.settings import QuotaService
+    from makeway_api.settings import declared
+    from makeway_quota.settings import ServiceSettings
 
-    known = {trait.metadata["env"] for trait in QuotaService.class_own_traits(config=True).values()}
+    known = {setting.variable for setting in declared(ServiceSettings).values()}
     given = {name for name in variables(rendered(helm, tmp_path, values)) if name.startswith("MAKEWAY_")}
     assert given <= known | WITHOUT_TRAIT
 

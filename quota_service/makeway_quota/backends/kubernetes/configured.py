@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from makeway_api.settings import path_or_none, setting
+
 from ..base import Backend
 from .cluster.dead_nodes import NODE_LOST_AFTER
 
@@ -15,31 +17,141 @@ if TYPE_CHECKING:
     from .pods.manifest import PodSettings
 
 
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
 @dataclass(frozen=True, slots=True)
 class KubernetesSettings:
     """The cluster on which jobs run as pods, and what all of those pods have; read only with that backend."""
 
-    kubeconfig: Path | None
-    context: str
-    namespace: str
-    instance: str
-    worker_url: str
-    launcher_image: str
-    image: str
-    service_account: str
-    priority_class: str
-    run_as: str
-    checkpoint_claim: str
-    home_claim: str
-    home_path: str
-    tolerations: tuple[str, ...]
-    lost_after: float
-    node_lost_after: float = NODE_LOST_AFTER
-    disk_request: str = ""
-    disk_limit: str = ""
-    cpu_limits: bool = False
-    launcher_resources: str = ""
-    pod: str = ""
+    kubeconfig: Path | None = setting(
+        "",
+        "Kubeconfig of the cluster; empty: KUBECONFIG, else the service account of the service's own pod.",
+        name="kubeconfig",
+        convert=path_or_none,
+        scope="machine",
+    )
+    context: str = setting(
+        "",
+        "Context of the kubeconfig; empty: its current one.",
+        scope="machine",
+    )
+    namespace: str = setting(
+        "",
+        "Namespace of the jobs' pods; empty: that of the kubeconfig's context, or of the service's own pod.",
+        scope="chart",
+    )
+    instance: str = setting(
+        "makeway",
+        "Name of this installation, a label of its pods; each installation on a cluster needs its own.",
+        scope="chart",
+    )
+    worker_url: str = setting(
+        "",
+        "The address at which pods reach the service, with its prefix. Not localhost or 0.0.0.0, by which a "
+        "pod reaches itself. Empty: MAKEWAY_URL.",
+        name="worker_url",
+        scope="chart",
+    )
+    launcher_image: str = setting(
+        "",
+        "Image with Python and Makeway, from which each pod copies its launcher.",
+        scope="chart",
+    )
+    image: str = setting(
+        "",
+        "Image of jobs whose profile names none; empty: that of the launcher.",
+        scope="chart",
+    )
+    service_account: str = setting(
+        "default",
+        "Service account of the jobs' pods, which get no token of it.",
+        scope="chart",
+    )
+    priority_class: str = setting(
+        "",
+        "Priority class of the jobs' pods.",
+        scope="chart",
+    )
+    run_as: str = setting(
+        "1000:100",
+        "User and group that jobs run as, not root; `platform`: the platform assigns them, as OpenShift does.",
+        scope="chart",
+    )
+    checkpoint_claim: str = setting(
+        "",
+        "PersistentVolumeClaim in which jobs keep checkpoints, with {team} for the team's name; empty: a "
+        "checkpoint ends with its pod.",
+        scope="chart",
+    )
+    home_claim: str = setting(
+        "",
+        "PersistentVolumeClaim with the home of a job's owner, in the namespace of the jobs: home-{user}, or "
+        "a claim and a folder on it, homes/{user}; {escaped_user} writes the name as KubeSpawner's "
+        "slug_scheme 'escape'. Empty: jobs have no homes.",
+        convert=str.strip,
+        scope="chart",
+    )
+    home_path: str = setting(
+        "/home/jovyan",
+        "Where the pods of jobs have the home of their owner, as notebooks have it.",
+        scope="chart",
+    )
+    tolerations: tuple[str, ...] = setting(
+        "",
+        "Taints that jobs and notebooks tolerate besides those named like their pool's resource, as key, "
+        "key=value or key=value:NoSchedule, with commas between.",
+        convert=_listed,
+        scope="chart",
+    )
+    lost_after: float = setting(
+        3600.0,
+        "A pod of a job that has not reported to the service for this long is lost; before that, its launcher"
+        " has the job save and end. Until then jobs go on without the service, and a job whose node is out of"
+        " reach waits for that node, but see MAKEWAY_NODE_LOST_SECONDS.",
+        name="lost_after_seconds",
+        min=60.0,
+        max=43200.0,
+    )
+    node_lost_after: float = setting(
+        NODE_LOST_AFTER,
+        "A job starts elsewhere when its node was not ready, and its pod there did not report, for this long,"
+        " while other nodes were ready, and not its whole pool or zone went down with it. Choose as much as "
+        "MAKEWAY_LOST_AFTER_SECONDS where single nodes may be cut off and still write to the checkpoints.",
+        name="node_lost_seconds",
+        min=30.0,
+        max=43200.0,
+    )
+    disk_request: str = setting(
+        "1Gi",
+        "What the pod of a job requests of its node's disk where its profile has no disk; a job that used "
+        "more may be to blame for a full disk.",
+        scope="chart",
+    )
+    disk_limit: str = setting(
+        "50Gi",
+        "The most that the pod of a job may write to its node's disk where its profile has no disk, and never"
+        " more than half of that disk; empty: no limit.",
+        scope="chart",
+    )
+    cpu_limits: bool = setting(
+        False,
+        "Whether containers of jobs' pods get the CPU that they request as a limit, as a quota on limits.cpu "
+        "or a LimitRange with a default limit needs.",
+        scope="chart",
+    )
+    launcher_resources: str = setting(
+        "",
+        "Requests and limits of the container that copies the launcher, and of that which removes "
+        'checkpoints, in JSON: {"requests": {"cpu": "100m"}}; empty: small ones.',
+        scope="chart",
+    )
+    pod: str = setting(
+        "",
+        "Pod template of all jobs in JSON, with what `pod` of a profile may have; a profile's comes on top.",
+        scope="chart",
+    )
 
 
 def check_worker_url(url: str) -> None:
@@ -60,7 +172,7 @@ def check_worker_url(url: str) -> None:
 
 def pod_settings(found: KubernetesSettings, namespace: str) -> PodSettings:
     """Return what all pods of jobs have; ValueError where a setting is wrong."""
-    from .pods.disk import setting
+    from .pods.disk import setting as disk_setting
     from .pods.manifest import PodSettings, user_and_group
     from .pods.site_template import resources_setting, template_setting
 
@@ -74,7 +186,7 @@ def pod_settings(found: KubernetesSettings, namespace: str) -> PodSettings:
         priority_class=found.priority_class,
         run_as=user_and_group(found.run_as),
         checkpoint_claim=found.checkpoint_claim,
-        disk=setting(found.disk_request, found.disk_limit),
+        disk=disk_setting(found.disk_request, found.disk_limit),
         cpu_limits=found.cpu_limits,
         launcher_resources=resources_setting(found.launcher_resources),
         template=template_setting(found.pod),
