@@ -13,6 +13,10 @@ from .engine.snapshot import Placement
 NoticeKind = Literal["evict", "move", "preempt_test", "cancel"]
 
 
+MOST_DEVICES = 4096
+"""Devices of one node in one pool. Where a node is in several, the indices in each begin at a multiple of this."""
+
+
 class Place(NamedTuple):
     """One worker's devices on one node, and the milli-GPUs held on each."""
 
@@ -30,6 +34,11 @@ def places(placement: Placement) -> tuple[Place, ...]:
     """Write a placement of the engine as the store keeps it, one entry a worker."""
     ordered = sorted(placement, key=lambda placed: placed.worker)
     return tuple(Place(machine_of(p.node), tuple(p.devices), (p.milli,) * len(p.devices)) for p in ordered)
+
+
+def ordinal(device: int) -> int:
+    """Return the number of a device among those of its node's pool, as people and programs are shown it."""
+    return device % MOST_DEVICES
 
 
 class File(NamedTuple):

@@ -11,7 +11,8 @@ from makeway_quota.backends.kubernetes.cluster.nodes import (
     NodeSelector,
     Taint,
     Toleration,
-    pool_of,
+    first_devices,
+    pools_of,
     project_node,
     selectors,
     toleration,
@@ -168,18 +169,48 @@ SHARED = "nvidia.com/gpu.shared"
 
 
 @pytest.mark.parametrize("offered", [GPU, MIG, SHARED, "amd.com/gpu", "gpu.intel.com/i915", "gpu.intel.com/xe"])
-def test_a_node_is_in_the_first_pool_that_selects_it_and_of_whose_resource_it_has_some(offered: str) -> None:
+def test_a_node_is_in_the_pool_of_whose_resource_it_has_some(offered: str) -> None:
     names = [GPU, MIG, SHARED, "amd.com/gpu", "gpu.intel.com/i915", "gpu.intel.com/xe"]
     pools = [NodeSelector(name, name, {"gpu": "h100"}) for name in names]
     for order in (pools, pools[::-1]):
         kept = project_node(node(allocatable={**dict.fromkeys(names, "0"), offered: "7"}))
-        chosen = pool_of(kept, order)
-        assert chosen is not None
+        (chosen,) = pools_of(kept, order)
         assert chosen.resource == offered, "what it once offered shows 0"
-        assert unassigned(kept, order, chosen) == ()
+        assert unassigned(kept, order, [chosen]) == ()
         gone = project_node(node(allocatable=dict.fromkeys(names, "0")))
-        assert pool_of(gone, order, chosen.pool) == chosen, "its device plugin restarts"
-        assert pool_of(gone, order) == order[0]
+        assert pools_of(gone, order, [chosen.pool]) == (chosen,), "its device plugin restarts"
+        assert pools_of(gone, order) == (order[0],)
+
+
+@pytest.mark.covers("F02")
+def test_a_node_is_in_one_pool_for_each_resource_that_it_offers() -> None:
+    names = [GPU, MIG, SHARED, "amd.com/gpu"]
+    pools = [NodeSelector(name, name, {"gpu": "h100"}) for name in names]
+    second = NodeSelector("second", MIG, {"gpu": "h100"})
+    kept = project_node(node(allocatable={GPU: "6", MIG: "7", SHARED: "0", "amd.com/gpu": "1"}))
+    chosen = pools_of(kept, [*pools, second])
+    assert [one.pool for one in chosen] == [GPU, MIG, "amd.com/gpu"], "the first of two pools of a resource"
+    assert unassigned(kept, [*pools, second], chosen) == ()
+    cut = project_node(node(allocatable={GPU: "0", MIG: "14"}))
+    assert [one.pool for one in pools_of(cut, pools, [GPU, MIG])] == [MIG]
+    assert [one.pool for one in pools_of(cut, pools, [GPU, MIG], {GPU})] == [GPU, MIG], "a pod still holds one"
+    gone = project_node(node(allocatable={GPU: "0", MIG: "0"}))
+    assert [one.pool for one in pools_of(gone, pools, [GPU, MIG])] == [GPU, MIG], "its device plugin restarts"
+
+
+def test_devices_keep_their_indices_while_other_resources_come_and_go() -> None:
+    names = [GPU, MIG, SHARED, "amd.com/gpu", "gpu.intel.com/xe", "nvidia.com/mig-2g.20gb"]
+    pools = [NodeSelector(name, name) for name in names]
+    assert first_devices(pools[:1]) == {GPU: 0}, "as ever"
+    every = first_devices(pools)
+    assert len(set(every.values())) == len(names)
+    for other in names[1:]:
+        two = first_devices([pools[0], pools[names.index(other)]])
+        assert two == {GPU: every[GPU], other: every[other]}
+        assert first_devices([pools[names.index(other)], pools[0]]) == two
+    assert all(first % 4096 == 0 for first in every.values())
+    clash = [NodeSelector(f"p{at}", f"r/{at}") for at in range(2000)]
+    assert len(set(first_devices(clash).values())) == 2000
 
 
 def test_the_gpus_that_no_pool_takes_are_named() -> None:
@@ -188,8 +219,8 @@ def test_the_gpus_that_no_pool_takes_are_named() -> None:
     gpus = {MIG: "7", GPU: "1", SHARED: "0", "amd.com/gpu": "2", "gpu.intel.com/xe": "1", "example.com/fpga": "3"}
     kept = project_node(node(allocatable=offered | gpus | {"gpu.intel.com/xe_monitoring": "1"}))
     left = (("amd.com/gpu", 2), ("example.com/fpga", 3), ("gpu.intel.com/xe", 1), (MIG, 7))
-    assert unassigned(kept, [whole, odd], whole) == left
-    assert unassigned(kept, [whole, odd], None) == (*left[:3], (GPU, 1), (MIG, 7)), "it is in no pool"
+    assert unassigned(kept, [whole, odd], [whole]) == left
+    assert unassigned(kept, [whole, odd], []) == (*left[:3], (GPU, 1), (MIG, 7)), "it is in no pool"
     assert unassigned_sentences({"n2": left, "n1": left[3:], "n3": ()})[-1] == (
         "No pool takes 14 nvidia.com/mig-1g.10gb of n1 and n2: add a pool with this resource whose labels these nodes "
         "have, or change the labels."
@@ -198,8 +229,8 @@ def test_the_gpus_that_no_pool_takes_are_named() -> None:
 
 def test_a_node_that_has_none_of_a_pools_resource_is_still_in_it() -> None:
     whole, parts = NodeSelector("whole", GPU, {"gpu": "h100"}), NodeSelector("parts", MIG, {"gpu": "h100"})
-    assert pool_of(project_node(node(allocatable={"cpu": "4"})), [whole, parts]) == whole
-    assert pool_of(project_node(node(labels={"gpu": "a100"})), [whole, parts]) is None
+    assert pools_of(project_node(node(allocatable={"cpu": "4"})), [whole, parts]) == (whole,)
+    assert pools_of(project_node(node(labels={"gpu": "a100"})), [whole, parts]) == ()
 
 
 POLICY = """

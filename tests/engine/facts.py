@@ -20,6 +20,8 @@ class Remaining:
     cpu: int
     memory: int
     pods: int = PLENTY
+    beside: list[Remaining] = field(default_factory=list)
+    """What is left on the other nodes of its host, which lose the same CPU, memory and pods."""
 
     def fits(self, profile: Profile) -> bool:
         """Whether one more worker fits."""
@@ -45,17 +47,19 @@ class Remaining:
         """Take one worker's share (-1: return it); `milli`: where it holds more of each device than it requests."""
         for at in devices:
             self.devices[at] -= sign * (min(profile.gpus, GPU) if milli is None else milli)
-        self.cpu -= sign * profile.cpu
-        self.memory -= sign * profile.memory
-        self.pods -= sign
+        for each in (self, *self.beside):
+            each.cpu -= sign * profile.cpu
+            each.memory -= sign * profile.memory
+            each.pods -= sign
 
     def hold(self, ended: Terminating, devices: Iterable[int]) -> None:
         """Take what an ended attempt still holds."""
         for at in devices:
             self.devices[at] -= ended.milli
-        self.cpu -= ended.cpu
-        self.memory -= ended.memory
-        self.pods -= ended.pods
+        for each in (self, *self.beside):
+            each.cpu -= ended.cpu
+            each.memory -= ended.memory
+            each.pods -= ended.pods
 
 
 RemainingByNode = dict[str, Remaining]
@@ -167,6 +171,9 @@ class Facts:
             )
             for n in self.snapshot.nodes
         }
+        for node in self.snapshot.nodes:
+            others = [n.name for n in self.snapshot.nodes if node.host and n.host == node.host and n is not node]
+            rooms[node.name].beside = [rooms[name] for name in others]
         for w, placement in held:
             for placed in placement:
                 devices, milli = self.devices(w, placed)

@@ -109,6 +109,8 @@ some_nodes = one_of(
     down_since=st.none() | times,
     pods=counts,
     foreign_pods=counts,
+    host=st.just("") | names,
+    first_device=counts,
 )
 some_profiles = one_of(
     Profile,
@@ -169,6 +171,12 @@ some_workloads = one_of(
 )
 
 
+def _once_in_a_pool(nodes: list[Node]) -> tuple[Node, ...]:
+    """Return nodes of which no two of one host are in the same pool."""
+    hosts = [(node.host, node.pool) for node in nodes]
+    return tuple(replace(n, host="") if hosts[at] in hosts[:at] else n for at, n in enumerate(nodes))
+
+
 @st.composite
 def snapshots(draw: st.DrawFn) -> Snapshot:
     """Draw a snapshot whose names exist, each once; nothing else about it needs to make sense."""
@@ -182,7 +190,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
         now=draw(times),
         settings=draw(some_settings),
         pools=tuple(pools),
-        nodes=tuple(replace(node, pool=draw(pool)) for node in nodes),
+        nodes=_once_in_a_pool([replace(node, pool=draw(pool)) for node in nodes]),
         profiles=tuple(replace(profile, pools=draw(many(pool))) for profile in profiles),
         policies=tuple(
             replace(

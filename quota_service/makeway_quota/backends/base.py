@@ -8,7 +8,7 @@ Hub's spawner, never by a backend; a backend only reports which nodes and device
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Literal, Protocol
 
@@ -41,6 +41,19 @@ class WorkloadPod:
     """that it holds, where the backend knows them"""
     milli: tuple[int, ...] = ()
     """on each of them"""
+    pool: str = ""
+    """whose GPUs it holds, where its node is in several"""
+
+
+@dataclass(frozen=True, slots=True)
+class NodePart:
+    """The GPUs that a node offers to one of its pools, in the units of `NodeSeen`."""
+
+    pool: str
+    devices: tuple[int, ...]
+    foreign_gpus: int = 0
+    cordoned: bool = False
+    """runs on, but takes no new work of this pool"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +99,25 @@ class NodeSeen:
     """since when it is not ready, in Unix seconds, where the backend knows it"""
     unassigned: tuple[tuple[str, int], ...] = ()
     """the resources of GPUs that no pool takes, and how many of each it offers"""
+    parts: tuple[NodePart, ...] = ()
+    """where it is in several pools: what it offers to each; `pool` is the first of them, and `devices` has all devices.
+    They share its CPU, memory and pods."""
+
+    def by_pool(self) -> tuple[NodeSeen, ...]:
+        """Return the node as it is in each of its pools; what terminates there is of all of them."""
+        if not self.parts:
+            return (self,)
+        return tuple(
+            replace(
+                self,
+                pool=part.pool,
+                devices=part.devices,
+                foreign_gpus=part.foreign_gpus,
+                cordoned=self.cordoned or part.cordoned,
+                parts=(),
+            )
+            for part in self.parts
+        )
 
 
 class Phase(StrEnum):

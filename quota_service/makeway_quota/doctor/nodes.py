@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from makeway_api.quantities import count, listed
 
-from ..backends.kubernetes.cluster.nodes import ClusterNode, NodeSelector, pool_of, unassigned, untolerated
+from ..backends.kubernetes.cluster.nodes import ClusterNode, NodeSelector, pools_of, unassigned, untolerated
 from ..backends.kubernetes.cluster.resource_slices import SLICES, described
 from ..engine.snapshot import GPU, Profile
 from ..policy import Document
@@ -22,7 +22,7 @@ async def check_nodes(cluster: ClusterAccess) -> Iterable[Finding]:
     nodes, chosen = await cluster.nodes(), cluster.selectors
     if cluster.document is None:
         return [Finding("error", "There is no policy.", "policy", "Name one in MAKEWAY_POLICY_FILE.")]
-    offered = {node.name: unassigned(node, chosen, pool_of(node, chosen)) for node in nodes}
+    offered = {node.name: unassigned(node, chosen, pools_of(node, chosen)) for node in nodes}
     return [
         *_unselected(cluster.document, chosen),
         *(finding for selector in chosen for finding in _pool(selector, nodes)),

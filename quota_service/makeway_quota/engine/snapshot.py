@@ -89,11 +89,14 @@ class Terminating:
 class Node:
     """One node. `gpus` counts devices; `foreign_*` is what pods outside Makeway hold.
 
-    `devices` names the indices a backend hands out (default 0..gpus-1); `foreign_devices` those that are
-    known to be taken, `foreign_gpus` (milli) what is taken on top of them, on unknown devices.
+    `devices` names the indices a backend hands out; without it only their number counts, from `first_device` on.
+    `foreign_devices` are those that are known to be taken, `foreign_gpus` (milli) what is taken on top of them, on
+    unknown devices.
     A node with `cpu` or `memory` 0 does not limit it. `model` names its kind of GPU.
     `pods` is how many pods it runs at most (0: they are not limited), `foreign_pods` how many of these are not workers.
     `terminating` is what ended attempts still hold there; `down_since` when the node was last ready, if that is known.
+    Nodes with the same `host` ("": none) are the devices of one machine, each kind in another pool. They share its CPU,
+    memory and pods: each gives all that the machine has, and foreign pods hold there, and its own `terminating`.
     """
 
     name: str
@@ -113,6 +116,8 @@ class Node:
     down_since: float | None = None
     pods: int = 0
     foreign_pods: int = 0
+    host: str = ""
+    first_device: int = 0
 
 
 @dataclass(frozen=True, slots=True)

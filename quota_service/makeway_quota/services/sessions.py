@@ -12,6 +12,7 @@ from ..control import transitions
 from ..engine.snapshot import Profile
 from ..store.errors import Conflict, TooMany
 from ..store.records import Cap, NewDecision, NewWorkload, Workload
+from ..values import ordinal
 from ..wording import count, names, outcomes
 from . import views
 from .caller import Caller
@@ -199,7 +200,9 @@ class SessionService:
     def _resource(self, row: Workload) -> str | None:
         """Return what a session's GPUs are called on a cluster, by the pool that they are in; None without GPUs."""
         context = self._context
-        pools = [context.world.assignment.pool_of(place) for place in row.placement if place.devices]
+        profile = context.document.profile(row.profile)
+        served = profile.pools if profile else ()
+        pools = [context.world.assignment.pool_of(place, served) for place in row.placement if place.devices]
         pool = context.document.pool(pools[0]) if pools and pools[0] is not None else None
         return pool.resource if pool else None
 
@@ -220,4 +223,4 @@ def _beyond_cap(user: str, full: TooMany) -> MakewayError:
 def _where(row: Workload | None) -> tuple[tuple[int, ...], str | None]:
     """Return the devices and the node of a session; no node where it holds nothing."""
     place = row.placement[0] if row is not None and row.placement else None
-    return (place.devices, place.node) if place else ((), None)
+    return (tuple(map(ordinal, place.devices)), place.node) if place else ((), None)

@@ -23,7 +23,7 @@ from ..store.records import Attempt as AttemptRow
 from ..store.records import Workload
 from ..store.reports.progress import ProgressRow
 from ..values import Notice as NoticeRow
-from ..values import Place
+from ..values import Place, ordinal
 from ..wording import gpus, outcomes
 from .answer_size import MOST_GRANTS, newest_attempts, shown_text, shown_words
 from .times import at, when
@@ -36,7 +36,10 @@ def gpu(milli: int | float) -> float:
 
 def grants(placement: Sequence[Place]) -> list[Grant]:
     """Return a placement, one grant for each worker, of a very large gang for the first MOST_GRANTS."""
-    return [Grant(node=p.node, devices=list(p.devices), gpus=gpu(sum(p.milli))) for p in placement[:MOST_GRANTS]]
+    return [
+        Grant(node=p.node, devices=[ordinal(each) for each in p.devices], gpus=gpu(sum(p.milli)))
+        for p in placement[:MOST_GRANTS]
+    ]
 
 
 RECLAIMING = "reclaiming"
@@ -229,7 +232,7 @@ def phase(row: Workload) -> str:
 
 def session_env(row: Workload, virtual: bool, url: str) -> Mapping[str, str]:
     """Return the environment of the notebook: its devices, team and session."""
-    devices = [str(index) for place in row.placement for index in place.devices]
+    devices = [str(ordinal(index)) for place in row.placement for index in place.devices]
     env = {
         "CUDA_VISIBLE_DEVICES": ",".join(devices),
         "NVIDIA_VISIBLE_DEVICES": ",".join(devices) or "none",

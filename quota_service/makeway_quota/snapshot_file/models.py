@@ -98,6 +98,8 @@ class FileNode(Table):
     terminating: Many[FileTerminating] = ()
     down_since: Time | None = None
     pods: Count = 0
+    host: str = ""
+    first_device: Count = 0
 
     def as_value(self, kind: type[T], **computed: Any) -> T:
         """Return the node; what is foreign has its own fields there."""

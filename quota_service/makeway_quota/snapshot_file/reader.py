@@ -46,12 +46,23 @@ def _inconsistencies(table: FileTable) -> Iterator[Problem]:
         yield from _repeated(section, getattr(table, section))
     for at, node in enumerate(table.nodes):
         yield from _missing(("nodes", at, "pool"), [node.pool], pools)
+    yield from _one_pool_twice(table)
     for at, profile in enumerate(table.profiles):
         yield from _missing(("profiles", at, "pools"), profile.pools, pools)
     for at, policy in enumerate(table.policies):
         for line_at, line in enumerate(policy.quotas):
             yield from _missing(("policies", at, "quotas", line_at, "pools"), line.pools, pools)
         yield from _missing(("policies", at, "parent"), [policy.parent] if policy.parent else [], policies)
+
+
+def _one_pool_twice(table: FileTable) -> Iterator[Problem]:
+    """Yield nodes that are in the same pool as another one of their host, which would count its devices twice."""
+    seen: set[tuple[str, str]] = set()
+    for at, node in enumerate(table.nodes):
+        if node.host and (node.host, node.pool) in seen:
+            twice = f"host {quote(node.host)} is in pool {quote(node.pool)} twice"
+            yield ("nodes", at, "host"), f"{twice}; a host has one node in each of its pools"
+        seen.add((node.host, node.pool))
 
 
 def _repeated(section: str, tables: Sequence[Table]) -> Iterator[Problem]:

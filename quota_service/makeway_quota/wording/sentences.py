@@ -223,6 +223,12 @@ def _no_free_pods(v: V, names: Names) -> str:
     return f"{full} as many pods as Kubernetes allows there; this {v['kind']} needs {many}."
 
 
+def _beside(v: V, names: Names) -> str:
+    pools = [names.pool(pool) for pool in v["pools"]]
+    of = f"pool {pools[0]}" if len(pools) == 1 else f"pools {listed(pools, most=4)}"
+    return f"Its nodes offer GPUs in {of}, too, whose work uses some of their CPU, memory and pods."
+
+
 def _reclaim_cpu(v: V, names: Names) -> str:
     held = _cpu_memory(v) or "the CPU or memory"
     return f"{_needs(v, names)} within its reservation, and some of the {held} that this {v['victim_kind']} uses."
@@ -350,6 +356,7 @@ SENTENCES: Mapping[str, Sentence] = {
     ),
     "no_cpu_or_memory": _no_cpu_or_memory,
     "no_free_pods": _no_free_pods,
+    "beside": _beside,
     "protected": _protected,
     "patience": lambda v, n: (
         f"It waits {duration(v['wait'])} for free GPUs before another workload is preempted for it."

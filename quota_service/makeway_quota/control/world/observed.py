@@ -63,7 +63,7 @@ class Observed:
         before = self.nodes.get(node.name)
         if not node.ready or node.cordoned:
             return False
-        return before is None or not before.ready or before.cordoned or len(before.devices) < len(node.devices)
+        return before is None or not before.ready or before.cordoned or _many_open(before) < _many_open(node)
 
     def _take_attempts(self, attempts: Iterable[AttemptSeen], gone: Iterable[Key]) -> None:
         for attempt in attempts:
@@ -73,6 +73,11 @@ class Observed:
         for key in gone:
             if self.attempts.pop(key, None) is not None:
                 self.changed.add(key)
+
+
+def _many_open(node: NodeSeen) -> int:
+    """Return how many devices of a node take work of their pool, were it not cordoned as a whole."""
+    return sum(len(each.devices) for each in node.by_pool() if node.cordoned or not each.cordoned)
 
 
 def _differs(known: Mapping[K, V], key: K, value: V) -> bool:

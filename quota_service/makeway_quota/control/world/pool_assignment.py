@@ -1,8 +1,9 @@
 """Assign every GPU to its pool, as the policy document says, also where one machine's GPUs are divided among pools.
 
 A backend that does not know pools reports its nodes with pool "": a node whose labels match a pool's is in that pool,
-else its GPUs become one part for each pool that the document gives them to. Store, pages and people know a divided
-machine by its one name; only the engine, which puts a node into one pool, sees `NAME/POOL`.
+else its GPUs become one part for each pool that the document gives them to. A node of a cluster may offer several kinds
+of GPUs, each to another pool (`NodeSeen.parts`); these share its CPU, memory and pods. Store, pages and people know a
+divided machine by its one name; only the engine, which puts a node into one pool, sees `NAME/POOL`.
 """
 
 from __future__ import annotations
@@ -128,6 +129,8 @@ class PoolAssignment:
             ready=seen.ready,
             cordoned=seen.cordoned,
             devices=() if seen.counted else seen.devices,
+            first_device=min(seen.devices, default=0) if seen.counted else 0,
+            host=seen.name if divided and seen.counted else "",
             foreign_devices=tuple(sorted(whole)),
             foreign_gpus=part + seen.foreign_gpus,
             foreign_cpu=seen.foreign_cpu,
@@ -187,6 +190,11 @@ def sizes(nodes: Iterable[NodeSeen], document: Document) -> dict[str, int]:
 
 def _parts(seen: NodeSeen, document: Document) -> tuple[NodeSeen, ...]:
     """Divide one machine; CPU and memory go with the GPUs. One without GPUs is in the first pool of this machine."""
+    if seen.parts:
+        found = seen.by_pool()
+        return tuple(
+            replace(each, terminating=_terminating_on(seen, each.devices, first=each is found[0])) for each in found
+        )
     if seen.pool:
         return (seen,)
     labelled = _by_labels(seen, document)
@@ -228,13 +236,13 @@ def _by_labels(seen: NodeSeen, document: Document) -> str | None:
 
 
 def _terminating_on(seen: NodeSeen, devices: Sequence[int], first: bool) -> tuple[Terminating, ...]:
-    """Return what ended attempts hold of these devices; their CPU and memory count on the `first` part."""
+    """Return what ended attempts hold of these devices; their CPU, memory and pods count on the `first` part."""
     found = []
     for each in seen.terminating:
         held = tuple(device for device in each.devices if device in devices)
         if held or first:
-            cpu, memory = (each.cpu, each.memory) if first else (0, 0)
-            found.append(replace(each, devices=held, cpu=cpu, memory=memory))
+            cpu, memory, pods = (each.cpu, each.memory, each.pods) if first else (0, 0, 0)
+            found.append(replace(each, devices=held, cpu=cpu, memory=memory, pods=pods))
     return tuple(found)
 
 
@@ -244,7 +252,8 @@ def _of(seen: NodeSeen, devices: Sequence[int]) -> dict[int, int]:
 
 def _home(parts: Sequence[NodeSeen], place: Place, pools: Sequence[str]) -> NodeSeen:
     """Choose the part that a worker is counted on: where most of its devices are, else by its profile's pools."""
-    if place.devices:
-        return max(parts, key=lambda part: sum(index in part.devices for index in place.devices))
+    held = [sum(index in part.devices for index in place.devices) for part in parts]
+    if any(held):
+        return parts[held.index(max(held))]
     ranked = {pool: rank for rank, pool in enumerate(pools)}
     return min(parts, key=lambda part: ranked.get(part.pool, len(ranked)))

@@ -11,10 +11,10 @@ foreign.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ...backends.base import NodeSeen, WorkloadPod
+from ...backends.base import NodePart, NodeSeen, WorkloadPod
 from ...engine.snapshot import GPU, Terminating
 from ...store.records import Workload
 from ...values import Place
@@ -44,9 +44,12 @@ class _Devices:
         if device in self.held:
             self.held[device] = min(GPU, self.held[device] + milli)
 
-    def others(self, many: int) -> tuple[int, ...]:
-        """Return devices that nothing holds, at most so many, those first that are nominated for nothing."""
-        free = [device for device, milli in self.held.items() if not milli]
+    def others(self, many: int, among: Collection[int] | None = None) -> tuple[int, ...]:
+        """Return devices that nothing holds, at most so many, those first that are nominated for nothing.
+
+        `among`: those of the pool whose GPUs the pod holds, where its node is in several.
+        """
+        free = [device for device, milli in self.held.items() if not milli and (among is None or device in among)]
         return tuple(sorted(sorted(free, key=lambda device: (device in self.nominated, device))[:many]))
 
 
@@ -115,6 +118,7 @@ class WorkloadPods:
             node,
             pods=(),
             terminating=tuple(found),
+            parts=tuple(_with_foreign(part, foreign) for part in node.parts),
             foreign_gpus=node.foreign_gpus + sum(pod.gpus for pod in foreign),
             foreign_cpu=node.foreign_cpu + sum(pod.cpu for pod in foreign),
             foreign_memory=node.foreign_memory + sum(pod.memory for pod in foreign),
@@ -151,7 +155,8 @@ class WorkloadPods:
                 if held := min(taken, devices.free(device)):
                     devices.take(device, held)
                     found.append(Terminating(pod.workload, (device,), held, deadline=deadline))
-        others = () if pod.devices else devices.others(left // GPU)
+        among = next((part.devices for part in node.parts if part.pool == pod.pool), None)
+        others = () if pod.devices else devices.others(left // GPU, among)
         for device in others:
             devices.take(device, GPU)
         if others or pod.cpu or pod.memory or (node.most_pods and not found):
@@ -201,6 +206,11 @@ def _beyond_plan(present: Sequence[WorkloadPod], rows: Mapping[str, Workload], n
             found.append(replace(pod, gpus=pod.gpus - planned, cpu=0, memory=0))
         seen.add((pod.workload, pod.worker))
     return found
+
+
+def _with_foreign(part: NodePart, foreign: Sequence[WorkloadPod]) -> NodePart:
+    """Return what a node offers to a pool, with the GPUs that pods hold there beyond their plan."""
+    return replace(part, foreign_gpus=part.foreign_gpus + sum(pod.gpus for pod in foreign if pod.pool == part.pool))
 
 
 def _devices(node: NodeSeen, here: Iterable[Workload], nominated: Iterable[Workload]) -> _Devices:

@@ -365,7 +365,7 @@ def _not_there(cluster: Cluster, builder: PlanBuilder, queue: Queue, pool: PoolS
         return Reason("outranked", "order", (fact,), {**numbers, "ahead": len(ahead)})
     if free < need.total and (reason := _stuck(cluster, queue, pool, values)) is not None:
         return reason
-    full = _full(cluster, pool, need)
+    full, beside = _full(cluster, pool, need), _beside(cluster, pool)
     if full and (free < need.total or not free):  # only work without GPUs fits by GPUs
         fact = Fact("no_free_pods", {**values, "nodes": full})
         return Reason("no_free_gpus", "place", (fact, *_no_victims(cluster, queue, pool)), numbers)
@@ -377,8 +377,19 @@ def _not_there(cluster: Cluster, builder: PlanBuilder, queue: Queue, pool: PoolS
     code = "fragmented"
     if most * GPU >= need.gpus:
         code = "no_free_pods" if full else "fragmented_blocks" if need.least > 1 else "no_cpu_or_memory"
-    facts = (Fact(code, {**values, "most_on_a_node": most, "nodes": full}), *_no_victims(cluster, queue, pool))
+    fact = Fact(code, {**values, "most_on_a_node": most, "nodes": full})
+    facts = (fact, *(() if code == "fragmented" else beside), *_no_victims(cluster, queue, pool))
     return Reason("fragmented", "place", facts, {**numbers, "most_on_a_node": most})
+
+
+def _beside(cluster: Cluster, pool: PoolState) -> Facts:
+    """Return which other pools' work uses the CPU, memory and pods of the pool's nodes; nothing where none does."""
+    asked = ("beside", pool.pool.name)
+    if asked not in cluster.answers:
+        others = (other for node in pool.nodes if node.usable for other in node.beside if any(other.own))
+        cluster.answers[asked] = tuple(sorted({other.pool.pool.name for other in others}))
+    pools: tuple[str, ...] = cluster.answers[asked]
+    return (Fact("beside", {"pools": pools}),) if pools else ()
 
 
 def _full(cluster: Cluster, pool: PoolState, need: Need) -> tuple[str, ...]:

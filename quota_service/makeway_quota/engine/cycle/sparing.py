@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from ..index.cluster import Cluster
 from ..index.nodes import Allocation, NodeState, Part, PoolState, placement_of
@@ -188,7 +189,7 @@ def _try(builder: PlanBuilder, victim: Allocation) -> bool:
     """
     cluster = builder.cluster
     nominations = _nominations(builder)
-    nodes = {part.node.node.name for part in victim.parts}
+    nodes = {node.node.name for part in victim.parts for node in part.node.host}
     near = _Nominations(builder, [p for p in nominations if any(part.node.node.name in nodes for part in p[2])])
     near.withdraw()
     if _overbooked(builder, victim):
@@ -229,10 +230,10 @@ def _overbooked(builder: PlanBuilder, victim: Allocation) -> bool:
         devices = {at for at in part.devices if future[at] < 0}
         if not (lacks_cpu or lacks_memory or lacks_pods or devices):
             continue
-        for other, need in _planned_on(builder, node):
-            if (lacks_cpu and need.cpu) or (lacks_memory and need.memory) or not devices.isdisjoint(other.devices):
+        for other, need in chain.from_iterable(_planned_on(builder, each) for each in node.host):
+            if lacks_pods or (lacks_cpu and need.cpu) or (lacks_memory and need.memory):
                 return True
-            if lacks_pods:
+            if other.node is node and not devices.isdisjoint(other.devices):
                 return True
     return False
 

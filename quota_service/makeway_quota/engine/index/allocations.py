@@ -10,6 +10,7 @@ from math import inf
 from ..request import Need, need_of
 from ..snapshot import ADMITTED, GPU, LIVE, Node, Placed, Pool, Workload
 from .cluster_state import ClusterState
+from .hosts import part_from, share_with
 from .nodes import Allocation, NodeState, Part, PoolState, devices_of, finds_devices, placement_of, stand_in
 
 _AT_WORK = ("starting", "running")
@@ -26,6 +27,7 @@ def build(cluster: ClusterState, nodes: Iterable[Node], workloads: Iterable[Work
         note_outlived(cluster, node)
         pool.nodes.append(state)
         cluster.nodes[node.name] = state
+        join_host(cluster, state)
     for pool in cluster.pools.values():
         cluster.know(pool)
         pool.index()
@@ -35,6 +37,23 @@ def build(cluster: ClusterState, nodes: Iterable[Node], workloads: Iterable[Work
     for state in cluster.nodes.values():
         if state.node.foreign_gpus and not state.placed:
             repack(cluster, state)
+
+
+def join_host(cluster: ClusterState, state: NodeState) -> None:
+    """Have a node share CPU, memory and pods with the others of its host; one without a host shares nothing."""
+    if state.node.host:
+        others = cluster.hosts.setdefault(state.node.host, [])
+        share_with(state, others)
+        others.append(state)
+
+
+def leave_host(cluster: ClusterState, state: NodeState) -> None:
+    """Undo `join_host`."""
+    if state.node.host:
+        part_from(state)
+        cluster.hosts[state.node.host].remove(state)
+        if not cluster.hosts[state.node.host]:
+            del cluster.hosts[state.node.host]
 
 
 def change(cluster: ClusterState, workloads: Iterable[Workload], gone: Iterable[str]) -> set[str]:

@@ -43,6 +43,9 @@ class Late:
 class ClusterState:
     """The state that one decision reads and changes."""
 
+    hosts: dict[str, list[NodeState]]
+    """The nodes of each host that has a name, as they were added."""
+
     def __init__(self, snapshot: Snapshot) -> None:
         self.now = snapshot.now
         self.settings = snapshot.settings
@@ -94,7 +97,7 @@ class ClusterState:
         self.yields_at: list[tuple[float, str]] = []
         """A heap of the times at which other jobs will, with their ids."""
         self.terminating_for: dict[str, list[Allocation]] = {}
-        self.late = Late()
+        self.hosts, self.late = {}, Late()
         self.attached: dict[tuple[str, str], bool] = {}
         """Policy and profile to whether the policy may use the profile."""
         self._priorities: dict[tuple[str, str], dict[int, int]] = {}

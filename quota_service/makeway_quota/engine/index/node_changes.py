@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from heapq import heappop
 
 from ..snapshot import ADMITTED, Node, Workload
-from .allocations import change, note_outlived, repack
+from .allocations import change, join_host, leave_host, note_outlived, repack
 from .capacity import emptied
 from .cluster import Cluster
 from .nodes import NodeState, PoolState
@@ -28,7 +28,7 @@ def put(cluster: Cluster, node: Node) -> set[str]:
     if state is None:
         return _add(cluster, node)
     old = state.node
-    if (old.pool, old.gpus, old.devices) != (node.pool, node.gpus, node.devices):
+    if (old.pool, old.host, old.gpus, old.devices) != (node.pool, node.host, node.gpus, node.devices):
         return remove(cluster, node.name) | _add(cluster, node)
     if old != node:
         _renew(cluster, state, node)
@@ -58,6 +58,7 @@ def _add(cluster: Cluster, node: Node) -> set[str]:
         pool.nodes.insert(at, state)
         _number_anew(pool, at, 1)
         cluster.nodes[node.name] = state
+        join_host(cluster, state)
         pool.widen(len(state.open))
         pool.add(state)
         state.indexed = True
@@ -97,6 +98,7 @@ def remove(cluster: Cluster, name: str) -> set[str]:
         note_outlived(cluster, state.node, there=False)
         cluster.capacities.subtract(state)
         cluster.capacities.forget(state)
+        leave_host(cluster, state)
         _catch_up(pool)
         pool.drop(state)
         pool.touched.clear()

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ..request import Need, Shape
 from ..snapshot import GPU, Node, Placed, Placement, Pool, QuotaLine, Terminating, Workload
+from .hosts import NOTHING_SHARED, give_back, subtract, take
 
 UNLIMITED = 1 << 60
 _MOST_TOUCHED = 50_000
@@ -26,6 +27,7 @@ class NodeState:
 
     __slots__ = (
         "allocations",
+        "beside",
         "cpu_future",
         "cpu_open",
         "free",
@@ -38,6 +40,7 @@ class NodeState:
         "node",
         "open",
         "overfull",
+        "own",
         "placed",
         "pods_future",
         "pods_open",
@@ -55,6 +58,10 @@ class NodeState:
         self.guessed = 0
         self.placed: dict[str, Allocation] = {}
         """Allocations whose placement names this node, also where no device is left for them."""
+        self.beside: tuple[NodeState, ...] = ()
+        """The other nodes of its host, which share CPU, memory and pods."""
+        self.own = NOTHING_SHARED
+        """What its allocations and what terminates on it take of these; only known where it has a host."""
         self.empty(node, stuck_before)
 
     def empty(self, node: Node, stuck_before: float) -> None:
@@ -62,6 +69,7 @@ class NodeState:
 
         What terminates on it with a deadline of `stuck_before` or earlier is gone from the future, too.
         """
+        give_back(self)
         self.node = node
         self.overfull = False
         """Whether workloads hold more devices than the node shows, so that an eviction may free none of them."""
@@ -80,6 +88,8 @@ class NodeState:
         self.free = [min(pair) for pair in zip(self.open, self.future, strict=True)]
         self.whole_free, self.whole_future = self.free.count(GPU), self.future.count(GPU)
         self.allocations.clear()
+        for other in self.beside:
+            subtract(self, other.own)
 
     def _hold(self, ended: Terminating, stuck: bool) -> None:
         """Take what an ended attempt still holds off what is open; what is stuck, off the future as well."""
@@ -93,6 +103,8 @@ class NodeState:
         self.memory_future -= stuck * ended.memory
         self.pods_open -= ended.pods
         self.pods_future -= stuck * ended.pods
+        if self.node.host:
+            take(self, ended.cpu, ended.memory, ended.pods, 1, stuck)
 
     @contextmanager
     def inadmissible(self) -> Iterator[None]:
@@ -104,6 +116,11 @@ class NodeState:
         finally:
             self.indexed = True
             self.pool.add(self)
+
+    @property
+    def host(self) -> tuple[NodeState, ...]:
+        """Return the nodes that share its CPU, memory and pods, itself first."""
+        return (self, *self.beside)
 
     @property
     def crowded(self) -> bool:
@@ -143,6 +160,8 @@ class NodeState:
         self.cpu_future += later * need.cpu
         self.memory_open += now * need.memory
         self.memory_future += later * need.memory
+        if self.node.host:
+            take(self, need.cpu, need.memory, 0 if for_a_while else 1, -now, -later, for_a_while)
         if self.usable and self.indexed:
             self.pool.free += freed
             more = self.future_sum() - before if self.overfull and later else later * milli * len(part.devices)
@@ -411,7 +430,7 @@ def _move(buckets: list[list[int]], position: int, old: int, new: int) -> None:
 
 def devices_of(node: Node) -> Sequence[int]:
     """List the device indices of a node."""
-    return node.devices or range(node.gpus)
+    return node.devices or range(node.first_device, node.first_device + node.gpus)
 
 
 def finds_devices(node: Node, placed: Placed, gpus: int) -> bool:
@@ -422,7 +441,8 @@ def finds_devices(node: Node, placed: Placed, gpus: int) -> bool:
     """
     if not gpus:
         return True
-    return bool(placed.devices) and (bool(node.devices) or max(placed.devices) < node.gpus)
+    counted = range(node.first_device, node.first_device + node.gpus)
+    return bool(placed.devices) and (bool(node.devices) or all(index in counted for index in placed.devices))
 
 
 def placement_of(parts: Iterable[Part]) -> Placement:

@@ -156,8 +156,8 @@ def _impossible(preemptor: Preemptor) -> bool:
         if not node.suits(need):
             continue
         have = node.workers(need, True)
-        if have < need.least and node.allocations:
-            candidates = preemptor.candidates_on(node)
+        if have < need.least and (node.allocations or node.beside):
+            candidates = [*preemptor.candidates_on(node), *preemptor.candidates_beside(node)]
             if candidates and enough_devices(preemptor, node, candidates):
                 have = min(need.least, room_on(preemptor, node, map(whole, candidates)))
         workers += have

@@ -12,6 +12,7 @@ from ...engine.snapshot import Policy as EnginePolicy
 from ...engine.snapshot import Pool as EnginePool
 from ...engine.snapshot import Profile as EngineProfile
 from ...policy import Document
+from ...values import ordinal
 from ...wording.unassigned import unassigned_sentences
 from ..caller import Caller
 from ..context import Context
@@ -185,7 +186,7 @@ def node_model(use: NodeUse, teams: Teams = None) -> Node:
                 held.setdefault(index, []).append(holder)
     devices = [
         Device.model_construct(
-            index=index,
+            index=ordinal(index),
             free=gpu(use.free_on[index]),
             holders=held.get(index, []),
             outside=index in use.outside,

@@ -16,15 +16,14 @@ from typing import Any
 
 from ....engine.snapshot import GPU
 from ....quarantine import Kind, Quarantine
-from ...base import NodeSeen, WorkloadPod
+from ....values import MOST_DEVICES
+from ...base import NodePart, NodeSeen, WorkloadPod
 from ..api.client import ApiClient
 from ..api.informer import USUAL, Informer, Timing
-from .nodes import ClusterNode, NodeSelector, model_of, pool_of, project_node, unassigned, untolerated
+from .nodes import ClusterNode, NodeSelector, first_devices, model_of, pools_of, project_node, unassigned, untolerated
 from .pod_requests import PodShare, project_share
 
 READING, COUNTING = "reading it", "counting what it holds"
-MOST_DEVICES = 4096
-"""GPUs of one node; one that claims to have more takes no work"""
 HELD = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
 """The field selector of the pods that hold resources of a node."""
 
@@ -135,7 +134,7 @@ class KubernetesInventory:
 
     def _read(self, name: str) -> None:
         if (node := self.nodes.objects.get(name)) is not None:
-            before = self._seen[name].pool if name in self._seen else ""
+            before = _pools(self._seen[name]) if name in self._seen else ()
             self._seen[name] = _seen(self._dated(node), self._selectors, self._shares(name), before)
         else:
             self._seen.pop(name, None)
@@ -170,38 +169,67 @@ class KubernetesInventory:
             self._node_of[key] = now
 
 
+def _pools(node: NodeSeen) -> tuple[str, ...]:
+    return tuple(part.pool for part in node.parts) or (node.pool,)
+
+
 def _seen(
-    node: ClusterNode, selectors: Sequence[NodeSelector], shares: Sequence[PodShare], before: str = ""
+    node: ClusterNode, selectors: Sequence[NodeSelector], shares: Sequence[PodShare], before: Sequence[str] = ()
 ) -> NodeSeen:
-    """Return a node with what foreign pods hold of it, in the units of the control loop; `before`: its pool so far."""
-    selector = pool_of(node, selectors, before)
-    foreign: dict[str, int] = {}
-    for share in shares:
-        for resource, value in share.requests if not share.workload else ():
-            foreign[resource] = foreign.get(resource, 0) + value
-    devices = node.allocatable.get(selector.resource, 0) if selector else 0
-    believed = devices <= MOST_DEVICES
+    """Return a node with what foreign pods hold of it, in the units of the control loop; `before`: its pools so far."""
+    held = {resource for share in shares if share.workload for resource, _ in share.requests}
+    chosen = pools_of(node, selectors, before, held)
+    foreign = _foreign(shares, chosen)
+    firsts = first_devices(chosen)
+    parts = [_part(node, selector, firsts[selector.pool], foreign) for selector in chosen]
     return NodeSeen(
         name=node.name,
-        pool=selector.pool if selector else "",
-        devices=tuple(range(devices if believed else 0)),
+        pool=parts[0].pool if parts else "",
+        devices=tuple(device for part in parts for device in part.devices),
         counted=True,
         model=model_of(node),
         cpu=_offered(node, "cpu"),
         memory=_offered(node, "memory"),
         ready=node.ready,
         down_since=node.down_since,
-        foreign_gpus=GPU * foreign.get(selector.resource, 0) if selector else 0,
+        foreign_gpus=sum(part.foreign_gpus for part in parts),
         foreign_cpu=foreign.get("cpu", 0),
         foreign_memory=foreign.get("memory", 0),
         most_pods=node.allocatable.get("pods", USUAL_PODS),
         foreign_pods=sum(not share.workload for share in shares),
-        cordoned=node.unschedulable or not believed or selector is None or bool(untolerated(node, selector)),
+        cordoned=all(part.cordoned for part in parts),
         labels={name: node.labels[name] for selector in selectors for name in selector.labels if name in node.labels},
         taints=tuple(str(taint) for taint in node.taints),
-        unassigned=unassigned(node, selectors, selector),
-        pods=tuple(_workload_pod(share, selector) for share in shares if share.workload),
+        unassigned=unassigned(node, selectors, chosen),
+        pods=tuple(_workload_pod(share, chosen) for share in shares if share.workload),
+        parts=tuple(parts) if len(parts) > 1 else (),
     )
+
+
+def _part(node: ClusterNode, selector: NodeSelector, first: int, foreign: Mapping[str, int]) -> NodePart:
+    """Return what a node offers to a pool; one that claims to have too many GPUs offers none, and takes no work."""
+    devices = node.allocatable.get(selector.resource, 0)
+    believed = devices <= MOST_DEVICES
+    return NodePart(
+        selector.pool,
+        tuple(range(first, first + (devices if believed else 0))),
+        GPU * foreign.get(selector.resource, 0),
+        node.unschedulable or not believed or bool(untolerated(node, selector)),
+    )
+
+
+def _foreign(shares: Sequence[PodShare], chosen: Sequence[NodeSelector]) -> dict[str, int]:
+    """Return what pods hold by resource that are not ours; and GPUs of a second kind that pods of ours hold."""
+    found: dict[str, int] = {}
+    for share in shares:
+        asked = share.requests
+        if share.workload:
+            own = _selector_of(share, chosen)
+            others = {one.resource for one in chosen if one is not own}
+            asked = tuple((resource, value) for resource, value in asked if resource in others)
+        for resource, value in asked:
+            found[resource] = found.get(resource, 0) + value
+    return found
 
 
 def _offered(node: ClusterNode, resource: str) -> int:
@@ -209,10 +237,22 @@ def _offered(node: ClusterNode, resource: str) -> int:
     return max(1, node.allocatable[resource]) if resource in node.allocatable else 0
 
 
-def _workload_pod(share: PodShare, selector: NodeSelector | None) -> WorkloadPod:
+def _selector_of(share: PodShare, chosen: Sequence[NodeSelector]) -> NodeSelector | None:
+    """Return the selector of the pool whose GPUs a pod holds; None where it holds none of its node's pools."""
     asked = dict(share.requests)
-    gpus = GPU * asked.get(selector.resource, 0) if selector else 0
-    cpu, memory = asked.get("cpu", 0), asked.get("memory", 0)
+    return next((one for one in chosen if asked.get(one.resource)), None)
+
+
+def _workload_pod(share: PodShare, chosen: Sequence[NodeSelector]) -> WorkloadPod:
+    asked, selector = dict(share.requests), _selector_of(share, chosen)
     return WorkloadPod(
-        share.workload, gpus, cpu, memory, share.attempt, share.worker, ends_at=share.ends_at, grace=share.grace
+        share.workload,
+        GPU * asked[selector.resource] if selector else 0,
+        asked.get("cpu", 0),
+        asked.get("memory", 0),
+        share.attempt,
+        share.worker,
+        ends_at=share.ends_at,
+        grace=share.grace,
+        pool=selector.pool if selector and len(chosen) > 1 else "",
     )

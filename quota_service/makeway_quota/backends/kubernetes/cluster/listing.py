@@ -57,11 +57,12 @@ async def _read(
 
 
 def table(nodes: Sequence[NodeSeen]) -> str:
-    """Return one line for each node, one for each pool, and one for each resource of GPUs that no pool takes."""
-    pools = dict.fromkeys(node.pool for node in nodes if node.pool)
-    sums = [_sum(pool, [node for node in nodes if node.pool == pool]) for pool in pools]
+    """Return one line for each node in each of its pools, one for each pool, and one for each resource of no pool."""
+    parts = [part for node in nodes for part in node.by_pool()]
+    pools = dict.fromkeys(part.pool for part in parts if part.pool)
+    sums = [_sum(pool, [part for part in parts if part.pool == pool]) for pool in pools]
     return "\n".join(
-        [text_table(COLUMNS, nodes), "", *sums, *unassigned_sentences({node.name: node.unassigned for node in nodes})]
+        [text_table(COLUMNS, parts), "", *sums, *unassigned_sentences({node.name: node.unassigned for node in nodes})]
     )
 
 

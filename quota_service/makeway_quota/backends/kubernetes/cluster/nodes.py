@@ -6,18 +6,22 @@ Pure: no requests. Nodes are kept small, because there may be thousands; equal t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from sys import intern
 from typing import Literal
+from zlib import crc32
 
 from makeway_api import taints
 
 from ....policy import Document
+from ....values import MOST_DEVICES
 from ..api.client import Object
 from ..api.quantities import resources
 
+BLOCKS = 512
+"""How many ranges of indices the resources of nodes in several pools are spread over."""
 NO_SCHEDULE = ("NoSchedule", "NoExecute")
 """The effects that keep a pod away; PreferNoSchedule does not."""
 DOWN = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable", "node.kubernetes.io/network-unavailable")
@@ -167,32 +171,55 @@ def usual_tolerations(resource: str) -> tuple[Toleration, ...]:
     return tuple(Toleration(key, "Exists") for key in taints.keys_of(resource))
 
 
-def pool_of(node: ClusterNode, candidates: Sequence[NodeSelector], before: str = "") -> NodeSelector | None:
-    """Return the first selector of a node of whose resource the node has some, else the first selector, else None.
+def pools_of(
+    node: ClusterNode, candidates: Sequence[NodeSelector], before: Collection[str] = (), held: Collection[str] = ()
+) -> tuple[NodeSelector, ...]:
+    """Return the selectors of the pools that a node is in: for each resource that it has some of, the first one.
 
     A node whose GPUs were cut up, or shared by time, shows 0 of the resource that it had before, until its kubelet is
-    restarted and beyond. While its device plugin restarts it shows 0 of every resource: it stays in the pool that it
-    was in `before`.
+    restarted and beyond; it stays in that pool as long as pods hold some of it (`held` names their resources). While
+    its device plugin restarts it shows 0 of every resource: it stays in the pools that it was in `before`, else it is
+    in that of the first selector.
     """
-    fitting = [selector for selector in candidates if selector.selects(node)]
-    fallback = next((one for one in fitting if one.pool == before), fitting[0] if fitting else None)
-    return next((one for one in fitting if node.allocatable.get(one.resource)), fallback)
+    fitting = {one.resource: one for one in reversed(candidates) if one.selects(node)}
+    found = [one for one in candidates if fitting.get(one.resource) is one]
+    offered = [one for one in found if node.allocatable.get(one.resource) or one.resource in held]
+    if any(node.allocatable.get(one.resource) for one in offered):
+        return tuple(offered)
+    return tuple(offered) or tuple(one for one in found if one.pool in before) or tuple(found[:1])
 
 
 def unassigned(
-    node: ClusterNode, candidates: Sequence[NodeSelector], taking: NodeSelector | None
+    node: ClusterNode, candidates: Sequence[NodeSelector], taking: Collection[NodeSelector]
 ) -> tuple[tuple[str, int], ...]:
     """Return the GPUs of a node that no pool takes, by resource, sorted; a resource of any pool counts as GPUs.
 
-    `taking` is the selector of the node's pool.
+    `taking` are the selectors of the node's pools.
     """
     known = {selector.resource for selector in candidates}
+    taken = {selector.resource for selector in taking}
     return tuple(
         (resource, many)
         for resource, many in sorted(node.allocatable.items())
-        if many and (resource in known or _ACCELERATOR.fullmatch(resource))
-        and (taking is None or taking.resource != resource)
-    )  # fmt: skip
+        if many and resource not in taken and (resource in known or _ACCELERATOR.fullmatch(resource))
+    )
+
+
+def first_devices(selectors: Iterable[NodeSelector]) -> dict[str, int]:
+    """Return the index of the first device of each pool of a node: 0 where it is in one pool.
+
+    Else it depends on the resource, so that devices keep their indices when other resources come and go.
+    """
+    resources = sorted({selector.resource: selector.pool for selector in selectors}.items())
+    if len(resources) < 2:
+        return {pool: 0 for _, pool in resources}
+    found: dict[str, int] = {}
+    for resource, pool in resources:
+        block = 1 + crc32(resource.encode()) % BLOCKS
+        while block * MOST_DEVICES in found.values():
+            block += 1
+        found[pool] = block * MOST_DEVICES
+    return found
 
 
 def untolerated(node: ClusterNode, selector: NodeSelector) -> tuple[Taint, ...]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ....engine.snapshot import GPU
 from ....policy import Document
+from ....values import Place
 from ...base import BackendError, BackendUnavailable, NodeSeen, StartOrder
 from ..api.client import Object
 from ..api.quantities import MIB
@@ -68,9 +69,10 @@ class WorkerPods:
         place = order.workers[number]
         profile = document.profile(order.profile)
         node = self._inventory.seen().get(place.node)
-        pools = [node.pool] if node is not None else list(profile.pools if profile else ())
-        known = self._selectors if document is self._selected else selectors(document, self._tolerations)
-        selector = next((one for one in known if one.pool in pools), None)
+        served = list(profile.pools if profile else ())
+        pools = served if node is None else _pools_there(node, place, served)
+        known = {one.pool: one for one in self._selected_by(document)}
+        selector = next((known[pool] for pool in pools if pool in known), None)
         if any(milli % GPU for milli in place.milli):
             resource = selector.resource if selector else "its pool's resource"
             raise BackendError(f"Its profile needs a part of a GPU, and {resource} can only be requested as a whole.")
@@ -85,3 +87,15 @@ class WorkerPods:
         )
         path = self._path(order.workload, order.attempt, number)
         return worker_pod(self._settings, order, number, path, tokens, given)
+
+    def _selected_by(self, document: Document) -> tuple[NodeSelector, ...]:
+        return self._selectors if document is self._selected else selectors(document, self._tolerations)
+
+
+def _pools_there(node: NodeSeen, place: Place, served: Sequence[str]) -> list[str]:
+    """Return the pools of a node whose GPUs a worker may hold: that of its devices, else those of its profile first."""
+    if not node.parts:
+        return [node.pool]
+    held = [part.pool for part in node.parts if not set(part.devices).isdisjoint(place.devices)]
+    there = [part.pool for part in node.parts]
+    return held or [pool for pool in served if pool in there] or list(served) or there

@@ -339,25 +339,31 @@ class Cluster:
         cpu = node.cpu - node.foreign_cpu if node.cpu else UNLIMITED
         memory = node.memory - node.foreign_memory if node.memory else UNLIMITED
         pods = node.pods - node.foreign_pods if node.pods else UNLIMITED
+        host = self.host_of(name)
         for allocation in allocations:
             for part in allocation.parts:
-                if part.node == name:
+                if part.node in host:
                     pods -= 1
                     cpu -= allocation.need.cpu
                     memory -= allocation.need.memory
-                    for at in part.devices:
+                    for at in part.devices if part.node == name else ():
                         devices[at] -= part.milli
-        for ended in node.terminating:
+        for on, ended in [(other, ended) for other in host for ended in self.nodes[other].terminating]:
             if now or self.now >= ended.deadline + self.settings.stuck_after:
                 cpu, memory, pods = cpu - ended.cpu, memory - ended.memory, pods - ended.pods
-                for at in [at for at, device in enumerate(devices_of(node)) if device in ended.devices]:
+                for at in [at for at, device in enumerate(devices_of(node)) if on == name and device in ended.devices]:
                     devices[at] -= ended.milli
         for each in blocked:
-            if each.node == name:
+            if each.node in host:
                 cpu, memory = cpu - each.cpu, memory - each.memory
-                for at, milli in each.devices.items():
+                for at, milli in each.devices.items() if each.node == name else ():
                     devices[at] -= milli
         return Left(devices, cpu, memory, pods)
+
+    def host_of(self, node: str) -> tuple[str, ...]:
+        """Return the names of the nodes that share a node's CPU, memory and pods, itself included."""
+        host = self.nodes[node].host
+        return tuple(other.name for other in self.nodes.values() if other.host == host) if host else (node,)
 
     def free_gpus(self, pool: str, later: bool) -> int:
         """Return the free milli-GPUs of a pool's usable nodes, now or in the future.

@@ -217,12 +217,13 @@ def _everything(here: Iterable[Allocation], chosen: Victims) -> Victims:
 def room_on(p: Preemptor, node: str, left: Left, victims: Iterable[Member]) -> int:
     """Count the workers that fit on a node without these victims."""
     devices, cpu, memory, pods = list(left.devices), left.cpu, left.memory, left.pods
+    host = p.cluster.host_of(node)
     for member in victims:
         for part in member.freed:
-            if part.node == node:
+            if part.node in host:
                 pods += 1
                 cpu, memory = cpu + member.allocation.need.cpu, memory + member.allocation.need.memory
-                for at in part.devices:
+                for at in part.devices if part.node == node else ():
                     devices[at] += part.milli
     return Left(devices, cpu, memory, pods).workers(p.need)
 

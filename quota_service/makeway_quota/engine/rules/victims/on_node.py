@@ -200,11 +200,11 @@ def room_on(preemptor: Preemptor, node: NodeState, gone: Iterable[Victim]) -> in
     copied, pods = False, node.pods_future
     for victim in gone:
         for part in victim.gone:
-            if part.node is not node:
+            if part.node is not node and part.node not in node.beside:
                 continue
             if not copied:
                 left, copied = list(left), True
-            for at in part.devices:
+            for at in part.devices if part.node is node else ():
                 left[at] += part.milli
                 untouched += left[at] == GPU
             cpu += victim.allocation.need.cpu

@@ -135,9 +135,22 @@ class Preemptor:
             return list(self._where.get(node.position, ()))
         return [each for each in self.cluster.evictable_on(node) if self._is_candidate(each)]
 
+    def candidates_beside(self, node: NodeState) -> list[Allocation]:
+        """Return the candidates on the other nodes of a node's host, whose CPU, memory and pods it could use."""
+        if not node.beside:
+            return []
+        return [a for a in self.candidates() if any(part.node in node.beside for part in a.parts)]
+
     def nodes(self) -> list[NodeState]:
-        """Return the nodes with candidates, in order."""
-        return [self.pool.nodes[at] for at in sorted(self.where())]
+        """Return the nodes with candidates on them, or beside them on the same host, in order."""
+        beside = {
+            other.position
+            for allocation in self.candidates()
+            for part in allocation.parts
+            for other in part.node.beside
+            if other.pool is self.pool
+        }
+        return [self.pool.nodes[at] for at in sorted(beside.union(self.where()))]
 
     def where(self) -> dict[int, list[Allocation]]:
         """Return the candidates in the pool by position of their node; computed once."""

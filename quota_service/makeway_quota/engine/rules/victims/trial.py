@@ -90,7 +90,8 @@ class PoolTrial:
         self._change(victim, self.gone.pop(victim.allocation.workload.id), None)
 
     def _change(self, victim: Victim, old: Victim | None, new: Victim | None) -> None:
-        nodes = [node for node in nodes_of(victim.allocation.parts) if node.pool is self.preemptor.pool]
+        there = [each for node in nodes_of(victim.allocation.parts) for each in node.host]
+        nodes = list({node.position: node for node in there if node.pool is self.preemptor.pool}.values())
         self.workers -= sum(map(self._hosted, nodes))
         if old is not None:
             restore(self.preemptor, old)

@@ -1,0 +1,174 @@
+"""Nodes of several pools that are the devices of one machine share its CPU, memory and pods (K3)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+from engine.engines import ENGINES, differences
+from engine.histories import HISTORIES
+from engine.host_worlds import exceeded, happen_on_hosts, hosted_world
+from engine.properties import check
+from engine.test_incremental import Follower, carry_out
+from makeway_quota.engine import Plan, Terminating, reference, schedule
+from makeway_quota.engine.snapshot import LIVE
+from worlds import World
+
+ROWS = ("F02", "F13", "F17")
+PARTS = 20
+
+
+def machine(engine: str = "fast", **shared: Any) -> World:
+    """Return one machine with 2 whole GPUs in pool `whole` and 4 slices in pool `slices`; 8 cores, if not said."""
+    world = World().pool("whole", gpus=2).pool("slices", gpus=4).team("a", 2).team("b", 2)
+    for name in ("whole-1", "slices-1"):
+        world.nodes[name] = replace(world.nodes[name], host="m", **(shared or {"cpu": 8000}))
+    world.profile("gpu", 1, cpu=4000, pools=("whole",)).profile("slice", 1, cpu=2000, pools=("slices",))
+    world.profile("light", 0, cpu=3000, pools=("slices",))
+    world.engine = ENGINES[engine]
+    return world
+
+
+def starts(plan: Plan) -> list[str]:
+    return sorted(start.id for start in plan.start)
+
+
+@pytest.mark.covers(*ROWS)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_one_plan_gives_the_cpu_of_a_machine_once_over_its_pools(engine: str) -> None:
+    world = machine(engine).jobs("g1", "a", "gpu").jobs("s1 s2 s3 s4", "b", "slice")
+    plan = check(world, world.engine, Random(7))
+    assert starts(plan) == ["g1", "s1", "s2"], "4 + 2 + 2 of 8 cores"
+    assert not exceeded(world)
+    plan = world.plan()
+    assert {w.id: w.code for w in plan.pending} == {"s3": "fragmented", "s4": "fragmented"}
+    if engine == "fast":
+        assert world.say(plan.pending[0]) == (
+            "2 GPUs of pool slices are free, but on no node together with 2 cores; this job needs 1. "
+            "Its nodes offer GPUs in pool whole, too, whose work uses some of their CPU, memory and pods."
+        )
+
+
+@pytest.mark.covers(*ROWS)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_all_of_a_machines_cpu_is_for_any_of_its_pools(engine: str) -> None:
+    world = machine(engine).jobs("s1 s2 s3 s4", "b", "slice")
+    assert starts(world.step()) == ["s1", "s2", "s3", "s4"], "nothing is set aside for the other pool"
+    world.submit("g1", "a", "gpu")
+    assert not world.plan().start
+    world.end("s1", "s2")
+    assert starts(world.step()) == ["g1"]
+
+
+@pytest.mark.covers(*ROWS)
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("shared", [{"pods": 3}, {"memory": 3072}, {"pods": 4, "foreign_pods": 1}])
+def test_memory_and_pods_of_a_machine_are_counted_once(engine: str, shared: dict[str, int]) -> None:
+    world = machine(engine, **shared)
+    for name in ("gpu", "slice"):
+        world.profiles[name] = replace(world.profiles[name], cpu=0, memory=1024)
+    world.jobs("g1 g2", "a", "gpu").jobs("s1 s2", "b", "slice")
+    assert len(starts(world.step())) == 3
+    assert not exceeded(world)
+
+
+@pytest.mark.covers(*ROWS)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_terminates_in_one_pool_keeps_its_cpu_from_the_other_until_it_is_gone(engine: str) -> None:
+    world = machine(engine).submit("g1", "a", "gpu")
+    ended = Terminating("old", (0,), cpu=6000, deadline=world.now + 30, pods=1)
+    world.nodes["slices-1"] = replace(world.nodes["slices-1"], terminating=(ended,))
+    assert not world.plan().start
+    world.nodes["slices-1"] = replace(world.nodes["slices-1"], terminating=())
+    assert starts(world.step()) == ["g1"]
+
+
+@pytest.mark.covers(*ROWS)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_victim_in_one_pool_is_no_room_for_two_preemptors(engine: str) -> None:
+    world = machine(engine).jobs("s1 s2 s3 s4", "b", "slice")
+    world.step()
+    world.policies["b"] = replace(world.policies["b"], quotas=(replace(world.policies["b"].quotas[0], reserved=0),))
+    world.session("t1", "a", "slice")
+    plan = world.step()
+    assert len(plan.evict) == 1
+    world.submit("g1", "a", "gpu")
+    later = world.step()
+    assert "g1" not in {start.id for start in later.start}, "the victim's cores are nominated to t1"
+    world.release()
+    assert starts(world.step()) == ["t1"]
+    assert not exceeded(world)
+
+
+@pytest.mark.covers(*ROWS)
+@pytest.mark.parametrize("part", range(4))
+def test_both_engines_keep_the_invariants_on_machines_of_several_pools(part: int) -> None:
+    for seed in range(2 * part, 2 * part + 2):
+        live_through(seed, 8)
+
+
+@pytest.mark.slow
+@pytest.mark.covers(*ROWS)
+@pytest.mark.timeout(4 * 3600)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_both_engines_keep_the_invariants_on_machines_of_several_pools_at_length(part: int) -> None:
+    many = max(1, HISTORIES // PARTS)
+    for seed in range(1000 + part * many, 1000 + (part + 1) * many):
+        live_through(seed, 12)
+
+
+@pytest.mark.covers(*ROWS)
+@pytest.mark.parametrize("seed", range(12))
+def test_the_incremental_engine_plans_machines_of_several_pools_as_a_new_one(seed: int) -> None:
+    random = Random(seed)
+    world = hosted_world(random)
+    first = dict(world.nodes)
+    follower = Follower(world)
+    for _ in range(15):
+        happen_on_hosts(world, random)
+        if random.random() < 0.3:
+            change_a_machine(world, first, random)
+        follower.check()
+        carry_out(world, random)
+        follower.check()
+        world.now += random.choice([1, 5, 600])
+
+
+def change_a_machine(world: World, first: dict[str, Any], random: Random) -> None:
+    """Take a part of a machine away, as when its last GPU of a kind is cut up; or change its devices, CPU or host."""
+    name = random.choice(list(first))
+    node = world.nodes.get(name)
+    if node is None:
+        world.nodes[name] = first[name]
+        return
+    what = random.choice(["gone", "devices", "cpu", "terminating", "alone"])
+    if what == "gone" and len(world.nodes) > 2:
+        del world.nodes[name]
+    elif what == "devices":
+        world.nodes[name] = replace(node, gpus=random.choice([node.gpus, max(1, node.gpus - 1)]), devices=())
+    elif what == "cpu":
+        world.nodes[name] = replace(node, foreign_cpu=random.choice([0, 500]), foreign_pods=random.choice([0, 1]))
+    elif what == "terminating":
+        ended = Terminating("old", (), cpu=700, memory=10, deadline=world.now + random.choice([-90, 30]), pods=1)
+        world.nodes[name] = replace(node, terminating=random.choice([(), (ended,)]))
+    elif what == "alone":
+        world.nodes[name] = replace(node, host=random.choice(["", first[name].host]))
+
+
+def live_through(seed: int, events: int) -> None:
+    """Compare both engines along a history, and check the invariants and that no machine is given more than it has."""
+    random = Random(seed)
+    world = hosted_world(random)
+    engine = ENGINES["fast" if seed % 2 else "reference"]
+    for _ in range(events):
+        happen_on_hosts(world, random)
+        snapshot = world.snapshot()
+        found = differences(schedule(snapshot), reference.schedule(snapshot))
+        assert not found, f"fast and reference differ: {found}"
+        before = exceeded(world)
+        check(world, engine, Random(7))
+        assert exceeded(world).items() <= before.items(), "I1: a machine is given more than it has"
+        world.now += random.choice([1, 5, 600])
+        world.workloads = {name: w for name, w in world.workloads.items() if w.state in LIVE}
