@@ -191,9 +191,9 @@ def sizes(nodes: Iterable[NodeSeen], document: Document) -> dict[str, int]:
 def _parts(seen: NodeSeen, document: Document) -> tuple[NodeSeen, ...]:
     """Divide one machine; CPU and memory go with the GPUs. One without GPUs is in the first pool of this machine."""
     if seen.parts:
-        found = seen.by_pool()
+        parts = seen.by_pool()
         return tuple(
-            replace(each, terminating=_terminating_on(seen, each.devices, first=each is found[0])) for each in found
+            replace(each, terminating=_terminating_on(seen, each.devices, first=each is parts[0])) for each in parts
         )
     if seen.pool:
         return (seen,)

@@ -1,0 +1,112 @@
+"""A mixed-MIG node beside a time-sliced one, through the whole service: a pool for each resource, CPU shared (K3)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from makeway_quota.backends.base import NodePart, NodeSeen
+from makeway_quota.backends.memory import MemoryBackend
+from makeway_quota.values import MOST_DEVICES
+from running import Running, running
+
+POLICY = """
+version: 1
+pools:
+- {name: whole, title: Whole GPUs, nodes: {labels: {gpu: h100}}}
+- {name: slices, title: MIG slices, resource: nvidia.com/mig-1g.10gb, nodes: {labels: {gpu: h100}}}
+- {name: shared, title: Shared GPUs, resource: nvidia.com/gpu.shared, nodes: {labels: {gpu: a10}}}
+profiles:
+- {name: gpu1, gpus: 1, cpu: 8, pools: [whole], policies: [[rnd, devops]]}
+- {name: slice1, gpus: 1, cpu: 2, pools: [slices], policies: [[rnd, devops]]}
+- {name: shared1, gpus: 1, cpu: 1, pools: [shared], policies: [[rnd, devops]]}
+policies:
+- {name: rnd, groups: [rnd], quotas: [{pools: [whole], reserved: 1}, {pools: [slices], reserved: 3}, {pools: [shared], reserved: 2}]}
+- {name: devops, groups: [devops], quotas: [{pools: [whole], reserved: 1}, {pools: [slices], reserved: 2}, {pools: [shared], reserved: 2}]}
+"""  # noqa: E501
+
+
+def mixed(whole: int = 2, slices: int = 7) -> NodeSeen:
+    """Return a node with whole GPUs and slices, 24 cores for both."""
+    parts = (
+        NodePart("whole", tuple(range(5 * MOST_DEVICES, 5 * MOST_DEVICES + whole))),
+        NodePart("slices", tuple(range(9 * MOST_DEVICES, 9 * MOST_DEVICES + slices))),
+    )
+    devices = parts[0].devices + parts[1].devices
+    return NodeSeen("mixed", "whole", devices, cpu=24_000, most_pods=110, counted=True, parts=parts)
+
+
+def shared() -> NodeSeen:
+    """Return a node whose 4 GPUs are shared by time."""
+    return NodeSeen("timed", "shared", (0, 1, 2, 3), cpu=8000, most_pods=110, counted=True)
+
+
+async def in_use(run: Running) -> dict[str, dict[str, list[int]]]:
+    """Return the devices in use by pool and node."""
+    pools = await run.client("root").pools()
+    return {p.name: {n.name: [d.index for d in n.devices if d.holders] for n in p.nodes} for p in pools}
+
+
+@pytest.mark.covers("F02", "F15")
+async def test_notebooks_and_jobs_run_in_each_pool_of_a_node_and_a_reclaim_stays_in_its_own(tmp_path: Path) -> None:
+    backend = MemoryBackend([mixed(), shared()], real_time=True)
+    async with running(tmp_path, POLICY, backend=backend) as run:
+        pools = {
+            pool.name: (pool.total, [node.name for node in pool.nodes]) for pool in await run.client("root").pools()
+        }
+        assert pools == {"whole": (2, ["mixed"]), "slices": (7, ["mixed"]), "shared": (4, ["timed"])}
+        session = await run.granted((await run.session("ana", "slice1", "rnd")).id)
+        assert (session.placement[0].node, session.placement[0].devices) == ("mixed", [0])
+        assert session.resource == "nvidia.com/mig-1g.10gb"
+        for name, profile in (("w", "gpu1"), ("t", "shared1"), *((f"s{at}", "slice1") for at in range(6))):
+            job = await run.submit("ana", name, profile=profile)
+            await run.job(job.id, "running")
+        assert await in_use(run) == {
+            "whole": {"mixed": [0]},
+            "slices": {"mixed": list(range(7))},
+            "shared": {"timed": [0]},
+        }
+        mine = await run.submit("bo", "b", profile="slice1")
+        await run.until(lambda: left(run, 1), "a job of the slices makes way")
+        await run.job(mine.id, "running")
+        states = await run.states()
+        assert states["w"] == states["t"] == "running", "no work of another pool"
+        waits = await run.submit("bo", "cpu", profile="gpu1")
+        await run.converged()
+        reason = (await run.job(waits.id, "pending")).reason
+        assert reason is not None
+        assert "Its nodes offer GPUs in pool slices, too" in reason.message, "8 + 7 x 2 of 24 cores are in use"
+
+
+async def left(run: Running, many: int) -> bool:
+    """Whether so many jobs of slices made way."""
+    states = await run.states()
+    return sum(states[f"s{at}"] != "running" for at in range(6)) == many
+
+
+@pytest.mark.covers("F02")
+async def test_a_job_keeps_its_pool_while_its_gpus_are_cut_up(tmp_path: Path) -> None:
+    backend = MemoryBackend([mixed(), shared()], real_time=True)
+    async with running(tmp_path, POLICY, backend=backend) as run:
+        job = await run.submit("ana", "w", profile="gpu1")
+        await run.job(job.id, "running")
+        backend.nodes["mixed"] = mixed(whole=0, slices=14)
+        backend.node_back("mixed")
+        await run.until(lambda: total(run, "slices", 14), "the slices are there")
+        assert (await run.job(job.id, "running")).placement[0].node == "mixed"
+        usage = {team.team: team for team in (await run.client("root").usage()).teams}
+        assert usage["rnd"].used == 1
+        other = await run.submit("bo", "b", profile="slice1")
+        await run.job(other.id, "running")
+        states = await run.states()
+        assert states == {"w": "running", "b": "running"}
+        backend.nodes["mixed"] = replace(mixed(slices=14), parts=(), pool="slices", devices=tuple(range(14)))
+        backend.node_back("mixed")
+        await run.until(lambda: total(run, "whole", 0), "the pool is gone from the node")
+        assert (await run.states())["w"] == "running"
+
+
+async def total(run: Running, pool: str, many: int) -> bool:
+    """Whether a pool has so many GPUs."""
+    return {p.name: p.total for p in await run.client("root").pools()}[pool] == many
