@@ -6,11 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from makeway_api.models import Job, Session
 from makeway_quota.backends.base import NodeSeen, Seen
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.services.health import checks, serves
+from makeway_quota.services.jobs.listing import ListQuery
 from makeway_quota.store.records import Workload
-from running import Running, running
+from running import PEOPLE, Running, running
 
 READY = {"database": "writes", "files": "available", "loop": "decides", "backend": "observed"}
 
@@ -75,11 +77,11 @@ async def test_nothing_is_decided_before_the_nodes_are_known(tmp_path: Path) -> 
         session = await run.session("bo", "gpu1", "devops")
         before = run.service.loop.cycles
         await run.until(lambda: run.service.loop.cycles > before + 2, "some cycles are over")
-        waiting = await run.client("root").job(job.id)
-        assert (waiting.state.value, waiting.reason) == ("pending", None), "the engine would say that it fits nowhere"
+        assert (await run.client("root").job(job.id)).state.value == "pending"
         assert (await run.client("spawner").session(session.id)).phase == "admission"
         problem = (await run.client("ana").usage()).problem
         assert problem == "Nodes and jobs are not known, and nothing is decided: they have not been read yet."
+        assert await reasons(run, job, session) == {problem}, "the engine would say that they fit nowhere"
         ready = await run.service.services.audit.ready()
         assert (ready.ok, ready.checks) == (True, READY | {"backend": "cannot be observed"})
         backend.synced = True
@@ -160,3 +162,35 @@ def test_a_replica_gets_no_requests_without_its_database_and_before_its_first_cy
         ("backend", "cannot be observed", True),
     ):
         assert serves(READY | {part: state}) == gets, (part, state)
+
+
+async def reasons(run: Running, job: Job, session: Session | None = None) -> set[str]:
+    """Return why a job and a session wait, wherever people read it."""
+    root = run.client("root")
+    found = [await root.job(job.id), *(one for one in (await root.jobs()).jobs if one.id == job.id)]
+    waiting = await run.service.services.listings.listing(PEOPLE["root"], ListQuery("waiting"))
+    shown = [one.reason for one in (*found, *waiting.lines)]
+    if session is not None:
+        shown.append((await run.client("spawner").session(session.id)).reason)
+    assert len(shown) == (3 if session is None else 5)
+    return {"" if one is None else one.message for one in shown}
+
+
+@pytest.mark.covers("F80")
+async def test_work_that_waits_while_the_cluster_cannot_be_read_says_so(tmp_path: Path) -> None:
+    """Then it says again what it waits for; what runs goes on, with its own reason."""
+    backend = MemoryBackend([NodeSeen("local", "gpu", tuple(range(3)))], real_time=True)
+    async with running(tmp_path, backend=backend, MAKEWAY_TICK_SECONDS=0.1) as run:
+        runs = await run.submit("ana", "runs", profile="gpu1")
+        began = (await run.job(runs.id, "running")).reason
+        job = await run.submit("ana", "waits", profile="gpu3")
+        before = (await run.job(job.id)).reason
+        assert before is not None
+        backend.problem = "the Kubernetes API server does not answer"
+        await run.until(lambda: run.service.components.world.problem, "it is noticed")
+        problem = (await run.client("ana").usage()).problem
+        assert await reasons(run, job) == {problem}
+        assert (await run.client("root").job(runs.id)).reason == began
+        backend.problem = ""
+        await run.until(lambda: not run.service.components.world.problem, "it is over")
+        assert await reasons(run, job) == {before.message}

@@ -190,8 +190,8 @@ class SessionService:
         facts = context.document.profile_facts.get(row.profile)
         titles = (facts.title if facts else row.profile, context.title(row.team))
         virtual = context.world.virtual and row.gpus > 0
-        found = views.session(row, virtual=virtual, url=context.settings.public_url, titles=titles)
-        settings = context.settings
+        settings, problem = context.settings, context.world.problem
+        found = views.session(row, virtual=virtual, url=settings.public_url, titles=titles, problem=problem)
         tolerations = settings.kubernetes.tolerations if settings.backend == "kubernetes" else ()
         disk = facts.disk if facts else 0
         more = {"resource": self._resource(row), "tolerations": list(tolerations), "disk": disk}

@@ -46,8 +46,14 @@ RECLAIMING = "reclaiming"
 """The code of a nomination: GPUs are reserved while its victims terminate."""
 
 
-def reason(row: Workload) -> Reason | None:
-    """Return why the workload is in its state, or None."""
+UNOBSERVED = "unobserved"
+"""The code of all work that is pending while nothing is decided, as nodes and jobs cannot be read."""
+
+
+def reason(row: Workload, problem: str | None = None) -> Reason | None:
+    """Return why the workload is in its state, or None; `problem`: why nothing starts at the moment, whatever it is."""
+    if problem and row.state == "pending":
+        return unobserved(problem)
     if not row.reason_code:
         return None
     ready = row.reason_code == RECLAIMING  # then the time is the deadline of its victims
@@ -58,6 +64,11 @@ def reason(row: Workload) -> Reason | None:
         ready_by=when(row.not_before) if ready else None,
         numbers=dict(row.reason_numbers),
     )
+
+
+def unobserved(problem: str) -> Reason:
+    """Return why all pending work waits while the backend has this problem, in a sentence."""
+    return Reason(code=UNOBSERVED, message=problem)
 
 
 def notice(row: NoticeRow | None) -> Notice | None:
@@ -112,8 +123,19 @@ def progress_model(row: ProgressRow | None, now: float, *, running: bool, whole:
     )
 
 
-def job(row: Workload, *, virtual: bool, durable: bool, attempts: Sequence[AttemptRow] = (), now: float = 0.0) -> Job:
-    """Return a job; `now` (Unix seconds) gives the age of its checkpoint, `durable`: the next attempt finds it."""
+def job(
+    row: Workload,
+    *,
+    virtual: bool,
+    durable: bool,
+    attempts: Sequence[AttemptRow] = (),
+    now: float = 0.0,
+    problem: str | None = None,
+) -> Job:
+    """Return a job; `now` (Unix seconds) gives the age of its checkpoint, `durable`: the next attempt finds it.
+
+    `problem`: why nothing starts at the moment.
+    """
     return Job(
         id=row.id,
         name=row.name,
@@ -124,7 +146,7 @@ def job(row: Workload, *, virtual: bool, durable: bool, attempts: Sequence[Attem
         workers=len(row.placement) or row.workers,
         priority=Priority(row.priority),
         state=State(row.state),
-        reason=_job_reason(row, now, durable),
+        reason=_job_reason(row, now, durable, problem),
         over_quota=row.over_quota,
         borrowed_from=list(row.borrowed_from),
         attempt=row.attempt,
@@ -162,10 +184,10 @@ def teams_of(job: Job) -> set[str]:
     return {team for team in found if team}
 
 
-def _job_reason(row: Workload, now: float, durable: bool) -> Reason | None:
+def _job_reason(row: Workload, now: float, durable: bool, problem: str | None) -> Reason | None:
     """Return a running job's risk: whether it may be evicted, and how much work that would cost (F44)."""
     if row.state != "running":
-        return reason(row)
+        return reason(row, problem)
     if not row.over_quota:
         return Reason(code="running", message=f"Runs on {gpus(row.size)} within the team's reservation.")
     age = now - row.checkpoint_at if row.checkpoint_at else None
@@ -188,10 +210,12 @@ def attempt_model(row: AttemptRow) -> Attempt:
     )
 
 
-def session(row: Workload, *, virtual: bool, url: str, titles: tuple[str, str] = ("", "")) -> Session:
+def session(
+    row: Workload, *, virtual: bool, url: str, titles: tuple[str, str] = ("", ""), problem: str | None = None
+) -> Session:
     """Return a session and its lease as the API shows it; `titles` are those of its profile and its team.
 
-    What its pod needs of the cluster is not in it.
+    `problem`: why nothing starts at the moment. What its pod needs of the cluster is not in it.
     """
     return Session(
         id=row.id,
@@ -207,7 +231,7 @@ def session(row: Workload, *, virtual: bool, url: str, titles: tuple[str, str] =
         preemptible=row.preemptible,
         state=State(row.state),
         phase=phase(row),
-        reason=reason(row),
+        reason=reason(row, problem),
         placement=grants(row.placement),
         image=row.image,
         env=session_env(row, virtual, url) if row.state in ("starting", "running", "checkpointing") else {},

@@ -21,7 +21,7 @@ from ...quarantine import Quarantine
 from ..base import BackendError, BackendRefusal, BackendUnavailable, EndTries, Key, NodeSeen, StartOrder
 from ..remote.backend import LOST_AFTER, REPORT_WITHIN, RemoteBackend
 from ..remote.machines import Machines
-from .api.client import SILENT, ApiClient, ApiRefusal, ApiUnreachable, Object, together
+from .api.client import OTHER_PORT, SILENT, UNREACHABLE, ApiClient, ApiRefusal, ApiUnreachable, Object, together
 from .api.informer import USUAL, Informer, Timing
 from .api.pulse import BEAT, Beat, Pulse
 from .attempts.attempt_pods import AttemptPods
@@ -166,7 +166,9 @@ class KubernetesBackend(RemoteBackend):
     def problem(self) -> str:
         """Why the cluster cannot be followed at the moment; "" when it can."""
         silent = "" if self._pulse.answers else SILENT
-        return self.inventory.problem or self.pods.problem or silent or (self.lease.problem if self.lease else "")
+        found = self.inventory.problem or self.pods.problem or silent or (self.lease.problem if self.lease else "")
+        in_pod, never = self._client.connection.token_file is not None, not self.pods.synced
+        return f"{found}; {OTHER_PORT}" if in_pod and never and found.startswith((SILENT, UNREACHABLE)) else found
 
     async def open(self) -> None:
         """Read nodes and pods, or begin without them where the API server is down; BackendError where it refuses."""

@@ -122,7 +122,8 @@ class ListingService:
         def read() -> Listing:
             found = list_workloads(rows, visible, owner, query, model.present)
             known = context.store.progress.of([line.id for line in found.lines if line.is_job])
-            return replace(found, lines=[_with_progress(line, known, context.clock()) for line in found.lines])
+            lines = [_with_progress(line, known, context.clock()) for line in found.lines]
+            return replace(found, lines=[_with_problem(line, context.world.problem) for line in lines])
 
         return await context.call(read)
 
@@ -222,6 +223,12 @@ def _with_progress(line: WorkloadLine, known: Mapping[str, ProgressRow], now: fl
         return line
     found = views.progress_model(known[line.id], now, running=line.state.holds_gpus, whole=False)
     return replace(line, progress=found and found.model_copy(update={"stage": "", "metrics": {}}))
+
+
+def _with_problem(line: WorkloadLine, problem: str | None) -> WorkloadLine:
+    if problem is None or line.state is not State.PENDING:
+        return line
+    return replace(line, reason=views.unobserved(problem))
 
 
 def _reason(row: Workload) -> Reason | None:

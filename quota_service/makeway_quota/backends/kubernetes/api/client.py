@@ -27,6 +27,12 @@ TOKEN_SECONDS = 60.0
 UNAUTHORIZED = 401
 GONE = 410
 SILENT = "the Kubernetes API server does not answer"
+UNREACHABLE = "the Kubernetes API server cannot be reached"
+OTHER_PORT = (
+    "where it listens at another port than 443 and 6443, an administrator has to name that in the chart's "
+    "networkPolicy.apiServer.ports"
+)
+"""What may be wrong where it never answered a pod."""
 
 
 class ApiRefusal(Exception):
@@ -223,4 +229,4 @@ def _token(file: Path) -> str:
 def _why(error: Exception) -> str:
     if isinstance(error, httpx2.TimeoutException | TimeoutError):
         return SILENT
-    return f"the Kubernetes API server cannot be reached: {error or type(error).__name__}"
+    return f"{UNREACHABLE}: {error or type(error).__name__}"
