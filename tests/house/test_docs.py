@@ -23,7 +23,7 @@ from makeway_quota.snapshot_file import models as snapshot_models
 
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-SETTING = re.compile(r"\bMAKEWAY_[A-Z][A-Z_]*[A-Z]\b")
+SETTING = re.compile(r"\bMAKEWAY_[A-Z][A-Z0-9_]*[A-Z0-9]\b")
 PICTURE = re.compile(r"(?:src|srcset)=\"([^\"]+)\"|!\[[^\]]*\]\(([^)]+)\)")
 CODE_PATH = re.compile(r"`((?:[\w.-]+/)*[\w.-]+\.py|(?:[\w.-]+/)+[\w.-]+\.(?:css|html|js|json|toml|tpl|ts|ya?ml))`")
 LARGEST_PICTURE = 200_000
