@@ -8,7 +8,8 @@ from __future__ import annotations
 import argparse
 import ast
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,7 @@ def features_page(sections: list[dict[str, Any]], found: list[Proof]) -> str:
     tests: dict[str, list[Proof]] = {}
     for proof in found:
         tests.setdefault(proof.row, []).append(proof)
+    breadth = Counter((proof.file, proof.test) for proof in found)
     rows = [row for section in sections for row in section["rows"]]
     proven = sum(row["id"] in tests for row in rows)
     lines = [
@@ -95,27 +97,63 @@ def features_page(sections: list[dict[str, Any]], found: list[Proof]) -> str:
         "# What Makeway does, and the test of each feature\n",
         f"{proven} of {len(rows)} rows have a test today. A row without one says so and names the part of the project "
         "that brings it. A row with a test and a *later* note works as far as its tests say. "
-        "Run one row's tests with `make test ARGS='-k name'`.\n",
+        "The best proof stands first: the test that is about the row, with as much of the portal as possible. "
+        "Run one with `make test ARGS='-k name'`.\n",
     ]
     for section in sections:
         lines += [f"## {section['section']}\n", "| row | what it does | the check | proven by |", "|---|---|---|---|"]
-        lines += [feature_line(row, tests.get(row["id"], [])) for row in section["rows"]]
+        lines += [
+            feature_line(row, best_first(tests.get(row["id"], []), breadth, row.get("proof", "")))
+            for row in section["rows"]
+        ]
         lines.append("")
     return "\n".join(lines)
 
 
+TIERS = (
+    ("kube", "e2e", "hub", "frameworks"),
+    ("service", "web", "widgets", "spawner", "doctor", "device_plugin", "helm"),
+)
+"""Folders of tests by how much of the portal runs in them, the most first; all others come last."""
+BROAD = 8
+"""A test that covers more rows than this proves none of them as well as one that is about it."""
+
+
+def best_first(found: list[Proof], breadth: Mapping[tuple[str, str], int], best: str = "") -> list[Proof]:
+    """Sort the proofs of a row: the one that the row names as its `best`, then precise tests before broad ones.
+
+    Of those the ones in which most of the portal runs come first, and of these the ones of the fewest rows.
+    """
+
+    def key(proof: Proof) -> tuple[bool, bool, int, int, Proof]:
+        folder = proof.file.removeprefix("tests/").partition("/")[0]
+        tier = next((n for n, folders in enumerate(TIERS) if folder in folders), len(TIERS))
+        rows = breadth.get((proof.file, proof.test), 1)
+        named = f"{proof.file.removeprefix('tests/')}::{proof.test}" == best
+        return not named, rows > BROAD, tier, rows, proof
+
+    return sorted(found, key=key)
+
+
 def feature_line(row: dict[str, Any], found: list[Proof]) -> str:
-    """Lay one row out as a line of the table."""
+    """Lay one row out as a line of the table; the first proof has a line of its own, the others follow by file."""
     by_file: dict[str, list[str]] = {}
-    for proof in found:
+    for proof in found[1:]:
         by_file.setdefault(proof.file, []).append(proof.test)
-    cells = [f"[{file.removeprefix('tests/')}](../{file}): {', '.join(map(code, by_file[file]))}" for file in by_file]
+    cells = [tests_of(found[0].file, [found[0].test])] if found else []
+    if by_file:
+        cells.append("also " + "; ".join(tests_of(file, by_file[file]) for file in by_file))
     later = row.get("later")
     if later:
         cells.append(f"*later: {later}*" if found else f"not yet: comes with {later}")
     elif not found:
         cells.append("not yet")
     return f"| {row['id']} | {cell(row['behaviour'])} | {cell(row['check'])} | {'<br>'.join(cells)} |"
+
+
+def tests_of(file: str, tests: list[str]) -> str:
+    """Name tests of one file, with a link to it."""
+    return f"[{file.removeprefix('tests/')}](../{file}): {', '.join(map(code, tests))}"
 
 
 def code(name: str) -> str:

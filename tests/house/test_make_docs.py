@@ -66,3 +66,29 @@ def test_a_row_names_its_tests_or_what_it_waits_for(tmp_path: Path) -> None:
     assert "| F02 | Does a\\|b | c | [engine/test_some.py](../tests/engine/test_some.py): `test_plain` |" in page
     assert "| F90 | d | e | not yet: comes with autoscaling |" in page
     assert "| F91 | f | g | not yet |" in page
+
+
+def test_the_best_proof_of_a_row_stands_first() -> None:
+    rule, story, small, whole = (
+        Proof("F20", "tests/engine/test_rules.py", "test_a_rule"),
+        Proof("F20", "tests/e2e/test_story.py", "test_the_story"),
+        Proof("F20", "tests/service/test_sharing.py", "test_idle_gpus_are_lent"),
+        Proof("F20", "tests/kube/test_reclaim.py", "test_reclaims_in_a_row"),
+    )
+    breadth = {(story.file, story.test): 20, (small.file, small.test): 6}
+    assert make_docs.best_first([story, rule, small, whole], breadth) == [whole, small, rule, story]
+    assert make_docs.best_first([story, rule, small, whole], breadth, "engine/test_rules.py::test_a_rule")[0] == rule
+    line = make_docs.feature_line({"id": "F20", "behaviour": "b", "check": "c"}, [whole, small, rule])
+    assert "[kube/test_reclaim.py](../tests/kube/test_reclaim.py): `test_reclaims_in_a_row`<br>also [service/" in line
+
+
+def test_each_row_with_proofs_names_its_best_one_on_a_line_of_its_own(root: Path) -> None:
+    page = make_docs.features_page(make_docs.feature_rows(root), make_docs.proofs(root / "tests"))
+    rows = [line for line in page.splitlines() if line.startswith(("| F", "| N"))]
+    assert len(rows) > 100
+    firsts = [line.rsplit(" | ", 1)[-1].split("<br>")[0] for line in rows]
+    named = {row["id"]: row["proof"] for part in make_docs.feature_rows(root) for row in part["rows"] if "proof" in row}
+    shown = {line.split(" | ")[0].removeprefix("| "): first for line, first in zip(rows, firsts, strict=True)}
+    assert len(named) > 30
+    assert not [row for row, proof in named.items() if f"`{proof.partition('::')[2]}`" not in shown[row]]
+    assert not [first for first in firsts if first.count("`test_") + first.count("`Test") > 1]
