@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import sys
 from pathlib import Path
 
 import pytest
-from container import Container
+from container import FOLDER, Container
 from makeway.launcher.causes import last_words
 
 LIBRARY = Path(__file__).parents[2] / "widgets"
@@ -163,3 +164,55 @@ def test_ranks_that_hang_until_the_deadline_are_named(container: Container) -> N
         "did not end within 2 s and was killed: ranks 1 and 3 had ended without an acknowledgement, ranks 0 and 2 did "
         "not call checkpoint.requested() in that time; no checkpoint"
     )
+
+
+SLOW_SAVE = """
+import os, time
+from makeway import checkpoint
+
+rank = os.environ["RANK"]
+checkpoint.requested()
+print("up", flush=True)
+while not checkpoint.requested():
+    time.sleep(0.01)
+if rank == "1":
+    raise RuntimeError("a bad batch")
+with checkpoint.saving(7) as folder:
+    time.sleep(13)  # beyond three quarters of the grace
+    (folder / "weights").write_text("whole")
+checkpoint.stop()
+"""
+
+
+def patched(folder: Path, copy: Path, file: str, new: str, before: str) -> Path:
+    """Copy a package with one expression as it was in an earlier release."""
+    shutil.copytree(folder, copy)
+    text = (copy / file).read_text()
+    assert text.count(new) == 1
+    (copy / file).write_text(text.replace(new, before))
+    return copy
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("earlier", ["launcher", "library"])
+def test_a_save_is_seen_where_launcher_or_library_know_no_file_of_it(tmp_path: Path, earlier: str) -> None:
+    """An image may have another release than the service: then what the library writes of its progress counts."""
+    launcher, library = FOLDER, LIBRARY
+    if earlier == "launcher":
+        launcher = patched(FOLDER, tmp_path / "launcher", "listeners.py", r"|\.saving)?", ")?")
+    else:
+        has_file = 'if (folder := os.environ.get("MAKEWAY_LISTENERS")) and not self._saves:'
+        file = "makeway/checkpointing/registration.py"
+        library = patched(LIBRARY, tmp_path / "library", file, has_file, "if folder := '':")
+    container = Container(tmp_path, launcher)
+    (tmp_path / "train.py").write_text(SLOW_SAVE)
+    workers = [{"env": {"RANK": str(rank), "WORLD_SIZE": "2"}} for rank in range(2)]
+    command = [sys.executable, "-u", str(tmp_path / "train.py")]
+    process = container.start(*command, env={"PYTHONPATH": str(library)}, grace=16, workers=workers)
+    for rank in range(2):
+        container.until("log", f"[{rank}] up")
+    process.send_signal(signal.SIGTERM)
+    process.wait(90)
+    assert (tmp_path / "job" / "checkpoints" / "step-000007" / "weights").read_text() == "whole"
+    assert "they are ended" not in container.file("log").read_text()
+    assert "rank 1: RuntimeError: a bad batch" in container.status()["message"]
