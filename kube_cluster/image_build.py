@@ -50,6 +50,8 @@ PACKAGES = {
 }
 """Debian's packages for building images, each with the files of which one must be there."""
 SUITE = "bookworm"
+PYTHON = "3.11"
+"""That of the suite"""
 INCLUDED = ("python3", "python3-venv", "ca-certificates")
 LEFT_OUT = ("var/cache/apt/*", "var/lib/apt/lists/*", "usr/share/doc/*", "usr/share/man/*", "usr/share/locale/*")
 PIP_SETTINGS = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_TRUSTED_HOST", "PIP_CERT")
@@ -126,10 +128,30 @@ def build_other(name: str, context: Path, arguments: Mapping[str, str]) -> Path:
             _wheel(context)
         buildah = Buildah(place)
         given = {"BASE": _debian(place, buildah), **_pip_settings(), **arguments}
-        buildah.build(name, context / "Dockerfile", context, given)
-        archive = context / "image.tar"
-        buildah.run("push", name, f"docker-archive:{archive}:{name}")
-        return archive
+        return _pushed(buildah, name, context, given)
+
+
+def build_upon(name: str, context: Path, base: Path, arguments: Mapping[str, str]) -> Path:
+    """Build the Dockerfile of a folder upon an image's archive and return that of the new image, in that folder.
+
+    buildah keeps nothing of it: such an image may be large.
+    """
+    check_machine()
+    with _locked() as place:
+        buildah = Buildah(place)
+        try:
+            return _pushed(buildah, name, context, {"BASE": f"docker-archive:{base}", **arguments})
+        finally:
+            if buildah.has(name):
+                buildah.run("rmi", name)
+            buildah.run("rmi", "--prune")
+
+
+def _pushed(buildah: Buildah, name: str, context: Path, arguments: Mapping[str, str]) -> Path:
+    buildah.build(name, context / "Dockerfile", context, arguments)
+    archive = context / "image.tar"
+    buildah.run("push", name, f"docker-archive:{archive}:{name}")
+    return archive
 
 
 def _pip_settings() -> dict[str, str]:

@@ -176,6 +176,13 @@ class SetUp:
         command: list[str | Path] = [self.uv(), "sync", "--frozen", "--all-extras", *named]
         self.run("The Python packages", command, UV_PROJECT_ENVIRONMENT=str(environment))
 
+    def other_environment(self, project: Path, name: str) -> Path:
+        """Bring an environment of its own to what a project's lock file says, and return its Python."""
+        environment = self.place / name
+        command: list[str | Path] = [self.uv(), "sync", "--frozen", "--project", project, "--python", sys.executable]
+        self.run(f"The packages of {project}", command, UV_PROJECT_ENVIRONMENT=str(environment))
+        return environment / "bin" / "python"
+
     def uv(self) -> Path:
         """Return uv, installed into a place of its own from PyPI."""
         place = self.place / "uv"

@@ -49,11 +49,19 @@ class Frameworks(set_up.SetUp):
             raise set_up.SetUpProblem(
                 f"The frameworks need {NEEDED_MIB} MiB, and the disk that holds {self.root} has {free} MiB free."
             )
-        command: list[str | Path] = [self.uv(), "sync", "--frozen", "--project", PROJECT, "--python", sys.executable]
-        self.run("The frameworks", command, UV_PROJECT_ENVIRONMENT=str(self.environment))
+        self.other_environment(PROJECT, self.environment.name)
         for libraries in self.environment.glob("lib/python3.*/site-packages/torch/lib"):
             self.stub(libraries)
         self.run("PyTorch", [self.python, "-c", "import torch"])
+
+    def copy(self, folder: Path, python: str) -> None:
+        """Install the packages of the lock file into a folder, for a Python of this version such as 3.11."""
+        export = ["export", "--frozen", "--quiet", "--no-header", "--no-annotate", "--project", PROJECT]
+        listed = folder.with_suffix(".txt")
+        self.run("The frameworks", [self.uv(), *export, "--output-file", listed])
+        install = ["pip", "install", "--no-deps", "--require-hashes", "--python-version", python]
+        self.run("The frameworks", [self.uv(), *install, "--target", folder, "--requirements", listed])
+        self.stub(folder / "torch" / "lib")
 
     def stub(self, libraries: Path) -> None:
         """Compile one library with all symbols that PyTorch looks for in vain, and link every missing name to it."""

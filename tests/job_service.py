@@ -124,6 +124,8 @@ class Serving:
     def __init__(self, cluster: Cluster, folder: Path, policy: str) -> None:
         self.cluster = cluster
         self.clients: dict[str, AsyncClient] = {}
+        self.patience = 120.0
+        """Seconds, much too long, after which `until` has waited in vain"""
         host = cluster.api.get("/api/v1/namespaces/default/endpoints/kubernetes")["subsets"][0]["addresses"][0]["ip"]
         self.reservation = socket.socket()  # of the port, also while the service is stopped
         self.reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -187,7 +189,7 @@ class Serving:
 
     async def until(self, true: Callable[[], Awaitable[bool]], what: Callable[[], str]) -> None:
         """Wait until an answer is true; raise TimeoutError after a time that is much too long."""
-        for _ in range(600):
+        for _ in range(round(5 * self.patience)):
             if await true():
                 return
             await asyncio.sleep(0.2)

@@ -21,6 +21,7 @@ SECONDS = {
     "tests/kube/test_notebooks.py": 150,
     "tests/kube/test_job_pods.py": 150,
     "tests/kube/test_two_nodes.py": 170,
+    "tests/kube/test_trainings.py": 160,
     "tests/kube/test_run_kube.py": 60,
     "tests/kube/test_chart_pods.py": 80,
     "tests/kube/test_notebook_placement.py": 70,

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.frameworks, pytest.mark.slow, pytest.mark.timeout(1800
 
 SCRIPTS = {"state.py": {"WORKERS": "2"}, "language.py": {}}
 BEFORE = 3
-"""Steps that each training has done when the owner comes back"""
+"""The step after which each training waits for the owner"""
 
 
 async def started(trace: Path) -> bool:
@@ -50,7 +50,7 @@ async def test_trainings_make_way_for_an_owner_and_resume(job: Callable[..., job
 async def borrowing(run: Running, script: str, library: Path, trace: Path) -> str:
     """Submit a training that runs over the team's quota; return its id."""
     trace.mkdir()
-    env = {"PYTHONPATH": f"{jobs.TRAININGS}:{library}", "TRACE": str(trace), "PACE": "0.5", **jobs.QUIET}
+    env = {"PYTHONPATH": f"{jobs.TRAININGS}:{library}", "TRACE": str(trace), "HOLD": str(BEFORE), **jobs.QUIET}
     del env["CUDA_VISIBLE_DEVICES"]  # Makeway's own
     command = [str(jobs.PYTHON), str(jobs.TRAININGS / script)]
     submitted = await run.submit("ana", script, command, profile="gpu2", env=env | SCRIPTS[script])

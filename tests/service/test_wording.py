@@ -81,6 +81,21 @@ def test_every_fact_of_the_engine_has_a_sentence() -> None:
     assert not known - codes - rules, "sentences that no fact asks for"
 
 
+def test_like_victims_of_another_team_are_counted() -> None:
+    victims = [("j-1", "job", 1.0), ("j-2", "job", 1.0), ("j-3", "job", 2.0), ("s-1", "session", 1.0)]
+    facts = [Fact("ready_after_reclaim", {"within": 30.0, "moved": 0, "shrunk": 0})]
+    facts += [
+        Fact("by_victim", {"team": "rnd", "kind": kind, "victim": id, "owner": "ana", "gpus": size})
+        for id, kind, size in victims
+    ]
+    told = sentence(facts, Names(team=lambda _: "R&D", reader="devops"))
+    mine = sentence(facts[:3], Names(workload=lambda _: "fit", reader="rnd"))
+    assert told == (
+        "Ready in 30 s or less: 2 of R&D's jobs (1 GPU each), R&D's job (2 GPUs) and R&D's session (1 GPU) make way."
+    )
+    assert mine == "Ready in 30 s or less: rnd's job fit of ana (1 GPU) and rnd's job fit of ana (1 GPU) make way."
+
+
 def test_names_replace_ids() -> None:
     fact = Fact("limit", {"team": "rnd", "uses": 9, "limit": 9, "kind": "job", "needs": 3, "workers": 1, "each": 3})
     assert sentence((fact,)) == "rnd uses 9 of its limit of 9 GPUs; this job needs 3."

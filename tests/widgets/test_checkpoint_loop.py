@@ -52,13 +52,13 @@ def nothing(folder: Path) -> None:
 
 def test_a_second_loop_without_a_name_is_refused(job: ModuleType) -> None:
     assert len(list(job.loop(3, save=nothing))) == 3
-    with pytest.raises(RuntimeError, match=r"twice without a name.*name=f"):
+    with pytest.raises(RuntimeError, match=r"has no name already.*name=f"):
         job.loop(3, save=nothing)
 
 
 def test_a_second_loop_of_the_same_name_is_refused(job: ModuleType) -> None:
     list(job.loop(3, name="train"))
-    with pytest.raises(RuntimeError, match="the name 'train' twice"):
+    with pytest.raises(RuntimeError, match="has the name 'train' already"):
         job.loop(3, name="train")
 
 

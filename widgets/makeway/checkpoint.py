@@ -294,19 +294,13 @@ def loop(
     state is loaded. The end of the loop without a name is that of the job; after named ones call `done()`. Where a job
     has several ranks, each runs the loop, all save and stop at the same step, and each loads what it saved itself.
     """
-    from makeway.checkpointing.loop import Interval, Loop
+    from makeway.checkpointing.loop import Interval, Loop, claim
 
     _check_keep(keep)
     one = Loop(_parts, steps, save, load, Interval.of(every), keep, name)
     if not _on_cluster():
         return iter(one.steps)
-    if name in _parts.loops:
-        which = f"loop has the name {name!r} twice" if name else "loop was called twice without a name"
-        raise RuntimeError(
-            f"checkpoint.{which} in one process: it could not tell after a resume which of them is done. Give each a "
-            'name of its own, such as loop(…, name=f"epoch-{epoch}"), or make one loop over all steps.'
-        )
-    _parts.loops.add(name)
+    claim(_parts.loops, name, "loop")
     return one.items()
 
 

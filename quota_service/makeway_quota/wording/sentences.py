@@ -6,6 +6,7 @@ that the engine has.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -24,7 +25,7 @@ Sentence = Callable[[V, Names], str]
 
 def sentence(facts: Sequence[Fact], names: Names = IDS) -> str:
     """Return the facts of a decision as text."""
-    victims = [_victim(fact.values, names) for fact in facts if fact.code == "by_victim"]
+    victims = _victims([fact.values for fact in facts if fact.code == "by_victim"], names)
     said = []
     for code, values in facts:
         if code in WITH_VICTIMS:
@@ -39,8 +40,17 @@ def is_are(amount: float) -> str:
     return "is" if 0 < amount <= 1 else "are"
 
 
-def _victim(v: V, names: Names) -> str:
-    return f"{names.work(v['team'], v['kind'], v['victim'], v['owner'])} ({gpus(v['gpus'])})"
+def _victims(victims: Sequence[V], names: Names) -> str:
+    """Return what makes way, and its verb, such as `R&D's job (1 GPU) makes way`; "" without victims.
+
+    Those of other teams, which have no names, are counted: `2 of R&D's jobs (1 GPU each) make way`.
+    """
+    found = Counter((names.work(v["team"], v["kind"], v["victim"], v["owner"]), gpus(v["gpus"])) for v in victims)
+    texts: list[str] = []
+    for (work, each), number_of in found.items():
+        is_unnamed = number_of > 1 and work.endswith(("'s job", "'s session"))
+        texts += [f"{number_of} of {work}s ({each} each)"] if is_unnamed else [f"{work} ({each})"] * number_of
+    return f"{listed(texts, most=4)} {'makes' if len(victims) == 1 else 'make'} way" if texts else ""
 
 
 def _preemptor(v: V, names: Names) -> str:
@@ -129,12 +139,10 @@ def _moves(v: V, names: Names) -> str:
     return f"{whom} {places}, so that {_preemptor(v, names)} fits; no job is stopped."
 
 
-def _reclaiming(v: V, victims: Sequence[str]) -> str:
+def _reclaiming(v: V, victims: str) -> str:
     by = f"ready within {duration(v['within'])}" if v["within"] else "a little later than planned"
     ready = f"{gpus(v['needs'])} {is_are(v['needs'])} being freed for you, {by}"
-    if not victims:
-        return f"{ready}."
-    return f"{ready}: {listed(victims, most=4)} {'makes way' if len(victims) == 1 else 'make way'}."
+    return f"{ready}: {victims}." if victims else f"{ready}."
 
 
 def _stuck(v: V, names: Names) -> str:
@@ -147,8 +155,8 @@ def _stuck(v: V, names: Names) -> str:
     return f"{what[0].upper()}{what[1:]} does not end{where}{late}."
 
 
-def _ready_after_reclaim(v: V, victims: Sequence[str]) -> str:
-    said = [f"{listed(victims, most=4)} {'makes' if len(victims) == 1 else 'make'} way"] if victims else []
+def _ready_after_reclaim(v: V, victims: str) -> str:
+    said = [victims] if victims else []
     if v["moved"]:
         said.append(f"{count(v['moved'], 'job')} {'moves' if v['moved'] == 1 else 'move'} to other GPUs")
     if v["shrunk"]:
@@ -261,7 +269,7 @@ def _nodes_are(nodes: Sequence[str]) -> str:
     return f"{listed(nodes, most=4)} {'is' if len(nodes) == 1 else 'are'}"
 
 
-WITH_VICTIMS: Mapping[str, Callable[[V, Sequence[str]], str]] = {
+WITH_VICTIMS: Mapping[str, Callable[[V, str], str]] = {
     "reclaiming": _reclaiming,
     "ready_after_reclaim": _ready_after_reclaim,
 }

@@ -18,8 +18,9 @@ ATTEMPT = int(os.environ.get("MAKEWAY_ATTEMPT", "1"))
 PLAN = json.loads(os.environ.get("PLAN", "[]"))
 STOP_FILE = Path(os.environ.get("MAKEWAY_STOP_FILE", "stop.json"))
 LIMIT_SECONDS = 30.0
-PACE_SECONDS = float(os.environ.get("PACE", "0"))
-"""What a step lasts at least, for those who watch it from outside"""
+HOLD = int(os.environ.get("HOLD", "0"))
+"""The step after which the first attempt waits until it has notice from outside; 0: none"""
+HOLD_SECONDS = 600.0
 count: dict[str, int] = {}
 
 
@@ -35,17 +36,23 @@ def reach(name: str, number: int | None = None) -> None:
         note("noticed", planned)
         launcher = json.loads((STOP_FILE.parent / "launcher.json").read_text())
         os.kill(launcher["pid"], signal.SIGTERM)
-        ends = time.monotonic() + LIMIT_SECONDS
-        while not STOP_FILE.exists():
-            if time.monotonic() > ends:
-                raise TimeoutError("the launcher wrote no notice")
-            time.sleep(0.005)
+        wait_for_notice(LIMIT_SECONDS)
+
+
+def wait_for_notice(seconds: float) -> None:
+    """Return once the launcher has written the notice."""
+    ends = time.monotonic() + seconds
+    while not STOP_FILE.exists():
+        if time.monotonic() > ends:
+            raise TimeoutError("the launcher wrote no notice")
+        time.sleep(0.005)
 
 
 def trained(step: int, data: Any = None) -> None:
     """Note a step, counted from 1, with what it was trained on; the step's own moment follows."""
     note("step", f"{step} {fingerprint(data)}")
-    time.sleep(PACE_SECONDS)
+    if ATTEMPT == 1 and step == HOLD:
+        wait_for_notice(HOLD_SECONDS)
     reach("step", step)
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from .progress import Progress, replace_json
-from .ranks import RankGroup, rank_and_size
+from .ranks import RankGroup, check_size, rank_and_size
 
 UNITS = {"s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 COMPLETE = ".complete.json"
@@ -86,6 +86,18 @@ def _seconds(text: str) -> float:
     if seconds <= 0:
         raise ValueError(f"every is {text!r}; it has to be longer than 0 s")
     return seconds
+
+
+def claim(taken: set[str], name: str, caller: str) -> None:
+    """Take a name for a loop or state of this process; RuntimeError where another one has it."""
+    if name in taken:
+        which = f"has the name {name!r}" if name else "has no name"
+        raise RuntimeError(
+            f"checkpoint.{caller}: a loop or state of this process {which} already: it could not tell after a resume "
+            'which of them is done. Give each a name of its own, such as name=f"epoch-{epoch}", or make one loop over '
+            "all steps."
+        )
+    taken.add(name)
 
 
 class Loop:
@@ -202,11 +214,7 @@ class Loop:
         size = 1
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
             size = int(json.loads((newest / ".rank-0.json").read_text(encoding="utf-8"))["size"])
-        if size != self.size:
-            raise ValueError(
-                f"{newest} was saved by {size} rank{'s' if size > 1 else ''}, and now there are {self.size}: "
-                "each rank loads what it saved itself. Submit the job with as many workers as before."
-            )
+        check_size(size, newest)
         if self.size == 1:
             return step
         return int(json.loads((newest / f".rank-{self.rank}.json").read_text(encoding="utf-8"))["step"])

@@ -52,6 +52,17 @@ def _distributed() -> Any | None:
     return dist
 
 
+def check_size(size: int, checkpoint: Path) -> None:
+    """Raise ValueError where a checkpoint was saved by another number of ranks."""
+    own = rank_and_size()[1]
+    if size != own:
+        raise ValueError(
+            f"{checkpoint} was saved by {size} rank{'s' if size > 1 else ''}, and now there "
+            f"{'are' if own > 1 else 'is'} {own}: each rank loads what it saved itself, and goes on with its own part "
+            "of the data. Submit the job with as many workers as before."
+        )
+
+
 class RankGroup:
     """All ranks of a job. Every rank has to call `exchange` equally often, in the same order."""
 

@@ -15,7 +15,8 @@ from typing import Any
 
 from makeway import checkpoint
 from makeway.checkpointing.loop import Interval
-from makeway.checkpointing.ranks import rank_and_size
+from makeway.checkpointing.loop import claim as claim_name
+from makeway.checkpointing.ranks import check_size, rank_and_size
 
 __all__ = ["Agreement", "check_size", "claim", "completed", "exchange", "newest", "rank_and_size", "rank_file"]
 
@@ -77,15 +78,8 @@ def newest(name: str = "") -> Path | None:
 
 def claim(name: str, caller: str) -> None:
     """Take a name for a state of this process; RuntimeError where a loop or another state has it."""
-    if not checkpoint._on_cluster():
-        return
-    if name in checkpoint._parts.loops:
-        which = f"the name {name!r}" if name else "no name"
-        raise RuntimeError(
-            f"checkpoint.{caller} got {which}, as a loop or state before it: it could not tell after a resume which of "
-            "them is done. Give each a name of its own."
-        )
-    checkpoint._parts.loops.add(name)
+    if checkpoint._on_cluster():
+        claim_name(checkpoint._parts.loops, name, caller)
 
 
 def completed(ended: bool) -> None:
@@ -97,14 +91,3 @@ def completed(ended: bool) -> None:
 def rank_file(folder: Path) -> Path:
     """Return the file of this rank in a checkpoint."""
     return folder / f"rank-{rank_and_size()[0]}.pt"
-
-
-def check_size(size: int, folder: Path) -> None:
-    """Raise ValueError where a checkpoint was written by another number of ranks."""
-    own = rank_and_size()[1]
-    if size != own:
-        raise ValueError(
-            f"{folder} was saved by {size} rank{'s' if size > 1 else ''}, "
-            f"and now there {'are' if own > 1 else 'is'} {own}: "
-            "each rank goes on with its own part of the data. Submit the job with as many workers as before."
-        )

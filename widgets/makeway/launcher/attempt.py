@@ -9,6 +9,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from .files import create_file, read_json, write_json, write_whole
+from .processes import stat
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,8 +21,9 @@ LIBRARY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "library")
 
 def start_time(pid: int) -> int:
     """Return a process's start time in clock ticks since boot, which identifies it together with the pid."""
-    with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-        return int(file.read().rpartition(")")[2].split()[19])
+    if (found := stat(pid)) is None:
+        raise ProcessLookupError(errno.ESRCH, "there is no such process", str(pid))
+    return found.start
 
 
 def boot_id() -> str:

@@ -10,6 +10,8 @@ import signal
 import time
 from typing import NoReturn
 
+from .processes import stat
+
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 KILL_SECONDS = 5.0
 
@@ -109,13 +111,12 @@ def _descendants() -> list[int]:
     """Return the pids of all descendants, whatever session or group they are in."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
-        if name.isdigit():
-            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:
-                children.setdefault(int(file.read().rpartition(")")[2].split()[1]), []).append(int(name))
-    found: list[int] = []
+        if name.isdigit() and (found := stat(int(name))) is not None:
+            children.setdefault(found.parent, []).append(int(name))
+    descendants: list[int] = []
     ahead = [os.getpid()]
     while ahead:
         below = children.get(ahead.pop(), [])
-        found += below
+        descendants += below
         ahead += below
-    return found
+    return descendants

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
+from .processes import stat
+
 NAME = re.compile(r"(\d{1,9})\.(\d{1,19})\.(\d{1,19})(\.heard|\.acknowledged|\.saving)?")
 MOST = 100_000
 """Files of a folder that are read: the job may have put anything there"""
@@ -175,22 +177,15 @@ def _namespace() -> int:
 
 def _is_alive(process: Process) -> bool:
     """Whether a process of this pid namespace has not ended."""
-    fields = _stat(process.pid)
-    return len(fields) > 19 and fields[19] == str(process.start) and fields[0] not in "ZX"
+    found = stat(process.pid)
+    return found is not None and found.start == process.start and found.is_alive
 
 
 def _ancestors(pid: int) -> list[int]:
     """Return the pids of the processes above one, nearest first."""
     found: list[int] = []
     while pid > 1 and len(found) < 100:
-        fields = _stat(pid)
-        pid = int(fields[1]) if len(fields) > 1 else 0
+        above = stat(pid)
+        pid = above.parent if above is not None else 0
         found.append(pid)
     return found
-
-
-def _stat(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat behind the command's name; none if the process is gone."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-        return file.read().rpartition(")")[2].split()
-    return []
