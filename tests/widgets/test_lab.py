@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx2
 import pytest
 from browser import chromium
+from lab_server import READY, lab_server, notebook_file
 from makeway import blocks, teams, view
 from makeway_api.client import Client
 from makeway_api.models import JobRequest, Usage
@@ -34,64 +31,12 @@ CELLS = [
 ]
 
 
-def notebook_file(cells: list[str]) -> str:
-    made = [
-        {"cell_type": "code", "id": f"c{n}", "metadata": {}, "source": text, "outputs": [], "execution_count": None}
-        for n, text in enumerate(cells)
-    ]
-    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-    return json.dumps({"cells": made, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5})
-
-
 @pytest.fixture(scope="module")
 def lab(portal: Portal, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("lab")
     (folder / "story.ipynb").write_text(notebook_file(CELLS))
-    settings = folder / "config/lab/user-settings/@jupyterlab/apputils-extension"
-    settings.mkdir(parents=True)
-    (settings / "notification.jupyterlab-settings").write_text('{"fetchNews": "false", "doNotDisturbMode": true}')
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("MAKEWAY_", "JUPYTER", "PYTEST_"))}
-    env = {
-        **clean,
-        "MAKEWAY_URL": portal.url,
-        "MAKEWAY_TOKEN": "ana",
-        "HOME": str(folder),
-        "JUPYTER_CONFIG_DIR": str(folder / "config"),
-        "JUPYTER_RUNTIME_DIR": str(folder / "runtime"),
-        "JUPYTER_DATA_DIR": str(folder / "data"),
-    }
-    options = [
-        "--no-browser",
-        "--allow-root",
-        "--ip=127.0.0.1",
-        "--port=0",
-        "--IdentityProvider.token=t",
-        "--expose-app-in-browser",
-    ]
-    options += [f"--ServerApp.root_dir={folder}", "--LabApp.news_url=None", "--LabApp.check_for_updates_class="]
-    options[-1] += "jupyterlab.NeverCheckForUpdate"
-    options += ["--JupyterNotebookApp.expose_app_in_browser=True"]
-    with open(folder / "lab.log", "w") as log:
-        server = subprocess.Popen([sys.executable, "-m", "jupyterlab", *options], env=env, stdout=log, stderr=log)
-        try:
-            yield lab_address(folder, server)
-        finally:
-            server.terminate()
-            server.wait(60)
-
-
-def lab_address(folder: Path, server: subprocess.Popen[bytes]) -> str:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and server.poll() is None:
-        for file in folder.glob("runtime/jpserver-*.json"):
-            url = str(json.loads(file.read_text())["url"])
-            try:
-                if httpx2.get(f"{url}api?token=t").is_success:
-                    return url
-            except httpx2.HTTPError:
-                pass
-        time.sleep(0.2)
-    raise AssertionError((folder / "lab.log").read_text())
+    with lab_server(folder, portal.url, "ana") as address:
+        yield address
 
 
 @pytest.fixture
@@ -100,15 +45,6 @@ def page(lab: str) -> Iterator[Page]:
         shown = browser.new_page(viewport={"width": 1280, "height": 1500})
         shown.goto(f"{lab}lab/tree/story.ipynb?token=t")
         yield shown
-
-
-READY = """async () => {
-  const app = window.jupyterapp;
-  await app.restored;
-  const panel = app.shell.currentWidget;
-  await panel.context.ready;
-  await panel.sessionContext.ready;
-}"""
 
 
 def choose_theme(page: Page, name: str) -> None:

@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from typing import Any, Protocol
 from weakref import ref
 
@@ -20,6 +21,8 @@ from IPython.core.displaypub import CapturingDisplayPublisher
 from IPython.display import display
 
 Bundle = Mapping[str, str]
+COLLABORATION = "jupyter_server_ydoc"
+"""The package by which several people edit one notebook; it is expected beside the kernel"""
 
 IDLE = 3600.0
 """Seconds without a cell after which outputs change only where a state does: each update counts as activity of the
@@ -37,9 +40,15 @@ class Live(Protocol):
 
 
 class LiveOutput:
-    """The parts of one output. It is shown when it is made, below the cell that runs."""
+    """The parts of one output. It is shown when it is made, below the cell that runs.
+
+    Where jupyter-collaboration is installed it has one part: JupyterLab moves an output that is updated to the end of
+    its cell in all windows but the one that ran it.
+    """
 
     def __init__(self, parts: Sequence[Bundle]) -> None:
+        self._is_whole = find_spec(COLLABORATION) is not None
+        parts = self._shaped(parts)
         self._ids = [f"makeway-{uuid.uuid4().hex}" for _ in parts]
         self._shown = [dict(part) for part in parts]
         self._missed: set[int] = set()
@@ -57,12 +66,20 @@ class LiveOutput:
         """Show the parts whose text differs from what is shown; return whether there was one."""
         if self._publisher is None:
             return False
+        parts = self._shaped(parts)
         with self._lock:
             changed = [n for n, part in enumerate(parts) if dict(part) != self._shown[n]]
             for n in changed:
                 self._shown[n] = dict(parts[n])
                 self._send(n)
             return bool(changed)
+
+    def _shaped(self, parts: Sequence[Bundle]) -> Sequence[Bundle]:
+        """Return the parts as they are sent."""
+        if not self._is_whole or not parts:
+            return parts
+        between = {"text/html": "", "text/markdown": "\n\n"}
+        return [{kind: between.get(kind, "\n").join(part[kind] for part in parts) for kind in parts[0]}]
 
     def repeat_missed(self) -> None:
         """Send again what changed between two cells: programs that run notebooks read updates only during a cell."""

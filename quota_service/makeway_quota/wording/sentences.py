@@ -40,6 +40,10 @@ def is_are(amount: float) -> str:
     return "is" if 0 < amount <= 1 else "are"
 
 
+def _victim(v: V, names: Names) -> str:
+    return f"{names.work(v['team'], v['kind'], v['victim'], v['owner'])} ({gpus(v['gpus'])})"
+
+
 def _victims(victims: Sequence[V], names: Names) -> str:
     """Return what makes way, and its verb, such as `R&D's job (1 GPU) makes way`; "" without victims.
 
