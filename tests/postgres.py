@@ -17,6 +17,11 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine, text
 
+from kube_cluster.certificates import Authority
+
+AUTHORITY = Path("authority", "ca.crt")
+"""In the folder of a server with TLS."""
+
 
 def _tool(name: str) -> str | None:
     found = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"))
@@ -24,10 +29,11 @@ def _tool(name: str) -> str | None:
 
 
 @contextmanager
-def postgres_server(host: str = "", clients: str = "") -> Iterator[str]:
+def postgres_server(host: str = "", clients: str = "", *, tls: bool = False) -> Iterator[str]:
     """Start a server behind a socket in a temporary folder and yield its folder; it refuses to run as root.
 
-    With `host`, an address of this machine, it also listens there, for clients of a network with the password.
+    With `host`, an address of this machine, it also listens there, for clients of a network with the password; with
+    `tls` over TLS only, and the certificate of its authority is in `AUTHORITY` of the folder.
     """
     pytest.importorskip("psycopg")
     initdb, postgres, ready = (_tool(name) for name in ("initdb", "postgres", "pg_isready"))
@@ -48,7 +54,8 @@ def postgres_server(host: str = "", clients: str = "") -> Iterator[str]:
             pytest.skip(f"PostgreSQL cannot be set up here: {made.stderr.decode().strip()[-200:]}")
         settings = ["-c", "listen_addresses=", "-c", f"unix_socket_directories={folder}", "-c", "fsync=off"]
         if host:
-            settings += _on_network(Path(folder), host, clients)
+            settings += _on_network(Path(folder), host, clients, tls=tls)
+            settings += _with_certificate(Path(folder), host, user) if tls else []
         with open(f"{folder}/log", "wb") as log:
             server = subprocess.Popen([postgres, "-D", data, *settings], user=user, stdout=log, stderr=log)
         try:
@@ -63,12 +70,26 @@ def postgres_server(host: str = "", clients: str = "") -> Iterator[str]:
             server.wait(60)
 
 
-def _on_network(folder: Path, host: str, clients: str) -> list[str]:
+def _on_network(folder: Path, host: str, clients: str, *, tls: bool) -> list[str]:
     """Choose a password, let clients of a network in with it, and return the server's settings."""
     (folder / "network").write_text(f"{secrets.token_hex(16)}@{host}", encoding="utf-8")
-    with (folder / "data" / "pg_hba.conf").open("a", encoding="utf-8") as access:
-        access.write(f"host all all {clients} scram-sha-256\n")
+    access = folder / "data" / "pg_hba.conf"  # whose first line that fits counts
+    line = f"{'hostssl' if tls else 'host'} all all {clients} scram-sha-256\n"
+    refused = f"hostnossl all all {clients} reject\n" if tls else ""
+    access.write_text(line + refused + access.read_text(encoding="utf-8"), encoding="utf-8")
     return ["-c", f"listen_addresses={host}"]
+
+
+def _with_certificate(folder: Path, host: str, owner: str | None) -> list[str]:
+    """Have an authority certify the server, whose user `owner` is, and return the settings for it."""
+    authority = Authority(folder / AUTHORITY.parent)
+    given = authority.server_certificate("server", "postgres", [host])
+    owned = [shutil.copy(file, folder / file.name) for file in given]
+    for file in owned:
+        file.chmod(0o600)
+        if owner:
+            shutil.chown(file, owner)
+    return ["-c", "ssl=on", "-c", f"ssl_cert_file={owned[0]}", "-c", f"ssl_key_file={owned[1]}"]
 
 
 def _set_password(folder: str) -> None:

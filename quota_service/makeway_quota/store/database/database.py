@@ -15,6 +15,7 @@ import hashlib
 import logging
 import math
 import os
+import re
 import sqlite3
 import threading
 import time
@@ -306,6 +307,28 @@ class WriteHealth:
         return f"a write takes {took:.0f} s so far" if took > self.STUCK_SECONDS else self._failed
 
 
+_BUNDLE = "sslrootcert in its address is the file of that authority's certificate"
+TLS_REMEDIES = {
+    r"certificate has expired|certificate is not yet valid": "renew its certificate, or compare the clocks",
+    # What OpenSSL calls the signature of an authority with the same name and another key depends on its version.
+    r"certificate verify failed|SSL error: .*(signature|verify)|self.signed certificate": (
+        f"its certificate is of an authority that is not trusted here; {_BUNDLE}"
+    ),
+    r"root certificate file .* does not exist|could not read root certificate file": (
+        f"{_BUNDLE}; it must exist in the service's pod or machine, and be readable"
+    ),
+    r"does not match host name": (
+        "name it as its certificate does, or have one made for this name; sslmode=verify-ca does not compare names"
+    ),
+    r"server does not support SSL": "its ssl is off; turn it on, or leave sslmode out",
+    r"pg_hba\.conf .*(no encryption|SSL off)": (
+        "it takes connections over TLS only; add sslmode=verify-full and sslrootcert to its address"
+    ),
+    r"invalid sslmode value": "it is disable, prefer, require, verify-ca or verify-full",
+}
+"""What to do, by what libpq says of TLS; the first that fits."""
+
+
 def _status_of(connection: Connection, number: int) -> str | None:
     """Return what PostgreSQL says of a transaction (`committed`, `aborted`); None where it does not know its number."""
     with connection.begin() as transaction:
@@ -397,5 +420,11 @@ def create_private(path: Path) -> None:
 def explain(url: URL, error: DBAPIError) -> str:
     """Return the database's error in one sentence, without the statement and its values."""
     place = url.render_as_string(hide_password=True)
-    lines: Any = str(error.orig).strip().splitlines()
-    return f"the database {place} cannot do this: {lines[0] if lines else type(error.orig).__name__}"
+    said = str(error.orig).strip()
+    first = said.splitlines()[0] if said else type(error.orig).__name__
+    return f"the database {place} cannot do this: {first}{_remedy(said)}"
+
+
+def _remedy(said: str) -> str:
+    """Return what to do about an error of TLS, which names no setting; empty for others."""
+    return next((f": {remedy}" for words, remedy in TLS_REMEDIES.items() if re.search(words, said)), "")
