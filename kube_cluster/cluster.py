@@ -61,6 +61,11 @@ class Cluster:
         """Return the administrator's kubeconfig."""
         return self._running().kubeconfig
 
+    def kubeconfig_of(self, user: str) -> Path:
+        """Return the kubeconfig of a user with a certificate, who has the rights that are bound to that name."""
+        plane = self._running()
+        return plane.authority.kubeconfig(plane.server, user)
+
     @property
     def volumes(self) -> Path:
         """Return the folder of the volumes that claims of this cluster got."""

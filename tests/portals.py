@@ -41,10 +41,11 @@ IMAGES = [{"name": "usual", "image": image_build.name_of("notebook")}, {"name": 
 
 
 class Site:
-    """A running JupyterHub whose users all have one password."""
+    """A running JupyterHub whose users all have one password; `release`: where the namespace has several."""
 
-    def __init__(self, api: Api, password: str) -> None:
+    def __init__(self, api: Api, password: str, release: str = "") -> None:
         self.api, self.password = api, password
+        self._own = f"app.kubernetes.io/instance={release}," if release else ""
         self._people: dict[str, Person] = {}
 
     @property
@@ -63,8 +64,11 @@ class Site:
 
     def pods(self, component: str) -> list[Object]:
         """Return the pods of one part of the chart that are not being deleted."""
-        label = f"app.kubernetes.io/component={component}"
-        return [one for one in self.api.items(PODS, labelSelector=label) if not is_deleted(one)]
+        return [one for one in self.labelled(f"app.kubernetes.io/component={component}") if not is_deleted(one)]
+
+    def labelled(self, label: str) -> list[Object]:
+        """Return the pods of this site with a label."""
+        return self.api.items(PODS, labelSelector=f"{self._own}{label}")
 
     def pod(self, component: str) -> Object:
         """Return the only pod of one part of the chart."""
@@ -85,10 +89,10 @@ class Portal(Site):
     """The running portal."""
 
     def __init__(self, cluster: Cluster, release: Installation, walk: Walk) -> None:
-        super().__init__(release.api, release.secret()["password"])
+        super().__init__(release.api, release.secret()["password"], release.name)
         self.cluster, self.release, self.walk = cluster, release, walk
         self.told = ExitStack()
-        accounts = ("makeway-hub", "makeway-service")
+        accounts = (f"{release.prefix}-hub", f"{release.prefix}-service")
         self.asked = {one: self.told.enter_context(requests(cluster, one)) for one in accounts}
 
     def as_program(self, path: str, key: str) -> httpx2.Response:
@@ -180,8 +184,7 @@ class Person:
 
     def notebook(self, server: str = "") -> Object:
         """Return the pod of a server of the person."""
-        label = f"hub.jupyter.org/username={self.name}"
-        pods = self.portal.api.items(PODS, labelSelector=label)
+        pods = self.portal.labelled(f"hub.jupyter.org/username={self.name}")
         name = "hub.jupyter.org/servername"
         (found,) = [one for one in pods if one["metadata"]["annotations"].get(name, "") == server]
         return found

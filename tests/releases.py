@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from charts import CHART, JOBS, NAMESPACE, Object, written
+from charts import CHART, JOBS, NAMESPACE, RELEASE, Object, written
 from pods import wait_until
 
 from kube_cluster.api import Api
@@ -63,14 +63,19 @@ CLAIMS = "/api/v1/namespaces/{}/persistentvolumeclaims"
 class Installation:
     """A release on the cluster of the tests; Helm keeps its files in `folder`."""
 
-    def __init__(self, helm: Helm, folder: Path, api: Api) -> None:
-        self.helm, self.folder, self.api = helm, folder, api
+    def __init__(self, helm: Helm, folder: Path, api: Api, name: str = RELEASE) -> None:
+        self.helm, self.folder, self.api, self.name = helm, folder, api, name
+
+    @property
+    def prefix(self) -> str:
+        """How the names of its objects begin."""
+        return self.name if RELEASE in self.name else f"{self.name}-{RELEASE}"
 
     def run(self, verb: str, *arguments: str | Path, values: Object | None = None) -> str:
         """Run a command of Helm on the release and return what it printed; KubeProblem when it fails."""
         files = ("--values", written(self.folder, values)) if values is not None else ()
         chart = (CHART,) if verb in ("install", "upgrade") else ()
-        return self.helm.run(verb, "makeway", *chart, "--namespace", NAMESPACE, *arguments, *files)
+        return self.helm.run(verb, self.name, *chart, "--namespace", NAMESPACE, *arguments, *files)
 
     def names(self, path: str, namespace: str = NAMESPACE) -> set[str]:
         """Return the names in a list, such as DEPLOYMENTS, of what the chart made."""
@@ -90,7 +95,7 @@ class Installation:
 
     def secret(self) -> dict[str, str]:
         """Return the generated Secret, decoded."""
-        data = self.api.get(f"/api/v1/namespaces/{NAMESPACE}/secrets/makeway")["data"]
+        data = self.api.get(f"{SECRETS.format(NAMESPACE)}/{self.prefix}")["data"]
         return {name: base64.b64decode(value).decode() for name, value in data.items()}
 
 

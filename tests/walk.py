@@ -65,7 +65,8 @@ def values() -> Object:
 class Walk:
     """The terminal of an administrator who follows the page, in a folder with what the page needs of the checkout."""
 
-    def __init__(self, cluster: Cluster, folder: Path) -> None:
+    def __init__(self, cluster: Cluster, folder: Path, kubeconfig: Path | None = None) -> None:
+        """`kubeconfig`: of another user than the cluster's administrator."""
         self.folder = folder
         programs_folder = folder / "bin"
         programs_folder.mkdir()
@@ -75,7 +76,7 @@ class Walk:
         self._environ = {
             "PATH": f"{programs_folder}:{os.environ['PATH']}",
             "HOME": str(folder),
-            "KUBECONFIG": str(cluster.kubeconfig),
+            "KUBECONFIG": str(kubeconfig or cluster.kubeconfig),
         }
 
     def write(self) -> None:
