@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from charts import JOBS, NAMESPACE
 from kube.installs.conftest import MINIMUM, QUOTA
-from makeway_quota.backends.kubernetes.quantities import number
+from makeway_quota.backends.kubernetes.api.quantities import number
 from pods import wait_until
 from portals import PODS, Portal
 from site_stories import story
