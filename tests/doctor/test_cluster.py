@@ -135,6 +135,27 @@ async def test_the_account_of_the_hub_need_not_see_nodes() -> None:
     assert await examine(cluster, [], 10.0) == []
 
 
+@pytest.mark.parametrize(
+    ("disks", "asked"), [(("200Gi", "90Gi"), "1024Mi"), (("200Gi", None), "1024Mi"), ((None, None), "0Mi")]
+)
+async def test_the_pod_of_the_dry_run_has_the_disk_that_it_has_on_the_smallest_node(
+    monkeypatch: pytest.MonkeyPatch, disks: tuple[str | None, ...], asked: str
+) -> None:
+    """A LimitRange with a minimum of ephemeral-storage refused it, and takes those of jobs."""
+    server, requests = Server(), list[str]()
+    for node, disk in zip(server.nodes, disks, strict=True):
+        node["status"]["allocatable"] |= {"ephemeral-storage": disk} if disk else {}
+
+    async def create(self: Client, path: str, body: Object) -> Object:
+        if path != REVIEWS:
+            requests.append(body["spec"]["containers"][0]["resources"]["requests"].get("ephemeral-storage", ""))
+        return {"status": {"allowed": True}}
+
+    monkeypatch.setattr(Client, "create", create)
+    assert await findings(server, disk_request="1Gi", disk_limit="50Gi") == []
+    assert set(requests) == {asked}
+
+
 async def test_an_administrator_need_not_name_the_images_or_the_address_of_the_service(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

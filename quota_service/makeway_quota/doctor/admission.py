@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ..backends.base import BackendError, StartOrder
 from ..backends.kubernetes.api.client import ApiRefusal, Object
-from ..backends.kubernetes.api.quantities import number
+from ..backends.kubernetes.api.quantities import MIB, number
 from ..backends.kubernetes.attempts.start_errors import fits_later
 from ..backends.kubernetes.configured import pod_settings
+from ..backends.kubernetes.pods.disk import RESOURCE as DISK
 from ..backends.kubernetes.pods.manifest import WorkerResources, container_security, worker_pod
 from ..engine.snapshot import GPU, Profile
 from ..values import Place
@@ -47,7 +49,18 @@ async def check_job_pods(cluster: ClusterAccess) -> Iterable[Finding]:
         return []
     facts = cluster.document.profile_facts
     profiles = [profile for profile in cluster.document.profiles if "job" in facts[profile.name].kinds]
-    return await _refusals(cluster, profiles[:MOST_PROFILES], _job_pod)
+    disk = await _smallest_disk(cluster)
+    return await _refusals(cluster, profiles[:MOST_PROFILES], partial(_job_pod, disk=disk))
+
+
+async def _smallest_disk(cluster: ClusterAccess) -> int:
+    """Return the least that a node of the pools offers of its disk, in MiB; 0 where none says, or none can be seen."""
+    try:
+        nodes = await cluster.nodes()
+    except ApiRefusal:  # which is a finding of its own
+        return 0
+    chosen = [node for node in nodes if any(selector.selects(node) for selector in cluster.selectors)]
+    return min((disk for node in chosen if (disk := node.allocatable.get(DISK, 0) // MIB)), default=0)
 
 
 async def check_notebook_pods(cluster: ClusterAccess) -> Iterable[Finding]:
@@ -97,8 +110,8 @@ def _refused(cluster: ClusterAccess, severity: Severity, message: str, names: Se
     )
 
 
-def _job_pod(cluster: ClusterAccess, profile: Profile) -> Object:
-    """Return the pod of a worker as the service makes it, for a node that need not exist."""
+def _job_pod(cluster: ClusterAccess, profile: Profile, disk: int) -> Object:
+    """Return the pod of a worker as the service makes it, for a node with so many MiB of disk that need not exist."""
     document = cluster.document
     assert document is not None
     facts = document.profile_facts[profile.name]
@@ -125,6 +138,7 @@ def _job_pod(cluster: ClusterAccess, profile: Profile) -> Object:
         tolerations=pool.tolerations if pool else (),
         template=facts.pod,
         disk=facts.disk,
+        node_disk=disk,
     )
     settings = pod_settings(cluster.settings, cluster.jobs_namespace)
     launcher = settings.launcher_image or "launcher"  # which an administrator need not name to look at the cluster
