@@ -16,7 +16,7 @@ from xdist.workermanage import WorkerController
 
 SECONDS = {
     "tests/kube/portal": 500,
-    "images": 180,
+    "images": 420,
     "tests/kube/test_cluster_faults.py": 170,
     "tests/kube/test_notebooks.py": 150,
     "tests/kube/test_job_pods.py": 150,
