@@ -462,6 +462,7 @@ async def test_the_panel_tells_administrators_which_gpus_no_pool_takes(web: Port
     for person, shown in (("root", True), ("ana", False)):
         text = words(check(await (await web.browser(person)).get(PREFIX)))
         assert ("No pool takes 7 nvidia.com/mig-1g.10gb of n1: add a pool" in text) is shown
+        assert ("whose labels this node has, or change the labels." in text) is shown
 
 
 async def no_cycle(explain: bool = True) -> bool:

@@ -24,7 +24,8 @@ def unassigned_sentences(nodes: Mapping[str, Offered]) -> list[str]:
 
 def _sentence(resource: str, by_node: Mapping[str, int]) -> str:
     total = f"{sum(by_node.values()):,}"
+    nodes = "this node has" if len(by_node) == 1 else "these nodes have"
     return (
-        f"No pool takes {total} {resource} of {listed(by_node)}: add a pool with this resource whose labels these "
-        "nodes have, or change the labels."
+        f"No pool takes {total} {resource} of {listed(by_node)}: add a pool with this resource whose labels "
+        f"{nodes}, or change the labels."
     )
