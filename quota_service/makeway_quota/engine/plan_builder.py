@@ -8,7 +8,7 @@ from dataclasses import replace
 from .index.cluster import Cluster
 from .index.cluster_state import ClusterState
 from .index.ledger import Account
-from .index.nodes import Allocation, Part, PoolState, devices_of, placement_of
+from .index.nodes import Allocation, NodeState, Part, PoolState, devices_of, placement_of
 from .index.pending import Pending, PendingGroup
 from .index.queues import Queue
 from .plan import Evict, Fact, Facts, Move, Number, Plan, Refusal, Scale, Start, Waiting
@@ -72,7 +72,7 @@ class PlanBuilder:
         pool = allocation.pool.pool.name
         account = self.cluster.account(workload)
         self.progress.over_reservation += any(
-            0 < ln.future - ln.quota.reserved <= allocation.amount for ln in account.reserving(pool)
+            [0 < ln.future - ln.quota.reserved <= allocation.amount for ln in account.reserving(pool)]
         )
         reserved, used = quota_numbers(account, pool, workload.non_preemptible and in_quota)
         values: dict[str, Number] = {
@@ -126,7 +126,7 @@ class PlanBuilder:
     def evict(self, preemptor: Preemptor, victims: Sequence[Victim]) -> None:
         """Record the victims of a preemptor in this order; the cluster has evicted them already."""
         cluster, later = self.cluster, {v.allocation.workload.policy: 0 for v in victims}
-        frees = [v.allocation.amount - v.allocation.need.gpus * len(v.kept) for v in victims]
+        frees = [v.amount for v in victims]
         for each, amount in zip(victims, frees, strict=True):
             later[each.allocation.workload.policy] += amount
         for each, amount in zip(victims, frees, strict=True):
@@ -238,17 +238,22 @@ class PlanBuilder:
         pool, parts = nomination.pool, nomination.parts
         ids, deadline = self._in_the_way(workload, parts, victims)
         amount = from_milli(self.cluster.need(workload).total)
-        held = (part for part in parts if part.node.node.terminating)
-        outliving = [(part.node, each) for part in held for each in _outliving(self.cluster, part)]
-        deadline = max([deadline, *(each.deadline for _, each in outliving)])
+        outliving: list[tuple[NodeState, Terminating]] = []
+        for part in parts:
+            if part.node.node.terminating:
+                outliving += [(part.node, each) for each in _outliving(self.cluster, part)]
+        if outliving:
+            deadline = max([deadline] + [each.deadline for _, each in outliving])
         facts: Facts = (Fact("nomination_free_soon", {"needs": amount, "kind": workload.kind}),)
         if ids or outliving:
             values: dict[str, Number] = {"needs": amount, "within": max(0.0, deadline - self.cluster.now)}
-            pods = dict.fromkeys((each.workload, node.node.name) for node, each in outliving)
-            ended = (Fact("by_pod", {"workload": id, "node": name}) for id, name in pods)
-            facts = (Fact("reclaiming", values), *(self._victim_fact(id) for id in ids), *ended)
-        late = [a for a in self.cluster.terminating_for.get(workload.id, ()) if a.stuck]
-        facts += tuple(stuck_fact(self.cluster, a) for a in sorted(late, key=lambda a: a.workload.id))
+            facts = (Fact("reclaiming", values), *[self._victim_fact(id) for id in ids])
+        if outliving:
+            pods = dict.fromkeys([(each.workload, node.node.name) for node, each in outliving])
+            facts += tuple([Fact("by_pod", {"workload": id, "node": name}) for id, name in pods])
+        if workload.id in self.cluster.terminating_for:
+            late = [a for a in self.cluster.terminating_for[workload.id] if a.stuck]
+            facts += tuple([stuck_fact(self.cluster, a) for a in sorted(late, key=lambda a: a.workload.id)])
         return Waiting(
             workload.id,
             "reclaiming",

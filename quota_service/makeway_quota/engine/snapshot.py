@@ -21,6 +21,8 @@ WEIGHTS: Mapping[Weight, int] = {"None": 0, "Lowest": 0, "Low": 1, "Medium": 2, 
 PRIORITIES: Mapping[str, int] = {"low": -1, "normal": 0, "high": 1}
 ADMITTED: frozenset[str] = frozenset({"starting", "running", "checkpointing"})
 """States in which a workload holds GPUs."""
+STARTING: State = "starting"
+"""The state of an attempt that has not run yet, so that an eviction loses nothing of it."""
 NEVER_RAN = -(1 << 30)
 """Lower than the priority of every policy."""
 LIVE: frozenset[str] = ADMITTED | {"pending"}
@@ -243,11 +245,11 @@ class Workload:
     @property
     def has_run(self) -> bool:
         """Whether an eviction could lose anything of its present attempt."""
-        return self.state != "starting"
+        return self.state != STARTING
 
     def protected_with(self, priority: int) -> int:
         """Return its policy's `priority` as it protects it (rule 5.3): what has not run yet loses nothing."""
-        return NEVER_RAN if self.state == "starting" else priority
+        return NEVER_RAN if self.state == STARTING else priority
 
     @property
     def non_preemptible(self) -> bool:

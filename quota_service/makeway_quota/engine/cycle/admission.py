@@ -72,7 +72,7 @@ def start_beside_hold(
 
 def is_still_free(parts: tuple[Part, ...], queue: Queue) -> bool:
     """Whether the placement of a nomination is free by now, on nodes that are up."""
-    if not parts or not all(part.node.usable for part in parts):
+    if not parts or not all([part.node.usable for part in parts]):
         return False
     hosted: dict[str, int] = {}
     asked: dict[tuple[str, int], int] = {}
@@ -220,7 +220,7 @@ def _carry_out(builder: PlanBuilder, queue: Queue, preemptor: Preemptor, choice:
         parts = find(preemptor.pool, queue.need, True)  # prefer GPUs that are free now to those that will be
     if victims:
         builder.evict(preemptor, victims)
-    for pool in (preemptor.pool, *(other for other in queue.pools if other is not preemptor.pool)):
+    for pool in (preemptor.pool, *[other for other in queue.pools if other is not preemptor.pool]):
         in_quota = not over and cluster.ledger.in_quota(
             queue.account, pool.pool.name, preemptor.amount, queue.non_preemptible
         )

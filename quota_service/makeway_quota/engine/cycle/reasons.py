@@ -141,7 +141,7 @@ def why(cluster: Cluster, builder: PlanBuilder, queue: Queue, pool: PoolState, m
         or _not_allowed(cluster, queue, pool)
         or _static(cluster, queue, pool)
         or (None if mine else _held(cluster, builder, queue, pool))
-        or _beside_guaranteed(cluster, queue, pool)
+        or (_beside_guaranteed(cluster, queue, pool) if queue.need.only_spare else None)
         or _nominated(cluster, queue, pool)
         or _not_there(cluster, builder, queue, pool)
     )
@@ -250,7 +250,7 @@ def _held(cluster: Cluster, builder: PlanBuilder, queue: Queue, pool: PoolState)
 def _beside_guaranteed(cluster: Cluster, queue: Queue, pool: PoolState) -> Reason | None:
     """Return the free guaranteed GPUs that need the CPU and memory which would be enough, if they are the reason."""
     need, name = queue.need, pool.pool.name
-    if not need.only_spare or not _fits(cluster, pool, need, "spare"):
+    if not _fits(cluster, pool, need, "spare"):
         return None
     lines = [(account, line) for account in cluster.ledger.accounts.values() for line in account.reserving(name)]
     teams = dict.fromkeys(a.policy.name for a, line in lines if line.quota.reserved > max(line.now, line.future))

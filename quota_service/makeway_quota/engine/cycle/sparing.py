@@ -53,16 +53,18 @@ def _could_stay(builder: PlanBuilder, victim: Allocation) -> bool:
     """
     target = builder.cluster.nominations.get(victim.workload.id)
     held = {pool.pool.name: 0 for pool in victim.pools}
-    for part in (part for part in victim.parts if stays(victim, part)):
-        held[part.node.pool.pool.name] += part.milli * len(part.devices)
+    for part in victim.parts:
+        if stays(victim, part):
+            held[part.node.pool.pool.name] += part.milli * len(part.devices)
     if target is not None and target.pool in victim.pools:
         own = victim.pool.pool.name
         held = {own: min(held[own], target.amount + victim.need.gpus) - target.amount}
     pools = builder.cluster.pools
-    return all(
-        pools[name].future >= amount or pools[name].future + _movable(builder, pools[name], target) >= amount
-        for name, amount in held.items()
-    )
+    for name, amount in held.items():
+        future = pools[name].future
+        if future < amount and future + _movable(builder, pools[name], target) < amount:
+            return False
+    return True
 
 
 def _movable(builder: PlanBuilder, pool: PoolState, target: Allocation | None) -> int:

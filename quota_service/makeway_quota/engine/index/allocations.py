@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from heapq import heappush
 from math import inf
 
@@ -18,13 +18,15 @@ _AT_WORK = ("starting", "running")
 
 def build(cluster: ClusterState, nodes: Iterable[Node], workloads: Iterable[Workload]) -> None:
     """Build a cluster's nodes and allocations; workloads with known devices are placed first."""
+    stuck_before = cluster.stuck_before
     for node in sorted(nodes, key=lambda n: (n.pool, n.name)):
         pool = cluster.pools.get(node.pool)
         if pool is None:
             pool = cluster.pools[node.pool] = PoolState(Pool(node.pool))
             cluster.pool_now[node.pool] = cluster.pool_future[node.pool] = 0
-        state = NodeState(node, pool, len(pool.nodes), cluster.stuck_before)
-        note_outlived(cluster, node)
+        state = NodeState(node, pool, len(pool.nodes), stuck_before)
+        if node.terminating:
+            note_outlived(cluster, node)
         pool.nodes.append(state)
         cluster.nodes[node.name] = state
         join_host(cluster, state)
@@ -183,13 +185,14 @@ def _allocate(cluster: ClusterState, workload: Workload, crowded: dict[str, Node
     """Allocate admitted work; a node with unknown devices is repacked afterwards."""
     need = cluster.need(workload)
     _note_absent(cluster, workload, True)
-    parts = _parts(cluster, workload, need)
-    pool = _first_pool(cluster, workload) or next(iter(cluster.pools_of(workload)), None)
+    parts, unknown = _read(cluster.nodes, workload.placement, need)
+    pool = parts[0].node.pool if parts else next(iter(cluster.pools_of(workload)), None)
     if pool is None:
         return
     allocation = Allocation(workload, need, pool, parts, 0)
-    allocation.stuck = cluster.is_stuck(workload)
-    allocation.terminating = workload.state == "checkpointing" and not allocation.stuck
+    if workload.state == "checkpointing":
+        allocation.stuck = cluster.is_stuck(workload)
+        allocation.terminating = not allocation.stuck
     cluster.allocations[workload.id] = allocation
     _record(cluster, allocation, 1)
     for part in parts:
@@ -199,7 +202,7 @@ def _allocate(cluster: ClusterState, workload: Workload, crowded: dict[str, Node
         node = cluster.nodes.get(name)
         if node is not None:
             node.placed[workload.id] = allocation
-            node.guessed += _guessed(allocation, node)
+            node.guessed += name in unknown
             if node.crowded:
                 crowded[name] = node
     if workload.state == "checkpointing" and workload.evicted_for is not None:
@@ -216,15 +219,6 @@ def _note_absent(cluster: ClusterState, workload: Workload, there: bool) -> None
             ids.discard(workload.id)
             if not ids:
                 del cluster.absent[placed.node]
-
-
-def _first_pool(cluster: ClusterState, workload: Workload) -> PoolState | None:
-    """Return the pool in which the first worker's node is that is known; None if all nodes are gone."""
-    for placed in workload.placement:
-        node = cluster.nodes.get(placed.node)
-        if node is not None:
-            return node.pool
-    return None
 
 
 def _remove(cluster: ClusterState, allocation: Allocation, crowded: dict[str, NodeState]) -> None:
@@ -273,6 +267,13 @@ def _count_request(cluster: ClusterState, allocation: Allocation) -> None:
     A worker whose node is gone counts with the first of the others.
     """
     workload, need = allocation.workload, allocation.need
+    served = cluster.serving(workload.profile)
+    if len(workload.placement) == 1 and allocation.parts:
+        (placed,) = workload.placement
+        allocation.pool = allocation.parts[0].node.pool
+        allocation.amount = placed.milli * len(placed.devices) if placed.devices else need.gpus
+        allocation.shares, allocation.fixed = (), allocation.pool not in served
+        return
     there = [(placed, cluster.nodes.get(placed.node)) for placed in workload.placement]
     known = [node.pool for _, node in there if node is not None]
     allocation.pool = known[0] if known else allocation.pool
@@ -283,7 +284,7 @@ def _count_request(cluster: ClusterState, allocation: Allocation) -> None:
         amounts[pool] = amounts.get(pool, 0) + held
     allocation.amount = sum(amounts.values()) if workload.placement else need.total
     allocation.shares = tuple(amounts.items()) if len(amounts) > 1 else ()
-    allocation.fixed = len(amounts) > 1 or allocation.pool not in cluster.serving(workload.profile)
+    allocation.fixed = len(amounts) > 1 or allocation.pool not in served
 
 
 def repack(cluster: ClusterState, node: NodeState, shown: Node | None = None) -> None:
@@ -309,8 +310,10 @@ def repack(cluster: ClusterState, node: NodeState, shown: Node | None = None) ->
 def _guessed(allocation: Allocation, node: NodeState) -> bool:
     """Whether devices of an allocation on a node are unknown."""
     name, gpus = node.node.name, allocation.need.gpus
-    placement = allocation.workload.placement
-    return any(placed.node == name and not finds_devices(node.node, placed, gpus) for placed in placement)
+    for placed in allocation.workload.placement:
+        if placed.node == name and not finds_devices(node.node, placed, gpus):
+            return True
+    return False
 
 
 def _rearrange(allocation: Allocation, node: NodeState, here: Iterable[Part]) -> None:
@@ -320,16 +323,19 @@ def _rearrange(allocation: Allocation, node: NodeState, here: Iterable[Part]) ->
     allocation.parts = tuple(by_worker[worker] for worker in order if worker in by_worker)
 
 
-def _parts(cluster: ClusterState, workload: Workload, need: Need) -> tuple[Part, ...]:
-    return parts_of(cluster.nodes, workload.placement, need)
-
-
 def _on(node: NodeState, workload: Workload, need: Need) -> tuple[Part, ...]:
     return parts_of({node.node.name: node}, workload.placement, need)
 
 
 def parts_of(nodes: Mapping[str, NodeState], placement: Iterable[Placed], need: Need) -> tuple[Part, ...]:
     """Return a placement's parts; where devices are not known, `stand_in` chooses some."""
+    return _read(nodes, placement, need)[0]
+
+
+def _read(
+    nodes: Mapping[str, NodeState], placement: Iterable[Placed], need: Need
+) -> tuple[tuple[Part, ...], Collection[str]]:
+    """Return a placement's parts, and the names of the nodes whose devices are not all known."""
     parts = []
     taken: dict[str, list[int]] = {}
     for placed in placement:
@@ -343,7 +349,7 @@ def parts_of(nodes: Mapping[str, NodeState], placement: Iterable[Placed], need: 
             continue
         left = taken.setdefault(placed.node, list(node.free))
         parts.append(Part(placed.worker, node, *stand_in(node.node, placed, need, left)))
-    return tuple(parts)
+    return tuple(parts), taken
 
 
 def _count(cluster: ClusterState, name: str, need: Need, sign: int) -> None:

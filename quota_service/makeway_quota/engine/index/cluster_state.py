@@ -190,12 +190,17 @@ class ClusterState:
 
     def evictable_on(self, node: NodeState) -> list[Allocation]:
         """Return what of the allocations on a node can be evicted there."""
-        return [
-            found
-            for each in node.allocations.values()
-            if (found := self.evictable(each) if each.terminating or each.stuck or each.fresh else each) is not None
-            and (not found.rest or any(part.node is node for part in found.parts))
-        ]
+        found = []
+        for each in node.allocations.values():
+            if each.terminating or each.stuck:
+                kept = self.shrunk.get(each.workload.id) if self.shrunk else None
+                if kept is None or not any(part.node is node for part in kept.parts):
+                    continue
+                each = kept
+            elif each.fresh and self.evictable(each) is None:
+                continue
+            found.append(each)
+        return found
 
     def less_than(self, pool: PoolState, policy: str, priority: int) -> Iterator[Allocation]:
         """List what a policy's preemptible work of a lower priority in a pool has that can be evicted."""
@@ -206,7 +211,7 @@ class ClusterState:
 
     def reach(self, account: Account, pools: Iterable[PoolState]) -> Iterable[PoolState]:
         """Return the pools with candidates for work in these pools: all, where a limit may be in the way."""
-        limited = account.is_limited and any(account.limiting(pool.pool.name) for pool in pools)
+        limited = account.is_limited and any([account.limiting(pool.pool.name) for pool in pools])
         return self.pools.values() if limited else pools
 
     def is_below(self, workload: Workload, priority: int) -> bool:
@@ -402,9 +407,12 @@ class ClusterState:
     def count(self, allocation: Allocation, sign: int) -> None:
         """Add an allocation to the candidates and to the limits that count it (-1: remove it)."""
         workload = allocation.workload
-        for line in self._limits(allocation):
-            line.see(workload.id, allocation if sign > 0 else None)
-        for pool in () if workload.non_preemptible or allocation.stuck else allocation.pools:
+        if self.account(workload).is_limited:
+            for line in self._limits(allocation):
+                line.see(workload.id, allocation if sign > 0 else None)
+        if workload.non_preemptible or allocation.stuck:
+            return
+        for pool in allocation.pools if allocation.shares else (allocation.pool,):
             self._count_candidate(allocation, pool.pool.name, sign)
 
     def _limits(self, allocation: Allocation) -> Iterable[LineState]:
@@ -438,8 +446,9 @@ class ClusterState:
 
     def note(self, allocation: Allocation) -> None:
         """Record a changed end of an allocation on the limits that count it."""
-        for line in self._limits(allocation):
-            line.changes += 1
+        if self.account(allocation.workload).is_limited:
+            for line in self._limits(allocation):
+                line.changes += 1
 
     def _shift(self, allocation: Allocation, later: int) -> None:
         self.note(allocation)

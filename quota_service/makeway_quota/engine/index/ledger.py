@@ -132,6 +132,11 @@ class Account:
         """Whether it has a limit in any pool, or a department has."""
         return any(line.quota.limit is not None for level in self.chain for line in level.lines)
 
+    @cached_property
+    def covers_all(self) -> bool:
+        """Whether each of its own lines counts usage in every pool."""
+        return not any(line.quota.pools for line in self.lines)
+
     def covering(self, pool: str) -> tuple[LineState, ...]:
         """Return the own lines that count usage in `pool`."""
         known = self._covering.get(pool)
@@ -310,7 +315,7 @@ class Ledger:
             account.own[pool] = taken + more, guaranteed
         for level in account.chain:
             level.in_pool[pool] = level.in_pool.get(pool, 0) + later
-            for line in level.covering(pool):
+            for line in level.lines if level.covers_all else level.covering(pool):
                 line.now += now
                 line.terminating += terminating
                 line.nominated += nominated

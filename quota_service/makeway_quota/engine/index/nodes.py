@@ -85,7 +85,7 @@ class NodeState:
         self.future = list(self.open)
         for each in node.terminating:
             self._hold(each, each.deadline <= stuck_before)
-        self.free = [min(pair) for pair in zip(self.open, self.future, strict=True)]
+        self.free = list(self.open)  # what is open is never more than the future here
         self.whole_free, self.whole_future = self.free.count(GPU), self.future.count(GPU)
         self.allocations.clear()
         for other in self.beside:
@@ -186,7 +186,8 @@ class NodeState:
         if later:
             return hosts(need, self.future, self.whole_future, self.cpu_future, self.memory_future, self.pods_future)
         cpu, memory = min(self.cpu_open, self.cpu_future), min(self.memory_open, self.memory_future)
-        return hosts(need, self.free, self.whole_free, cpu, memory, min(self.pods_open, self.pods_future))
+        pods = self.pods_open if self.pods_open < self.pods_future else self.pods_future
+        return hosts(need, self.free, self.whole_free, cpu, memory, pods)
 
 
 def hosts(need: Need, devices: Sequence[int], whole: int, cpu: int, memory: int, pods: int = UNLIMITED) -> int:

@@ -48,7 +48,7 @@ def openings(node: NodeState, need: Need, now: float, allocations: Allocations, 
         when = now
         if node.workers(need, False) < many:
             ends = [end or UNKNOWN for allocation, end in allocations if allocation.terminating]
-            when = max([*ends, *(each.deadline for each in node.node.terminating)], default=now)
+            when = max(ends + [each.deadline for each in node.node.terminating], default=now)
         if (when, 0, 0) < before:
             yield Opening((when, 0, 0), node, min(many, need.least), whole, cpu, memory)
     if many >= need.least:
@@ -196,8 +196,9 @@ class OpeningForecast:
         """Return the sort keys of one node's openings, computed again."""
         need, name = self.need, node.node.name
         allocations = [(allocation, ends(allocation)) for allocation in node.allocations.values()]
-        ends_here = [*(end for _, end in allocations), *(each.deadline for each in node.node.terminating)]
-        stands = min([end for end in ends_here if end is not None and end > now], default=UNKNOWN)
+        stands = min([end for _, end in allocations if end is not None and end > now], default=UNKNOWN)
+        if node.node.terminating:
+            stands = min([stands] + [each.deadline for each in node.node.terminating if each.deadline > now])
         before = self._stands.get(name)
         self._stands[name] = stands, node
         if stands < UNKNOWN and (before is None or before[0] != stands):

@@ -46,6 +46,8 @@ class Queue:
     """The queue's number, stable from one decision to the next; never 0."""
     total: int = 0
     """The milli-GPUs that one of its workloads needs to start."""
+    reach: Iterable[PoolState] = ()
+    """The pools in which its workloads may have candidates for an eviction in one of `pools`."""
     borrows: bool = True
     """Whether its workloads may run over quota; without GPUs they always may."""
     rights_class: int = 0
@@ -225,7 +227,8 @@ class PendingQueues:
 
     def _patient(self, workload: Workload) -> bool:
         profile = self.cluster.profiles[workload.profile]
-        return max(0.0, self.cluster.now - workload.submitted_at) < profile.reclaim_after
+        after = profile.reclaim_after  # a clock that was set back makes no workload older or younger than 0
+        return after > 0.0 and self.cluster.now - workload.submitted_at < after
 
     def _enter(self, workload: Workload) -> None:
         cluster, w = self.cluster, workload
@@ -255,6 +258,7 @@ class PendingQueues:
         )
         queue.session = w.non_preemptible and w.kind == "session"
         queue.total = need.total
+        queue.reach = self.cluster.reach(queue.account, pools) if queue.account.is_limited else pools
         queue.borrows = not need.total or (not w.non_preemptible and queue.account.policy.weight != "None")
         queue.rights_class = self._number((w.policy, names, w.non_preemptible))
         queue.request_class = self._number((need, names))

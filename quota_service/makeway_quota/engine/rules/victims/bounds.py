@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ...index.cluster import Cluster
 from ...index.nodes import Allocation, NodeState, Part, PoolState
 from ...request import Need
-from ...snapshot import GPU, Workload
+from ...snapshot import GPU, STARTING, Workload
 from .preemptor import WITHOUT_GPUS, lost_work
 from .sets import STOP, Key, extra_workers
 
@@ -138,7 +138,7 @@ class VictimBounds:
             used = ()  # one worker holds all devices, so that what is in use on them is less than their sum
         candidates = tuple([self._candidate(allocation) for allocation in allocations])
         policy = candidates[0].policy
-        if policy == WITHOUT_GPUS or any(each.policy != policy for each in candidates):
+        if policy == WITHOUT_GPUS or any([each.policy != policy for each in candidates]):
             return NodeBound(sum(used), least, candidates)
         return NodeBound(sum(used), least, candidates, (policy, _plain_key(sum(used), least, candidates)))
 
@@ -159,16 +159,17 @@ class VictimBounds:
     def _record(self, allocation: Allocation) -> Candidate:
         """Return the order of protection (rule 5.3) without the share; a start that is not dated comes first."""
         cluster, victim = self.cluster, allocation.workload
+        priority = cluster.account(victim).policy.priority
         order = (
             STOP,
-            victim.protected_with(cluster.account(victim).policy.priority),
+            victim.protected_with(priority) if victim.state == STARTING else priority,
             cluster.priority(victim),
             lost_work(cluster, allocation) if cluster.settings.victim_order == "cheapest" else 0,
             -victim.started_at if victim.started_at is not None else -inf,
             -victim.submitted_at,
             victim.id,
         )
-        soft = _FRESH if allocation.fresh or not victim.has_run else _SHRINKS if extra_workers(allocation) else _STAYS
+        soft = _FRESH if allocation.fresh or victim.state == STARTING else _SHRINKS if extra_workers(allocation) else _STAYS
         return Candidate(victim.policy if allocation.amount else WITHOUT_GPUS, order, allocation.amount, soft)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from ...index.nodes import Allocation, NodeState, hosts
-from ...snapshot import GPU
+from ...snapshot import GPU, STARTING
 from .one_by_one import in_order, one_by_one, smallest_first, steps_of
 from .preemptor import Preemptor
 from .sets import (
@@ -55,7 +55,10 @@ class NodeVictims:
         """Return the best minimal legal set; None if there is none."""
         groups = _groups(self.candidates)
         plain = not any(
-            a.fresh or not a.workload.has_run or not a.amount or len(a.parts) > a.need.least for a in self.candidates
+            [
+                a.fresh or a.workload.state == STARTING or not a.amount or len(a.parts) > a.need.least
+                for a in self.candidates
+            ]
         )
         found = self._best_single([group[0] for group in groups]) if plain else None
         if found is not None:
@@ -171,7 +174,7 @@ def _groups(candidates: Sequence[Allocation]) -> list[list[Allocation]]:
     for allocation in candidates:
         need, parts = allocation.need, allocation.parts
         equal = need.gpus >= GPU and len(parts) == 1 and len(parts[0].devices) == need.whole
-        equal = equal and not allocation.fresh and allocation.workload.has_run
+        equal = equal and not allocation.fresh and allocation.workload.state != STARTING
         known = (allocation.workload.policy, need) if equal else allocation.workload.id
         groups.setdefault(known, []).append(allocation)
     return list(groups.values())

@@ -13,7 +13,7 @@ from ...index.cluster import Cluster
 from ...index.ledger import Account, LineState
 from ...index.nodes import Allocation, NodeState, PoolState
 from ...request import Need
-from ...snapshot import Workload
+from ...snapshot import STARTING, Workload
 from ..fair_share import fair_over
 from ..order import rank_in_profile
 
@@ -22,6 +22,8 @@ Right = Literal["reservation", "own_policy", "own_team", "fair_share"]
 Rights = tuple[Right, ...]
 BORROWERS_FIRST: Rights = ("reservation", "own_team")
 """The rights of a job in quota where no borrower can leave without other workloads of its own team."""
+ONLY_ABOVE: tuple[Rights, ...] = (("reservation",), ("fair_share",))
+"""Rights over nothing but what policies use beyond a reservation, or a fair share."""
 WITHOUT_GPUS = ""
 """Instead of the policy of work without GPUs, which is a candidate whatever its policy uses."""
 Order = tuple[int, int, int, float, float, float, str]
@@ -83,16 +85,22 @@ class Preemptor:
         if self._without_gpus():
             return True
         lowest = self.cluster.lowest_priorities
-        pools_of = (self.pool.pool.name, *self.beyond())
-        return any(self._all_are_candidates(name, pool) for pool in pools_of for name in lowest.get(pool, {}))
+        for pool in (self.pool.pool.name, *self.beyond()):
+            for name in lowest.get(pool, ()):
+                if self._all_are_candidates(name, pool):
+                    return True
+        return False
 
     def beyond(self) -> dict[str, list[LineState]]:
         """Return the other pools with candidates, and the lines there whose limits are in the way; computed once."""
         if self._beyond is None:
             own = self.pool.pool.name
             limits = self.account.limiting(own) if self.amount else ()
-            lines = [line for line in limits if line.future + self.amount > (line.quota.limit or 0)]
-            others = [name for name in self.cluster.pools if name != own] if lines else []
+            lines = [line for line in limits if line.future + self.amount > (line.quota.limit or 0)] if limits else []
+            if not lines:
+                self._beyond = {}
+                return self._beyond
+            others = [name for name in self.cluster.pools if name != own]
             reached = {name: [line for line in lines if line.quota.covers(name)] for name in others}
             self._beyond = {name: each for name, each in reached.items() if each}
         return self._beyond
@@ -133,7 +141,22 @@ class Preemptor:
         """Return the candidates on a node."""
         if self._where is not None:
             return list(self._where.get(node.position, ()))
-        return [each for each in self.cluster.evictable_on(node) if self._is_candidate(each)]
+        if self.rights not in ONLY_ABOVE or self.cluster.protecting:
+            return [each for each in self.cluster.evictable_on(node) if self._is_candidate(each)]
+        found, able = [], dict[str, bool]()
+        for each in self.cluster.evictable_on(node):  # the same, with one question for each policy
+            policy = each.workload.policy
+            if not each.amount:
+                may = self._is_candidate(each)
+            elif each.workload.non_preemptible:
+                may = False
+            elif policy in able:
+                may = able[policy]
+            else:
+                may = able[policy] = self.is_candidate_policy(policy)
+            if may:
+                found.append(each)
+        return found
 
     def candidates_beside(self, node: NodeState) -> list[Allocation]:
         """Return the candidates on the other nodes of a node's host, whose CPU, memory and pods it could use."""
@@ -157,7 +180,8 @@ class Preemptor:
         if self._where is None:
             found: dict[int, list[Allocation]] = {}
             for allocation in self.candidates():
-                for part in allocation.parts_in(self.pool) if allocation.is_in(self.pool) else ():
+                parts = allocation.parts_in(self.pool) if allocation.shares else allocation.parts
+                for part in parts if allocation.shares or allocation.pool is self.pool else ():
                     here = found.setdefault(part.node.position, [])
                     if not here or here[-1] is not allocation:
                         here.append(allocation)
@@ -177,9 +201,10 @@ class Preemptor:
         cluster, pool = self.cluster, self.pool.pool.name
         names = [(pool, n) for n in cluster.lowest_priorities.get(pool, {}) if self.is_candidate_policy(n)]
         light = {name: a for name, a in self._without_gpus().items() if self._frees(a)}
-        for known in (*map(cluster.preemptible.__getitem__, names), light, self._elsewhere()):
-            for running in known.values():
-                allocation = cluster.evictable(running)
+        for each in (*map(cluster.preemptible.__getitem__, names), light, self._elsewhere()):
+            for running in each.values():
+                planned = running.terminating or running.stuck or running.fresh
+                allocation = cluster.evictable(running) if planned else running
                 if allocation is not None and self._may_evict(allocation):
                     yield allocation
 
@@ -196,8 +221,9 @@ class Preemptor:
 
     def nearest(self, allocation: Allocation) -> str:
         """Return the pool in which an allocation stands in the way: the preemptor's, if it counts there."""
-        here = allocation.shares and allocation.is_in(self.pool)
-        return (self.pool if here else allocation.pool).pool.name
+        if not allocation.shares:
+            return allocation.pool.pool.name
+        return (self.pool if allocation.is_in(self.pool) else allocation.pool).pool.name
 
     def _without_gpus(self) -> Mapping[str, Allocation]:
         """Return by id the work without GPUs that is a candidate for its CPU and memory (rule 2)."""
@@ -215,7 +241,7 @@ class Preemptor:
     def _may_evict(self, allocation: Allocation) -> bool:
         """Whether neither `min_runtime` nor (where they matter) priority and ranks protect candidates of a policy."""
         victim = allocation.workload
-        if self.workload.kind == "job" and self.cluster.is_protected(victim):
+        if self.workload.kind == "job" and self.cluster.protecting and self.cluster.is_protected(victim):
             return False
         if "own_team" not in self.rights or not allocation.amount or victim.policy != self.workload.policy:
             return True
@@ -238,15 +264,16 @@ class Preemptor:
 
     def may_evict_now(self, allocation: Allocation) -> bool:
         """Whether a candidate may be evicted after the victims chosen so far."""
-        if self.always_entitled(allocation):
+        if (self.rights not in ONLY_ABOVE or not allocation.amount) and self.always_entitled(allocation):
             return True
-        return self.entitled(self.cluster.account(allocation.workload), self.nearest(allocation))
+        pool = self.nearest(allocation) if allocation.shares else allocation.pool.pool.name
+        return self.entitled(self.cluster.account(allocation.workload), pool)
 
     def always_entitled(self, allocation: Allocation) -> bool:
         """Whether a candidate may be evicted whatever its policy uses."""
         if not allocation.amount:
             return True
-        if len(self.rights) == 1 and self.rights[0] != "own_team":
+        if self.rights in ONLY_ABOVE:
             return False
         own = allocation.workload.policy == self.workload.policy
         return own and (
@@ -310,7 +337,7 @@ class Preemptor:
         gone, gone_on, shares = self.gone, self.gone_on, allocation.shares
         for level in self.cluster.account(allocation.workload).chain:
             gone[level] = gone.get(level, 0) + amount
-            for line in level.lines if shares else level.covering(allocation.pool.pool.name):
+            for line in level.lines if shares or level.covers_all else level.covering(allocation.pool.pool.name):
                 part = amount * allocation.counts_on(line.quota) // max(1, allocation.amount) if shares else amount
                 gone_on[line] = gone_on.get(line, 0) + part
 
@@ -344,9 +371,8 @@ class Preemptor:
         """Return the sort key of protection (rule 5.3) before any victim is chosen: smaller is evicted first."""
         known = self._orders.get(allocation.workload.id)
         if known is None:
-            known = self._orders[allocation.workload.id] = order_of(
-                self.cluster, allocation, self.cluster.pools[self.nearest(allocation)]
-            )
+            pool = self.cluster.pools[self.nearest(allocation)] if allocation.shares else allocation.pool
+            known = self._orders[allocation.workload.id] = order_of(self.cluster, allocation, pool)
         return known
 
 
@@ -355,7 +381,7 @@ def order_of(cluster: Cluster, allocation: Allocation, pool: PoolState) -> Order
     victim, account = allocation.workload, cluster.account(allocation.workload)
     started = victim.started_at if victim.started_at is not None else cluster.now
     return (
-        victim.protected_with(account.policy.priority),
+        victim.protected_with(account.policy.priority) if victim.state == STARTING else account.policy.priority,
         -account.share(pool.pool.name),
         cluster.priority(victim),
         lost_work(cluster, allocation) if cluster.settings.victim_order == "cheapest" else 0,

@@ -12,8 +12,8 @@ from itertools import accumulate, product
 from typing import NamedTuple
 
 from ...index.nodes import Allocation, NodeState, Part
-from ...snapshot import QuotaLine
-from .preemptor import Preemptor
+from ...snapshot import STARTING, QuotaLine
+from .preemptor import ONLY_ABOVE, Preemptor
 
 WITHDRAW, SHRINK, STOP = -1, 0, 1
 """The kinds of victims: a start of this very plan is withdrawn, an elastic gang gives up workers, a workload stops."""
@@ -31,12 +31,14 @@ class Victim(NamedTuple):
     @property
     def amount(self) -> int:
         """Return the milli-GPUs that the victim gives up, with those of workers that cannot stay."""
+        if self.kind != SHRINK:
+            return self.allocation.amount
         return self.allocation.amount - self.allocation.need.gpus * len(self.kept)
 
     @property
     def loses(self) -> bool:
         """Whether anything may be lost: not where a start is withdrawn, or has not run yet."""
-        return self.kind != WITHDRAW and self.allocation.workload.has_run
+        return self.kind != WITHDRAW and self.allocation.workload.state != STARTING
 
     @property
     def counted(self) -> tuple[tuple[str, int], ...]:
@@ -78,7 +80,8 @@ def stays(allocation: Allocation, part: Part) -> bool:
 
 def extra_workers(allocation: Allocation) -> int:
     """Return the number of workers that an elastic gang can go on without; 0 for a start of this very plan."""
-    return 0 if allocation.fresh or allocation.fixed else max(0, len(allocation.parts) - allocation.need.least)
+    extra = len(allocation.parts) - allocation.need.least
+    return 0 if extra < 0 or allocation.fresh or allocation.fixed else extra
 
 
 def whole(allocation: Allocation) -> Victim:
@@ -168,11 +171,13 @@ def key(preemptor: Preemptor, victims: Victims) -> Key:
     if len(victims) == 1 and victims[0].kind == STOP and victims[0].loses:
         order = (STOP, *preemptor.order(victims[0].allocation))
         return True, victims[0].allocation.amount, 0, [order[:4]], 1, [order], []
-    orders = sorted(((v.kind, *preemptor.order(v.allocation)) for v in victims), reverse=True)
-    given = sorted((v.allocation.workload.id, p.worker) for v in victims if v.kind == SHRINK for p in v.gone)
+    orders = sorted([(v.kind, *preemptor.order(v.allocation)) for v in victims], reverse=True)
+    given = sorted([(v.allocation.workload.id, p.worker) for v in victims if v.kind == SHRINK for p in v.gone])
+    losing = [v for v in victims if v.loses]
     return (
-        *cost(victims),
-        sum(v.amount for v in victims if not v.loses),
+        any([v.kind == STOP for v in losing]),
+        sum([v.amount for v in losing]),
+        0 if len(losing) == len(victims) else sum([v.amount for v in victims if not v.loses]),
         [order[:4] for order in orders],
         len(victims),
         orders,
@@ -183,7 +188,7 @@ def key(preemptor: Preemptor, victims: Victims) -> Key:
 def cost(victims: Victims) -> tuple[bool, int]:
     """Return the first two parts of the key: whether running work stops, and the milli-GPUs that it gives up."""
     losing = [v for v in victims if v.loses]
-    return any(v.kind == STOP for v in losing), sum(v.amount for v in losing)
+    return any([v.kind == STOP for v in losing]), sum([v.amount for v in losing])
 
 
 def protection(preemptor: Preemptor, victim: Victim) -> tuple[object, ...]:
@@ -212,21 +217,21 @@ def in_legal_order(preemptor: Preemptor, victims: Victims) -> Victims | None:
     if len(victims) == 1 and not extra_workers(victims[0].allocation):
         return victims if preemptor.may_evict_now(victims[0].allocation) else None
     items = sorted(item for victim in victims for item in items_of(preemptor, victim))
-    last = {_held_by(preemptor, item): item for item in items if not item.always}
-    done: list[_Item] = []
-    for item in items:  # the more is gone, the less is legal: the last item of each policy in a pool decides
-        if last.get(_held_by(preemptor, item)) is item and not preemptor.may_evict_now(item.victim.allocation):
+    held_by = [
+        (of.workload.policy, preemptor.nearest(of) if of.shares else of.pool.pool.name)
+        for of in [item.victim.allocation for item in items]
+    ]
+    last = {held_by[at]: at for at, item in enumerate(items) if not item.always}
+    deciding = set(last.values())
+    before = dict(preemptor.gone), dict(preemptor.gone_on)
+    legal = True
+    for at, item in enumerate(items):  # the more is gone, the less is legal: the last of each policy in a pool decides
+        if at in deciding and not preemptor.may_evict_now(item.victim.allocation):
+            legal = False
             break
         preemptor.choose(item.victim.allocation, item.amount)
-        done.append(item)
-    for item in done:
-        preemptor.choose(item.victim.allocation, -item.amount)
-    return _by_last(items) if len(done) == len(items) else None
-
-
-def _held_by(preemptor: Preemptor, item: _Item) -> tuple[str, str]:
-    allocation = item.victim.allocation
-    return allocation.workload.policy, preemptor.nearest(allocation)
+    preemptor.choose_again(before)
+    return _by_last(items) if legal else None
 
 
 def in_order_of_items(preemptor: Preemptor, victims: Victims) -> Victims:
@@ -245,7 +250,7 @@ def _by_last(items: Sequence[_Item]) -> Victims:
 def items_of(preemptor: Preemptor, victim: Victim) -> Iterator[_Item]:
     """Return the units of a victim, smallest first."""
     allocation, order = victim.allocation, preemptor.order(victim.allocation)
-    always = preemptor.always_entitled(allocation)
+    always = not allocation.amount if preemptor.rights in ONLY_ABOVE else preemptor.always_entitled(allocation)
     each = allocation.need.gpus
     if victim.kind == SHRINK:
         more = len(victim.gone) - 1  # those that cannot stay leave with the first
