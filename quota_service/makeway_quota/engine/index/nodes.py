@@ -442,8 +442,13 @@ def finds_devices(node: Node, placed: Placed, gpus: int) -> bool:
     """
     if not gpus:
         return True
-    counted = range(node.first_device, node.first_device + node.gpus)
-    return bool(placed.devices) and (bool(node.devices) or all(index in counted for index in placed.devices))
+    if not placed.devices or node.devices:
+        return bool(placed.devices)
+    first, end = node.first_device, node.first_device + node.gpus
+    for index in placed.devices:
+        if not first <= index < end:
+            return False
+    return True
 
 
 def placement_of(parts: Iterable[Part]) -> Placement:

@@ -169,7 +169,13 @@ class VictimBounds:
             -victim.submitted_at,
             victim.id,
         )
-        soft = _FRESH if allocation.fresh or victim.state == STARTING else _SHRINKS if extra_workers(allocation) else _STAYS
+        soft = (
+            _FRESH
+            if allocation.fresh or victim.state == STARTING
+            else _SHRINKS
+            if extra_workers(allocation)
+            else _STAYS
+        )
         return Candidate(victim.policy if allocation.amount else WITHOUT_GPUS, order, allocation.amount, soft)
 
 
