@@ -71,9 +71,8 @@ class PlanBuilder:
         """Record a start."""
         pool = allocation.pool.pool.name
         account = self.cluster.account(workload)
-        self.progress.over_reservation += any(
-            [0 < ln.future - ln.quota.reserved <= allocation.amount for ln in account.reserving(pool)]
-        )
+        beyond = [line.future - line.quota.reserved for line in account.reserving(pool)]
+        self.progress.over_reservation += bool([more for more in beyond if 0 < more <= allocation.amount])
         reserved, used = quota_numbers(account, pool, workload.non_preemptible and in_quota)
         values: dict[str, Number] = {
             "nodes": tuple(sorted({p.node.node.name for p in allocation.parts})),

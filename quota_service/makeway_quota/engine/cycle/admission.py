@@ -72,7 +72,7 @@ def start_beside_hold(
 
 def is_still_free(parts: tuple[Part, ...], queue: Queue) -> bool:
     """Whether the placement of a nomination is free by now, on nodes that are up."""
-    if not parts or not all([part.node.usable for part in parts]):
+    if not parts or False in [part.node.usable for part in parts]:
         return False
     hosted: dict[str, int] = {}
     asked: dict[tuple[str, int], int] = {}

@@ -211,7 +211,7 @@ class ClusterState:
 
     def reach(self, account: Account, pools: Iterable[PoolState]) -> Iterable[PoolState]:
         """Return the pools with candidates for work in these pools: all, where a limit may be in the way."""
-        limited = account.is_limited and any([account.limiting(pool.pool.name) for pool in pools])
+        limited = account.is_limited and any(account.limiting(pool.pool.name) for pool in pools)
         return self.pools.values() if limited else pools
 
     def is_below(self, workload: Workload, priority: int) -> bool:

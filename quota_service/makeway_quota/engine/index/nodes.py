@@ -445,10 +445,7 @@ def finds_devices(node: Node, placed: Placed, gpus: int) -> bool:
     if not placed.devices or node.devices:
         return bool(placed.devices)
     first, end = node.first_device, node.first_device + node.gpus
-    for index in placed.devices:
-        if not first <= index < end:
-            return False
-    return True
+    return not [index for index in placed.devices if not first <= index < end]
 
 
 def placement_of(parts: Iterable[Part]) -> Placement:

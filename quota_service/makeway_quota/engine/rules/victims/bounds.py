@@ -138,7 +138,7 @@ class VictimBounds:
             used = ()  # one worker holds all devices, so that what is in use on them is less than their sum
         candidates = tuple([self._candidate(allocation) for allocation in allocations])
         policy = candidates[0].policy
-        if policy == WITHOUT_GPUS or any([each.policy != policy for each in candidates]):
+        if policy == WITHOUT_GPUS or len({each.policy for each in candidates}) > 1:
             return NodeBound(sum(used), least, candidates)
         return NodeBound(sum(used), least, candidates, (policy, _plain_key(sum(used), least, candidates)))
 
@@ -169,13 +169,9 @@ class VictimBounds:
             -victim.submitted_at,
             victim.id,
         )
-        soft = (
-            _FRESH
-            if allocation.fresh or victim.state == STARTING
-            else _SHRINKS
-            if extra_workers(allocation)
-            else _STAYS
-        )
+        soft = _SHRINKS if extra_workers(allocation) else _STAYS
+        if allocation.fresh or victim.state == STARTING:
+            soft = _FRESH
         return Candidate(victim.policy if allocation.amount else WITHOUT_GPUS, order, allocation.amount, soft)
 
 

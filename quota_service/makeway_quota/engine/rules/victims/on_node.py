@@ -54,12 +54,8 @@ class NodeVictims:
     def best(self) -> Scored | None:
         """Return the best minimal legal set; None if there is none."""
         groups = _groups(self.candidates)
-        plain = not any(
-            [
-                a.fresh or a.workload.state == STARTING or not a.amount or len(a.parts) > a.need.least
-                for a in self.candidates
-            ]
-        )
+        losing = [a for a in self.candidates if a.amount and not a.fresh and a.workload.state != STARTING]
+        plain = len([a for a in losing if len(a.parts) <= a.need.least]) == len(self.candidates)
         found = self._best_single([group[0] for group in groups]) if plain else None
         if found is not None:
             return found

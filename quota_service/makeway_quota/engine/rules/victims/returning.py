@@ -36,7 +36,7 @@ def could_return(preemptor: Preemptor, victim: Victim, gone: Victims) -> bool:
         return True
     if cluster.settings.fair_share == "reclaim":
         return True
-    return any([_in_quota(preemptor, workload, pool, gone) for pool in pools])
+    return any(_in_quota(preemptor, workload, pool, gone) for pool in pools)
 
 
 def replaced(preemptor: Preemptor, victim: Victim) -> bool:

@@ -175,7 +175,7 @@ def key(preemptor: Preemptor, victims: Victims) -> Key:
     given = sorted([(v.allocation.workload.id, p.worker) for v in victims if v.kind == SHRINK for p in v.gone])
     losing = [v for v in victims if v.loses]
     return (
-        any([v.kind == STOP for v in losing]),
+        STOP in [v.kind for v in losing],
         sum([v.amount for v in losing]),
         0 if len(losing) == len(victims) else sum([v.amount for v in victims if not v.loses]),
         [order[:4] for order in orders],
@@ -188,7 +188,7 @@ def key(preemptor: Preemptor, victims: Victims) -> Key:
 def cost(victims: Victims) -> tuple[bool, int]:
     """Return the first two parts of the key: whether running work stops, and the milli-GPUs that it gives up."""
     losing = [v for v in victims if v.loses]
-    return any([v.kind == STOP for v in losing]), sum([v.amount for v in losing])
+    return STOP in [v.kind for v in losing], sum([v.amount for v in losing])
 
 
 def protection(preemptor: Preemptor, victim: Victim) -> tuple[object, ...]:
