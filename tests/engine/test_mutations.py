@@ -181,7 +181,7 @@ EDITS = (
     ),
     Edit(
         "rules/victims/preemptor.py",
-        'if self.workload.kind == "job" and self.cluster.is_protected(victim):',
+        'if self.workload.kind == "job" and self.cluster.protecting and self.cluster.is_protected(victim):',
         "if self.cluster.is_protected(victim):",
         "min_runtime protects from jobs, not from sessions",
     ),
@@ -271,14 +271,14 @@ EDITS = (
     ),
     Edit(
         "rules/victims/sets.py",
-        "for v in losing), sum(v.amount for v in losing)\n",
-        "for v in losing), 0\n",
+        "for v in losing], sum([v.amount for v in losing])\n",
+        "for v in losing], 0\n",
         "the node where the fewest GPUs have to leave",
     ),
     Edit(
         "rules/victims/sets.py",
-        "losing = [v for v in victims if v.loses]",
-        "losing = [v for v in victims if v.kind != WITHDRAW]",
+        "return _cost_of([v for v in victims if v.loses])",
+        "return _cost_of([v for v in victims if v.kind != WITHDRAW])",
         "what has not run yet counts as no GPUs",
     ),
     Edit(

@@ -173,11 +173,10 @@ def key(preemptor: Preemptor, victims: Victims) -> Key:
         return True, victims[0].allocation.amount, 0, [order[:4]], 1, [order], []
     orders = sorted([(v.kind, *preemptor.order(v.allocation)) for v in victims], reverse=True)
     given = sorted([(v.allocation.workload.id, p.worker) for v in victims if v.kind == SHRINK for p in v.gone])
-    losing = [v for v in victims if v.loses]
+    idle = [v for v in victims if not v.loses]
     return (
-        STOP in [v.kind for v in losing],
-        sum([v.amount for v in losing]),
-        0 if len(losing) == len(victims) else sum([v.amount for v in victims if not v.loses]),
+        *(cost(victims) if idle else _cost_of(victims)),
+        sum([v.amount for v in idle]),
         [order[:4] for order in orders],
         len(victims),
         orders,
@@ -187,7 +186,10 @@ def key(preemptor: Preemptor, victims: Victims) -> Key:
 
 def cost(victims: Victims) -> tuple[bool, int]:
     """Return the first two parts of the key: whether running work stops, and the milli-GPUs that it gives up."""
-    losing = [v for v in victims if v.loses]
+    return _cost_of([v for v in victims if v.loses])
+
+
+def _cost_of(losing: Sequence[Victim]) -> tuple[bool, int]:
     return STOP in [v.kind for v in losing], sum([v.amount for v in losing])
 
 
