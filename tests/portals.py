@@ -105,9 +105,9 @@ class Portal(Site):
         return self.cluster.volumes / name_of(self.api.get(f"{CLAIMS.format(namespace)}/{claim}"))
 
     @contextmanager
-    def renewed(self) -> Iterator[None]:
-        """Wait after the block until the Hub and the service have new pods, which answer."""
-        old = {pod["metadata"]["uid"] for part in ("hub", "service") for pod in self.pods(part)}
+    def renewed(self, *parts: str) -> Iterator[None]:
+        """Wait after the block until these parts, else the Hub and the service, have new pods, which answer."""
+        old = {pod["metadata"]["uid"] for part in parts or ("hub", "service") for pod in self.pods(part)}
         yield
         wait_until(lambda: not old & uids(self.api), "the old pods are gone", STARTED, pause=0.5)
         wait_until_ready(self.cluster)

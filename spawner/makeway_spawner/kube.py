@@ -21,6 +21,7 @@ from .pod_spawner import PodSpawner
 from .pod_start import PodStart
 from .refusal import Refused
 
+DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 _MARGIN = 5.0
 """Seconds by which a start gives up before the Hub does, which does not know why the pod is not there."""
 
@@ -75,7 +76,10 @@ class MakewayKubeSpawner(LeaseMixin, PodSpawner):
     async def get_pod_manifest(self) -> Any:
         """Return the pod manifest with the lease in it; KubeSpawner's settings stay as they are for the next start."""
         with self._with_lease():
-            return await super().get_pod_manifest()
+            manifest = await super().get_pod_manifest()
+        # What `kubectl logs` and `exec` mean, also where a sidecar comes first.
+        manifest.metadata.annotations = {DEFAULT_CONTAINER: "notebook", **(manifest.metadata.annotations or {})}
+        return manifest
 
     @contextmanager
     def _with_lease(self) -> Iterator[None]:

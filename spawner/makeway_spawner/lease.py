@@ -12,12 +12,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 from jupyterhub.utils import maybe_future
+from makeway_api.durations import duration
 from makeway_api.errors import MakewayError
 from makeway_api.models import Session, SessionRequest
 from makeway_api.quantities import gpus
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_random_exponential
 from traitlets import Float
 
+from . import listening
 from .form import SpawnForm
 from .granted import Lease
 from .options import FRACTIONAL, Choice, fractional, is_unspecified, read_options, without_choice
@@ -29,6 +31,8 @@ GONE = frozenset({404, 410})
 """The statuses of a lease that has ended."""
 
 
+_CHECK_AGAIN = 0.5
+"""Seconds between two looks whether a server that does not answer has ended"""
 WAITS_TO_EVICT = frozenset({"protected", "patience"})
 """The reasons whose `not_before` is when others make way, not when the session starts"""
 EARLIEST = {True: "nothing makes way for it in the next", False: "not in the next"}
@@ -57,6 +61,8 @@ class LeaseMixin(SpawnForm):
     _progress: Progress | None = None
     _end_sentence = ""
     """How the last server ended, for its user; empty while one runs, and where its user stopped it."""
+    _checked = False
+    """Whether a Hub that was restarted has looked whether the server is still there."""
     _interrupted = False
     """Whether the Hub was restarted while the server was starting, and the server was not seen since."""
     _made_way_for = ""
@@ -254,9 +260,36 @@ class LeaseMixin(SpawnForm):
         if status is None and self._choice is not None:
             self._interrupted = False
             self._start_renewing()
+        if status is None and self.pending == "check" and not self._checked:
+            self._checked = True
+            status = await self._answers_or_ends()
         if status is not None and self._choice is not None and self.pending not in ("spawn", "stop"):
             self._end_sentence = self._end_sentence or self._how_it_ended(status)
         return status
+
+    async def _answers_or_ends(self) -> int | None:
+        """Return None once the server answers, its exit status once it has ended, 1 where it does neither in time.
+
+        A Hub that starts would wait for the whole `http_timeout` for each server that it had, whatever becomes of it
+        meanwhile: where a node was drained, the pods of both were evicted together, and the server's is terminating.
+        """
+        own: Any = self
+        if own.server is None:
+            return None
+        answer = asyncio.ensure_future(listening.answer(own.server.url, f"{own.server.base_url}api"))
+        end = asyncio.get_running_loop().time() + own.http_timeout
+        try:
+            while asyncio.get_running_loop().time() < end:
+                await asyncio.wait([answer], timeout=_CHECK_AGAIN)
+                status: int | None = await super().poll()
+                if status is not None or answer.done():
+                    return status
+                if self._ended:
+                    return await self.poll()
+        finally:
+            answer.cancel()
+        self._end_sentence = f"It did not answer for {duration(own.http_timeout)} after the Hub was restarted."
+        return 1
 
     def _how_it_ended(self, status: int) -> str:
         if self._interrupted:

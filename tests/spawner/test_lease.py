@@ -290,6 +290,68 @@ async def test_a_server_that_is_stopped_with_its_lease_tells_it(make: Make, fake
     assert spawner.makeway_end == "Makeway stopped it: its lease has ended: The lease s1 is over."
 
 
+async def checked(make: Make, port: int, seconds: float) -> StillSpawner:
+    """Return the spawner of a Hub that was restarted and looks at a server at this port, which is up."""
+    first = await started(make())
+    first._stop_renewing()  # the Hub dies
+    found = make(http_timeout=seconds)
+    found.load_state(first.get_state())
+    found.up, found.pending = True, "check"
+    found.orm_spawner.server = object()
+    where = {"url": f"http://127.0.0.1:{port}/user/ana/", "base_url": "/user/ana/"}
+    found._server = SimpleNamespace(orm_server=found.orm_spawner.server, **where)
+    return found
+
+
+@pytest.mark.covers("N07")
+async def test_a_restarted_hub_waits_for_no_server_that_has_ended(make: Make, fake: QuotaFake) -> None:
+    """As where a node was drained with both: its pod is terminating, and answers no more."""
+    spawner = await checked(make, 1, 1e6)
+    polled = asyncio.ensure_future(spawner.poll())
+    await until(lambda: fake.renewals > 0, "it is looked at")
+    assert not polled.done()
+    spawner.up = False
+    assert await polled == 0
+    await spawner.run_post_stop_hook()
+    said = "Its server ended by itself, with exit code 0."
+    assert (spawner.makeway_end, fake.released, fake.why) == (said, ["s1"], said)
+
+
+async def test_a_server_that_does_not_answer_a_restarted_hub_is_given_up_with_a_reason(
+    make: Make, fake: QuotaFake
+) -> None:
+    spawner = await checked(make, 1, 0.0)
+    assert await spawner.poll() == 1
+    assert spawner.makeway_end == "It did not answer for 0 s after the Hub was restarted."
+    assert await spawner.poll() is None, "the Hub asks again, and stops it"
+    await spawner.run_post_stop_hook()
+    assert fake.why == spawner.makeway_end
+
+
+async def test_a_server_whose_lease_ends_while_a_restarted_hub_looks_at_it_is_stopped(
+    make: Make, fake: QuotaFake
+) -> None:
+    spawner = await checked(make, 1, 1e6)
+    polled = asyncio.ensure_future(spawner.poll())
+    await until(lambda: fake.renewals > 0, "it is looked at")
+    await fake.end("s1")
+    assert await polled is not None
+    assert not spawner.up
+    assert spawner.makeway_end.startswith("Makeway stopped it")
+
+
+async def test_a_server_that_answers_a_restarted_hub_goes_on(make: Make) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        spawner = await checked(make, server.sockets[0].getsockname()[1], 1e6)
+        assert await spawner.poll() is None
+        spawner._stop_renewing()
+
+
 async def test_a_preemptible_session_that_made_way_tells_for_which_owner(make: Make, fake: QuotaFake) -> None:
     spawner = await started(make())
     at = datetime.now(UTC)

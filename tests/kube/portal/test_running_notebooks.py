@@ -201,6 +201,21 @@ def test_the_lease_of_a_notebook_that_ends_is_released_once_and_its_user_reads_w
         assert "Files in /home/jovyan are kept; all other files were deleted." in person.page(server)
 
 
+@pytest.mark.covers("N07")
+def test_a_hub_that_is_drained_with_a_notebook_tells_why_it_ended_as_soon_as_it_has(portal: Portal) -> None:
+    """The notebook's program hangs, so that its pod lives on for its grace while the new Hub looks at it."""
+    ana = portal.person("ana")
+    pod, session = running(ana, ""), ana.session()
+    program = int(main_process(pod).name)
+    os.kill(program, signal.SIGSTOP)
+    with portal.renewed("hub"):
+        evict(portal.api, pod)
+        evict(portal.api, portal.pod("hub"))
+    wait_until(lambda: not portal.runs(session), "the pod has ended", STARTED)
+    ended_within(RECONCILED, ana, session)
+    assert "Its pod was evicted, as before maintenance of its node" in ana.told()
+
+
 def ended_within(seconds: float, person: Person, session: Session) -> None:
     """Wait for the end of the lease of a session, which ended once."""
     with person.client() as client:
