@@ -17,7 +17,13 @@ from makeway_quota.backends.kubernetes.api.client import ApiRefusal, Object
 from makeway_quota.backends.kubernetes.attempts.pod_states import project_job_pod
 from makeway_quota.backends.kubernetes.cluster.inventory import project_share
 from makeway_quota.backends.kubernetes.pods import checkpoint_folders
-from makeway_quota.backends.kubernetes.pods.checkpoint_folders import AT_ONCE, FIRST_PAUSE, VOLUME, CheckpointFolders
+from makeway_quota.backends.kubernetes.pods.checkpoint_folders import (
+    AT_ONCE,
+    FIRST_PAUSE,
+    NAME,
+    VOLUME,
+    CheckpointFolders,
+)
 from pod_backend import SETTINGS
 
 REPORTING = """
@@ -168,6 +174,36 @@ async def test_a_pod_that_fails_is_tried_again_at_growing_intervals_and_said_onc
     assert (site.left("rnd"), site.purge("rnd", "j-1", "j-2")) == ([], [True, True])
 
 
+@pytest.mark.parametrize("first", [True, False])
+async def test_a_sidecar_that_runs_on_holds_up_no_removal(
+    site: Site, monkeypatch: pytest.MonkeyPatch, first: bool
+) -> None:
+    """Its pod is over once its own container is; that of a mesh ends when it is told to."""
+    site.make("rnd", "j-1", "j-2")
+    run = site.server.run
+    failed = iter([True, False])
+
+    async def beside(spec: Object) -> Object:
+        (own,) = (await run(spec))["containerStatuses"]
+        if next(failed):
+            own["state"]["terminated"] = {
+                "exitCode": 1,
+                "message": json.dumps({"why": "busy", "left": {"0": ["j-2"]}}),
+            }
+        sidecar = {"name": "istio-proxy", "state": {"running": {}}}
+        return {"phase": "Running", "containerStatuses": [sidecar, own] if first else [own, sidecar]}
+
+    monkeypatch.setattr(site.server, "run", beside)
+    site.purge("rnd", "j-1", "j-2")
+    await site.done()
+    assert site.purge("rnd", "j-1", "j-2") == [True, False]
+    site.now += FIRST_PAUSE
+    site.purge("rnd", "j-2")
+    await site.done()
+    assert site.purge("rnd", "j-2") == [True]
+    assert not site.server.pods, "no pod is left with its sidecar"
+
+
 async def test_a_folder_that_is_left_hinders_no_other_and_is_tried_as_its_owner(
     site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -183,7 +219,10 @@ async def test_a_folder_that_is_left_hinders_no_other_and_is_tried_as_its_owner(
         if not left:
             return found
         report = json.dumps({"why": "j-3: Permission denied", "left": left})
-        return {"phase": "Failed", "containerStatuses": [{"state": {"terminated": {"exitCode": 1, "message": report}}}]}
+        return {
+            "phase": "Failed",
+            "containerStatuses": [{"name": NAME, "state": {"terminated": {"exitCode": 1, "message": report}}}],
+        }
 
     monkeypatch.setattr(site.server, "run", as_user)
     site.purge("rnd", "j-1", "j-2", "j-3")

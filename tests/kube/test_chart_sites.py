@@ -199,6 +199,25 @@ def test_the_hook_of_an_uninstallation_runs_under_a_mesh_and_default_deny_polici
 
 
 @pytest.mark.parametrize("values", ALL.values(), ids=ALL)
+def test_no_sidecar_keeps_the_test_of_a_release_from_ending(helm: Helm, tmp_path: Path, values: Object) -> None:
+    own = {"service": {**values.get("service", {}), "podLabels": {"cost": "12"}}}
+    test = pods(rendered(helm, tmp_path, values | own))["makeway-test"]
+    assert test["metadata"]["labels"].items() >= {"sidecar.istio.io/inject": "false", "cost": "12"}.items()
+    assert test["metadata"]["annotations"]["linkerd.io/inject"] == "disabled"
+
+
+@pytest.mark.parametrize("values", ALL.values(), ids=ALL)
+def test_kubectl_means_the_own_container_of_each_pod_where_a_sidecar_comes_first(
+    helm: Helm, tmp_path: Path, values: Object
+) -> None:
+    manifests = rendered(helm, tmp_path, values)
+    found = {name: pod for name, pod in pods(manifests).items() if name[8:] in ("hub", "proxy", "service")}
+    assert len(found) == (1 if values == ADD_ON else 3)
+    for name, pod in {**found, "makeway-worker": job_pod(manifests)}.items():
+        assert pod["metadata"]["annotations"]["kubectl.kubernetes.io/default-container"] == name[8:]
+
+
+@pytest.mark.parametrize("values", ALL.values(), ids=ALL)
 def test_an_administrator_of_two_namespaces_makes_nothing_elsewhere(helm: Helm, tmp_path: Path, values: Object) -> None:
     mine: Object = {"rbac": {"createClusterRole": False}, "priorityClasses": {"create": False}}
     jobs = {**values.get("jobs", {}), "createNamespace": False}

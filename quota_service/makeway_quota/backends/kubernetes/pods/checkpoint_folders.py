@@ -218,6 +218,8 @@ class CheckpointFolders:
         while True:
             pod = await self._client.get(path)
             phase, waited = pod["status"].get("phase"), self._monotonic() - began
+            if _container(pod["status"]).get("terminated"):  # a sidecar would run on
+                return pod
             too_long = waited > (PENDING_SECONDS if phase == "Pending" else RUN_SECONDS + PENDING_SECONDS)
             if phase in ENDED or too_long:
                 return pod
@@ -278,13 +280,19 @@ def removing_pod(
     return merged(pod, {"metadata": settings.template.get("metadata") or {}, "spec": shared})
 
 
+def _container(status: Object) -> Mapping[str, Any]:
+    """Return the state of the container that removes folders, empty before it has one."""
+    states = {one.get("name"): one.get("state") or {} for one in status.get("containerStatuses") or ()}
+    return states.get(NAME, {})
+
+
 def left_of(pod: Object) -> tuple[Mapping[str, int], str]:
     """Return what a pod left, by its report, with the user in the way, and why; RemovalFailed without a report."""
     status = pod["status"]
-    if status.get("phase") == "Succeeded":
+    ended: Mapping[str, Any] = _container(status).get("terminated") or {}
+    if status.get("phase") == "Succeeded" or ended.get("exitCode") == 0:
         return {}, ""
     states = [one.get("state") or {} for one in status.get("containerStatuses") or ()]
-    ended: Mapping[str, Any] = next((one["terminated"] for one in states if "terminated" in one), {})
     with suppress(UnreadableJson, AttributeError, TypeError, KeyError):
         report = read_table(str(ended.get("message") or ""), MOST_REPORT)
         users = [(whole(int(user) if USER.fullmatch(user) else None), ids) for user, ids in report["left"].items()]

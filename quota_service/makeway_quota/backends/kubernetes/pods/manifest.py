@@ -26,6 +26,8 @@ from .disk import Disk, bound_disk
 from .template import merged
 
 WORKERS = "makeway/workers"
+DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
+"""The annotation of a pod with the container that `kubectl logs` and `exec` mean, also where sidecars come first."""
 OWN_IMAGE = "makeway/own-image"
 """The annotation of pods whose image neither the job nor its profile chose."""
 MASTER_PORT = 29500
@@ -202,7 +204,7 @@ def worker_pod(
 
 def _annotations(order: StartOrder) -> dict[str, str]:
     own_image, stays = {OWN_IMAGE: "true"} if order.image else {}, {} if order.preemptible else STAYS_PUT
-    return {OWNER: order.owner, "makeway/name": order.name, **own_image, **stays}
+    return {OWNER: order.owner, "makeway/name": order.name, DEFAULT_CONTAINER: WORKER, **own_image, **stays}
 
 
 def deadline_of(order: StartOrder) -> Object:
