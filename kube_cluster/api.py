@@ -80,9 +80,9 @@ class Api:
             for line in answer.iter_lines():
                 yield json.loads(line)
 
-    def create(self, path: str, body: Object) -> Object:
-        """Create an object in a list's path and return it as it was stored."""
-        return self._send("POST", path, body, {})
+    def create(self, path: str, body: Object, **query: str) -> Object:
+        """Create an object in a list's path and return it as it was stored; with dryRun="All", as it would be."""
+        return self._send("POST", path, body, query)
 
     def merge(self, path: str, change: Object) -> Object:
         """Change the given fields of an object and return it."""

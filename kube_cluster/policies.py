@@ -27,6 +27,10 @@ from .packet_filter import Endpoint, Port, filter_of
 ROOT = Path(__file__).resolve().parent.parent
 POLICIES = "/apis/networking.k8s.io/v1/networkpolicies"
 ALL_NAMESPACES = "/api/v1/namespaces"
+DNS_SERVICE = "/api/v1/namespaces/kube-system/services/kube-dns"
+DNS_PODS = "makeway.test/dns-pods"
+"""The annotation of the DNS's Service with namespace and port of its pods, such as openshift-dns:5353."""
+USUAL_DNS_PODS = "kube-system:53"
 READY_SECONDS = 60.0
 WATCH_SECONDS = 300
 PAUSE = 1.0
@@ -38,7 +42,10 @@ def socket_of(folder: Folder) -> Path:
 
 
 def start(folder: Folder, plane: ControlPlane, network: Network, dns_port: int) -> None:
-    """Start to enforce policies; the DNS on this machine counts as a pod of kube-system that listens on port 53."""
+    """Start to enforce policies; the DNS on this machine counts as a pod of kube-system that listens on port 53.
+
+    The annotation DNS_PODS of its Service says otherwise, from the next change of a policy or namespace on.
+    """
     command = [sys.executable, "-m", __name__, plane.kubeconfig, socket_of(folder), network.number, dns_port]
     processes.start(folder, "policies", [str(one) for one in command], {"PYTHONPATH": str(ROOT)})
     processes.wait_until(
@@ -49,8 +56,9 @@ def start(folder: Folder, plane: ControlPlane, network: Network, dns_port: int) 
 class Enforcer:
     """The pods, policies and namespaces of a cluster, and the filter that follows from them."""
 
-    def __init__(self, api: Api, network: Network, dns: Endpoint) -> None:
-        self._api, self._network, self._dns = api, network, dns
+    def __init__(self, api: Api, network: Network, dns_port: int) -> None:
+        self._api, self._network, self._dns_port = api, network, dns_port
+        self._dns = dns_endpoint({}, network.host, dns_port)
         self._lock = threading.Lock()
         self._pods: dict[str, Endpoint] = {}
         """by the ids of their sandboxes"""
@@ -107,6 +115,7 @@ class Enforcer:
         self._policies = self._api.items(POLICIES)
         namespaces = [one["metadata"] for one in self._api.items(ALL_NAMESPACES)]
         self._labels = {one["name"]: one.get("labels") or {} for one in namespaces}
+        self._dns = dns_endpoint(self._api.get(DNS_SERVICE), self._network.host, self._dns_port)
 
     def _load(self) -> None:
         text = filter_of(self._policies, self._labels, [self._dns, *self._pods.values()])
@@ -126,6 +135,14 @@ def endpoint(item: Object, address: str) -> Endpoint:
         if "name" in port
     }
     return Endpoint(item["metadata"]["namespace"], item["metadata"].get("labels") or {}, address, ports)
+
+
+def dns_endpoint(service: Object, address: str, port: int) -> Endpoint:
+    """Return what policies see of the DNS that listens on a port of this machine."""
+    annotations = service.get("metadata", {}).get("annotations") or {}
+    namespace, _, seen = annotations.get(DNS_PODS, USUAL_DNS_PODS).partition(":")
+    ports: dict[Port, int] = {(protocol, int(seen)): port for protocol in ("UDP", "TCP")}
+    return Endpoint(namespace, {"k8s-app": "kube-dns"}, address, ports)
 
 
 def pod_path(namespace: str, name: str) -> str:
@@ -151,8 +168,7 @@ def watch(api: Api, path: str, seen: Callable[[Object], None], **query: str) -> 
 def serve(kubeconfig: Path, place: Path, number: int, dns_port: int) -> None:
     """Enforce policies; never returns."""
     api, network = Api(kubeconfig), Network(number)
-    ports: dict[Port, int] = {(protocol, 53): dns_port for protocol in ("UDP", "TCP")}
-    enforcer = Enforcer(api, network, Endpoint("kube-system", {"k8s-app": "kube-dns"}, network.host, ports))
+    enforcer = Enforcer(api, network, dns_port)
 
     class Report(socketserver.StreamRequestHandler):
         """One pod that came or went."""
