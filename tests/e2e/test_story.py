@@ -94,7 +94,7 @@ def test_story(portal: Portal, tmp_path: Path, pictures: Path | None) -> None:
             shown = ana.run_cell(1 + i)
             until(lambda i=i: jobs()[f"trial-{i}"].state == "running", f"trial-{i} runs")
         shown = " ".join(shown.split())
-        assert "It runs on GPUs of DevOps until" in shown
+        assert "It runs on GPUs of DevOps. It makes way when" in shown
         assert "No checkpoint yet" in shown
         assert "trial-8" in ana.run_cell(len(story) - 1)
         widget = ana.page.locator(".jp-NotebookPanel .jp-CodeCell").nth(1)
