@@ -22,7 +22,7 @@ from makeway_quota.backends.base import (
 from makeway_quota.backends.kubernetes.api.client import REQUEST_SECONDS, ApiClient, ApiRefusal, ApiUnreachable, Object
 from makeway_quota.backends.kubernetes.api.connection import Connection
 from makeway_quota.backends.kubernetes.api.pulse import BEAT, Beat, Pulse
-from makeway_quota.backends.kubernetes.attempts.attempt_pods import MOST_REMADE
+from makeway_quota.backends.kubernetes.attempts.pod_attempt import MAX_REMADE, PodAttempt
 from makeway_quota.backends.kubernetes.attempts.pod_waits import LIMITS
 from makeway_quota.backends.kubernetes.backend import AWAY_SECONDS, LEFT_SECONDS, KubernetesBackend
 from makeway_quota.backends.kubernetes.pods.manifest import TOKEN
@@ -258,7 +258,7 @@ async def test_a_job_that_requests_a_part_of_a_gpu_leaves_no_token(backend: Back
 
 
 async def test_pods_that_others_delete_again_and_again_are_made_a_few_times(backend: Backend) -> None:
-    for _ in range(MOST_REMADE):
+    for _ in range(MAX_REMADE):
         backend.hear("ADDED", pod("j1", "Pending"))
         backend.hear("DELETED", pod("j1", "Pending"))
         assert (await backend.seen("j1")).unfinished
@@ -271,7 +271,8 @@ async def test_pods_that_others_delete_again_and_again_are_made_a_few_times(back
     seen = await backend.seen("j1")
     assert (seen.phase, seen.unfinished, seen.never_ran) == (Phase.LOST, False, True), "the job waits, and is no loss"
     await backend.forget("j1", 1)
-    assert backend.attempt_pods._remade == {}
+    await backend.observe()
+    assert backend.attempt_pods.attempt(("j1", 1)) == PodAttempt(), "nothing of it is left"
 
 
 async def test_a_follower_does_not_remember_how_often_it_made_pods_again(backend: Backend) -> None:
@@ -280,10 +281,10 @@ async def test_a_follower_does_not_remember_how_often_it_made_pods_again(backend
     backend.hear("DELETED", pod("j1", "Pending"))
     assert (await backend.seen("j1")).unfinished
     await backend.start(order("j1"))
-    assert backend.attempt_pods._remade == {("j1", 1): 1}
+    assert backend.attempt_pods.attempt(("j1", 1)).remade == 1
     backend.guard(lambda: False)
     await backend.observe()
-    assert backend.attempt_pods._remade == {}
+    assert backend.attempt_pods.attempt(("j1", 1)).remade == 0
 
 
 async def test_a_worker_that_reports_runs_although_its_pod_is_still_shown_as_pending(backend: Backend) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from api_server import ApiServer, node, pod
 from makeway_quota.backends.base import AttemptSeen, Phase
-from makeway_quota.backends.kubernetes.attempts import attempt_pods
+from makeway_quota.backends.kubernetes.attempts import attempt_pods, pod_attempt
 from makeway_quota.backends.kubernetes.cluster import inventory
 from makeway_quota.backends.local import backend as local
 from makeway_quota.backends.remote import backend as remote
@@ -76,7 +76,7 @@ def changed(backend: Backend) -> None:
 
 OF_ATTEMPTS: list[tuple[Any, str, Callable[..., bool]]] = [
     (attempt_pods, "with_cause", lambda pod, before: pod.key[0] == "bad"),
-    (attempt_pods, "machines_of", lambda pods, *_: any(pod.key[0] == "bad" for pod in pods)),
+    (pod_attempt, "machines_of", lambda pods, *_: any(pod.key[0] == "bad" for pod in pods)),
     (remote, "attempt_of", lambda key, *_: key[0] == "bad"),
 ]
 

@@ -183,7 +183,7 @@ async def test_what_a_pod_tells_is_read_once_in_a_term(backend: Backend, store: 
     backend.hear("DELETED", pod("j1", "Failed", worker=0, of=2, words="Bus error"))
     await backend.observe()
     pods = backend.attempt_pods
-    assert (len(read), pods._read_reports, pods._with_final_report) == (5, {}, set())
+    assert (len(read), pods.attempt(("j1", 1)).read_reports, pods.with_final_report()) == (5, {}, [])
 
 
 async def test_what_a_pod_tells_is_read_again_where_it_could_not_be_recorded(

@@ -212,10 +212,8 @@ class KubernetesBackend(RemoteBackend):
             return None
         self._sort()
         reported = self.channel.seen()
-        for key in self.attempt_pods.unfinished & reported.keys():
-            self.attempt_pods.show(key)  # it started all the same
         if not self._may_act():
-            self.attempt_pods.drop_left(LEFT_SECONDS, reported)
+            self.attempt_pods.drop_last(LEFT_SECONDS, reported)
             self.attempt_pods.end_term()
             self._tokens.clear()
             self._removals.drop()
