@@ -1,4 +1,4 @@
-"""The phase of an attempt follows from its record, its pods, its workers' reports and the time: one outcome for each."""
+"""The phase of an attempt follows from its record, its pods, its reports and the time: one outcome for each."""
 
 from __future__ import annotations
 

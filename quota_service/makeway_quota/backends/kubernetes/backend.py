@@ -374,14 +374,15 @@ class KubernetesBackend(RemoteBackend):
 
     def _is_ending(self, name: str) -> bool:
         """Whether the end of the attempt of a pod was ordered, so that its pods are removed again for that."""
-        return self.attempt_pods.key_of(name) in self._known.endings
+        key = self.attempt_pods.key_of(name)
+        return key is not None and self._ending(key) is not None
 
     def _grace(self, pod: JobPod) -> int | None:
         """Return the seconds that a pod gets when it is deleted; None: its own, in which its job saves.
 
         A job that was to save and end, and whose launcher does not show that it knows, learns it by the deletion.
         """
-        ending = self._known.endings.get(pod.key)
+        ending = self._ending(pod.key)
         worker = self.channel.seen().get(pod.key, {}).get(pod.worker)
         noticed = worker is not None and (worker.noticed or worker.ended)
         return None if pod.over or (ending is not None and ending.notice and not noticed) else REMOVAL_GRACE

@@ -22,9 +22,9 @@ from ...values import Notice
 from ..base import AttemptSeen, Backend, BackendError, EndTries, Key, NodeSeen, Phase, Seen, StartOrder
 from ..versions import Changes
 from .channel import Channel
-from .known_attempts import Ending, Known
+from .known_attempts import NOTHING, Ending, KnownAttempt, Observation, Timeouts, cut_off, step
 from .machines import GONE, Machines
-from .workers import WorkerSeen, attempt_of, ended_by_others, ran_or_ended, without_checkpoints
+from .workers import WorkerSeen
 
 log = logging.getLogger("makeway.remote")
 
@@ -72,7 +72,8 @@ class RemoteBackend(Backend, ABC):
         self.report_within = report_within
         self._monotonic = monotonic
         self._clock = clock
-        self._known = Known()
+        self._known: dict[Key, KnownAttempt] = {}
+        """of attempts of which there is something to remember"""
         self._changes = Changes()
         self._machines: dict[Key, Machines] = {}
         self._synced = False
@@ -114,10 +115,10 @@ class RemoteBackend(Backend, ABC):
 
     def end_tries(self, workload: str) -> EndTries | None:
         """Return what was done to end what is left of a workload; None where nothing was ordered by this process."""
-        endings = [ending for key, ending in sorted(self._known.endings.items()) if key[0] == workload]
-        if not endings:
+        keys = [key for key, known in self._known.items() if key[0] == workload and known.ending is not None]
+        last = self._ending(max(keys)) if keys else None
+        if last is None:
             return None
-        last = endings[-1]
         return EndTries((), last.tries, self._clock() + last.remove_at - self._monotonic(), last.problem)
 
     def cut_off(self) -> Mapping[Key, tuple[int, str]]:
@@ -147,9 +148,10 @@ class RemoteBackend(Backend, ABC):
 
     def restart(self) -> None:
         """Forget what an earlier term concluded and ordered: the new one looks at those attempts again."""
-        self._again |= self._known.lost.keys() | self._known.endings.keys()
-        self._known.lost.clear()
-        self._known.endings.clear()
+        for key, known in list(self._known.items()):
+            if (later := known.restarted()) != known:
+                self._again.add(key)
+                self._remember(key, later)
 
     def on_change(self, wake: Callable[[], None]) -> None:
         """Call `wake` whenever a worker reports something new."""
@@ -169,37 +171,29 @@ class RemoteBackend(Backend, ABC):
         await self.channel.refresh()
         listed, reported = await self.machines(), self.channel.seen()
         machines, otherwise = dict(listed or {}), None if listed is None else GONE
-        silent, cut_off = self.channel.silent(self.lost_after), self.cut_off()
-        for key in self._due_to_look_at(machines, listed is not None) | silent.keys() | cut_off.keys():
+        silent, dead = self.channel.silent(self.lost_after), self.cut_off()
+        for key in self._due_to_look_at(machines, listed is not None) | silent.keys() | dead.keys():
             if key not in machines and key not in reported:
                 self._attempts.pop(key, None)
-                self._known.drop(key)
-            elif not self._look(
-                key, machines.get(key, otherwise), reported.get(key, _NONE), silent.get(key), cut_off.get(key)
-            ):
+                self._known.pop(key, None)
+                continue
+            observed = Observation(key, machines.get(key, otherwise), reported.get(key, _NONE), silent.get(key))
+            if not self._look(observed, dead.get(key)):
                 self._again.add(key)
-        self._known.silent = frozenset(silent)
-        for key in [key for key, ending in self._known.endings.items() if self._is_due(key, ending)]:
+        for key, ending in self._due_endings():
             if not self.quarantine.rests(ENDING, "workload", key[0]):
                 with self.quarantine.guard(ENDING, "workload", key[0]):
-                    await self._remove(key, self._known.endings[key])
+                    await self._remove(key, ending)
         seen = self._changes.seen(await self.nodes(), self._attempts, since, synced=listed is not None)
         return replace(seen, problem=self.problem) if self.problem else seen
 
-    def _look(
-        self,
-        key: Key,
-        machines: Machines | None,
-        reported: Mapping[int, WorkerSeen],
-        silent: int | None,
-        cut_off: tuple[int, str] | None,
-    ) -> bool:
+    def _look(self, observed: Observation, lost_with: tuple[int, str] | None) -> bool:
         """Update what is known of one attempt; False where that fails, so that it stays as it was seen last."""
+        key = observed.key
         if self.quarantine.rests(LOOKING, "workload", key[0]):
             return False
         with self.quarantine.guard(LOOKING, "workload", key[0]):
-            found = self._seen(key, machines, reported, silent)
-            self._attempts[key] = found if cut_off is None else self._cut_off(key, found, *cut_off)
+            self._attempts[key] = self._seen(observed, lost_with)
             return True
         # What is there must not count as lost, or it would be started a second time.
         self._attempts.setdefault(key, AttemptSeen(*key, Phase.STARTING))
@@ -226,7 +220,8 @@ class RemoteBackend(Backend, ABC):
     def _due_to_look_at(self, machines: dict[Key, Machines], synced: bool) -> set[Key]:
         """Return the attempts that may not be what they were at the last observation."""
         before, self._machines = self._machines, machines
-        keys = self.channel.changed() | self._known.timed(self._monotonic() - self.report_within)
+        unheard_before = self._monotonic() - self.report_within
+        keys = self.channel.changed() | {key for key, known in self._known.items() if known.timed(unheard_before)}
         keys |= (before.keys() - machines.keys()) | self._again
         self._again = set()
         keys |= {key for key, machine in machines.items() if (old := before.get(key)) is not machine and old != machine}
@@ -240,14 +235,14 @@ class RemoteBackend(Backend, ABC):
         remove_at = self._monotonic() + max(0.0, notice.deadline - notice.at) + PATIENCE
         if (seen := self._attempts.get((workload, attempt))) is not None and seen.unfinished:
             remove_at = self._monotonic()  # there is nothing that could save
-        self._known.order_end((workload, attempt), Ending(remove_at, notice))
+        self._order_end((workload, attempt), Ending(remove_at, notice))
         until = datetime.fromtimestamp(notice.deadline, UTC).strftime("%H:%M:%S UTC")
         self.publish_event((workload, attempt), "notice", f"{notice.reason} It may save until {until}.")
 
     async def kill(self, workload: str, attempt: int) -> None:
         """Remove the machines unless the workers end by themselves soon: they read from the store that they must."""
         patience = PATIENCE if (workload, attempt) in self.channel.seen() else 0.0
-        self._known.order_end((workload, attempt), Ending(self._monotonic() + patience))
+        self._order_end((workload, attempt), Ending(self._monotonic() + patience))
 
     async def forget(self, workload: str, attempt: int) -> None:
         """Remove the machines and stop reporting the attempt."""
@@ -288,97 +283,50 @@ class RemoteBackend(Backend, ABC):
                 return b"".join(parts)
         return None
 
-    def _is_due(self, key: Key, ending: Ending) -> bool:
-        """Whether the machines of an attempt that was to end are removed now."""
+    def _order_end(self, key: Key, ending: Ending) -> None:
+        self._remember(key, self._known.get(key, NOTHING).to_end(ending))
+
+    def _due_endings(self) -> list[tuple[Key, Ending]]:
+        """Return the attempts that were to end, and whose machines are removed now."""
+        if not self._may_act():
+            return []
+        now = self._monotonic()
+        ends = [(key, known.ending) for key, known in self._known.items() if known.ending is not None]
+        return [(key, ending) for key, ending in ends if now >= ending.remove_at and self._is_alive(key)]
+
+    def _is_alive(self, key: Key) -> bool:
         seen = self._attempts.get(key)
-        alive = seen is not None and seen.phase not in (Phase.EXITED, Phase.LOST)
-        return alive and self._monotonic() >= ending.remove_at and self._may_act()
+        return seen is not None and seen.phase not in (Phase.EXITED, Phase.LOST)
 
-    def _seen(
-        self, key: Key, machines: Machines | None, workers: Mapping[int, WorkerSeen], silent: int | None
-    ) -> AttemptSeen:
-        """Return the report of an attempt; one that is lost stays so, whatever its workers report later.
+    def _seen(self, observed: Observation, lost_with: tuple[int, str] | None) -> AttemptSeen:
+        """Return the report of an attempt, and remember of it what the next observation needs.
 
-        `machines` None: nothing is known of them.
+        `lost_with`: the worker whose machine is dead, and why. A replica that leads keeps to ends that it concluded.
         """
-        if key in self._known.lost:
-            return self._known.lost[key]
-        seen = attempt_of(key, workers, machines.workers if machines else 0)
-        if seen.phase is Phase.EXITED:
-            return self._exited(key, seen, machines)
-        now, known = self._monotonic(), self._known
-        ending = known.endings.get(key)
-        if machines is not None and machines.unfinished and not machines.workers and ending and ending.removed:
-            machines = replace(machines, present=False, unfinished=False)  # this service deleted what never ran
-        if machines is not None and not machines.present:
-            patience = 0.0 if ending is not None and ending.removed else PATIENCE
-            if now - known.absent_since.setdefault(key, now) >= patience:
-                return self._absent(key, seen, machines, workers)
-        elif machines is not None:
-            known.absent_since.pop(key, None)
-            waits, unfinished = machines.waiting_reason, machines.unfinished
-            seen = replace(seen, waiting_reason=waits, message=machines.message, unfinished=unfinished)
-            seen = replace(seen, cpu=machines.cpu, memory=machines.memory)
-            if len(workers) >= machines.workers or machines.waiting_reason:
-                known.unheard_since.pop(key, None)
-            elif now - known.unheard_since.setdefault(key, now) >= self.report_within:
-                first = min(set(range(machines.workers)) - workers.keys(), default=0)
-                return self._lose(key, replace(seen, message=self.unreported_message(key, first)))
-        if silent is not None:
-            message = f"worker {silent} was not heard of for {duration(self.lost_after)}"
-            # A machine that is there counts: a job can stop its own launcher. What is gone or unknown does not.
-            by_node = machines is None or machines.node_lost
-            return self._lose(key, replace(seen, message=message, node_lost=by_node, worker=silent))
+        key = observed.key
+        found = step(
+            self._known.get(key, NOTHING),
+            observed,
+            self._monotonic(),
+            Timeouts(self.lost_after, self.report_within, PATIENCE),
+            lambda worker: self.unreported_message(key, worker),
+        )
+        if lost_with is not None:
+            found = cut_off(found, *lost_with)
+        known, seen, concluded = found
+        if concluded:
+            seen = replace(seen, ended_at=self._clock())
+            if self._may_act():
+                known = replace(known, concluded=seen)
+        self._remember(key, known)
         return seen
 
-    def _exited(self, key: Key, seen: AttemptSeen, machines: Machines | None) -> AttemptSeen:
-        """Return an end that the workers reported, with what the machines say about it.
+    def _remember(self, key: Key, known: KnownAttempt) -> None:
+        if known == NOTHING:
+            self._known.pop(key, None)
+        else:
+            self._known[key] = known
 
-        A launcher cannot know who killed or stopped its worker, such as a kubelet whose disk the job fills: for a short
-        time it runs on until its machine has ended, too.
-        """
-        if machines is None:
-            return seen
-        if ended_by_others(seen) and not machines.node_lost and key not in self._known.endings:
-            now = self._monotonic()
-            if machines.present and now - self._known.ended_since.setdefault(key, now) < PATIENCE:
-                return replace(seen, phase=Phase.RUNNING, ended_at=None, exit_code=None, message="")
-            if machines.exit_code is not None:
-                code = machines.exit_code if seen.noticed else seen.exit_code
-                return replace(seen, message=machines.message, exit_code=code, noticed=False, acknowledged=False)
-        return replace(seen, node_lost=True, worker=machines.worker) if machines.node_lost else seen
-
-    def _absent(
-        self, key: Key, seen: AttemptSeen, machines: Machines, workers: Mapping[int, WorkerSeen]
-    ) -> AttemptSeen:
-        """Return the end of an attempt without machines whose workers did not report it."""
-        if (ending := self._known.endings.get(key)) is not None:
-            message = "did not end in time and was killed" if ending.notice else "stopped"
-            ended = replace(seen, phase=Phase.EXITED, exit_code=-9, killed=True, message=message)
-            return self._conclude(key, ended)
-        message = machines.message or "its worker vanished without a report"
-        if machines.exit_code is not None:
-            ended = replace(seen, phase=Phase.EXITED, exit_code=machines.exit_code, message=message)
-            return self._conclude(key, replace(ended, timed_out=machines.timed_out))
-        lost = replace(seen, message=message, node_lost=machines.node_lost, worker=machines.worker)
-        if (failed := without_checkpoints(workers)) is not None:
-            message = workers[failed].message
-            return self._lose(key, replace(lost, storage_failed=True, message=message, worker=failed))
-        never_ran = machines.never_ran and not ran_or_ended(seen, workers)
-        return self._lose(key, replace(lost, never_ran=never_ran, storage_failed=machines.storage_failed and never_ran))
-
-    def _cut_off(self, key: Key, seen: AttemptSeen, worker: int, message: str) -> AttemptSeen:
-        """Return the loss of an attempt with the machine of a worker, unless it is over already."""
-        if seen.phase in (Phase.EXITED, Phase.LOST):
-            return seen
-        return self._lose(key, replace(seen, message=message, node_lost=True, worker=worker))
-
-    def _lose(self, key: Key, seen: AttemptSeen) -> AttemptSeen:
-        return self._conclude(key, replace(seen, phase=Phase.LOST))
-
-    def _conclude(self, key: Key, seen: AttemptSeen) -> AttemptSeen:
-        """Return an end that no worker reported; a replica that leads keeps to it."""
-        seen = replace(seen, ended_at=self._clock())
-        if self._may_act():
-            self._known.lost[key] = seen
-        return seen
+    def _ending(self, key: Key) -> Ending | None:
+        """Return the end of an attempt that was ordered in this term."""
+        return self._known.get(key, NOTHING).ending

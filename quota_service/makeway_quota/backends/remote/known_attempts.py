@@ -1,11 +1,20 @@
-"""What a backend remembers of attempts elsewhere besides their reports: ends that were ordered, and what is missing."""
+"""Decide what an attempt elsewhere is from its workers' reports, its machines and the time.
+
+Pure, but for the end that was ordered (`Ending`), whose tries the backend counts.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from makeway_api.durations import duration
 
 from ...values import Notice
-from ..base import AttemptSeen, Key
+from ..base import AttemptSeen, Key, Phase
+from .machines import Machines
+from .workers import WorkerSeen, attempt_of, ended_by_others, ran_or_ended, without_checkpoints
 
 LONGEST_PAUSE = 300.0
 """Seconds between two removals of machines that stay."""
@@ -32,36 +41,162 @@ class Ending:
         self.remove_at = now + self.pause
 
 
-@dataclass(slots=True)
-class Known:
-    """What this process remembers of attempts; another one finds it again."""
+@dataclass(frozen=True, slots=True)
+class KnownAttempt:
+    """What this process remembers of an attempt besides its reports; another one finds it again. Monotonic seconds."""
 
-    endings: dict[Key, Ending] = field(default_factory=dict)
-    absent_since: dict[Key, float] = field(default_factory=dict)
-    unheard_since: dict[Key, float] = field(default_factory=dict)
-    """when the machines of attempts were there first, with workers that have not reported yet"""
-    ended_since: dict[Key, float] = field(default_factory=dict)
-    """when attempts reported first that something killed or stopped them, while their machines were still there"""
-    lost: dict[Key, AttemptSeen] = field(default_factory=dict)
-    """ends that no worker reported, as this replica concluded them while it led"""
-    silent: frozenset[Key] = frozenset()
-    """attempts with a silent worker at the last observation"""
+    ending: Ending | None = None
+    absent_since: float | None = None
+    """since when its machines are gone"""
+    unheard_since: float | None = None
+    """when its machines were there first, with workers that have not reported yet"""
+    ended_since: float | None = None
+    """when it reported first that something killed or stopped it, while its machines were still there"""
+    silent: bool = False
+    """whether a worker was silent at the last observation"""
+    concluded: AttemptSeen | None = None
+    """an end that no worker reported, as this replica concluded it while it led"""
 
-    def order_end(self, key: Key, ending: Ending) -> None:
-        """Remember an end that was ordered, unless an earlier one was."""
-        known = self.endings.get(key)
-        if known is None or (not known.removed and not known.pause and ending.remove_at < known.remove_at):
-            self.endings[key] = ending
+    def timed(self, unheard_before: float) -> bool:
+        """Whether a moment may change it, and not only a report.
 
-    def timed(self, unheard_before: float) -> set[Key]:
-        """Return the attempts that a moment may change, and not only a report.
-
-        Workers that have not reported change theirs when they are unheard of since a moment.
+        Workers that have not reported change it when they are unheard of since that moment.
         """
-        unheard = [key for key, since in self.unheard_since.items() if since <= unheard_before]
-        return {*self.endings, *self.absent_since, *self.ended_since, *unheard, *self.silent}
+        waits = self.ending is not None or self.absent_since is not None or self.ended_since is not None
+        return waits or self.silent or (self.unheard_since is not None and self.unheard_since <= unheard_before)
 
-    def drop(self, key: Key) -> None:
-        """Forget an attempt."""
-        for by_key in (self.endings, self.absent_since, self.unheard_since, self.ended_since, self.lost):
-            by_key.pop(key, None)
+    def to_end(self, ending: Ending) -> KnownAttempt:
+        """Return it with an end that was ordered, unless an earlier one was."""
+        known = self.ending
+        if known is None or (not known.removed and not known.pause and ending.remove_at < known.remove_at):
+            return replace(self, ending=ending)
+        return self
+
+    def restarted(self) -> KnownAttempt:
+        """Return it without what an earlier term concluded and ordered."""
+        return replace(self, concluded=None, ending=None)
+
+
+NOTHING = KnownAttempt()
+
+
+class Observation(NamedTuple):
+    """What is observed of one attempt."""
+
+    key: Key
+    machines: Machines | None
+    """None: nothing is known of them"""
+    workers: Mapping[int, WorkerSeen]
+    silent: int | None = None
+    """a worker that was not heard of for too long"""
+
+
+class Timeouts(NamedTuple):
+    """How long a backend waits, in seconds."""
+
+    lost_after: float
+    """for a worker that is silent"""
+    report_within: float
+    """for workers whose machines are there"""
+    patience: float
+    """for a report after a machine is gone, or before it is"""
+
+
+class Step(NamedTuple):
+    """What follows from an observation."""
+
+    known: KnownAttempt
+    seen: AttemptSeen
+    concluded: bool = False
+    """whether it is an end that no worker reported"""
+
+
+def step(
+    known: KnownAttempt, observed: Observation, now: float, timeouts: Timeouts, unreported: Callable[[int], str]
+) -> Step:
+    """Return what is known of an attempt now, and its report; one that is concluded stays so, whatever comes later.
+
+    `unreported` returns the sentence about a worker whose machine is there and that did not report in time.
+    """
+    machines, workers = observed.machines, observed.workers
+    known = replace(known, silent=observed.silent is not None)
+    if known.concluded is not None:
+        return Step(known, known.concluded)
+    seen = attempt_of(observed.key, workers, machines.workers if machines else 0)
+    if seen.phase is Phase.EXITED:
+        return _exited(known, seen, machines, now, timeouts.patience)
+    ending = known.ending
+    removed = ending is not None and ending.removed
+    if machines is not None and machines.unfinished and not machines.workers and removed:
+        machines = replace(machines, present=False, unfinished=False)  # this service deleted what never ran
+    if machines is not None and not machines.present:
+        known = replace(known, absent_since=now if known.absent_since is None else known.absent_since)
+        if now - (known.absent_since or 0.0) >= (0.0 if removed else timeouts.patience):
+            return _absent(known, seen, machines, workers)
+    elif machines is not None:
+        known = replace(known, absent_since=None)
+        waits, unfinished = machines.waiting_reason, machines.unfinished
+        seen = replace(seen, waiting_reason=waits, message=machines.message, unfinished=unfinished)
+        seen = replace(seen, cpu=machines.cpu, memory=machines.memory)
+        if len(workers) >= machines.workers or machines.waiting_reason:
+            known = replace(known, unheard_since=None)
+        else:
+            known = replace(known, unheard_since=now if known.unheard_since is None else known.unheard_since)
+            if now - (known.unheard_since or 0.0) >= timeouts.report_within:
+                first = min(set(range(machines.workers)) - workers.keys(), default=0)
+                return _lost(known, replace(seen, message=unreported(first)))
+    if observed.silent is not None:
+        message = f"worker {observed.silent} was not heard of for {duration(timeouts.lost_after)}"
+        # A machine that is there counts: a job can stop its own launcher. What is gone or unknown does not.
+        by_node = machines is None or machines.node_lost
+        return _lost(known, replace(seen, message=message, node_lost=by_node, worker=observed.silent))
+    return Step(known, seen)
+
+
+def cut_off(found: Step, worker: int, message: str) -> Step:
+    """Return the loss of an attempt with the machine of a worker, unless it is over already."""
+    if found.seen.phase in (Phase.EXITED, Phase.LOST):
+        return found
+    return _lost(found.known, replace(found.seen, message=message, node_lost=True, worker=worker))
+
+
+def _exited(known: KnownAttempt, seen: AttemptSeen, machines: Machines | None, now: float, patience: float) -> Step:
+    """Return an end that the workers reported, with what the machines say about it.
+
+    A launcher cannot know who killed or stopped its worker, such as a kubelet whose disk the job fills: for a short
+    time it runs on until its machine has ended, too.
+    """
+    if machines is None:
+        return Step(known, seen)
+    if ended_by_others(seen) and not machines.node_lost and known.ending is None:
+        if machines.present:
+            known = replace(known, ended_since=now if known.ended_since is None else known.ended_since)
+            if now - (known.ended_since or 0.0) < patience:
+                return Step(known, replace(seen, phase=Phase.RUNNING, ended_at=None, exit_code=None, message=""))
+        if machines.exit_code is not None:
+            code = machines.exit_code if seen.noticed else seen.exit_code
+            found = replace(seen, message=machines.message, exit_code=code, noticed=False, acknowledged=False)
+            return Step(known, found)
+    return Step(known, replace(seen, node_lost=True, worker=machines.worker) if machines.node_lost else seen)
+
+
+def _absent(known: KnownAttempt, seen: AttemptSeen, machines: Machines, workers: Mapping[int, WorkerSeen]) -> Step:
+    """Return the end of an attempt without machines whose workers did not report it."""
+    if (ending := known.ending) is not None:
+        message = "did not end in time and was killed" if ending.notice else "stopped"
+        return Step(known, replace(seen, phase=Phase.EXITED, exit_code=-9, killed=True, message=message), True)
+    message = machines.message or "its worker vanished without a report"
+    if machines.exit_code is not None:
+        ended = replace(seen, phase=Phase.EXITED, exit_code=machines.exit_code, message=message)
+        return Step(known, replace(ended, timed_out=machines.timed_out), True)
+    lost = replace(seen, message=message, node_lost=machines.node_lost, worker=machines.worker)
+    if (failed := without_checkpoints(workers)) is not None:
+        message = workers[failed].message
+        return _lost(known, replace(lost, storage_failed=True, message=message, worker=failed))
+    never_ran = machines.never_ran and not ran_or_ended(seen, workers)
+    storage_failed = machines.storage_failed and never_ran
+    return _lost(known, replace(lost, never_ran=never_ran, storage_failed=storage_failed))
+
+
+def _lost(known: KnownAttempt, seen: AttemptSeen) -> Step:
+    return Step(known, replace(seen, phase=Phase.LOST), concluded=True)

@@ -121,9 +121,7 @@ def step(
     if attempt.last:
         last = attempt.last.values()
         again = attempt.remade < MAX_REMADE and not reports and never_ran(last, around.usable)
-        return replace(
-            attempt, phase=AttemptPhase.DELETED, machines=UNFINISHED if again else gone(last, around.usable)
-        )
+        return replace(attempt, phase=AttemptPhase.DELETED, machines=UNFINISHED if again else gone(last, around.usable))
     if attempt.phase is AttemptPhase.STARTED:
         return replace(attempt, machines=Machines(attempt.workers))
     return PodAttempt(remade=attempt.remade, read_reports=attempt.read_reports)
