@@ -27,8 +27,7 @@ from makeway_quota.backends.kubernetes.pods.manifest import (
     user_and_group,
     worker_pod,
 )
-from makeway_quota.backends.kubernetes.pods.site_template import resources_setting, template_setting
-from makeway_quota.backends.kubernetes.pods.template import merged
+from makeway_quota.backends.kubernetes.pods.template import merged, resources_setting, template_setting
 from makeway_quota.backends.remote.machines import Machines
 from makeway_quota.policy import PolicyInvalid, read
 from makeway_quota.policy.write import write

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
+import grimp
 import pytest
 
 PACKAGES = (
@@ -86,3 +89,67 @@ def test_one_module_writes_the_states_of_workloads(root: Path) -> None:
         if any(isinstance(call.func, ast.Name) and call.func.id == "Change" for call in calls):
             writers.append(file.relative_to(package).as_posix())
     assert writers == ["control/transitions.py"]
+
+
+SERVICE = "makeway_quota"
+MAX_MODULES = 16
+"""Of one folder: more than a reader keeps in view"""
+SHORT_MODULE = 60
+EACH_CHECK = "the doctor has a module for each thing that it checks"
+EACH_ROUTE = "the API has a module for each noun, and the pages one for each page"
+SHORT: dict[str, str] = {
+    "artifacts.choice": "alone knows both kinds of places, so that only `bucket` imports boto3",
+    "backends.kubernetes.attempts.creation": "a start may be repeated: this rule is tested alone",
+    "backends.kubernetes.attempts.termination_message": "reads what a job's container wrote, which is not trusted",
+    "backends.local.vanished": "a judgement about the whole machine, tested alone",
+    "control.hub.membership": "a step of the cycle, as `time_limits`",
+    "control.retries": "which refusals are alike is tested alone",
+    "control.world.checkpoint_failures": "follows the commits, as `active_rows` does",
+    "doctor.database": EACH_CHECK,
+    "doctor.images": EACH_CHECK,
+    "engine.cycle.growth": "a step of the engine's cycle",
+    "policy.advice": "unlike `check` it refuses nothing",
+    "services.jobs.job_image": "whose image a job gets is one pure choice",
+    "services.limits.output_rates": "a limit of its own, with its state",
+    "snapshot_file.writer": "the other half of `reader`",
+    "store.migrate": "runs the migrations that are in the folder beside it",
+    "store.policy_versions": "one part of the store for each group of tables",
+    "web.api.people": EACH_ROUTE,
+    "web.api.policy": EACH_ROUTE,
+    "web.api.retention": EACH_ROUTE,
+    "web.login.confirmations": "signs what is pressed a second time, as `tickets` signs links",
+    "web.openapi": "what the API's description says of its errors",
+    "web.pages.decisions": EACH_ROUTE,
+    "web.requests.hold_reads": "a middleware, as each module here",
+    "wording.remedies": "sentences are in `wording`, whoever needs them",
+}
+"""Modules below SHORT_MODULE lines that only one other imports, and why they are not part of it"""
+
+
+@pytest.fixture(scope="module")
+def imports() -> dict[str, set[str]]:
+    """Every module and package of the service with those of them that it imports."""
+    graph = grimp.build_graph(SERVICE, cache_dir=None)
+    return {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+
+
+def test_no_folder_of_the_service_holds_too_many_modules(root: Path) -> None:
+    folders = Counter(
+        file.parent for file in modules(root) if file.is_relative_to(root / "quota_service") and file.stem != "env"
+    )
+    assert not {str(folder.relative_to(root)): n for folder, n in folders.items() if n > MAX_MODULES}
+
+
+def test_no_module_of_the_service_imports_itself_by_way_of_others(imports: dict[str, set[str]]) -> None:
+    sorter = TopologicalSorter(imports)
+    sorter.prepare()  # an error that names the modules of a circle
+
+
+def test_a_short_module_that_one_other_imports_has_a_reason(root: Path, imports: dict[str, set[str]]) -> None:
+    importers = Counter(imported for found in imports.values() for imported in found)
+    short = set()
+    for file in (root / "quota_service" / SERVICE).rglob("*.py"):
+        name = ".".join(file.relative_to(root / "quota_service").with_suffix("").parts)
+        if importers[name] == 1 and len(file.read_text(encoding="utf-8").splitlines()) < SHORT_MODULE:
+            short.add(name.removeprefix(f"{SERVICE}."))
+    assert short == SHORT.keys(), "put a new one into the module that imports it, or write down why not"

@@ -25,7 +25,7 @@ from charts import (
 )
 from makeway_quota.backends.base import StartOrder
 from makeway_quota.backends.kubernetes.pods.manifest import PodSettings, WorkerResources, user_and_group, worker_pod
-from makeway_quota.backends.kubernetes.pods.site_template import resources_setting, template_setting
+from makeway_quota.backends.kubernetes.pods.template import resources_setting, template_setting
 from makeway_quota.values import Place
 from traitlets.config import Config, LazyConfigValue
 

@@ -15,8 +15,7 @@ from makeway_api.models import Node, Pool
 from makeway_quota.backends.base import NodeSeen
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.control.reads.read_model import ReadModel
-from makeway_quota.services.cluster.answers import LatestAnswer
-from makeway_quota.services.cluster.inventory import InventoryService
+from makeway_quota.services.cluster.inventory import InventoryService, LatestAnswer
 from running import PEOPLE, Running, running
 
 ROOT = PEOPLE["root"]

@@ -13,9 +13,8 @@ from makeway_quota.web.pages.figures import heat
 from makeway_quota.web.pages.figures.bars import bar, bar_scale, sentence
 from makeway_quota.web.pages.figures.cells import cell_tip, node
 from makeway_quota.web.pages.figures.heat import GPU_WIDTH, ROW_GPUS, WIDTH, Grid, heat_map
-from makeway_quota.web.pages.figures.look import Look
+from makeway_quota.web.pages.figures.look import SLOTS, Look, colours
 from makeway_quota.web.pages.figures.node_facts import facts_of
-from makeway_quota.web.pages.figures.palette import SLOTS, colours
 from web.portal import EVIL
 
 LOOK = Look(classes={"rnd": "t0", "devops": "t1"}, titles={"rnd": "R&D"}, jobs="/jobs/", devices=10)

@@ -174,7 +174,7 @@ def pod_settings(found: KubernetesSettings, namespace: str) -> PodSettings:
     """Return what all pods of jobs have; ValueError where a setting is wrong."""
     from .pods.disk import setting as disk_setting
     from .pods.manifest import PodSettings, user_and_group
-    from .pods.site_template import resources_setting, template_setting
+    from .pods.template import resources_setting, template_setting
 
     return PodSettings(
         namespace=namespace,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, TypeVar
 
 from makeway_api.models import Device, Holder, Image, Kind, Node, Policy, Pool, Profile, QuotaLine, State
 
-from ...control.reads.read_model import NodeKey, NodeUse, ReadModel
+from ...control.reads.read_model import NodeKey, NodeUse, ReadModel, ReadModels
 from ...engine.snapshot import Policy as EnginePolicy
 from ...engine.snapshot import Pool as EnginePool
 from ...engine.snapshot import Profile as EngineProfile
@@ -17,7 +18,6 @@ from ...wording.unassigned import unassigned_sentences
 from ..caller import Caller
 from ..context import Context
 from ..views import gpu
-from .answers import LatestAnswer
 
 T = TypeVar("T")
 
@@ -26,6 +26,31 @@ MOST_VIEWS = 100
 
 Teams = frozenset[str] | None
 """Teams whose work has owners and names for a reader; None: all."""
+
+
+class LatestAnswer(Generic[T]):
+    """The answer from the latest version of the read model that was requested, however many requests wait for it.
+
+    At most one is made at a time, and none is replaced by an older one. The versions of the read model themselves are
+    not kept. An answer whose making failed is made again for the next request.
+    """
+
+    def __init__(self, models: ReadModels, make: Callable[[ReadModel], Awaitable[T]]) -> None:
+        self._models = models
+        self._make = make
+        self._one = asyncio.Lock()
+        self._made: tuple[int, T] | None = None
+        """The version and the answer"""
+
+    async def get(self) -> T:
+        """Return an answer that has everything that was committed and observed before the call."""
+        wanted = (await self._models.current()).version
+        if self._made is None or self._made[0] < wanted:
+            async with self._one:
+                if self._made is None or self._made[0] < wanted:
+                    model = await self._models.current()
+                    self._made = model.version, await self._make(model)
+        return self._made[1]
 
 
 class ShownNode:

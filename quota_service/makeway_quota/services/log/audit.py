@@ -7,8 +7,9 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
-from makeway_api.models import Decision, Event, Health, RetentionReport
+from makeway_api.models import Decision, Event, Health, Kept, RetentionReport
 
 from ...store.pages import first_that_fit
 from ...store.records import Decision as DecisionRow
@@ -19,9 +20,8 @@ from ..context import Context
 from ..health import checks, serves
 from ..privacy import all_may_read, may_read, private_decision, private_event
 from ..refusals import refuse
-from ..times import at
+from ..times import at, when
 from .event_feed import KEPT, EventFeed
-from .retention import retention_report
 
 __all__ = ["POSITION", "AuditService", "Batch", "EventRow", "Renew", "decision_model", "event_model"]
 
@@ -188,4 +188,37 @@ def decision_model(row: DecisionRow) -> Decision:
         code=row.code,
         message=row.message,
         numbers=dict(row.numbers),
+    )
+
+
+async def retention_report(context: Context) -> RetentionReport:
+    """Return the settings with the figures of the last pass; before the first pass without figures."""
+    settings = context.settings
+    last = await context.call(context.store.pruning.last)
+    report: dict[str, Any] = last.report if last else {}
+    holdings: dict[str, Any] = report.get("holdings", {})
+    days = {
+        "workloads": settings.keep_workloads_days,
+        "decisions": settings.keep_decisions_days,
+        "events": settings.keep_events_days,
+    }
+    kept = [
+        Kept(
+            kind=kind,
+            days=kept_days or None,
+            most=settings.keep_events if kind == "events" else None,
+            count=holdings.get(kind, {}).get("count", 0),
+            oldest=when(holdings.get(kind, {}).get("oldest")),
+        )
+        for kind, kept_days in days.items()
+    ]
+    return RetentionReport(
+        at=when(last.at if last else None),
+        kept=kept,
+        removed=report.get("removed", {}),
+        folders_failed=report.get("folders_failed", 0),
+        database_bytes=report.get("bytes", 0),
+        free_bytes=report.get("free_bytes", 0),
+        artifacts=report.get("artifacts", 0),
+        artifact_bytes=report.get("artifact_bytes", 0),
     )

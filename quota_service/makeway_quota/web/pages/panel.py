@@ -18,9 +18,8 @@ from ..dependencies import TheServices
 from ..settings import WebSettings
 from .access import PageVisitor
 from .figures.bars import MANY, bar_scale
-from .figures.look import Look, is_large
+from .figures.look import Look, colours, is_large
 from .figures.node_facts import facts_of
-from .figures.palette import colours
 from .figures.sharing import view_of
 from .parts import PartSource, shared_page
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from makeway_api.models import Pool
@@ -11,6 +12,11 @@ LARGE, NORMAL = (74, 58), (48, 42)
 """Width and height of a GPU's cell, in pixels."""
 NORMAL_FROM, HEAT_FROM = 17, 97
 """GPUs of a pool from which on cells are drawn smaller, and from which on the pool is drawn as a heat map."""
+
+SALT = 136
+"""Chosen so that the sample teams get the first two colours."""
+SLOTS = 10
+"""Colours in the style sheet (`.t0` … `.t9`), distinguishable with every common colour blindness."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,3 +58,21 @@ class Look:
 def is_large(pool: Pool) -> bool:
     """Whether a pool is drawn as a heat map instead of one cell for each GPU."""
     return pool.total >= HEAT_FROM
+
+
+def colours(teams: Iterable[str]) -> Mapping[str, str]:
+    """Return a class `t0` … `t9` for each team: the same on every page and after every restart.
+
+    A team's slot comes from its name; where two names meet, the later one in the alphabet takes the next free slot,
+    so that colours only repeat when there are more teams than colours.
+    """
+    taken: dict[int, str] = {}
+    given: dict[str, str] = {}
+    for team in sorted(set(teams)):
+        slot = zlib.crc32(f"{SALT}{team}".encode()) % SLOTS
+        if len(taken) < SLOTS:
+            while slot in taken:
+                slot = (slot + 1) % SLOTS
+            taken[slot] = team
+        given[team] = f"t{slot}"
+    return given
