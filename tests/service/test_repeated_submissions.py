@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from makeway_api import retries
+from makeway_api import client as api
 from makeway_api.client import AsyncClient, Client
 from makeway_api.errors import MakewayError, Unreachable
 from makeway_api.models import JobRequest, SessionRequest
@@ -171,8 +171,8 @@ class Flaky(httpx2.ASGITransport):
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retries, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(retries, "LONGEST_PAUSE", 0.01)
+    monkeypatch.setattr(api, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(api, "LONGEST_PAUSE", 0.01)
 
 
 @pytest.mark.usefixtures("quick")
@@ -194,7 +194,7 @@ async def test_the_client_gives_up_and_does_not_repeat_a_refusal(run: Running) -
     async with AsyncClient(URL, "ana", transport=flaky) as client:
         with pytest.raises(MakewayError, match="502"):
             await client.submit(JobRequest(**JOB))
-        assert flaky.sent == retries.ATTEMPTS
+        assert flaky.sent == api.ATTEMPTS
         flaky.trouble, flaky.sent = [], 0
         with pytest.raises(MakewayError):
             await client.submit(JobRequest(name="x", profile="none", command=IDLE))
@@ -213,13 +213,13 @@ def test_the_blocking_client_repeats_with_the_same_key() -> None:
         for _ in range(2):
             with pytest.raises(MakewayError):
                 client.submit(JobRequest(**JOB))
-    assert len(keys) == 2 * retries.ATTEMPTS
+    assert len(keys) == 2 * api.ATTEMPTS
     assert len(set(keys)) == 2, "one key for each submission"
 
 
 def test_the_pause_is_at_least_what_the_service_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retries, "FIRST_PAUSE", 0.0)
-    pause = retries.retries()["wait"]
+    monkeypatch.setattr(api, "FIRST_PAUSE", 0.0)
+    pause = api.retries()["wait"]
 
     class State:
         attempt_number = 1
