@@ -64,7 +64,7 @@ AS_ITS_PODS = [phase for phase in P if phase not in (P.BROKEN_OFF, P.STARTED, P.
 """Phases that do not outlive what was observed: the next one is that of the pods alone"""
 
 
-def begun(phase: AttemptPhase, pods: list[JobPod], reports: dict[int, WorkerSeen]) -> PodAttempt:
+def observed(phase: AttemptPhase, pods: list[JobPod], reports: dict[int, WorkerSeen]) -> PodAttempt:
     """Return an attempt that has been observed so since BEGIN, and is in this phase all the same."""
     seen = step(PodAttempt(), pods, reports, BEGIN, AROUND)
     return replace(seen, phase=phase, workers=2)
@@ -76,7 +76,7 @@ def begun(phase: AttemptPhase, pods: list[JobPod], reports: dict[int, WorkerSeen
 def test_every_phase_has_one_outcome_for_every_observation(
     pods: list[JobPod], reports: dict[int, WorkerSeen], now: float, expected: AttemptPhase
 ) -> None:
-    outcomes = {phase: step(begun(phase, pods, reports), pods, reports, now, AROUND).phase for phase in P}
+    outcomes = {phase: step(observed(phase, pods, reports), pods, reports, now, AROUND).phase for phase in P}
     assert {outcomes[phase] for phase in AS_ITS_PODS} == {expected}
     assert outcomes[P.BROKEN_OFF] is (expected if reports else P.BROKEN_OFF), "a worker that reports has started"
     assert outcomes[P.STARTED] is (expected if pods else P.STARTED), "its pods are listed in a moment"

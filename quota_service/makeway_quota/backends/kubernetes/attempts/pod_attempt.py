@@ -35,7 +35,7 @@ class AttemptPhase(Enum):
     EXPIRED = "a pod waited for too long"
     TORN = "a pod ended without a report, while others run whose reports may come"
     OVER = "none of its pods runs any more"
-    DELETED = "its pods are listed no more, and nobody has forgotten them"
+    DELETED = "its pods are listed no more, and it is not forgotten"
     FORGOTTEN = "it is reported no more, and its pods are still being deleted"
 
 
