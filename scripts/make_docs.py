@@ -152,7 +152,7 @@ def feature_line(row: dict[str, Any], found: list[Proof]) -> str:
 
 
 def tests_of(file: str, tests: list[str]) -> str:
-    """Name tests of one file, with a link to it."""
+    """List tests of one file, with a link to it."""
     return f"[{file.removeprefix('tests/')}](../{file}): {', '.join(map(code, tests))}"
 
 
