@@ -1,4 +1,4 @@
-"""GPUs that drivers offer by ResourceSlices are named, as the inventory does not count them."""
+"""GPUs that drivers offer by ResourceSlices and that no pool takes are named."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from api_server import ApiServer
 from makeway_quota.backends.kubernetes.api.client import ApiRefusal
-from makeway_quota.backends.kubernetes.cluster.resource_slices import SLICES, slice_sentences, sliced
+from makeway_quota.backends.kubernetes.cluster.resource_slices import SLICES, described, slice_sentences, sliced
 
 
 def resource_slice(driver: str, devices: int, node: str = "n1", pool: str = "", generation: int = 1) -> dict[str, Any]:
@@ -28,11 +28,18 @@ async def test_the_devices_of_gpu_drivers_are_named_by_driver_and_node() -> None
         {},
     ]
     assert await slice_sentences(server) == [
-        "gpu.nvidia.com offers 12 devices of n1 and n2 by ResourceSlices (DRA), which Makeway does not count: have a "
-        "device plugin offer these GPUs.",
-        "tpu.google.com offers 2 devices by ResourceSlices (DRA), which Makeway does not count: have a device plugin "
-        "offer these GPUs.",
+        "gpu.nvidia.com offers 12 devices of n1 and n2 by ResourceSlices (DRA), which no pool takes: add a pool with "
+        "the extended resource of their DeviceClass.",
+        "tpu.google.com offers 2 devices by ResourceSlices (DRA), which no pool takes: add a pool with the extended "
+        "resource of their DeviceClass.",
     ]
+
+
+def test_what_pools_take_is_not_named() -> None:
+    items = [resource_slice("gpu.nvidia.com", 8), resource_slice("gpu.nvidia.com", 4, "n2")]
+    assert described(items, {"n1": {"a": 8}, "n2": {"a": 4}}) == []
+    (left,) = described(items, {"n1": {"a": 5, "b": 3}, "n2": {"a": 1}})
+    assert left.startswith("gpu.nvidia.com offers 3 devices of n2 by ResourceSlices (DRA)")
 
 
 def test_only_the_newest_generation_of_a_pool_counts() -> None:

@@ -6,8 +6,16 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from makeway_api.quantities import count, listed
 
-from ..backends.kubernetes.cluster.nodes import ClusterNode, NodeSelector, pools_of, unassigned, untolerated
-from ..backends.kubernetes.cluster.resource_slices import SLICES, described
+from ..backends.kubernetes.cluster.claimed_devices import CLASSES, SLICES, counted, project_class, project_slice
+from ..backends.kubernetes.cluster.nodes import (
+    ClusterNode,
+    NodeSelector,
+    pools_of,
+    unassigned,
+    untolerated,
+    with_devices,
+)
+from ..backends.kubernetes.cluster.resource_slices import described
 from ..engine.snapshot import GPU, Profile
 from ..policy import Document
 from ..wording.unassigned import unassigned_sentences
@@ -19,15 +27,19 @@ async def check_nodes(cluster: ClusterAccess) -> Iterable[Finding]:
     """Return what keeps nodes from their pools, and jobs from nodes."""
     if cluster.hub:  # it makes pods, and need not see nodes
         return []
-    nodes, chosen = await cluster.nodes(), cluster.selectors
+    chosen = cluster.selectors
     if cluster.document is None:
         return [Finding("error", "There is no policy.", "policy", "Name one in MAKEWAY_POLICY_FILE.")]
+    slices, classes = [await cluster.listed(path) or () for path in (SLICES, CLASSES)]
+    kept = filter(None, map(project_slice, slices))
+    devices = counted(kept, map(project_class, classes), (), [one.resource for one in chosen]).offered
+    nodes = [with_devices(node, devices.get(node.name, {})) for node in await cluster.nodes()]
     offered = {node.name: unassigned(node, chosen, pools_of(node, chosen)) for node in nodes}
     return [
         *_unselected(cluster.document, chosen),
         *(finding for selector in chosen for finding in _pool(selector, nodes)),
         *_not_assigned(unassigned_sentences(offered)),
-        *_not_assigned(described(await cluster.listed(SLICES) or ())),
+        *_not_assigned(described(slices, devices)),
         *_too_large(cluster.document, chosen, nodes),
     ]
 

@@ -20,7 +20,18 @@ from ....values import MOST_DEVICES
 from ...base import NodePart, NodeSeen, WorkloadPod
 from ..api.client import ApiClient
 from ..api.informer import USUAL, Informer, Timing
-from .nodes import ClusterNode, NodeSelector, first_devices, model_of, pools_of, project_node, unassigned, untolerated
+from .device_claims import DeviceClaims
+from .nodes import (
+    ClusterNode,
+    NodeSelector,
+    first_devices,
+    model_of,
+    pools_of,
+    project_node,
+    unassigned,
+    untolerated,
+    with_devices,
+)
 from .pod_requests import PodShare, project_share
 
 READING, COUNTING = "reading it", "counting what it holds"
@@ -60,6 +71,7 @@ class KubernetesInventory:
         self.pods: Informer[PodShare] = Informer(
             client, "/api/v1/pods", share, query={"fieldSelector": HELD}, wake=wake, timing=timing
         )
+        self.devices = DeviceClaims(client, wake, timing)
         self._on_node: dict[str, set[str]] = {}
         """the keys of the pods on each node"""
         self._node_of: dict[str, str] = {}
@@ -68,13 +80,13 @@ class KubernetesInventory:
 
     @property
     def synced(self) -> bool:
-        """Whether nodes and pods were read completely."""
-        return self.nodes.synced and self.pods.synced
+        """Whether nodes, pods and the devices that drivers offer were read completely."""
+        return self.nodes.synced and self.pods.synced and self.devices.synced
 
     @property
     def problem(self) -> str:
         """Why the API server cannot be followed at the moment; "" when it can."""
-        return self.nodes.problem or self.pods.problem
+        return self.nodes.problem or self.pods.problem or self.devices.problem
 
     @property
     def refused(self) -> bool:
@@ -84,8 +96,10 @@ class KubernetesInventory:
     async def open(self) -> None:
         """Start to follow the cluster and return once the first lists are complete."""
         informers: tuple[Informer[Any], ...] = (self.nodes, self.pods)
+        looked = asyncio.Event()
         self._tasks = [asyncio.create_task(informer.run()) for informer in informers]
-        await asyncio.gather(*(informer.wait_synced() for informer in informers))
+        self._tasks.append(asyncio.create_task(self.devices.run(looked)))
+        await asyncio.gather(looked.wait(), *(informer.wait_synced() for informer in informers))
 
     async def close(self) -> None:
         """Stop following."""
@@ -109,6 +123,7 @@ class KubernetesInventory:
         for key in sorted(pods):
             if not self._is_done(COUNTING, "pod", key, partial(self._count, key, changed)):
                 self._uncounted.add(key)
+        changed |= self.devices.changed(tuple(dict.fromkeys(one.resource for one in self._selectors)))
         for name in sorted(changed):
             if not self._is_done(READING, "node", name, partial(self._read, name)):
                 self._unread.add(name)
@@ -135,10 +150,16 @@ class KubernetesInventory:
     def _read(self, name: str) -> None:
         if (node := self.nodes.objects.get(name)) is not None:
             before = _pools(self._seen[name]) if name in self._seen else ()
-            self._seen[name] = _seen(self._dated(node), self._selectors, self._shares(name), before)
+            node, shares = with_devices(self._dated(node), self.devices.offered(name)), self._shares(name)
+            self._seen[name] = _seen(node, self._selectors, shares, before, self._claimed(name))
         else:
             self._seen.pop(name, None)
             self._down_since.pop(name, None)
+
+    def _claimed(self, node: str) -> Mapping[str, int]:
+        """Return the devices of a node that claims of other pods hold, by resource."""
+        ours = {key: self.pods.objects[key].workload for key in self._on_node.get(node, ()) if key in self.pods.objects}
+        return self.devices.foreign(node, ours)
 
     def allocatable(self, node: str, resource: str) -> int:
         """Return what a node offers of a resource, in the units of ClusterNode; 0 where it offers none, or is gone."""
@@ -174,12 +195,21 @@ def _pools(node: NodeSeen) -> tuple[str, ...]:
 
 
 def _seen(
-    node: ClusterNode, selectors: Sequence[NodeSelector], shares: Sequence[PodShare], before: Sequence[str] = ()
+    node: ClusterNode,
+    selectors: Sequence[NodeSelector],
+    shares: Sequence[PodShare],
+    before: Sequence[str] = (),
+    claimed: Mapping[str, int] | None = None,
 ) -> NodeSeen:
-    """Return a node with what foreign pods hold of it, in the units of the control loop; `before`: its pools so far."""
+    """Return a node with what foreign pods hold of it, in the units of the control loop.
+
+    `before`: its pools so far; `claimed`: devices that claims of foreign pods hold, by resource.
+    """
     held = {resource for share in shares if share.workload for resource, _ in share.requests}
     chosen = pools_of(node, selectors, before, held)
     foreign = _foreign(shares, chosen)
+    for resource, many in (claimed or {}).items():
+        foreign[resource] = foreign.get(resource, 0) + many
     firsts = first_devices(chosen)
     parts = [_part(node, selector, firsts[selector.pool], foreign) for selector in chosen]
     return NodeSeen(

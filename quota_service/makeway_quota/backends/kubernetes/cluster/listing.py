@@ -47,7 +47,9 @@ async def _read(
     try:
         async with asyncio.timeout(SECONDS):
             await inventory.open()
-        return sorted(inventory.seen().values(), key=lambda node: node.name), await slice_sentences(client)
+        return sorted(inventory.seen().values(), key=lambda node: node.name), await slice_sentences(
+            client, inventory.devices.by_node
+        )
     except TimeoutError:
         server = client.connection.server
         raise BackendError(f"The nodes of {server} cannot be read: {inventory.problem or 'no answer'}.") from None

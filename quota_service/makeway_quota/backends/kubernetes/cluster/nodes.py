@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from sys import intern
 from typing import Literal
@@ -220,6 +220,12 @@ def first_devices(selectors: Iterable[NodeSelector]) -> dict[str, int]:
             block += 1
         found[pool] = block * MOST_DEVICES
     return found
+
+
+def with_devices(node: ClusterNode, offered: Mapping[str, int]) -> ClusterNode:
+    """Return a node with the devices that drivers offer there (DRA), by resource; a device plugin's go before."""
+    more = {resource: many for resource, many in offered.items() if not node.allocatable.get(resource)}
+    return replace(node, allocatable={**node.allocatable, **more}) if more else node
 
 
 def untolerated(node: ClusterNode, selector: NodeSelector) -> tuple[Taint, ...]:

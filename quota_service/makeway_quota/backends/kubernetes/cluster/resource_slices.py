@@ -1,4 +1,4 @@
-"""Describe the GPUs that drivers offer by dynamic resource allocation (DRA), which the inventory does not count.
+"""Describe the GPUs that drivers offer by dynamic resource allocation (DRA), and that no pool takes.
 
 Such GPUs are in ResourceSlices, and not among the allocatable resources of nodes. Read once, for `makeway-quota nodes`
 and `doctor`; a cluster without that API, or an account that may not read it, is no error.
@@ -7,39 +7,48 @@ and `doctor`; a cluster without that API, or an account that may not read it, is
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from makeway_api.quantities import count, listed
 
 from ..api.client import ApiClient, ApiRefusal, Object
 
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
+Offered = Mapping[str, Mapping[str, int]]
+"""Node and resource to the number of devices"""
 UNREADABLE = (403, 404)
 """The answers where the account may not read ResourceSlices, and where the cluster has none of this version."""
 _GPUS = re.compile(r"(?:^|[^a-z])[vx]?(?:gpu|npu|tpu|gaudi|neuron)", re.IGNORECASE)
 """In the name of a driver, such as gpu.nvidia.com; not in those of network cards, or of compute-domain.nvidia.com."""
 
 
-async def slice_sentences(client: ApiClient) -> list[str]:
-    """Return one sentence for each driver whose GPUs are offered by ResourceSlices, sorted by driver."""
+async def slice_sentences(client: ApiClient, counted: Offered = MappingProxyType({})) -> list[str]:
+    """Return one sentence for each driver whose GPUs no pool takes, sorted by driver; `counted` are taken."""
     try:
         items = (await client.get(SLICES)).get("items") or ()
     except ApiRefusal as refusal:
         if refusal.status in UNREADABLE:
             return []
         raise
-    return described(items)
+    return described(items, counted)
 
 
-def described(items: Iterable[Object]) -> list[str]:
-    """Return one sentence for each driver of GPUs in ResourceSlices, sorted by driver."""
+def described(items: Iterable[Object], counted: Offered = MappingProxyType({})) -> list[str]:
+    """Return one sentence for each driver of GPUs in ResourceSlices, sorted by driver.
+
+    `counted` has what pools take, by node and resource: it may be of one driver for each node.
+    """
     found: list[str] = []
     for driver, by_node in sorted(sliced(items).items()):
-        where = f" of {listed(names)}" if (names := sorted(filter(None, by_node))) else ""
-        found.append(
-            f"{driver} offers {count(sum(by_node.values()), 'device')}{where} by ResourceSlices (DRA), which Makeway "
-            "does not count: have a device plugin offer these GPUs."
-        )
+        left = {name: many - sum(counted.get(name, {}).values()) for name, many in by_node.items()}
+        left = {name: many for name, many in left.items() if many > 0}
+        where = f" of {listed(names)}" if (names := sorted(filter(None, left))) else ""
+        if left:
+            found.append(
+                f"{driver} offers {count(sum(left.values()), 'device')}{where} by ResourceSlices (DRA), which no pool "
+                "takes: add a pool with the extended resource of their DeviceClass."
+            )
     return found
 
 
