@@ -12,6 +12,7 @@ from makeway_quota.backends.base import NodeSeen, WorkloadPod
 from makeway_quota.backends.kubernetes.cluster.inventory import KubernetesInventory
 from makeway_quota.backends.kubernetes.cluster.listing import table
 from makeway_quota.backends.kubernetes.cluster.nodes import selectors
+from makeway_quota.backends.kubernetes.pods.worker_pods import pools_there
 from makeway_quota.control.world.pool_assignment import PoolAssignment, divide
 from makeway_quota.control.world.workload_pods import WorkloadPods
 from makeway_quota.engine import Node, Placed
@@ -181,3 +182,15 @@ async def test_nodes_lists_a_node_in_each_of_its_pools() -> None:
 def test_an_assignment_without_parts_is_as_before() -> None:
     (shown,) = PoolAssignment({"n0": (NodeSeen("n0", "whole", (0, 1), counted=True),)}).as_nodes("n0", ())
     assert (shown.name, shown.host, shown.first_device) == ("n0", "", 0)
+
+
+@pytest.mark.covers("F02", "F81")
+async def test_a_workers_pod_requests_the_resource_of_the_devices_that_it_was_given() -> None:
+    seen = await Cluster().seen()
+    for part in seen.parts:
+        place = Place("n0", part.devices[:2], (1000, 1000))
+        assert pools_there(seen, place, ["whole", "slices"]) == [part.pool]
+    before = Place("n0", (0,), (1000,))
+    assert pools_there(seen, before, ["shared", "slices"]) == ["slices"], "placed while the node was in one pool"
+    assert pools_there(seen, Place("n0"), ["slices", "whole"]) == ["slices", "whole"]
+    assert pools_there(replace(seen, parts=()), before, ["slices"]) == ["whole"], "a node of one pool"

@@ -70,7 +70,7 @@ class WorkerPods:
         profile = document.profile(order.profile)
         node = self._inventory.seen().get(place.node)
         served = list(profile.pools if profile else ())
-        pools = served if node is None else _pools_there(node, place, served)
+        pools = served if node is None else pools_there(node, place, served)
         known = {one.pool: one for one in self._selected_by(document)}
         selector = next((known[pool] for pool in pools if pool in known), None)
         if any(milli % GPU for milli in place.milli):
@@ -92,7 +92,7 @@ class WorkerPods:
         return self._selectors if document is self._selected else selectors(document, self._tolerations)
 
 
-def _pools_there(node: NodeSeen, place: Place, served: Sequence[str]) -> list[str]:
+def pools_there(node: NodeSeen, place: Place, served: Sequence[str]) -> list[str]:
     """Return the pools of a node whose GPUs a worker may hold: that of its devices, else those of its profile first."""
     if not node.parts:
         return [node.pool]
