@@ -18,7 +18,7 @@ import httpx2
 from makeway_quota.application import Application
 from makeway_quota.backends.base import NodeSeen
 from makeway_quota.backends.memory import MemoryBackend
-from makeway_quota.services.jobs.submission_check import MOST_COMMAND_BYTES
+from makeway_quota.services.jobs.submission_check import MAX_COMMAND_BYTES
 from makeway_quota.settings import load
 from makeway_quota.store.records import Change
 from makeway_quota.web.app import create_app
@@ -52,7 +52,7 @@ class Attack:
 
     async def submit(self) -> None:
         """Submit every job, as many as each person may have."""
-        taken, command = 0, ["x" * MOST_COMMAND_BYTES]
+        taken, command = 0, ["x" * MAX_COMMAND_BYTES]
         for person in (name for name in people() if name != "root"):
             body = {"command": command, "profile": "gpu8"}
             while taken < JOBS:
@@ -134,7 +134,7 @@ def measure() -> list[Measured]:
             for what, value in json.loads(done.stdout).items():
                 took[what].append(value)
     note = (
-        f"{JOBS:,} jobs, each with the largest command that is taken ({MOST_COMMAND_BYTES // 1024} KiB): "
+        f"{JOBS:,} jobs, each with the largest command that is taken ({MAX_COMMAND_BYTES // 1024} KiB): "
         + ", ".join(STEPS)
     )
     return [

@@ -16,7 +16,7 @@ from makeway_quota.engine.snapshot import GPU
 from .openb import Machine, Task
 
 Array = npt.NDArray[Any]
-MOST_CPU, MOST_GPU = 128_000, 8 * GPU
+MAX_CPU, MAX_GPU = 128_000, 8 * GPU
 """The largest node, which the scores are measured against."""
 COVER = 0.95
 """FGD looks at the most popular shapes that make up so much of the tasks."""
@@ -83,7 +83,7 @@ class DotProd(Rival):
 
     def score(self, task: Task, rows: Array) -> Array:
         """Score by 1 − (cpu · cpu + gpu · gpu) / 2, each as a part of the largest node."""
-        product = self.cpu[rows] * (task.cpu / MOST_CPU**2) + self.free[rows].sum(axis=1) * (task.gpus / MOST_GPU**2)
+        product = self.cpu[rows] * (task.cpu / MAX_CPU**2) + self.free[rows].sum(axis=1) * (task.gpus / MAX_GPU**2)
         score: Array = np.floor(100 * (1 - product / 2))
         return score
 
@@ -93,8 +93,8 @@ class BestFit(Rival):
 
     def score(self, task: Task, rows: Array) -> Array:
         """Score by what is left of CPU and GPUs, half and half."""
-        cpu = (self.cpu[rows] - task.cpu) / MOST_CPU
-        gpu = (self.free[rows].sum(axis=1) - task.gpus) / MOST_GPU
+        cpu = (self.cpu[rows] - task.cpu) / MAX_CPU
+        gpu = (self.free[rows].sum(axis=1) - task.gpus) / MAX_GPU
         score: Array = np.floor(100 * (1 - (0.5 * cpu + 0.5 * gpu)))
         return score
 
@@ -119,7 +119,7 @@ class GpuClustering(Rival):
             (75 if len(self.kinds[at]) == 1 else 50) if self.kinds[at][kind] else 0 if self.kinds[at] else 25
             for at in rows
         ]
-        score: Array = np.array(base) + 25 * (MOST_GPU - self.free[rows].sum(axis=1)) // MOST_GPU
+        score: Array = np.array(base) + 25 * (MAX_GPU - self.free[rows].sum(axis=1)) // MAX_GPU
         return score
 
     def placed(self, task: Task, at: int) -> None:

@@ -84,7 +84,7 @@ class _Cycle:
 
     async def turn(self) -> None:
         world, self.now = self.world, self.now + 1
-        world.see(await self.backend.observe(world.since))
+        world.observe(await self.backend.observe(world.since))
         rows = await world.rows()
         found = reconcile(rows, world.work_queue.seen(self.now), now=self.now, lost_budget=3)
         plan = await self.planner.plan(rows, self.now)

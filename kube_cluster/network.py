@@ -15,7 +15,7 @@ from .commands import run, succeeds
 from .folder import Folder, folders, locked_registry
 from .problems import KubeProblem
 
-MOST_CLUSTERS = 32
+MAX_CLUSTERS = 32
 NAMESPACES = Path("/run/netns")
 
 
@@ -66,7 +66,7 @@ def create(folder: Folder) -> Network:
     """Make the bridge of a cluster, with addresses that no other route of this machine has."""
     with locked_registry():
         used = _routes()
-        for number in range(MOST_CLUSTERS):
+        for number in range(MAX_CLUSTERS):
             network = Network(number)
             taken = any(network.nodes.overlaps(one) or network.pods.overlaps(one) for one in used)
             if taken or (Path("/sys/class/net") / network.bridge).exists():

@@ -12,7 +12,7 @@ from strict_runs import pytest_configure as pytest_configure
 from strict_runs import pytest_runtest_makereport as pytest_runtest_makereport
 
 ROOT = Path(__file__).parents[1]
-MOST_WORKERS = 8
+MAX_WORKERS = 8
 INSTALLED = "tests/kube/portal"
 IMAGES = "images"
 UNCLOSED = "ignore:unclosed transport:ResourceWarning"
@@ -80,7 +80,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     """Return two workers more than processors for `-n auto`, as many tests wait; `-n logical` is one for each."""
     if config.option.numprocesses != "auto":
         return None
-    return min(len(os.sched_getaffinity(0)) + 2, MOST_WORKERS)
+    return min(len(os.sched_getaffinity(0)) + 2, MAX_WORKERS)
 
 
 @pytest.fixture(scope="session")

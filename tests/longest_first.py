@@ -87,7 +87,7 @@ BUSY = 10
 
 PORTALS = ("accounts", "tests/hub", "tests/e2e/", "tests/house/test_newcomer.py::test_the_readmes_tour")
 """Where tests start a whole portal or several services; in tests/hub the others are groups of whole files."""
-MOST_WITH_PORTALS = max(2, len(os.sched_getaffinity(0)))
+MAX_WITH_PORTALS = max(2, len(os.sched_getaffinity(0)))
 """The most workers that run such tests at the same time, while there are others to run."""
 
 
@@ -100,7 +100,7 @@ def choose(queue: Sequence[str], own: Iterable[str], others: Iterable[Iterable[s
     """Return the group that a worker gets next; `own` and `others` are what it and the other workers still have."""
     if any(seconds(group) > BUSY for group in own):
         return queue[-1]
-    if sum(any(map(starts_portal, groups)) for groups in others) >= MOST_WITH_PORTALS:
+    if sum(any(map(starts_portal, groups)) for groups in others) >= MAX_WITH_PORTALS:
         return next((group for group in queue if not starts_portal(group)), queue[0])
     return queue[0]
 

@@ -20,9 +20,9 @@ FEW = 4096
 """Open files below which an administrator is told"""
 OTHER_FILES = 256
 """Open files that are kept for the database, files, jobs and requests to the Hub and Kubernetes"""
-MOST_CONNECTIONS = 20_000
+MAX_CONNECTIONS = 20_000
 """Connections at a time, where the limit of open files allows them"""
-LEAST_CONNECTIONS = 64
+MIN_CONNECTIONS = 64
 BEFORE = "MAKEWAY_SOFT_FILES"
 """The variable with the soft limit that the portal was started with."""
 
@@ -55,7 +55,7 @@ def limit() -> int:
 
 def connections() -> int:
     """Return how many connections a server may have open beside the other files of its process."""
-    return max(LEAST_CONNECTIONS, min(MOST_CONNECTIONS, (limit() - OTHER_FILES) * 3 // 4))
+    return max(MIN_CONNECTIONS, min(MAX_CONNECTIONS, (limit() - OTHER_FILES) * 3 // 4))
 
 
 def limit_of_users() -> int:

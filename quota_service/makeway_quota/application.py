@@ -210,7 +210,7 @@ async def _components(
     deadline, durable = settings.start_deadline_seconds, backend.durable_checkpoints
     world = World(store, document, version, clock, deadline, durable, people, monotonic)
     backend.follow_policy(lambda: world.document)
-    world.see(seen)
+    world.observe(seen)
     servers = None if hub is None else HubServers(hub)
     leases = Leases(settings.lease_seconds, servers)
     feed = ChangeFeed(store, world, leases, leader, channel, last, clock) if store.shared else None
@@ -244,7 +244,7 @@ async def world_now(settings: ServiceSettings, store: Store, backend: Backend, n
         if remote is not None:
             await remote.close(stop_jobs=False)
     world = World(store, document, version, durable_checkpoints=backend.durable_checkpoints)
-    world.see(seen)
+    world.observe(seen)
     return world
 
 

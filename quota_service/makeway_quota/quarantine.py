@@ -28,7 +28,7 @@ FIRST, LONGEST = 2.0, 120.0
 """Seconds until something is tried again, which double from try to try"""
 FORGOTTEN_AFTER = 60.0
 """Seconds after which something that no step tried again when it was due is no longer set aside"""
-MOST_NAMED = 5
+MAX_NAMED = 5
 """Entries that a sentence names"""
 MAX_REASON = 200
 """Characters of an error in a sentence"""
@@ -214,8 +214,8 @@ class Quarantine:
     def details(self, *, whole: bool) -> str:
         """Return each thing with since when, the error and what to do; without `whole` only the class of the error."""
         shown = [entry.message(whole=whole) for entry in self.entries]
-        more = f"; and {len(shown) - MOST_NAMED} more" if len(shown) > MOST_NAMED else ""
-        return f"{'; '.join(shown[:MOST_NAMED])}{more}"
+        more = f"; and {len(shown) - MAX_NAMED} more" if len(shown) > MAX_NAMED else ""
+        return f"{'; '.join(shown[:MAX_NAMED])}{more}"
 
 
 def concerns_all(error: BaseException) -> bool:

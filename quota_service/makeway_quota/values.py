@@ -12,8 +12,12 @@ from .engine.snapshot import Placement
 
 NoticeKind = Literal["evict", "move", "preempt_test", "cancel"]
 
+CHECKPOINT_STORAGE = "checkpoint_storage"
+"""The reason code of a job that did not start, as no checkpoint could be kept on its volume; an administrator has to
+act. In the numbers of the reason of a job that failed for it, too, and why its pod waits."""
 
-MOST_DEVICES = 4096
+
+MAX_DEVICES = 4096
 """Devices of one node in one pool. Where a node is in several, the indices in each begin at a multiple of this."""
 
 
@@ -38,7 +42,7 @@ def places(placement: Placement) -> tuple[Place, ...]:
 
 def ordinal(device: int) -> int:
     """Return the number of a device among those of its node's pool, as people and programs are shown it."""
-    return device % MOST_DEVICES
+    return device % MAX_DEVICES
 
 
 class File(NamedTuple):

@@ -11,7 +11,7 @@ _PASSING = frozenset({408, 409, 429})
 """Client errors that say "not now"."""
 _NO_MESSAGE = "Forbidden"
 """All that is left of a refusal of the lists that KubeSpawner's watches begin with."""
-MOST_MESSAGE = 2000
+MAX_MESSAGE = 2000
 """Characters of what the API server said that a page shows"""
 RESTART = "An administrator has to restart the Hub: Kubernetes does not accept its credentials any more."
 
@@ -29,7 +29,7 @@ def api_message(error: ApiException) -> str:
         answer = None
     said = answer.get("message") if isinstance(answer, dict) else None
     found = said if isinstance(said, str) and said.strip() else str(error.reason or f"status {error.status}")
-    return found[:MOST_MESSAGE].encode("utf-8", "replace").decode().strip().rstrip(".")
+    return found[:MAX_MESSAGE].encode("utf-8", "replace").decode().strip().rstrip(".")
 
 
 def start_sentence(error: ApiException, namespace: str) -> str:

@@ -133,7 +133,7 @@ class Machine:
         self.observe()
 
     def observe(self) -> None:
-        self.world.see(Seen((NodeSeen("n1", "", (0, 1), pods=tuple(self.pods)),)))
+        self.world.observe(Seen((NodeSeen("n1", "", (0, 1), pods=tuple(self.pods)),)))
 
     def submit(self, id: str, team: str) -> Workload:
         row = submitted(NewWorkload(id, "job", team, "one", team, gpus=1000), self.now)

@@ -16,7 +16,7 @@ from makeway_quota.backends.kubernetes.pods.worker_pods import pools_there
 from makeway_quota.control.world.pool_assignment import PoolAssignment, divide
 from makeway_quota.control.world.workload_pods import WorkloadPods
 from makeway_quota.engine import Node, Placed
-from makeway_quota.values import MOST_DEVICES, Place, ordinal
+from makeway_quota.values import MAX_DEVICES, Place, ordinal
 
 LABELS = {"app.kubernetes.io/managed-by": "makeway", "makeway/instance": "here", "makeway/attempt": "1"}
 MIG = "nvidia.com/mig-1g.10gb"
@@ -98,7 +98,7 @@ async def test_a_worker_is_of_the_pool_whose_devices_it_was_given() -> None:
         assert assignment.pool_of(place) == part.pool
         assert assignment.placement([place]) == (Placed(0, part.name, (index,), 1000),)
         assert ordinal(index) == 2, "as people and programs are shown it"
-    assert {whole.first_device % MOST_DEVICES, slices.first_device % MOST_DEVICES} == {0}
+    assert {whole.first_device % MAX_DEVICES, slices.first_device % MAX_DEVICES} == {0}
 
 
 @pytest.mark.covers("F02")

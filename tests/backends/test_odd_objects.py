@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from makeway_quota.backends.kubernetes.api.quantities import LARGEST, amount, number
-from makeway_quota.backends.kubernetes.cluster.inventory import MOST_DEVICES, _seen
+from makeway_quota.backends.kubernetes.cluster.inventory import MAX_DEVICES, _seen
 from makeway_quota.backends.kubernetes.cluster.nodes import NodeSelector, project_node
 from makeway_quota.backends.kubernetes.cluster.pod_requests import project_share
 from makeway_quota.backends.kubernetes.pods.checkpoint_folders import RemovalFailed, left_of
@@ -86,13 +86,13 @@ def node(**status: Any) -> dict[str, Any]:
     return {"metadata": {"name": "n1", "uid": "u"}, "spec": {}, "status": {"conditions": ready, **status}}
 
 
-@pytest.mark.parametrize("offered", ["1e999999999", "9223372036854775807", str(MOST_DEVICES + 1), "-4", "0", "0.5"])
+@pytest.mark.parametrize("offered", ["1e999999999", "9223372036854775807", str(MAX_DEVICES + 1), "-4", "0", "0.5"])
 def test_a_node_that_claims_impossible_devices_takes_no_work(offered: str) -> None:
     began = time.perf_counter()
     seen = _seen(project_node(node(allocatable={GPU: offered, "cpu": "8", "memory": "64Gi"})), (SELECTOR,), ())
     assert seen.devices == ()
     assert time.perf_counter() - began < 0.2
-    if int(amount(GPU, offered)) > MOST_DEVICES:
+    if int(amount(GPU, offered)) > MAX_DEVICES:
         assert seen.cordoned
 
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from makeway_quota.backends.kubernetes.api.client import ApiRefusal, ApiUnreachable, Object
-from makeway_quota.backends.kubernetes.pods.token_secrets import MOST_TOKENS, TokenSecrets
+from makeway_quota.backends.kubernetes.pods.token_secrets import MAX_TOKENS, TokenSecrets
 
 
 class Cluster:
@@ -155,8 +155,8 @@ async def test_a_refusal_is_that_of_every_start(cluster: Cluster, secrets: Token
 
 async def test_many_tokens_are_several_secrets(cluster: Cluster, secrets: TokenSecrets) -> None:
     async def gang(job: str) -> None:
-        part = secrets.part((job, 1), ["token"] * MOST_TOKENS)
+        part = secrets.part((job, 1), ["token"] * MAX_TOKENS)
         await part.written([pod(job)])
 
     await asyncio.gather(gang("j1"), gang("j2"))
-    assert [len(keys) for keys in cluster.tokens()] == [MOST_TOKENS, MOST_TOKENS]
+    assert [len(keys) for keys in cluster.tokens()] == [MAX_TOKENS, MAX_TOKENS]

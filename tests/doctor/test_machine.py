@@ -18,7 +18,7 @@ from makeway_quota.doctor.network import check_address, check_own_address
 from makeway_quota.doctor.server import clocks_apart, expiring
 from makeway_quota.main import main
 from makeway_quota.settings import ServiceSettings, load
-from makeway_quota.store.database.session_check import ServerFacts, read_facts, stored_policy
+from makeway_quota.store.database.postgres_check import ServerFacts, read_facts, stored_policy
 from makeway_quota.store.store import open_store
 from pooler import pooler
 from postgres import empty_database, postgres_server

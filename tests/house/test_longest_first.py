@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from longest_first import MOST_WITH_PORTALS, SECONDS, choose, in_order, starts_portal
+from longest_first import MAX_WITH_PORTALS, SECONDS, choose, in_order, starts_portal
 
 
 @pytest.mark.parametrize("group", [group for group in SECONDS if "/" in group])
@@ -35,8 +35,8 @@ def test_groups_that_start_a_portal_are_known(group: str, starts: bool) -> None:
 
 def test_whole_portals_run_on_few_workers_while_there_is_something_else() -> None:
     portals = [f"tests/e2e/test_{number}.py" for number in range(9)]
-    busy = [[portal] for portal in portals[:MOST_WITH_PORTALS]]
-    queue = [*portals[MOST_WITH_PORTALS:], "tests/web/test_a.py", "tests/web/test_b.py"]
+    busy = [[portal] for portal in portals[:MAX_WITH_PORTALS]]
+    queue = [*portals[MAX_WITH_PORTALS:], "tests/web/test_a.py", "tests/web/test_b.py"]
     assert choose(queue, [], busy) == "tests/web/test_a.py"
     assert choose(queue, [], [*busy[1:], ["tests/web/test_c.py"]]) == queue[0], "one more may run"
     assert choose(queue, ["tests/e2e/test_replicas.py"], busy) == queue[-1], "behind a long one the shortest waits"

@@ -108,3 +108,35 @@ def test_docstrings_open_with_a_plain_verb(tracked: list[Path]) -> None:
                 if first in VERBS:
                     found.append(f"{file.name} {getattr(node, 'name', 'module')}: {first}")
     assert not found
+
+
+BOUNDS = re.compile(r"\b_?(?:MO" + "ST|LEA" + r"ST)_[A-Z][A-Z0-9_]*")
+"""Bounds are MAX_… and MIN_…"""
+MOVED = re.compile(r"\bsession_" + r"check\b|\bAct" + r"uator\.give\b|\bWor" + r"ld\.see\b|\bdef _j" + r"ob\(row")
+"""Names that were replaced: postgres_check, Actuator.actuate, World.observe, job_name"""
+
+
+def test_bounds_are_called_min_and_max(root: Path, tracked: list[Path]) -> None:
+    """Those of the engine and of the attempts of pods are not renamed yet."""
+    engine = root / "quota_service/makeway_quota/engine"
+    attempts = root / "quota_service/makeway_quota/backends/kubernetes/attempts"
+    python = [file for file in tracked if file.suffix == ".py"]
+    kept = [file for file in python if {engine, attempts} & set(file.parents)]
+    shared = {name for file in kept for name in BOUNDS.findall(file.read_text(encoding="utf-8"))}
+    used = {
+        (file.relative_to(root).as_posix(), name)
+        for file in python
+        if engine not in file.parents and root / "tests/engine" not in file.parents
+        for name in BOUNDS.findall(file.read_text(encoding="utf-8"))
+        if name not in shared
+    }
+    assert not used
+
+
+def test_replaced_names_are_gone(tracked: list[Path]) -> None:
+    assert not [f"{place} {line.strip()}" for place, line in vocabulary_lines(tracked) if MOVED.search(line)]
+
+
+def test_no_two_packages_have_modules_of_one_name_for_opposite_directions(tracked: list[Path]) -> None:
+    """The spawner reads the events of its pods; the backend records events of them."""
+    assert [file.parent.name for file in tracked if file.name == "pod_events.py"] == ["makeway_spawner"]

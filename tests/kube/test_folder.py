@@ -94,7 +94,7 @@ def test_a_path_that_is_too_long_for_sockets_is_refused(monkeypatch: pytest.Monk
 
 
 def test_networks_of_clusters_do_not_overlap() -> None:
-    found = [network.Network(number) for number in range(network.MOST_CLUSTERS)]
+    found = [network.Network(number) for number in range(network.MAX_CLUSTERS)]
     nets = [net for one in found for net in (one.nodes, one.pods)]
     assert not [pair for at, pair in enumerate(nets) for other in nets[:at] if pair.overlaps(other)]
     assert found[3].pods_of(2) == IPv4Network("10.131.2.0/24")

@@ -14,12 +14,11 @@ from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.backends.remote.workers import WorkerSeen, attempt_of
 from makeway_quota.control.reconcile import reconcile
 from makeway_quota.control.start_backoff import MANY, StartBackoff, backoff_until
-from makeway_quota.control.transitions import CHECKPOINT_STORAGE
 from makeway_quota.control.workers.channel import worker_of
 from makeway_quota.control.world.checkpoint_failures import PASSES, CheckpointFailures
 from makeway_quota.store.records import NewWorkload, Workload
 from makeway_quota.store.rows import submitted
-from makeway_quota.values import Place
+from makeway_quota.values import CHECKPOINT_STORAGE, Place
 from running import running
 
 SAYS = "no checkpoint can be kept in /makeway/checkpoints/j-1: its volume is read-only. An administrator has to act"

@@ -42,7 +42,7 @@ class Cluster:
 
     def new_world(self) -> World:
         world = World(self.rows, DOCUMENT, 1, lambda: self.now)  # type: ignore[arg-type]
-        world.see(Seen((NodeSeen("n1", "", (0, 1)),)))
+        world.observe(Seen((NodeSeen("n1", "", (0, 1)),)))
         return world
 
     def submit(self, id: str, team: str, at: float, state: str = "pending", device: int = 0) -> None:

@@ -140,7 +140,7 @@ def test_how_long_a_job_ran_does_not_change_where_the_clock_is_set(step: float) 
     clocks.passed += 200
     row = row._replace(checkpoint_at=clocks.now(), checkpoint_step=7)
     clocks.ahead += step
-    times.stepped([row], clocks.steps.look())
+    times.stepped([row], clocks.steps.observe())
     clocks.passed += 50
     ended = AttemptSeen("j", 1, Phase.LOST, ended_at=clocks.now(), step=7, checkpoint_at=row.checkpoint_at)
     seen = Seen((NodeSeen("n1", "p", (0,)),), (ended,))
@@ -160,13 +160,13 @@ def test_what_comes_after_a_step_keeps_its_own_times(first: float, second: float
     clocks.passed += 100
     clocks.ahead += first
     recent = row_at(clocks.now())._replace(id="r")
-    times.stepped([old, recent], clocks.steps.look(), {"r"})
+    times.stepped([old, recent], clocks.steps.observe(), {"r"})
     assert (times.of(old).started_at, times.of(recent).started_at) == (clocks.now() - 100, clocks.now())
     again = changed(old, {"attempt": 2, "started_at": clocks.now()})
     assert times.of(again).started_at == clocks.now(), "the next attempt"
     clocks.passed += 100
     clocks.ahead += second
-    times.stepped([again, recent], clocks.steps.look())
+    times.stepped([again, recent], clocks.steps.observe())
     assert times.of(again).started_at == times.of(recent).started_at == clocks.now() - 100
     assert times.of(again).submitted_at == clocks.now() - 200
     assert old.started_at == old.submitted_at == 1_000_000.0, "the rows stay as they were written"
@@ -193,7 +193,7 @@ def test_clocks_that_drift_do_not_step() -> None:
     for _ in range(1000):
         clocks.passed += 1
         clocks.ahead += 0.0005
-        assert clocks.steps.look() == 0
+        assert clocks.steps.observe() == 0
     clocks.ahead += 2
-    assert clocks.steps.look() == pytest.approx(2.5)
+    assert clocks.steps.observe() == pytest.approx(2.5)
     assert clocks.steps.now() == pytest.approx(clocks.now())

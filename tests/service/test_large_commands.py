@@ -13,17 +13,17 @@ from makeway_api.errors import MakewayError
 from makeway_api.models import FileIn, JobRequest
 from makeway_quota.backends.base import NodeSeen
 from makeway_quota.backends.memory import MemoryBackend
-from makeway_quota.services.jobs.submission_check import MOST_COMMAND_BYTES, check_process, read_files
-from makeway_quota.services.limits.user_limits import MOST_BYTES, UserLimits
+from makeway_quota.services.jobs.submission_check import MAX_COMMAND_BYTES, check_process, read_files
+from makeway_quota.services.limits.user_limits import MAX_BYTES, UserLimits
 from makeway_quota.store.records import Attempt, Change, NewDecision, NewWorkload
 from makeway_quota.store.store import Store, open_store
 from makeway_quota.values import Place
 from running import URL, Running, python, running
 
-LARGE = ("x" * MOST_COMMAND_BYTES,)
+LARGE = ("x" * MAX_COMMAND_BYTES,)
 BUSY = [NodeSeen("local", "", (0,), virtual=True)]
 NOW = time.time()
-MOST_ANSWER = 5_000_000
+MAX_ANSWER = 5_000_000
 BELL = "\x07"
 """A character that takes six bytes in JSON"""
 
@@ -49,7 +49,7 @@ def test_no_row_that_is_read_among_many_has_what_is_large(tmp_path: Path) -> Non
     page, _ = store.workloads("job")
     for row in (*told, *store.active(), *page):
         assert (row.command, dict(row.env), row.source) == ((), {}, "")
-        assert row.weight == MOST_COMMAND_BYTES + 2 + 4
+        assert row.weight == MAX_COMMAND_BYTES + 2 + 4
     whole = store.workload(ids[0])
     assert whole is not None
     assert (whole.command, whole.env, whole.source) == (LARGE, {"A": "b"}, "code")
@@ -59,7 +59,7 @@ def test_no_row_that_is_read_among_many_has_what_is_large(tmp_path: Path) -> Non
 async def test_a_long_command_is_refused_and_the_longest_one_runs(tmp_path: Path) -> None:
     code = "import sys; print(len(sys.argv[1]))"
     words = python(code)
-    longest = MOST_COMMAND_BYTES - sum(map(len, words))
+    longest = MAX_COMMAND_BYTES - sum(map(len, words))
     async with running(tmp_path, gpus=8) as run:
         run_it = await run.submit("ana", "long", profile="gpu1", command=[*words, "y" * longest])
         assert run_it.command == [*words, "y" * longest], "the answer shows what was submitted"
@@ -73,9 +73,9 @@ async def test_a_long_command_is_refused_and_the_longest_one_runs(tmp_path: Path
 
 
 def test_bytes_count_not_characters() -> None:
-    check_process(JobRequest(command=["é" * (MOST_COMMAND_BYTES // 2)]))
+    check_process(JobRequest(command=["é" * (MAX_COMMAND_BYTES // 2)]))
     with pytest.raises(MakewayError):
-        check_process(JobRequest(command=["é" * (MOST_COMMAND_BYTES // 2 + 1)]))
+        check_process(JobRequest(command=["é" * (MAX_COMMAND_BYTES // 2 + 1)]))
     with pytest.raises(MakewayError):
         check_process(JobRequest(command=["x"], env={"A": "é" * 128_001}))
     names = [FileIn(path=f"{number}/{'n' * 250}", data="") for number in range(4_000)]
@@ -88,10 +88,10 @@ def test_every_way_into_the_queue_has_one_account(tmp_path: Path) -> None:
     store = open_store(f"sqlite:///{tmp_path / 'db.sqlite'}")
     limits = UserLimits(store, pending=10_000, submissions=0, followers=0)
     limits.learn(())
-    most = MOST_BYTES // MOST_COMMAND_BYTES
+    most = MAX_BYTES // MAX_COMMAND_BYTES
     ids = filled(store, most - 1)
 
-    def room(size: int = MOST_COMMAND_BYTES) -> bool:
+    def room(size: int = MAX_COMMAND_BYTES) -> bool:
         try:
             with limits.submitting("ana", 1, size):
                 return True
@@ -99,17 +99,17 @@ def test_every_way_into_the_queue_has_one_account(tmp_path: Path) -> None:
             return False
 
     assert room()
-    with limits.submitting("ana", 1, MOST_COMMAND_BYTES):
+    with limits.submitting("ana", 1, MAX_COMMAND_BYTES):
         assert not room(), "one that is being written counts"
     store.commit([Change(ids[0], {"state": "running"})], now=NOW + 2)
     assert room()
-    assert not room(2 * MOST_COMMAND_BYTES), "a running job may return to the queue"
+    assert not room(2 * MAX_COMMAND_BYTES), "a running job may return to the queue"
     store.commit([Change(id, {"state": "cancelled"}) for id in ids], now=NOW + 2)
-    assert room(most * MOST_COMMAND_BYTES)
+    assert room(most * MAX_COMMAND_BYTES)
     again = UserLimits(store, pending=10_000, submissions=0, followers=0)
     again.learn(store.active())
     store.commit([Change(id, {"state": "pending", "ended_at": None}) for id in ids], now=NOW + 3)
-    with pytest.raises(MakewayError), again.submitting("ana", 1, 2 * MOST_COMMAND_BYTES):
+    with pytest.raises(MakewayError), again.submitting("ana", 1, 2 * MAX_COMMAND_BYTES):
         pass
     store.close()
 
@@ -118,7 +118,7 @@ async def test_a_resumed_job_reserves_its_size(tmp_path: Path) -> None:
     async with running(tmp_path, backend=MemoryBackend(BUSY)) as run:
         await run.service.services.context.learn_limits()
         store = run.service.components.store
-        most = MOST_BYTES // MOST_COMMAND_BYTES
+        most = MAX_BYTES // MAX_COMMAND_BYTES
         ids = filled(store, most)
         store.commit([Change(ids[0], {"state": "cancelled"})], now=NOW + 2)
         extra = job(9999, command=LARGE)
@@ -135,7 +135,7 @@ async def test_a_resumed_job_reserves_its_size(tmp_path: Path) -> None:
 async def _get(run: Running, path: str) -> Any:
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app=run.app)) as client:
         answer = await client.get(f"{URL}/api/v1/{path}", headers={"Authorization": "token root"})
-    assert len(answer.content) < MOST_ANSWER, f"{path} has {len(answer.content):,} bytes"
+    assert len(answer.content) < MAX_ANSWER, f"{path} has {len(answer.content):,} bytes"
     return answer.json()
 
 

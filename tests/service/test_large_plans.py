@@ -63,9 +63,9 @@ async def test_a_started_attempt_is_not_started_again_in_the_same_cycle(store: S
     await orders.begin([starting, waits], 2.0, started_now)
     assert list(backend.attempts) == [(starting.id, 1)], "a pending job is not started"
     cancelled = starting._replace(cancel_requested=True)
-    failed = await orders.give({cancelled.id: cancelled}, seen, 2.0, started_now)
+    failed = await orders.actuate({cancelled.id: cancelled}, seen, 2.0, started_now)
     assert not failed.changes, "it was just started: the next cycle, which observes it, ends it"
-    await orders.give({cancelled.id: cancelled}, await backend.observe(), 3.0, Started())
+    await orders.actuate({cancelled.id: cancelled}, await backend.observe(), 3.0, Started())
     assert backend.attempts[(starting.id, 1)].seen.phase is Phase.EXITED
     assert backend.starts == 1
 
@@ -78,7 +78,7 @@ async def test_a_cancelled_job_is_not_started_and_a_failed_start_is_recorded(sto
     cancelled = row("j-00000001", "starting")._replace(cancel_requested=True)
     refused = row("j-00000002", "starting")
     await orders.begin([cancelled, refused], 2.0, started_now)
-    failed = await orders.give({cancelled.id: cancelled, refused.id: refused}, seen, 2.0, started_now)
+    failed = await orders.actuate({cancelled.id: cancelled, refused.id: refused}, seen, 2.0, started_now)
     assert {change.workload: change.fields["state"] for change in failed.changes} == {
         cancelled.id: "cancelled",
         refused.id: "failed",

@@ -233,9 +233,9 @@ async def test_no_order_of_any_kind_leaves_a_replica_that_does_not_lead(tmp_path
     seen = await backend.observe()
     for given in ({id: each} for id, each in rows.items()):
         with pytest.raises(NotLeading):
-            await actuator.give(given, seen, 2.0, Started())
+            await actuator.actuate(given, seen, 2.0, Started())
     with pytest.raises(NotLeading):
-        await actuator.give({}, seen, 2.0, Started())  # leftovers: kill what runs, forget what is over
+        await actuator.actuate({}, seen, 2.0, Started())  # leftovers: kill what runs, forget what is over
     with pytest.raises(NotLeading):
         await actuator.begin([row(6, "starting")], 2.0, Started())
     with pytest.raises(NotLeading):
@@ -248,7 +248,7 @@ async def test_no_order_of_any_kind_leaves_a_replica_that_does_not_lead(tmp_path
     assert backend.orders == []
     actuator.restart(leader.check())
     assert actuator.may_act()
-    await actuator.give({starting.id: starting, **rows}, seen, 2.0, Started())
+    await actuator.actuate({starting.id: starting, **rows}, seen, 2.0, Started())
     assert await actuator.purge(over.id, "rnd")
     assert sorted(backend.orders) == ["forget", "kill", "notice", "purge", "start"]
     await leader.close()
@@ -280,12 +280,12 @@ async def test_a_clock_that_jumps_does_not_shorten_the_grace_of_a_session(tmp_pa
     rows = noticed_session(30.0)
     seen = await Recorder().observe()
     async with acting(tmp_path, lambda: at) as (_, actuator):
-        assert not (await actuator.give(rows, seen, 1.0, Started())).changes
-        assert not (await actuator.give(rows, seen, 90_000.0, Started())).changes, "the wall clock jumped by a day"
+        assert not (await actuator.actuate(rows, seen, 1.0, Started())).changes
+        assert not (await actuator.actuate(rows, seen, 90_000.0, Started())).changes, "the wall clock jumped by a day"
         at = 129.9
-        assert not (await actuator.give(rows, seen, 90_000.0, Started())).changes
+        assert not (await actuator.actuate(rows, seen, 90_000.0, Started())).changes
         at = 130.0
-        ended = await actuator.give(rows, seen, -5.0, Started())
+        ended = await actuator.actuate(rows, seen, -5.0, Started())
         assert [change.workload for change in ended.changes] == ["s-1"]
 
 
@@ -294,16 +294,18 @@ async def test_a_new_leader_grants_the_rest_of_a_grace_not_a_second_one(tmp_path
     rows = noticed_session(30.0)
     seen = await Recorder().observe()
     async with acting(tmp_path, lambda: at) as (leader, actuator):
-        assert not (await actuator.give(rows, seen, 21.0, Started())).changes, "20 of 30 s have passed"
+        assert not (await actuator.actuate(rows, seen, 21.0, Started())).changes, "20 of 30 s have passed"
         at = 109.9
-        assert not (await actuator.give(rows, seen, 21.0, Started())).changes
+        assert not (await actuator.actuate(rows, seen, 21.0, Started())).changes
         at = 110.0
-        assert (await actuator.give(rows, seen, 21.0, Started())).changes
+        assert (await actuator.actuate(rows, seen, 21.0, Started())).changes
         actuator.restart(leader.check())
         at = 500.0
-        assert not (await actuator.give(rows, seen, -70.0, Started())).changes, "its clock is behind: no negative age"
+        assert not (await actuator.actuate(rows, seen, -70.0, Started())).changes, (
+            "its clock is behind: no negative age"
+        )
         at = 530.0
-        assert (await actuator.give(rows, seen, -70.0, Started())).changes
+        assert (await actuator.actuate(rows, seen, -70.0, Started())).changes
 
 
 async def test_a_clock_that_is_ahead_leaves_a_session_some_grace_in_a_new_term(tmp_path: Path) -> None:
@@ -313,8 +315,8 @@ async def test_a_clock_that_is_ahead_leaves_a_session_some_grace_in_a_new_term(t
         for grace, granted in ((30.0, TAKEOVER_GRACE), (4.0, 4.0)):
             actuator.restart(leader.check())
             rows = noticed_session(grace)
-            assert not (await actuator.give(rows, seen, 90_000.0, Started())).changes
+            assert not (await actuator.actuate(rows, seen, 90_000.0, Started())).changes
             at += granted - 0.1
-            assert not (await actuator.give(rows, seen, 90_000.0, Started())).changes
+            assert not (await actuator.actuate(rows, seen, 90_000.0, Started())).changes
             at += 0.1001
-            assert (await actuator.give(rows, seen, 90_000.0, Started())).changes
+            assert (await actuator.actuate(rows, seen, 90_000.0, Started())).changes

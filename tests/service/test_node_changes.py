@@ -10,7 +10,7 @@ from random import Random
 import pytest
 from makeway_quota import policy
 from makeway_quota.backends.base import AttemptSeen, NodeSeen, Phase, Seen, WorkloadPod
-from makeway_quota.backends.versions import MOST_GONE, Changes, Versions
+from makeway_quota.backends.versions import MAX_GONE, Changes, Versions
 from makeway_quota.control.world import engine_view
 from makeway_quota.control.world.engine_view import EngineChanges
 from makeway_quota.control.world.observed import Observed
@@ -85,7 +85,7 @@ async def _live_through(random: Random) -> None:
     rows, now, version, changes = Rows(PAST), 1e6, 1, Changes()
     nodes = {name: node(random, name) for name in "ab"}
     world = World(rows, DOCUMENTS[0], version, lambda: now)  # type: ignore[arg-type]
-    world.see(changes.seen(nodes, {}, None))
+    world.observe(changes.seen(nodes, {}, None))
     shown: dict[str, object] = {}
     shown_nodes: dict[str, object] = {}
     rarely: tuple[dict[str, object], dict[str, object]] = {}, {}
@@ -96,14 +96,14 @@ async def _live_through(random: Random) -> None:
         if random.random() < 0.5:
             name = random.choice("abc")
             nodes.pop(name, None) if random.random() < 0.3 else nodes.__setitem__(name, node(random, name))
-            world.see(changes.seen(nodes, {}, world.since if random.random() < 0.9 else None))
+            world.observe(changes.seen(nodes, {}, world.since if random.random() < 0.9 else None))
         if random.random() < 0.1:
             version += 1
             world.use(random.choice(DOCUMENTS), version)
         found = await world.rows()
         take(world.changes(found, now), shown, shown_nodes)
         fresh = World(rows, world.document, 1, lambda now=now: now)  # type: ignore[arg-type]
-        fresh.see(Seen(tuple(nodes.values())))
+        fresh.observe(Seen(tuple(nodes.values())))
         fresh.durations = world.durations
         whole = fresh.snapshot(dict(found), now)
         assert shown == {each.id: each for each in whole.workloads}
@@ -128,7 +128,7 @@ def take(new: EngineChanges, workloads: dict[str, object], nodes: dict[str, obje
 
 
 def test_a_reader_that_was_away_too_long_is_told_of_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_view, "MOST_UNREAD", 3)
+    monkeypatch.setattr(engine_view, "MAX_UNREAD", 3)
 
     async def read() -> None:
         rows = Rows(PAST)
@@ -159,16 +159,16 @@ def test_a_change_of_one_node_converts_no_row_again() -> None:
             row = submitted(NewWorkload(f"j-{at:08x}", "job", "dev", "gpu1", "ana", gpus=1000), 1.0)
             rows.put(row._replace(state="running", started_at=1.0, placement=(Place(f"n{at}", (0,), (1000,)),)))
         world = World(rows, DOCUMENTS[0], 1, lambda: 2.0)  # type: ignore[arg-type]
-        world.see(changes.seen(nodes, {}, None))
+        world.observe(changes.seen(nodes, {}, None))
         assert world.changes(await world.rows(), 2.0).whole
         before = world.assignment
         nodes["n3"] = replace(nodes["n3"], cordoned=True)
-        world.see(changes.seen(nodes, {}, world.since))
+        world.observe(changes.seen(nodes, {}, world.since))
         new = world.changes(await world.rows(), 2.0)
         assert ([each.name for each in new.nodes], new.changed, new.gone, new.whole) == (["n3"], [], [], False)
         assert world.assignment is not before
-        world.see(changes.seen(nodes, {}, world.since))
-        world.see(Seen(tuple(nodes.values())))
+        world.observe(changes.seen(nodes, {}, world.since))
+        world.observe(Seen(tuple(nodes.values())))
         assert not world.changes(await world.rows(), 2.0).nodes, "a full list of the same changes nothing"
 
     asyncio.run(change())
@@ -193,7 +193,7 @@ def test_the_pod_of_an_ended_session_holds_its_gpus_until_it_is_gone() -> None:
         )
         nodes = {name: NodeSeen(name, "cloud", (0, 1, 2, 3), pods=pods if name == "n1" else ()) for name in NAMES}
         world = World(rows, DOCUMENTS[0], 1, lambda: 2.0)  # type: ignore[arg-type]
-        world.see(changes.seen(nodes, {}, None))
+        world.observe(changes.seen(nodes, {}, None))
         assert held(world, await world.rows()) == [((2,), 30.0)], "s-0 ended before this service was started"
         assert world.changes(await world.rows(), 2.0).whole
         rows.put(changed(running, {"state": "stopped", "placement": ()}))
@@ -205,7 +205,7 @@ def test_the_pod_of_an_ended_session_holds_its_gpus_until_it_is_gone() -> None:
         ]
         assert [(each.cpu, each.memory) for each in node.terminating if each.cpu] == [(500, 64)]
         nodes["n1"] = replace(nodes["n1"], pods=())
-        world.see(changes.seen(nodes, {}, world.since))
+        world.observe(changes.seen(nodes, {}, world.since))
         assert [each.name for each in world.changes(await world.rows(), 2.0).nodes] == ["n1"]
         assert held(world, await world.rows()) == []
 
@@ -224,7 +224,7 @@ def test_the_pod_of_an_earlier_attempt_holds_its_gpus_until_it_is_gone() -> None
         pod = WorkloadPod("j-1", gpus=2000, attempt=1, worker=0)
         nodes = {"n1": NodeSeen("n1", "cloud", (0, 1, 2, 3), pods=(pod,))}
         world = World(rows, DOCUMENTS[0], 1, lambda: 2.0)  # type: ignore[arg-type]
-        world.see(changes.seen(nodes, {}, None))
+        world.observe(changes.seen(nodes, {}, None))
         assert held(world, await world.rows()) == [], "it is the pod of the attempt that holds them"
         requeued = changed(first, {"state": "pending", "placement": ()})
         rows.put(requeued)
@@ -236,7 +236,7 @@ def test_the_pod_of_an_earlier_attempt_holds_its_gpus_until_it_is_gone() -> None
         rows.put(changed(again, {"placement": here}))
         assert held(world, await world.rows()) == [], "the new pod waits for the old one"
         nodes["n1"] = replace(nodes["n1"], pods=())
-        world.see(changes.seen(nodes, {}, world.since))
+        world.observe(changes.seen(nodes, {}, world.since))
         assert held(world, await world.rows()) == []
 
     asyncio.run(change())
@@ -249,7 +249,7 @@ def test_a_service_that_was_restarted_takes_what_is_nominated_for_free_if_anythi
         rows.put(waiting._replace(nomination=(Place("n1", (0,), (1000,)),)))
         pod = WorkloadPod("j-1", gpus=1000, attempt=1, worker=0, ends_at=9.0, grace=30)
         world = World(rows, DOCUMENTS[0], 1, lambda: 2.0)  # type: ignore[arg-type]
-        world.see(Seen((NodeSeen("n1", "cloud", (0, 1), pods=(pod,)),)))
+        world.observe(Seen((NodeSeen("n1", "cloud", (0, 1), pods=(pod,)),)))
         assert held(world, await world.rows()) == [((1,), 9.0)]
 
     asyncio.run(change())
@@ -276,7 +276,7 @@ def test_labels_of_a_workload_hide_no_more_than_it_holds(pods: tuple[WorkloadPod
             new = submitted(NewWorkload(id, kind, "dev", "gpu1", "ana", gpus=1000), 1.0)  # type: ignore[arg-type]
             rows.put(new._replace(state="running", attempt=1, placement=(Place("n1", (int(id == "j-1"),), (1000,)),)))
         world = World(rows, DOCUMENTS[0], 1, lambda: 2.0)  # type: ignore[arg-type]
-        world.see(Seen((NodeSeen("n1", "cloud", tuple(range(16)), pods=pods),)))
+        world.observe(Seen((NodeSeen("n1", "cloud", tuple(range(16)), pods=pods),)))
         (node,) = world.snapshot(await world.rows(), 2.0).nodes
         assert (node.foreign_gpus, node.terminating) == (foreign, ())
 
@@ -300,7 +300,7 @@ def test_versions_tell_what_changed_and_what_is_gone_since() -> None:
 
 def test_an_observer_that_knows_too_little_gets_a_full_list() -> None:
     changes = Changes()
-    nodes = {str(at): NodeSeen(str(at), "p", ()) for at in range(MOST_GONE + 2)}
+    nodes = {str(at): NodeSeen(str(at), "p", ()) for at in range(MAX_GONE + 2)}
     first = changes.seen(nodes, {}, None)
     second = changes.seen({}, {}, first.version)
     assert second.whole, "more is gone than is remembered"

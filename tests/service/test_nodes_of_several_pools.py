@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from makeway_quota.backends.base import NodePart, NodeSeen
 from makeway_quota.backends.memory import MemoryBackend
-from makeway_quota.values import MOST_DEVICES
+from makeway_quota.values import MAX_DEVICES
 from running import Running, running
 
 POLICY = """
@@ -30,8 +30,8 @@ policies:
 def mixed(whole: int = 2, slices: int = 7) -> NodeSeen:
     """Return a node with whole GPUs and slices, 24 cores for both."""
     parts = (
-        NodePart("whole", tuple(range(5 * MOST_DEVICES, 5 * MOST_DEVICES + whole))),
-        NodePart("slices", tuple(range(9 * MOST_DEVICES, 9 * MOST_DEVICES + slices))),
+        NodePart("whole", tuple(range(5 * MAX_DEVICES, 5 * MAX_DEVICES + whole))),
+        NodePart("slices", tuple(range(9 * MAX_DEVICES, 9 * MAX_DEVICES + slices))),
     )
     devices = parts[0].devices + parts[1].devices
     return NodeSeen("mixed", "whole", devices, cpu=24_000, most_pods=110, counted=True, parts=parts)

@@ -32,7 +32,7 @@ class Cluster:
     def __init__(self) -> None:
         self.rows, self.now = Rows(), 1000.0
         self.world = World(self.rows, DOCUMENT, 1, lambda: self.now)  # type: ignore[arg-type]
-        self.world.see(Seen((NODE,)))
+        self.world.observe(Seen((NODE,)))
 
     def submit(self, id: str, kind: str = "job") -> None:
         new = NewWorkload(id, kind, "rnd", "one", "ana", gpus=1000, cpu=4000, memory=4096)  # type: ignore[arg-type]
@@ -45,7 +45,7 @@ class Cluster:
         self.put(id, state=state, attempt=1, placement=(Place("n1", (device,), (1000,)),))
 
     def see(self, *attempts: AttemptSeen, node: NodeSeen = NODE) -> None:
-        self.world.see(Seen((node,), attempts))
+        self.world.observe(Seen((node,), attempts))
 
     async def planned(self, id: str) -> Planned:
         changes = self.world.changes(await self.world.rows(), self.now, whole=True)

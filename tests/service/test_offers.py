@@ -213,7 +213,7 @@ async def test_changes_that_the_engine_was_not_shown_for_long_are_dropped_and_re
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(offer_engine, "CHEAP", -1.0)  # an older answer will do
-    monkeypatch.setattr(offer_engine, "MOST_UNREAD", 12)
+    monkeypatch.setattr(offer_engine, "MAX_UNREAD", 12)
     async with running(tmp_path, backend=backend()) as run:
         await run.converged()
         engine = OfferEngine(run.service.services.context, Clock())
@@ -242,7 +242,7 @@ async def test_changes_that_the_engine_was_not_shown_for_long_are_dropped_and_re
 async def test_an_answer_computed_after_too_many_changes_is_that_of_a_new_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(offer_engine, "MOST_UNREAD", 12)
+    monkeypatch.setattr(offer_engine, "MAX_UNREAD", 12)
     async with running(tmp_path, backend=backend()) as run:
         await run.converged()
         engine = OfferEngine(run.service.services.context, Clock())
@@ -287,7 +287,7 @@ async def test_young_answers_are_given_again_while_many_are_asked(
 
 
 async def test_questions_beyond_the_limit_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(offer_engine, "MOST_WAITING", 1)
+    monkeypatch.setattr(offer_engine, "MAX_WAITING", 1)
     async with running(tmp_path, backend=backend()) as run:
         engine = OfferEngine(run.service.services.context)
         answers = await asyncio.gather(
@@ -300,7 +300,7 @@ async def test_questions_beyond_the_limit_are_refused(tmp_path: Path, monkeypatc
 
 
 async def test_previews_beyond_the_limit_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policies, "MOST_PREVIEWS", 1)
+    monkeypatch.setattr(policies, "MAX_PREVIEWS", 1)
     async with running(tmp_path, backend=backend()) as run:
         service = run.service.services.policies
         text = (await service.current(PEOPLE["root"])).document or ""

@@ -58,7 +58,7 @@ class Setting:
         self.see()
 
     def see(self) -> None:
-        self.world.see(Seen(tuple(self.nodes.values()), ()))
+        self.world.observe(Seen(tuple(self.nodes.values()), ()))
 
     async def check(self) -> None:
         """Compare the model with a count by the engine."""
@@ -242,7 +242,7 @@ async def test_nodes_that_do_not_change_stay_the_same_objects(tmp_path: Path) ->
 
 
 async def test_a_model_that_was_not_read_for_long_is_rebuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_model, "MOST_UNREAD", 3)
+    monkeypatch.setattr(read_model, "MAX_UNREAD", 3)
     setting = Setting(tmp_path)
     random = Random(1)
     ids = []
@@ -262,7 +262,7 @@ async def test_a_model_that_was_not_read_for_long_is_rebuilt(tmp_path: Path, mon
 async def test_one_commit_of_more_rows_than_may_wait_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(read_model, "MOST_UNREAD", 3)
+    monkeypatch.setattr(read_model, "MAX_UNREAD", 3)
     setting = Setting(tmp_path)
     jobs = [submitted(number, Random(1)) for number in range(8)]
     for new in jobs:

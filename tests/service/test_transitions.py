@@ -11,10 +11,10 @@ from makeway_quota.control.transitions import EVENTS, AttemptEnd, Transition
 from makeway_quota.engine.plan import Evict, Refusal, Start, Waiting
 from makeway_quota.engine.snapshot import ADMITTED
 from makeway_quota.store import Store, open_store
-from makeway_quota.store.records import ENDED, LIVE, Attempt, Change, NewWorkload, Workload
+from makeway_quota.store.records import ENDED, LIVE_STATES, Attempt, Change, NewWorkload, Workload
 from makeway_quota.values import Notice, Place
 
-STATES = sorted({*LIVE, *ENDED})
+STATES = sorted({*LIVE_STATES, *ENDED})
 HERE = (Place("n1", (0,), (1000,)),)
 NOW = 5000.0
 EXITED = AttemptSeen("j1", 3, Phase.EXITED, 4000.0, 4900.0, 1, message="it broke", step=7, checkpoint_at=4500.0)

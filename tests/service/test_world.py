@@ -60,12 +60,12 @@ async def test_the_gpus_that_no_pool_takes_follow_the_nodes(tmp_path: Path) -> N
     node = NodeSeen("n1", "gpu", (0,), unassigned=(("amd.com/gpu", 2),))
     async with running(tmp_path, backend=MemoryBackend([node])) as run:
         world = run.service.components.world
-        world.see(Seen((node,)))
+        world.observe(Seen((node,)))
         assert world.unassigned == {"n1": (("amd.com/gpu", 2),)}
-        world.see(Seen((replace(node, unassigned=()),)))
+        world.observe(Seen((replace(node, unassigned=()),)))
         assert world.unassigned == {}
-        world.see(Seen((node,), version=2))
-        world.see(Seen((), version=3))
+        world.observe(Seen((node,), version=2))
+        world.observe(Seen((), version=3))
         assert world.unassigned == {}
 
 

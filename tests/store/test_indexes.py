@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from makeway_quota.history.retention import Keep, Retention
 from makeway_quota.store import Store, open_store
-from makeway_quota.store.records import ENDED, LIVE, Cap, Change, NewDecision, NewWorkload, SubmissionKey
+from makeway_quota.store.records import ENDED, LIVE_STATES, Cap, Change, NewDecision, NewWorkload, SubmissionKey
 from sqlalchemy import event
 
 CURSOR = "50.0~j50"
@@ -23,7 +23,7 @@ READS: dict[str, list[Callable[[Store], Any]]] = {
             "job", owner, teams, states, 10, cursor
         )
         for owner, teams in ((None, None), ("ana", None), (None, ["rnd"]), (None, ["rnd", "ops"]), ("ana", ["rnd"]))
-        for states in (None, LIVE, ENDED, ("pending", "failed"))
+        for states in (None, LIVE_STATES, ENDED, ("pending", "failed"))
         for cursor in (None, CURSOR)
     ],
     "submitted": [lambda s: s.submitted([SubmissionKey("k", "ana", "")])],

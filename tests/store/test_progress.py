@@ -188,7 +188,7 @@ def test_a_job_that_cannot_be_written_keeps_no_other(
 def test_jobs_that_report_while_others_are_written_wait_behind_those_that_wait(
     keeper: ProgressKeeper, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress_keeper, "MOST_AT_ONCE", 1)
+    monkeypatch.setattr(progress_keeper, "MAX_AT_ONCE", 1)
     written: list[str] = []
 
     def slow(reports: Any, at: float) -> None:

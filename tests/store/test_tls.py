@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from makeway_quota.doctor.database import check_database
 from makeway_quota.store.database.database import explain, parse
-from makeway_quota.store.database.session_check import read_facts
+from makeway_quota.store.database.postgres_check import read_facts
 from makeway_quota.store.errors import StoreError
 from makeway_quota.store.store import open_store
 from postgres import AUTHORITY, network_database, postgres_server

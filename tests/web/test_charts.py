@@ -188,7 +188,7 @@ def test_a_block_of_a_heat_map_has_a_bounded_number_of_drawings(monkeypatch: pyt
     for slot in range(SLOTS):
         heat_map(large_pool(*nodes), replace(LOOK, classes={"rnd": f"t{slot}"}))
     drawings = [block for kept in heat._KNOWN.values() for block in kept]
-    assert len(drawings) == 2 * heat.MOST_DRAWINGS
+    assert len(drawings) == 2 * heat.MAX_DRAWINGS
 
 
 def test_a_heat_map_is_drawn_once_for_visitors_whose_colours_differ_in_teams_without_a_gpu(

@@ -16,7 +16,7 @@ from makeway_quota.web.server import http_server
 from makeway_quota.web.server.http_server import (
     HEAD_BYTES,
     HEAD_FIELDS,
-    MOST_PIPELINED,
+    MAX_PIPELINED,
     BoundedHttp,
     run,
     server_config,
@@ -297,10 +297,10 @@ async def test_requests_that_wait_for_an_answer_are_few_and_the_connection_close
     protocol, wire = connected(app)
     protocol.data_received(PLAIN * 1000)
     protocol.data_received(PLAIN * 1000)
-    assert len(protocol.pipeline) == MOST_PIPELINED
+    assert len(protocol.pipeline) == MAX_PIPELINED
     app.gate.set()
     await asyncio.wait_for(wire.closed.wait(), GENEROUS)
-    assert wire.written.count(b"HTTP/1.1 ") == wire.written.count(b"HTTP/1.1 200") == MOST_PIPELINED + 1
+    assert wire.written.count(b"HTTP/1.1 ") == wire.written.count(b"HTTP/1.1 200") == MAX_PIPELINED + 1
 
 
 async def test_nothing_is_read_while_requests_wait() -> None:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from makeway_api.errors import MakewayError
-from makeway_quota.services.log.topics import MOST_TOPICS
+from makeway_quota.services.log.topics import MAX_TOPICS
 from makeway_quota.web.pages import live as live_module
 from makeway_quota.web.pages import parts as parts_module
 from makeway_quota.web.pages.edits import applied, edits
@@ -155,7 +155,7 @@ async def test_a_stream_names_only_the_topics_that_its_page_shows(web: Portal, u
         for query, code in (("topics=secret", "unknown_topic"), ("parts=jobs/j-1", "unknown_part")):
             refused = await client.get(f"{url}{API}/events?{query}")
             assert (refused.status_code, refused.json()["code"]) == (422, code)
-        many = ",".join(f"job:j-{n}" for n in range(MOST_TOPICS + 1))
+        many = ",".join(f"job:j-{n}" for n in range(MAX_TOPICS + 1))
         assert (await client.get(f"{url}{API}/events?topics={many}")).json()["code"] == "too_many_topics"
 
 
@@ -185,7 +185,7 @@ async def test_files_asked_for_several_times_at_once_count_once(monkeypatch: pyt
     """Else the room for compressed files shrinks until none is kept."""
     body = b"body" * 400
     size = len(gzip.compress(body, compression.BEST, mtime=0))
-    monkeypatch.setattr(compression, "MOST_KEPT", 3 * size)
+    monkeypatch.setattr(compression, "MAX_KEPT", 3 * size)
     made = list[bytes]()
     real = gzip.compress
 

@@ -78,7 +78,7 @@ async def test_a_reader_that_goes_away_takes_nothing_from_the_others() -> None:
 
 
 async def test_views_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sharing, "MOST_VIEWS", 10)
+    monkeypatch.setattr(sharing, "MAX_VIEWS", 10)
     parts, render = SharedParts(0.0), Counted()
     for number in range(100):
         await parts.get(("panel", number), render)

@@ -243,7 +243,7 @@ def test_a_deleted_job_ends_its_card(made: Any) -> None:
 
 
 def test_only_so_many_cards_are_kept(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cards, "MOST_CARDS", 2)
+    monkeypatch.setattr(cards, "MAX_CARDS", 2)
     kept = [made(job(id=f"j-{n}"))[0] for n in range(3)]
     assert kept[1:] == cards._CARDS
 
@@ -343,6 +343,6 @@ def test_a_table_ends_with_its_jobs_or_an_hour_after_the_last_cell(tabled: Any) 
 
 
 def test_a_table_that_cannot_be_updated_or_is_too_long_is_not_followed(tabled: Any) -> None:
-    for updatable, many in ((False, 1), (True, cards.MOST_ROWS + 1)):
+    for updatable, many in ((False, 1), (True, cards.MAX_ROWS + 1)):
         tabled(*[job(id=f"j-{n}") for n in range(many)], updatable=updatable)
         assert cards._TABLES == []

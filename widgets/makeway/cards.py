@@ -14,11 +14,11 @@ from .feed import FEED, Feed, JobNews
 from .live import CELLS, Bundle, LiveOutput
 from .words import full_clock
 
-MOST_CARDS = 100
+MAX_CARDS = 100
 """Cards of one kernel that are kept up to date; beyond that the oldest stays as it is"""
 APART = 0.9
 """Seconds between two updates of one card at least, but for its last one; the feed reads a job once a second"""
-MOST_ROWS = 50
+MAX_ROWS = 50
 """Jobs of a table that are followed; a table of more is not kept up to date"""
 
 
@@ -40,7 +40,7 @@ class Card:
             return
         CELLS.keep(self)
         _CARDS.append(self)
-        if len(_CARDS) > MOST_CARDS:
+        if len(_CARDS) > MAX_CARDS:
             _CARDS[0].close()
         feed.follow(job, self.show, known_at)
 
@@ -101,7 +101,7 @@ class JobTable:
         self._text = self._said()
         self._followed = {job.id for job in jobs if not job.state.ended}
         before = _TABLES[:]
-        if len(self._followed) > MOST_ROWS or not self._output.updatable:
+        if len(self._followed) > MAX_ROWS or not self._output.updatable:
             self._followed.clear()
         else:
             CELLS.keep(self)

@@ -23,7 +23,7 @@ from .words import clock, full_clock
 
 VIRTUAL = "These GPUs are virtual: this machine has none, and jobs run without one."
 NO_TEAM = "You are in no team, so no GPUs are reserved for you; ask an administrator to add you to one."
-_MOST_JOBS = 20
+_MAX_JOBS = 20
 
 
 @dataclass(frozen=True)
@@ -244,7 +244,7 @@ def _knowledge(picture: Picture, paused: str) -> tuple[Inline, ...]:
 
 
 def _section(title: str, jobs: Sequence[Job], none: str, owner: bool) -> list[Block]:
-    body: Block = jobs_block(jobs[:_MOST_JOBS], None, owner) if jobs else line(Soft(none))
-    hidden = len(jobs) - _MOST_JOBS
+    body: Block = jobs_block(jobs[:_MAX_JOBS], None, owner) if jobs else line(Soft(none))
+    hidden = len(jobs) - _MAX_JOBS
     more: list[Block] = [line(Soft(f"… and {hidden} more"))] if hidden > 0 else []
     return [line(Bold(title), space=6), body, *more]

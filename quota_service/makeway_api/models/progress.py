@@ -12,8 +12,8 @@ from .base import Wire
 LARGEST = 2**53
 SLOWEST = 1e-9
 """Steps per second; what is slower stands still"""
-MOST_METRICS = 32
-MOST_POINTS = 64
+MAX_METRICS = 32
+MAX_POINTS = 64
 LONGEST_NAME = 64
 
 Count = Annotated[int, Field(ge=0, lt=LARGEST)]
@@ -35,7 +35,7 @@ class ProgressCurve(Wire):
     """The history of one metric: `points` are pairs of a step and a value, in the order of the steps."""
 
     name: str = ""
-    points: list[tuple[int, float]] = Field(default_factory=list, max_length=MOST_POINTS, description="at most 64")
+    points: list[tuple[int, float]] = Field(default_factory=list, max_length=MAX_POINTS, description="at most 64")
 
     @field_validator("name", mode="before")
     @classmethod
@@ -46,13 +46,13 @@ class ProgressCurve(Wire):
     @classmethod
     def _clean_points(cls, value: Any) -> list[tuple[int, float]]:
         found: list[tuple[int, float]] = []
-        for point in list(value)[-MOST_POINTS - 1 :] if isinstance(value, list | tuple) else ():
+        for point in list(value)[-MAX_POINTS - 1 :] if isinstance(value, list | tuple) else ():
             if isinstance(point, list | tuple) and len(point) == 2:
                 step, number = point
                 ordered = isinstance(step, int) and 0 <= step < LARGEST and (not found or step > found[-1][0])
                 if ordered and (finite := _number(number)) is not None:
                     found.append((step, finite))
-        return found[-MOST_POINTS:]
+        return found[-MAX_POINTS:]
 
 
 class ReportedProgress(Wire):
@@ -63,7 +63,7 @@ class ReportedProgress(Wire):
     rate: float | None = None
     stage: str = ""
     at: float = 0.0
-    metrics: dict[str, float | None] = Field(default_factory=dict, max_length=MOST_METRICS)
+    metrics: dict[str, float | None] = Field(default_factory=dict, max_length=MAX_METRICS)
     curve: ProgressCurve | None = None
     save_seconds: float | None = None
     save_killed: bool = False
@@ -98,7 +98,7 @@ class ReportedProgress(Wire):
     @field_validator("metrics", mode="before")
     @classmethod
     def _clean_metrics(cls, value: Any) -> dict[str, float | None]:
-        pairs = list(value.items())[:MOST_METRICS] if isinstance(value, dict) else []
+        pairs = list(value.items())[:MAX_METRICS] if isinstance(value, dict) else []
         return {_name(name): _number(number) for name, number in pairs}
 
     @field_validator("curve", mode="before")

@@ -14,7 +14,7 @@ from .base import AttemptSeen, Key, NodeSeen, Seen
 K = TypeVar("K")
 V = TypeVar("V")
 
-MOST_GONE = 10_000
+MAX_GONE = 10_000
 """Removals that are remembered; a caller with an older version gets a full list."""
 
 
@@ -42,7 +42,7 @@ class Versions(Generic[K, V]):
         for key in left:
             del self.shown[key], self._changed[key]
             self._gone[key] = version
-            if len(self._gone) > MOST_GONE:
+            if len(self._gone) > MAX_GONE:
                 _, self._oldest = self._gone.popitem(last=False)
         return bool(changed or left)
 

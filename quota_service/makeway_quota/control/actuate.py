@@ -31,7 +31,7 @@ from ..store.store import Store
 from ..values import File, Notice
 from ..wording import IDS, Names, outcomes
 from . import transitions
-from .change_set import ChangeSet
+from .change_set import ChangeSet, job_name
 from .hub.servers import HubServers
 from .replicas.leader import Leader
 from .retries import Retries, alike, sentence
@@ -158,7 +158,7 @@ class Actuator:
         if errors:
             raise errors[0]
 
-    async def give(
+    async def actuate(
         self, rows: Mapping[str, Workload], seen: Seen, now: float, started: Started, names: Names = IDS
     ) -> ChangeSet:
         """Send all other orders; return what could not be done, for the store.
@@ -206,7 +206,7 @@ class Actuator:
                     await self._try("killed", key, lambda: self._backend.kill(*key))
                 return
             if row.cancel_requested:
-                message = outcomes.cancelled_before_start(_job(row))
+                message = outcomes.cancelled_before_start(job_name(row))
                 started.failed.add(*transitions.cancel_before_start(row, message, now))
                 return
             await self._start(started, row, now)
@@ -244,25 +244,25 @@ class Actuator:
             await self._order(lambda: self._backend.start(order))
             self.quarantine.passed(STARTING, "workload", row.id)
         except BackendFull as error:
-            log.warning("%s returns to the queue: %s", _job(row), error)
+            log.warning("%s returns to the queue: %s", job_name(row), error)
             started.postponed.add(key)
-            started.failed.add(*self.backoff.requeue(row, _job(row), sentence(error), now, NO_ROOM))
+            started.failed.add(*self.backoff.requeue(row, job_name(row), sentence(error), now, NO_ROOM))
         except (FilesUnavailable, BackendUnavailable) as error:
             if key not in self._postponed:
-                log.warning("%s is started later: %s", _job(row), error)
+                log.warning("%s is started later: %s", job_name(row), error)
             started.postponed.add(key)
             if isinstance(error, BackendRefusal):
                 self.retries.refused(key)
-            message = outcomes.start_postponed(_job(row), sentence(error))
+            message = outcomes.start_postponed(job_name(row), sentence(error))
             if not alike(row.reason_message, message):
                 started.reasons.add(*transitions.retry_launch(row, "start_postponed", message))
         except (BackendError, OSError) as error:
-            message = outcomes.could_not_start(_job(row), sentence(error))
+            message = outcomes.could_not_start(job_name(row), sentence(error))
             started.failed.add(*transitions.fail_to_start(row, message, now))
         except Exception as error:  # an error of Makeway's own: others get its GPUs until it is tried again
             self.quarantine.failed(STARTING, "workload", row.id, error, LONGEST)
             started.postponed.add(key)
-            started.failed.add(*self.backoff.requeue(row, _job(row), reason_of(error), now, START_DEFERRED))
+            started.failed.add(*self.backoff.requeue(row, job_name(row), reason_of(error), now, START_DEFERRED))
 
     def _start_order(self, row: Workload) -> StartOrder:
         def files() -> tuple[File, ...]:
@@ -362,7 +362,3 @@ def _passed(notice: Notice, now: float) -> float:
     """Return the seconds of a grace that had passed when the notice was first seen; never the last TAKEOVER_GRACE."""
     grace = notice.deadline - notice.at
     return max(0.0, min(now - notice.at, grace - TAKEOVER_GRACE))
-
-
-def _job(row: Workload) -> str:
-    return outcomes.job_of(row.name or row.id, row.owner)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ..store.records import Change, NewDecision, Workload
+from ..wording import outcomes
 
 
 @dataclass(slots=True)
@@ -29,6 +30,11 @@ class ChangeSet:
         for begin in range(0, len(self.changes), most):
             changes = self.changes[begin : begin + most]
             yield ChangeSet(changes, [each for change in changes for each in decisions.get(change.workload, ())])
+
+
+def job_name(row: Workload) -> str:
+    """Return what decisions call the job of a row: `“train” of ana`."""
+    return outcomes.job_of(row.name or row.id, row.owner)
 
 
 def decide(row: Workload, verb: str, code: str, message: str, **numbers: object) -> NewDecision:

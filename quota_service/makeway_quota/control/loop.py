@@ -52,7 +52,7 @@ the last to be written."""
 DRAIN_EVERY = 30.0
 """Seconds after which a follower drops what was collected for a cycle."""
 
-MOST_ROUNDS = 5
+MAX_ROUNDS = 5
 """Cycles in a row without a pause, while each one changes something."""
 
 
@@ -191,7 +191,7 @@ class Loop:
         if self.servers is not None:
             self.servers.stop({})
         if self.backend.shared:
-            self.world.see(await self.backend.observe(self.world.since))
+            self.world.observe(await self.backend.observe(self.world.since))
         rows = await self.world.rows_as_of_now()
         if time.monotonic() - self._drained_at > DRAIN_EVERY:
             self._drained_at = time.monotonic()
@@ -203,8 +203,8 @@ class Loop:
         self.last_cycle_at = time.monotonic()
 
     async def converge(self) -> None:
-        """Run cycles until nothing changes any more (at most MOST_ROUNDS times)."""
-        for _ in range(MOST_ROUNDS):
+        """Run cycles until nothing changes any more (at most MAX_ROUNDS times)."""
+        for _ in range(MAX_ROUNDS):
             with self.gate.closed():
                 changed = await self.cycle(self._explaining.due())
             if not changed:
@@ -241,7 +241,7 @@ class Loop:
 
     async def _observe(self) -> float:
         """Read nodes and attempts back from the backend; return the time that this cycle decides at."""
-        self.world.see(await self.backend.observe(self.world.since))
+        self.world.observe(await self.backend.observe(self.world.since))
         return self.clock()
 
     async def _reconcile(self, now: float) -> bool:
@@ -274,7 +274,7 @@ class Loop:
         work_queue = self.world.work_queue
         rows = await self.world.watched()  # with the commits so far
         started.expected = work_queue.expected(now)
-        failed = await self.actuator.give(work_queue.rows(), work_queue.seen(now), now, started, self._names(rows))
+        failed = await self.actuator.actuate(work_queue.rows(), work_queue.seen(now), now, started, self._names(rows))
         work_queue.ordered(now, started.postponed)
         changed = await self._commit(failed, now)
         await self._commit(started.reasons, now)

@@ -18,7 +18,7 @@ from ..store.records import Workload
 from .world.engine_view import as_workload, to_avoid
 from .world.pool_assignment import PoolAssignment, divide
 
-MOST_LOST_ON = 8
+MAX_LOST_ON = 8
 """Losses of a job whose nodes are remembered."""
 
 Room = Mapping[str, Mapping[str, int]]
@@ -55,7 +55,7 @@ class Losses:
 
     def remembered(self, row: Workload, nodes: Sequence[str]) -> tuple[str, ...]:
         """Return the nodes of a job's newest losses; each once if the job would avoid every node that it fits on."""
-        lost_on = (*row.lost_on, *nodes)[-MOST_LOST_ON:]
+        lost_on = (*row.lost_on, *nodes)[-MAX_LOST_ON:]
         avoided = to_avoid(lost_on)
         return tuple(dict.fromkeys(lost_on)) if avoided and not self._fits(row, avoided) else lost_on
 

@@ -16,13 +16,13 @@ from ..engine.snapshot import ADMITTED
 from ..policy import Document
 from ..quarantine import Quarantine
 from ..store.records import Workload
-from ..values import Notice
+from ..values import CHECKPOINT_STORAGE, Notice
 from ..wording import IDS, Names, outcomes
 from . import transitions
-from .change_set import ChangeSet
+from .change_set import ChangeSet, job_name
 from .losses import Losses
 from .start_backoff import RETRY_DELAYED, START_DEFERRED, StartBackoff, retry_delay
-from .transitions import CHECKPOINT_STORAGE, TIME_LIMIT, AttemptEnd, End
+from .transitions import TIME_LIMIT, AttemptEnd, End
 from .world.present_times import PresentTimes
 
 SKEW = 60.0
@@ -118,7 +118,7 @@ class _Reports:
         """End or requeue a job whose attempt is over or lost."""
         noticed = row.notice is not None or seen.noticed
         finished = seen.exit_code == 0 and not seen.acknowledged and (seen.completed or not noticed)
-        job = _job(row)
+        job = job_name(row)
         late = row.reason_code == TIME_LIMIT
         if late and not finished:
             message = outcomes.time_limit_reached(row.time_limit or 0.0)
@@ -150,7 +150,7 @@ class _Reports:
         failures = row.failures + 1
         delay = retry_delay(failures, self._worked(row, seen))
         left = row.max_failures - failures
-        message = outcomes.failed_and_retried(_job(row), _cause(seen), left, delay)
+        message = outcomes.failed_and_retried(job_name(row), _cause(seen), left, delay)
         fields: dict[str, object] = {"failures": failures}
         if delay > 0:
             fields |= {"reason_code": RETRY_DELAYED, "not_before": self.now + delay}
@@ -165,9 +165,9 @@ class _Reports:
     def _evicted(self, row: Workload, seen: AttemptSeen, notice: Notice) -> None:
         progress = self._saved(row, seen)
         if seen.killed:
-            message = outcomes.killed_at_deadline(_job(row), row.grace, progress)
+            message = outcomes.killed_at_deadline(job_name(row), row.grace, progress)
         else:
-            message = outcomes.made_way(_job(row), self._preemptor(notice), progress, _error(row, seen))
+            message = outcomes.made_way(job_name(row), self._preemptor(notice), progress, _error(row, seen))
         outcome = "moved" if notice.kind == "move" else "preempted"
         fields: dict[str, object] = {"preemptions": row.preemptions + 1}
         self._requeue(row, seen, outcome, "made_way", message, fields, progress.lost)
@@ -181,12 +181,12 @@ class _Reports:
         """Requeue a job that got a notice which is in no row; it counts as a loss unless Makeway itself stops."""
         progress = self._saved(row, seen)
         if self.stopping:
-            message = outcomes.stopped_with_makeway(_job(row), progress, _error(row, seen))
+            message = outcomes.stopped_with_makeway(job_name(row), progress, _error(row, seen))
             self._requeue(row, seen, "preempted", "made_way", message, {}, progress.lost)
         else:
             nodes = _nodes(row)
-            message = outcomes.stopped_by_others(_job(row), nodes, progress, _error(row, seen))
-            self._count(row, seen, message, outcomes.stopped_for_good(_job(row), nodes, row.infra_failures + 1))
+            message = outcomes.stopped_by_others(job_name(row), nodes, progress, _error(row, seen))
+            self._count(row, seen, message, outcomes.stopped_for_good(job_name(row), nodes, row.infra_failures + 1))
 
     def _never_ran(self, row: Workload, seen: AttemptSeen, code: str = START_DEFERRED) -> None:
         """Requeue a job of which nothing ran, which is no loss: it is delayed, and goes elsewhere if it can.
@@ -194,7 +194,7 @@ class _Reports:
         Also where no checkpoint could be kept: one node's mount may hang, and a volume that is away comes back.
         """
         self._avoid(row, seen)
-        self.change_set.add(*self.backoff.requeue(row, _job(row), _cause(seen), self.now, code))
+        self.change_set.add(*self.backoff.requeue(row, job_name(row), _cause(seen), self.now, code))
 
     def _avoid(self, row: Workload, seen: AttemptSeen) -> None:
         """Remember the node that did not start a worker, or ended it, where it is ready for others."""
@@ -205,7 +205,7 @@ class _Reports:
 
     def _lost(self, row: Workload, seen: AttemptSeen) -> None:
         """Requeue a job that was lost."""
-        job, nodes, cause = _job(row), _nodes(row), _cause(seen)
+        job, nodes, cause = job_name(row), _nodes(row), _cause(seen)
         began = row.state != "starting" or seen.started_at is not None
         message = outcomes.lost(job, nodes, cause, self._saved(row, seen) if began else None)
         self._count(row, seen, message, outcomes.lost_for_good(job, nodes, cause, row.infra_failures + 1))
@@ -295,7 +295,3 @@ def _error(row: Workload, seen: AttemptSeen) -> str:
 
 def _nodes(row: Workload) -> list[str]:
     return sorted({place.node for place in row.placement})
-
-
-def _job(row: Workload) -> str:
-    return outcomes.job_of(row.name or row.id, row.owner)

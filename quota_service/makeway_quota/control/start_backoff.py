@@ -13,9 +13,11 @@ from makeway_api.durations import duration
 
 from ..quarantine import Quarantine
 from ..store.records import Workload
+from ..values import CHECKPOINT_STORAGE
 from ..wording import outcomes
 from . import transitions
-from .transitions import CHECKPOINT_STORAGE, Transition
+from .change_set import job_name
+from .transitions import Transition
 
 WAKING = "trying it again where nodes came back"
 NO_ROOM = "no_room"
@@ -117,7 +119,7 @@ class StartBackoff:
         soon = max(now, tried + FIRST)
         if soon >= until:
             return None
-        job = outcomes.job_of(row.name or row.id, row.owner)
+        job = job_name(row)
         message = outcomes.start_soon(job, sorted(nodes), row.reason_message)
         return transitions.try_soon(row, soon, message, tuple(one for one in row.avoids if one[0] not in nodes))
 

@@ -19,7 +19,7 @@ from ..quarantine import Quarantine
 from ..store.records import Workload
 from ..wording import outcomes
 from . import transitions
-from .change_set import ChangeSet
+from .change_set import ChangeSet, job_name
 from .transitions import TIME_LIMIT
 
 MARGIN = 15.0
@@ -93,5 +93,5 @@ class TimeLimits:
         last = self._known[seen.key] + row.grace + (LATE_MARGIN if noticed else MARGIN)
         if at < last:
             return
-        message = outcomes.over_time_limit(outcomes.job_of(row.name or row.id, row.owner), row.time_limit or 0.0)
+        message = outcomes.over_time_limit(job_name(row), row.time_limit or 0.0)
         change_set.add(*transitions.overrun(row, message, duration(row.time_limit or 0.0)))

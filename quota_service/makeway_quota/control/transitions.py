@@ -14,17 +14,14 @@ from typing import Literal, NamedTuple
 
 from ..backends.base import AttemptSeen, Phase
 from ..engine.plan import Evict, Move, Refusal, Start, Waiting
-from ..engine.snapshot import ADMITTED
-from ..store.records import ENDED, LIVE, Attempt, Change, NewDecision, Workload
+from ..engine.snapshot import ADMITTED, LIVE
+from ..store.records import ENDED, LIVE_STATES, Attempt, Change, NewDecision, Workload
 from ..values import Notice, places
 from ..wording.outcomes import RESULT_LOST
 from .change_set import decide
 
 TIME_LIMIT = "time_limit"
 """The reason code of a job that is ended because it ran past its time limit"""
-CHECKPOINT_STORAGE = "checkpoint_storage"
-"""The reason code of a job that did not start, as no checkpoint could be kept on its volume; an administrator has to
-act. In the numbers of the reason of a job that failed for it, too."""
 
 End = Literal["succeeded", "failed", "cancelled"]
 States = frozenset[str]
@@ -70,7 +67,7 @@ EVENTS: Mapping[str, WorkloadEvent] = {
     ),
     "end_cancelled": WorkloadEvent(ADMITTED, "cancelled", "the processes of a cancelled job are gone"),
     "release": WorkloadEvent(
-        frozenset(LIVE),
+        LIVE,
         "stopped",
         "the session's server is gone, its lease expired, or it made way; cancelled if it never started",
     ),
@@ -186,7 +183,7 @@ def cancel(row: Workload, by: str, message: str, now: float) -> Transition:
 
 def withdraw(row: Workload, now: float) -> Transition:
     """End a workload at the end of its demand, whether it waits or runs: in simulations only, so it is no event."""
-    change = Change(row.id, {"state": "cancelled", **_ended(row, now, "cancelled", "")}, expect_states=LIVE)
+    change = Change(row.id, {"state": "cancelled", **_ended(row, now, "cancelled", "")}, expect_states=LIVE_STATES)
     return Transition(change)
 
 

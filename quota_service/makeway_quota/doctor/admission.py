@@ -20,7 +20,7 @@ from ..values import Place
 from .cluster import ClusterAccess
 from .findings import Finding, Severity
 
-MOST_PROFILES = 30
+MAX_PROFILES = 30
 """So many profiles are checked, the first of the policy"""
 DRY_RUN = "?dryRun=All"
 NO_DRY_RUN = "does not support dry run"
@@ -50,7 +50,7 @@ async def check_job_pods(cluster: ClusterAccess) -> Iterable[Finding]:
     facts = cluster.document.profile_facts
     profiles = [profile for profile in cluster.document.profiles if "job" in facts[profile.name].kinds]
     disk = await _smallest_disk(cluster)
-    return await _refusals(cluster, profiles[:MOST_PROFILES], partial(_job_pod, disk=disk))
+    return await _refusals(cluster, profiles[:MAX_PROFILES], partial(_job_pod, disk=disk))
 
 
 async def _smallest_disk(cluster: ClusterAccess) -> int:
@@ -69,7 +69,7 @@ async def check_notebook_pods(cluster: ClusterAccess) -> Iterable[Finding]:
         return []
     facts = cluster.document.profile_facts
     profiles = [profile for profile in cluster.document.profiles if "session" in facts[profile.name].kinds]
-    return await _refusals(cluster, profiles[:MOST_PROFILES], _notebook_pod)
+    return await _refusals(cluster, profiles[:MAX_PROFILES], _notebook_pod)
 
 
 async def _refusals(cluster: ClusterAccess, profiles: Iterable[Profile], made: Any) -> list[Finding]:

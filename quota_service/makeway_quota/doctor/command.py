@@ -16,7 +16,7 @@ from ..backends.kubernetes.api.connection import connection
 from ..backends.kubernetes.configured import check_worker_url
 from ..policy import Document, PolicyInvalid, read
 from ..settings import ServiceSettings
-from ..store.database.session_check import stored_policy
+from ..store.database.postgres_check import stored_policy
 from ..store.errors import StoreError
 from . import admission, database, images, machine, network, nodes, rights, server, volumes
 from .cluster import ClusterAccess

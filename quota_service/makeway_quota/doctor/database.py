@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..store.database.session_check import ServerFacts, read_facts
+from ..store.database.postgres_check import ServerFacts, read_facts
 from .findings import Finding
 from .server import clocks_apart
 

@@ -21,7 +21,7 @@ T = TypeVar("T")
 Skip = Collection[tuple[object, ...]]
 """The primary keys of rows that are left alone"""
 
-MOST_SKIPPED = 100
+MAX_SKIPPED = 100
 """Rows of one table that a pass passes over; beyond them the table counts as damaged, and its step as failed"""
 TOLD = 1200.0
 """Seconds for which a failure is told, unless the next pass succeeds, which begins within ten minutes of this one"""
@@ -126,7 +126,7 @@ class RowRemovals:
             await self.check(error)
             if len(keys) < 2:
                 self._failed[step] += 1
-                if self._failed[step] > MOST_SKIPPED:
+                if self._failed[step] > MAX_SKIPPED:
                     raise
                 for key in keys:
                     self.quarantine.set_aside(step, "row", f"{table} {key}", _cause(error), TOLD)
@@ -178,7 +178,7 @@ class Rows:
                 if len(error.keys) > 1:
                     self._pace.rows = len(error.keys) // 2
                     continue
-                if len(self._skip) >= MOST_SKIPPED:
+                if len(self._skip) >= MAX_SKIPPED:
                     raise
                 [key] = error.keys
                 self._skip[key] = self._names[f"{error.table} {'/'.join(map(str, key))}"] = _cause(error)

@@ -9,13 +9,13 @@ import orjson
 from ..store.pages import first_that_fit
 from ..store.records import Attempt, Decision, Workload
 
-MOST_LIST = 3_000_000
+MAX_LIST = 3_000_000
 """Bytes of the items of one list; the next page goes on"""
-MOST_ATTEMPTS = 1_000_000
+MAX_ATTEMPTS = 1_000_000
 """Bytes of the attempts in the answer about one job: the newest ones"""
-MOST_SHOWN = 1_000_000
+MAX_SHOWN = 1_000_000
 """Bytes of a command or a source in the answer about one job; older versions took longer ones"""
-MOST_GRANTS = 10_000
+MAX_GRANTS = 10_000
 """Workers whose places are shown of one job"""
 
 JOB = 1300
@@ -38,12 +38,12 @@ def job_bytes(row: Workload) -> int:
     """Return the bytes that a job has in a list, at least."""
     texts = (row.name, row.owner, row.message, row.reason_message, row.image or "")
     numbers = len(orjson.dumps(dict(row.reason_numbers))) if row.reason_numbers else 0
-    return JOB + sum(map(text_bytes, texts)) + numbers + PLACE * min(len(row.placement), MOST_GRANTS)
+    return JOB + sum(map(text_bytes, texts)) + numbers + PLACE * min(len(row.placement), MAX_GRANTS)
 
 
 def attempt_bytes(row: Attempt) -> int:
     """Return the bytes that an attempt has in the answer about its job, at least."""
-    return ATTEMPT + text_bytes(row.message) + PLACE * min(len(row.placement), MOST_GRANTS)
+    return ATTEMPT + text_bytes(row.message) + PLACE * min(len(row.placement), MAX_GRANTS)
 
 
 def decision_bytes(row: Decision) -> int:
@@ -53,10 +53,10 @@ def decision_bytes(row: Decision) -> int:
 
 def newest_attempts(attempts: Sequence[Attempt]) -> list[Attempt]:
     """Return the newest attempts that fit into the answer about their job, first one first."""
-    return first_that_fit(reversed(attempts), attempt_bytes, MOST_ATTEMPTS)[::-1]
+    return first_that_fit(reversed(attempts), attempt_bytes, MAX_ATTEMPTS)[::-1]
 
 
-def shown_text(text: str, most: int = MOST_SHOWN) -> str:
+def shown_text(text: str, most: int = MAX_SHOWN) -> str:
     """Return a text that has at most so many bytes in JSON, with a note where its end is left out."""
     if (size := text_bytes(text)) <= most:
         return text
@@ -64,7 +64,7 @@ def shown_text(text: str, most: int = MOST_SHOWN) -> str:
     return f"{kept}\n… ({size - text_bytes(kept):,} more bytes are not shown)"
 
 
-def shown_words(words: Sequence[str], most: int = MOST_SHOWN) -> list[str]:
+def shown_words(words: Sequence[str], most: int = MAX_SHOWN) -> list[str]:
     """Return a command with at most so many bytes, its last word cut."""
     left, found = most, list[str]()
     for word in words:

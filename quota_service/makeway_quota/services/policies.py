@@ -23,7 +23,7 @@ from .projection import Projection, projection
 from .refusals import busy, refuse
 from .times import at
 
-MOST_PREVIEWS = 4
+MAX_PREVIEWS = 4
 """Previews under way and waiting, of all users; one at a time is computed"""
 
 
@@ -73,7 +73,7 @@ class PolicyService:
 
     async def preview(self, caller: Caller, text: str) -> Preview:
         """Return which workloads of the caller's teams would start, be evicted and wait, beyond what happens anyway."""
-        if len(self._previews) >= MOST_PREVIEWS:
+        if len(self._previews) >= MAX_PREVIEWS:
             raise busy("Other previews are being computed: try again in a moment.", "previews_busy", 503, 5)
         if caller.name in self._previews:
             raise busy("Your last preview is still being computed: wait for its end.", "preview_under_way", 429, 5)

@@ -17,7 +17,7 @@ from ..engine.snapshot import Workload as EngineWorkload
 from ..store.records import Workload
 from ..wording import sentence
 
-MOST_PLANS = 6
+MAX_PLANS = 6
 """The most plans that are applied; two are enough, except for chains of moves."""
 
 
@@ -43,7 +43,7 @@ def projection(snapshot: Snapshot, rows: Mapping[str, Workload], *, all_names: b
         return sentence(decision.facts, names if all_names else names.to(rows[decision.id].team))
 
     ran = {workload.id for workload in snapshot.workloads if workload.state in ADMITTED}
-    for _ in range(MOST_PLANS):
+    for _ in range(MAX_PLANS):
         plan = schedule(snapshot)
         evictions: tuple[Evict | Move, ...] = (*plan.evict, *plan.move)
         for each in evictions:

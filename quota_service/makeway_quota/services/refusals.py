@@ -13,7 +13,7 @@ from ..store.errors import Conflict, KeyReused, NotLeading, OutcomeUnknown, Remo
 
 log = logging.getLogger("makeway.requests")
 
-MOST_NAMED = 5
+MAX_NAMED = 5
 """Jobs that a sentence names"""
 DATABASE_PAUSE = 3.0
 """Seconds after which a request may be repeated that the database did not answer."""
@@ -72,7 +72,7 @@ def some_failed(done: str, failed: Mapping[str, Exception]) -> MakewayError:
     """Return the error of a request that was carried out (`done`: cancelled, deleted) but for some jobs."""
     for id, error in failed.items():
         log.error("The job %s could not be %s", id, done, exc_info=error)
-    jobs, more = ", ".join(list(failed)[:MOST_NAMED]), " and others" if len(failed) > MOST_NAMED else ""
+    jobs, more = ", ".join(list(failed)[:MAX_NAMED]), " and others" if len(failed) > MAX_NAMED else ""
     message = (
         f"{count(len(failed), 'job')} could not be {done} ({jobs}{more}), and all others were. "
         "The log of the service has the reason: repeat the request once that is fixed."

@@ -25,7 +25,7 @@ from ..store.reports.progress import ProgressRow
 from ..values import Notice as NoticeRow
 from ..values import Place, ordinal
 from ..wording import gpus, outcomes
-from .answer_size import MOST_GRANTS, newest_attempts, shown_text, shown_words
+from .answer_size import MAX_GRANTS, newest_attempts, shown_text, shown_words
 from .times import at, when
 
 
@@ -35,10 +35,10 @@ def gpu(milli: int | float) -> float:
 
 
 def grants(placement: Sequence[Place]) -> list[Grant]:
-    """Return a placement, one grant for each worker, of a very large gang for the first MOST_GRANTS."""
+    """Return a placement, one grant for each worker, of a very large gang for the first MAX_GRANTS."""
     return [
         Grant(node=p.node, devices=[ordinal(each) for each in p.devices], gpus=gpu(sum(p.milli)))
-        for p in placement[:MOST_GRANTS]
+        for p in placement[:MAX_GRANTS]
     ]
 
 

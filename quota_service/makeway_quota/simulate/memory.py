@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ..history.durations import Durations
-from ..store.records import LIVE, Change, NewDecision, Workload
+from ..store.records import LIVE_STATES, Change, NewDecision, Workload
 from ..store.rows import changed, refuse_unstorable
 
 Listener = Callable[[Workload, Workload], None]
@@ -51,7 +51,7 @@ class MemoryStore:
                 continue
             after = changed(row, change.fields)
             applied.add(row.id)
-            if after.state in LIVE:
+            if after.state in LIVE_STATES:
                 self.rows[row.id] = after
             else:
                 del self.rows[row.id]

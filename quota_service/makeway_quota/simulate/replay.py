@@ -25,7 +25,7 @@ from .meter import HOLDING, Finished, Meter
 from .planner import ReplayPlanner
 from .trace import Arrival, TraceInvalid
 
-MOST_PASSES = 20
+MAX_PASSES = 20
 """Passes at one moment until nothing changes any more."""
 
 
@@ -167,7 +167,7 @@ class Replay:
 
     def _decide(self) -> None:
         """Plan and apply until nothing changes any more; not at all while no job waits."""
-        for _ in range(MOST_PASSES):
+        for _ in range(MAX_PASSES):
             if not self.changed or not self.meter.any_waits:
                 break
             self.changed = False

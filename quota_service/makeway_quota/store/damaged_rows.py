@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from .records import ENDED, LIVE
+from .records import ENDED, LIVE_STATES
 
 Types = tuple[type, ...]
 _TEXT: Types = (str,)
@@ -17,7 +17,7 @@ _WHOLE: Types = (int,)
 _NUMBER: Types = (float, int)
 _NONE = type(None)
 
-KINDS, PRIORITIES, STATES = ("job", "session"), ("low", "normal", "high"), (*LIVE, *ENDED)
+KINDS, PRIORITIES, STATES = ("job", "session"), ("low", "normal", "high"), (*LIVE_STATES, *ENDED)
 
 FIELDS: Mapping[str, tuple[Types, Any]] = {
     **dict.fromkeys(("id", "profile", "owner", "name", "signal", "reason_code", "reason_message"), (_TEXT, "")),

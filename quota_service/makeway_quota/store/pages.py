@@ -12,23 +12,23 @@ from typing import Any, TypeVar
 from sqlalchemy import ColumnElement, Connection, Select, TextClause, or_, select, tuple_, union
 
 from . import rows
-from .records import ENDED, LIVE, Decision, Workload
+from .records import ENDED, LIVE_STATES, Decision, Workload
 from .tables import ENDED_ROW, LIVE_ROW, decisions, workloads
 
 T = TypeVar("T")
 W = workloads.c
 D = decisions.c
 COLUMNS = [workloads.c[name] for name in rows.WORKLOAD_FIELDS]
-MOST_ROWS = 10_000
-MOST_TEAMS = 20
+MAX_ROWS = 10_000
+MAX_TEAMS = 20
 """Beyond so many teams the page is filtered out of all rows: a reader of so many teams sees most rows anyway."""
 
 Conditions = tuple[ColumnElement[bool] | TextClause, ...]
 
 
 def bounded(limit: int) -> int:
-    """Return a page size between 1 and MOST_ROWS."""
-    return max(1, min(limit, MOST_ROWS))
+    """Return a page size between 1 and MAX_ROWS."""
+    return max(1, min(limit, MAX_ROWS))
 
 
 def first_that_fit(items: Iterable[T], size: Callable[[T], int], most: int) -> list[T]:
@@ -57,7 +57,7 @@ def workload_page(
     if cursor is not None:
         at, id = read_cursor(cursor)
         common.append(tuple_(W.submitted_at, W.id) < tuple_(at, id))
-    if teams is not None and (owner is not None or len(teams) > MOST_TEAMS):
+    if teams is not None and (owner is not None or len(teams) > MAX_TEAMS):
         common.append(W.team.in_([rows.clean(team) for team in teams]))
         teams = None
     found_ids = (
@@ -104,9 +104,9 @@ def _walks(owner: str | None, teams: Sequence[str] | None, states: Sequence[str]
         whose = [(W.team == team,) for team in dict.fromkeys(rows.clean(team) for team in teams)]
     elif states is None:
         return [()]
-    live = [state for state in LIVE if states is None or state in states]
+    live = [state for state in LIVE_STATES if states is None or state in states]
     ended = [state for state in ENDED if states is None or state in states]
-    exactly = () if len(live) == len(LIVE) else (W.state.in_(live),)
+    exactly = () if len(live) == len(LIVE_STATES) else (W.state.in_(live),)
     walks: list[Conditions] = [(*one, LIVE_ROW, *exactly) for one in whose if live]
     return walks + [(*one, ENDED_ROW, W.state == state) for one in whose for state in ended]
 

@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, Connection, TextClause, bindparam, func, l
 from ..engine.snapshot import ADMITTED
 from . import rows
 from .pages import COLUMNS, W, bounded, by_id
-from .records import ENDED, LIVE, Attempt, Cap, Event, PastRun, PolicyVersion, Workload
+from .records import ENDED, LIVE_STATES, Attempt, Cap, Event, PastRun, PolicyVersion, Workload
 from .statements import Lookup
 from .tables import LIVE_ROW, attempts, blobs, events, files, policies, purges, sources, terms, workloads
 from .tables import histories as known
@@ -95,7 +95,7 @@ def count_capped(connection: Connection, owner: str, cap: Cap) -> int:
 
 
 def _counted(owner: str, cap: Cap) -> list[ColumnElement[bool] | TextClause]:
-    exactly = [] if cap.states == LIVE else [W.state.in_(cap.states)]
+    exactly = [] if cap.states == LIVE_STATES else [W.state.in_(cap.states)]
     asking = [W.gpus > 0] if cap.with_gpus else []
     return [W.owner == rows.clean(owner), LIVE_ROW, W.kind == cap.kind, *exactly, *asking]
 

@@ -9,13 +9,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
-from ..engine.snapshot import Kind, State
+from ..engine.snapshot import LIVE, Kind, State
 from ..values import Notice, Place
 
 Priority = Literal["low", "normal", "high"]
-LIVE: tuple[State, ...] = ("pending", "starting", "running", "checkpointing")
+LIVE_STATES: tuple[State, ...] = tuple(state for state in get_args(State) if state in LIVE)
+"""LIVE as a row has it, in the order of a workload's life"""
 ENDED: tuple[State, ...] = ("succeeded", "failed", "cancelled", "stopped")
 Numbers = Mapping[str, Any]
 """Names with plain JSON values; a tuple comes back as a list."""
@@ -69,7 +70,7 @@ class Cap:
 
     most: int
     kind: Kind
-    states: tuple[State, ...] = LIVE
+    states: tuple[State, ...] = LIVE_STATES
     with_gpus: bool = False
     """count only workloads that ask for GPUs"""
 

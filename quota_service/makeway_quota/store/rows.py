@@ -36,7 +36,7 @@ _NUMBERS = frozenset({int, float, bool})
 _AS_IS = frozenset({type(None), bool, float})
 LARGEST = 2**63 - 1
 MESSAGES = frozenset({"message", "reason_message"})
-MOST_MESSAGE = 4000
+MAX_MESSAGE = 4000
 """Characters of a sentence about a workload, which may quote the output of a job: each is kept in memory"""
 
 
@@ -64,9 +64,9 @@ def _storable(text: str) -> str:
 
 def message(text: str) -> str:
     """Return a sentence as it is kept: of one that is too long the beginning and the end."""
-    if len(text) <= MOST_MESSAGE:
+    if len(text) <= MAX_MESSAGE:
         return text
-    half = MOST_MESSAGE // 2 - 2
+    half = MAX_MESSAGE // 2 - 2
     return f"{text[:half]} … {text[-half:]}"
 
 
@@ -199,7 +199,7 @@ _PLACEMENT = ATTEMPT_FIELDS.index("placement")
 _KIND, _PRIORITY = WORKLOAD_FIELDS.index("kind"), WORKLOAD_FIELDS.index("priority")
 _SOUND: set[tuple[object, ...]] = set()
 """Types of the columns of rows that were found to be sound, so that most rows cost one look"""
-MOST_SOUND = 1000
+MAX_SOUND = 1000
 
 
 def encode(values: Mapping[str, object]) -> dict[str, object]:
@@ -242,7 +242,7 @@ def workload(row: Iterable[Any], damaged: dict[str, Sequence[str]] | None = None
         if types not in _SOUND:
             if faults(WORKLOAD_FIELDS, given):
                 raise ValueError
-            if len(_SOUND) < MOST_SOUND:
+            if len(_SOUND) < MAX_SOUND:
                 _SOUND.add(types)
     except Exception:
         values, fields = repaired(WORKLOAD_FIELDS, given, _DECODERS)
@@ -356,7 +356,7 @@ def submitted(new: NewWorkload, now: float) -> Workload:
     )
 
 
-MOST_NODES = 100
+MAX_NODES = 100
 """Workers whose nodes the event about a change names"""
 
 
@@ -378,7 +378,7 @@ def event_data(workload: Workload) -> dict[str, Any]:
         "preemptions": workload.preemptions,
         "over_quota": workload.over_quota,
         "borrowed_from": list(workload.borrowed_from),
-        "nodes": [place.node for place in workload.placement[:MOST_NODES]],
+        "nodes": [place.node for place in workload.placement[:MAX_NODES]],
         "reason": {"code": workload.reason_code, "message": workload.reason_message}
         if workload.reason_code or workload.reason_message
         else None,

@@ -14,8 +14,8 @@ from ..values import File
 from . import pages, reads, rows, submission_keys, writes
 from .accounts import Accounts
 from .database.database import Database, parse
+from .database.postgres_check import check_server
 from .database.reserve import Reserve
-from .database.session_check import check_server
 from .database.space import allow_give_back, free_bytes, keep_room_inside
 from .errors import StoreError
 from .migrate import upgrade

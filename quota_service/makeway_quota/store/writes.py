@@ -41,7 +41,7 @@ SHARE_FILES = insert(files).from_select(
     ),
 )
 DECISION_FIELDS = tuple(f.name for f in fields(NewDecision))
-MOST_NAMED = 10
+MAX_NAMED = 10
 """Workloads that the refusal of one too many brings along."""
 
 
@@ -128,7 +128,7 @@ class _Gate:
         if (owner, cap) not in self._counts:
             self._counts[owner, cap] = reads.count_capped(self._connection, owner, cap)
         if self._counts[owner, cap] >= cap.most:
-            existing = reads.capped(self._connection, owner, cap, MOST_NAMED)
+            existing = reads.capped(self._connection, owner, cap, MAX_NAMED)
             return TooMany(f"{owner} has {cap.most} {cap.kind}s, and that is the most", existing, cap.most)
         self._counts[owner, cap] += 1
         return None

@@ -24,7 +24,7 @@ from .settings import WebSettings
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-MOST_MESSAGES = 4000
+MAX_MESSAGES = 4000
 """Serialised events in memory, for all streams; as many as the event feed keeps"""
 GZIP_HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"
 """How a gzip stream begins (RFC 1952)"""
@@ -138,7 +138,7 @@ class Messages:
             return known
         made = self._made[key] = message(event_model(row))
         self.serialised += 1
-        if len(self._made) > MOST_MESSAGES:
+        if len(self._made) > MAX_MESSAGES:
             self._made.popitem(last=False)
         return made
 

@@ -21,9 +21,9 @@ from .registration import started
 
 EVERY_SECONDS = 1.0
 """Seconds between two writes of steps and metrics"""
-MOST_METRICS = 32
+MAX_METRICS = 32
 LONGEST_NAME = 64
-MOST_POINTS = 64
+MAX_POINTS = 64
 """Points of the curve; beyond, every second one is dropped"""
 RATE_WRITES = 30
 """Writes over which the rate is measured"""
@@ -86,10 +86,10 @@ class Progress:
 
     def _set_metrics(self, values: Mapping[str, Any]) -> None:
         self._reports += 1
-        for name, value in list(values.items())[: MOST_METRICS * 2]:
+        for name, value in list(values.items())[: MAX_METRICS * 2]:
             name = _name(str(name))
-            if name not in self._names() and len(self._names()) >= MOST_METRICS:
-                self._warn(f"report: only the first {MOST_METRICS} metrics are shown; {name!r} is not")
+            if name not in self._names() and len(self._names()) >= MAX_METRICS:
+                self._warn(f"report: only the first {MAX_METRICS} metrics are shown; {name!r} is not")
                 continue
             try:
                 self._pending[name] = value.detach() if getattr(value, "is_cuda", False) else number(value)
@@ -209,7 +209,7 @@ class Curve:
     def of(cls, kept: Mapping[str, Any], until: int) -> Curve:
         """Return a curve that `shown` returned, without the points after a step."""
         points = [(int(step), float(value)) for step, value in kept["points"]]
-        return cls(_name(str(kept["name"])), [point for point in points[:MOST_POINTS] if point[0] <= until])
+        return cls(_name(str(kept["name"])), [point for point in points[:MAX_POINTS] if point[0] <= until])
 
     def add(self, step: int, metrics: Mapping[str, float | None]) -> None:
         """Add the newest value of its metric; points at or after this step give way to it."""
@@ -224,9 +224,9 @@ class Curve:
         if len(self.points) > 1 and self.points[-1][0] - self.points[-2][0] < self.stride:
             self.points.pop()
         self.points.append((step, value))
-        if len(self.points) > MOST_POINTS:
+        if len(self.points) > MAX_POINTS:
             self.points = [*self.points[:-1:2], self.points[-1]]
-            self.stride = max(self.stride * 2, (self.points[-1][0] - self.points[0][0]) // MOST_POINTS)
+            self.stride = max(self.stride * 2, (self.points[-1][0] - self.points[0][0]) // MAX_POINTS)
 
     def shown(self) -> dict[str, Any] | None:
         """Return its name and its points; None without any."""

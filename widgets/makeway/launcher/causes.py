@@ -19,7 +19,7 @@ UNANSWERED = {
 """Why the signal of a notice ended a job, by its reaction"""
 
 
-MOST_RANKS = 8
+MAX_RANKS = 8
 """Ranks that a message names"""
 RANK_STATES = {
     "ended": "had ended without an acknowledgement",
@@ -161,7 +161,7 @@ def _of_ranks(ranks: Mapping[str, str], state: str) -> str:
     found = sorted((rank for rank, own in ranks.items() if own == state), key=lambda rank: (len(rank), rank))
     if not found:
         return ""
-    shown = [*found[:MOST_RANKS], f"{len(found) - MOST_RANKS} more"] if len(found) > MOST_RANKS else found
+    shown = [*found[:MAX_RANKS], f"{len(found) - MAX_RANKS} more"] if len(found) > MAX_RANKS else found
     names = " and ".join(filter(None, [", ".join(shown[:-1]), shown[-1]]))
     return f"rank{'s' if len(found) > 1 else ''} {names} {RANK_STATES[state]}"
 

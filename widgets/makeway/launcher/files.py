@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 MOST = 2**20
 """Bytes of a report; as many as the service reads"""
-MOST_DIGITS = 30
+MAX_DIGITS = 30
 READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 TRIES = 3
@@ -92,7 +92,7 @@ def whole(value: Any) -> int | None:
 
 
 def _whole(digits: str) -> int | None:
-    return int(digits) if len(digits) <= MOST_DIGITS else None
+    return int(digits) if len(digits) <= MAX_DIGITS else None
 
 
 def _make_way(path: str) -> None:

@@ -19,7 +19,7 @@ from .processes import stat
 NAME = re.compile(r"(\d{1,9})\.(\d{1,19})\.(\d{1,19})(\.heard|\.acknowledged|\.saving)?")
 MOST = 100_000
 """Files of a folder that are read: the job may have put anything there"""
-MOST_ENVIRONMENT = 2**20
+MAX_ENVIRONMENT = 2**20
 """Bytes of a process's environment that are read"""
 _NEAREST = ("heard", "unheard", "acknowledged", "ended")
 """The states of a rank's processes: the first of them that any has is that of the rank"""
@@ -161,7 +161,7 @@ def catches(pid: int, number: int) -> bool:
 def _rank(pid: int) -> str:
     """Return RANK in the environment that a process was started with; "" without one."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
-        for variable in file.read(MOST_ENVIRONMENT).split(b"\0"):
+        for variable in file.read(MAX_ENVIRONMENT).split(b"\0"):
             if variable.startswith(b"RANK=") and variable[5:].isdigit():
                 return variable[5:14].decode("ascii")
     return ""

@@ -10,7 +10,7 @@ from typing import Any
 from .attempt import Attempt
 from .files import read_json
 
-MOST_PROGRESS = 16_000
+MAX_PROGRESS = 16_000
 """Bytes of the progress in a report, which `makeway.checkpoint` bounds to less"""
 FLAGS = ("killed", "acknowledged", "completed", "timed_out", "storage_failed")
 """What a report says about an end"""
@@ -47,7 +47,7 @@ def _bounded(value: object) -> object:
     if not isinstance(value, dict):
         return None
     try:
-        small = len(json.dumps(value, allow_nan=False)) <= MOST_PROGRESS
+        small = len(json.dumps(value, allow_nan=False)) <= MAX_PROGRESS
     except (TypeError, ValueError, RecursionError):
         return None
     return value if small else None

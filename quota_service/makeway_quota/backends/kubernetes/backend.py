@@ -26,7 +26,7 @@ from .api.informer import USUAL, Informer, Timing
 from .api.pulse import BEAT, Beat, Pulse
 from .attempts.attempt_pods import AttemptPods
 from .attempts.creation import create_once
-from .attempts.pod_events import PodEvents
+from .attempts.event_recorder import EventRecorder
 from .attempts.pod_states import JobPod, project_job_pod
 from .attempts.pod_waits import LIMITS
 from .attempts.removals import Removals
@@ -116,7 +116,7 @@ class KubernetesBackend(RemoteBackend):
         )
         self.folders = CheckpointFolders(client, settings, tolerations, lambda: self._may_act(), monotonic)
         self.durable_checkpoints = bool(settings.checkpoint_claim)
-        self._events = PodEvents(client, settings.namespace, lambda: self._may_act())
+        self._events = EventRecorder(client, settings.namespace, lambda: self._may_act())
         self._homes = Homes(client, settings.namespace, home, monotonic)
         self._pulse = Pulse(client, self._answers, beat)
         self._tasks: list[asyncio.Task[None]] = []

@@ -30,7 +30,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,126}")
 ORDER = re.compile(r".+@[1-9]\d{0,8}")
 SMALL = 256 * 1024
 """Bytes of a report that are read at most."""
-MOST_ORDER = 64 * 2**20
+MAX_ORDER = 64 * 2**20
 """Bytes of an order's line of JSON, with the command and the environment of its job"""
 PIECE = re.compile(r"log(\.[1-9]\d{0,15})?")
 LOG_PIECES = 64
@@ -160,7 +160,7 @@ def read_order(path: Path) -> dict[str, Any] | None:
         if not stat.S_ISREG(found.st_mode):
             raise UnreadableJson("it is not a plain file")
         with path.open("rb") as file:
-            header = json.loads(file.readline(min(found.st_size, MOST_ORDER)))
+            header = json.loads(file.readline(min(found.st_size, MAX_ORDER)))
     except FileNotFoundError:
         return None
     except (ValueError, RecursionError):

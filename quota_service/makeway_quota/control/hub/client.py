@@ -23,7 +23,7 @@ CALL_SECONDS = 10.0
 """The longest that one request may take, from its first byte to its last."""
 
 PAGE = 200
-MOST_ANSWER = 64 * 2**20
+MAX_ANSWER = 64 * 2**20
 """Bytes of one answer: a page of users with their servers has some hundred kilobytes"""
 PAGINATION = "application/jupyterhub-pagination+json"
 
@@ -152,7 +152,7 @@ class HubApi:
         if not response.is_success:
             raise HubUnreachable(f"the Hub answered {response.status_code}")
         try:  # in a thread, as it has all of a stack for what people gave their servers as options
-            return await asyncio.to_thread(read_value, response.content, MOST_ANSWER)
+            return await asyncio.to_thread(read_value, response.content, MAX_ANSWER)
         except UnreadableJson as error:
             raise HubUnreadable(f"the Hub's answer cannot be read: {error}. Is it the Hub's API?") from error
 

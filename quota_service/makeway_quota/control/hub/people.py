@@ -34,7 +34,7 @@ FEW = 10
 SHARE = 0.05
 """The part of the time that reading the whole list may take: one that took 3 s is followed by a minute without."""
 
-MOST_CONFIRMED = 50
+MAX_CONFIRMED = 50
 """Missing users that are looked up one by one; where more are missing, the list is read twice."""
 
 
@@ -181,7 +181,7 @@ class People:
         listed = await self._list(hub)
         missing = {name for name, p in self._known.items() if p.present and name not in listed}
         missing |= {name for name in wanted if name not in listed}
-        if len(missing) > MOST_CONFIRMED:
+        if len(missing) > MAX_CONFIRMED:
             listed |= await self._list(hub)
         else:
             again = await asyncio.gather(*(hub.user(name, fresh=True) for name in sorted(missing)))

@@ -29,7 +29,7 @@ from .usage_ledger import UsageLedger
 SHARE = 0.2
 """The part of a processor that new versions may take: one that took 10 ms is followed by 40 ms without another."""
 
-MOST_UNREAD = 10_000
+MAX_UNREAD = 10_000
 """Rows that wait to be taken in; beyond, the oldest commits are dropped, and the next request reads all rows again"""
 
 STEP = "showing it on pages"
@@ -171,7 +171,7 @@ class ReadModels:
         with self._guard:
             self._unread.append(changed)
             self._unread_rows += len(changed)
-            while self._unread_rows > MOST_UNREAD:
+            while self._unread_rows > MAX_UNREAD:
                 self._unread_rows -= len(self._unread.popleft())
                 self._missed = True
 

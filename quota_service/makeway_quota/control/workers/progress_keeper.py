@@ -21,7 +21,7 @@ log = logging.getLogger("makeway.progress")
 
 EVERY = 3.0
 """Seconds between two writes"""
-MOST_AT_ONCE = 500
+MAX_AT_ONCE = 500
 """Jobs of one write: where more report, the others wait for the next"""
 
 
@@ -53,7 +53,7 @@ class ProgressKeeper:
     def write(self) -> None:
         """Write what was reported since the last time, the first jobs first; StoreError keeps it for the next time."""
         with self._lock:
-            part = dict(list(self._unwritten.items())[:MOST_AT_ONCE])
+            part = dict(list(self._unwritten.items())[:MAX_AT_ONCE])
             for workload in part:  # what is reported from now on comes behind what waits
                 del self._unwritten[workload]
         if not part:

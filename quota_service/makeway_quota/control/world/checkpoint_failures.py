@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...store.records import Workload
-from ..transitions import CHECKPOINT_STORAGE
+from ...values import CHECKPOINT_STORAGE
 
 PASSES = 86_400.0
 """Seconds after which a failure says nothing any more: no job of the team was tried since"""

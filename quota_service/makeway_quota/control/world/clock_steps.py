@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 log = logging.getLogger("makeway.clock")
 
-LEAST_STEP = 2.0
+MIN_STEP = 2.0
 """Seconds between the clock and the one that never jumps that count as a step; less is only how clocks drift."""
 READS = 5
 """How often both clocks are read where this process was stopped in between."""
@@ -31,11 +31,11 @@ class ClockSteps:
         """Return the time as if the clock had not been set since the last look, in Unix seconds."""
         return self._monotonic() + self._ahead
 
-    def look(self) -> float:
+    def observe(self) -> float:
         """Return by how many seconds the clock was set forward since the last look, less than 0 if back, 0 if not."""
         ahead = self._difference()
         step = ahead - self._ahead
-        if abs(step) < LEAST_STEP:
+        if abs(step) < MIN_STEP:
             return 0.0
         self._ahead = ahead
         way = "forward" if step > 0 else "back"
@@ -48,6 +48,6 @@ class ClockSteps:
         for _ in range(READS):
             began = self._monotonic()
             now = self._clock()
-            if self._monotonic() - began < LEAST_STEP / 10:
+            if self._monotonic() - began < MIN_STEP / 10:
                 break
         return now - began

@@ -25,7 +25,7 @@ CYCLE = "cycle"
 SHOWING = "reading it for a plan"
 UNWRITTEN = ("writing what was decided", "writing its changes")
 """Steps that carry out a plan: a workload that they fail with is in no plan while it is set aside"""
-MOST_UNREAD = 50_000
+MAX_UNREAD = 50_000
 """Changes that are kept for one reader; beyond, it reads everything again."""
 PlacedOn = Callable[[str], Iterable[Workload]]
 """The rows that are placed on a machine."""
@@ -118,7 +118,7 @@ class EngineView:
                 unread.workloads.add(workload)
             if node is not None:
                 unread.nodes.add(node)
-            if len(unread.workloads) + len(unread.nodes) > MOST_UNREAD:
+            if len(unread.workloads) + len(unread.nodes) > MAX_UNREAD:
                 del self._unread[reader]
 
     def show(

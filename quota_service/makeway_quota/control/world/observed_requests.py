@@ -14,7 +14,7 @@ from ...store.records import Workload
 
 KEPT = 900.0
 """Seconds for which a pod's request counts for its pending workload: what adds to pods may be gone by then."""
-MOST_ENDED = 64
+MAX_ENDED = 64
 """Entries beyond twice the live workloads, from which on those of ended ones, noted from late pods, are dropped"""
 
 
@@ -53,7 +53,7 @@ class ObservedRequests:
 
     def keep(self, live: Collection[str]) -> None:
         """Forget all but live workloads, once most of what is known is about others."""
-        if len(self._known) > 2 * len(live) + MOST_ENDED:
+        if len(self._known) > 2 * len(live) + MAX_ENDED:
             self._known = {id: known for id, known in self._known.items() if id in live}
 
     def clear(self) -> None:

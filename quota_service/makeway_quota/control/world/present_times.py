@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ...engine.snapshot import ADMITTED
 from ...store.records import Workload
 from ...values import Notice
-from .clock_steps import LEAST_STEP, ClockSteps
+from .clock_steps import MIN_STEP, ClockSteps
 
 
 class _Present(NamedTuple):
@@ -44,7 +44,7 @@ class PresentTimes:
         for row in rows:
             times = self._noted(row)
             for field, written in _written(row).items():
-                if written is None or (row.id in recent and abs(now - written) <= LEAST_STEP):
+                if written is None or (row.id in recent and abs(now - written) <= MIN_STEP):
                     continue
                 counts = times[field].counts if field in times else written
                 if field == "deadline" and field not in times and row.notice is not None:
@@ -60,7 +60,7 @@ class PresentTimes:
         times = self._noted(row) if known else {}
         now = self._steps.now()
         started = times["started_at"].counts if "started_at" in times else row.started_at
-        if started is not None and row.state in ADMITTED and started > now + LEAST_STEP:
+        if started is not None and row.state in ADMITTED and started > now + MIN_STEP:
             times["started_at"] = _Present(row.started_at or started, now)
         if row.notice is not None and "deadline" not in times:
             times["deadline"] = _Present(row.notice.at, _deadline(row.notice, now))

@@ -19,7 +19,7 @@ from ...engine.snapshot import GPU, Terminating
 from ...store.records import Workload
 from ...values import Place
 
-MOST_PLANNED = 20_000
+MAX_PLANNED = 20_000
 """Ended attempts whose places are remembered, the newest."""
 
 Planned = tuple[str, int | None]
@@ -78,7 +78,7 @@ class WorkloadPods:
             return
         self._planned[known.id, _attempt(known)] = known.placement
         self._planned.move_to_end((known.id, _attempt(known)))
-        if len(self._planned) > MOST_PLANNED:
+        if len(self._planned) > MAX_PLANNED:
             self._planned.popitem(last=False)
 
     def forget(self, node: str) -> None:

@@ -114,7 +114,7 @@ class World:
 
     # What there is
 
-    def see(self, seen: Seen) -> None:
+    def observe(self, seen: Seen) -> None:
         """Take a new observation; only what belongs to the nodes that changed is looked at."""
         self._seen_at = time.monotonic()
         self._look_at_clock()
@@ -143,7 +143,7 @@ class World:
 
     def _look_at_clock(self) -> None:
         """Convert what was timed before the clock was set, if it was since the last observation."""
-        if step := self._steps.look():
+        if step := self._steps.observe():
             self._take_commits()
             rows = self._active.found or {}
             self.times.stepped(rows.values(), step, self._recent)

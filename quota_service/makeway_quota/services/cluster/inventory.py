@@ -21,7 +21,7 @@ from ..views import gpu
 
 T = TypeVar("T")
 
-MOST_VIEWS = 100
+MAX_VIEWS = 100
 """Sets of teams for which the last answer is kept."""
 
 Teams = frozenset[str] | None
@@ -171,7 +171,7 @@ class InventoryService:
 async def _answer(answers: dict[Teams, LatestAnswer[T]], teams: Teams, make: Callable[[], LatestAnswer[T]]) -> T:
     """Return the latest answer for readers who see these teams."""
     if teams not in answers:
-        if len(answers) > MOST_VIEWS:
+        if len(answers) > MAX_VIEWS:
             answers.clear()
         answers[teams] = make()
     return await answers[teams].get()

@@ -18,7 +18,7 @@ from makeway_api.errors import MakewayError
 from makeway_api.models import Offer as ApiOffer
 
 from ...control.reads.read_model import ReadModel
-from ...control.world.engine_view import MOST_UNREAD, EngineChanges
+from ...control.world.engine_view import MAX_UNREAD, EngineChanges
 from ...engine.plan import Offer
 from ...engine.snapshot import Kind, Snapshot
 from ...engine.what_if import WhatIf
@@ -38,13 +38,13 @@ CROWDED = 16
 """With more questions under way than this, young answers are given again however little they took"""
 OLDEST = 2.0
 """Seconds that an answer may be older than the last change while there is budget"""
-MOST_WAITING = 512
+MAX_WAITING = 512
 """Questions that wait for the engine; beyond, a question without any earlier answer is refused"""
 LONGEST = 10.0
 """Seconds that a question without an earlier answer waits for the first one"""
 RENEW_AFTER = 3600.0
 """Seconds after which the engine is built anew"""
-MOST_KEPT = 20_000
+MAX_KEPT = 20_000
 """Answers in memory"""
 
 
@@ -152,7 +152,7 @@ class OfferEngine:
         if (lasting := self._lasting(question, model)) is not None:
             return lasting
         task = self._under_way.get(question)
-        if task is None and len(self._under_way) >= MOST_WAITING:
+        if task is None and len(self._under_way) >= MAX_WAITING:
             if known is not None:
                 return known
             raise _busy()
@@ -193,7 +193,7 @@ class OfferEngine:
                 raise
             self._budget.spend(took)
             answer = Answer(offer, state, self._clock(), model.at, took)
-            if len(self._known) >= MOST_KEPT:
+            if len(self._known) >= MAX_KEPT:
                 self._known.clear()
             self._known[question] = answer
             return answer
@@ -216,7 +216,7 @@ class OfferEngine:
         if not changes.whole:
             parts = changes.changed, changes.gone, changes.nodes, changes.gone_nodes
             self._unread_size += 1 + sum(map(len, parts))
-            if self._unread_size > MOST_UNREAD:  # the engine is built anew before the next question
+            if self._unread_size > MAX_UNREAD:  # the engine is built anew before the next question
                 self._built_at, self._unread, self._unread_size = None, [], 0
 
     def _due(self) -> bool:

@@ -45,10 +45,10 @@ SLOWEST = 30.0
 """Seconds between two pieces of a log, at most"""
 LOG_LIMIT = 64 * 2**20
 """Bytes of an attempt's log that are kept"""
-MOST_RESULT = 2**31
+MAX_RESULT = 2**31
 """Bytes of a result where the service has no limit of its own"""
-MOST_ERROR = 2**20
-LEAST_LOG = 2**20
+MAX_ERROR = 2**20
+MIN_LOG = 2**20
 """Bytes of an attempt's log that are kept where nothing more of its owner fits"""
 LEAST = 64 * 1024
 """Bytes that each write of a worker counts for at least: it is a transaction"""
@@ -202,7 +202,7 @@ class AttemptService:
         """
         storage = self._context.storage
         if kind == "error":
-            return MOST_ERROR
+            return MAX_ERROR
         if kind == "result":
             storage.check_disk(size)
         beyond = storage.beyond(row.owner, row.team or "", size)
@@ -210,12 +210,12 @@ class AttemptService:
             raise refuse(beyond.message, "storage_quota", 413, **beyond.numbers)
         room = storage.room()
         short = beyond is not None or (room is not None and room.free - size < room.reserve)
-        return LEAST_LOG if short else self._limit(kind)
+        return MIN_LOG if short else self._limit(kind)
 
     def _limit(self, kind: Kind) -> int:
         if kind == "log":
             return LOG_LIMIT
-        return MOST_ERROR if kind == "error" else self._context.settings.max_result_bytes or MOST_RESULT
+        return MAX_ERROR if kind == "error" else self._context.settings.max_result_bytes or MAX_RESULT
 
     def _new(self, key: WorkerKey) -> str:
         return self._channel.tokens.token(key)

@@ -9,7 +9,7 @@ from ...control.transitions import TIME_LIMIT, Transition
 from ...engine.snapshot import LIVE
 from ...store.pages import cursor_after, first_that_fit
 from ...store.records import Workload
-from ..answer_size import MOST_LIST, decision_bytes, job_bytes
+from ..answer_size import MAX_LIST, decision_bytes, job_bytes
 from ..caller import Caller
 from ..context import Context
 from ..eligibility import pick_profile, pick_team
@@ -65,7 +65,7 @@ class JobService:
                 rows, following = context.store.workloads("job", owner, within, states, limit, cursor)
             except ValueError:
                 raise refuse("That cursor does not come from this service.", "bad_cursor", 422) from None
-            shown = first_that_fit(rows, job_bytes, MOST_LIST)
+            shown = first_that_fit(rows, job_bytes, MAX_LIST)
             if len(shown) < len(rows):
                 following = cursor_after(shown[-1])
             progress = context.store.progress.of([row.id for row in shown])
@@ -134,7 +134,7 @@ class JobService:
         store = self._context.store
 
         def read() -> list[Decision]:
-            newest = first_that_fit(store.decisions(id, None, 1000, None), decision_bytes, MOST_LIST)
+            newest = first_that_fit(store.decisions(id, None, 1000, None), decision_bytes, MAX_LIST)
             lines = [decision_model(row) for row in reversed(newest)]
             return lines if self._access.may_read(caller, job) else [private_decision(line) for line in lines]
 

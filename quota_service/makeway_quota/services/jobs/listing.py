@@ -95,7 +95,7 @@ class Listing:
         return (self.query.page - 1) * self.query.lines + 1
 
 
-MOST_NAMES = 20_000
+MAX_NAMES = 20_000
 """Names of workloads in memory; beyond, all are read again"""
 
 
@@ -131,7 +131,7 @@ class ListingService:
         """Return the names of workloads by id, ended ones too; those without a name are left out."""
         unknown = [id for id in dict.fromkeys(ids) if id not in self._names]
         if unknown:
-            if len(self._names) > MOST_NAMES:
+            if len(self._names) > MAX_NAMES:
                 self._names.clear()
             found = await self._context.call(self._context.store.names, unknown)
             self._names |= {id: found.get(id, "") for id in unknown}

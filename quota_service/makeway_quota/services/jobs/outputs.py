@@ -23,18 +23,18 @@ from .job_access import JobAccess
 LOG_POLL = 0.1
 """Seconds after which a log without new output is read again; the pause grows by half each time."""
 LONGEST_POLL = 1.0
-MOST_LOG = 700_000
+MAX_LOG = 700_000
 """Bytes of a log in one answer: in JSON a control character takes six"""
 LONGEST_CHARACTER = 4
 """Bytes of one character in UTF-8"""
 RESULT_CHUNK = 1_000_000
 """Bytes of a result that are in memory at a time"""
 
-MOST_ERROR = 2**20
+MAX_ERROR = 2**20
 """Bytes of a report of an exception"""
 ERROR_FIELDS = {"type": 500, "message": 20_000}
 """Texts of such a report, and the characters that are shown of each"""
-MOST_TRACEBACK = 200_000
+MAX_TRACEBACK = 200_000
 NO_LINES = {"traceback": ""}
 
 
@@ -72,7 +72,7 @@ class OutputService:
         row = await self._access.readable(caller, id)
         with self._context.limits.following(caller.name) if wait > 0 else nullcontext():
             number = attempt or max(1, await self._newest(row))
-            return await self._log(caller, row, number, offset, min(max(1, limit), MOST_LOG), wait)
+            return await self._log(caller, row, number, offset, min(max(1, limit), MAX_LOG), wait)
 
     async def _log(self, caller: Caller, row: Workload, number: int, offset: int, limit: int, wait: float) -> LogChunk:
         deadline = time.monotonic() + min(max(0.0, wait), LONGEST_WAIT)
@@ -158,13 +158,13 @@ class OutputService:
 def _failure(data: bytes) -> dict[str, Any]:
     """Return an exception as pages show it; the job may have written anything there."""
     try:
-        report = read_table(data, MOST_ERROR)
+        report = read_table(data, MAX_ERROR)
     except UnreadableJson as error:
         return {"type": "Error", "message": f"The job's report of its exception cannot be read: {error}.", **NO_LINES}
     found = {name: text(report.get(name), most) for name, most in ERROR_FIELDS.items()}
     lines = report.get("traceback")
     traceback = "".join(line for line in lines if isinstance(line, str)) if isinstance(lines, list) else lines
-    found["traceback"] = text(traceback, MOST_TRACEBACK)
+    found["traceback"] = text(traceback, MAX_TRACEBACK)
     return found
 
 

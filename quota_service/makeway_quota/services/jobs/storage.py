@@ -34,7 +34,7 @@ AT_ONCE = 50
 """Ended jobs that are deleted one after the other before others are looked for"""
 PIECES_AT_ONCE = 200
 """Pieces of outputs that one transaction removes, some megabytes at most"""
-MOST_ATTEMPTS = 100
+MAX_ATTEMPTS = 100
 LARGEST = 10
 """Ended jobs that a report names"""
 
@@ -100,7 +100,7 @@ class StorageService:
     async def job(self, caller: Caller, id: str) -> JobStorage:
         """Return what is kept of a job that the caller may read, by kind and attempt."""
         row = await self._access.readable(caller, id)
-        numbers = [each.number for each in await self._context.call(self._context.store.attempts, id)][-MOST_ATTEMPTS:]
+        numbers = [each.number for each in await self._context.call(self._context.store.attempts, id)][-MAX_ATTEMPTS:]
         written = await self._outputs(row, numbers)
         kinds = await self._context.call(self._measured, row.id)
         return JobStorage(

@@ -11,7 +11,7 @@ from ...quarantine import concerns_all
 from ...store.records import FilesOf, KeptLimits, NewDecision, NewWorkload, Submission, SubmissionKey, Workload
 from ...store.store import Store
 
-MOST_AT_ONCE = 200
+MAX_AT_ONCE = 200
 """Submissions in one transaction, so that none waits long for it."""
 
 PACE = 0.008
@@ -75,7 +75,7 @@ class SubmissionBatcher:
             if (pause := self._not_before - loop.time()) > 0:
                 await asyncio.sleep(pause)
             began = loop.time()
-            batch, self._waiting = self._waiting[:MOST_AT_ONCE], self._waiting[MOST_AT_ONCE:]
+            batch, self._waiting = self._waiting[:MAX_AT_ONCE], self._waiting[MAX_AT_ONCE:]
             answers = await self._answers([submission for submission, _ in batch])
             self._not_before = began + pace(loop.time() - began)
             for (_, future), answer in zip(batch, answers, strict=True):

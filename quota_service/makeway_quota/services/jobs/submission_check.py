@@ -22,9 +22,9 @@ from ..refusals import refuse
 ENV_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
 READS_NOTICE = re.compile(r"makeway\.checkpoint|from\s+makeway\s+import\b[^#\n]*\bcheckpoint\b|MAKEWAY_STOP_FILE")
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-MOST_ENV_BYTES = 256_000
-MOST_COMMAND_BYTES = 64 * 1024
-MOST_PATH_BYTES = 1_000_000
+MAX_ENV_BYTES = 256_000
+MAX_COMMAND_BYTES = 64 * 1024
+MAX_PATH_BYTES = 1_000_000
 """Of all file names of a submission: its workers are told all of them in one answer"""
 
 Files = tuple[tuple[str, bytes, bool], ...]
@@ -37,13 +37,13 @@ def read_files(request: JobRequest, most_bytes: int) -> Files:
     for file in request.files:
         path = _path(file.path)
         named += len(path.encode())
-        if named > MOST_PATH_BYTES:
+        if named > MAX_PATH_BYTES:
             raise refuse(
                 f"The names of the {len(request.files):,} files of this job are longer than 1 MB: "
                 "put the files into an archive.",
                 "file_names_too_long",
                 413,
-                limit_bytes=MOST_PATH_BYTES,
+                limit_bytes=MAX_PATH_BYTES,
             )
         total += len(file.data) * 3 // 4
         if total > most_bytes + 2 * len(request.files):
@@ -92,21 +92,21 @@ def check_process(request: JobRequest) -> None:
         raise refuse("The command has a NUL character or invalid Unicode in it.", "bad_command", 422)
     if not request.command[0].strip():
         raise refuse("The command is empty: say what to run.", "bad_command", 422)
-    if (long := weight_of(request.command, {}, "")) > MOST_COMMAND_BYTES:
+    if (long := weight_of(request.command, {}, "")) > MAX_COMMAND_BYTES:
         raise refuse(
-            f"The command has {long:,} bytes, and {MOST_COMMAND_BYTES:,} is the most: put the code into a file of the "
+            f"The command has {long:,} bytes, and {MAX_COMMAND_BYTES:,} is the most: put the code into a file of the "
             "job and run that file.",
             "bad_command",
             422,
             bytes=long,
-            limit_bytes=MOST_COMMAND_BYTES,
+            limit_bytes=MAX_COMMAND_BYTES,
         )
     for name, value in request.env.items():
         if not ENV_NAME.match(name) or "\x00" in value or not _encodable(value):
             raise refuse(f"“{name[:60]}” cannot be an environment variable with that value.", "bad_env", 422)
         if name.startswith("MAKEWAY_") or name == "CUDA_VISIBLE_DEVICES":
             raise refuse(f"{name} is set by Makeway and cannot be given.", "reserved_env", 422)
-    if weight_of((), request.env, "") > MOST_ENV_BYTES:
+    if weight_of((), request.env, "") > MAX_ENV_BYTES:
         raise refuse("The environment is larger than 256 kB: put large values into a file of the job.", "bad_env", 422)
     if not _encodable(request.name) or not _encodable(request.source) or "\x00" in request.source:
         raise refuse("The name or the source has a NUL character or invalid Unicode in it.", "bad_name", 422)

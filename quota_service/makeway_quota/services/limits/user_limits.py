@@ -17,7 +17,7 @@ from ...store.store import Store
 from ...wording import count
 from ..refusals import busy, refuse
 
-MOST_BYTES = 64 * 2**20
+MAX_BYTES = 64 * 2**20
 """Bytes of commands, environments and sources of one person's jobs that have not ended"""
 
 
@@ -29,7 +29,7 @@ class Bucket:
     at: float
 
 
-MOST_BUCKETS = 10_000
+MAX_BUCKETS = 10_000
 """Token buckets that are kept without looking for unused ones"""
 
 LOOK_UPS = 30
@@ -165,16 +165,16 @@ class UserLimits:
 
     def _check_bytes(self, user: str, size: int) -> None:
         there = self._bytes[user] + self._arriving_bytes[user]
-        if self._most_pending and size and there + size > MOST_BYTES:
+        if self._most_pending and size and there + size > MAX_BYTES:
             raise refuse(
                 f"The commands, environments and sources of {user}'s pending and running jobs have "
-                f"{there // 2**20} MiB, and {MOST_BYTES // 2**20} MiB is the most for one person: put long ones into a "
+                f"{there // 2**20} MiB, and {MAX_BYTES // 2**20} MiB is the most for one person: put long ones into a "
                 "file of the job, or wait until some jobs have ended.",
                 "pending_too_large",
                 429,
                 bytes=there,
                 submitted=size,
-                limit_bytes=MOST_BYTES,
+                limit_bytes=MAX_BYTES,
             )
 
     def _check_rate(self, user: str, many: int) -> None:
@@ -229,7 +229,7 @@ class UserLimits:
         bucket = buckets.setdefault(user, Bucket(most, now))
         bucket.left = min(most, bucket.left + max(0.0, now - bucket.at) * most / 60)
         bucket.at = max(bucket.at, now)
-        if len(buckets) > MOST_BUCKETS:  # one that was not used for a minute is full
+        if len(buckets) > MAX_BUCKETS:  # one that was not used for a minute is full
             for name in [name for name, each in buckets.items() if now - each.at >= 60]:
                 del buckets[name]
         return bucket

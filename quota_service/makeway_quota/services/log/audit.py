@@ -14,7 +14,7 @@ from makeway_api.models import Decision, Event, Health, Kept, RetentionReport
 from ...store.pages import first_that_fit
 from ...store.records import Decision as DecisionRow
 from ...store.records import Event as EventRow
-from ..answer_size import MOST_LIST, decision_bytes
+from ..answer_size import MAX_LIST, decision_bytes
 from ..caller import Caller
 from ..context import Context
 from ..health import checks, serves
@@ -82,7 +82,7 @@ class AuditService:
 
         def read() -> list[Decision]:  # a thousand lines take tens of milliseconds: not in the event loop
             rows = context.store.decisions(workload, teams, limit, before, owner=owner)
-            return [self._line(caller, row, own) for row in first_that_fit(rows, decision_bytes, MOST_LIST)]
+            return [self._line(caller, row, own) for row in first_that_fit(rows, decision_bytes, MAX_LIST)]
 
         return await context.call(read)
 

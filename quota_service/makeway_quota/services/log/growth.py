@@ -14,7 +14,7 @@ from ..context import Context
 
 LOOK_BACK = 14
 """Days whose trend counts"""
-LEAST_DAYS = 3
+MIN_DAYS = 3
 """Days without which there is no trend"""
 FARTHEST = 1000
 """Days beyond which nothing is said to become full"""
@@ -90,7 +90,7 @@ def full_in(days: Days, room: int) -> int | None:
         return 0
     last = max(days)
     counted = sorted(day for day in days if day > last - LOOK_BACK)
-    if len(counted) < LEAST_DAYS:
+    if len(counted) < MIN_DAYS:
         return None
     slope = linear_regression(counted, [days[day] for day in counted]).slope
     if slope <= 0 or room / slope > FARTHEST:

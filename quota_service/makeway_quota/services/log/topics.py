@@ -13,7 +13,7 @@ from makeway_api.errors import MakewayError
 
 from ...store.records import Event
 
-MOST_TOPICS = 64
+MAX_TOPICS = 64
 """Topics of one stream: all tabs of a browser share it"""
 LONGEST = 255
 """Characters of a topic"""
@@ -31,12 +31,12 @@ def read_topics(text: str) -> frozenset[str]:
                 code="unknown_topic",
                 status=422,
             )
-    if len(topics) > MOST_TOPICS:
+    if len(topics) > MAX_TOPICS:
         raise MakewayError(
-            f"A stream has at most {MOST_TOPICS} topics, not {len(topics)}.",
+            f"A stream has at most {MAX_TOPICS} topics, not {len(topics)}.",
             code="too_many_topics",
             status=422,
-            numbers={"most": MOST_TOPICS, "asked": len(topics)},
+            numbers={"most": MAX_TOPICS, "asked": len(topics)},
         )
     return topics
 

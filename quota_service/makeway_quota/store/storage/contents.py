@@ -26,7 +26,7 @@ FORGET = delete(dropped).where(dropped.c.digest == bindparam("one"), dropped.c.a
 """Forget a removal, unless the content was used and removed once more since it was noted"""
 CLEARED_AT_ONCE = 200
 """Such contents that one look at them removes"""
-MOST_UNREMOVABLE = 100
+MAX_UNREMOVABLE = 100
 """Contents that cannot be removed, after which the storage counts as unavailable"""
 LARGE = 256 * 1024
 """Bytes from which on a content is kept outside the database"""
@@ -187,7 +187,7 @@ class Contents:
         """Remember that a content cannot be removed; ArtifactsUnavailable where that is so of the whole storage."""
         assert self._artifacts is not None
         self._artifacts.check()
-        if len(self.unremovable) >= MOST_UNREMOVABLE:
+        if len(self.unremovable) >= MAX_UNREMOVABLE:
             raise error
         self.unremovable[name] = error
 

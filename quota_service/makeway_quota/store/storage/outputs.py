@@ -24,7 +24,7 @@ DROPPED = "dropped"
 """The kind of an empty row: the log of its worker was known up to `start` when its middle was dropped"""
 GROW = 16 * 1024
 """Bytes up to which the last piece grows before a new one begins"""
-MOST_PIECES = 64
+MAX_PIECES = 64
 """Pieces that one read looks at"""
 
 
@@ -154,7 +154,7 @@ class Outputs:
             first = select(func.max(column)).where(*here, column <= offset).scalar_subquery()
             query = select(column, O.size, O.blob).where(*here, column >= first, column < offset + size)
             wanted, at = [], offset
-            for start, length, blob in connection.execute(query.order_by(column).limit(MOST_PIECES)):
+            for start, length, blob in connection.execute(query.order_by(column).limit(MAX_PIECES)):
                 if not start <= at < start + length:
                     break
                 wanted.append((start, blob))

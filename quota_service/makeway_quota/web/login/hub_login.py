@@ -25,7 +25,7 @@ from .tickets import same
 
 STATE_COOKIE = "makeway-oauth-"
 STATE_SECONDS = 600
-MOST_TOKENS = 20_000
+MAX_TOKENS = 20_000
 """Tokens whose users are remembered."""
 
 
@@ -67,7 +67,7 @@ class HubDirectory:
                 if user is None:
                     raise HubUnreachable(f"it has no user {caller.name} just now")
                 identity = user.identity
-                if len(self._made) > MOST_TOKENS:
+                if len(self._made) > MAX_TOKENS:
                     self._made.clear()
                 self._made[key] = identity
             return await people.hear(HubUser(caller.name, tuple(caller.groups), identity=identity))

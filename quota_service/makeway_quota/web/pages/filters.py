@@ -6,9 +6,9 @@ from typing import Annotated
 
 from fastapi import Query
 
-MOST_PAGES = 1_000_000
+MAX_PAGES = 1_000_000
 
 Text = Annotated[str, Query(max_length=200)]
 """A name to filter by; empty does not filter."""
-Page = Annotated[int, Query(ge=1, le=MOST_PAGES, alias="page")]
+Page = Annotated[int, Query(ge=1, le=MAX_PAGES, alias="page")]
 """The page of a list, from 1 on."""

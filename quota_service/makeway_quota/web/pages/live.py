@@ -33,7 +33,7 @@ UNSEEN = 15.0
 """Seconds after which a part is made again where only what its reader may not see has changed: the map shows that"""
 BUSY = 1.0
 """Seconds after which a part is tried again that the service could not make: it is busy, or its database is away"""
-MOST_PARTS = 8
+MAX_PARTS = 8
 """Parts of one stream"""
 
 Pack = Callable[[bytes], bytes] | None
@@ -47,8 +47,8 @@ def read_parts(text: str) -> Parts:
     for name in found:
         if name != "panel" and not (name.startswith("teams/") and len(name) > len("teams/")):
             raise MakewayError(f"There is no part {name[:80]!r} of a page.", code="unknown_part", status=422)
-    if len(found) > MOST_PARTS:
-        raise MakewayError(f"A stream has at most {MOST_PARTS} parts of pages.", code="too_many_parts", status=422)
+    if len(found) > MAX_PARTS:
+        raise MakewayError(f"A stream has at most {MAX_PARTS} parts of pages.", code="too_many_parts", status=422)
     return found
 
 

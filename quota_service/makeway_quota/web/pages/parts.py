@@ -31,7 +31,7 @@ TRIES = 3
 """Shared renderings that a visitor waits for while the policy changes under each; then it gets one of its own"""
 VERSIONS = 6
 """Versions of a part that are kept: a page that shows an older one is sent the whole part"""
-MOST_HISTORIES = 64
+MAX_HISTORIES = 64
 """Views whose versions are kept, the last used"""
 _CURRENT = re.compile(r'<div id="mw-current"[^>]*></div>\n?')
 
@@ -114,7 +114,7 @@ class Histories:
         """Return the versions of a view."""
         history = self._of.setdefault(key, History())
         self._of.move_to_end(key)
-        if len(self._of) > MOST_HISTORIES:
+        if len(self._of) > MAX_HISTORIES:
             self._of.popitem(last=False)
         return history
 

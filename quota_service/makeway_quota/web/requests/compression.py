@@ -21,7 +21,7 @@ IN_LOOP = 2**15
 LEVEL = 5
 BEST = 9
 """Of files that are kept"""
-MOST_KEPT = 2**23
+MAX_KEPT = 2**23
 """Bytes of compressed files in memory"""
 TYPES = ("text/html", "text/css", "text/javascript", "application/javascript", "application/json", "image/svg+xml")
 
@@ -63,7 +63,7 @@ class Compression:
             if key not in self._kept:  # another request may have compressed it meanwhile
                 self._kept[key] = kept
                 self._bytes += len(kept)
-            while self._bytes > MOST_KEPT:
+            while self._bytes > MAX_KEPT:
                 self._bytes -= len(self._kept.popitem(last=False)[1])
         return kept
 

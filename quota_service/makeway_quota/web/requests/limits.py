@@ -31,8 +31,8 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 CheckToken = Callable[[str, tuple[str, int, int]], object]
 
-MOST_DRAINED = 2**29
-MOST_DRAINED_WITHOUT_LOGIN = 2**24
+MAX_DRAINED = 2**29
+MAX_DRAINED_WITHOUT_LOGIN = 2**24
 DRAIN_SECONDS = 30.0
 """So many bytes, for so long, are read and dropped after a refusal: a proxy answers 503 itself where a connection
 closes before it has sent everything."""
@@ -114,7 +114,7 @@ class Limits:
             return
         except Refused as refused:
             if refused.unread:
-                await _drain(receive, MOST_DRAINED if known or _has_token(scope) else MOST_DRAINED_WITHOUT_LOGIN)
+                await _drain(receive, MAX_DRAINED if known or _has_token(scope) else MAX_DRAINED_WITHOUT_LOGIN)
             await _refuse(refused, scope, receive, send)
 
     def _limit(self, scope: Scope) -> int:

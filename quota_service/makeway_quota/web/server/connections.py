@@ -33,7 +33,7 @@ PART = 20
 """One of so many connections, or more, is closed at a time, so that the search for them costs little"""
 WARN_EVERY = 60.0
 PROBES = (b"/healthz", b"/readyz")
-MOST_TOKENS = 1000
+MAX_TOKENS = 1000
 CONNECTION = "makeway.connection"
 """Key of the connection in the scope of a request"""
 
@@ -60,7 +60,7 @@ class SpawnerTokens:
 
     def add(self, token: str) -> None:
         """Remember a token whose holder may take leases for others."""
-        if len(self._digests) < MOST_TOKENS:
+        if len(self._digests) < MAX_TOKENS:
             self._digests.add(hashlib.sha256(token.encode()).digest())
 
     def has(self, headers: Sequence[tuple[bytes, bytes]]) -> bool:

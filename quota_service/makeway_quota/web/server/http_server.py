@@ -39,7 +39,7 @@ STALL_SECONDS = 60.0
 """Longest time that a reader takes nothing of an answer that waits for it"""
 STALL_LOOKS = 12
 """Looks at such a reader within that time; after the first one its connection counts as idle"""
-MOST_PIPELINED = 8
+MAX_PIPELINED = 8
 """Most requests of one connection that wait for the answer to an earlier one"""
 KEEP_ALIVE = 75
 """Seconds that an idle connection stays open: longer than any client keeps one, so that none closes under a request"""
@@ -155,7 +155,7 @@ class BoundedHttp(HttpToolsProtocol):
     # -- what the parser reports -----------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        if len(self.pipeline) >= MOST_PIPELINED:
+        if len(self.pipeline) >= MAX_PIPELINED:
             raise _Refused(_not_http())  # others wait: the connection closes after their answers
         super().on_message_begin()
         self._in_head, self._head_complete = True, False

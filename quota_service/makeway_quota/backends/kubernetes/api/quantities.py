@@ -8,9 +8,9 @@ from fractions import Fraction
 from functools import lru_cache
 
 QUANTITY = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))(?:([eE][+-]?[0-9]+)|([numkMGTPE]i?|Ki)?)")
-MOST_CHARACTERS = 100
+MAX_CHARACTERS = 100
 """Of a quantity; Kubernetes writes fewer than 30"""
-MOST_EXPONENT = 40
+MAX_EXPONENT = 40
 """Beyond, every quantity is the largest one, or next to nothing: no number of a billion digits is ever made"""
 LARGEST = 2**63 - 1
 """The largest quantity of Kubernetes"""
@@ -28,12 +28,12 @@ MIB = 2**20
 @lru_cache(maxsize=4096)
 def number(text: str) -> Fraction:
     """Return the exact number that a quantity means; ValueError for what is none."""
-    found = QUANTITY.fullmatch(text.strip()) if len(text) <= MOST_CHARACTERS else None
+    found = QUANTITY.fullmatch(text.strip()) if len(text) <= MAX_CHARACTERS else None
     if found is None or (found[3] or "") not in SUFFIXES:
-        raise ValueError(f"{text[:MOST_CHARACTERS]!r} is not a quantity of Kubernetes")
+        raise ValueError(f"{text[:MAX_CHARACTERS]!r} is not a quantity of Kubernetes")
     if not found[2]:
         return Fraction(found[1]) * SUFFIXES[found[3] or ""]
-    exponent = max(-MOST_EXPONENT, min(MOST_EXPONENT, int(found[2][1:])))
+    exponent = max(-MAX_EXPONENT, min(MAX_EXPONENT, int(found[2][1:])))
     return Fraction(found[1]) * Fraction(10) ** exponent
 
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from makeway_api.quantities import listed
 
 from ....policy.pod_template import WORKER
+from ....values import CHECKPOINT_STORAGE
 from .pod_states import IMAGE, NO_CONFIG, SETUP, JobPod
 
 LIMITS: Mapping[str, float] = {
@@ -18,7 +19,7 @@ LIMITS: Mapping[str, float] = {
     "unschedulable": 60.0,
     "incomplete": 60.0,
     "container": 120.0,
-    "checkpoint_storage": 60.0,
+    CHECKPOINT_STORAGE: 60.0,
     "token": 30.0,
     "no_image": 60.0,
     "site_image": 60.0,
@@ -81,7 +82,7 @@ def waiting(pod: JobPod) -> tuple[str, str]:
     if pod.waiting == NO_CONFIG and pod.tokens and pod.tokens in pod.message:
         return "token", f"the token of its worker is not there: {pod.message}"
     if pod.waiting in SETUP and all(words in pod.message for words in NO_FOLDER):
-        return "checkpoint_storage", _without_folder(pod)
+        return CHECKPOINT_STORAGE, _without_folder(pod)
     if pod.waiting in SETUP:
         return "container", f"its container cannot be created: {pod.message or pod.waiting}"
     if not pod.node and (pod.gates or pod.waiting == GATED):

@@ -16,7 +16,7 @@ from typing import Any
 
 from ....engine.snapshot import GPU
 from ....quarantine import Kind, Quarantine
-from ....values import MOST_DEVICES
+from ....values import MAX_DEVICES
 from ...base import NodePart, NodeSeen, WorkloadPod
 from ..api.client import ApiClient
 from ..api.informer import USUAL, Informer, Timing
@@ -239,7 +239,7 @@ def _seen(
 def _part(node: ClusterNode, selector: NodeSelector, first: int, foreign: Mapping[str, int]) -> NodePart:
     """Return what a node offers to a pool; one that claims to have too many GPUs offers none, and takes no work."""
     devices = node.allocatable.get(selector.resource, 0)
-    believed = devices <= MOST_DEVICES
+    believed = devices <= MAX_DEVICES
     return NodePart(
         selector.pool,
         tuple(range(first, first + (devices if believed else 0))),

@@ -16,7 +16,7 @@ from zlib import crc32
 from makeway_api import taints
 
 from ....policy import Document
-from ....values import MOST_DEVICES
+from ....values import MAX_DEVICES
 from ..api.client import Object
 from ..api.quantities import resources
 
@@ -216,9 +216,9 @@ def first_devices(selectors: Iterable[NodeSelector]) -> dict[str, int]:
     found: dict[str, int] = {}
     for resource, pool in resources:
         block = 1 + crc32(resource.encode()) % BLOCKS
-        while block * MOST_DEVICES in found.values():
+        while block * MAX_DEVICES in found.values():
             block += 1
-        found[pool] = block * MOST_DEVICES
+        found[pool] = block * MAX_DEVICES
     return found
 
 

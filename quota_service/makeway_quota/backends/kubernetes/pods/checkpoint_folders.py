@@ -36,7 +36,7 @@ NAME = "makeway-removal"
 """The value of the label app.kubernetes.io/name, and the name of the container."""
 AT_ONCE = 100
 """Folders that one pod removes."""
-MOST_WAITING = 1000
+MAX_WAITING = 1000
 """Folders of one claim that wait here; the retention asks again for all others."""
 POLL = 2.0
 GRACE = 2
@@ -48,10 +48,10 @@ GONE_SECONDS = 60.0
 """How long the pod of an earlier try may take to end."""
 FIRST_PAUSE, LONGEST_PAUSE = 300.0, 86_400.0
 """Seconds before a removal that failed is tried again, which double from the first to the longest."""
-MOST_REPORT, MOST_ID, MOST_WHY = 2**16, 300, 2000
+MAX_REPORT, MAX_ID, MAX_WHY = 2**16, 300, 2000
 """Bytes of a pod's report, and characters of the id of a job and of the reason in it"""
 USER = re.compile("[0-9]{1,10}")
-MOST_USERS = 4
+MAX_USERS = 4
 """Pods that try one folder, each as the user whom the one before found in the way."""
 
 
@@ -120,7 +120,7 @@ class CheckpointFolders:
             return True
         now = self._monotonic()
         paused = any(one in self._pauses and now < self._pauses[one].until for one in (f"claim {name}", workload))
-        if not paused and len(claim.waiting) < MOST_WAITING:
+        if not paused and len(claim.waiting) < MAX_WAITING:
             claim.waiting.setdefault(workload, ((self._settings.run_as or (0, 0))[0], 0))
             if claim.task is None or claim.task.done():
                 claim.task = asyncio.create_task(self._work(name, claim))
@@ -161,7 +161,7 @@ class CheckpointFolders:
             if owner is None:
                 claim.gone.add(id)
                 self._pauses.pop(id, None)
-            elif owner not in (user, 0, -1) and tries + 1 < MOST_USERS:
+            elif owner not in (user, 0, -1) and tries + 1 < MAX_USERS:
                 claim.waiting[id] = (owner, tries + 1)
             else:
                 failed.append(id)
@@ -294,11 +294,11 @@ def left_of(pod: Object) -> tuple[Mapping[str, int], str]:
         return {}, ""
     states = [one.get("state") or {} for one in status.get("containerStatuses") or ()]
     with suppress(UnreadableJson, AttributeError, TypeError, KeyError):
-        report = read_table(str(ended.get("message") or ""), MOST_REPORT)
+        report = read_table(str(ended.get("message") or ""), MAX_REPORT)
         users = [(whole(int(user) if USER.fullmatch(user) else None), ids) for user, ids in report["left"].items()]
-        left = {text(id, MOST_ID): user for user, ids in users for id in ids if user is not None}
-        return left, text(report["why"], MOST_WHY)
-    raise RemovalFailed(f"the pod {pod['metadata']['name']} {text(_why(status, states, ended), MOST_WHY)}")
+        left = {text(id, MAX_ID): user for user, ids in users for id in ids if user is not None}
+        return left, text(report["why"], MAX_WHY)
+    raise RemovalFailed(f"the pod {pod['metadata']['name']} {text(_why(status, states, ended), MAX_WHY)}")
 
 
 def _why(status: Object, states: Sequence[Object], ended: Mapping[str, Any]) -> str:

@@ -20,7 +20,7 @@ from .volumes import Mount
 
 KEPT_SECONDS = 60.0
 """How long what was read of a claim is used: of a job that is started, and of those submitted after it."""
-MOST_KEPT = 10_000
+MAX_KEPT = 10_000
 PATIENCE = 2.0
 """Seconds that a submission waits for what the API server says about its owner's home."""
 SILENT_SECONDS = 10.0
@@ -145,7 +145,7 @@ class Homes:
             why = f"Makeway has no right to read the claim {mount.claim} ({refusal.message})"
             if refusal.status == 404:
                 why = f"there is no claim {mount.claim} in the namespace {self._namespace}"
-        if len(self._known) >= MOST_KEPT:
+        if len(self._known) >= MAX_KEPT:
             self._known.clear()
         self._known[mount.claim] = now + KEPT_SECONDS, why
         return why

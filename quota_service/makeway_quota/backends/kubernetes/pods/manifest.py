@@ -47,7 +47,7 @@ PATIENCE = 20
 """Seconds beyond a job's grace after which the kubelet kills its container: the launcher reports meanwhile."""
 LONGEST_START = 21_600
 """Seconds for which a pod may pull its image, as in `pod_waits.LIMITS`."""
-MOST_SECONDS = 2**31 - 1
+MAX_SECONDS = 2**31 - 1
 """The longest `activeDeadlineSeconds` that Kubernetes takes"""
 STAYS = tuple(
     {"key": f"node.kubernetes.io/{state}", "operator": "Exists", "effect": "NoExecute"}
@@ -215,8 +215,8 @@ def deadline_of(order: StartOrder) -> Object:
     """
     if order.time_limit is None:
         return {}
-    seconds = math.ceil(min(order.time_limit, MOST_SECONDS) + order.grace) + LONGEST_START + 2 * PATIENCE
-    return {"activeDeadlineSeconds": min(seconds, MOST_SECONDS)}
+    seconds = math.ceil(min(order.time_limit, MAX_SECONDS) + order.grace) + LONGEST_START + 2 * PATIENCE
+    return {"activeDeadlineSeconds": min(seconds, MAX_SECONDS)}
 
 
 def label_value(text: str) -> str:

@@ -17,9 +17,9 @@ from ...base import Key
 from ..api.client import ApiRefusal, Object
 from .manifest import owned, token_key
 
-MOST_STARTS = 16
+MAX_STARTS = 16
 """that share a Secret: it is written when the slowest of them has its pods"""
-MOST_TOKENS = 256
+MAX_TOKENS = 256
 """in a Secret that attempts share, which stays far below the 1 MiB that Kubernetes stores"""
 
 Create = Callable[[Object], Awaitable[Object]]
@@ -138,7 +138,7 @@ class TokenSecrets:
 
     def _room(self, tokens: int) -> TokenSecret:
         found = self._open
-        full = found is None or found.starts >= MOST_STARTS or found.workers + tokens > MOST_TOKENS
+        full = found is None or found.starts >= MAX_STARTS or found.workers + tokens > MAX_TOKENS
         if found is None or full or not found.open:
             found = self._open = TokenSecret(self._create, self._instance)
         return found

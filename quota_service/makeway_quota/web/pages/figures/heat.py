@@ -21,13 +21,13 @@ GPU_WIDTH, GPU_HEIGHT, GAP = 6, 9, 5
 """Pixels of one GPU, and between two nodes."""
 WIDTH = 1080
 """Pixels that a map fills before it goes on in the next row."""
-MOST_NODES = 2_000
+MAX_NODES = 2_000
 """Nodes of one pool that are drawn; the list of nodes has all of them."""
 BLOCK = 32
 """Nodes per block; a block is drawn again only when one of its nodes changed"""
-MOST_BLOCKS = 4_000
+MAX_BLOCKS = 4_000
 """Blocks kept in memory; beyond that, all are dropped"""
-MOST_DRAWINGS = 4
+MAX_DRAWINGS = 4
 """Drawings of a block in memory, the newest: visitors who see other teams may see other colours"""
 
 Paths = Mapping[tuple[str, bool], str]
@@ -52,7 +52,7 @@ class Grid:
 
 def heat_map(pool: Pool, look: Look) -> Markup:
     """Return the map of a pool; nodes come in the order of the pool's list."""
-    nodes = pool.nodes[:MOST_NODES]
+    nodes = pool.nodes[:MAX_NODES]
     grid = Grid.of(nodes)
     blocks = [_block(pool.name, at, nodes[at : at + BLOCK], grid, look) for at in range(0, len(nodes), BLOCK)]
     paths: defaultdict[tuple[str, bool], list[str]] = defaultdict(list)
@@ -102,9 +102,9 @@ def _block(pool: str, start: int, nodes: Sequence[Node], grid: Grid, look: Look)
             return known
     colours = [(team, look.colour(team)) for team in frozenset().union(*(each.teams for each in facts))]
     block = _Block(serials, colours, _paths(start, facts, grid, look), "\n".join(each.tip for each in facts))
-    if key not in _KNOWN and len(_KNOWN) >= MOST_BLOCKS:
+    if key not in _KNOWN and len(_KNOWN) >= MAX_BLOCKS:
         _KNOWN.clear()
-    _KNOWN[key] = (block, *kept[: MOST_DRAWINGS - 1])
+    _KNOWN[key] = (block, *kept[: MAX_DRAWINGS - 1])
     return block
 
 

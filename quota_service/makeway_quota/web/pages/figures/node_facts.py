@@ -16,7 +16,7 @@ from makeway_api.models import Device, Node
 
 ROW_GPUS = 16
 """GPUs of a node that are drawn in one row; larger nodes take several."""
-MOST_KEPT = 50_000
+MAX_KEPT = 50_000
 """Nodes whose facts are kept; beyond, all are derived anew"""
 
 FREE, DOWN, FOREIGN = "free", "down", "foreign"
@@ -48,7 +48,7 @@ def facts_of(node: Node) -> NodeFacts:
     key = node.name, node.pool
     known = _KNOWN.get(key)
     if known is None or known.node() is not node:
-        if len(_KNOWN) >= MOST_KEPT:
+        if len(_KNOWN) >= MAX_KEPT:
             _KNOWN.clear()
         known = _KNOWN[key] = NodeFacts(ref(node), next(_SERIALS), tuple(_runs(node)), _tip(node), _teams(node))
     return known

@@ -26,7 +26,7 @@ BURST = 10.0
 """Seconds of the share that may be used at once after a time of rest: many pages are opened at the same time"""
 LONGEST_PAUSE = 10.0
 """Seconds that one rendering delays the next at most."""
-MOST_VIEWS = 256
+MAX_VIEWS = 256
 """Views from which on those are forgotten that were not asked for in the last MIN_INTERVAL; else RECENT counts."""
 
 BUSY = 2
@@ -131,7 +131,7 @@ class SharedParts:
 
     def _forget_idle(self) -> None:
         """Forget the views without a visitor that waits, whose rendering is too old to begin with."""
-        age = max(RECENT, self._interval) if len(self._parts) < MOST_VIEWS else self._interval
+        age = max(RECENT, self._interval) if len(self._parts) < MAX_VIEWS else self._interval
         before = time.monotonic() - age
         self._parts = {view: part for view, part in self._parts.items() if part.coming or part.began > before}
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from api_server import PODS, ApiServer, pod
 from makeway_quota.backends.kubernetes.api.client import ApiRefusal, ApiUnreachable, Object
-from makeway_quota.backends.kubernetes.attempts.pod_events import (
+from makeway_quota.backends.kubernetes.attempts.event_recorder import (
     LONG_PAUSE_AFTER_FAILURE,
-    MOST_PODS,
-    MOST_WAITING,
+    MAX_PODS,
+    MAX_WAITING,
     PAUSE_AFTER_FAILURE,
-    PodEvents,
+    EventRecorder,
 )
 from makeway_quota.backends.kubernetes.attempts.pod_states import JobPod
 from makeway_quota.store.store import open_store
@@ -43,11 +43,11 @@ def worker(number: int = 0) -> JobPod:
     return JobPod(f"makeway-j1-1-{number}", f"u{number}", ("j1", 1), number, 1, "n0", 0.0)
 
 
-def events_of(server: Server, clock: Callable[[], float] = lambda: 0.0) -> PodEvents:
-    return PodEvents(server, "jobs", lambda: True, pause=0.0, monotonic=clock, clock=lambda: 1_800_000_000.0)
+def events_of(server: Server, clock: Callable[[], float] = lambda: 0.0) -> EventRecorder:
+    return EventRecorder(server, "jobs", lambda: True, pause=0.0, monotonic=clock, clock=lambda: 1_800_000_000.0)
 
 
-async def idle(events: PodEvents) -> None:
+async def idle(events: EventRecorder) -> None:
     """Wait until nothing is posted any more."""
     if events._posting is not None:
         await events._posting
@@ -92,17 +92,17 @@ async def test_the_same_decision_has_the_same_name_and_is_posted_once() -> None:
 async def test_what_is_too_much_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
     server = Server()
     events = events_of(server)
-    for number in range(MOST_WAITING):
+    for number in range(MAX_WAITING):
         events.publish_events([worker()], "notice", str(number))
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             events.publish_events([worker()], "notice", "one too many")
     await idle(events)
-    assert len(server.posted) == MOST_WAITING
+    assert len(server.posted) == MAX_WAITING
     assert len(caplog.records) == 1
     events.publish_events([worker(number) for number in range(100)], "notice", "a gang")
     await idle(events)
-    assert len(server.posted) == MOST_WAITING + MOST_PODS
+    assert len(server.posted) == MAX_WAITING + MAX_PODS
 
 
 @pytest.mark.parametrize(("status", "pause"), [(403, LONG_PAUSE_AFTER_FAILURE), (429, PAUSE_AFTER_FAILURE)])

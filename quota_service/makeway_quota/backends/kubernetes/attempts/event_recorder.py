@@ -21,9 +21,9 @@ log = logging.getLogger("makeway.kubernetes")
 
 PAUSE = 0.05
 """Seconds from one event to the next: 20 a second at most, of all pods together."""
-MOST_WAITING = 1000
+MAX_WAITING = 1000
 """Events that wait at most."""
-MOST_PODS = 16
+MAX_PODS = 16
 """Pods of a gang, the first ones, that get the event of a decision about it."""
 LONGEST = 1000
 """Characters of a message at most: the API server takes 1024 bytes in newer versions of events."""
@@ -35,7 +35,7 @@ USUAL = ("notice", "made_way", "cancelled")
 """The codes of decisions that are no warnings."""
 
 
-class PodEvents:
+class EventRecorder:
     """Posts events in one namespace, one after the other, while this replica leads."""
 
     def __init__(
@@ -66,8 +66,8 @@ class PodEvents:
         if self._monotonic() < self._not_before:
             return
         at = datetime.fromtimestamp(self._clock(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        for pod in sorted(pods, key=lambda pod: pod.worker)[:MOST_PODS]:
-            if len(self._waiting) >= MOST_WAITING:
+        for pod in sorted(pods, key=lambda pod: pod.worker)[:MAX_PODS]:
+            if len(self._waiting) >= MAX_WAITING:
                 self._drop()
                 return
             self._waiting.append(event(self._namespace, pod, code, message, at))
@@ -110,7 +110,7 @@ class PodEvents:
     def _drop(self) -> None:
         self._dropped += 1
         if self._dropped == 1:
-            log.warning("More than %s events of pods wait: those of further decisions are not shown", MOST_WAITING)
+            log.warning("More than %s events of pods wait: those of further decisions are not shown", MAX_WAITING)
 
 
 def event(namespace: str, pod: JobPod, code: str, message: str, at: str) -> Object:

@@ -6,9 +6,9 @@ from contextlib import closing
 
 import pytest
 from makeway_quota.store import open_store
-from makeway_quota.store.database import session_check
+from makeway_quota.store.database import postgres_check
 from makeway_quota.store.database.database import Database, parse
-from makeway_quota.store.database.session_check import check_server
+from makeway_quota.store.database.postgres_check import check_server
 from makeway_quota.store.errors import StoreError
 from pooler import pooler
 from postgres import address, empty_database, postgres_server
@@ -37,7 +37,7 @@ def test_a_pooler_in_transaction_mode_is_refused(postgres: str, size: int) -> No
 
 
 def test_a_pooler_with_one_connection_is_refused_in_time(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_check, "SECONDS", 0.5)
+    monkeypatch.setattr(postgres_check, "SECONDS", 0.5)
     empty_database(postgres)
     with pooler(postgres, size=1) as made, pytest.raises(StoreError, match=r"no answer for 0\.5 s"):
         check_server(parse(made.url))
@@ -50,8 +50,8 @@ def test_a_pooler_in_session_mode_can_be_used(postgres: str) -> None:
 
 
 def test_statement_mode_is_refused_in_the_same_words(postgres: str) -> None:
-    error = DBAPIError("BEGIN", {}, Exception(f"ERROR: {session_check.STATEMENTS}"))
-    assert "pool_mode = statement" in session_check._explained(parse(address(postgres)), error)
+    error = DBAPIError("BEGIN", {}, Exception(f"ERROR: {postgres_check.STATEMENTS}"))
+    assert "pool_mode = statement" in postgres_check._explained(parse(address(postgres)), error)
 
 
 def test_a_database_that_only_reads_is_refused(postgres: str) -> None:
@@ -98,12 +98,12 @@ def test_connections_to_a_server_that_became_a_standby_are_left(postgres: str) -
     try:
         database = store._database
         with database.write(quiet=True) as connection:
-            before = connection.execute(session_check.BACKEND).scalar_one()
+            before = connection.execute(postgres_check.BACKEND).scalar_one()
         refused = text("DO $$ BEGIN SET TRANSACTION READ ONLY; CREATE TABLE written (x int); END $$")
         with pytest.raises(StoreError, match="read-only"), database.write(quiet=True) as connection:
             connection.execute(refused)
         with database.write(quiet=True) as connection:
-            assert connection.execute(session_check.BACKEND).scalar_one() != before
+            assert connection.execute(postgres_check.BACKEND).scalar_one() != before
     finally:
         store.close()
 
