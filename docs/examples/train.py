@@ -29,8 +29,9 @@ class Training:
         self.weights = [0.0] * SIZE
         self.momentum = [0.0] * SIZE
 
-    def step(self, batch: int = 8) -> None:
-        """Draw a batch, and go a little way down its gradient."""
+    def step(self, batch: int = 8) -> float:
+        """Draw a batch, and go a little way down its gradient; return the mean loss."""
+        loss = 0.0
         for _ in range(batch):
             x = [self.random.gauss(0.0, 1.0) for _ in range(SIZE)]
             wanted = 1.0 if sum(x[: SIZE // 2]) > 0 else 0.0
@@ -38,6 +39,8 @@ class Training:
             for place, value in enumerate(x):
                 self.momentum[place] = 0.9 * self.momentum[place] + (guess - wanted) * value
                 self.weights[place] -= 0.01 * self.momentum[place]
+            loss -= math.log(max(guess if wanted else 1.0 - guess, 1e-9)) / batch
+        return loss
 
     def save(self, folder: Path) -> None:
         """Write the whole state."""
@@ -66,7 +69,7 @@ def main() -> None:
     newest = checkpoint.latest()
     print(f"going on at step {checkpoint.step_of(newest)} of {given.steps}" if newest else "starting from scratch")
     for step in checkpoint.loop(given.steps, save=training.save, load=training.load, every=given.every):
-        training.step()
+        checkpoint.report(loss=training.step())
         time.sleep(given.seconds)
         if (step + 1) % 100 == 0:
             print(f"step {step + 1}")

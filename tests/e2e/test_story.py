@@ -139,6 +139,13 @@ def test_story(portal: Portal, tmp_path: Path, pictures: Path | None) -> None:
         # bo stops; the job resumes from its saved step and ends with the same weights to the last bit.
         portal.stop_server("bo")
         until(lambda: jobs()["trial-8"].state == "running", "the job resumes")
+        card = ana.page.locator(".jp-NotebookPanel .jp-CodeCell").nth(9).locator(".jp-OutputArea")
+        expect(card).to_contain_text("2 attempts:")
+        expect(card).to_contain_text("saved at step")
+        if pictures:
+            ana.page.wait_for_timeout(20_000)  # until it has a curve again
+            card.scroll_into_view_if_needed()
+            take(pictures, ana, "card", theme=True)
         hurry.touch()
         until(lambda: jobs()["trial-8"].state == "succeeded", "the job ends")
         log = ana_api.logs(victim.id, attempt=2).text
