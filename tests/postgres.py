@@ -84,7 +84,7 @@ def _with_certificate(folder: Path, host: str, owner: str | None) -> list[str]:
     """Have an authority certify the server, whose user `owner` is, and return the settings for it."""
     authority = Authority(folder / AUTHORITY.parent)
     given = authority.server_certificate("server", "postgres", [host])
-    owned = [shutil.copy(file, folder / file.name) for file in given]
+    owned = [Path(shutil.copy(file, folder / file.name)) for file in given]
     for file in owned:
         file.chmod(0o600)
         if owner:

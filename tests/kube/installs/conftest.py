@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 from charts import JOBS, NAMESPACE, Object
+from kube.imitated_site import merged
 from pods import wait_until
 from portals import PODS, STARTED, VALUES, WORKERS, Portal
 from releases import CLUSTER_WIDE, installation, namespaces
@@ -47,14 +48,6 @@ def values_of(*titles: str) -> Object:
     found: Object = VALUES
     for title in titles:
         found = merged(found, yaml.safe_load(blocks(section(title), "yaml")[0]))
-    return found
-
-
-def merged(one: Object, other: Object) -> Object:
-    """Return values as Helm merges those of two files."""
-    found = dict(one)
-    for key, value in other.items():
-        found[key] = merged(one[key], value) if isinstance(value, dict) and isinstance(one.get(key), dict) else value
     return found
 
 

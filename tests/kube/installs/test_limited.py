@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import httpx2
 import pytest
 from charts import JOBS, NAMESPACE
 from kube.installs.conftest import MINIMUM, QUOTA
+from makeway_api.client import Client
+from makeway_api.errors import MakewayError
 from makeway_quota.backends.kubernetes.api.quantities import number
 from pods import wait_until
-from portals import PODS, Portal
+from portals import PODS, STARTED, Portal
 from site_stories import story
 
 from kube_cluster.api import ApiProblem
@@ -23,6 +26,7 @@ def test_the_story_where_every_container_has_limits_for_the_administrator_of_two
 ) -> None:
     pods = [*story(portal, tmp_path), *portal.api.items(PODS)]
     for pod in pods:
+        assert pod["spec"]["enableServiceLinks"] is False, "else it has variables for every Service of its namespace"
         for container in (*pod["spec"]["containers"], *pod["spec"].get("initContainers", ())):
             for kind in ("requests", "limits"):
                 assert set(MINIMUM) <= set(container["resources"][kind]), (pod["metadata"]["name"], container["name"])
@@ -41,6 +45,31 @@ def test_what_the_page_says_is_needed_there_is_needed(portal: Portal) -> None:
     container = {"name": "pull", "image": "none", "resources": small}
     with pytest.raises(ApiProblem, match="minimum cpu usage per Container is 50m"):
         portal.api.create(path, {"metadata": {"name": "small"}, "spec": {"containers": [container]}})
+
+
+@pytest.mark.covers("N21")
+def test_while_the_proxy_is_replaced_clients_read_why_they_get_no_answer(portal: Portal) -> None:
+    """A new proxy knows no way to the service, and sends all to the Hub, which redirects to its login."""
+    said: list[str] = []
+    ana = portal.person("ana")
+    token = ana.hub("POST", "/users/ana/tokens", json={"note": "test"}).json()["token"]
+    old = portal.pod("proxy")["metadata"]["name"]
+    portal.close()
+    portal.api.delete(f"{PODS}/{old}", gracePeriodSeconds="0")
+    wait_until(lambda: [one["metadata"]["name"] for one in portal.pods("proxy")] not in ([old], []), "a new one starts")
+    wait_until(lambda: portal.pod("proxy")["status"].get("podIP"), "it has an address")
+
+    def answers() -> bool:
+        try:
+            with Client(f"{portal.url}/services/makeway", token) as client:
+                return client.me().name == "ana"
+        except (MakewayError, httpx2.TransportError) as error:
+            said.append(str(error))
+            return False
+
+    wait_until(answers, "the new proxy knows the way to the service", STARTED, pause=0.2)
+    assert not [one for one in said if "no reason given" in one], said
+    assert [one for one in said if "the proxy was replaced" in one], said
 
 
 @pytest.mark.covers("N21")
