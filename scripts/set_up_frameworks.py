@@ -56,7 +56,15 @@ class Frameworks(set_up.SetUp):
 
     def copy(self, folder: Path, python: str) -> None:
         """Install the packages of the lock file into a folder, for a Python of this version such as 3.11."""
-        export = ["export", "--frozen", "--quiet", "--no-header", "--no-annotate", "--project", PROJECT]
+        export: list[str | Path] = [
+            "export",
+            "--frozen",
+            "--quiet",
+            "--no-header",
+            "--no-annotate",
+            "--project",
+            PROJECT,
+        ]
         listed = folder.with_suffix(".txt")
         self.run("The frameworks", [self.uv(), *export, "--output-file", listed])
         install = ["pip", "install", "--no-deps", "--require-hashes", "--python-version", python]
