@@ -224,6 +224,36 @@ async def test_the_first_failure_of_a_gang_ends_it(serving: Serving) -> None:
         await serving.no_pod_left()
 
 
+FAILS_AFTER_NOTICE = """
+import ctypes, os, time
+from makeway import checkpoint
+checkpoint.requested()
+print("up", flush=True)
+while not os.path.exists(os.environ["MAKEWAY_STOP_FILE"]):
+    time.sleep(0.05)
+if os.environ["RANK"] == "1":
+    raise RuntimeError("no more memory")
+while True:
+    ctypes.CDLL(None).sleep(600)  # no Python code runs, as in a collective
+"""
+
+
+@pytest.mark.covers("N12", "F84")
+async def test_a_pod_does_not_wait_until_the_deadline_for_a_rank_that_failed_after_the_notice(serving: Serving) -> None:
+    async with serving.running():
+        job = await serving.submit("ana", "gang", "python3", "-u", "-c", FAILS_AFTER_NOTICE, profile="gang")
+        for rank in range(2):
+            await serving.says(job, f"[{rank}] up")
+        await serving.client().preempt_test(job.id)
+        again = await serving.reaches(job, "pending", "starting", "running", "failed", attempt=2)
+        assert again.attempts[0].message == (
+            "exit code 1 after the notice: rank 1: RuntimeError: no more memory; no checkpoint"
+        )
+        assert "rank 1 failed (exit code 1), and the others have not ended" in await serving.log(job)
+        await serving.client().cancel(job.id)
+        await serving.no_pod_left()
+
+
 async def test_a_snapshot_shows_the_cluster(serving: Serving, capsys: pytest.CaptureFixture[str]) -> None:
     async with serving.running():
         job = await serving.submit("ana", "shown", "sleep", "600")
