@@ -25,7 +25,8 @@ ROLE = f"{ROLES.format(JOBS)}/makeway-service"
 HUB = f"/api/v1/namespaces/{NAMESPACE}/services/makeway-hub"
 NODE = "/api/v1/nodes/node-0"
 LABEL = "nvidia.com/gpu.present"
-CLUSTER_WIDE = "Not checked: the account may not read resourceslices."
+CLUSTER_WIDE = re.compile(r"Not checked: the account may not read ((deviceclasses|resourceslices)(, | and )?)+\.")
+"""Only an administrator of the cluster can give these rights, and the page asks for none that DRA alone needs."""
 FOUND = re.compile(r"^(ERROR|WARNING|NOTE)  (.*)$", re.MULTILINE)
 
 
@@ -34,10 +35,15 @@ def findings(said: str) -> list[tuple[str, str]]:
     return FOUND.findall(said)
 
 
+def is_healthy(said: str) -> bool:
+    """Whether nothing was found, and nothing left out that the administrator of two namespaces can have checked."""
+    assert "POD LOGS" in said
+    return all(severity == "NOTE" and CLUSTER_WIDE.fullmatch(sentence) for severity, sentence in findings(said))
+
+
 def test_nothing_is_found_on_a_healthy_cluster(portal: Portal) -> None:
     said = portal.walk.run(TEST)
-    # Only an administrator of the cluster can give that right, and the page does not ask for it.
-    assert findings(said) == [("NOTE", CLUSTER_WIDE)], said
+    assert is_healthy(said), said
 
 
 def test_the_service_itself_finds_nothing_either_though_its_own_service_leads_back_to_it(portal: Portal) -> None:
@@ -88,4 +94,4 @@ def test_each_fault_that_is_planted_is_named_and_the_worst_come_first(portal: Po
     order = ["ERROR", "WARNING", "NOTE"]
     assert [one for one, _ in said] == sorted((one for one, _ in said), key=order.index)
     wait_until(portal.answers, "the Hub and the service answer through the proxy", pause=0.5)
-    assert findings(portal.walk.run(TEST)) == [("NOTE", CLUSTER_WIDE)], "it is healthy again"
+    assert is_healthy(portal.walk.run(TEST))
