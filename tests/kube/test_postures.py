@@ -7,7 +7,6 @@ and network policies alone is tests/kube/portal/test_story.py.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 from charts import JOBS, NAMESPACE, Object
-from makeway_api.models import Job, JobRequest
+from makeway_api.models import JobRequest
 from platforms import (
     OPENSHIFT,
     RANGES,
@@ -29,10 +28,10 @@ from platforms import (
     wait_for_users,
 )
 from pods import wait_until
-from portals import CHECKPOINTS, PODS, STARTED, VALUES, WORKERS, Portal
+from portals import PODS, STARTED, VALUES, WORKERS, Portal
 from probing import output_in_pod
 from releases import Installation, installation, left_in
-from stories import STEPS, TRAIN, training_cell, uninterrupted, weights
+from site_stories import GPU1, story, user_of
 from walk import Walk, blocks, section, steps
 
 from kube_cluster import image_build
@@ -41,18 +40,6 @@ from kube_cluster.portal import wait_until_ready
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(1500), pytest.mark.usefixtures("images")]
 
-GPU1 = {"ana": {"profile": "gpu1", "team": "rnd"}, "bo": {"profile": "gpu1", "team": "devops"}}
-HURRY = 'pathlib.Path(os.environ["MAKEWAY_CHECKPOINT_DIR"], "hurry")'
-WHO = "import getpass, os; print('user', getpass.getuser(), os.getuid(), os.path.expanduser('~'))"
-SUBMIT = f"""
-import os
-os.chdir(os.path.expanduser("~"))
-import makeway
-{WHO}
-print(makeway.submit({WHO + chr(10) + training_cell("trial", HURRY).partition(chr(10))[2]!r}, files=["train.py"],
-                     name="trial", profile="gpu1").id)
-"""
-"""Submits from inside a notebook's pod, as its kernel does; the last line is the id of the job."""
 RESOLVES = """
 import socket
 try:
@@ -115,64 +102,6 @@ def site_of(cluster: Cluster, folder: Path) -> Iterator[Site]:
         yield Site(cluster, release, walk)
         for pods in (WORKERS, PODS):
             cluster.api.delete(pods, gracePeriodSeconds="0")
-
-
-def pod_of(portal: Portal, job: Job) -> Object:
-    """Return the pod of a job's attempt."""
-    (found,) = portal.api.items(WORKERS, labelSelector=f"makeway/job={job.id}")
-    return found
-
-
-def story(portal: Portal, folder: Path) -> list[Object]:
-    """Train over quota from a guaranteed notebook, make way, and resume; return the pods that took part.
-
-    The node has two GPUs, one of which is guaranteed to each team.
-    """
-    expected = uninterrupted(folder)
-    ana, bo = portal.person("ana"), portal.person("bo")
-    notebook = ana.started(GPU1["ana"])
-    shutil.copy(TRAIN, portal.volume("home-ana"))
-    said = output_in_pod(portal.cluster, NAMESPACE, notebook["metadata"]["name"], SUBMIT).splitlines()
-    user_of_notebook, id = next(line for line in said if line.startswith("user ")).split(), said[-1]
-    assert user_of_notebook[1:3] == ["jovyan", str(user_of(notebook))]
-    with ana.client() as client:
-        wait_until(lambda: step_of(client.job(id)), "the job trains", STARTED)
-        assert client.job(id).over_quota
-        worker = pod_of(portal, client.job(id))
-        assert f"user jovyan {user_of(worker)}" in client.logs(id).text
-
-        other = bo.started(GPU1["bo"])
-        wait_until(lambda: client.job(id).state.value == "pending", "the job has made way")
-        victim = client.job(id)
-        assert (victim.preemptions, victim.attempts[0].outcome) == (1, "preempted")
-        assert victim.checkpoint is not None
-        assert 0 < victim.checkpoint.step < STEPS
-
-        bo.stop()
-        wait_until(lambda: client.job(id).attempt == 2 and step_of(client.job(id)), "it resumes", STARTED)
-        (portal.volume(CHECKPOINTS, JOBS) / id / "hurry").touch()
-        wait_until(lambda: client.job(id).state.ended, "the job ends", STARTED)
-        done = client.job(id)
-        assert [attempt.outcome for attempt in done.attempts] == ["preempted", "succeeded"]
-        log = client.logs(id, attempt=2).text
-        assert f"going on at step {victim.checkpoint.step} of {STEPS}" in log
-        assert weights(log) == expected
-    wait_until(lambda: not portal.api.items(WORKERS), "no pod of a job is left")
-    return [notebook, worker, other]
-
-
-def step_of(job: Job) -> int:
-    """Return the step that a job has reported."""
-    return job.progress.step or 0 if job.progress else 0
-
-
-def user_of(pod: Object) -> int:
-    """Return the user of a pod's program."""
-    (container,) = [one for one in pod["spec"]["containers"] if one["name"] in ("notebook", "worker")]
-    for context in (container.get("securityContext", {}), pod["spec"]["securityContext"]):
-        if "runAsUser" in context:
-            return int(context["runAsUser"])
-    raise AssertionError("no user is named")
 
 
 def ends_whole(portal: Portal) -> None:
