@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 from api_server import ApiServer
 from makeway_quota.backends.kubernetes.api.client import ApiRefusal
-from makeway_quota.backends.kubernetes.cluster.resource_slices import SLICES, described, slice_sentences, sliced
+from makeway_quota.backends.kubernetes.cluster.claimed_devices import SLICES
+from makeway_quota.backends.kubernetes.cluster.resource_slices import described, slice_sentences, sliced
+
+ADVICE = (
+    "which no pool takes: give a pool the extended resource of their DeviceClass. Devices that are tainted or share "
+    "counters, and classes with other selectors than `==`, never count."
+)
 
 
 def resource_slice(driver: str, devices: int, node: str = "n1", pool: str = "", generation: int = 1) -> dict[str, Any]:
@@ -28,10 +34,8 @@ async def test_the_devices_of_gpu_drivers_are_named_by_driver_and_node() -> None
         {},
     ]
     assert await slice_sentences(server) == [
-        "gpu.nvidia.com offers 12 devices of n1 and n2 by ResourceSlices (DRA), which no pool takes: add a pool with "
-        "the extended resource of their DeviceClass.",
-        "tpu.google.com offers 2 devices by ResourceSlices (DRA), which no pool takes: add a pool with the extended "
-        "resource of their DeviceClass.",
+        f"gpu.nvidia.com offers 12 devices of n1 and n2 by ResourceSlices (DRA), {ADVICE}",
+        f"tpu.google.com offers 2 devices by ResourceSlices (DRA), {ADVICE}",
     ]
 
 
@@ -42,9 +46,33 @@ def test_what_pools_take_is_not_named() -> None:
     assert left.startswith("gpu.nvidia.com offers 3 devices of n2 by ResourceSlices (DRA)")
 
 
+@pytest.mark.parametrize(
+    "never",
+    [
+        {"consumesCounters": [{"counterSet": "gpu-0", "counters": {}}]},
+        {"taints": [{"key": "example.com/broken", "effect": "NoSchedule"}]},
+        {"taints": [{"key": "example.com/broken", "effect": "NoExecute"}]},
+    ],
+)
+def test_what_no_pool_can_count_is_not_named_beside_the_pool_of_the_others(never: dict[str, Any]) -> None:
+    some, all_of_them = resource_slice("gpu.nvidia.com", 4), resource_slice("gpu.nvidia.com", 2, "n2")
+    for each in (*some["spec"]["devices"][:3], *all_of_them["spec"]["devices"]):
+        each.update(never)
+    assert described([some, all_of_them], {"n1": {"a": 1}}) == []
+    (left,) = described([some, all_of_them], {})
+    assert left.startswith("gpu.nvidia.com offers 1 device of n1 ")
+
+
+def test_a_device_in_two_slices_counts_once() -> None:
+    assert sliced([resource_slice("gpu.nvidia.com", 2), resource_slice("gpu.nvidia.com", 3)]) == {
+        "gpu.nvidia.com": {"n1": 3}
+    }
+
+
 def test_only_the_newest_generation_of_a_pool_counts() -> None:
     old, new = resource_slice("gpu.nvidia.com", 8), resource_slice("gpu.nvidia.com", 3, generation=2)
     more = resource_slice("gpu.nvidia.com", 2, generation=2)
+    more["spec"]["devices"] = [{"name": "e0"}, {"name": "e1"}]
     other = resource_slice("gpu.nvidia.com", 1, pool="other")
     assert sliced([old, new, more, other]) == {"gpu.nvidia.com": {"n1": 6}}
     assert sliced([resource_slice("gpu.nvidia.com", 0)]) == {}

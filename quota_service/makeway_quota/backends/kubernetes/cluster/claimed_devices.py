@@ -9,7 +9,7 @@ Pure: no requests. Counted are devices of one node each, by classes whose select
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from sys import intern
 from typing import NamedTuple
@@ -168,22 +168,27 @@ class ClaimedDevices:
         return {name for one, two in kept for name in one.keys() | two.keys() if one.get(name) != two.get(name)}
 
 
+def newest_slices(slices: Iterable[DeviceSlice]) -> Iterator[DeviceSlice]:
+    """Return the slices of the newest generation of each of a driver's pools: those that count while it replaces them."""
+    slices, newest = tuple(slices), dict[tuple[str, str], int]()
+    for one in slices:
+        newest[one.driver, one.pool] = max(newest.get((one.driver, one.pool), 0), one.generation)
+    return (one for one in slices if one.generation == newest[one.driver, one.pool])
+
+
 def counted(
     slices: Iterable[DeviceSlice], classes: Iterable[DeviceClass], claims: Iterable[Claim], resources: Sequence[str]
 ) -> ClaimedDevices:
     """Count the devices of each node by these resources, each once: by the first whose class selects it.
 
-    Of each of a driver's pools only the slices of the newest generation count, as while a driver replaces them.
+    Those that are not of one node do not count.
     """
-    slices, found = tuple(slices), ClaimedDevices()
+    found = ClaimedDevices()
     by_resource = {resource: one for one in classes for resource in one.resources}
     wanted = [(resource, by_resource[resource]) for resource in resources if resource in by_resource]
-    newest: dict[tuple[str, str], int] = {}
-    for one in slices:
-        newest[one.driver, one.pool] = max(newest.get((one.driver, one.pool), 0), one.generation)
     known: dict[DeviceId, tuple[str, str]] = {}
-    for one in slices:
-        if not one.node or one.generation < newest[one.driver, one.pool]:
+    for one in newest_slices(slices):
+        if not one.node:
             continue
         for name, attributes in one.devices:
             resource = next((name for name, each in wanted if each.selects(one.driver, attributes)), None)

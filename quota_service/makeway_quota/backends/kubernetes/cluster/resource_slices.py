@@ -13,8 +13,8 @@ from types import MappingProxyType
 from makeway_api.quantities import count, listed
 
 from ..api.client import ApiClient, ApiRefusal, Object
+from .claimed_devices import SLICES, DeviceId, newest_slices, project_slice
 
-SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 Offered = Mapping[str, Mapping[str, int]]
 """Node and resource to the number of devices"""
 UNREADABLE = (403, 404)
@@ -47,32 +47,23 @@ def described(items: Iterable[Object], counted: Offered = MappingProxyType({})) 
         if left:
             found.append(
                 f"{driver} offers {count(sum(left.values()), 'device')}{where} by ResourceSlices (DRA), which no pool "
-                "takes: add a pool with the extended resource of their DeviceClass."
+                "takes: give a pool the extended resource of their DeviceClass. Devices that are tainted or share "
+                "counters, and classes with other selectors than `==`, never count."
             )
     return found
 
 
 def sliced(items: Iterable[Object]) -> dict[str, dict[str, int]]:
-    """Return the devices of GPU drivers by driver and node; "" has those that are not of one node.
+    """Return the devices of GPU drivers that can be allocated whole, by driver and node; "" has those of several nodes.
 
-    Only the newest generation of each of a driver's pools counts, as while a driver replaces its slices.
+    Each counts once, as those of pools do.
     """
-    specs = [spec for item in items if _GPUS.search((spec := item.get("spec") or {}).get("driver") or "")]
-    newest: dict[tuple[str, str], int] = {}
-    for spec in specs:
-        newest[_pool(spec)] = max(newest.get(_pool(spec), 0), _generation(spec))
     found: dict[str, dict[str, int]] = {}
-    for spec in specs:
-        if _generation(spec) == newest[_pool(spec)] and (devices := spec.get("devices") or ()):
-            by_node = found.setdefault(spec["driver"], {})
-            name = spec.get("nodeName") or ""
-            by_node[name] = by_node.get(name, 0) + len(devices)
+    known: set[DeviceId] = set()
+    for one in newest_slices(filter(None, map(project_slice, items))):
+        ids = {DeviceId(one.driver, one.pool, name) for name, _ in one.devices} - known
+        if _GPUS.search(one.driver) and ids:
+            known |= ids
+            by_node = found.setdefault(one.driver, {})
+            by_node[one.node] = by_node.get(one.node, 0) + len(ids)
     return found
-
-
-def _pool(spec: Object) -> tuple[str, str]:
-    return spec["driver"], (spec.get("pool") or {}).get("name") or ""
-
-
-def _generation(spec: Object) -> int:
-    return int((spec.get("pool") or {}).get("generation") or 0)
