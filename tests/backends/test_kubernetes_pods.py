@@ -163,6 +163,7 @@ def test_resources_of_the_launcher_that_are_none_are_refused_in_words(text: str)
         resources_setting(text)
 
 
+@pytest.mark.covers("F04")
 def test_a_pod_runs_on_the_planned_node_with_what_the_plan_gives() -> None:
     pod = worker_pod(SETTINGS, order(cpu=2500, memory=4096), 0, PATH, "tokens", GIVEN)
     spec = pod["spec"]

@@ -238,7 +238,7 @@ while True:
 """
 
 
-@pytest.mark.covers("N12", "F84")
+@pytest.mark.covers("N12")
 async def test_a_pod_does_not_wait_until_the_deadline_for_a_rank_that_failed_after_the_notice(serving: Serving) -> None:
     async with serving.running():
         job = await serving.submit("ana", "gang", "python3", "-u", "-c", FAILS_AFTER_NOTICE, profile="gang")

@@ -31,7 +31,6 @@ def refusing(monkeypatch: pytest.MonkeyPatch, call: str, number: int) -> None:
     monkeypatch.setattr(checkpoint_check.os, call, refuse)
 
 
-@pytest.mark.covers("F43")
 def test_a_job_whose_checkpoints_cannot_be_kept_does_not_begin(container: Container) -> None:
     (container.root / "volume").write_text("no folder")
     began = container.root / "began"

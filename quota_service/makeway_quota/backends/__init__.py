@@ -1,1 +1,4 @@
-"""Run work on nodes: one module for each kind of backend, behind the protocol of `base`."""
+"""Run work on nodes, behind the protocol of `base`: processes (`local`), pods (`kubernetes`), memory.
+
+`remote` is what backends with remote workers share.
+"""

@@ -1,1 +1,1 @@
-"""Share between backends with remote workers: channel, reports, and what is known of attempts."""
+"""Run attempts whose workers report by HTTP: what all such backends share."""

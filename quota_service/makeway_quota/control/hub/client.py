@@ -1,7 +1,7 @@
 """Read users, groups and servers from the Hub's REST API, and stop servers.
 
 Every call ends within `CALL_SECONDS`, however slowly the Hub answers. The scheduling cycle never waits for one:
-`hub_servers.py` calls from tasks of its own.
+`control/hub/servers.py` calls it from tasks of its own.
 """
 
 from __future__ import annotations

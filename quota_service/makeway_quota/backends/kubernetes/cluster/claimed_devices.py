@@ -169,7 +169,7 @@ class ClaimedDevices:
 
 
 def newest_slices(slices: Iterable[DeviceSlice]) -> Iterator[DeviceSlice]:
-    """Return the slices of the newest generation of each of a driver's pools: those that count while it replaces them."""
+    """Return the slices of the newest generation of each of a driver's pools: what counts while it replaces them."""
     slices, newest = tuple(slices), dict[tuple[str, str], int]()
     for one in slices:
         newest[one.driver, one.pool] = max(newest.get((one.driver, one.pool), 0), one.generation)
