@@ -30,15 +30,23 @@ pytestmark = pytest.mark.kube
 
 LEASES = {(verb, "leases", JOBS) for verb in ("get", "create", "update")}
 """What a whole service asks for, which has a database; a backend alone does not"""
+DEVICES = ("deviceclasses", "resourceclaims", "resourceslices")
+WATCHES = {("watch", kind, "") for kind in DEVICES}
+"""What it asks for where the cluster has a DeviceClass"""
 NEEDED = {
-    *((verb, kind, "") for verb in ("list", "watch") for kind in ("nodes", "pods")),
+    *((verb, kind, "") for verb in ("list", "watch") for kind in ("nodes", "pods", *DEVICES)),
     *((verb, "pods", JOBS) for verb in ("get", "list", "watch", "create", "delete")),
     *((verb, kind, JOBS) for verb in ("create", "delete") for kind in ("services", "networkpolicies")),
     *(("create", kind, JOBS) for kind in ("secrets", "events")),
     *LEASES,
 }
 """Verb, resource and namespace of what the service asks of the API server; no namespace: of the whole cluster."""
-FOLLOWS = {(verb, "pods", space) for verb in ("list", "watch") for space in (NAMESPACE, "kube-system")}
+FOLLOWS = {
+    (verb, kind, space)
+    for verb in ("list", "watch")
+    for kind, spaces in (("pods", (NAMESPACE, "kube-system")), ("resourceclaims", (NAMESPACE, JOBS, "kube-system")))
+    for space in spaces
+}
 """The same in single namespaces, which follows from rights for the whole cluster."""
 VERBS = ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection", "impersonate", "escalate")
 RESOURCES = (
@@ -58,10 +66,13 @@ RESOURCES = (
     "nodes/proxy",
     "networkpolicies",
     "leases",
+    *DEVICES,
 )
+WITHOUT_NAMESPACE = ("nodes", "deviceclasses", "resourceslices")
 GROUPS = {
     "leases": "coordination.k8s.io",
     "networkpolicies": "networking.k8s.io",
+    **dict.fromkeys(DEVICES, "resource.k8s.io"),
     **dict.fromkeys(("roles", "clusterroles", "rolebindings", "clusterrolebindings"), "rbac.authorization.k8s.io"),
 }
 
@@ -95,8 +106,8 @@ def test_the_service_may_do_what_it_does_and_nothing_else(release: Installation)
         for verb in VERBS
         if may(release.api, account, verb, resource, namespace, GROUPS.get(resource, ""))
     }
-    # Nodes have no namespace: the API server answers the question alike for each.
-    assert {one for one in found if one[1] != "nodes" or not one[2]} == NEEDED | FOLLOWS
+    # The API server answers the question alike for each namespace where the resource has none.
+    assert {one for one in found if one[1] not in WITHOUT_NAMESPACE or not one[2]} == NEEDED | FOLLOWS
     for resource in ("roles", "rolebindings", "clusterroles", "clusterrolebindings"):
         for verb in VERBS:
             assert not may(release.api, account, verb, resource, JOBS, "rbac.authorization.k8s.io"), (verb, resource)
@@ -201,7 +212,7 @@ async def test_the_backend_needs_these_rights_and_these_settings_and_no_others(
         with requests(kwok_cluster, "makeway-service") as asked:
             await runs_a_gang(backend, release.api)
     assert not [one for one in asked if one["responseStatus"]["code"] == 403]
-    assert rights_used(asked) | LEASES == NEEDED
+    assert rights_used(asked) | LEASES | WATCHES == NEEDED
 
 
 async def test_a_gang_runs_where_the_account_may_not_make_network_policies(

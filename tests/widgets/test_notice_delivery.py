@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from container import Container
+from makeway.launcher.notice_delivery import NoticeDelivery
 
 LIBRARY = Path(__file__).parents[2] / "widgets"
 LOADERS = """
@@ -659,3 +660,44 @@ def test_workers_outlive_the_signal_to_their_group_and_those_of_later_end_with_t
 ) -> None:
     status = end(container, job(container, GROUP, grace=15))
     assert (status["exit_code"], status["killed"], status["message"]) == (75, False, "saved at step 1")
+
+
+class Group:
+    """What the delivery asks of the workers: which have ended, and of which of those processes go on."""
+
+    def __init__(self, codes: dict[int, int], alive: set[int]) -> None:
+        self.codes = codes
+        self.alive = alive
+
+    def group_is_alive(self, worker: int) -> bool:
+        return worker in self.alive
+
+    def signal_group(self, worker: int, number: int) -> None:
+        """Do nothing: the signal has ended the shells."""
+
+
+@pytest.mark.parametrize(
+    ("codes", "alive", "in_vain"),
+    [
+        ({}, {1, 2}, False),  # neither listens
+        ({1: -15}, {1, 2}, False),
+        ({1: -15, 2: 1}, {1}, False),  # a save below the shell of rank 0, after rank 1 failed
+        ({1: 143, 2: 1}, {1}, False),
+        ({1: -15, 2: 1}, set(), False),  # nothing is left that could wait
+        ({2: 1}, {1}, True),  # rank 0 listens, and has not polled
+        ({1: -9, 2: 1}, {1}, True),
+        ({2: -15, 3: 1}, {1, 2}, False),  # rank 0 waits, and below the shell of rank 1 there is a save
+    ],
+)
+def test_workers_wait_in_vain_only_where_all_that_is_left_of_them_does(
+    tmp_path: Path, codes: dict[int, int], alive: set[int], in_vain: bool
+) -> None:
+    delivery = NoticeDelivery(Group(codes, alive), signal.SIGTERM, str(tmp_path / "progress.json"))  # type: ignore[arg-type]
+    for worker in (1, 2, 3):
+        (tmp_path / str(worker)).mkdir()
+        if worker in alive | codes.keys():
+            delivery.add(worker, str(tmp_path / str(worker)))
+    if in_vain or 3 in codes:
+        (tmp_path / "1" / "999999999.1.1").touch()
+    delivery.begin(0.0, written=True)
+    assert delivery.wait_in_vain(is_saving=False) is in_vain

@@ -28,6 +28,7 @@ from makeway.launcher.log_sender import LogSender
 from makeway.launcher.pause import LONGEST_PAUSE, Pause
 from makeway.launcher.remote import Remote
 from makeway.launcher.report import report_of
+from makeway.launcher.run import LOST_RANK_SECONDS
 from makeway.launcher.service import AttemptEnded, Rejected, Service, Unavailable
 from makeway.launcher.termination_message import MOST, write_termination_message
 
@@ -333,6 +334,50 @@ def test_a_worker_does_not_wait_until_the_deadline_for_a_rank_of_its_gang_that_f
     assert (end["exit_code"], end["killed"], end["acknowledged"]) == (-9, False, False)
     assert end["message"] == f"ended, as it waited for another rank in vain: {lost}; no checkpoint"
     assert f"makeway: {lost}, and the others have not ended".encode() in quota.outputs["log"]
+
+
+BY_ITSELF = """
+import os, signal, time
+
+def save(*_):
+    print("saving", flush=True)
+    while not os.path.exists("save"):
+        time.sleep(0.01)
+    open("saved", "w").close()
+    raise SystemExit(75)
+
+signal.signal(signal.SIGTERM, save)
+print("up", flush=True)
+while True:
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.covers("N12")
+@pytest.mark.parametrize("shell", ["{} train.py; exit $?", "trap 'exit 143' TERM; {} train.py & wait"])
+def test_a_save_below_a_shell_that_the_notice_ended_goes_on_though_a_rank_elsewhere_failed(
+    quota: Quota, tmp_path: Path, shell: str
+) -> None:
+    quota.start |= {"gang": 2, "grace": 60}
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "train.py").write_text(BY_ITSELF)
+    rank = {"MAKEWAY_WORKER_ENV": '{"RANK": "0", "WORLD_SIZE": "2"}'}
+    process = launch(quota, tmp_path, "sh", "-c", shell.format(sys.executable), **rank)
+    until(quota, lambda: b"up" in quota.outputs["log"])
+    notice = {"reason": "reclaim", "at": time.time(), "deadline": time.time() + 60}
+    quota.order(notice=notice)
+    until(quota, lambda: b"saving" in quota.outputs["log"])
+    quota.order(notice=notice, failed={"worker": 1, "exit_code": 1})
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(LOST_RANK_SECONDS + 7)
+    (tmp_path / "work" / "save").touch()
+    process.wait(60)
+    end = quota.end()
+    assert end is not None
+    assert not end["killed"]
+    assert (tmp_path / "work" / "saved").exists()
+    assert b"they are ended" not in quota.outputs["log"]
 
 
 @pytest.mark.parametrize("failed", [{}, {"worker": "one", "exit_code": None}])

@@ -52,6 +52,16 @@ class Children:
         with contextlib.suppress(OSError):
             os.killpg(worker, number)
 
+    def group_is_alive(self, worker: int) -> bool:
+        """Whether a process of a worker's group has not ended, also where the worker itself has."""
+        try:
+            os.killpg(worker, 0)
+        except ProcessLookupError:
+            return False
+        except OSError:  # of another user
+            return True
+        return True
+
     def reap(self) -> None:
         """Reap every child and orphan that has ended."""
         while True:

@@ -103,12 +103,17 @@ class NoticeDelivery:
         """Whether all workers that are left can be taken to wait for one that has failed, as in a collective.
 
         They listened, save nothing, and have not polled for half of the time to the deadline; those that have may save
-        by means of their own, until three quarters. `is_saving`: as libraries report it that add no file for a save.
+        by means of their own, until three quarters. A worker is left while any process of its group is, as where the
+        notice ended its shell alone. `is_saving`: as libraries report it that add no file for a save.
         """
         saves = [alive for listeners in self._listeners.values() for alive in listeners.saving()]
         if any(saves) or (is_saving and not saves):
             return False
-        return all(self._is_late(listeners) for _, listeners in self._running())
+        ended = self._children.codes
+        remaining = [
+            one for pid, one in self._listeners.items() if pid not in ended or self._children.group_is_alive(pid)
+        ]
+        return bool(remaining) and all(self._is_late(listeners) for listeners in remaining)
 
     def _is_late(self, listeners: Listeners) -> bool:
         heard = any(one.heard for one in listeners.alive())
