@@ -413,6 +413,64 @@ async def test_homes_need_the_right_to_read_claims() -> None:
     )
 
 
+DEVICE_CLASSES = "/apis/resource.k8s.io/v1/deviceclasses"
+DEVICE_CLAIMS = "/apis/resource.k8s.io/v1/resourceclaims"
+IMPLICIT = POLICY.replace("{name: a,", "{name: a, resource: deviceclass.resource.kubernetes.io/whole,")
+
+
+def claimed(server: Server) -> None:
+    """Have a DRA driver offer the GPUs of n1, by a class."""
+    server.nodes[0]["status"]["allocatable"].pop("nvidia.com/gpu")
+    device = {"driver": "gpu.nvidia.com", "nodeName": "n1", "devices": [{"name": str(n)} for n in range(8)]}
+    selector = {"cel": {"expression": 'device.driver == "gpu.nvidia.com"'}}
+    kind = {"metadata": {"name": "whole"}, "spec": {"selectors": [selector], "extendedResourceName": "nvidia.com/gpu"}}
+    server.objects |= {SLICES: {"items": [{"spec": device}]}, DEVICE_CLASSES: {"items": [kind]}}
+    server.objects[DEVICE_CLAIMS] = {"items": []}
+
+
+@pytest.mark.parametrize("policy", [POLICY, IMPLICIT])
+async def test_gpus_of_a_dra_driver_count_with_all_rights_to_them(policy: str) -> None:
+    server = Server()
+    claimed(server)
+    assert await findings(server, policy) == []
+
+
+@pytest.mark.parametrize("policy", [POLICY, IMPLICIT])
+@pytest.mark.parametrize("resource", ["deviceclasses", "resourceclaims", "resourceslices"])
+@pytest.mark.parametrize("verb", ["list", "watch"])
+async def test_each_right_that_gpus_of_a_dra_driver_need_is_named(policy: str, resource: str, verb: str) -> None:
+    server = Server()
+    claimed(server)
+    denying((resource, verb))(server)
+    found = [one for one in await findings(server, policy) if one.check == "rights"]
+    assert [(one.severity, one.where, one.what) for one in found] == [
+        (
+            "warning",
+            "all namespaces",
+            f"The account may not {verb} {resource}.resource.k8s.io: GPUs of DRA drivers do not count.",
+        )
+    ]
+
+
+async def test_gpus_of_a_dra_driver_do_not_count_where_the_service_cannot_read_claims() -> None:
+    server = Server()
+    claimed(server)
+    server.objects[DEVICE_CLAIMS] = 403
+    said = [one.what for one in await findings(server)]
+    assert "No node of the pool a offers nvidia.com/gpu." in said
+    assert "Not checked: the account may not read resourceclaims." in said
+
+
+async def test_without_classes_the_rights_to_devices_are_not_needed() -> None:
+    server = Server()
+    for resource in ("deviceclasses", "resourceclaims", "resourceslices"):
+        denying((resource, "list"), (resource, "watch"))(server)
+    assert await findings(server) == []
+    server.objects |= dict.fromkeys([SLICES, DEVICE_CLASSES, DEVICE_CLAIMS], 403)
+    (note,) = await findings(server)
+    assert note.what == "Not checked: the account may not read deviceclasses and resourceslices."
+
+
 async def test_without_an_api_server_that_is_said_once() -> None:
     server = Server()
     server.down = True
@@ -448,10 +506,10 @@ async def test_once_is_enough_on_one_node() -> None:
 
 
 def test_the_rights_are_those_of_the_chart() -> None:
-    from makeway_quota.doctor.rights import HUB, SERVICE
+    from makeway_quota.doctor.rights import DEVICES, HUB, SERVICE
 
     folder = Path(__file__).parents[2] / "helm" / "makeway" / "templates"
-    for chosen, file in ((SERVICE, "service"), (HUB, "hub")):
+    for chosen, file in (((*SERVICE, *DEVICES), "service"), (HUB, "hub")):
         text = (folder / file / "rights.yaml").read_text(encoding="utf-8")
         for right in chosen:
             line = f'apiGroups: ["{right.group}"]' if not right.group else f"apiGroups: [{right.group}]"

@@ -60,7 +60,7 @@ def test_what_is_wrong_with_it_is_said_with_what_to_do(server: tuple[str, Path],
         f"{verified}{authority}&hostaddr={host}".replace(f"@{host}", "@localhost"): "name it as its certificate does",
         f"{verified}/nowhere/ca.crt": "it must exist in the service's pod or machine",
         f"{verified}{unreadable}": "it must exist in the service's pod or machine, and be readable",
-        f"{url}?sslmode=disable": "it takes connections over TLS only; add sslmode=verify-full",
+        f"{url}?sslmode=disable": "takes them over TLS only: add an entry, or sslmode=verify-full",
         f"{url}?sslmode=verifyfull": "it is disable, prefer, require, verify-ca or verify-full",
     }.items():
         with pytest.raises(StoreError) as refused:
@@ -80,6 +80,12 @@ def test_a_server_without_tls_is_named(tmp_path: Path) -> None:
         open_store(url).close()
 
 
+PG_HBA = 'FATAL:  no pg_hba.conf entry for host "10.0.0.9", user "x", database "y"'
+NO_ENTRY = "an entry of its pg_hba.conf has to take this host, user and database"
+PREFERRED = (("SSL encryption", "no encryption"), ("SSL on", "SSL off"), ("GSS encryption", "no encryption"))
+"""What servers say of the two tries of sslmode=prefer, by their version"""
+
+
 @pytest.mark.parametrize(
     ("said", "words"),
     [
@@ -89,9 +95,15 @@ def test_a_server_without_tls_is_named(tmp_path: Path) -> None:
         ("the certificate has expired", "renew its certificate"),
         ('FATAL:  no pg_hba.conf entry for host "10.0.0.9", user "x", database "y", no encryption', "over TLS only"),
         ('FATAL:  no pg_hba.conf entry for host "10.0.0.9", user "x", database "y", SSL off', "over TLS only"),
+        *((f"{PG_HBA}, {tls}\n{PG_HBA}, {plain}", NO_ENTRY) for tls, plain in PREFERRED),
+        *((f"{PG_HBA}, {plain}\n{PG_HBA}, {tls}", NO_ENTRY) for tls, plain in PREFERRED),
+        (f"{PG_HBA}, SSL encryption", NO_ENTRY),
+        (f"{PG_HBA.replace('no pg_hba.conf entry', 'pg_hba.conf rejects connection')}, SSL encryption", NO_ENTRY),
+        (f"{PG_HBA}, no encryption", "has no entry for this host, user and database, or takes them over TLS only"),
         ('FATAL:  password authentication failed for user "x"', ""),
     ],
 )
 def test_other_versions_say_it_otherwise(said: str, words: str) -> None:
     sentence = explain(parse("postgresql://x@y/z"), DBAPIError("", {}, Exception(said)))
-    assert sentence.partition(said)[2].count(words) == (1 if words else len(sentence.partition(said)[2]) + 1)
+    first = said.splitlines()[0]
+    assert sentence.partition(first)[2].count(words) == (1 if words else len(sentence.partition(first)[2]) + 1)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from makeway_api.quantities import count, listed
 
-from ..backends.kubernetes.cluster.claimed_devices import CLASSES, SLICES, counted, project_class, project_slice
+from ..backends.kubernetes.cluster.claimed_devices import CLAIMS, CLASSES, SLICES, counted, project_class, project_slice
 from ..backends.kubernetes.cluster.nodes import (
     ClusterNode,
     NodeSelector,
@@ -31,7 +31,9 @@ async def check_nodes(cluster: ClusterAccess) -> Iterable[Finding]:
     if cluster.document is None:
         return [Finding("error", "There is no policy.", "policy", "Name one in MAKEWAY_POLICY_FILE.")]
     slices, classes = [await cluster.listed(path) or () for path in (SLICES, CLASSES)]
-    kept = filter(None, map(project_slice, slices))
+    kept = list(filter(None, map(project_slice, slices)))
+    if classes and await cluster.listed(CLAIMS) is None:  # without all three the service counts none
+        classes = ()
     devices = counted(kept, map(project_class, classes), (), [one.resource for one in chosen]).offered
     nodes = [with_devices(node, devices.get(node.name, {})) for node in await cluster.nodes()]
     offered = {node.name: unassigned(node, chosen, pools_of(node, chosen)) for node in nodes}

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from ..backends.kubernetes.api.client import together
+from ..backends.kubernetes.cluster.claimed_devices import CLASSES, IMPLICIT
 from .cluster import ClusterAccess
 from .findings import Finding
 
@@ -34,6 +35,11 @@ SERVICE = (
     Right("networking.k8s.io", "networkpolicies", ("create", "delete"), without="gangs have no network policy"),
 )
 """As in the chart's templates/service/rights.yaml"""
+DEVICES = tuple(
+    Right("resource.k8s.io", resource, ("list", "watch"), everywhere=True, without="GPUs of DRA drivers do not count")
+    for resource in ("deviceclasses", "resourceclaims", "resourceslices")
+)
+"""Where the cluster has classes of devices, or a pool names one, besides; all three, or none of the devices counts"""
 HOMES = Right("", "persistentvolumeclaims", ("get",), without="jobs have no home")
 """With a claim of homes (`jobs.home` of the chart) besides"""
 HUB = (
@@ -46,8 +52,19 @@ HUB = (
 
 async def check_rights(cluster: ClusterAccess) -> Iterable[Finding]:
     """Return one finding for each resource on which a verb is not allowed."""
-    wanted = HUB if cluster.hub else (*SERVICE, HOMES) if cluster.settings.home_claim else SERVICE
+    if cluster.hub:
+        wanted = list(HUB)
+    else:
+        wanted = [*SERVICE, *([HOMES] if cluster.settings.home_claim else [])]
+        wanted += DEVICES if await _counts_devices(cluster) else ()
     return [finding for right in wanted if (finding := await _denied(cluster, right))]
+
+
+async def _counts_devices(cluster: ClusterAccess) -> bool:
+    """Whether GPUs of DRA drivers may have to count: by a pool's resource, or by a class that may be read."""
+    if any(one.resource.startswith(IMPLICIT) for one in cluster.selectors):
+        return True
+    return bool(await cluster.listed(CLASSES))
 
 
 async def _denied(cluster: ClusterAccess, right: Right) -> Finding | None:

@@ -321,8 +321,13 @@ TLS_REMEDIES = {
         "name it as its certificate does, or have one made for this name; sslmode=verify-ca does not compare names"
     ),
     r"server does not support SSL": "its ssl is off; turn it on, or leave sslmode out",
+    # sslmode=prefer, which is the default, tries both: what was refused with TLS does not lack it.
+    r"pg_hba\.conf .*((SSL|GSS) encryption|SSL on)": (
+        "an entry of its pg_hba.conf has to take this host, user and database"
+    ),
     r"pg_hba\.conf .*(no encryption|SSL off)": (
-        "it takes connections over TLS only; add sslmode=verify-full and sslrootcert to its address"
+        "its pg_hba.conf has no entry for this host, user and database, or takes them over TLS only: add an entry, or "
+        "sslmode=verify-full and sslrootcert to its address"
     ),
     r"invalid sslmode value": "it is disable, prefer, require, verify-ca or verify-full",
 }
