@@ -243,7 +243,7 @@ class Facts:
 
 
 def _devices_of(node: Node) -> Sequence[int]:
-    return node.devices or range(node.gpus)
+    return node.devices or range(node.first_device, node.first_device + node.gpus)
 
 
 def _positions(node: Node, devices: Iterable[int]) -> list[int]:

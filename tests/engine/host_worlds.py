@@ -11,6 +11,9 @@ from engine.mixed_worlds import happen_mixed
 from engine.pooled_worlds import pooled_world
 from worlds import World
 
+FIRSTS = {"p": 3 * 4096, "q": 4096}
+"""Pool to the index of the first device of its nodes that are on a host with one of the other pool."""
+
 
 def hosted_world(random: Random) -> World:
     """Return a contended world in pools `p` and `q`, most of whose nodes are on a host with one of the other pool.
@@ -30,7 +33,31 @@ def hosted_world(random: Random) -> World:
     world.profile("light", 0, cpu=1000).profile("heavy", 0, cpu=2500)
     if random.random() < 0.8:
         _run_only_what_fits(world)
+    if random.random() < 0.7:
+        for name, node in world.nodes.items():
+            number_from(world, name, FIRSTS[node.pool] if node.host else 0)
     return world
+
+
+def number_from(world: World, name: str, first: int) -> None:
+    """Let the devices of a node begin at an index, with what runs, ended or is foreign there."""
+    node = world.nodes[name]
+    by = first - node.first_device
+
+    def moved(devices: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(device + by for device in devices)
+
+    world.nodes[name] = replace(
+        node,
+        first_device=first,
+        devices=moved(node.devices),
+        foreign_devices=moved(node.foreign_devices),
+        terminating=tuple(replace(each, devices=moved(each.devices)) for each in node.terminating),
+    )
+    for w in list(world.workloads.values()):
+        if any(placed.node == name for placed in w.placement):
+            places = [replace(p, devices=moved(p.devices)) if p.node == name else p for p in w.placement]
+            world.workloads[w.id] = replace(w, placement=tuple(places))
 
 
 def happen_on_hosts(world: World, random: Random) -> None:

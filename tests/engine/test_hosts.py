@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from engine.engines import ENGINES, differences
 from engine.histories import HISTORIES
-from engine.host_worlds import exceeded, happen_on_hosts, hosted_world
+from engine.host_worlds import FIRSTS, exceeded, happen_on_hosts, hosted_world
 from engine.properties import check
 from engine.test_incremental import Follower, carry_out
-from makeway_quota.engine import Plan, Terminating, reference, schedule
+from makeway_quota.engine import GPU, Placed, Plan, Terminating, reference, schedule
+from makeway_quota.engine.index.nodes import Allocation
+from makeway_quota.engine.rules.victims.preemptor import Preemptor
 from makeway_quota.engine.snapshot import LIVE
 from worlds import World
 
@@ -102,6 +104,48 @@ def test_a_victim_in_one_pool_is_no_room_for_two_preemptors(engine: str) -> None
     assert not exceeded(world)
 
 
+def full_machines(many: int) -> World:
+    """Return machines of two pools, whose GPUs of pool `p` are held over quota, but for one that nobody may evict."""
+    world = World().pool("p", many, gpus=4).pool("q", many, gpus=4).team("a").team("b", many).team("c", 4 * many)
+    for name, node in world.nodes.items():
+        world.nodes[name] = replace(node, host=f"m{name[1:]}", first_device=FIRSTS[node.pool], cpu=64_000)
+    world.profile("one", 1, cpu=1000, pools=("p",)).profile("all", 4, cpu=4000, workers=2, pools=("p",))
+    for at in range(1, many + 1):
+        first = FIRSTS["p"]
+        for id, team, device in [("x", "a", 0), ("y", "a", 1), ("z", "a", 2), ("held", "b", 3)]:
+            name = f"{id}{at}"
+            world.submit(name, team, "one", preemptible=False if team == "b" else None)
+            where = (Placed(0, f"p-{at}", (first + device,), GPU),)
+            world.change(name, state="running", placement=where, started_at=world.now, submitted_at=world.now)
+    return world.submit("gang", "c", "all")
+
+
+@pytest.mark.covers(*ROWS)
+def test_a_gang_looks_at_the_candidates_of_a_pool_as_often_on_many_machines_as_on_few(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[int] = []
+    plain = Preemptor.candidates
+
+    def counted(preemptor: Preemptor) -> list[Allocation]:
+        found = plain(preemptor)
+        seen.append(len(found))
+        return found
+
+    monkeypatch.setattr(Preemptor, "candidates", counted)
+    looks = {}
+    for many in (6, 24):
+        seen.clear()
+        world = full_machines(many)
+        snapshot = world.snapshot()
+        plan = schedule(snapshot)
+        assert not plan.start
+        assert max(seen) == 3 * many, "all that runs over quota"
+        looks[many] = len(seen)
+        assert not differences(plan, reference.schedule(snapshot))
+    assert looks[6] == looks[24]
+
+
 @pytest.mark.covers(*ROWS)
 @pytest.mark.parametrize("part", range(4))
 def test_both_engines_keep_the_invariants_on_machines_of_several_pools(part: int) -> None:
@@ -143,7 +187,7 @@ def change_a_machine(world: World, first: dict[str, Any], random: Random) -> Non
     if node is None:
         world.nodes[name] = first[name]
         return
-    what = random.choice(["gone", "devices", "cpu", "terminating", "alone"])
+    what = random.choice(["gone", "devices", "cpu", "terminating", "alone", "renumbered", "renumbered"])
     if what == "gone" and len(world.nodes) > 2:
         del world.nodes[name]
     elif what == "devices":
@@ -155,6 +199,8 @@ def change_a_machine(world: World, first: dict[str, Any], random: Random) -> Non
         world.nodes[name] = replace(node, terminating=random.choice([(), (ended,)]))
     elif what == "alone":
         world.nodes[name] = replace(node, host=random.choice(["", first[name].host]))
+    elif what == "renumbered" and not node.devices:  # what runs there keeps its devices, which are not shown any more
+        world.nodes[name] = replace(node, first_device=random.choice([0, 1, *FIRSTS.values()]))
 
 
 def live_through(seed: int, events: int) -> None:

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 from engine.histories import happen, random_world
-from makeway_quota.engine import IncrementalEngine, Node, Placed, schedule
+from makeway_quota.engine import GPU, IncrementalEngine, Node, Placed, schedule
 from worlds import World
 
 MODELS = ("", "a", "b")
@@ -44,7 +44,7 @@ class NodeFollower:
 def inventory(world: World, random: Random) -> None:
     """Change the inventory: a node comes, goes, returns, is cordoned, resized, moved to another pool or shared."""
     what = random.choice(
-        ["come", "come", "go", "go", "cordon", "resize", "pool", "foreign", "devices", "limit", "model"]
+        ["come", "come", "go", "go", "cordon", "resize", "pool", "foreign", "devices", "first", "limit", "model"]
     )
     pools = list(world.pools)
     if what == "come":
@@ -78,9 +78,28 @@ def _changed(random: Random, what: str, node: Node, pools: list[str]) -> dict[st
     if what == "devices":
         ids = tuple(sorted(random.sample(range(12), node.gpus))) if node.gpus <= 12 else ()
         return {"devices": ids, "foreign_devices": ids[: random.randint(0, 1)]}
+    if what == "first":
+        return {"devices": (), "foreign_devices": (), "first_device": random.choice([0, 1, 4096])}
     if what == "limit":
         return {"cpu": random.choice([0, 4000, 16000]), "memory": random.choice([0, 64]), "pods": random.choice([0, 3])}
     return {"model": random.choice(MODELS)}
+
+
+@pytest.mark.covers("F13", "F14")
+@pytest.mark.parametrize("held", range(4))
+@pytest.mark.parametrize(("before", "after"), [(4096, 8192), (0, 4096), (4096, 0), (1, 2), (2, 1)])
+def test_work_on_a_node_whose_devices_begin_at_another_index_counts_as_for_a_new_engine(
+    before: int, after: int, held: int
+) -> None:
+    world = World().pool("p", gpus=4).team("a", 4).profile("one", 1).profile("two", 2)
+    world.nodes["p-1"] = replace(world.nodes["p-1"], first_device=before, foreign_gpus=GPU)
+    for name, first in (("v", after), ("w", before)):  # one of them from before an earlier change of the same kind
+        world.run(name, "a", "one", "p-1").change(name, placement=(Placed(0, "p-1", (first + held,)),))
+    world.jobs("x", "a", "two").jobs("y", "a", "one")
+    follower = NodeFollower(world)
+    follower.check(Random(held))
+    world.nodes["p-1"] = replace(world.nodes["p-1"], first_device=after)
+    follower.check(Random(held))
 
 
 @pytest.mark.covers("F13", "F14")

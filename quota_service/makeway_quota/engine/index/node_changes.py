@@ -28,7 +28,13 @@ def put(cluster: Cluster, node: Node) -> set[str]:
     if state is None:
         return _add(cluster, node)
     old = state.node
-    if (old.pool, old.host, old.gpus, old.devices) != (node.pool, node.host, node.gpus, node.devices):
+    if (old.pool, old.host, old.gpus, old.devices, old.first_device) != (
+        node.pool,
+        node.host,
+        node.gpus,
+        node.devices,
+        node.first_device,
+    ):
         return remove(cluster, node.name) | _add(cluster, node)
     if old != node:
         _renew(cluster, state, node)

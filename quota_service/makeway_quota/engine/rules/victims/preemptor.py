@@ -60,6 +60,8 @@ class Preemptor:
     _standings: dict[str, Standing] = field(default_factory=dict)
     _able: list[Allocation] | None = None
     _where: dict[int, list[Allocation]] | None = None
+    _numbered: dict[str, list[tuple[int, Allocation]]] | None = None
+    """Node to the candidates on it in any pool, each with its number among all candidates."""
     _own_rank: tuple[int, int] | None = None
 
     @property
@@ -162,7 +164,13 @@ class Preemptor:
         """Return the candidates on the other nodes of a node's host, whose CPU, memory and pods it could use."""
         if not node.beside:
             return []
-        return [a for a in self.candidates() if any(part.node in node.beside for part in a.parts)]
+        if self._numbered is None:
+            self._numbered = {}
+            for number, allocation in enumerate(self.candidates()):
+                for name in {part.node.node.name for part in allocation.parts}:
+                    self._numbered.setdefault(name, []).append((number, allocation))
+        found = dict(each for other in node.beside for each in self._numbered.get(other.node.name, ()))
+        return [found[number] for number in sorted(found)]
 
     def nodes(self) -> list[NodeState]:
         """Return the nodes with candidates on them, or beside them on the same host, in order."""
