@@ -142,18 +142,37 @@ async def test_the_pod_of_the_dry_run_has_the_disk_that_it_has_on_the_smallest_n
     monkeypatch: pytest.MonkeyPatch, disks: tuple[str | None, ...], asked: str
 ) -> None:
     """A LimitRange with a minimum of ephemeral-storage refused it, and takes those of jobs."""
-    server, requests = Server(), list[str]()
+    server = Server()
     for node, disk in zip(server.nodes, disks, strict=True):
         node["status"]["allocatable"] |= {"ephemeral-storage": disk} if disk else {}
+    found, requests = await with_disk(monkeypatch, server)
+    assert found == []
+    assert requests == {asked}
+
+
+@pytest.mark.parametrize("nodes", [{"items": []}, {"items": [node("n1", gpu="c")]}, 403])
+async def test_without_a_node_of_the_pools_the_pod_of_the_dry_run_has_the_disk_of_the_settings(
+    monkeypatch: pytest.MonkeyPatch, nodes: Object | int
+) -> None:
+    """A LimitRange with a minimum of ephemeral-storage refused it, beside the finding that there is no node."""
+    server = Server()
+    server.objects[NODES] = nodes
+    found, requests = await with_disk(monkeypatch, server)
+    assert found
+    assert requests == {"1024Mi"}
+
+
+async def with_disk(monkeypatch: pytest.MonkeyPatch, server: Server) -> tuple[list[Finding], set[str]]:
+    """Return what is found with a disk in the settings, and the disk that pods of the dry run request."""
+    requests = set[str]()
 
     async def create(self: Client, path: str, body: Object) -> Object:
         if path != REVIEWS:
-            requests.append(body["spec"]["containers"][0]["resources"]["requests"].get("ephemeral-storage", ""))
+            requests.add(body["spec"]["containers"][0]["resources"]["requests"].get("ephemeral-storage", ""))
         return {"status": {"allowed": True}}
 
     monkeypatch.setattr(Client, "create", create)
-    assert await findings(server, disk_request="1Gi", disk_limit="50Gi") == []
-    assert set(requests) == {asked}
+    return await findings(server, disk_request="1Gi", disk_limit="50Gi"), requests
 
 
 async def test_an_administrator_need_not_name_the_images_or_the_address_of_the_service(

@@ -51,6 +51,8 @@ def test_a_log_is_followed_over_a_preemption(ana: Client, capsys: pytest.Capture
     assert out.rstrip().splitlines()[-1].startswith(f"── job {made.id} succeeded")
     steps = [line for line in out.splitlines() if line.startswith("step ")]
     assert steps == [f"step {n}" for n in range(400)]
+    assert made.progress is not None
+    assert made.progress.total == 400
 
 
 def test_waiting_outlasts_a_service_that_is_away(
@@ -62,6 +64,7 @@ def test_waiting_outlasts_a_service_that_is_away(
     cut = later(0.4, wire.cut)
     mend = later(1.0, wire.mend)
     assert made.wait().data.state is State.SUCCEEDED
+    assert made.progress is None
     cut.join()
     mend.join()
     assert "does not answer; retrying" in capsys.readouterr().err

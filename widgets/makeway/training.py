@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar, overload
 from makeway_api import models
 from makeway_api.durations import duration
 from makeway_api.errors import MakewayError
-from makeway_api.models import Checkpoint, Decision, State
+from makeway_api.models import Checkpoint, Decision, JobProgress, State
 from makeway_api.quantities import count, listed
 
 from . import payload, view
@@ -106,6 +106,11 @@ class Job:
     def preemptions(self) -> int:
         """The number of its preemptions."""
         return self.refresh().data.preemptions
+
+    @property
+    def progress(self) -> JobProgress | None:
+        """The progress that its code reported (`checkpoint.loop`, `checkpoint.report`); None before its first step."""
+        return self.refresh().data.progress
 
     @property
     def done(self) -> bool:

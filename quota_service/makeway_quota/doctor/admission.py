@@ -22,6 +22,8 @@ from .findings import Finding, Severity
 
 MAX_PROFILES = 30
 """So many profiles are checked, the first of the policy"""
+LARGE_DISK = 2**40
+"""MiB of a disk on which the settings alone bound what pods have"""
 DRY_RUN = "?dryRun=All"
 NO_DRY_RUN = "does not support dry run"
 USED_UP = "Wait until other pods end, or raise the ResourceQuota of the namespace."
@@ -54,12 +56,17 @@ async def check_job_pods(cluster: ClusterAccess) -> Iterable[Finding]:
 
 
 async def _smallest_disk(cluster: ClusterAccess) -> int:
-    """Return the least that a node of the pools offers of its disk, in MiB; 0 where none says, or none can be seen."""
+    """Return the least that a node of the pools offers of its disk, in MiB; 0 where none says.
+
+    Where the pools have no node, or none can be seen, which is a finding of its own, pods are as on one that is large.
+    """
     try:
         nodes = await cluster.nodes()
-    except ApiRefusal:  # which is a finding of its own
-        return 0
+    except ApiRefusal:
+        return LARGE_DISK
     chosen = [node for node in nodes if any(selector.selects(node) for selector in cluster.selectors)]
+    if not chosen:
+        return LARGE_DISK
     return min((disk for node in chosen if (disk := node.allocatable.get(DISK, 0) // MIB)), default=0)
 
 
