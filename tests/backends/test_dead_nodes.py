@@ -178,12 +178,12 @@ class Cluster:
         return set(self.dead_nodes.dead())
 
 
-def up(pool: str = "gpu", zone: str = "") -> NodeReadiness:
-    return NodeReadiness(True, pool, zone)
+def up(pools: str = "gpu", zone: str = "") -> NodeReadiness:
+    return NodeReadiness(True, tuple(pools.split()), zone)
 
 
-def down(pool: str = "gpu", zone: str = "", since: float | None = 1000.0) -> NodeReadiness:
-    return NodeReadiness(False, pool, zone, since)
+def down(pools: str = "gpu", zone: str = "", since: float | None = 1000.0) -> NodeReadiness:
+    return NodeReadiness(False, tuple(pools.split()), zone, since)
 
 
 @pytest.mark.parametrize("since", [1000.0, 1000.0 + TOGETHER - 1, None])
@@ -193,6 +193,20 @@ def test_a_pool_that_is_cut_off_is_not_dead_while_another_one_is_ready(since: fl
     site.nodes["a2"] = up("a")
     assert site.dead(SECONDS - 2) == set(), "its time begins where another node of it is ready"
     assert site.dead(4) == {"a1"}
+
+
+@pytest.mark.parametrize("pools", ["a s", "s a", "a s t", "t s a"])
+def test_a_pool_that_is_cut_off_is_not_dead_where_its_nodes_are_in_other_pools_too(pools: str) -> None:
+    others = {f"b{at}": up("a t") for at in range(5)}
+    site = Cluster(a1=down(pools), a2=down(pools), **others)
+    assert site.dead() == set(), "all of pool s went down with it"
+    site.nodes["a2"] = up(pools)
+    assert site.dead() == {"a1"}
+
+
+def test_a_node_is_dead_where_each_of_its_pools_has_another_that_is_ready() -> None:
+    site = Cluster(a1=down("a s"), a2=down("a s"), b1=up("a"), b2=up("s"), b3=up("a"))
+    assert site.dead() == {"a1", "a2"}
 
 
 def test_the_only_node_of_its_pool_is_dead_like_any_other() -> None:
@@ -219,7 +233,7 @@ def test_most_nodes_of_a_cluster_that_go_down_at_once_are_not_dead() -> None:
     assert Cluster(**ready, **gone).dead() == set()
     more = {f"s{at}": up(f"p{at}") for at in range(3)}
     assert Cluster(**ready, **gone, **more).dead() == set(gone)
-    apart = {name: down(node.pool, since=1e4 * at) for at, (name, node) in enumerate(gone.items(), 1)}
+    apart = {name: down(*node.pools, since=1e4 * at) for at, (name, node) in enumerate(gone.items(), 1)}
     assert Cluster(**ready, **apart).dead() == set(gone)
 
 
@@ -248,6 +262,32 @@ async def test_a_pool_that_is_cut_off_keeps_its_jobs_on_the_cluster(nodes: Nodes
     assert await nodes.passes(LOST_AFTER - 2) is Phase.RUNNING
 
 
+async def test_a_pool_of_mixed_nodes_that_is_cut_off_keeps_its_jobs_on_the_cluster(nodes: Nodes) -> None:
+    document = read(
+        "{version: 1, pools: [{name: a, nodes: {labels: {p: a}}},"
+        " {name: s, resource: nvidia.com/mig-1g.10gb, nodes: {labels: {p: a}}}],"
+        " profiles: [{name: gpu1, gpus: 1}], policies: []}"
+    )
+    nodes.follow_policy(lambda: document)
+
+    def shown(name: str, slices: int, ready: str) -> None:
+        found = node(name)
+        nodes.versions += 1
+        found["metadata"] |= {"labels": {"p": "a"}, "resourceVersion": str(nodes.versions)}
+        found["status"]["allocatable"] |= {"nvidia.com/mig-1g.10gb": str(slices)}
+        found["status"]["conditions"][0]["status"] = ready
+        nodes.inventory.nodes._event(json.dumps({"type": "MODIFIED", "object": found}).encode())
+
+    for name, slices in {"n0": 7, "n1": 7, "n2": 0, "n3": 0, "n4": 0}.items():
+        shown(name, slices, "True")
+    await nodes.observe()
+    assert nodes.inventory.seen()["n1"].pools == ("a", "s")
+    for name in ("n0", "n1"):
+        shown(name, 7, "Unknown")
+    nodes.silent_since = dict.fromkeys((0, 1), nodes.now)
+    assert await nodes.passes(LOST_AFTER - 2) is Phase.RUNNING
+
+
 def test_a_zone_that_goes_down_in_a_large_cluster_costs_a_look_at_each_node(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each node was compared with each: the service stood still for half a minute, at every observation."""
     compared = 0
@@ -258,7 +298,7 @@ def test_a_zone_that_goes_down_in_a_large_cluster_costs_a_look_at_each_node(monk
             compared += name == "down_since"
             return super().__getattribute__(name)
 
-    nodes = {f"n{n}": Counted(n % 3 != 0, f"p{n % 7}", f"z{n % 3}", None if n % 3 else 10.0) for n in range(900)}
+    nodes = {f"n{n}": Counted(n % 3 != 0, (f"p{n % 7}",), f"z{n % 3}", None if n % 3 else 10.0) for n in range(900)}
     found = DeadNodes(after=1.0, monotonic=iter((0.0, 0.0, 5.0, 10.0)).__next__)
     for _ in range(3):
         found.observe(nodes, followed=True)

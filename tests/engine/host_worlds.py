@@ -40,7 +40,7 @@ def hosted_world(random: Random) -> World:
 
 
 def number_from(world: World, name: str, first: int) -> None:
-    """Let the devices of a node begin at an index, with what runs, ended or is foreign there."""
+    """Number the devices of a node from an index on, with what runs, ended or is foreign there."""
     node = world.nodes[name]
     by = first - node.first_device
 

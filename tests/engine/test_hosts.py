@@ -105,7 +105,7 @@ def test_a_victim_in_one_pool_is_no_room_for_two_preemptors(engine: str) -> None
 
 
 def full_machines(many: int) -> World:
-    """Return machines of two pools, whose GPUs of pool `p` are held over quota, but for one that nobody may evict."""
+    """Return machines of two pools: of their 4 GPUs of pool `p`, 3 are held over quota, 1 by non-preemptible work."""
     world = World().pool("p", many, gpus=4).pool("q", many, gpus=4).team("a").team("b", many).team("c", 4 * many)
     for name, node in world.nodes.items():
         world.nodes[name] = replace(node, host=f"m{name[1:]}", first_device=FIRSTS[node.pool], cpu=64_000)

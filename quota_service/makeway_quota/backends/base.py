@@ -103,6 +103,11 @@ class NodeSeen:
     """where it is in several pools: what it offers to each; `pool` is the first of them, and `devices` has all devices.
     They share its CPU, memory and pods."""
 
+    @property
+    def pools(self) -> tuple[str, ...]:
+        """The pools that it is in, "" for none that the backend knows."""
+        return tuple(part.pool for part in self.parts) or (self.pool,)
+
     def by_pool(self) -> tuple[NodeSeen, ...]:
         """Return the node as it is in each of its pools; what terminates there is of all of them."""
         if not self.parts:

@@ -369,7 +369,7 @@ class KubernetesBackend(RemoteBackend):
         found = {name: node for name, node in self.inventory.seen().items() if node.pool}
         zones = {name: self.inventory.nodes.objects[name].labels.get(ZONE, "") for name in found}
         return {
-            name: NodeReadiness(node.ready, node.pool, zones[name], node.down_since) for name, node in found.items()
+            name: NodeReadiness(node.ready, node.pools, zones[name], node.down_since) for name, node in found.items()
         }
 
     def _is_ending(self, name: str) -> bool:

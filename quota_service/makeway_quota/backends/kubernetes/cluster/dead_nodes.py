@@ -2,9 +2,9 @@
 
 Called by the backend at each observation. A node is dead once it was not ready for long enough, without a break, while
 the cluster could be read. Nothing is concluded where the way to it is the likelier fault: no node is ready, or all
-nodes of its pool or zone, or most nodes of the cluster, went down at the same moment. Jobs there wait for the longer
-time that is meant for a silent service, by which their launchers have ended them. The only node of its pool is dead
-like any other.
+nodes of its zone or of one of its pools, or most nodes of the cluster, went down at the same moment. Jobs there wait
+for the longer time that is meant for a silent service, by which their launchers have ended them. The only node of its
+pool is dead like any other.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class NodeReadiness:
     """Where a node is, and since when it is not ready (Unix seconds; None: it is, or that is not known)."""
 
     ready: bool
-    pool: str = ""
+    pools: tuple[str, ...] = ()
     zone: str = ""
     down_since: float | None = None
 
@@ -106,7 +106,7 @@ class _Cluster:
         self._pools: defaultdict[str, _Group] = defaultdict(_Group)
         self._zones: defaultdict[str, _Group] = defaultdict(_Group)
         for node in nodes.values():
-            for group in (self._all, self._pools[node.pool], self._zones[node.zone]):
+            for group in (self._all, *(self._pools[pool] for pool in node.pools), self._zones[node.zone]):
                 group.add(node)
         for group in (self._all, *self._pools.values(), *self._zones.values()):
             group.sort()
@@ -119,4 +119,4 @@ class _Cluster:
         if together >= MANY and 2 * together > self._size:
             return True
         in_zone = bool(node.zone) and self._zones[node.zone].fell_as_a_whole(node)
-        return in_zone or self._pools[node.pool].fell_as_a_whole(node)
+        return in_zone or any(self._pools[pool].fell_as_a_whole(node) for pool in node.pools)

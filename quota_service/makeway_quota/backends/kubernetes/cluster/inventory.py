@@ -149,7 +149,7 @@ class KubernetesInventory:
 
     def _read(self, name: str) -> None:
         if (node := self.nodes.objects.get(name)) is not None:
-            before = _pools(self._seen[name]) if name in self._seen else ()
+            before = self._seen[name].pools if name in self._seen else ()
             node, shares = with_devices(self._dated(node), self.devices.offered(name)), self._shares(name)
             self._seen[name] = _seen(node, self._selectors, shares, before, self._claimed(name))
         else:
@@ -188,10 +188,6 @@ class KubernetesInventory:
         if now is not None:
             self._on_node.setdefault(now, set()).add(key)
             self._node_of[key] = now
-
-
-def _pools(node: NodeSeen) -> tuple[str, ...]:
-    return tuple(part.pool for part in node.parts) or (node.pool,)
 
 
 def _seen(
