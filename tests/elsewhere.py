@@ -13,7 +13,7 @@ from pathlib import Path
 
 from makeway_quota.backends.base import BackendError, Key, NodeSeen, StartOrder
 from makeway_quota.backends.remote.backend import RemoteBackend
-from makeway_quota.backends.remote.machines import Machines
+from makeway_quota.backends.remote.worker_hosts import WorkerHosts
 
 LAUNCHER = Path(__file__).parents[1] / "widgets" / "makeway" / "launcher"
 
@@ -69,8 +69,8 @@ class Processes(RemoteBackend):
     def publish_event(self, key: Key, code: str, message: str) -> None:
         self.published.append((key, code, message))
 
-    async def machines(self) -> Mapping[Key, Machines]:
-        found: dict[Key, Machines] = {}
+    async def machines(self) -> Mapping[Key, WorkerHosts]:
+        found: dict[Key, WorkerHosts] = {}
         for file in sorted(self.root.glob("*/pid")):
             workload, attempt, _ = file.parent.name.rsplit("-", 2)
             try:
@@ -79,7 +79,7 @@ class Processes(RemoteBackend):
                 continue
             key = workload, int(attempt)
             present = self._alive(file.parent, pid) and key not in self.down
-            found[key] = Machines(size, present=present or (key in found and found[key].present))
+            found[key] = WorkerHosts(size, present=present or (key in found and found[key].present))
         return found
 
     def _alive(self, home: Path, pid: int) -> bool:

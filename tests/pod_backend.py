@@ -8,7 +8,7 @@ import json
 from api_server import ApiServer
 from makeway_quota.backends.base import AttemptSeen, Phase, StartOrder
 from makeway_quota.backends.kubernetes.api.client import Object
-from makeway_quota.backends.kubernetes.api.pulse import BEAT, Beat
+from makeway_quota.backends.kubernetes.api.health_check import HEALTH_CHECK_TIMING, HealthCheckTiming
 from makeway_quota.backends.kubernetes.backend import KubernetesBackend
 from makeway_quota.backends.kubernetes.pods.manifest import PodSettings
 from makeway_quota.backends.remote.workers import WorkerSeen
@@ -25,9 +25,11 @@ POLICY = "{version: 1, pools: [{name: gpu}], profiles: [{name: gpu1, gpus: 1}], 
 class Backend(KubernetesBackend):
     """The backend with a clock that the test sets, and pods that it lets come and go."""
 
-    def __init__(self, server: ApiServer, store: Store, beat: Beat = BEAT) -> None:
+    def __init__(
+        self, server: ApiServer, store: Store, health_check_timing: HealthCheckTiming = HEALTH_CHECK_TIMING
+    ) -> None:
         self.now = 1000.0
-        super().__init__(server, SETTINGS, beat=beat, monotonic=lambda: self.now)
+        super().__init__(server, SETTINGS, health_check_timing=health_check_timing, monotonic=lambda: self.now)
         self.server = server
         self.store = store
         self.connect(WorkerChannel(store, AttemptTokens(b"secret" * 8)))

@@ -23,10 +23,10 @@ from .control.hub.client import HubApi
 from .control.hub.leases import Leases
 from .control.hub.people import People, look_again_and_again
 from .control.hub.servers import HubServers
-from .control.lasting import lasting
 from .control.loop import Loop
 from .control.replicas.change_feed import ChangeFeed
 from .control.replicas.leader import Leader
+from .control.restarting_tasks import restarting
 from .control.workers.channel import WorkerChannel
 from .control.workers.progress_keeper import ProgressKeeper
 from .control.workers.tokens import AttemptTokens
@@ -117,17 +117,19 @@ class Application:
         components.leader.on_change(wake)
         if components.feed is not None:
             components.feed.on_change(wake)
-            self._tasks.append(asyncio.create_task(lasting("The feed of the database's changes", components.feed.run)))
+            self._tasks.append(
+                asyncio.create_task(restarting("The feed of the database's changes", components.feed.run))
+            )
         if components.servers is not None:
             components.servers.on_change(wake)
         if components.leader.term is None and not components.store.shared:
             await components.leader.acquire()
         self._tasks += [
-            asyncio.create_task(lasting("Following who is in which team", self._follow_people)),
-            asyncio.create_task(lasting("Standing as leader", components.leader.run)),
-            asyncio.create_task(lasting("Retention", self.retention.run)),
-            asyncio.create_task(lasting("The progress of jobs", components.progress.run)),
-            asyncio.create_task(lasting("The control loop", self.loop.run)),
+            asyncio.create_task(restarting("Following who is in which team", self._follow_people)),
+            asyncio.create_task(restarting("Standing as leader", components.leader.run)),
+            asyncio.create_task(restarting("Retention", self.retention.run)),
+            asyncio.create_task(restarting("The progress of jobs", components.progress.run)),
+            asyncio.create_task(restarting("The control loop", self.loop.run)),
         ]
 
     async def _follow_people(self) -> None:

@@ -173,8 +173,8 @@ def _plan(args: argparse.Namespace) -> int:
 
 
 def _nodes(args: argparse.Namespace) -> int:
-    from .backends.kubernetes.cluster.listing import nodes_command
     from .backends.kubernetes.cluster.nodes import toleration
+    from .backends.kubernetes.cluster.nodes_table import nodes_command
     from .policy import read
 
     document = None
@@ -266,7 +266,7 @@ def _serve(args: argparse.Namespace) -> int:
 def make_backend(settings: ServiceSettings) -> Backend:
     """Return the backend that runs the jobs: the processes of this machine, or the pods of a cluster."""
     if settings.backend == "kubernetes":
-        from .backends.kubernetes.configured import backend_of
+        from .backends.kubernetes.settings import backend_of
 
         return backend_of(settings.kubernetes)
     from .backends.local.backend import LocalBackend

@@ -11,7 +11,7 @@ from urllib.parse import urlparse
 
 from makeway_api.settings import absolute_path, group, path_or_none, read_settings, setting
 
-from .backends.kubernetes.configured import KubernetesSettings
+from .backends.kubernetes.settings import KubernetesSettings
 
 
 def _megabytes(number: int) -> int:

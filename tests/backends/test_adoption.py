@@ -20,8 +20,8 @@ from makeway_quota.backends.base import Phase
 from makeway_quota.backends.local import backend as local
 from makeway_quota.backends.local import processes
 from makeway_quota.backends.local.attempts import LocalAttempt
+from makeway_quota.backends.local.launch import spawn
 from makeway_quota.backends.local.processes import Mark, Process, Stat, boot_id, sweep
-from makeway_quota.backends.local.starting import spawn
 from workshop import Workshop, alive
 
 

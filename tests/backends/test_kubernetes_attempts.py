@@ -21,8 +21,8 @@ from makeway_quota.backends.base import (
 )
 from makeway_quota.backends.kubernetes.api.client import REQUEST_SECONDS, ApiClient, ApiRefusal, ApiUnreachable, Object
 from makeway_quota.backends.kubernetes.api.connection import Connection
-from makeway_quota.backends.kubernetes.api.pulse import BEAT, Beat, Pulse
-from makeway_quota.backends.kubernetes.attempts.pod_attempt import MAX_REMADE, PodAttempt
+from makeway_quota.backends.kubernetes.api.health_check import HEALTH_CHECK_TIMING, HealthCheck, HealthCheckTiming
+from makeway_quota.backends.kubernetes.attempts.pod_attempt import MAX_RECREATIONS, PodAttempt
 from makeway_quota.backends.kubernetes.attempts.pod_waits import LIMITS
 from makeway_quota.backends.kubernetes.backend import AWAY_SECONDS, LEFT_SECONDS, KubernetesBackend
 from makeway_quota.backends.kubernetes.pods.manifest import TOKEN
@@ -258,7 +258,7 @@ async def test_a_job_that_requests_a_part_of_a_gpu_leaves_no_token(backend: Back
 
 
 async def test_pods_that_others_delete_again_and_again_are_made_a_few_times(backend: Backend) -> None:
-    for _ in range(MAX_REMADE):
+    for _ in range(MAX_RECREATIONS):
         backend.hear("ADDED", pod("j1", "Pending"))
         backend.hear("DELETED", pod("j1", "Pending"))
         assert (await backend.seen("j1")).unfinished
@@ -281,10 +281,10 @@ async def test_a_follower_does_not_remember_how_often_it_made_pods_again(backend
     backend.hear("DELETED", pod("j1", "Pending"))
     assert (await backend.seen("j1")).unfinished
     await backend.start(order("j1"))
-    assert backend.attempt_pods.attempt(("j1", 1)).remade == 1
+    assert backend.attempt_pods.attempt(("j1", 1)).recreations == 1
     backend.guard(lambda: False)
     await backend.observe()
-    assert backend.attempt_pods.attempt(("j1", 1)).remade == 0
+    assert backend.attempt_pods.attempt(("j1", 1)).recreations == 0
 
 
 async def test_a_worker_that_reports_runs_although_its_pod_is_still_shown_as_pending(backend: Backend) -> None:
@@ -755,7 +755,7 @@ async def test_a_gang_whose_pod_is_deleted_without_a_report_is_lost(backend: Bac
 async def test_a_silent_api_server_is_noticed_and_taken_up_again_at_once(tmp_path: Path) -> None:
     store = open_store(f"sqlite:///{tmp_path / 'makeway.sqlite'}")
     server = ApiServer()
-    backend = Backend(server, store, Beat(every=0.01))
+    backend = Backend(server, store, HealthCheckTiming(interval=0.01))
     await backend.open()
     assert able_with(backend)()
 
@@ -793,7 +793,7 @@ async def test_an_order_does_not_hang_longer_than_the_silence_is_unnoticed(tmp_p
     server = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     client = ApiClient(Connection(f"http://127.0.0.1:{port}", ssl.create_default_context(), namespace="jobs"))
-    backend = KubernetesBackend(client, SETTINGS, beat=Beat(every=0.01, answer=0.1))
+    backend = KubernetesBackend(client, SETTINGS, health_check_timing=HealthCheckTiming(interval=0.01, timeout=0.1))
     backend.connect(WorkerChannel(store, AttemptTokens(b"secret" * 8)))
     backend.follow_policy(lambda: read(POLICY))
     starting = asyncio.create_task(backend.start(order("j1")))
@@ -801,7 +801,7 @@ async def test_an_order_does_not_hang_longer_than_the_silence_is_unnoticed(tmp_p
         async with asyncio.timeout(60):
             while not asked:  # noqa: ASYNC110 - a matter of time
                 await asyncio.sleep(0.01)
-        pulse = asyncio.create_task(backend._pulse.run())
+        pulse = asyncio.create_task(backend._health_check.run())
         with pytest.raises(BackendUnavailable, match="does not answer"):
             async with asyncio.timeout(REQUEST_SECONDS / 2):
                 await starting
@@ -818,7 +818,7 @@ async def test_an_order_does_not_hang_longer_than_the_silence_is_unnoticed(tmp_p
 async def falls_silent_and_answers_again(server: ApiServer) -> None:
     """Request signs of life until there were none, and then some again; nothing else may be heard."""
     heard = list[bool]()
-    task = asyncio.create_task(Pulse(server, heard.append, Beat(every=0.0)).run())
+    task = asyncio.create_task(HealthCheck(server, heard.append, HealthCheckTiming(interval=0.0)).run())
     async with asyncio.timeout(60):
         while heard != [False, True]:  # noqa: ASYNC110 - a matter of time
             await asyncio.sleep(0)
@@ -827,7 +827,10 @@ async def falls_silent_and_answers_again(server: ApiServer) -> None:
 
 async def test_signs_of_life_go_on_after_an_unexpected_error() -> None:
     server = ApiServer()
-    broken = [UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte") for _ in range(BEAT.missing + 1)]
+    broken = [
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+        for _ in range(HEALTH_CHECK_TIMING.failures + 1)
+    ]
 
     def answer(method: str, path: str) -> None:
         if broken:

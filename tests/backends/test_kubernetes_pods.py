@@ -28,7 +28,7 @@ from makeway_quota.backends.kubernetes.pods.manifest import (
     worker_pod,
 )
 from makeway_quota.backends.kubernetes.pods.template import merged, resources_setting, template_setting
-from makeway_quota.backends.remote.machines import Machines
+from makeway_quota.backends.remote.worker_hosts import WorkerHosts
 from makeway_quota.policy import PolicyInvalid, read
 from makeway_quota.policy.write import write
 from makeway_quota.values import Place
@@ -620,7 +620,7 @@ def test_a_pod_is_kept_with_its_place_in_the_attempt() -> None:
     ],
 )
 def test_a_pod_that_waits_says_for_what(kept: JobPod, reason: str, message: str) -> None:
-    assert machines_of([kept], RUNS) == Machines(1, True, False, reason, message)
+    assert machines_of([kept], RUNS) == WorkerHosts(1, True, False, reason, message)
 
 
 @pytest.mark.parametrize(
@@ -729,10 +729,10 @@ def test_a_pod_whose_worker_ended_is_over_while_others_of_its_containers_run() -
 
 def test_an_attempt_is_there_while_one_of_its_pods_is() -> None:
     ends = [pod("Failed", worker=0, workers=2, **over(1)), pod("Running", worker=1, workers=2)]
-    assert machines_of(ends, RUNS, over=[0]) == Machines(2)
+    assert machines_of(ends, RUNS, over=[0]) == WorkerHosts(2)
     incomplete = machines_of(ends[1:], RUNS)
     assert (incomplete.waiting_reason, incomplete.message) == ("incomplete", "1 of its 2 pods are not there")
-    assert machines_of(ends[1:], RUNS, over=[0]) == Machines(2), "one that has reported its end needs no pod"
+    assert machines_of(ends[1:], RUNS, over=[0]) == WorkerHosts(2), "one that has reported its end needs no pod"
 
 
 def test_the_first_pod_that_ends_without_a_report_decides_for_its_gang() -> None:
@@ -755,7 +755,7 @@ def test_a_gang_of_which_one_worker_used_more_of_its_node_than_it_requested_does
     evicted = condition("DisruptionTarget", "True", "TerminationByKubelet", f"{LOW}Container worker was {USING}")
     other = pod("Failed", reason="Evicted", message=f"{LOW}", workers=2, **over(137))
     still = [pod(workers=2), pod(worker=1, workers=2, **evicted)]
-    assert machines_of(still, RUNS) == Machines(2), "it saves, and its end counts then"
+    assert machines_of(still, RUNS) == WorkerHosts(2), "it saves, and its end counts then"
     found = machines_of([other, replace(still[1], phase="Failed")], RUNS)
     assert (found.present, found.node_lost, found.worker) == (False, False, 1)
     assert found.message.startswith("worker 1: its pod was evicted")

@@ -84,7 +84,7 @@ def test_the_command_for_nodes_has_the_settings_of_the_service(tmp_path: Path, m
         asked.append(given)
         return ""
 
-    monkeypatch.setattr("makeway_quota.backends.kubernetes.cluster.listing.nodes_command", nodes_command)
+    monkeypatch.setattr("makeway_quota.backends.kubernetes.cluster.nodes_table.nodes_command", nodes_command)
     monkeypatch.setenv("MAKEWAY_KUBECONFIG", str(tmp_path / "of-the-service"))
     monkeypatch.setenv("MAKEWAY_KUBE_TOLERATIONS", "batch=yes:NoSchedule")
     assert main(["nodes", "--tolerate", "night", "--context", "c"]) == 0

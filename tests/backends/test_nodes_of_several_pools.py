@@ -10,8 +10,8 @@ from api_server import ApiServer
 from makeway_quota import policy
 from makeway_quota.backends.base import NodeSeen, WorkloadPod
 from makeway_quota.backends.kubernetes.cluster.inventory import KubernetesInventory
-from makeway_quota.backends.kubernetes.cluster.listing import table
 from makeway_quota.backends.kubernetes.cluster.nodes import selectors
+from makeway_quota.backends.kubernetes.cluster.nodes_table import table
 from makeway_quota.backends.kubernetes.pods.worker_pods import pools_there
 from makeway_quota.control.world.pool_assignment import PoolAssignment, divide
 from makeway_quota.control.world.workload_pods import WorkloadPods

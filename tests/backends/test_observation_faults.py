@@ -13,7 +13,7 @@ from makeway_quota.backends.base import AttemptSeen, Phase
 from makeway_quota.backends.kubernetes.attempts import attempt_pods, pod_attempt
 from makeway_quota.backends.kubernetes.cluster import inventory
 from makeway_quota.backends.local import backend as local
-from makeway_quota.backends.remote import known_attempts
+from makeway_quota.backends.remote import remote_attempt
 from makeway_quota.backends.remote.workers import WorkerSeen
 from makeway_quota.quarantine import Quarantine
 from makeway_quota.store.records import NewWorkload
@@ -77,7 +77,7 @@ def changed(backend: Backend) -> None:
 OF_ATTEMPTS: list[tuple[Any, str, Callable[..., bool]]] = [
     (attempt_pods, "with_cause", lambda pod, before: pod.key[0] == "bad"),
     (pod_attempt, "machines_of", lambda pods, *_: any(pod.key[0] == "bad" for pod in pods)),
-    (known_attempts, "attempt_of", lambda key, *_: key[0] == "bad"),
+    (remote_attempt, "attempt_of", lambda key, *_: key[0] == "bad"),
 ]
 
 
@@ -104,7 +104,7 @@ async def test_an_error_with_one_attempt_hides_no_other(
 async def test_an_attempt_that_was_never_understood_counts_as_there(
     cluster: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    failing(monkeypatch, known_attempts, "attempt_of", lambda key, *_: key[0] == "new")
+    failing(monkeypatch, remote_attempt, "attempt_of", lambda key, *_: key[0] == "new")
     cluster.hear("ADDED", pod("new", version="50"))
     assert (await cluster.phases())["new"] is Phase.STARTING, "else it would be started a second time"
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from makeway_quota.backends.kubernetes.attempts.pod_attempt import (
-    MAX_REMADE,
+    MAX_RECREATIONS,
     AttemptPhase,
-    Circumstances,
+    ClusterConditions,
     PodAttempt,
     step,
 )
@@ -20,7 +20,7 @@ from makeway_quota.backends.remote.workers import WorkerSeen
 
 KEY = ("j1", 1)
 NODES = {"n0": True, "n1": True, "down": False}
-AROUND = Circumstances(NODES)
+CLUSTER = ClusterConditions(NODES)
 BEGIN, LATER = 1000.0, 1000.0 + max(LIMITS.values())
 P = AttemptPhase
 
@@ -50,23 +50,23 @@ OUTCOMES: list[tuple[str, list[JobPod], dict[int, WorkerSeen], float, AttemptPha
     ("one waits for too long", WAITS, {}, LATER, P.EXPIRED),
     ("one waits that reports", WAITS, {1: WorkerSeen()}, LATER, P.RUNNING),
     ("the token is missing", NO_TOKEN, {}, BEGIN, P.WAITING),
-    ("the token is missing for too long", NO_TOKEN, {}, LATER, P.STRANDED),
+    ("the token is missing for too long", NO_TOKEN, {}, LATER, P.UNRECOVERABLE),
     ("the token is missing for too long, and one reports", NO_TOKEN, REPORTS, LATER, P.EXPIRED),
-    ("half of the gang is missing for too long", RUNS[:1], {}, LATER, P.STRANDED),
+    ("half of the gang is missing for too long", RUNS[:1], {}, LATER, P.UNRECOVERABLE),
     ("half of the gang is missing for too long, and one reports", RUNS[:1], REPORTS, LATER, P.EXPIRED),
     ("the missing half has reported its end", RUNS[:1], ENDED, LATER, P.RUNNING),
-    ("one ended without a report", TORN, {}, BEGIN, P.TORN),
+    ("one ended without a report", TORN, {}, BEGIN, P.PARTLY_ENDED),
     ("one ended with a report", TORN, ENDED, BEGIN, P.RUNNING),
-    ("all ended", OVER, {}, BEGIN, P.OVER),
+    ("all ended", OVER, {}, BEGIN, P.ENDED),
 ]
 """What is observed of an attempt that waits for the same since BEGIN, and its phase then"""
-AS_ITS_PODS = [phase for phase in P if phase not in (P.BROKEN_OFF, P.STARTED, P.FORGOTTEN)]
+AS_ITS_PODS = [phase for phase in P if phase not in (P.BROKEN_OFF, P.CREATED, P.FORGOTTEN)]
 """Phases that do not outlive what was observed: the next one is that of the pods alone"""
 
 
 def observed(phase: AttemptPhase, pods: list[JobPod], reports: dict[int, WorkerSeen]) -> PodAttempt:
     """Return an attempt that has been observed so since BEGIN, and is in this phase all the same."""
-    seen = step(PodAttempt(), pods, reports, BEGIN, AROUND)
+    seen = step(PodAttempt(), pods, reports, BEGIN, CLUSTER)
     return replace(seen, phase=phase, workers=2)
 
 
@@ -76,15 +76,15 @@ def observed(phase: AttemptPhase, pods: list[JobPod], reports: dict[int, WorkerS
 def test_every_phase_has_one_outcome_for_every_observation(
     pods: list[JobPod], reports: dict[int, WorkerSeen], now: float, expected: AttemptPhase
 ) -> None:
-    outcomes = {phase: step(observed(phase, pods, reports), pods, reports, now, AROUND).phase for phase in P}
+    outcomes = {phase: step(observed(phase, pods, reports), pods, reports, now, CLUSTER).phase for phase in P}
     assert {outcomes[phase] for phase in AS_ITS_PODS} == {expected}
     assert outcomes[P.BROKEN_OFF] is (expected if reports else P.BROKEN_OFF), "a worker that reports has started"
-    assert outcomes[P.STARTED] is (expected if pods else P.STARTED), "its pods are listed in a moment"
+    assert outcomes[P.CREATED] is (expected if pods else P.CREATED), "its pods are listed in a moment"
     assert outcomes[P.FORGOTTEN] is (P.FORGOTTEN if pods else P.UNSEEN), "until its last pod is gone"
 
 
 @pytest.mark.parametrize("phase", [phase for phase in P if phase is not P.FORGOTTEN])
-@pytest.mark.parametrize("remade", [0, MAX_REMADE])
+@pytest.mark.parametrize("recreations", [0, MAX_RECREATIONS])
 @pytest.mark.parametrize(
     ("last", "reports", "anew"),
     [
@@ -99,16 +99,16 @@ def test_every_phase_has_one_outcome_for_every_observation(
     ids=["waited", "unplaced", "reported", "node down", "node gone", "drained", "ran"],
 )
 def test_pods_that_others_delete_are_made_again_only_where_nothing_of_them_ran(
-    phase: AttemptPhase, remade: int, last: JobPod, reports: dict[int, WorkerSeen], anew: bool
+    phase: AttemptPhase, recreations: int, last: JobPod, reports: dict[int, WorkerSeen], anew: bool
 ) -> None:
-    before = replace(PodAttempt(phase, remade=remade).pod_gone(last, BEGIN))
-    after = step(before, [], reports, LATER, AROUND)
+    before = replace(PodAttempt(phase, recreations=recreations).pod_gone(last, BEGIN))
+    after = step(before, [], reports, LATER, CLUSTER)
     assert after.machines is not None
     if phase is P.BROKEN_OFF and not reports:
         assert after.machines.unfinished, "its start has to be repeated anyway"
     else:
         assert after.phase is P.DELETED
-        assert after.machines.unfinished is (anew and remade < MAX_REMADE)
+        assert after.machines.unfinished is (anew and recreations < MAX_RECREATIONS)
         assert after.machines.present is after.machines.unfinished
 
 
@@ -135,7 +135,7 @@ RECORDS = st.builds(
     PodAttempt,
     phase=st.sampled_from(P),
     workers=st.just(2),
-    remade=st.integers(0, MAX_REMADE),
+    recreations=st.integers(0, MAX_RECREATIONS),
     waits_for=st.sampled_from(["", *LIMITS]),
     waits_since=st.floats(0, LATER),
     last=pods_of_a_gang().map(lambda pods: {one.name: one for one in pods}),
@@ -146,20 +146,20 @@ RECORDS = st.builds(
 def test_a_step_is_complete_and_changes_nothing_twice(
     before: PodAttempt, pods: list[JobPod], reports: dict[int, WorkerSeen], now: float
 ) -> None:
-    after = step(before, pods, reports, now, AROUND)
-    assert step(after, pods, reports, now, AROUND) == after, "the same observation again is no news"
+    after = step(before, pods, reports, now, CLUSTER)
+    assert step(after, pods, reports, now, CLUSTER) == after, "the same observation again is no news"
     machines = after.machines
     assert (machines is None) is (after.phase in (P.UNSEEN, P.FORGOTTEN))
     if machines is None:
         return
     assert not (machines.unfinished and reports), "what reports is not started a second time"
-    assert bool(machines.waiting_reason) is (after.phase in (P.WAITING, P.STRANDED))
+    assert bool(machines.waiting_reason) is (after.phase in (P.WAITING, P.UNRECOVERABLE))
     if pods and after.phase is not P.BROKEN_OFF:
-        assert bool(after.waits_for) is (after.phase in (P.WAITING, P.STRANDED, P.EXPIRED))
-    if after.phase in (P.EXPIRED, P.TORN, P.OVER):
+        assert bool(after.waits_for) is (after.phase in (P.WAITING, P.UNRECOVERABLE, P.EXPIRED))
+    if after.phase in (P.EXPIRED, P.PARTLY_ENDED, P.ENDED):
         assert not machines.present
-    if after.phase in (P.BROKEN_OFF, P.STRANDED):
+    if after.phase in (P.BROKEN_OFF, P.UNRECOVERABLE):
         assert machines.unfinished
-    if after.phase in (P.WAITING, P.RUNNING, P.STARTED):
+    if after.phase in (P.WAITING, P.RUNNING, P.CREATED):
         assert machines.present
         assert not machines.unfinished

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from makeway_quota.backends.base import AttemptSeen, BackendUnavailable, Key, NodeSeen, Phase, StartOrder
-from makeway_quota.backends.remote.backend import LOST_AFTER, PATIENCE, REPORT_WITHIN, Machines, RemoteBackend
+from makeway_quota.backends.remote.backend import LOST_AFTER, PATIENCE, REPORT_WITHIN, RemoteBackend, WorkerHosts
 from makeway_quota.backends.remote.workers import WorkerSeen, attempt_of
 from makeway_quota.values import Notice
 
@@ -68,7 +68,7 @@ class Cluster(RemoteBackend):
         super().__init__(monotonic=lambda: self.now, clock=lambda: self.now)
         self.reported = Reported()
         self.connect(self.reported)
-        self.there: dict[Key, Machines] = {KEY: Machines(1)}
+        self.there: dict[Key, WorkerHosts] = {KEY: WorkerHosts(1)}
         self.synced = True
         self.removed: list[Key] = []
         self.away = False
@@ -77,11 +77,11 @@ class Cluster(RemoteBackend):
     async def nodes(self) -> Mapping[str, NodeSeen]:
         return {}
 
-    async def machines(self) -> Mapping[Key, Machines] | None:
+    async def machines(self) -> Mapping[Key, WorkerHosts] | None:
         return self.there if self.synced else None
 
     async def start(self, order: StartOrder) -> None:
-        self.there.setdefault((order.workload, order.attempt), Machines(len(order.workers)))
+        self.there.setdefault((order.workload, order.attempt), WorkerHosts(len(order.workers)))
 
     async def remove(self, workload: str, attempt: int) -> None:
         if self.away:
@@ -181,7 +181,7 @@ async def test_a_worker_that_is_silent_for_too_long_is_lost_and_stays_so(cluster
 async def test_silence_does_not_count_where_the_node_is_gone_or_nothing_is_known(cluster: Cluster) -> None:
     cluster.report(RUNS)
     cluster.reported.silent_for[0] = LOST_AFTER
-    cluster.there[KEY] = Machines(1, node_lost=True)
+    cluster.there[KEY] = WorkerHosts(1, node_lost=True)
     seen = await cluster.one()
     assert seen is not None
     assert (seen.phase, seen.node_lost) == (Phase.LOST, True)
@@ -197,13 +197,13 @@ async def test_silence_does_not_count_where_the_node_is_gone_or_nothing_is_known
 async def test_one_that_ended_may_be_silent(cluster: Cluster) -> None:
     cluster.report(ENDED, RUNS)
     cluster.reported.silent_for[0] = 10 * LOST_AFTER
-    cluster.there[KEY] = Machines(2)
+    cluster.there[KEY] = WorkerHosts(2)
     assert await phase(cluster) is Phase.RUNNING
 
 
 async def test_a_machine_that_is_gone_has_a_moment_for_its_report(cluster: Cluster) -> None:
     cluster.report(RUNS)
-    cluster.there[KEY] = Machines(1, present=False)
+    cluster.there[KEY] = WorkerHosts(1, present=False)
     assert await phase(cluster) is Phase.RUNNING
     cluster.now += PATIENCE
     seen = await cluster.one()
@@ -214,18 +214,18 @@ async def test_a_machine_that_is_gone_has_a_moment_for_its_report(cluster: Clust
 
 async def test_a_machine_that_comes_back_in_time_is_not_lost(cluster: Cluster) -> None:
     cluster.report(RUNS)
-    cluster.there[KEY] = Machines(1, present=False)
+    cluster.there[KEY] = WorkerHosts(1, present=False)
     await cluster.observe()
-    cluster.there[KEY] = Machines(1)
+    cluster.there[KEY] = WorkerHosts(1)
     cluster.now += PATIENCE
     await cluster.observe()
-    cluster.there[KEY] = Machines(1, present=False)
+    cluster.there[KEY] = WorkerHosts(1, present=False)
     assert await phase(cluster) is Phase.RUNNING
 
 
 async def test_a_machine_that_went_with_its_node_does_not_count(cluster: Cluster) -> None:
     cluster.report(RUNS)
-    cluster.there[KEY] = Machines(1, present=False, node_lost=True)
+    cluster.there[KEY] = WorkerHosts(1, present=False, node_lost=True)
     await cluster.observe()
     cluster.now += PATIENCE
     seen = await cluster.one()
@@ -234,13 +234,13 @@ async def test_a_machine_that_went_with_its_node_does_not_count(cluster: Cluster
 
 
 async def test_machines_that_never_report_are_lost_but_not_while_they_wait(cluster: Cluster) -> None:
-    cluster.there[KEY] = Machines(1, waiting_reason="image_pull", message="pulling the image")
+    cluster.there[KEY] = WorkerHosts(1, waiting_reason="image_pull", message="pulling the image")
     for _ in range(3):
         seen = await cluster.one()
         assert seen is not None
         assert (seen.phase, seen.waiting_reason, seen.message) == (Phase.STARTING, "image_pull", "pulling the image")
         cluster.now += REPORT_WITHIN
-    cluster.there[KEY] = Machines(1)
+    cluster.there[KEY] = WorkerHosts(1)
     assert await phase(cluster) is Phase.STARTING
     cluster.now += REPORT_WITHIN
     seen = await cluster.one()
@@ -347,7 +347,7 @@ async def test_before_the_list_is_complete_absence_means_nothing(cluster: Cluste
 async def test_machines_that_ended_by_their_job_end_it_with_their_exit_code(cluster: Cluster) -> None:
     cluster.report(RUNS)
     assert await phase(cluster) is Phase.RUNNING
-    cluster.there[KEY] = Machines(1, present=False, message="it used more memory than it has", exit_code=137)
+    cluster.there[KEY] = WorkerHosts(1, present=False, message="it used more memory than it has", exit_code=137)
     assert await phase(cluster) is Phase.RUNNING, "its report may still come"
     cluster.now += PATIENCE
     seen = await cluster.one()
@@ -358,7 +358,7 @@ async def test_machines_that_ended_by_their_job_end_it_with_their_exit_code(clus
 async def test_the_message_of_lost_machines_is_that_of_the_attempt(cluster: Cluster) -> None:
     cluster.report(RUNS)
     await cluster.observe()
-    cluster.there[KEY] = Machines(1, present=False, node_lost=True, message="its node n1 is gone")
+    cluster.there[KEY] = WorkerHosts(1, present=False, node_lost=True, message="its node n1 is gone")
     await cluster.observe()
     cluster.now += PATIENCE
     seen = await cluster.one()

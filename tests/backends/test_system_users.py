@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from makeway_quota.backends.base import BackendError
-from makeway_quota.backends.local.starting import check_shared
+from makeway_quota.backends.local.launch import check_shared
 from workshop import Workshop
 
 pytestmark = pytest.mark.root

@@ -26,7 +26,7 @@ from makeway_quota.backends.kubernetes.attempts.start_errors import start_error
 from makeway_quota.backends.kubernetes.backend import AT_ONCE, KubernetesBackend
 from makeway_quota.backends.kubernetes.cluster.nodes import toleration
 from makeway_quota.backends.kubernetes.pods.manifest import PodSettings, token_secret_of
-from makeway_quota.backends.remote.machines import Machines
+from makeway_quota.backends.remote.worker_hosts import WorkerHosts
 from makeway_quota.control.workers.channel import WorkerChannel
 from makeway_quota.control.workers.tokens import AttemptTokens
 from makeway_quota.policy import read
@@ -112,13 +112,13 @@ def usable(backend: KubernetesBackend, name: str) -> bool:
     return node is not None and node.ready and not node.cordoned
 
 
-async def machines(backend: KubernetesBackend, name: str) -> Machines | None:
+async def machines(backend: KubernetesBackend, name: str) -> WorkerHosts | None:
     found = await backend.machines()
     assert found is not None
     return found.get((name, 1))
 
 
-async def becomes(backend: KubernetesBackend, name: str, what: str, **facts: Any) -> Machines:
+async def becomes(backend: KubernetesBackend, name: str, what: str, **facts: Any) -> WorkerHosts:
     """Wait until the machines of an attempt are as the facts say."""
     for _ in range(1500):
         found = await machines(backend, name)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from makeway_quota.backends.kubernetes.attempts.removals import FIRST_PAUSE, LONGEST_PAUSE, PodRemoval
-from makeway_quota.services.cluster.hanging import Hanging, _Left
+from makeway_quota.services.cluster.stuck_workloads import Hanging, _Left
 from makeway_quota.wording.remedies import remedy
 from running import PEOPLE
 from simulated_pods import EPOCH, Habits, SimulatedCluster, Site

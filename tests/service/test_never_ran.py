@@ -22,7 +22,7 @@ from makeway_quota.control.start_backoff import (
     backoff_until,
 )
 from makeway_quota.control.world.engine_view import EngineView
-from makeway_quota.control.world.observed import Observed
+from makeway_quota.control.world.observation import Observed
 from makeway_quota.control.world.pool_assignment import divide
 from makeway_quota.history.durations import Durations
 from makeway_quota.store.records import Change, NewWorkload, Workload

@@ -13,7 +13,7 @@ from makeway_quota.backends.base import AttemptSeen, NodeSeen, Phase, Seen, Work
 from makeway_quota.backends.versions import MAX_GONE, Changes, Versions
 from makeway_quota.control.world import engine_view
 from makeway_quota.control.world.engine_view import EngineChanges
-from makeway_quota.control.world.observed import Observed
+from makeway_quota.control.world.observation import Observed
 from makeway_quota.control.world.pool_assignment import divide
 from makeway_quota.control.world.world import World
 from makeway_quota.store.records import NewWorkload, PastRun, Workload

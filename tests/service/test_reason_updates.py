@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import pytest
-from makeway_quota.control.reason_throttle import LONGEST, SHARE, Explaining, ReasonThrottle
+from makeway_quota.control.reason_throttle import MAX_PAUSE, SHARE, Explaining, ReasonThrottle
 from makeway_quota.engine.index.pending import Pending, PendingGroup, PendingReason
 from makeway_quota.engine.plan import Fact, Waiting
 from makeway_quota.engine.snapshot import Placed
@@ -169,7 +169,7 @@ def test_a_cycle_after_a_costly_explanation_leaves_reasons_out_and_a_later_one_m
     assert explaining.wait() == 0
     explaining.done(60.0)
     explaining.skipped()
-    assert explaining.wait() == LONGEST
+    assert explaining.wait() == MAX_PAUSE
 
 
 @pytest.mark.covers("F53")

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 
 import pytest
-from makeway_quota.services.log.growth import FARTHEST, LOOK_BACK, MIN_DAYS, full_in
+from makeway_quota.services.log.growth import LOOK_BACK, MAX_DAYS, MIN_DAYS, full_in
 from makeway_quota.store import Store
 from makeway_quota.store.records import Change
 from makeway_quota.store.storage import growth
@@ -38,7 +38,7 @@ def test_each_day_is_what_its_last_pass_found_by_all_team_and_person(store: Stor
 
 
 def test_a_year_of_many_people_and_teams_is_bounded(store: Store, job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(growth, "MOST", 5)
+    monkeypatch.setattr(growth, "MAX_NAMED", 5)
     for number in range(12):
         store.add_workload(job(f"j{number}", owner=f"p{number:02}", team=f"t{number:02}", source="x" * number), now=0.0)
     for day in range(100, 465):
@@ -86,7 +86,7 @@ def test_it_is_full_when_a_line_through_the_last_days_reaches_the_limit(seed: in
     days = {today - ago: 10**12 - ago * rate for ago in range(LOOK_BACK) if ago == 0 or rng.random() < 0.8}
     days |= {today - ago: rng.randrange(10**13) for ago in range(LOOK_BACK, 40)}
     expected = math.ceil(room / rate) if len([day for day in days if day > today - LOOK_BACK]) >= MIN_DAYS else None
-    assert full_in(days, room) == (expected if expected is None or expected <= FARTHEST else None)
+    assert full_in(days, room) == (expected if expected is None or expected <= MAX_DAYS else None)
 
 
 @pytest.mark.parametrize(

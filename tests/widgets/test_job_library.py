@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from container import FOLDER, Container
 from makeway_quota.backends.local.jobdir import Layout
-from makeway_quota.backends.local.starting import install_launcher
+from makeway_quota.backends.local.launch import install_launcher
 
 PYTHON = [sys.executable, "-S"]
 """A Python without installed packages"""

@@ -30,7 +30,7 @@ from makeway.launcher.remote import Remote
 from makeway.launcher.report import report_of
 from makeway.launcher.run import LOST_RANK_SECONDS
 from makeway.launcher.service import AttemptEnded, Rejected, Service, Unavailable
-from makeway.launcher.termination_message import MOST, write_termination_message
+from makeway.launcher.termination_message import MAX_SIZE, write_termination_message
 
 FOLDER = Path(__file__).parents[2] / "widgets" / "makeway" / "launcher"
 START = {
@@ -258,7 +258,7 @@ def test_a_termination_message_is_shortened_until_a_kubelet_keeps_it(tmp_path: P
     report = {"noticed": True, "step": 7, "exit": {"exit_code": 1, "message": text[:4000]}}
     write_termination_message(str(tmp_path / "words"), report, [text, "newest"])
     data = (tmp_path / "words").read_bytes()
-    assert len(data) <= MOST
+    assert len(data) <= MAX_SIZE
     said = json.loads(data)
     assert (said["step"], said["exit"]["exit_code"]) == (7, 1)
     assert text.startswith(said["exit"]["message"])

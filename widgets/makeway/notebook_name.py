@@ -18,7 +18,7 @@ from .problems import Refused
 
 PATIENCE = 0.5
 """Seconds that the notebook's server may take to name the notebook"""
-LONGEST = 200
+MAX_LENGTH = 200
 """Characters of a job's name"""
 REORDERING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 """Characters that make a text read in another order than it is written"""
@@ -26,8 +26,8 @@ REORDERING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 def check_name(name: str) -> None:
     """Raise Refused for a name that is too long or would not be shown as it is written."""
-    if len(name) > LONGEST:
-        raise Refused(f"the name has {len(name)} characters; the limit is {LONGEST}.")
+    if len(name) > MAX_LENGTH:
+        raise Refused(f"the name has {len(name)} characters; the limit is {MAX_LENGTH}.")
     for character in name:
         if character in REORDERING or unicodedata.category(character) == "Cc":
             title = unicodedata.name(character, "a control character")
@@ -50,7 +50,7 @@ def notebook_name() -> str:
     elif path.is_absolute() and path.parent.is_dir() and not path.exists():
         return ""
     stem = re.sub(r"-[0-9a-f]{8}-[0-9a-f-]{20,}$", "", path.stem)
-    return _shown(stem)[:LONGEST]
+    return _shown(stem)[:MAX_LENGTH]
 
 
 def name_of_cell(source: str) -> str:

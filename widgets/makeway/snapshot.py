@@ -15,7 +15,7 @@ from .problems import Refused
 
 LIMIT = 50_000_000
 """Bytes of one submission, files and variables together."""
-MOST = 9_000
+MAX_FILES = 9_000
 """Files of one submission."""
 SKIPPED = frozenset({"__pycache__", ".git", ".ipynb_checkpoints", ".makeway", ".venv", "node_modules"})
 
@@ -53,8 +53,8 @@ def _working_directory() -> Path:
 def check_size(sizes: dict[str, int], limit: int = LIMIT) -> None:
     """Raise Refused with the largest files, if there are too many or they are too large."""
     total = sum(sizes.values())
-    if len(sizes) > MOST:
-        raise Refused(f"{count(len(sizes), 'file')} exceed the limit of {MOST}; match fewer with --files.")
+    if len(sizes) > MAX_FILES:
+        raise Refused(f"{count(len(sizes), 'file')} exceed the limit of {MAX_FILES}; match fewer with --files.")
     if total > limit:
         largest = sorted(sizes.items(), key=lambda item: (-item[1], item[0]))[:3]
         named = listed(f"{name} ({size(n)})" for name, n in largest)

@@ -12,10 +12,10 @@ from pydantic import Field
 
 from .base import Wire
 
-MOST = 2**53 - 1
+MAX_INTEGER = 2**53 - 1
 """The largest integer that every JSON reader and database keeps exactly"""
 Time = Annotated[float, Field(ge=0, le=1e11, allow_inf_nan=False, description="Unix seconds")]
-Step = Annotated[int, Field(ge=-MOST, le=MOST)]
+Step = Annotated[int, Field(ge=-MAX_INTEGER, le=MAX_INTEGER)]
 
 
 class Claim(Wire):

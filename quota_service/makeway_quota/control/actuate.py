@@ -33,8 +33,8 @@ from ..wording import IDS, Names, outcomes
 from . import transitions
 from .change_set import ChangeSet, job_name
 from .hub.servers import HubServers
+from .order_retries import OrderRetries, alike, sentence
 from .replicas.leader import Leader
-from .retries import Retries, alike, sentence
 from .start_backoff import LONGEST, NO_ROOM, START_DEFERRED, StartBackoff
 from .transitions import TIME_LIMIT
 
@@ -117,7 +117,7 @@ class Actuator:
         self.backoff = backoff or StartBackoff()
         self.quarantine = Quarantine()
         """that of the loop, once it runs"""
-        self.retries = Retries(monotonic)
+        self.retries = OrderRetries(monotonic)
         self._postponed: frozenset[tuple[str, int]] = frozenset()
         """the attempts that the last cycle postponed"""
 

@@ -22,13 +22,13 @@ class ChangeSet:
         if decision is not None:
             self.decisions.append(decision)
 
-    def parts(self, most: int) -> Iterator[ChangeSet]:
-        """Divide into change sets of at most `most` changes, in order, each with the decisions that explain them."""
+    def parts(self, max_changes: int) -> Iterator[ChangeSet]:
+        """Divide into change sets of at most `max_changes`, in order, each with the decisions that explain them."""
         decisions: dict[str | None, list[NewDecision]] = {}
         for decision in self.decisions:
             decisions.setdefault(decision.workload, []).append(decision)
-        for begin in range(0, len(self.changes), most):
-            changes = self.changes[begin : begin + most]
+        for begin in range(0, len(self.changes), max_changes):
+            changes = self.changes[begin : begin + max_changes]
             yield ChangeSet(changes, [each for change in changes for each in decisions.get(change.workload, ())])
 
 

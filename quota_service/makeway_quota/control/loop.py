@@ -27,10 +27,10 @@ from .components import Components
 from .decisions import change_set_of, left_out, set_aside
 from .garbage import collect_less
 from .hub.membership import holds, is_new
-from .lasting import is_cancelled
 from .planner import Planner
 from .reason_throttle import CATCH_UP, Explaining, ReasonThrottle
 from .reconcile import note_launched, reconcile
+from .restarting_tasks import is_cancelled
 from .time_limits import TimeLimits
 from .world.names import names_of
 

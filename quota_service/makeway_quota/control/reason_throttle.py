@@ -35,7 +35,7 @@ few rows in each cycle would cost a transaction and another cycle each."""
 SHARE = 0.1
 """The part of the time that plans with reasons may take: one that took 10 ms is followed by 90 ms without reasons."""
 
-LONGEST = 1.0
+MAX_PAUSE = 1.0
 """Seconds without reasons, at most."""
 
 
@@ -56,7 +56,7 @@ class Explaining:
 
     def done(self, seconds: float) -> None:
         """Note a cycle that explained; planning took so many seconds."""
-        self._due = self._clock() + min(LONGEST, seconds * (1 / SHARE - 1))
+        self._due = self._clock() + min(MAX_PAUSE, seconds * (1 / SHARE - 1))
         self._skipped = False
 
     def skipped(self) -> None:

@@ -1,4 +1,4 @@
-"""Delay jobs whose start was refused, of which nothing ran, or which failed soon after their start.
+"""Return jobs to the queue with a delay after a start that failed; kept in the row.
 
 Used by `Actuator` (the backend has no room), `reconcile` (nothing of the attempt ran, or it failed) and `EngineView`,
 which hides jobs in backoff from the engine, so that their GPUs go to others and the reason that is shown stays. It also

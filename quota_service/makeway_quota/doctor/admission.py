@@ -12,9 +12,9 @@ from ..backends.base import BackendError, StartOrder
 from ..backends.kubernetes.api.client import ApiRefusal, Object
 from ..backends.kubernetes.api.quantities import MIB, number
 from ..backends.kubernetes.attempts.start_errors import fits_later
-from ..backends.kubernetes.configured import pod_settings
 from ..backends.kubernetes.pods.disk import RESOURCE as DISK
 from ..backends.kubernetes.pods.manifest import WorkerResources, container_security, worker_pod
+from ..backends.kubernetes.settings import pod_settings
 from ..engine.snapshot import GPU, Profile
 from ..values import Place
 from .cluster import ClusterAccess

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ..backends.kubernetes.api.client import ApiClient, ApiRefusal, Object
 from ..backends.kubernetes.cluster.nodes import ClusterNode, NodeSelector, project_node, selectors, toleration
-from ..backends.kubernetes.configured import KubernetesSettings
+from ..backends.kubernetes.settings import KubernetesSettings
 from ..policy import Document
 
 UNKNOWN = (401, 403, 404)

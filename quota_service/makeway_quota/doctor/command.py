@@ -13,7 +13,7 @@ from makeway_api.quantities import count, listed
 
 from ..backends.kubernetes.api.client import ApiClient, ApiRefusal, ApiUnreachable
 from ..backends.kubernetes.api.connection import connection
-from ..backends.kubernetes.configured import check_worker_url
+from ..backends.kubernetes.settings import check_worker_url
 from ..policy import Document, PolicyInvalid, read
 from ..settings import ServiceSettings
 from ..store.database.postgres_check import stored_policy

@@ -6,7 +6,14 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from makeway_api.quantities import count, listed
 
-from ..backends.kubernetes.cluster.claimed_devices import CLAIMS, CLASSES, SLICES, counted, project_class, project_slice
+from ..backends.kubernetes.cluster.dra_devices import (
+    CLAIMS,
+    CLASSES,
+    SLICES,
+    count_devices,
+    project_class,
+    project_slice,
+)
 from ..backends.kubernetes.cluster.nodes import (
     ClusterNode,
     NodeSelector,
@@ -15,7 +22,7 @@ from ..backends.kubernetes.cluster.nodes import (
     untolerated,
     with_devices,
 )
-from ..backends.kubernetes.cluster.resource_slices import described
+from ..backends.kubernetes.cluster.unassigned_slices import described
 from ..engine.snapshot import GPU, Profile
 from ..policy import Document
 from ..wording.unassigned import unassigned_sentences
@@ -34,7 +41,7 @@ async def check_nodes(cluster: ClusterAccess) -> Iterable[Finding]:
     kept = list(filter(None, map(project_slice, slices)))
     if classes and await cluster.listed(CLAIMS) is None:  # without all three the service counts none
         classes = ()
-    devices = counted(kept, map(project_class, classes), (), [one.resource for one in chosen]).offered
+    devices = count_devices(kept, map(project_class, classes), (), [one.resource for one in chosen]).offered
     nodes = [with_devices(node, devices.get(node.name, {})) for node in await cluster.nodes()]
     offered = {node.name: unassigned(node, chosen, pools_of(node, chosen)) for node in nodes}
     return [

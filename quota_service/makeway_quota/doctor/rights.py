@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from ..backends.kubernetes.api.client import together
-from ..backends.kubernetes.cluster.claimed_devices import CLASSES, IMPLICIT
+from ..backends.kubernetes.cluster.dra_devices import CLASSES, IMPLICIT_RESOURCE_PREFIX
 from .cluster import ClusterAccess
 from .findings import Finding
 
@@ -62,7 +62,7 @@ async def check_rights(cluster: ClusterAccess) -> Iterable[Finding]:
 
 async def _counts_devices(cluster: ClusterAccess) -> bool:
     """Whether GPUs of DRA drivers may have to count: by a pool's resource, or by a class that may be read."""
-    if any(one.resource.startswith(IMPLICIT) for one in cluster.selectors):
+    if any(one.resource.startswith(IMPLICIT_RESOURCE_PREFIX) for one in cluster.selectors):
         return True
     return bool(await cluster.listed(CLASSES))
 

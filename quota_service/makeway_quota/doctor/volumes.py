@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..backends.kubernetes.api.client import Object
-from ..backends.kubernetes.configured import pod_settings
 from ..backends.kubernetes.pods.manifest import claim_of
+from ..backends.kubernetes.settings import pod_settings
 from .cluster import ClusterAccess
 from .findings import Finding
 

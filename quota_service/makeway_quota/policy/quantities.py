@@ -37,8 +37,8 @@ class Quantity:
     """
 
     unit: str = ""
-    most: float = math.inf
-    least: float = 0
+    max_value: float = math.inf
+    min_value: float = 0
     whole: bool = False
     scale: int = 1
     units: Mapping[str, float] = field(default_factory=dict, hash=False)
@@ -48,9 +48,9 @@ class Quantity:
     def __call__(self, value: Any) -> float:
         """Return the value in the unit, times `scale`: an int where it is whole or scaled."""
         amount = self._amount(value)
-        if not self.least <= amount <= self.most:
+        if not self.min_value <= amount <= self.max_value:
             size, end, bound = (
-                ("small", "least", self.least) if amount < self.least else (self.large, "most", self.most)
+                ("small", "least", self.min_value) if amount < self.min_value else (self.large, "most", self.max_value)
             )
             raise problem(f"{value[:60]} is too {size}; the {end} is {bound:,.12g} {self.unit}".rstrip())
         if self.whole and amount != int(amount):
@@ -135,15 +135,15 @@ def _time(value: Any) -> float:
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
-def count(unit: str = "", most: float = 2**31, least: float = 0) -> PlainValidator:
+def count(unit: str = "", max_value: float = 2**31, min_value: float = 0) -> PlainValidator:
     """Return the validator of a whole number."""
-    return PlainValidator(Quantity(unit, most, least, whole=True))
+    return PlainValidator(Quantity(unit, max_value, min_value, whole=True))
 
 
-def duration(most: float) -> PlainValidator:
+def duration(max_value: float) -> PlainValidator:
     """Return the validator of a duration in seconds."""
     hint = " (or write 30s, 15m, 2h, 1d)"
-    return PlainValidator(Quantity("seconds", most, units=SECONDS, hint=hint, large="long"))
+    return PlainValidator(Quantity("seconds", max_value, units=SECONDS, hint=hint, large="long"))
 
 
 _milli_gpus = PlainValidator(Quantity("GPUs", 1_000_000, scale=GPU))

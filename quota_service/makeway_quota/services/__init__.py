@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from ..control.components import Components
 from .caller import Caller
-from .cluster.hanging import HangingService
 from .cluster.inventory import InventoryService
 from .cluster.offers import OfferService
+from .cluster.stuck_workloads import HangingService
 from .cluster.usage import UsageService
 from .context import Context
 from .jobs.attempts import AttemptService

@@ -18,8 +18,8 @@ from . import views
 from .caller import Caller
 from .context import Context
 from .eligibility import check_queue, find_image, find_profile, title_of
+from .idempotency import key_of
 from .refusals import refuse
-from .repeated import key_of
 
 
 class SessionService:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 LIBRARY = os.path.join("library", "makeway")
 """The folder of the package that jobs import, below the launcher's"""
 MODULES = ("checkpoint.py", "checkpointing", "frameworks")
-"""What jobs can import of Makeway; as in `makeway_quota.backends.local.starting`"""
+"""What jobs can import of Makeway; as in `makeway_quota.backends.local.launch`"""
 
 
 def copy_launcher(folder: str) -> None:

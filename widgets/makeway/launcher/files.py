@@ -12,7 +12,7 @@ import os
 import stat
 from typing import Any, BinaryIO
 
-MOST = 2**20
+MAX_SIZE = 2**20
 """Bytes of a report; as many as the service reads"""
 MAX_DIGITS = 30
 READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
@@ -68,8 +68,8 @@ def read_json(path: str) -> dict[str, Any]:
     """Return the object of a JSON file; empty if there is none, or one that cannot be understood."""
     try:
         with open_file(path) as file:
-            data = file.read(MOST + 1)
-        if len(data) > MOST:
+            data = file.read(MAX_SIZE + 1)
+        if len(data) > MAX_SIZE:
             return {}
         value = json.loads(data.decode("utf-8"), parse_int=_whole, parse_constant=lambda name: None)
     except (OSError, ValueError, RecursionError, MemoryError):

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from .processes import stat
 
 NAME = re.compile(r"(\d{1,9})\.(\d{1,19})\.(\d{1,19})(\.heard|\.acknowledged|\.saving)?")
-MOST = 100_000
+MAX_ENTRIES = 100_000
 """Files of a folder that are read: the job may have put anything there"""
 MAX_ENVIRONMENT = 2**20
 """Bytes of a process's environment that are read"""
@@ -140,7 +140,7 @@ class Listeners:
     def _files(self) -> list[tuple[Process, str]]:
         """Return the files by their process, with the mark that each is."""
         with contextlib.suppress(OSError), os.scandir(self.folder) as entries:
-            matches = [NAME.fullmatch(entry.name) for entry in islice(entries, MOST)]
+            matches = [NAME.fullmatch(entry.name) for entry in islice(entries, MAX_ENTRIES)]
             return [
                 (Process(int(match[1]), int(match[2]), int(match[3])), (match[4] or "")[1:])
                 for match in matches

@@ -9,7 +9,7 @@ import time
 
 EVERY = 60.0
 """Seconds between two lines of one outage"""
-LONGEST = 300
+MAX_MESSAGE = 300
 """Characters of a cause"""
 
 
@@ -30,7 +30,7 @@ class Outage:
         with self._lock:
             if self._said_at is None or now - self._said_at >= EVERY:
                 self._said_at = now
-                _say(f"the service at {self._address} was not reached: {' '.join(why.split())[:LONGEST]}")
+                _say(f"the service at {self._address} was not reached: {' '.join(why.split())[:MAX_MESSAGE]}")
 
     def over(self) -> None:
         """Write that the service is reached again, if it was not."""

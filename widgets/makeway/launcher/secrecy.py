@@ -12,7 +12,7 @@ import sys
 
 PR_SET_DUMPABLE = 4
 TOKEN, TOKEN_FILE, TOKEN_FD = "MAKEWAY_ATTEMPT_TOKEN", "MAKEWAY_ATTEMPT_TOKEN_FILE", "MAKEWAY_ATTEMPT_TOKEN_FD"
-LONGEST = 65536
+MAX_TOKEN = 65536
 
 
 def take_token() -> str:
@@ -22,11 +22,11 @@ def take_token() -> str:
         _start_again(token)
     if path := os.environ.pop(TOKEN_FILE, ""):
         with open(path, encoding="utf-8") as file:
-            token = file.read(LONGEST)
+            token = file.read(MAX_TOKEN)
         os.unlink(path)
     elif number := os.environ.pop(TOKEN_FD, ""):
         with os.fdopen(int(number), encoding="utf-8") as file:
-            token = file.read(LONGEST)
+            token = file.read(MAX_TOKEN)
     return token.strip()
 
 

@@ -6,7 +6,7 @@ import contextlib
 import json
 from typing import Any
 
-MOST = 3000
+MAX_SIZE = 3000
 """Bytes: the kubelet keeps 4096 of a container, and 12 KiB of all containers of a pod together"""
 TAIL = 2000
 """Characters of the log, for people who look at the pod"""
@@ -16,7 +16,7 @@ def write_termination_message(path: str, report: dict[str, Any], lines: list[str
     """Write a report with `exit`, and the newest lines of the log, shortened until both fit."""
     report = {key: value for key, value in report.items() if key != "progress"}
     tail, message = "\n".join(lines)[-TAIL:], report["exit"]["message"]
-    while len(data := _encoded(report, message, tail)) > MOST and (tail or message):
+    while len(data := _encoded(report, message, tail)) > MAX_SIZE and (tail or message):
         if tail:
             tail = tail[len(tail) // 2 + 1 :]
         else:

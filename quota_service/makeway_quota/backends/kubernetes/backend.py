@@ -20,10 +20,10 @@ from ...policy import Document
 from ...quarantine import Quarantine
 from ..base import BackendError, BackendRefusal, BackendUnavailable, EndTries, Key, NodeSeen, StartOrder
 from ..remote.backend import LOST_AFTER, REPORT_WITHIN, RemoteBackend
-from ..remote.machines import Machines
+from ..remote.worker_hosts import WorkerHosts
 from .api.client import OTHER_PORT, SILENT, UNREACHABLE, ApiClient, ApiRefusal, ApiUnreachable, Object, together
+from .api.health_check import HEALTH_CHECK_TIMING, HealthCheck, HealthCheckTiming
 from .api.informer import USUAL, Informer, Timing
-from .api.pulse import BEAT, Beat, Pulse
 from .attempts.attempt_pods import AttemptPods
 from .attempts.creation import create_once
 from .attempts.event_recorder import EventRecorder
@@ -73,7 +73,7 @@ class KubernetesBackend(RemoteBackend):
         tolerations: Sequence[Toleration] = (),
         *,
         timing: Timing = USUAL,
-        beat: Beat = BEAT,
+        health_check_timing: HealthCheckTiming = HEALTH_CHECK_TIMING,
         limits: Mapping[str, float] = LIMITS,
         home: HomeSetting | None = None,
         lost_after: float = LOST_AFTER,
@@ -118,14 +118,14 @@ class KubernetesBackend(RemoteBackend):
         self.durable_checkpoints = bool(settings.checkpoint_claim)
         self._events = EventRecorder(client, settings.namespace, lambda: self._may_act())
         self._homes = Homes(client, settings.namespace, home, monotonic)
-        self._pulse = Pulse(client, self._answers, beat)
+        self._health_check = HealthCheck(client, self._answers, health_check_timing)
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def reachable(self) -> bool:
         """Whether the API server answers this replica, which has seen all of the cluster."""
         elsewhere = self.lease is not None and bool(self.lease.problem)
-        return self._pulse.answers and self.inventory.synced and self.pods.synced and not elsewhere
+        return self._health_check.answers and self.inventory.synced and self.pods.synced and not elsewhere
 
     @property
     def _namespace(self) -> str:
@@ -165,7 +165,7 @@ class KubernetesBackend(RemoteBackend):
     @property
     def problem(self) -> str:
         """Why the cluster cannot be followed at the moment; "" when it can."""
-        silent = "" if self._pulse.answers else SILENT
+        silent = "" if self._health_check.answers else SILENT
         found = self.inventory.problem or self.pods.problem or silent or (self.lease.problem if self.lease else "")
         in_pod, never = self._client.connection.token_file is not None, not self.pods.synced
         return f"{found}; {OTHER_PORT}" if in_pod and never and found.startswith((SILENT, UNREACHABLE)) else found
@@ -173,7 +173,7 @@ class KubernetesBackend(RemoteBackend):
     async def open(self) -> None:
         """Read nodes and pods, or begin without them where the API server is down; BackendError where it refuses."""
         await super().open()
-        self._tasks = [asyncio.create_task(self.pods.run()), asyncio.create_task(self._pulse.run())]
+        self._tasks = [asyncio.create_task(self.pods.run()), asyncio.create_task(self._health_check.run())]
         if self.lease is not None:
             self._tasks.append(asyncio.create_task(self.lease.run()))
         try:
@@ -206,7 +206,7 @@ class KubernetesBackend(RemoteBackend):
         """Return the nodes by name, in the pools of the policy in force; none before there is one."""
         return self._worker_pods.nodes()
 
-    async def machines(self) -> Mapping[Key, Machines] | None:
+    async def machines(self) -> Mapping[Key, WorkerHosts] | None:
         """Return what the pods of each attempt are together; None before the first complete list."""
         if not self.pods.synced or not self.inventory.synced:
             return None
@@ -227,7 +227,7 @@ class KubernetesBackend(RemoteBackend):
             unrecorded = await record_final_reports(self.channel, self.attempt_pods, reported)
         found = self.attempt_pods.machines(usable, self.channel.seen())
         # How these ended is known and not recorded yet: until then they are as they were.
-        return found | {key: self._machines.get(key, Machines(1)) for key in unrecorded & found.keys()}
+        return found | {key: self._machines.get(key, WorkerHosts(1)) for key in unrecorded & found.keys()}
 
     async def start(self, order: StartOrder) -> None:
         """Create the pods of an attempt; those that are there already are left alone."""

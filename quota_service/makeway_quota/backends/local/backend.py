@@ -26,10 +26,10 @@ from .attempts import PATIENCE, TRIES, LocalAttempt
 from .gpus import nodes_here
 from .held_devices import holding
 from .jobdir import AttemptFiles, Layout, read_order, remove_order, write_order
+from .launch import check_shared, install_launcher, spawn, spool
+from .machine_loss import Vanished
 from .processes import Mark, Process, carried, marked, sweep
-from .starting import check_shared, install_launcher, spawn, spool
 from .users import UnixAccount, account_of, this_account
-from .vanished import Vanished
 
 log = logging.getLogger("makeway.local")
 

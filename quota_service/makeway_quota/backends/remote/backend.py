@@ -22,8 +22,8 @@ from ...values import Notice
 from ..base import AttemptSeen, Backend, BackendError, EndTries, Key, NodeSeen, Phase, Seen, StartOrder
 from ..versions import Changes
 from .channel import Channel
-from .known_attempts import NOTHING, Ending, KnownAttempt, Observation, Timeouts, cut_off, step
-from .machines import GONE, Machines
+from .remote_attempt import NOTHING, Ending, Observation, RemoteAttempt, Timeouts, conclude, cut_off
+from .worker_hosts import GONE, WorkerHosts
 from .workers import WorkerSeen
 
 log = logging.getLogger("makeway.remote")
@@ -72,10 +72,10 @@ class RemoteBackend(Backend, ABC):
         self.report_within = report_within
         self._monotonic = monotonic
         self._clock = clock
-        self._known: dict[Key, KnownAttempt] = {}
+        self._known: dict[Key, RemoteAttempt] = {}
         """of attempts of which there is something to remember"""
         self._changes = Changes()
-        self._machines: dict[Key, Machines] = {}
+        self._machines: dict[Key, WorkerHosts] = {}
         self._synced = False
         self._attempts: dict[Key, AttemptSeen] = {}
         """what was observed last: an observation looks only at what has changed, or may change by time"""
@@ -99,7 +99,7 @@ class RemoteBackend(Backend, ABC):
         """Return the nodes by name."""
 
     @abstractmethod
-    async def machines(self) -> Mapping[Key, Machines] | None:
+    async def machines(self) -> Mapping[Key, WorkerHosts] | None:
         """Return the machines of the attempts that were started and not removed since.
 
         None while the list is not complete: absence from it means nothing then.
@@ -217,7 +217,7 @@ class RemoteBackend(Backend, ABC):
         ending.try_again(self._monotonic(), PATIENCE)
         self._again.add(key)
 
-    def _due_to_look_at(self, machines: dict[Key, Machines], synced: bool) -> set[Key]:
+    def _due_to_look_at(self, machines: dict[Key, WorkerHosts], synced: bool) -> set[Key]:
         """Return the attempts that may not be what they were at the last observation."""
         before, self._machines = self._machines, machines
         unheard_before = self._monotonic() - self.report_within
@@ -304,7 +304,7 @@ class RemoteBackend(Backend, ABC):
         `lost_with`: the worker whose machine is dead, and why. A replica that leads keeps to ends that it concluded.
         """
         key = observed.key
-        found = step(
+        found = conclude(
             self._known.get(key, NOTHING),
             observed,
             self._monotonic(),
@@ -321,7 +321,7 @@ class RemoteBackend(Backend, ABC):
         self._remember(key, known)
         return seen
 
-    def _remember(self, key: Key, known: KnownAttempt) -> None:
+    def _remember(self, key: Key, known: RemoteAttempt) -> None:
         if known == NOTHING:
             self._known.pop(key, None)
         else:

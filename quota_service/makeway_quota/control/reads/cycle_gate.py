@@ -2,7 +2,7 @@
 
 A cycle and the requests share one interpreter: each time a cycle waits for the store or the engine, whatever is ready
 in the event loop runs first, and every busy thread delays it by a switch of the interpreter's lock. A cycle is followed
-by a rest as long as itself, at most 0.25 s; a longer cycle opens the gate after LONGEST.
+by a rest as long as itself, at most 0.25 s; a longer cycle opens the gate after MAX_CLOSED.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-LONGEST = 0.1
+MAX_CLOSED = 0.1
 """Seconds that one cycle keeps the gate closed, and that a request waits at it, at most"""
 
 
@@ -23,7 +23,7 @@ class CycleGate:
     `wait_async` is for the event loop, `wait_in_thread` for threads.
     """
 
-    def __init__(self, longest: float = LONGEST) -> None:
+    def __init__(self, longest: float = MAX_CLOSED) -> None:
         self.longest = longest
         self._open = threading.Event()
         self._open.set()

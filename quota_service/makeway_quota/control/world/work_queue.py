@@ -14,7 +14,7 @@ from ...quarantine import Quarantine
 from ...store.records import Workload
 from .active_rows import ActiveRows
 from .expectations import Expectations
-from .observed import Observed
+from .observation import Observed
 
 STEP = "looking for its attempt"
 RESYNC_SECONDS = 60.0

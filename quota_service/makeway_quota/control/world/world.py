@@ -29,7 +29,7 @@ from .engine_view import CYCLE, EngineChanges, EngineView
 from .expectations import Expectations
 from .followers import Follower, Followers
 from .isolation import Faulty, changes_without, without
-from .observed import Observed
+from .observation import Observed
 from .observed_requests import ObservedRequests
 from .pool_assignment import PoolAssignment, divide, sizes
 from .present_times import PresentTimes

@@ -1,4 +1,4 @@
-"""Share the CPU, memory and pods of one machine between its nodes, each of which has the GPUs of another pool.
+"""Share the CPU, memory and pods of one node among its parts, each in another pool.
 
 A node knows what is left of its host: what the others take, now and in the future, is subtracted there as it changes.
 Called by `NodeState`, and as nodes come and go.

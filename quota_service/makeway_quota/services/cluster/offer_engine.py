@@ -40,7 +40,7 @@ OLDEST = 2.0
 """Seconds that an answer may be older than the last change while there is budget"""
 MAX_WAITING = 512
 """Questions that wait for the engine; beyond, a question without any earlier answer is refused"""
-LONGEST = 10.0
+MAX_WAIT = 10.0
 """Seconds that a question without an earlier answer waits for the first one"""
 RENEW_AFTER = 3600.0
 """Seconds after which the engine is built anew"""
@@ -162,7 +162,7 @@ class OfferEngine:
         if known is not None and self._will_do(known):
             return known
         try:
-            return await asyncio.wait_for(asyncio.shield(task), LONGEST)
+            return await asyncio.wait_for(asyncio.shield(task), MAX_WAIT)
         except TimeoutError:
             raise _busy() from None
 

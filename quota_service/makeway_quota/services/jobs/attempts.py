@@ -50,7 +50,7 @@ MAX_RESULT = 2**31
 MAX_ERROR = 2**20
 MIN_LOG = 2**20
 """Bytes of an attempt's log that are kept where nothing more of its owner fits"""
-LEAST = 64 * 1024
+MIN_COUNTED = 64 * 1024
 """Bytes that each write of a worker counts for at least: it is a transaction"""
 LOOK_AGAIN = 5.0
 """Seconds after which a long poll looks for a failure in the gang, which may have been reported elsewhere."""
@@ -148,7 +148,7 @@ class AttemptService:
         self._context.progress.note(key[0], key[1], report.progress)
         given = self._channel.stored_report(report)
         if given != self._channel.report(key):
-            self._slow_down(key, LEAST, self._rates)
+            self._slow_down(key, MIN_COUNTED, self._rates)
             context = self._context
             written = await context.call(context.store.worker_reports.write, key, given, context.clock())
             if written is None:
@@ -170,7 +170,7 @@ class AttemptService:
         self.check_token(token, key)
         row = await self._live(key)
         self._channel.hear(key)
-        self._slow_down(key, max(len(data), LEAST), self._rates if kind == "log" else self._result_rates)
+        self._slow_down(key, max(len(data), MIN_COUNTED), self._rates if kind == "log" else self._result_rates)
         append = self._context.store.outputs.append
         storage = self._context.storage
         limit = await self._context.call(self._room, row, kind, len(data))

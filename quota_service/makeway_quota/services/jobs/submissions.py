@@ -24,9 +24,9 @@ from ..caller import Caller
 from ..cluster.offers import OfferService
 from ..context import Context
 from ..eligibility import offers_image, pick_profile, pick_team
+from ..idempotency import RequestsUnderWay, clone_key, key_of, submitted_before
 from ..limits.user_limits import Reservation
 from ..refusals import database_errors, refuse
-from ..repeated import RequestsUnderWay, clone_key, key_of, submitted_before
 from .job_access import JobAccess
 from .job_image import ImageChoice, choose_image, image_note, submitting_session
 from .submission_batches import Files, SubmissionBatcher

@@ -13,7 +13,7 @@ BURST = 16 * 2**20
 RESULT_RATE = 16 * 2**20
 """The same for results and exceptions, which are sent once, while the GPUs of their job wait"""
 RESULT_BURST = 32 * 2**20
-MOST = 10_000
+MAX_BUCKETS = 10_000
 """Workers that are remembered without looking for those that were silent"""
 
 
@@ -33,7 +33,7 @@ class OutputRates:
     def take(self, worker: Hashable, size: int) -> float:
         """Take room for `size` bytes and return 0, or return the seconds after which there is room for them."""
         now = self._clock()
-        if len(self._buckets) > MOST:
+        if len(self._buckets) > MAX_BUCKETS:
             full = self._burst / self._rate
             self._buckets = {each: bucket for each, bucket in self._buckets.items() if now - bucket.at < full}
         bucket = self._buckets.setdefault(worker, _Bucket(self._burst, now))

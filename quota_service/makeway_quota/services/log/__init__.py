@@ -1,1 +1,1 @@
-"""Answer what happened: decisions, events, retention and growth."""
+"""Show what was decided and what happened, what is removed when, and how full storage becomes."""

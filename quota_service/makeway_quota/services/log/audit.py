@@ -1,4 +1,4 @@
-"""Show what was decided and what happens: the decision log, the event stream, and the health of the service."""
+"""Show the decision log, the event stream, what is removed when, and the health of the service."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ LOOK_BACK = 14
 """Days whose trend counts"""
 MIN_DAYS = 3
 """Days without which there is no trend"""
-FARTHEST = 1000
+MAX_DAYS = 1000
 """Days beyond which nothing is said to become full"""
 TRENDS = 20
 """Teams, and people, that are named: those that grew the most in a week"""
@@ -93,7 +93,7 @@ def full_in(days: Days, room: int) -> int | None:
     if len(counted) < MIN_DAYS:
         return None
     slope = linear_regression(counted, [days[day] for day in counted]).slope
-    if slope <= 0 or room / slope > FARTHEST:
+    if slope <= 0 or room / slope > MAX_DAYS:
         return None
     return math.ceil(room / slope)
 

@@ -1,7 +1,7 @@
 """Remember what was kept each day: by all, by each team, by the people who keep the most, and the room on the disk.
 
 Written by each pass of the retention, read for the page Storage. Bounded: twice DAYS days of at most
-2 + 2 × MOST rows.
+2 + 2 × MAX_NAMED rows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DAYS = 92
 """Days that are kept, this one counted"""
 BEYOND = 10_000
 """Days that one pass removes at most"""
-MOST = 200
+MAX_NAMED = 200
 """Teams, and people, of each day, those that keep the most"""
 ALL, TEAM, PERSON, DISK = "all", "team", "person", "disk"
 
@@ -96,5 +96,5 @@ def _sums(connection: Connection) -> Iterable[tuple[str, str, int]]:
     yield ALL, "", int(whole)
     for scope, column in ((TEAM, A.team), (PERSON, A.owner)):
         most = select(column, size).where(column != "").group_by(column).having(size > 0)
-        for name, held in connection.execute(most.order_by(size.desc(), column).limit(MOST)):
+        for name, held in connection.execute(most.order_by(size.desc(), column).limit(MAX_NAMED)):
             yield scope, str(rows.clean(name)), int(held)

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request, Response
 from makeway_api.models import Decision, Node, Pool, TeamUsage, Usage
 
 from ...services import Caller, Services
-from ...services.cluster.hanging import Hanging
+from ...services.cluster.stuck_workloads import Hanging
 from ...services.jobs.listing import Listing, ListQuery
 from ..dependencies import TheServices
 from ..settings import WebSettings

@@ -14,7 +14,7 @@ from starlette.datastructures import Headers, MutableHeaders
 
 from .limits import App, Message, Receive, Scope, Send
 
-SMALLEST = 1_000
+MIN_SIZE = 1_000
 """Bytes below which an answer stays as it is: it fits one packet"""
 IN_LOOP = 2**15
 """Bytes up to which an answer is compressed in the event loop, in less than a millisecond"""
@@ -94,7 +94,7 @@ class _Answer:
                     return
                 body = b"".join(self._pieces)
                 message = {"type": "http.response.body", "body": body, "more_body": False}
-            if not message.get("more_body", False) and len(body) >= SMALLEST:
+            if not message.get("more_body", False) and len(body) >= MIN_SIZE:
                 message = await self._compress(self._head, body)
             await self._pass_head()
         await self._send(message)

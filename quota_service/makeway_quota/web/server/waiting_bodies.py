@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-LEAST = 8 * 2**20
+MIN_COUNTED = 8 * 2**20
 """Bytes that every body on disk counts for at least: so file handles are bounded as well"""
 
 
@@ -27,18 +27,18 @@ class ArrivingBodies:
     The last `reserved` places are for the spawner: people who open slow uploads do not keep sessions from starting.
     """
 
-    def __init__(self, most: int, most_per_caller: int, reserved: int) -> None:
-        self._most = most
-        self._most_per_caller = most_per_caller
-        self._reserved = min(reserved, most // 2)
+    def __init__(self, max_bytes: int, max_bytes_per_caller: int, reserved: int) -> None:
+        self._max_bytes = max_bytes
+        self._max_bytes_per_caller = max_bytes_per_caller
+        self._reserved = min(reserved, max_bytes // 2)
         self._by_caller: Counter[str] = Counter()
         self.total = 0
 
     @contextmanager
     def of(self, caller: str, spawner: bool) -> Iterator[None]:
         """Count one body of a caller until the end of the block; TooManyBodies beyond a limit."""
-        most = self._most if spawner else self._most - self._reserved
-        if self.total >= most or (not spawner and self._by_caller[caller] >= self._most_per_caller):
+        max_bytes = self._max_bytes if spawner else self._max_bytes - self._reserved
+        if self.total >= max_bytes or (not spawner and self._by_caller[caller] >= self._max_bytes_per_caller):
             raise TooManyBodies
         self.total += 1
         self._by_caller[caller] += 1
@@ -54,9 +54,9 @@ class ArrivingBodies:
 class WaitingBodies:
     """The bytes on disk of all callers and of each; used on the event loop only."""
 
-    def __init__(self, most: int, most_per_caller: int) -> None:
-        self._most = most
-        self._most_per_caller = most_per_caller
+    def __init__(self, max_bytes: int, max_bytes_per_caller: int) -> None:
+        self._max_bytes = max_bytes
+        self._max_bytes_per_caller = max_bytes_per_caller
         self._by_caller: Counter[str] = Counter()
         self.total = 0
 
@@ -71,7 +71,7 @@ class WaitingBodies:
 
     def grow(self, caller: str, by: int) -> None:
         """Count more bytes of a caller; TooManyBytes beyond a limit."""
-        if self.total + by > self._most or self._by_caller[caller] + by > self._most_per_caller:
+        if self.total + by > self._max_bytes or self._by_caller[caller] + by > self._max_bytes_per_caller:
             raise TooManyBytes
         self._add(caller, by)
 
@@ -92,7 +92,7 @@ class WaitingBody:
 
     def grow_to(self, size: int) -> None:
         """Count a body on disk of this size; TooManyBytes where there is no room for it."""
-        by = max(size, LEAST) - self.counted
+        by = max(size, MIN_COUNTED) - self.counted
         if by > 0:
             self._all.grow(self._caller, by)
             self.counted += by

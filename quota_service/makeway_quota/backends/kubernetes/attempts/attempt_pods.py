@@ -12,9 +12,9 @@ from dataclasses import replace
 
 from ....quarantine import Quarantine
 from ...base import Key
-from ...remote.machines import Machines
+from ...remote.worker_hosts import WorkerHosts
 from ...remote.workers import WorkerSeen
-from .pod_attempt import AttemptPhase, Circumstances, PodAttempt, step
+from .pod_attempt import AttemptPhase, ClusterConditions, PodAttempt, step
 from .pod_states import JobPod
 from .pod_waits import LIMITS, with_cause
 
@@ -29,7 +29,7 @@ class AttemptPods:
     def __init__(self, limits: Mapping[str, float] = LIMITS, clock: Callable[[], float] = time.monotonic) -> None:
         self.quarantine = Quarantine()
         """that of the loop, once it runs"""
-        self._around = Circumstances({}, limits)
+        self._cluster = ClusterConditions({}, limits)
         self._clock = clock
         self._unsorted: set[str] = set()
         """pods that changed and could not be sorted"""
@@ -150,7 +150,7 @@ class AttemptPods:
 
     def stranded(self, key: Key) -> bool:
         """Whether the pods of an attempt never ran, and wait for something that nothing creates any more."""
-        return self.attempt(key).phase is AttemptPhase.STRANDED
+        return self.attempt(key).phase is AttemptPhase.UNRECOVERABLE
 
     def started(self, key: Key, workers: int) -> None:
         """Report an attempt as started, also before its pods are listed if it was reported before."""
@@ -161,7 +161,7 @@ class AttemptPods:
 
     def show(self, key: Key) -> None:
         """Report an attempt as its pods are."""
-        self._put(key, self.attempt(key).shown())
+        self._put(key, self.attempt(key).without_start())
         self._due.add(key)
 
     def drop_last(self, seconds: float, but: Collection[Key]) -> None:
@@ -169,18 +169,18 @@ class AttemptPods:
         before = self._clock() - seconds
         for key, attempt in list(self._attempts.items()):
             if attempt.last and attempt.last_since <= before and key not in but and key not in self._pods:
-                self._put(key, replace(attempt, last={}, last_since=0.0, remade=0))
+                self._put(key, replace(attempt, last={}, last_since=0.0, recreations=0))
                 self._due.add(key)
 
     def machines(
         self, usable: Mapping[str, bool], reported: Mapping[Key, Mapping[int, WorkerSeen]] = NO_REPORTS
-    ) -> dict[Key, Machines]:
+    ) -> dict[Key, WorkerHosts]:
         """Return what the pods of each attempt are together; `usable` are the nodes, and whether they run.
 
         `reported` is what the workers say: one that has reported its end needs no pod any more.
         """
-        if usable != self._around.usable:
-            self._around = self._around._replace(usable=usable)
+        if usable != self._cluster.usable:
+            self._cluster = self._cluster._replace(usable=usable)
             over = [key for key, at in self._attempts.items() if at.machines is not None and not at.machines.present]
             self._due.update(over)
         now = self._clock()
@@ -196,12 +196,12 @@ class AttemptPods:
             if not read:  # what is there is not gone, and is not started a second time
                 self._due.add(key)
                 attempt = self.attempt(key)
-                self._put(key, replace(attempt, machines=attempt.machines or Machines(1)))
+                self._put(key, replace(attempt, machines=attempt.machines or WorkerHosts(1)))
         return {key: at.machines for key, at in self._attempts.items() if at.machines is not None}
 
     def _look(self, key: Key, reports: Mapping[int, WorkerSeen], now: float) -> None:
         before = self.attempt(key)
-        after = step(before, self.of(key), reports, now, self._around)
+        after = step(before, self.of(key), reports, now, self._cluster)
         if after != before:
             self._put(key, after)
         if after.timed:

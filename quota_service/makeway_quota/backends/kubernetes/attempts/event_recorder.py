@@ -25,7 +25,7 @@ MAX_WAITING = 1000
 """Events that wait at most."""
 MAX_PODS = 16
 """Pods of a gang, the first ones, that get the event of a decision about it."""
-LONGEST = 1000
+MAX_MESSAGE = 1000
 """Characters of a message at most: the API server takes 1024 bytes in newer versions of events."""
 PAUSE_AFTER_FAILURE = 10.0
 """Seconds for which no event is posted after the API server refused one or did not answer."""
@@ -128,7 +128,7 @@ def event(namespace: str, pod: JobPod, code: str, message: str, at: str) -> Obje
             "uid": pod.uid,
         },
         "reason": "".join(part.capitalize() for part in code.split("_")),
-        "message": message if len(message) <= LONGEST else f"{message[: LONGEST - 1]}…",
+        "message": message if len(message) <= MAX_MESSAGE else f"{message[: MAX_MESSAGE - 1]}…",
         "type": "Normal" if code in USUAL else "Warning",
         "source": {"component": "makeway"},
         "firstTimestamp": at,

@@ -12,14 +12,14 @@ from typing import NamedTuple
 
 from makeway_api.durations import duration
 
-from ...remote.machines import Machines
+from ...remote.worker_hosts import WorkerHosts
 from ...remote.workers import WorkerSeen
 from .pod_ends import NO_COMMAND, gone, machines_of, never_ran
 from .pod_states import JobPod
 from .pod_waits import LIMITS
 
-UNFINISHED = Machines(0, unfinished=True)
-MAX_REMADE = 3
+UNFINISHED = WorkerHosts(0, unfinished=True)
+MAX_RECREATIONS = 3
 """How often the pods of an attempt are made again that others deleted before they ran; then its job waits longer."""
 
 
@@ -27,14 +27,14 @@ class AttemptPhase(Enum):
     """What the pods of an attempt are together."""
 
     UNSEEN = "no pods are known"
-    STARTED = "was started again, and its pods are not listed yet"
+    CREATED = "was started again, and its pods are not listed yet"
     BROKEN_OFF = "its start broke off and has to be repeated"
     WAITING = "a pod waits before its worker begins"
     RUNNING = "its pods may run"
-    STRANDED = "a pod waits for something that nothing creates any more: it has to be started anew"
+    UNRECOVERABLE = "a pod waits for something that nothing creates any more: it has to be started anew"
     EXPIRED = "a pod waited for too long"
-    TORN = "a pod ended without a report, while others run whose reports may come"
-    OVER = "none of its pods runs any more"
+    PARTLY_ENDED = "a pod ended without a report, while others run whose reports may come"
+    ENDED = "none of its pods runs any more"
     DELETED = "its pods are listed no more, and it is not forgotten"
     FORGOTTEN = "it is reported no more, and its pods are still being deleted"
 
@@ -44,11 +44,11 @@ class PodAttempt:
     """What is remembered of an attempt beside its listed pods. Times are monotonic seconds."""
 
     phase: AttemptPhase = AttemptPhase.UNSEEN
-    machines: Machines | None = None
+    machines: WorkerHosts | None = None
     """what is reported of it; None: nothing"""
     workers: int = 0
-    """those of the start in STARTED"""
-    remade: int = 0
+    """those of the start in CREATED"""
+    recreations: int = 0
     """how often its pods were made again in this term"""
     waits_for: str = ""
     """what a pod waits for, as a code of `pod_waits`"""
@@ -63,7 +63,7 @@ class PodAttempt:
     @property
     def timed(self) -> bool:
         """Whether time, or a report of a worker, may change it."""
-        return bool(self.waits_for) or self.phase in (AttemptPhase.TORN, AttemptPhase.BROKEN_OFF)
+        return bool(self.waits_for) or self.phase in (AttemptPhase.PARTLY_ENDED, AttemptPhase.BROKEN_OFF)
 
     # -- what the service does
 
@@ -75,12 +75,12 @@ class PodAttempt:
 
     def started(self, workers: int) -> PodAttempt:
         """Return it after its pods were created, one for each of these `workers`."""
-        remade = self.remade + (1 if self.last else 0)
-        return replace(self, phase=AttemptPhase.STARTED, workers=workers, remade=remade, last={})
+        recreations = self.recreations + (1 if self.last else 0)
+        return replace(self, phase=AttemptPhase.CREATED, workers=workers, recreations=recreations, last={})
 
-    def shown(self) -> PodAttempt:
-        """Return it as its pods are: it did not break off, was not started again, and is not stranded."""
-        passing = (AttemptPhase.BROKEN_OFF, AttemptPhase.STARTED, AttemptPhase.STRANDED)
+    def without_start(self) -> PodAttempt:
+        """Return it as its pods are: it did not break off, was not started again, and is not unrecoverable."""
+        passing = (AttemptPhase.BROKEN_OFF, AttemptPhase.CREATED, AttemptPhase.UNRECOVERABLE)
         return replace(self, phase=AttemptPhase.UNSEEN) if self.phase in passing else self
 
     def pod_gone(self, pod: JobPod, now: float) -> PodAttempt:
@@ -89,10 +89,10 @@ class PodAttempt:
 
     def next_term(self) -> PodAttempt:
         """Return it without what only a leader counts."""
-        return replace(self, remade=0, read_reports={}) if self.remade or self.read_reports else self
+        return replace(self, recreations=0, read_reports={}) if self.recreations or self.read_reports else self
 
 
-class Circumstances(NamedTuple):
+class ClusterConditions(NamedTuple):
     """What is the same for all attempts: the nodes, and whether they run, and the seconds that pods may wait."""
 
     usable: Mapping[str, bool]
@@ -104,27 +104,29 @@ def step(
     pods: Collection[JobPod],
     reports: Mapping[int, WorkerSeen],
     now: float,
-    around: Circumstances,
+    cluster: ClusterConditions,
 ) -> PodAttempt:
     """Return an attempt with these listed `pods`, and `reports` of its workers by number, at this time.
 
     Its record is a new one, with the phase and what is to be reported.
     """
     if attempt.phase is AttemptPhase.BROKEN_OFF and reports:
-        attempt = attempt.shown()  # it started all the same
+        attempt = attempt.without_start()  # it started all the same
     if attempt.phase is AttemptPhase.BROKEN_OFF:
         return replace(attempt, machines=UNFINISHED)
     if attempt.phase is AttemptPhase.FORGOTTEN:
         return replace(attempt, machines=None) if pods else PodAttempt()
     if pods:
-        return _listed(attempt, pods, reports, now, around)
+        return _listed(attempt, pods, reports, now, cluster)
     if attempt.last:
         last = attempt.last.values()
-        again = attempt.remade < MAX_REMADE and not reports and never_ran(last, around.usable)
-        return replace(attempt, phase=AttemptPhase.DELETED, machines=UNFINISHED if again else gone(last, around.usable))
-    if attempt.phase is AttemptPhase.STARTED:
-        return replace(attempt, machines=Machines(attempt.workers))
-    return PodAttempt(remade=attempt.remade, read_reports=attempt.read_reports)
+        again = attempt.recreations < MAX_RECREATIONS and not reports and never_ran(last, cluster.usable)
+        return replace(
+            attempt, phase=AttemptPhase.DELETED, machines=UNFINISHED if again else gone(last, cluster.usable)
+        )
+    if attempt.phase is AttemptPhase.CREATED:
+        return replace(attempt, machines=WorkerHosts(attempt.workers))
+    return PodAttempt(recreations=attempt.recreations, read_reports=attempt.read_reports)
 
 
 def _listed(
@@ -132,38 +134,38 @@ def _listed(
     pods: Collection[JobPod],
     reports: Mapping[int, WorkerSeen],
     now: float,
-    around: Circumstances,
+    cluster: ClusterConditions,
 ) -> PodAttempt:
     ended = [number for number, worker in reports.items() if worker.ended]
-    machines = machines_of(_as_reported(pods, reports), around.usable, ended, attempt.last.values(), around.limits)
+    machines = machines_of(_as_reported(pods, reports), cluster.usable, ended, attempt.last.values(), cluster.limits)
     if not machines.present:
         torn = any(pod.present for pod in pods)
-        phase = AttemptPhase.TORN if torn else AttemptPhase.OVER
+        phase = AttemptPhase.PARTLY_ENDED if torn else AttemptPhase.ENDED
     elif machines.waiting_reason:
-        return _waiting(attempt, machines, now, around, reported=bool(reports))
+        return _waiting(attempt, machines, now, cluster, reported=bool(reports))
     else:
         phase = AttemptPhase.RUNNING
     return replace(attempt, phase=phase, machines=machines, waits_for="")
 
 
 def _waiting(
-    attempt: PodAttempt, machines: Machines, now: float, around: Circumstances, *, reported: bool
+    attempt: PodAttempt, machines: WorkerHosts, now: float, cluster: ClusterConditions, *, reported: bool
 ) -> PodAttempt:
     """Return an attempt of which a pod waits; one that waited for too long counts as absent, with the reason."""
     reason = machines.waiting_reason
     since = attempt.waits_since if attempt.waits_for == reason else now
     attempt = replace(attempt, waits_for=reason, waits_since=since)
-    if now - since < around.limits[reason]:
+    if now - since < cluster.limits[reason]:
         return replace(attempt, phase=AttemptPhase.WAITING, machines=machines)
     last = attempt.last.values()
-    if not reported and (reason == "token" or (reason == "incomplete" and never_ran(last, around.usable))):
-        return replace(attempt, phase=AttemptPhase.STRANDED, machines=replace(machines, unfinished=True))
+    if not reported and (reason == "token" or (reason == "incomplete" and never_ran(last, cluster.usable))):
+        return replace(attempt, phase=AttemptPhase.UNRECOVERABLE, machines=replace(machines, unfinished=True))
     if reason == "incomplete" and last:
-        return replace(attempt, phase=AttemptPhase.EXPIRED, machines=gone(last, around.usable))
-    return replace(attempt, phase=AttemptPhase.EXPIRED, machines=_expired(machines, around.limits[reason]))
+        return replace(attempt, phase=AttemptPhase.EXPIRED, machines=gone(last, cluster.usable))
+    return replace(attempt, phase=AttemptPhase.EXPIRED, machines=_expired(machines, cluster.limits[reason]))
 
 
-def _expired(machines: Machines, limit: float) -> Machines:
+def _expired(machines: WorkerHosts, limit: float) -> WorkerHosts:
     """Return pods that waited for longer than the `limit` in seconds as absent, with the reason."""
     over = replace(machines, present=False, waiting_reason="")
     if machines.waiting_reason == "no_image":

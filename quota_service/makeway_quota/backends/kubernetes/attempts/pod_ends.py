@@ -11,7 +11,7 @@ from dataclasses import replace
 from makeway_api.quantities import memory
 
 from ....policy.pod_template import WORKER
-from ...remote.machines import Machines
+from ...remote.worker_hosts import WorkerHosts
 from .pod_states import NO_START, JobPod
 from .pod_waits import LIMITS, foremost, site_image, waiting
 
@@ -47,7 +47,7 @@ def machines_of(
     over: Collection[int] = (),
     left: Iterable[JobPod] = (),
     limits: Mapping[str, float] = LIMITS,
-) -> Machines:
+) -> WorkerHosts:
     """Return what the pods of one attempt are together; `usable` are the nodes that there are, and whether they run.
 
     An attempt is there while any of its pods may run, and none has ended without a report: the first failure of a gang
@@ -63,7 +63,7 @@ def machines_of(
         worker = one.worker if (one := about or disrupted) is not None else 0
         cpu, mebibytes = (max(pod.requests[at] for pod in pods) for at in range(2))
         lost = disrupted is not None
-        return Machines(size, True, lost, code, said, worker=worker, cpu=cpu, memory=mebibytes)
+        return WorkerHosts(size, True, lost, code, said, worker=worker, cpu=cpu, memory=mebibytes)
     ends = [replace(ended(pod, usable), worker=pod.worker) for pod in failed or pods]
     # The job's own fault says more than a loss, and that more than one by a node, or before it ran.
     worst = max(ends, key=lambda end: (end.exit_code is not None, not end.node_lost, not end.never_ran, -end.worker))
@@ -71,7 +71,7 @@ def machines_of(
     return replace(worst, workers=size, message=said)
 
 
-def gone(pods: Iterable[JobPod], usable: Mapping[str, bool]) -> Machines:
+def gone(pods: Iterable[JobPod], usable: Mapping[str, bool]) -> WorkerHosts:
     """Return what it means that pods are there no more, from their last states."""
     return machines_of([replace(pod, phase="Failed") for pod in pods], usable)
 
@@ -89,7 +89,7 @@ def _incomplete(pods: Sequence[JobPod], over: Collection[int]) -> tuple[str, str
     return ("incomplete", f"{missing} of its {pods[0].workers} pods are not there") if missing > 0 else ("", "")
 
 
-def ended(pod: JobPod, usable: Mapping[str, bool]) -> Machines:
+def ended(pod: JobPod, usable: Mapping[str, bool]) -> WorkerHosts:
     """Return how a pod ended by which no worker reported: by its job, by its node, or by others."""
     if (found := _own_fault(pod)) is not None:
         return found
@@ -98,34 +98,34 @@ def ended(pod: JobPod, usable: Mapping[str, bool]) -> Machines:
         return _by_node(f"its node {pod.node} {state}")
     if _over_request(pod):
         said = f"its pod was evicted, as it used more than it requested of what its node {pod.node} was short of"
-        return Machines(1, present=False, message=f"{said}: {pod.message}")
+        return WorkerHosts(1, present=False, message=f"{said}: {pod.message}")
     if (found := _by_others(pod)) is not None:
         return found if pod.began else replace(found, never_ran=True)
     if not pod.began:
         said = pod.message or "its pod was deleted by others before it ran"
-        return Machines(1, present=False, never_ran=True, message=said)
+        return WorkerHosts(1, present=False, never_ran=True, message=said)
     if pod.exit_code is not None:
         said = f"its launcher ended with exit code {pod.exit_code} without a report: {pod.message}"
-        return Machines(1, present=False, message=said.rstrip(": "))
-    return Machines(1, present=False, message=pod.message or "its pod was deleted by others")
+        return WorkerHosts(1, present=False, message=said.rstrip(": "))
+    return WorkerHosts(1, present=False, message=pod.message or "its pod was deleted by others")
 
 
-def _own_fault(pod: JobPod) -> Machines | None:
+def _own_fault(pod: JobPod) -> WorkerHosts | None:
     """Return the end of a pod that its job, or the image of its job, is to blame for; None where it is not."""
     if pod.reason == DEADLINE_EXCEEDED:
         said = "time limit reached, and neither its launcher nor Makeway ended it: Kubernetes did"
-        return Machines(1, present=False, message=said, exit_code=KILLED, timed_out=True)
+        return WorkerHosts(1, present=False, message=said, exit_code=KILLED, timed_out=True)
     if pod.reason == "OOMKilled":
-        return Machines(1, present=False, message=_out_of_memory(pod.memory), exit_code=KILLED)
+        return WorkerHosts(1, present=False, message=_out_of_memory(pod.memory), exit_code=KILLED)
     if pod.reason == "Evicted" and any(word in pod.message for word in OWN_FAULT):
-        return Machines(1, present=False, message=_over_disk(pod.message), exit_code=KILLED)
+        return WorkerHosts(1, present=False, message=_over_disk(pod.message), exit_code=KILLED)
     if pod.reason in NO_START and any(words in pod.message for words in NO_PYTHON):
         said = pod.message[max(0, pod.message.find(NO_PYTHON[0])) :]
         if pod.own_image:
             said = f"its image does not start python3: {said}: choose an image that has python3"
-            return Machines(1, present=False, message=said, exit_code=NO_COMMAND)
+            return WorkerHosts(1, present=False, message=said, exit_code=NO_COMMAND)
         said = f"{site_image(pod)} does not start python3, and an administrator has to change it: {said}"
-        return Machines(1, present=False, never_ran=True, message=said)
+        return WorkerHosts(1, present=False, never_ran=True, message=said)
     return None
 
 
@@ -152,7 +152,7 @@ def _over_disk(message: str) -> str:
     )
 
 
-def _by_others(pod: JobPod) -> Machines | None:
+def _by_others(pod: JobPod) -> WorkerHosts | None:
     """Return the end of a pod that its node, or Kubernetes, is to blame for; None where neither is known to be."""
     if pod.reason == "Evicted":
         return _by_node(f"its node {pod.node} was short of a resource and evicted its pod: {pod.message}")
@@ -166,5 +166,5 @@ def _by_others(pod: JobPod) -> Machines | None:
     return None
 
 
-def _by_node(message: str) -> Machines:
-    return Machines(1, present=False, node_lost=True, message=message)
+def _by_node(message: str) -> WorkerHosts:
+    return WorkerHosts(1, present=False, node_lost=True, message=message)

@@ -20,7 +20,7 @@ from ....values import MAX_DEVICES
 from ...base import NodePart, NodeSeen, WorkloadPod
 from ..api.client import ApiClient
 from ..api.informer import USUAL, Informer, Timing
-from .device_claims import DeviceClaims
+from .dra_informers import DraInformers
 from .nodes import (
     ClusterNode,
     NodeSelector,
@@ -71,7 +71,7 @@ class KubernetesInventory:
         self.pods: Informer[PodShare] = Informer(
             client, "/api/v1/pods", share, query={"fieldSelector": HELD}, wake=wake, timing=timing
         )
-        self.devices = DeviceClaims(client, wake, timing)
+        self.devices = DraInformers(client, wake, timing)
         self._on_node: dict[str, set[str]] = {}
         """the keys of the pods on each node"""
         self._node_of: dict[str, str] = {}

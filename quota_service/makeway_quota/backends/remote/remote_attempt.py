@@ -1,4 +1,4 @@
-"""Decide what an attempt elsewhere is from its workers' reports, its machines and the time.
+"""Decide the state of a remote attempt from its workers' reports, its pods and the time.
 
 Pure, but for the end that was ordered (`Ending`), whose tries the backend counts.
 """
@@ -13,7 +13,7 @@ from makeway_api.durations import duration
 
 from ...values import Notice
 from ..base import AttemptSeen, Key, Phase
-from .machines import Machines
+from .worker_hosts import WorkerHosts
 from .workers import WorkerSeen, attempt_of, ended_by_others, ran_or_ended, without_checkpoints
 
 LONGEST_PAUSE = 300.0
@@ -42,7 +42,7 @@ class Ending:
 
 
 @dataclass(frozen=True, slots=True)
-class KnownAttempt:
+class RemoteAttempt:
     """What this process remembers of an attempt besides its reports; another one finds it again. Monotonic seconds."""
 
     ending: Ending | None = None
@@ -65,26 +65,26 @@ class KnownAttempt:
         waits = self.ending is not None or self.absent_since is not None or self.ended_since is not None
         return waits or self.silent or (self.unheard_since is not None and self.unheard_since <= unheard_before)
 
-    def to_end(self, ending: Ending) -> KnownAttempt:
+    def to_end(self, ending: Ending) -> RemoteAttempt:
         """Return it with an end that was ordered, unless an earlier one was."""
         known = self.ending
         if known is None or (not known.removed and not known.pause and ending.remove_at < known.remove_at):
             return replace(self, ending=ending)
         return self
 
-    def restarted(self) -> KnownAttempt:
+    def restarted(self) -> RemoteAttempt:
         """Return it without what an earlier term concluded and ordered."""
         return replace(self, concluded=None, ending=None)
 
 
-NOTHING = KnownAttempt()
+NOTHING = RemoteAttempt()
 
 
 class Observation(NamedTuple):
     """What is observed of one attempt."""
 
     key: Key
-    machines: Machines | None
+    machines: WorkerHosts | None
     """None: nothing is known of them"""
     workers: Mapping[int, WorkerSeen]
     silent: int | None = None
@@ -102,18 +102,18 @@ class Timeouts(NamedTuple):
     """for a report after a machine is gone, or before it is"""
 
 
-class Step(NamedTuple):
+class Conclusion(NamedTuple):
     """What follows from an observation."""
 
-    known: KnownAttempt
+    known: RemoteAttempt
     seen: AttemptSeen
     concluded: bool = False
     """whether it is an end that no worker reported"""
 
 
-def step(
-    known: KnownAttempt, observed: Observation, now: float, timeouts: Timeouts, unreported: Callable[[int], str]
-) -> Step:
+def conclude(
+    known: RemoteAttempt, observed: Observation, now: float, timeouts: Timeouts, unreported: Callable[[int], str]
+) -> Conclusion:
     """Return what is known of an attempt now, and its report; one that is concluded stays so, whatever comes later.
 
     `unreported` returns the sentence about a worker whose machine is there and that did not report in time.
@@ -121,7 +121,7 @@ def step(
     machines, workers = observed.machines, observed.workers
     known = replace(known, silent=observed.silent is not None)
     if known.concluded is not None:
-        return Step(known, known.concluded)
+        return Conclusion(known, known.concluded)
     seen = attempt_of(observed.key, workers, machines.workers if machines else 0)
     if seen.phase is Phase.EXITED:
         return _exited(known, seen, machines, now, timeouts.patience)
@@ -150,45 +150,49 @@ def step(
         # A machine that is there counts: a job can stop its own launcher. What is gone or unknown does not.
         by_node = machines is None or machines.node_lost
         return _lost(known, replace(seen, message=message, node_lost=by_node, worker=observed.silent))
-    return Step(known, seen)
+    return Conclusion(known, seen)
 
 
-def cut_off(found: Step, worker: int, message: str) -> Step:
+def cut_off(found: Conclusion, worker: int, message: str) -> Conclusion:
     """Return the loss of an attempt with the machine of a worker, unless it is over already."""
     if found.seen.phase in (Phase.EXITED, Phase.LOST):
         return found
     return _lost(found.known, replace(found.seen, message=message, node_lost=True, worker=worker))
 
 
-def _exited(known: KnownAttempt, seen: AttemptSeen, machines: Machines | None, now: float, patience: float) -> Step:
+def _exited(
+    known: RemoteAttempt, seen: AttemptSeen, machines: WorkerHosts | None, now: float, patience: float
+) -> Conclusion:
     """Return an end that the workers reported, with what the machines say about it.
 
     A launcher cannot know who killed or stopped its worker, such as a kubelet whose disk the job fills: for a short
     time it runs on until its machine has ended, too.
     """
     if machines is None:
-        return Step(known, seen)
+        return Conclusion(known, seen)
     if ended_by_others(seen) and not machines.node_lost and known.ending is None:
         if machines.present:
             known = replace(known, ended_since=now if known.ended_since is None else known.ended_since)
             if now - (known.ended_since or 0.0) < patience:
-                return Step(known, replace(seen, phase=Phase.RUNNING, ended_at=None, exit_code=None, message=""))
+                return Conclusion(known, replace(seen, phase=Phase.RUNNING, ended_at=None, exit_code=None, message=""))
         if machines.exit_code is not None:
             code = machines.exit_code if seen.noticed else seen.exit_code
             found = replace(seen, message=machines.message, exit_code=code, noticed=False, acknowledged=False)
-            return Step(known, found)
-    return Step(known, replace(seen, node_lost=True, worker=machines.worker) if machines.node_lost else seen)
+            return Conclusion(known, found)
+    return Conclusion(known, replace(seen, node_lost=True, worker=machines.worker) if machines.node_lost else seen)
 
 
-def _absent(known: KnownAttempt, seen: AttemptSeen, machines: Machines, workers: Mapping[int, WorkerSeen]) -> Step:
+def _absent(
+    known: RemoteAttempt, seen: AttemptSeen, machines: WorkerHosts, workers: Mapping[int, WorkerSeen]
+) -> Conclusion:
     """Return the end of an attempt without machines whose workers did not report it."""
     if (ending := known.ending) is not None:
         message = "did not end in time and was killed" if ending.notice else "stopped"
-        return Step(known, replace(seen, phase=Phase.EXITED, exit_code=-9, killed=True, message=message), True)
+        return Conclusion(known, replace(seen, phase=Phase.EXITED, exit_code=-9, killed=True, message=message), True)
     message = machines.message or "its worker vanished without a report"
     if machines.exit_code is not None:
         ended = replace(seen, phase=Phase.EXITED, exit_code=machines.exit_code, message=message)
-        return Step(known, replace(ended, timed_out=machines.timed_out), True)
+        return Conclusion(known, replace(ended, timed_out=machines.timed_out), True)
     lost = replace(seen, message=message, node_lost=machines.node_lost, worker=machines.worker)
     if (failed := without_checkpoints(workers)) is not None:
         message = workers[failed].message
@@ -198,5 +202,5 @@ def _absent(known: KnownAttempt, seen: AttemptSeen, machines: Machines, workers:
     return _lost(known, replace(lost, never_ran=never_ran, storage_failed=storage_failed))
 
 
-def _lost(known: KnownAttempt, seen: AttemptSeen) -> Step:
-    return Step(known, replace(seen, phase=Phase.LOST), concluded=True)
+def _lost(known: RemoteAttempt, seen: AttemptSeen) -> Conclusion:
+    return Conclusion(known, replace(seen, phase=Phase.LOST), concluded=True)

@@ -8,11 +8,11 @@ import pytest
 from api_server import ApiServer
 from makeway_quota.backends.base import NodeSeen
 from makeway_quota.backends.kubernetes.api.client import ApiRefusal
-from makeway_quota.backends.kubernetes.cluster.claimed_devices import (
+from makeway_quota.backends.kubernetes.cluster.dra_devices import (
     CLAIMS,
     CLASSES,
-    EXTENDED,
-    IMPLICIT,
+    EXTENDED_RESOURCE_CLAIM,
+    IMPLICIT_RESOURCE_PREFIX,
     SLICES,
     project_class,
     project_slice,
@@ -21,7 +21,7 @@ from makeway_quota.backends.kubernetes.cluster.inventory import KubernetesInvent
 from makeway_quota.backends.kubernetes.cluster.nodes import NodeSelector
 
 DRIVER = "gpu.nvidia.com"
-GPU, MIG = "example.com/gpu", f"{IMPLICIT}mig"
+GPU, MIG = "example.com/gpu", f"{IMPLICIT_RESOURCE_PREFIX}mig"
 LABELS = {"app.kubernetes.io/managed-by": "makeway", "makeway/instance": "here", "makeway/attempt": "1"}
 
 
@@ -59,7 +59,7 @@ def device_slice(*devices: tuple[str, str], name: str = "s", generation: int = 1
 def claim(name: str, *devices: str, pods: tuple[str, ...] = (), extended: bool = False) -> dict[str, Any]:
     results = [{"request": "r", "driver": DRIVER, "pool": "n0", "device": each} for each in devices]
     reserved = [{"resource": "pods", "name": each, "uid": each} for each in pods]
-    metadata = meta(name, namespace="jobs", annotations={EXTENDED: "true"} if extended else {})
+    metadata = meta(name, namespace="jobs", annotations={EXTENDED_RESOURCE_CLAIM: "true"} if extended else {})
     status = {"allocation": {"devices": {"results": results}}, "reservedFor": reserved}
     return {"metadata": metadata, "spec": {}, "status": status}
 
@@ -90,7 +90,9 @@ def amounts(found: NodeSeen) -> dict[str, tuple[int, int]]:
 async def test_devices_of_a_class_are_the_gpus_of_the_pool_with_its_resource() -> None:
     found = await seen({CLASSES: [CLASS, SLICED], SLICES: [DEVICES]})
     assert amounts(found) == {"whole": (4, 0), "slices": (7, 0)}
-    only = await seen({CLASSES: [CLASS, SLICED], SLICES: [DEVICES]}, selectors=[NodeSelector("a", f"{IMPLICIT}gpu")])
+    only = await seen(
+        {CLASSES: [CLASS, SLICED], SLICES: [DEVICES]}, selectors=[NodeSelector("a", f"{IMPLICIT_RESOURCE_PREFIX}gpu")]
+    )
     assert amounts(only) == {"a": (4, 0)}, "every class has a resource of its own name"
 
 

@@ -19,27 +19,29 @@ PATH = "/version"
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
-    """Times of a pulse, in seconds, and after how many answers in a row that are missing there is none."""
+class HealthCheckTiming:
+    """Times of a health check, in seconds, and the failures in a row after which the server counts as silent."""
 
-    every: float = 1.0
-    answer: float = 4.0
+    interval: float = 1.0
+    timeout: float = 4.0
     """for which an answer is waited; the next one is requested meanwhile, on a connection of its own"""
-    missing: int = 2
+    failures: int = 2
 
 
-BEAT = Beat()
+HEALTH_CHECK_TIMING = HealthCheckTiming()
 
 
-class Pulse:
-    """A sign of life that is requested again and again; any answer of the API server is one, a refusal too."""
+class HealthCheck:
+    """A request that is repeated; any answer of the API server counts, a refusal too."""
 
-    def __init__(self, client: ApiClient, changed: Callable[[bool], None], beat: Beat = BEAT) -> None:
+    def __init__(
+        self, client: ApiClient, changed: Callable[[bool], None], timing: HealthCheckTiming = HEALTH_CHECK_TIMING
+    ) -> None:
         """Call `changed` with whether the API server answers, whenever that is no longer as it was."""
         self.answers = True
         self._client = client
         self._changed = changed
-        self._beat = beat
+        self._timing = timing
         self._missing = 0
 
     async def run(self) -> None:
@@ -47,13 +49,13 @@ class Pulse:
         async with asyncio.TaskGroup() as group:
             while True:
                 group.create_task(self._request())
-                await asyncio.sleep(self._beat.every)
+                await asyncio.sleep(self._timing.interval)
 
     async def _request(self) -> None:
         """Request one sign of life, and note whether it came."""
         answered = await self._ask()
         self._missing = 0 if answered else self._missing + 1
-        answers = answered or (self.answers and self._missing < self._beat.missing)
+        answers = answered or (self.answers and self._missing < self._timing.failures)
         if answers != self.answers:
             self.answers = answers
             log.warning("The Kubernetes API server %s", "answers again" if answers else "does not answer")
@@ -61,7 +63,7 @@ class Pulse:
 
     async def _ask(self) -> bool:
         try:
-            async with asyncio.timeout(self._beat.answer):
+            async with asyncio.timeout(self._timing.timeout):
                 await self._client.get(PATH)
         except ApiRefusal as refusal:
             return refusal.status < 500

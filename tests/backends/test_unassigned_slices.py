@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from api_server import ApiServer
 from makeway_quota.backends.kubernetes.api.client import ApiRefusal
-from makeway_quota.backends.kubernetes.cluster.claimed_devices import SLICES
-from makeway_quota.backends.kubernetes.cluster.resource_slices import described, slice_sentences, sliced
+from makeway_quota.backends.kubernetes.cluster.dra_devices import SLICES
+from makeway_quota.backends.kubernetes.cluster.unassigned_slices import described, slice_sentences, sliced
 
 ADVICE = (
     "which no pool takes: give a pool the extended resource of their DeviceClass. Devices that are tainted or share "

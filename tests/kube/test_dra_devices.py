@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from informing import client, soon
-from makeway_quota.backends.kubernetes.cluster.claimed_devices import CLASSES, GROUP, IMPLICIT, SLICES
+from makeway_quota.backends.kubernetes.cluster.dra_devices import CLASSES, GROUP, IMPLICIT_RESOURCE_PREFIX, SLICES
 from makeway_quota.backends.kubernetes.cluster.inventory import KubernetesInventory
 from makeway_quota.backends.kubernetes.cluster.nodes import NodeSelector, toleration
 
@@ -53,7 +53,9 @@ def driver(kwok_cluster: Cluster) -> Iterator[Cluster]:
 
 
 async def test_slices_and_allocated_claims_are_counted_as_they_change(driver: Cluster) -> None:
-    pool = NodeSelector("dra", f"{IMPLICIT}{CLASS}", {"kubernetes.io/hostname": NODE}, (toleration(SIMULATED),))
+    pool = NodeSelector(
+        "dra", f"{IMPLICIT_RESOURCE_PREFIX}{CLASS}", {"kubernetes.io/hostname": NODE}, (toleration(SIMULATED),)
+    )
     async with client(driver) as api:
         inventory = KubernetesInventory(api, [pool], instance="here")
         await inventory.open()

@@ -12,7 +12,7 @@ PAUSE = 1.0
 """Seconds before a task that failed begins again."""
 
 
-async def lasting(name: str, run: Callable[[], Awaitable[None]], pause: float = PAUSE) -> None:
+async def restarting(name: str, run: Callable[[], Awaitable[None]], pause: float = PAUSE) -> None:
     """Run until `run` returns, or this is cancelled; what `run` raises begins it again."""
     while True:
         try:

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from makeway_api.quantities import count, listed
 
 from ..api.client import ApiClient, ApiRefusal, Object
-from .claimed_devices import SLICES, DeviceId, newest_slices, project_slice
+from .dra_devices import SLICES, DeviceId, newest_slices, project_slice
 
 Offered = Mapping[str, Mapping[str, int]]
 """Node and resource to the number of devices"""

@@ -18,11 +18,11 @@ from ..api.client import Object
 
 GROUP = "/apis/resource.k8s.io/v1"
 SLICES, CLASSES, CLAIMS = f"{GROUP}/resourceslices", f"{GROUP}/deviceclasses", f"{GROUP}/resourceclaims"
-IMPLICIT = "deviceclass.resource.kubernetes.io/"
+IMPLICIT_RESOURCE_PREFIX = "deviceclass.resource.kubernetes.io/"
 """Before the name of a class, the extended resource that each class has"""
-EXTENDED = "resource.kubernetes.io/extended-resource-claim"
+EXTENDED_RESOURCE_CLAIM = "resource.kubernetes.io/extended-resource-claim"
 """The annotation of claims that the scheduler made of a pod's extended resources, which count by the pod's requests"""
-AWAY = ("NoSchedule", "NoExecute")
+REPELLING_EFFECTS = ("NoSchedule", "NoExecute")
 _DRIVER = re.compile(r"""device\.driver\s*==\s*(["'])(?P<driver>[^"']+)\1""")
 _ATTRIBUTE = re.compile(
     r"""device\.attributes\[(["'])(?P<domain>[^"']+)\1\]\.(?P<name>\w+)\s*==\s*"""
@@ -89,7 +89,8 @@ def project_slice(item: Object) -> DeviceSlice | None:
     devices = [
         (intern(str(one.get("name") or at)), _attributes(driver, one.get("attributes") or {}))
         for at, one in enumerate(spec.get("devices") or ())
-        if not one.get("consumesCounters") and not any(taint.get("effect") in AWAY for taint in one.get("taints") or ())
+        if not one.get("consumesCounters")
+        and not any(taint.get("effect") in REPELLING_EFFECTS for taint in one.get("taints") or ())
     ]
     if not devices:
         return None
@@ -114,7 +115,7 @@ def project_class(item: Object) -> DeviceClass:
     """Return what is kept of a DeviceClass."""
     name, spec = str(item["metadata"]["name"]), item.get("spec") or {}
     named = spec.get("extendedResourceName")
-    resources = (*((str(named),) if named else ()), f"{IMPLICIT}{name}")
+    resources = (*((str(named),) if named else ()), f"{IMPLICIT_RESOURCE_PREFIX}{name}")
     driver, attributes = "", dict[Attribute, str]()
     for selector in spec.get("selectors") or ():
         expression = str((selector.get("cel") or {}).get("expression") or "")
@@ -139,14 +140,14 @@ def project_claim(item: Object) -> Claim | None:
         if not one.get("adminAccess")
     )
     metadata = item["metadata"]
-    if not devices or (metadata.get("annotations") or {}).get(EXTENDED) == "true":
+    if not devices or (metadata.get("annotations") or {}).get(EXTENDED_RESOURCE_CLAIM) == "true":
         return None
     pods = [one["name"] for one in status.get("reservedFor") or () if one.get("resource") == "pods"]
     return Claim(devices, tuple(f"{metadata.get('namespace', '')}/{name}" for name in pods))
 
 
 @dataclass(slots=True)
-class ClaimedDevices:
+class DraDevices:
     """The devices of each node by the resource that pools call them, and the claims that hold some of them."""
 
     offered: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -162,7 +163,7 @@ class ClaimedDevices:
                 found[resource] = found.get(resource, 0) + 1
         return found
 
-    def differs(self, other: ClaimedDevices) -> set[str]:
+    def differs(self, other: DraDevices) -> set[str]:
         """Return the nodes that are not as in another count."""
         kept = (self.offered, other.offered), (self.claims, other.claims)
         return {name for one, two in kept for name in one.keys() | two.keys() if one.get(name) != two.get(name)}
@@ -176,14 +177,14 @@ def newest_slices(slices: Iterable[DeviceSlice]) -> Iterator[DeviceSlice]:
     return (one for one in slices if one.generation == newest[one.driver, one.pool])
 
 
-def counted(
+def count_devices(
     slices: Iterable[DeviceSlice], classes: Iterable[DeviceClass], claims: Iterable[Claim], resources: Sequence[str]
-) -> ClaimedDevices:
+) -> DraDevices:
     """Count the devices of each node by these resources, each once: by the first whose class selects it.
 
     Those that are not of one node do not count.
     """
-    found = ClaimedDevices()
+    found = DraDevices()
     by_resource = {resource: one for one in classes for resource in one.resources}
     wanted = [(resource, by_resource[resource]) for resource in resources if resource in by_resource]
     known: dict[DeviceId, tuple[str, str]] = {}

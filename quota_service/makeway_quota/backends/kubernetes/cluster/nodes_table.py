@@ -17,7 +17,7 @@ from ..api.client import ApiClient
 from ..api.connection import connection
 from .inventory import KubernetesInventory
 from .nodes import NodeSelector, Toleration, selectors, usual_tolerations
-from .resource_slices import slice_sentences
+from .unassigned_slices import slice_sentences
 
 SECONDS = 60.0
 """How long the first lists may take."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Machines:
+class WorkerHosts:
     """State of the pods (or hosts) of one attempt, as a remote backend observes it."""
 
     workers: int
@@ -35,5 +35,5 @@ class Machines:
     """MiB, likewise"""
 
 
-GONE = Machines(0, present=False)
+GONE = WorkerHosts(0, present=False)
 """State of pods that are listed no more"""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from makeway_quota.backends.base import Seen
-from makeway_quota.control.lasting import lasting
+from makeway_quota.control.restarting_tasks import restarting
 from running import running
 
 
@@ -18,7 +18,7 @@ async def test_a_task_that_fails_begins_again_until_it_returns(caplog: pytest.Lo
         if errors:
             raise errors.pop(0)
 
-    await lasting("The feed", run, pause=0.0)
+    await restarting("The feed", run, pause=0.0)
     assert [record.message for record in caplog.records] == ["The feed failed; it begins again"] * 2
 
 
@@ -29,7 +29,7 @@ async def test_a_task_that_is_cancelled_ends() -> None:
         began.set()
         await asyncio.sleep(60)
 
-    task = asyncio.create_task(lasting("The feed", run, pause=0.0))
+    task = asyncio.create_task(restarting("The feed", run, pause=0.0))
     await began.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

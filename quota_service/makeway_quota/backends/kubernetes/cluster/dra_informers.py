@@ -13,15 +13,15 @@ from typing import Any
 
 from ..api.client import ApiClient, ApiRefusal, ApiUnreachable
 from ..api.informer import Informer, Timing
-from .claimed_devices import (
+from .dra_devices import (
     CLAIMS,
     CLASSES,
     SLICES,
     Claim,
-    ClaimedDevices,
     DeviceClass,
     DeviceSlice,
-    counted,
+    DraDevices,
+    count_devices,
     project_claim,
     project_class,
     project_slice,
@@ -29,18 +29,18 @@ from .claimed_devices import (
 
 log = logging.getLogger(__name__)
 
-ABSENT = (403, 404)
+NOT_AVAILABLE = (403, 404)
 """The answers where the account may not read classes, and where the cluster has none of this version"""
-AGAIN = 60.0
+ABSENT_RETRY = 60.0
 """Seconds after which a cluster without classes is asked again"""
-SOON = 2.0
+ERROR_RETRY = 2.0
 """Seconds after which one that did not answer is"""
 
 TRIES = 3
 """After so many without an answer the nodes are shown without these devices"""
 
 
-class DeviceClaims:
+class DraInformers:
     """The devices of each node by the resources of pools, and who holds them; nothing before there is a class."""
 
     def __init__(self, client: ApiClient, wake: Callable[[], None], timing: Timing) -> None:
@@ -51,7 +51,7 @@ class DeviceClaims:
         self.claims: Informer[Claim] = Informer(client, CLAIMS, project_claim, wake=wake, timing=timing)
         self._followed: tuple[asyncio.Task[None], ...] = ()
         self._resources: tuple[str, ...] = ()
-        self._count = ClaimedDevices()
+        self._count = DraDevices()
 
     @property
     def followed(self) -> bool:
@@ -76,7 +76,7 @@ class DeviceClaims:
                 tries += 1
                 if there is not None or tries >= TRIES:
                     looked.set()
-                await asyncio.sleep(SOON if there is None else AGAIN)
+                await asyncio.sleep(ERROR_RETRY if there is None else ABSENT_RETRY)
             informers: tuple[Informer[Any], ...] = (self.slices, self.classes, self.claims)
             self._followed = tuple(asyncio.create_task(informer.run()) for informer in informers)
             await asyncio.gather(*(informer.wait_synced() for informer in informers))
@@ -95,7 +95,7 @@ class DeviceClaims:
         try:
             found = [(await self._client.get(path, {"limit": "1"})).get("items") for path in (CLASSES, SLICES, CLAIMS)]
         except ApiRefusal as refusal:
-            return False if refusal.status in ABSENT else None
+            return False if refusal.status in NOT_AVAILABLE else None
         except (ApiUnreachable, OSError, TimeoutError):
             return None
         return bool(found[0])
@@ -108,7 +108,7 @@ class DeviceClaims:
         before, self._resources = self._count, tuple(resources)
         known = (list(each.objects.values()) for each in (self.slices, self.classes, self.claims))
         slices, classes, claims = known
-        self._count = counted(slices, classes, claims, self._resources)  # type: ignore[arg-type]
+        self._count = count_devices(slices, classes, claims, self._resources)  # type: ignore[arg-type]
         return before.differs(self._count)
 
     @property

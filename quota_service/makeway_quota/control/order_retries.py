@@ -1,4 +1,4 @@
-"""Postpone starts that the backend refused for a reason that may pass, and compare what was said about them.
+"""Repeat an order that the backend refused, within one process: the attempt stays.
 
 Used by `Actuator`, which is refused, and by the loop, which runs a cycle when the next one is due.
 """
@@ -16,7 +16,7 @@ FIRST, LONGEST = 0.5, 30.0
 DIGITS = re.compile(r"\d+")
 
 
-class Retries:
+class OrderRetries:
     """When each attempt that was refused is tried again; another process begins anew."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
