@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from api_server import ApiServer
 from makeway_quota.backends.base import NodeSeen
-from makeway_quota.backends.kubernetes.api.client import ApiRefusal
+from makeway_quota.backends.kubernetes.api.client import ApiRefusal, ApiUnreachable
+from makeway_quota.backends.kubernetes.api.informer import Timing
+from makeway_quota.backends.kubernetes.cluster import dra_informers
+from makeway_quota.backends.kubernetes.cluster import inventory as inventory_module
 from makeway_quota.backends.kubernetes.cluster.dra_devices import (
     CLAIMS,
     CLASSES,
     EXTENDED_RESOURCE_CLAIM,
     IMPLICIT_RESOURCE_PREFIX,
     SLICES,
+    DeviceId,
+    DeviceSlice,
+    index_of,
     project_class,
     project_slice,
 )
@@ -112,7 +121,7 @@ async def test_what_claims_of_others_hold_is_foreign_and_what_requests_say_count
         ],
     }
     found = await seen(lists, pod("theirs"), pod("ours", job="j-1"), pod("asks", **{GPU: "1"}))
-    assert amounts(found) == {"whole": (4, 3000), "slices": (7, 2000)}
+    assert amounts(found) == {"whole": (4, 3000), "slices": (7, 3000)}, "our pods hold by requests only"
 
 
 @pytest.mark.covers("F02", "F82")
@@ -175,3 +184,252 @@ async def test_a_cluster_without_the_api_has_the_gpus_of_its_device_plugins(stat
     assert inventory.synced
     assert not inventory.problem
     await inventory.close()
+
+
+class Restricted(ApiServer):
+    """An API server that refuses to list or watch what a test names, and whose requests for some lists never end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lists = {"/api/v1/nodes": [node()], CLASSES: [CLASS, SLICED], SLICES: [DEVICES]}
+        self.unwatched: dict[str, Exception] = {}
+        """what a watch of a path is refused with"""
+        self.refused: dict[str, Exception] = {}
+        """what everything about a path is refused with"""
+        self.endless: set[str] = set()
+        """lists that are never complete"""
+
+    async def get(self, path: str, query: Any = None) -> dict[str, Any]:
+        if path in self.refused:
+            raise self.refused[path]
+        if path in self.endless and (query or {}).get("limit") != "1":
+            await asyncio.Event().wait()
+        return await super().get(path, query)
+
+    @asynccontextmanager
+    async def stream(self, path: str, query: Any, silence: float) -> AsyncIterator[AsyncIterator[bytes]]:
+        if error := self.refused.get(path) or self.unwatched.get(path):
+            raise error
+        async with super().stream(path, query, silence) as lines:
+            yield lines
+
+
+FORBIDDEN = ApiRefusal(403, "Forbidden", "cannot watch resourceslices")
+POOLS = (NodeSelector("whole", GPU), NodeSelector("slices", MIG))
+QUICK = Timing(first_pause=0.001, longest_pause=0.002)
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dra_informers, "ERROR_RETRY", 0.002)
+    monkeypatch.setattr(dra_informers, "ABSENT_RETRY", 0.004)
+
+
+@asynccontextmanager
+async def opened(server: ApiServer, selectors: Any = POOLS) -> AsyncIterator[KubernetesInventory]:
+    inventory = KubernetesInventory(server, selectors, instance="here", timing=QUICK)
+    async with asyncio.timeout(5):
+        await inventory.open()
+    try:
+        yield inventory
+    finally:
+        await inventory.close()
+
+
+async def soon(holds: Callable[[], Any]) -> None:
+    async with asyncio.timeout(5):
+        while not holds():  # noqa: ASYNC110 - it is the tasks of the informers that make it so
+            await asyncio.sleep(0.001)
+
+
+def asks(server: ApiServer, path: str) -> int:
+    return server.asked.count(f"GET {path}")
+
+
+@pytest.mark.covers("F02", "F82")
+@pytest.mark.parametrize("status", [401, 403, 404, 500])
+@pytest.mark.parametrize("path", [SLICES, CLASSES, CLAIMS])
+async def test_a_watch_of_devices_that_is_refused_is_a_notice_and_the_count_stays(path: str, status: int) -> None:
+    server = Restricted()
+    server.unwatched[path] = ApiRefusal(status, "", "cannot watch")
+    async with opened(server) as inventory:
+        await soon(lambda: inventory.devices.problem)
+        assert amounts(inventory.seen()["n0"]) == {"whole": (4, 0), "slices": (7, 0)}
+        assert inventory.synced
+        assert not inventory.problem
+        assert not inventory.refused
+        assert "following GPUs of DRA drivers fails" in (inventory.quarantine.sentence(named=True) or "")
+        if status != 500:
+            before = asks(server, SLICES)
+            await soon(lambda: asks(server, SLICES) >= before + 4)  # read again now and then
+            assert amounts(inventory.seen()["n0"]) == {"whole": (4, 0), "slices": (7, 0)}
+        server.unwatched.clear()
+        await soon(lambda: not inventory.devices.problem)
+        inventory.seen()
+        assert inventory.quarantine.sentence(named=True) is None
+
+
+@pytest.mark.parametrize("status", [401, 403])
+async def test_rights_that_are_taken_away_leave_the_devices_as_counted_last(status: int) -> None:
+    server = Restricted()
+    async with opened(server) as inventory:
+        assert amounts(inventory.seen()["n0"]) == {"whole": (4, 0), "slices": (7, 0)}
+        server.refused = {each: ApiRefusal(status, "", "no") for each in (SLICES, CLASSES, CLAIMS)}
+        inventory.ask_again()
+        await soon(lambda: inventory.devices.problem)
+        await soon(lambda: inventory.devices._followed is not None)
+        assert amounts(inventory.seen()["n0"]) == {"whole": (4, 0), "slices": (7, 0)}
+        assert inventory.synced
+        assert not inventory.problem
+
+
+async def test_an_api_that_is_switched_off_has_no_devices_any_more_and_stops_nothing() -> None:
+    server = Restricted()
+    async with opened(server) as inventory:
+        assert amounts(inventory.seen()["n0"]) == {"whole": (4, 0), "slices": (7, 0)}
+        server.refused = {each: ApiRefusal(404, "", "not found") for each in (SLICES, CLASSES, CLAIMS)}
+        inventory.ask_again()
+        await soon(lambda: sum(many for many, _ in amounts(inventory.seen()["n0"]).values()) == 0)
+        assert inventory.synced
+        assert not inventory.problem
+
+
+async def test_devices_are_followed_only_while_a_pool_has_a_resource_of_a_class() -> None:
+    server = Restricted()
+    server.refused[SLICES] = FORBIDDEN
+    async with opened(server, [NodeSelector("plugin", "nvidia.com/gpu")]) as inventory:
+        await soon(lambda: asks(server, CLASSES) > 3)
+        assert asks(server, CLAIMS) == 0, "no pool has these devices"
+        assert inventory.quarantine.sentence(named=True) is None
+        server.refused.clear()
+        inventory.seen()
+        inventory.select(POOLS)
+        await soon(lambda: amounts(inventory.seen()["n0"]) == {"whole": (4, 0), "slices": (7, 0)})
+        inventory.select([NodeSelector("plugin", "nvidia.com/gpu")])
+        await soon(lambda: not inventory.devices.followed)
+        assert inventory.seen()["n0"].devices == ()
+
+
+async def test_the_first_class_of_a_running_service_does_not_make_it_unready() -> None:
+    server = Restricted()
+    server.lists[CLASSES] = []
+    async with opened(server) as inventory:
+        server.lists[CLASSES], server.endless = [CLASS, SLICED], {SLICES}
+        await soon(lambda: inventory.devices.followed)
+        assert inventory.synced
+        assert amounts(inventory.seen()["n0"]) == {"whole": (0, 0)}
+
+
+async def test_a_list_of_devices_that_never_ends_holds_up_the_begin_for_a_while_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(inventory_module, "DEVICES_SECONDS", 0.01)
+    server = Restricted()
+    server.endless = {CLAIMS}
+    async with opened(server) as inventory:
+        assert inventory.synced
+
+
+async def test_devices_are_asked_for_at_once_when_the_api_server_answers_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dra_informers, "ERROR_RETRY", 3600.0)
+    monkeypatch.setattr(dra_informers, "ABSENT_RETRY", 3600.0)
+    server = Restricted()
+    server.refused[CLASSES] = ApiUnreachable("no answer")
+    monkeypatch.setattr(inventory_module, "DEVICES_SECONDS", 0.01)
+    async with opened(server) as inventory:
+        server.refused.clear()
+        inventory.ask_again()
+        await soon(lambda: amounts(inventory.seen()["n0"]) == {"whole": (4, 0), "slices": (7, 0)})
+        slow = (inventory.devices._followed or pytest.fail("not followed")).all
+        for each in slow:
+            each._timing = Timing(first_pause=3600.0, longest_pause=3600.0)
+        server.refused = dict.fromkeys((SLICES, CLASSES, CLAIMS), ApiUnreachable("no answer"))
+        inventory.ask_again()
+        await soon(lambda: all(each.problem for each in slow))
+        server.refused = {}
+        await asyncio.sleep(0)
+        inventory.ask_again()
+        await soon(lambda: not any(each.problem for each in slow))
+
+
+@pytest.mark.covers("F02", "F82")
+async def test_a_device_of_several_classes_counts_in_the_pool_that_its_node_is_in() -> None:
+    every = device_class("every", f"device.driver == '{DRIVER}'", resource="example.com/every")
+    kinds = {"kind": "two"}
+    there = node() | {"metadata": meta("n0", labels=kinds)}
+    chosen = [NodeSelector("one", "example.com/every", {"kind": "one"}), NodeSelector("two", GPU, kinds)]
+    found = await seen({"/api/v1/nodes": [there], CLASSES: [every, CLASS], SLICES: [DEVICES]}, selectors=chosen)
+    assert amounts(found) == {"two": (4, 0)}
+    assert found.unassigned == (("example.com/every", 7),), "what only another pool's class selects"
+
+
+@pytest.mark.covers("F02", "F82")
+async def test_a_device_that_several_claims_share_counts_once() -> None:
+    shared = [claim(f"c{at}", "g0", "g0", pods=(f"p{at}",)) for at in range(10)]
+    found = await seen({CLASSES: [CLASS], SLICES: [DEVICES], CLAIMS: shared}, selectors=[NodeSelector("whole", GPU)])
+    assert amounts(found) == {"whole": (4, 1000)}
+
+
+async def test_what_no_class_compares_is_not_kept_until_one_does() -> None:
+    server = Restricted()
+    async with opened(server, [NodeSelector("whole", GPU), NodeSelector("all", "example.com/all")]) as inventory:
+
+        def kept() -> set[Any]:
+            followed = inventory.devices._followed
+            found = followed.slices.objects.values() if followed is not None else ()
+            return {name for one in found for _, attributes in one.devices for name in attributes}
+
+        assert kept() == {(DRIVER, "type")}
+        whole = device_class("all", f"device.attributes['{DRIVER}'].whole == true", resource="example.com/all")
+        server.lists[CLASSES] = [whole]
+        classes = (inventory.devices._followed or pytest.fail("not followed")).classes
+        classes.objects["all"] = project_class(whole)
+        await soon(lambda: kept() == {(DRIVER, "whole")})
+        await soon(lambda: amounts(inventory.seen()["n0"]) == {"all": (11, 0)})
+
+
+def test_devices_that_are_alike_keep_their_attributes_once() -> None:
+    kept = project_slice(DEVICES)
+    assert kept is not None
+    assert len({id(attributes) for _, attributes in kept.devices}) == 2
+
+
+def test_a_change_of_a_claim_or_slice_concerns_the_nodes_of_its_devices_only() -> None:
+    def kept(where: str, generation: int = 1) -> DeviceSlice:
+        made = device_slice(("g0", "gpu"), where={"nodeName": where}, generation=generation)
+        made["spec"]["pool"]["name"] = where
+        return project_slice(made) or pytest.fail("no devices")
+
+    def held(where: str) -> frozenset[DeviceId]:
+        return frozenset({DeviceId(DRIVER, where, "g0")})
+
+    index = index_of({"s1": kept("n1"), "s2": kept("n2")}, [project_class(CLASS)], {})
+    assert index.put_claim("c", held("n1")) == {"n1"}
+    assert index.on("n1", [GPU]).held == {GPU: 1}
+    assert index.put_claim("c", held("n1")) == set(), "nothing changed"
+    assert index.put_claim("c", held("n2")) == {"n1", "n2"}
+    assert (index.on("n1", [GPU]).held, index.on("n2", [GPU]).held) == ({}, {GPU: 1})
+    assert index.put_claim("elsewhere", held("n3")) == set()
+    assert index.put_slice("s3", kept("n3")) == {"n3"}
+    assert index.on("n3", [GPU]).held == {GPU: 1}, "the claim came before the slice"
+    assert index.put_slice("s4", kept("n1", generation=2)) == {"n1"}
+    assert index.put_slice("s1", None) == {"n1"}
+    assert index.on("n1", [GPU]).offered == {GPU: 1}
+    assert index.put_slice("s4", None) == {"n1"}
+    assert index.on("n1", [GPU]).offered == {}
+    assert index.put_claim("c", None) == {"n2"}
+    assert index.set_classes([project_class(CLASS)]) == set()
+    assert index.set_classes([]) == {"n2", "n3"}
+
+
+async def test_devices_that_cannot_be_counted_are_set_aside_and_nodes_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("odd")
+
+    server = Restricted()
+    async with opened(server) as inventory:
+        with monkeypatch.context() as patched:
+            patched.setattr(dra_informers, "index_of", fail)
+            assert "n0" in inventory.seen()
+            assert "counting GPUs of DRA drivers fails" in (inventory.quarantine.sentence(named=True) or "")
+        assert amounts(inventory.seen()["n0"]) == {"whole": (4, 0), "slices": (7, 0)}

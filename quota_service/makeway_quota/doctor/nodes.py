@@ -10,7 +10,7 @@ from ..backends.kubernetes.cluster.dra_devices import (
     CLAIMS,
     CLASSES,
     SLICES,
-    count_devices,
+    index_of,
     project_class,
     project_slice,
 )
@@ -18,6 +18,7 @@ from ..backends.kubernetes.cluster.nodes import (
     ClusterNode,
     NodeSelector,
     pools_of,
+    resources_of,
     unassigned,
     untolerated,
     with_devices,
@@ -38,11 +39,12 @@ async def check_nodes(cluster: ClusterAccess) -> Iterable[Finding]:
     if cluster.document is None:
         return [Finding("error", "There is no policy.", "policy", "Name one in MAKEWAY_POLICY_FILE.")]
     slices, classes = [await cluster.listed(path) or () for path in (SLICES, CLASSES)]
-    kept = list(filter(None, map(project_slice, slices)))
     if classes and await cluster.listed(CLAIMS) is None:  # without all three the service counts none
         classes = ()
-    devices = count_devices(kept, map(project_class, classes), (), [one.resource for one in chosen]).offered
-    nodes = [with_devices(node, devices.get(node.name, {})) for node in await cluster.nodes()]
+    kept = {str(at): one for at, one in enumerate(map(project_slice, slices)) if one is not None}
+    index, nodes = index_of(kept, map(project_class, classes), {}), await cluster.nodes()
+    devices = {node.name: index.on(node.name, resources_of(node, chosen)).offered for node in nodes}
+    nodes = [with_devices(node, devices[node.name]) for node in nodes]
     offered = {node.name: unassigned(node, chosen, pools_of(node, chosen)) for node in nodes}
     return [
         *_unselected(cluster.document, chosen),

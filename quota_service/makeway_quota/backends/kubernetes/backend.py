@@ -397,8 +397,8 @@ class KubernetesBackend(RemoteBackend):
         """
         if answers:
             self._away_until = 0.0
-            for informer in (self.pods, self.inventory.nodes, self.inventory.pods):
-                informer.ask_again()
+            self.pods.ask_again()
+            self.inventory.ask_again()
         else:
             self._client.break_off()
         self._changed()

@@ -91,6 +91,8 @@ class Informer(Generic[T]):
         """why the API server cannot be followed at the moment"""
         self.refused = False
         """whether that is because it does not know this client, or does not let it read"""
+        self.status = 0
+        """the HTTP status of its last refusal; 0 where it could not be reached"""
         self.heard_at: float | None = None
         """when the API server was last heard of (monotonic)"""
         self._client = client
@@ -172,7 +174,8 @@ class Informer(Generic[T]):
         self.counts.failures += 1
         self._failures += 1
         wanted = 0.0
-        self.refused = isinstance(error, ApiRefusal) and error.status in (401, 403)
+        self.status = error.status if isinstance(error, ApiRefusal) else 0
+        self.refused = self.status in (401, 403)
         if isinstance(error, ApiRefusal):
             wanted = error.retry_after or 0.0
             if has_expired(error):

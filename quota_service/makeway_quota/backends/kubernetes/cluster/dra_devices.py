@@ -9,10 +9,11 @@ Pure: no requests. Counted are devices of one node each, by classes whose select
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass
 from sys import intern
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from ..api.client import Object
 
@@ -21,7 +22,8 @@ SLICES, CLASSES, CLAIMS = f"{GROUP}/resourceslices", f"{GROUP}/deviceclasses", f
 IMPLICIT_RESOURCE_PREFIX = "deviceclass.resource.kubernetes.io/"
 """Before the name of a class, the extended resource that each class has"""
 EXTENDED_RESOURCE_CLAIM = "resource.kubernetes.io/extended-resource-claim"
-"""The annotation of claims that the scheduler made of a pod's extended resources, which count by the pod's requests"""
+"""The annotation of claims that the scheduler made of a pod's extended resources, which count by the pod's requests.
+All other claims are held by no request, also where pods of ours use them."""
 REPELLING_EFFECTS = ("NoSchedule", "NoExecute")
 _DRIVER = re.compile(r"""device\.driver\s*==\s*(["'])(?P<driver>[^"']+)\1""")
 _ATTRIBUTE = re.compile(
@@ -31,6 +33,9 @@ _ATTRIBUTE = re.compile(
 
 Attribute = tuple[str, str]
 """The domain and the name."""
+PoolId = tuple[str, str]
+"""The driver, and the name of its pool."""
+K = TypeVar("K")
 
 
 class DeviceId(NamedTuple):
@@ -52,6 +57,11 @@ class DeviceSlice:
     devices: tuple[tuple[str, Mapping[Attribute, str]], ...]
     """The names and attributes of the devices that can be allocated whole"""
 
+    @property
+    def pool_id(self) -> PoolId:
+        """What tells the pool from those of other drivers."""
+        return self.driver, self.pool
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceClass:
@@ -71,39 +81,40 @@ class DeviceClass:
         return all(attributes.get(name) == value for name, value in self.attributes)
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """What is kept of a claim that has devices; `pods` may use them, as `namespace/name`."""
-
-    devices: tuple[DeviceId, ...]
-    pods: tuple[str, ...]
-
-
-def project_slice(item: Object) -> DeviceSlice | None:
-    """Return what is kept of a ResourceSlice; None without devices.
+def project_slice(item: Object, compared: Collection[Attribute] | None = None) -> DeviceSlice | None:
+    """Return what is kept of a ResourceSlice; None without devices. `compared` are the attributes to keep (None: all).
 
     Devices that share counters with others are left out, as one of them takes some of the others; so are tainted ones.
     """
     spec = item.get("spec") or {}
     pool, driver = spec.get("pool") or {}, str(spec.get("driver") or "")
-    devices = [
-        (intern(str(one.get("name") or at)), _attributes(driver, one.get("attributes") or {}))
-        for at, one in enumerate(spec.get("devices") or ())
-        if not one.get("consumesCounters")
-        and not any(taint.get("effect") in REPELLING_EFFECTS for taint in one.get("taints") or ())
-    ]
+    alike: dict[tuple[tuple[Attribute, str], ...], Mapping[Attribute, str]] = {}
+    devices = []
+    for at, one in enumerate(spec.get("devices") or ()):
+        tainted = any(taint.get("effect") in REPELLING_EFFECTS for taint in one.get("taints") or ())
+        if tainted or one.get("consumesCounters"):
+            continue
+        attributes = _attributes(driver, one.get("attributes") or {}, compared)
+        shared = alike.setdefault(tuple(attributes.items()), attributes)
+        devices.append((intern(str(one.get("name") or at)), shared))
     if not devices:
         return None
     generation, name = int(pool.get("generation") or 0), str(pool.get("name") or "")
-    return DeviceSlice(intern(driver), intern(name), generation, str(spec.get("nodeName") or ""), tuple(devices))
+    return DeviceSlice(
+        intern(driver), intern(name), generation, intern(str(spec.get("nodeName") or "")), tuple(devices)
+    )
 
 
-def _attributes(driver: str, attributes: Mapping[str, Object]) -> Mapping[Attribute, str]:
+def _attributes(
+    driver: str, attributes: Mapping[str, Object], compared: Collection[Attribute] | None
+) -> Mapping[Attribute, str]:
     """Return attributes as text; one without a domain has that of its driver."""
     found = {}
     for key, value in attributes.items():
         domain, _, name = key.rpartition("/")
-        found[domain or driver, name] = next((_text(each) for each in value.values()), "")
+        if compared is None or (domain or driver, name) in compared:
+            text = next((_text(each) for each in value.values()), "")
+            found[intern(domain or driver), intern(name)] = intern(text)
     return found
 
 
@@ -130,43 +141,16 @@ def project_class(item: Object) -> DeviceClass:
     return DeviceClass(name, resources, driver, tuple(sorted(attributes.items())))
 
 
-def project_claim(item: Object) -> Claim | None:
+def project_claim(item: Object) -> frozenset[DeviceId] | None:
     """Return the devices of a claim; None where it has none, or where the pod's requests say the same."""
-    status = item.get("status") or {}
+    status, metadata = item.get("status") or {}, item["metadata"]
     results = ((status.get("allocation") or {}).get("devices") or {}).get("results") or ()
-    devices = tuple(
-        DeviceId(str(one["driver"]), str(one["pool"]), str(one["device"]))
-        for one in results
-        if not one.get("adminAccess")
-    )
-    metadata = item["metadata"]
-    if not devices or (metadata.get("annotations") or {}).get(EXTENDED_RESOURCE_CLAIM) == "true":
+    if (metadata.get("annotations") or {}).get(EXTENDED_RESOURCE_CLAIM) == "true":
         return None
-    pods = [one["name"] for one in status.get("reservedFor") or () if one.get("resource") == "pods"]
-    return Claim(devices, tuple(f"{metadata.get('namespace', '')}/{name}" for name in pods))
-
-
-@dataclass(slots=True)
-class DraDevices:
-    """The devices of each node by the resource that pools call them, and the claims that hold some of them."""
-
-    offered: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Node and resource to the number of devices"""
-    claims: dict[str, list[tuple[str, tuple[str, ...]]]] = field(default_factory=dict)
-    """Node to each device that a claim holds: its resource, and the pods that may use it"""
-
-    def foreign(self, node: str, ours: Mapping[str, str]) -> dict[str, int]:
-        """Return what claims of others hold on a node, by resource; `ours` are the workloads of pods, by key."""
-        found: dict[str, int] = {}
-        for resource, pods in self.claims.get(node, ()):
-            if not pods or not all(ours.get(pod) for pod in pods):
-                found[resource] = found.get(resource, 0) + 1
-        return found
-
-    def differs(self, other: DraDevices) -> set[str]:
-        """Return the nodes that are not as in another count."""
-        kept = (self.offered, other.offered), (self.claims, other.claims)
-        return {name for one, two in kept for name in one.keys() | two.keys() if one.get(name) != two.get(name)}
+    used = (one for one in results if not one.get("adminAccess"))
+    return (
+        frozenset(DeviceId(*(intern(str(one[part])) for part in ("driver", "pool", "device"))) for one in used) or None
+    )
 
 
 def newest_slices(slices: Iterable[DeviceSlice]) -> Iterator[DeviceSlice]:
@@ -177,32 +161,142 @@ def newest_slices(slices: Iterable[DeviceSlice]) -> Iterator[DeviceSlice]:
     return (one for one in slices if one.generation == newest[one.driver, one.pool])
 
 
-def count_devices(
-    slices: Iterable[DeviceSlice], classes: Iterable[DeviceClass], claims: Iterable[Claim], resources: Sequence[str]
-) -> DraDevices:
-    """Count the devices of each node by these resources, each once: by the first whose class selects it.
+@dataclass(frozen=True, slots=True)
+class NodeDevices:
+    """The devices of one node by the resources of pools: how many there are, and how many of them claims hold."""
 
-    Those that are not of one node do not count.
+    offered: Mapping[str, int]
+    held: Mapping[str, int]
+
+
+class DeviceIndex:
+    """Slices and claims by pool and node, so that a change of one costs no more than the nodes that it is about.
+
+    A pool here is a driver's: the devices of a node, as a rule.
     """
-    found = DraDevices()
-    by_resource = {resource: one for one in classes for resource in one.resources}
-    wanted = [(resource, by_resource[resource]) for resource in resources if resource in by_resource]
-    known: dict[DeviceId, tuple[str, str]] = {}
-    for one in newest_slices(slices):
-        if not one.node:
-            continue
-        for name, attributes in one.devices:
-            resource = next((name for name, each in wanted if each.selects(one.driver, attributes)), None)
-            device = DeviceId(one.driver, one.pool, name)
-            if resource is not None and device not in known:
-                known[device] = one.node, resource
-                here = found.offered.setdefault(one.node, {})
-                here[resource] = here.get(resource, 0) + 1
-    for claim in claims:
-        for device in claim.devices:
-            if device in known:
-                node, resource = known[device]
-                found.claims.setdefault(node, []).append((resource, claim.pods))
-    for each in found.claims.values():
-        each.sort()
+
+    def __init__(self, classes: Iterable[DeviceClass] = ()) -> None:
+        self._by_resource = _by_resource(classes)
+        self._slices: dict[str, DeviceSlice] = {}
+        self._claims: dict[str, frozenset[DeviceId]] = {}
+        self._of_pool: dict[PoolId, set[str]] = {}
+        """the keys of slices"""
+        self._of_node: dict[str, set[str]] = {}
+        """the keys of slices"""
+        self._generations: dict[PoolId, Counter[int]] = {}
+        """how many slices of each generation a pool has: those of the newest count, while a driver replaces them"""
+        self._holders: dict[DeviceId, set[str]] = {}
+        """the keys of the claims that hold a device"""
+
+    @property
+    def nodes(self) -> Set[str]:
+        """The nodes of which there are slices."""
+        return self._of_node.keys()
+
+    def knows(self, resource: str) -> bool:
+        """Whether a resource is of a class."""
+        return resource in self._by_resource
+
+    def set_classes(self, classes: Iterable[DeviceClass]) -> set[str]:
+        """Use these classes from now on; return the nodes that this changes."""
+        before, self._by_resource = self._by_resource, _by_resource(classes)
+        return set() if before == self._by_resource else set(self.nodes)
+
+    def put_slice(self, key: str, value: DeviceSlice | None) -> set[str]:
+        """Keep a slice, or drop it; return the nodes that this changes."""
+        found: set[str] = set()
+        if (before := self._slices.pop(key, None)) is not None:
+            _discard(self._of_pool, before.pool_id, key)
+            _discard(self._of_node, before.node, key)
+            found |= {before.node} | self._count_generation(before, -1)
+        if value is not None:
+            self._slices[key] = value
+            self._of_pool.setdefault(value.pool_id, set()).add(key)
+            self._of_node.setdefault(value.node, set()).add(key)
+            found |= {value.node} | self._count_generation(value, 1)
+        return found - {""}
+
+    def _count_generation(self, changed: DeviceSlice, by: int) -> set[str]:
+        """Note that a slice came or went; return the nodes of its pool where another generation is the newest now."""
+        generations = self._generations.setdefault(changed.pool_id, Counter())
+        before = max(generations, default=None)
+        generations[changed.generation] += by
+        if not generations[changed.generation]:
+            del generations[changed.generation]
+        if not generations:
+            del self._generations[changed.pool_id]
+        if max(generations, default=None) == before:
+            return set()
+        return {self._slices[key].node for key in self._of_pool.get(changed.pool_id, ())}
+
+    def put_claim(self, key: str, devices: frozenset[DeviceId] | None) -> set[str]:
+        """Keep the devices of a claim, or drop it; return the nodes that this changes."""
+        before, now = self._claims.pop(key, frozenset()), devices or frozenset()
+        for device in before:
+            _discard(self._holders, device, key)
+        for device in now:
+            self._holders.setdefault(device, set()).add(key)
+        if now:
+            self._claims[key] = now
+        return {node for device in before ^ now for node in self._nodes_of(device)}
+
+    def _nodes_of(self, device: DeviceId) -> Iterator[str]:
+        for key in self._of_pool.get((device.driver, device.pool), ()):
+            one = self._slices[key]
+            if one.node and any(name == device.name for name, _ in one.devices):
+                yield one.node
+
+    def on(self, node: str, resources: Iterable[str]) -> NodeDevices:
+        """Count the devices of a node by these resources, each once: by the first whose class selects it."""
+        wanted = [(each, self._by_resource[each]) for each in resources if each in self._by_resource]
+        offered, held, known = dict[str, int](), dict[str, int](), set[DeviceId]()
+        for one in self._newest_of(node) if wanted else ():
+            for name, attributes in one.devices:
+                device = DeviceId(one.driver, one.pool, name)
+                resource = next((each for each, of in wanted if of.selects(one.driver, attributes)), None)
+                if resource is None or device in known:
+                    continue
+                known.add(device)
+                offered[resource] = offered.get(resource, 0) + 1
+                if device in self._holders:
+                    held[resource] = held.get(resource, 0) + 1
+        return NodeDevices(offered, held)
+
+    def _newest_of(self, node: str) -> list[DeviceSlice]:
+        slices = (self._slices[key] for key in sorted(self._of_node.get(node, ())))
+        return [one for one in slices if one.generation == max(self._generations[one.pool_id])]
+
+    def differs(self, other: DeviceIndex) -> set[str]:
+        """Return the nodes whose devices, or the claims of these, are not as in another index."""
+        nodes = {*self.nodes, *other.nodes}
+        if self._by_resource != other._by_resource:
+            return nodes - {""}
+        return {node for node in nodes if node and self._facts(node) != other._facts(node)}
+
+    def _facts(self, node: str) -> tuple[list[DeviceSlice], list[DeviceId]]:
+        slices = self._newest_of(node)
+        devices = (DeviceId(one.driver, one.pool, name) for one in slices for name, _ in one.devices)
+        return slices, [device for device in devices if device in self._holders]
+
+
+def _by_resource(classes: Iterable[DeviceClass]) -> dict[str, DeviceClass]:
+    return {resource: one for one in classes for resource in one.resources}
+
+
+def _discard(index: dict[K, set[str]], name: K, key: str) -> None:
+    keys = index[name]
+    keys.discard(key)
+    if not keys:
+        del index[name]
+
+
+def index_of(
+    slices: Mapping[str, DeviceSlice], classes: Iterable[DeviceClass], claims: Mapping[str, frozenset[DeviceId]]
+) -> DeviceIndex:
+    """Return an index of these slices and claims, by their keys."""
+    found = DeviceIndex(classes)
+    for key, one in slices.items():
+        found.put_slice(key, one)
+    for key, devices in claims.items():
+        found.put_claim(key, devices)
     return found

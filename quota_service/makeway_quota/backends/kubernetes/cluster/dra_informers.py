@@ -1,14 +1,16 @@
-"""Follow the devices and claims of dynamic resource allocation (DRA) for the inventory, where a cluster has any.
+"""Follow the devices and claims of dynamic resource allocation (DRA) while the resource of a pool is of a DeviceClass.
 
-A cluster without a DeviceClass, without the API, or whose account may not read these, is asked again now and then.
+Else, and where the API is missing or the account may not read it, the classes are read again now and then. What fails
+here stops nothing: the devices stay as they were counted last, and `problem` says why.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from ..api.client import ApiClient, ApiRefusal, ApiUnreachable
@@ -16,12 +18,15 @@ from ..api.informer import Informer, Timing
 from .dra_devices import (
     CLAIMS,
     CLASSES,
+    IMPLICIT_RESOURCE_PREFIX,
     SLICES,
-    Claim,
+    Attribute,
     DeviceClass,
+    DeviceId,
+    DeviceIndex,
     DeviceSlice,
-    DraDevices,
-    count_devices,
+    NodeDevices,
+    index_of,
     project_claim,
     project_class,
     project_slice,
@@ -29,97 +34,214 @@ from .dra_devices import (
 
 log = logging.getLogger(__name__)
 
-NOT_AVAILABLE = (403, 404)
-"""The answers where the account may not read classes, and where the cluster has none of this version"""
+NOT_FOUND = 404
+"""The answer where the cluster has no API of this version"""
+REFUSED = (401, 403, NOT_FOUND)
 ABSENT_RETRY = 60.0
-"""Seconds after which a cluster without classes is asked again"""
+"""Seconds after which the classes of a cluster whose devices are not followed are read again"""
 ERROR_RETRY = 2.0
-"""Seconds after which one that did not answer is"""
-
-TRIES = 3
-"""After so many without an answer the nodes are shown without these devices"""
+"""Seconds after which a cluster that did not answer is asked again, which double, and between two looks at informers"""
 
 
-class DraInformers:
-    """The devices of each node by the resources of pools, and who holds them; nothing before there is a class."""
+class DeviceInformers:
+    """The informers on slices, classes and claims, from one first list on."""
 
-    def __init__(self, client: ApiClient, wake: Callable[[], None], timing: Timing) -> None:
-        self._client = client
-        self._wake = wake
-        self.slices: Informer[DeviceSlice] = Informer(client, SLICES, project_slice, wake=wake, timing=timing)
+    def __init__(
+        self, client: ApiClient, compared: frozenset[Attribute], wake: Callable[[], None], timing: Timing
+    ) -> None:
+        """Follow nothing yet; `compared` are the attributes that are kept of devices."""
+        project = partial(project_slice, compared=compared)
+        self.compared = compared
+        self.slices: Informer[DeviceSlice] = Informer(client, SLICES, project, wake=wake, timing=timing)
         self.classes: Informer[DeviceClass] = Informer(client, CLASSES, project_class, wake=wake, timing=timing)
-        self.claims: Informer[Claim] = Informer(client, CLAIMS, project_claim, wake=wake, timing=timing)
-        self._followed: tuple[asyncio.Task[None], ...] = ()
-        self._resources: tuple[str, ...] = ()
-        self._count = DraDevices()
-
-    @property
-    def followed(self) -> bool:
-        """Whether the cluster has classes, as far as is known."""
-        return bool(self._followed)
+        self.claims: Informer[frozenset[DeviceId]] = Informer(client, CLAIMS, project_claim, wake=wake, timing=timing)
+        self.all: tuple[Informer[Any], ...] = (self.slices, self.classes, self.claims)
 
     @property
     def synced(self) -> bool:
-        """Whether everything was read that there is."""
-        return not self.followed or (self.slices.synced and self.classes.synced and self.claims.synced)
+        """Whether everything was read once."""
+        return all(each.synced for each in self.all)
 
     @property
     def problem(self) -> str:
-        """Why devices and claims cannot be followed at the moment; "" when they can, or there are none."""
-        return (self.slices.problem or self.classes.problem or self.claims.problem) if self.followed else ""
+        """Why the API server cannot be followed at the moment; "" when it can."""
+        return next((each.problem for each in self.all if each.problem), "")
 
-    async def run(self, looked: asyncio.Event) -> None:
-        """Follow classes, slices and claims from the first class on; `looked` is set once it is known what there is."""
-        try:
-            tries = 0
-            while not (there := await self._has_classes()):
-                tries += 1
-                if there is not None or tries >= TRIES:
-                    looked.set()
-                await asyncio.sleep(ERROR_RETRY if there is None else ABSENT_RETRY)
-            informers: tuple[Informer[Any], ...] = (self.slices, self.classes, self.claims)
-            self._followed = tuple(asyncio.create_task(informer.run()) for informer in informers)
-            await asyncio.gather(*(informer.wait_synced() for informer in informers))
-            looked.set()
+    @property
+    def refused(self) -> bool:
+        """Whether the account may not follow these, or the API is gone."""
+        return any(each.problem and each.status in REFUSED for each in self.all)
+
+    async def wait_synced(self) -> None:
+        """Return once everything was read."""
+        for each in self.all:
+            await each.wait_synced()
+
+
+class DraInformers:
+    """The devices of each node by the resources of pools, and how many claims hold; none before there is a class."""
+
+    def __init__(self, client: ApiClient, wake: Callable[[], None], timing: Timing) -> None:
+        self.looked = asyncio.Event()
+        """set once it is known what there is, or that the account may not know it"""
+        self._client = client
+        self._wake = wake
+        self._timing = timing
+        self._resources: frozenset[str] = frozenset()
+        self._followed: DeviceInformers | None = None
+        self._index = DeviceIndex()
+        self._indexed: DeviceInformers | None = None
+        """what the index has; another one from its first complete lists on"""
+        self._failure = ""
+        self._again = asyncio.Event()
+
+    @property
+    def followed(self) -> bool:
+        """Whether devices and claims are followed, or were until the API server refused it."""
+        return self._followed is not None
+
+    @property
+    def problem(self) -> str:
+        """Why the devices of a pool cannot be followed at the moment; "" when they can, or no pool has any."""
+        concerned = any(
+            each.startswith(IMPLICIT_RESOURCE_PREFIX) or self._index.knows(each) for each in self._resources
+        )
+        return self._failure if concerned else ""
+
+    def want(self, resources: Iterable[str]) -> None:
+        """Follow devices where one of these resources, which pools have, is of a class."""
+        if (wanted := frozenset(resources)) != self._resources:
+            self._resources = wanted
+            self._again.set()
+
+    def ask_again(self) -> None:
+        """End what is waited for: the API server could not be reached, and can again."""
+        for each in self._followed.all if self._followed is not None else ():
+            each.ask_again()
+        self._again.set()
+
+    async def run(self) -> None:
+        """Follow classes, slices and claims while a resource is of a class, until cancelled."""
+        tries = 0
+        while True:
+            self._again.clear()
+            try:
+                classes = await self._read_classes()
+            except Exception as error:
+                tries = 0 if isinstance(error, ApiRefusal) and error.status in REFUSED else tries + 1
+                self._fail(error)
+            else:
+                tries = 0
+                if not classes:
+                    self._failure, self._followed = "", None
+                elif await self._follow(classes):
+                    continue
+            if not tries:
+                self.looked.set()
             self._wake()
-            await asyncio.gather(*self._followed)
+            await self._pause(min(ABSENT_RETRY, ERROR_RETRY * 2.0 ** (tries - 1)) if tries else ABSENT_RETRY)
+
+    async def _read_classes(self) -> list[DeviceClass]:
+        """Return the classes; none where no pool has a resource of one. Raise where slices or claims are refused."""
+        items = (await self._client.get(CLASSES)).get("items") or ()
+        classes = [project_class(each) for each in items]
+        if not self._has_wanted(classes):
+            return []
+        for path in (SLICES, CLAIMS):
+            await self._client.get(path, {"limit": "1"})
+        return classes
+
+    def _has_wanted(self, classes: Iterable[DeviceClass]) -> bool:
+        return any(not self._resources.isdisjoint(one.resources) for one in classes)
+
+    def _compared(self, classes: Iterable[DeviceClass]) -> frozenset[Attribute]:
+        """Return the attributes that the selectors of pools' classes compare."""
+        wanted = (one for one in classes if not self._resources.isdisjoint(one.resources))
+        return frozenset(name for one in wanted for name, _ in one.attributes)
+
+    def _fail(self, error: Exception) -> None:
+        """Note why nothing can be followed; where the API is gone, so are its devices."""
+        if not isinstance(error, ApiRefusal | ApiUnreachable | OSError | TimeoutError):
+            log.exception("%s: an answer that was not understood", CLASSES, exc_info=error)
+        if isinstance(error, ApiRefusal) and error.status == NOT_FOUND:
+            self._followed = None
+        self._failure = str(error) or type(error).__name__
+
+    async def _follow(self, classes: Iterable[DeviceClass]) -> bool:
+        """Follow these until refused, whether to look at the classes again at once instead."""
+        self._followed = followed = DeviceInformers(self._client, self._compared(classes), self._wake, self._timing)
+        tasks = [asyncio.create_task(each.run()) for each in followed.all]
+        tasks.append(asyncio.create_task(self._note_synced(followed)))
+        try:
+            while True:
+                await self._pause(ERROR_RETRY)
+                self._again.clear()
+                if followed.problem or followed.synced:
+                    self._failure = followed.problem
+                if followed.refused:
+                    return False
+                known = list(followed.classes.objects.values()) if followed.classes.synced else classes
+                if not self._has_wanted(known) or not self._compared(known) <= followed.compared:
+                    return True
         finally:
-            for task in self._followed:
+            for task in tasks:
                 task.cancel()
-            for task in self._followed:
+            for task in tasks:
                 with suppress(asyncio.CancelledError):
                     await task
 
-    async def _has_classes(self) -> bool | None:
-        """Whether the cluster has a DeviceClass, and claims and slices may be read; None where that is not known."""
-        try:
-            found = [(await self._client.get(path, {"limit": "1"})).get("items") for path in (CLASSES, SLICES, CLAIMS)]
-        except ApiRefusal as refusal:
-            return False if refusal.status in NOT_AVAILABLE else None
-        except (ApiUnreachable, OSError, TimeoutError):
-            return None
-        return bool(found[0])
+    async def _note_synced(self, followed: DeviceInformers) -> None:
+        await followed.wait_synced()
+        self.looked.set()
+        self._wake()
 
-    def changed(self, resources: Sequence[str]) -> set[str]:
-        """Return the nodes whose devices, or the claims of these, changed; count by these resources from now on."""
-        taken = self.slices.take() | self.classes.take() | self.claims.take()
-        if not self.followed or (not taken and tuple(resources) == self._resources):
+    async def _pause(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._again.wait()
+
+    def changed(self) -> set[str]:
+        """Take what changed; return the nodes whose devices, or the claims of these, that concerns.
+
+        Lists that are not complete change nothing yet.
+        """
+        followed = self._followed
+        if followed is not self._indexed:
+            if followed is not None and not followed.synced:
+                return set()
+            return self._take_up(followed)
+        if followed is None:
             return set()
-        before, self._resources = self._count, tuple(resources)
-        known = (list(each.objects.values()) for each in (self.slices, self.classes, self.claims))
-        slices, classes, claims = known
-        self._count = count_devices(slices, classes, claims, self._resources)  # type: ignore[arg-type]
-        return before.differs(self._count)
+        found: set[str] = set()
+        try:
+            for key in followed.slices.take():
+                found |= self._index.put_slice(key, followed.slices.objects.get(key))
+            for key in followed.claims.take():
+                found |= self._index.put_claim(key, followed.claims.objects.get(key))
+            classes = followed.classes.objects.values()
+            if followed.classes.take() and self._compared(classes) <= followed.compared:
+                found |= self._index.set_classes(classes)
+        except Exception:
+            self._indexed = None  # made anew from all objects the next time
+            raise
+        return found
 
-    @property
-    def by_node(self) -> Mapping[str, Mapping[str, int]]:
-        """The devices of all nodes, by node and resource."""
-        return self._count.offered
+    def _take_up(self, followed: DeviceInformers | None) -> set[str]:
+        """Use other informers, or none, from now on; return the nodes that this changes."""
+        index = DeviceIndex()
+        if followed is not None:
+            for each in followed.all:
+                each.take()
+            classes = followed.classes.objects.values()
+            index = index_of(followed.slices.objects, classes, followed.claims.objects)
+        found = self._index.differs(index)
+        self._index, self._indexed = index, followed
+        return found
 
-    def offered(self, node: str) -> Mapping[str, int]:
-        """Return how many devices a node has, by resource."""
-        return self._count.offered.get(node, {})
+    def on(self, node: str, resources: Iterable[str]) -> NodeDevices:
+        """Return the devices of a node by these resources, each by the first whose class selects it."""
+        return self._index.on(node, resources)
 
-    def foreign(self, node: str, ours: Mapping[str, str]) -> Mapping[str, int]:
-        """Return how many of them claims of other pods hold, by resource."""
-        return self._count.foreign(node, ours)
+    def by_node(self, resources: Mapping[str, Iterable[str]]) -> dict[str, Mapping[str, int]]:
+        """Return how many devices each of these nodes has, by the resources that it may have."""
+        return {node: self.on(node, each).offered for node, each in resources.items()}

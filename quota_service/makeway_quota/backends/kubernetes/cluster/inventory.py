@@ -12,13 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from ....engine.snapshot import GPU
 from ....quarantine import Kind, Quarantine
 from ....values import MAX_DEVICES
 from ...base import NodePart, NodeSeen, WorkloadPod
-from ..api.client import ApiClient
+from ..api.client import ApiClient, ApiUnreachable
 from ..api.informer import USUAL, Informer, Timing
 from .dra_informers import DraInformers
 from .nodes import (
@@ -28,6 +27,7 @@ from .nodes import (
     model_of,
     pools_of,
     project_node,
+    resources_of,
     unassigned,
     untolerated,
     with_devices,
@@ -35,6 +35,10 @@ from .nodes import (
 from .pod_requests import PodShare, project_share
 
 READING, COUNTING = "reading it", "counting what it holds"
+COUNTING_DEVICES = "counting GPUs of DRA drivers"
+FOLLOWING = "following GPUs of DRA drivers"
+DEVICES_SECONDS = 10.0
+"""How long nodes and pods wait for the first lists of DRA devices"""
 HELD = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
 """The field selector of the pods that hold resources of a node."""
 
@@ -59,6 +63,7 @@ class KubernetesInventory:
         self.quarantine = Quarantine()
         """that of the loop, once it runs"""
         self._clock = clock
+        self._wake = wake
         self._unread: set[str] = set()
         """nodes that changed and could not be read"""
         self._uncounted: set[str] = set()
@@ -72,6 +77,8 @@ class KubernetesInventory:
             client, "/api/v1/pods", share, query={"fieldSelector": HELD}, wake=wake, timing=timing
         )
         self.devices = DraInformers(client, wake, timing)
+        self.devices.want(one.resource for one in self._selectors)
+        self._complete = asyncio.Event()
         self._on_node: dict[str, set[str]] = {}
         """the keys of the pods on each node"""
         self._node_of: dict[str, str] = {}
@@ -80,13 +87,13 @@ class KubernetesInventory:
 
     @property
     def synced(self) -> bool:
-        """Whether nodes, pods and the devices that drivers offer were read completely."""
-        return self.nodes.synced and self.pods.synced and self.devices.synced
+        """Whether nodes and pods were read completely, and so were the devices of DRA drivers where that can be."""
+        return self._complete.is_set()
 
     @property
     def problem(self) -> str:
         """Why the API server cannot be followed at the moment; "" when it can."""
-        return self.nodes.problem or self.pods.problem or self.devices.problem
+        return self.nodes.problem or self.pods.problem
 
     @property
     def refused(self) -> bool:
@@ -95,11 +102,25 @@ class KubernetesInventory:
 
     async def open(self) -> None:
         """Start to follow the cluster and return once the first lists are complete."""
-        informers: tuple[Informer[Any], ...] = (self.nodes, self.pods)
-        looked = asyncio.Event()
-        self._tasks = [asyncio.create_task(informer.run()) for informer in informers]
-        self._tasks.append(asyncio.create_task(self.devices.run(looked)))
-        await asyncio.gather(looked.wait(), *(informer.wait_synced() for informer in informers))
+        running = (self.nodes.run(), self.pods.run(), self.devices.run(), self._note_complete())
+        self._tasks = [asyncio.create_task(each) for each in running]
+        await self._complete.wait()
+
+    async def _note_complete(self) -> None:
+        """Note once that all was read: what DRA drivers do later never unmakes that."""
+        await self.nodes.wait_synced()
+        await self.pods.wait_synced()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DEVICES_SECONDS):
+                await self.devices.looked.wait()
+        self._complete.set()
+        self._wake()
+
+    def ask_again(self) -> None:
+        """End what is requested or waited for: the API server could not be reached, and can again."""
+        self.nodes.ask_again()
+        self.pods.ask_again()
+        self.devices.ask_again()
 
     async def close(self) -> None:
         """Stop following."""
@@ -115,6 +136,7 @@ class KubernetesInventory:
         if tuple(selectors) != self._selectors:
             self._selectors = tuple(selectors)
             self._unread.update(self.nodes.objects)
+            self.devices.want(one.resource for one in self._selectors)
 
     def seen(self) -> Mapping[str, NodeSeen]:
         """Return the nodes by name as they are now; those in no pool have the pool "" and no devices."""
@@ -123,11 +145,20 @@ class KubernetesInventory:
         for key in sorted(pods):
             if not self._is_done(COUNTING, "pod", key, partial(self._count, key, changed)):
                 self._uncounted.add(key)
-        changed |= self.devices.changed(tuple(dict.fromkeys(one.resource for one in self._selectors)))
+        with self.quarantine.step(COUNTING_DEVICES):
+            changed |= self.devices.changed()
+        self._note_devices()
         for name in sorted(changed):
             if not self._is_done(READING, "node", name, partial(self._read, name)):
                 self._unread.add(name)
         return self._seen
+
+    def _note_devices(self) -> None:
+        """Set aside that DRA devices cannot be followed, as long as they alone cannot: everything else goes on."""
+        if not (problem := self.devices.problem):
+            self.quarantine.passed(FOLLOWING, "step", FOLLOWING)
+        elif not self.problem and not self.quarantine.rests(FOLLOWING, "step", FOLLOWING):
+            self.quarantine.set_aside(FOLLOWING, "step", FOLLOWING, ApiUnreachable(problem))
 
     def _is_done(self, step: str, kind: Kind, name: str, work: Callable[[], None]) -> bool:
         """Whether something was done with one node or pod; False where it fails, or has to rest after it failed."""
@@ -150,16 +181,18 @@ class KubernetesInventory:
     def _read(self, name: str) -> None:
         if (node := self.nodes.objects.get(name)) is not None:
             before = self._seen[name].pools if name in self._seen else ()
-            node, shares = with_devices(self._dated(node), self.devices.offered(name)), self._shares(name)
-            self._seen[name] = _seen(node, self._selectors, shares, before, self._claimed(name))
+            devices = self.devices.on(name, resources_of(node, self._selectors))
+            node, shares = with_devices(self._dated(node), devices.offered), self._shares(name)
+            self._seen[name] = _seen(node, self._selectors, shares, before, devices.held)
         else:
             self._seen.pop(name, None)
             self._down_since.pop(name, None)
 
-    def _claimed(self, node: str) -> Mapping[str, int]:
-        """Return the devices of a node that claims of other pods hold, by resource."""
-        ours = {key: self.pods.objects[key].workload for key in self._on_node.get(node, ()) if key in self.pods.objects}
-        return self.devices.foreign(node, ours)
+    def dra_devices(self) -> dict[str, Mapping[str, int]]:
+        """Return how many devices of DRA drivers pools count, by node and resource."""
+        return self.devices.by_node(
+            {node.name: resources_of(node, self._selectors) for node in self.nodes.objects.values()}
+        )
 
     def allocatable(self, node: str, resource: str) -> int:
         """Return what a node offers of a resource, in the units of ClusterNode; 0 where it offers none, or is gone."""
@@ -199,7 +232,7 @@ def _seen(
 ) -> NodeSeen:
     """Return a node with what foreign pods hold of it, in the units of the control loop.
 
-    `before`: its pools so far; `claimed`: devices that claims of foreign pods hold, by resource.
+    `before`: its pools so far; `claimed`: devices that claims hold which no request of a pod says, by resource.
     """
     held = {resource for share in shares if share.workload for resource, _ in share.requests}
     chosen = pools_of(node, selectors, before, held)

@@ -189,6 +189,11 @@ def pools_of(
     return tuple(offered) or tuple(one for one in found if one.pool in before) or tuple(found[:1])
 
 
+def resources_of(node: ClusterNode, candidates: Sequence[NodeSelector]) -> tuple[str, ...]:
+    """Return the resources of all pools, each once: those of the pools first that select a node, in their order."""
+    return tuple(dict.fromkeys(one.resource for one in sorted(candidates, key=lambda one: not one.selects(node))))
+
+
 def unassigned(
     node: ClusterNode, candidates: Sequence[NodeSelector], taking: Collection[NodeSelector]
 ) -> tuple[tuple[str, int], ...]:

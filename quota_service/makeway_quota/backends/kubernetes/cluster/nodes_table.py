@@ -48,7 +48,7 @@ async def _read(
         async with asyncio.timeout(SECONDS):
             await inventory.open()
         return sorted(inventory.seen().values(), key=lambda node: node.name), await slice_sentences(
-            client, inventory.devices.by_node
+            client, inventory.dra_devices()
         )
     except TimeoutError:
         server = client.connection.server
