@@ -195,7 +195,11 @@ def test_a_node_is_in_one_pool_for_each_resource_that_it_offers() -> None:
     assert [one.pool for one in pools_of(cut, pools, [GPU, MIG])] == [MIG]
     assert [one.pool for one in pools_of(cut, pools, [GPU, MIG], {GPU})] == [GPU, MIG], "a pod still holds one"
     gone = project_node(node(allocatable={GPU: "0", MIG: "0"}))
-    assert [one.pool for one in pools_of(gone, pools, [GPU, MIG])] == [GPU, MIG], "its device plugin restarts"
+    for held in [set(), {GPU}, {MIG}, {GPU, MIG}]:
+        there = [one.pool for one in pools_of(gone, pools, [GPU, MIG], held)]
+        assert there == [GPU, MIG], "its device plugin restarts, and pods hold some of it"
+    assert [one.pool for one in pools_of(gone, pools, [GPU], {MIG})] == [GPU, MIG]
+    assert [one.pool for one in pools_of(gone, pools, (), {MIG})] == [MIG]
 
 
 def test_devices_keep_their_indices_while_other_resources_come_and_go() -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from makeway_api.models import Device
 from makeway_quota.backends.base import NodePart, NodeSeen
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.values import MAX_DEVICES
@@ -105,6 +106,54 @@ async def test_a_job_keeps_its_pool_while_its_gpus_are_cut_up(tmp_path: Path) ->
         backend.node_back("mixed")
         await run.until(lambda: total(run, "whole", 0), "the pool is gone from the node")
         assert (await run.states())["w"] == "running"
+
+
+def renumbered(whole: int, slices: int | None) -> NodeSeen:
+    """Return a node with GPUs and slices; without slices (None) its GPUs have the indices from 0 on."""
+    if slices is not None:
+        return replace(mixed(whole, slices), cpu=80_000)
+    return NodeSeen("mixed", "whole", tuple(range(whole)), cpu=80_000, most_pods=110, counted=True)
+
+
+@pytest.mark.covers("F02", "F15")
+@pytest.mark.parametrize(("first", "second"), [((8, None), (8, 7)), ((8, 7), (8, None))])
+async def test_devices_that_get_other_indices_under_running_jobs_are_counted_and_shown_once(
+    tmp_path: Path, first: tuple[int, int | None], second: tuple[int, int | None]
+) -> None:
+    backend = MemoryBackend([renumbered(*first), shared()], real_time=True)
+    async with running(tmp_path, POLICY, backend=backend) as run:
+        jobs = [await run.submit("ana", f"w{at}", profile="gpu1") for at in range(4)]
+        for job in jobs:
+            await run.job(job.id, "running")
+        for shown, total, outside in ((second, 8, 0), ((4, second[1]), 4, 0), ((2, second[1]), 4, 2), (first, 8, 0)):
+            backend.nodes["mixed"] = renumbered(*shown)
+            backend.node_back("mixed")
+            await run.until(lambda total=total, outside=outside: is_shown(run, total, outside), f"{shown} is shown")
+            [devices] = await devices_of(run, "whole")
+            assert len({device.index for device in devices}) == len(devices) == total, "each ordinal once"
+            assert sorted(h.name for d in devices for h in d.holders) == ["w0", "w1", "w2", "w3"]
+            assert max(len(device.holders) for device in devices) == 1
+            pool = {p.name: p for p in await run.client("root").pools()}["whole"]
+            assert (pool.used, pool.free) == (4, total - 4)
+            assert sum(device.free for device in devices) == pool.free
+        backend.nodes["mixed"] = renumbered(*second)
+        backend.node_back("mixed")
+        more = [await run.submit("ana", f"x{at}", profile="gpu1") for at in range(4)]
+        for job in more:
+            await run.job(job.id, "running")
+        [devices] = await devices_of(run, "whole")
+        assert [len(device.holders) for device in devices] == [1] * 8, "those that started since are beside them"
+
+
+async def devices_of(run: Running, pool: str) -> list[list[Device]]:
+    """Return the devices of each node of a pool."""
+    return [node.devices for each in await run.client("root").pools() if each.name == pool for node in each.nodes]
+
+
+async def is_shown(run: Running, total: int, outside: int) -> bool:
+    """Whether the whole GPUs are so many, of which so many are held beyond those that the node shows."""
+    [devices] = await devices_of(run, "whole")
+    return (len(devices), sum(device.outside for device in devices)) == (total, outside)
 
 
 async def total(run: Running, pool: str, many: int) -> bool:

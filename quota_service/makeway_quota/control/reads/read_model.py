@@ -12,6 +12,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from types import MappingProxyType
 
 from ...backends.base import NodeSeen
@@ -20,6 +21,7 @@ from ...engine.snapshot import ADMITTED
 from ...policy import Document
 from ...store.records import Workload
 from ...store.store import Store
+from ...values import ordinal
 from ..world.active_rows import newer
 from ..world.pool_assignment import PoolAssignment
 from ..world.world import World
@@ -53,6 +55,8 @@ class NodeUse:
     """the same for each device"""
     outside: tuple[int, ...] = ()
     """devices that are in no pool any more and are held by work that counts here; they count until it ends"""
+    shown_as: Mapping[int, int] = field(default_factory=dict)
+    """Held index to the device that it is shown as, where devices are only counted and got other indices since."""
 
     @property
     def devices(self) -> tuple[int, ...]:
@@ -373,14 +377,19 @@ def use_of(node: NodeSeen, rows: Sequence[Workload], outside: tuple[int, ...] = 
 
     Overbooked devices have 0 free, and so has every device of a node that is not ready or cordoned: nothing can start
     there. What other pods hold of devices that are not known is taken off the last ones. On devices `outside` of every
-    pool nothing can start; where devices are only counted, work there holds some of those that the node still shows.
+    pool nothing can start; where devices are only counted, work there holds some of those that the node still shows,
+    and only what is held beyond their number is outside.
     """
+    shown_as = _shown_as(node, rows, outside) if node.counted else {}
+    if shown_as:
+        outside = tuple(sorted(set(shown_as.values()).difference(node.devices)))
     taken = dict.fromkeys((*node.devices, *outside), 0)
     used = 0
     for row in rows:
         for place in row.placement:
             if place.node == node.name:
-                for index, milli in zip(place.devices, place.milli, strict=False):
+                for held, milli in zip(place.devices, place.milli, strict=False):
+                    index = shown_as.get(held, held)
                     if index in taken:
                         taken[index] += milli
                         used += milli
@@ -396,4 +405,23 @@ def use_of(node: NodeSeen, rows: Sequence[Workload], outside: tuple[int, ...] = 
         left = max(0, 1000 - held - node.foreign.get(index, 0)) if takes_work else 0
         free[index] = left - min(left, unknown)
         unknown -= min(left, unknown)
-    return NodeUse(node, tuple(rows), used, sum(free.values()), free, outside)
+    return NodeUse(node, tuple(rows), used, sum(free.values()), free, outside, shown_as)
+
+
+def _shown_as(node: NodeSeen, rows: Sequence[Workload], strays: Sequence[int]) -> dict[int, int]:
+    """Return the device that each held index stands for which a node that counts its devices does not show.
+
+    As for the engine, these are the last devices that nothing else holds; further ones have ordinals of their own.
+    """
+    places = [place for row in rows for place in row.placement if place.node == node.name]
+    held = {index for place in places for index in place.devices}
+    free = [index for index in node.devices if index not in held]
+    found, taken = dict[int, int](), set(map(ordinal, node.devices))
+    for index in strays:
+        if free:
+            found[index] = free.pop()
+            continue
+        own = ordinal(index)
+        found[index] = index if own not in taken else next(at for at in count() if at not in taken)
+        taken.add(ordinal(found[index]))
+    return found

@@ -208,7 +208,7 @@ def node_model(use: NodeUse, teams: Teams = None) -> Node:
                     over_quota=row.over_quota,
                     state=State(row.state),
                 )
-                held.setdefault(index, []).append(holder)
+                held.setdefault(use.shown_as.get(index, index), []).append(holder)
     devices = [
         Device.model_construct(
             index=ordinal(index),

@@ -178,15 +178,15 @@ def pools_of(
 
     A node whose GPUs were cut up, or shared by time, shows 0 of the resource that it had before, until its kubelet is
     restarted and beyond; it stays in that pool as long as pods hold some of it (`held` names their resources). While
-    its device plugin restarts it shows 0 of every resource: it stays in the pools that it was in `before`, else it is
-    in that of the first selector.
+    its device plugin restarts it shows 0 of every resource: it also stays in the pools that it was in `before`; if
+    there are none of either, it is in that of the first selector.
     """
     fitting = {one.resource: one for one in reversed(candidates) if one.selects(node)}
     found = [one for one in candidates if fitting.get(one.resource) is one]
     offered = [one for one in found if node.allocatable.get(one.resource) or one.resource in held]
     if any(node.allocatable.get(one.resource) for one in offered):
         return tuple(offered)
-    return tuple(offered) or tuple(one for one in found if one.pool in before) or tuple(found[:1])
+    return tuple(one for one in found if one in offered or one.pool in before) or tuple(found[:1])
 
 
 def resources_of(node: ClusterNode, candidates: Sequence[NodeSelector]) -> tuple[str, ...]:
