@@ -276,14 +276,25 @@ class LeaseMixin(SpawnForm):
         own: Any = self
         if own.server is None:
             return None
-        answer = asyncio.ensure_future(listening.answer(own.server.url, f"{own.server.base_url}api"))
-        end = asyncio.get_running_loop().time() + own.http_timeout
+        loop = asyncio.get_running_loop()
+
+        def ask() -> tuple[str, asyncio.Task[None], float]:
+            url = str(own.server.url)
+            return url, loop.create_task(listening.answer(url, f"{own.server.base_url}api")), loop.time()
+
+        url, answer, since = ask()
         try:
-            while asyncio.get_running_loop().time() < end:
+            while loop.time() < since + own.http_timeout:
                 await asyncio.wait([answer], timeout=_CHECK_AGAIN)
+                answered = answer.done()
                 status: int | None = await super().poll()
-                if status is not None or answer.done():
+                if status is not None:
                     return status
+                if own.server is not None and str(own.server.url) != url:  # a pod gets its address when it starts
+                    answer.cancel()
+                    url, answer, since = ask()
+                elif answered:
+                    return None
                 if self._ended:
                     return await self.poll()
         finally:

@@ -14,7 +14,7 @@ import pytest
 from jupyterhub.spawner import Spawner
 from makeway_api.client import AsyncClient
 from makeway_api.models import Notice, Reason
-from makeway_spawner import service
+from makeway_spawner import lease, service
 from makeway_spawner.granted import Lease
 from makeway_spawner.lease import LeaseMixin
 from makeway_spawner.refusal import Refused
@@ -315,6 +315,45 @@ async def test_a_restarted_hub_waits_for_no_server_that_has_ended(make: Make, fa
     await spawner.run_post_stop_hook()
     said = "Its server ended by itself, with exit code 0."
     assert (spawner.makeway_end, fake.released, fake.why) == (said, ["s1"], said)
+
+
+@pytest.mark.covers("N07")
+@pytest.mark.parametrize("before", ["refuses", "answers"])
+async def test_a_server_that_gets_its_address_after_the_restart_is_asked_there(
+    make: Make, monkeypatch: pytest.MonkeyPatch, before: str
+) -> None:
+    """As a pod that was Pending: another one may have the address that the Hub knows, and the time begins anew."""
+    old, new, asked = "http://old/user/ana/", "http://new/user/ana/", list[str]()
+    up = asyncio.Event()
+
+    async def answer(where: str, path: str) -> None:
+        asked.append(where)
+        if where == new:
+            up.set()
+        elif before == "refuses":
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(lease.listening, "answer", answer)
+    monkeypatch.setattr(lease, "_CHECK_AGAIN", 0.001)
+    spawner = await checked(make, 1, 1)
+    monkeypatch.setattr(StillSpawner, "http_timeout", 0.3)  # as a trait, it takes whole seconds only
+    spawner._server.url = old
+    looks = 0
+
+    async def poll() -> int | None:
+        """Correct the address at the second look, as KubeSpawner does once the pod runs."""
+        nonlocal looks
+        looks += 1
+        if looks == 2:
+            await asyncio.sleep(0.4)  # longer than it has for an answer at one address
+            spawner._server.url = new
+        return None
+
+    monkeypatch.setattr(Process, "poll", lambda self: poll())
+    async with asyncio.timeout(20):
+        assert await spawner.poll() is None
+    assert asked == [old, new]
+    assert up.is_set()
 
 
 async def test_a_server_that_does_not_answer_a_restarted_hub_is_given_up_with_a_reason(

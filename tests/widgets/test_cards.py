@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from makeway import cards
+from makeway import cards, view
 from makeway.feed import Feed, JobNews
 from makeway.live import CELLS, Cells
 from makeway_api.client import AsyncClient
@@ -346,3 +346,54 @@ def test_a_table_that_cannot_be_updated_or_is_too_long_is_not_followed(tabled: A
     for updatable, many in ((False, 1), (True, cards.MAX_ROWS + 1)):
         tabled(*[job(id=f"j-{n}") for n in range(many)], updatable=updatable)
         assert cards._TABLES == []
+
+
+FOLLOWED, NOT_FOLLOWED = "after a reload", "to follow"
+
+
+@pytest.fixture
+def in_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a front end that takes updates."""
+    monkeypatch.setattr(Cells, "publisher", lambda self: object())
+
+
+def test_an_output_that_nothing_follows_says_how_to_follow_the_jobs(
+    made: Any, tabled: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Cells, "publisher", lambda self: None)
+    monkeypatch.setattr(Output, "updatable", False)
+    assert NOT_FOLLOWED in made(job())[1].text
+    assert NOT_FOLLOWED in tabled(job(), updatable=False)[1].text
+    assert all(FOLLOWED not in part["text/plain"] for part in view.job_bundles(job(), NOW))
+
+
+def test_a_table_of_too_many_jobs_says_that_nothing_follows_it(tabled: Any, in_kernel: None) -> None:
+    assert FOLLOWED in tabled(*[job(id=f"j-{n}") for n in range(cards.MAX_ROWS)])[1].text
+    assert NOT_FOLLOWED in tabled(*[job(id=f"j-{n}") for n in range(cards.MAX_ROWS + 1)])[1].text
+
+
+def test_a_table_that_another_one_replaces_says_so_at_its_last_state(tabled: Any, in_kernel: None) -> None:
+    pending = job(State.PENDING, placement=[])
+    table, output, *_ = tabled(pending)
+    table.show(JobNews(job(), NOW))  # too soon to be drawn
+    assert FOLLOWED in output.text
+    newer = tabled(job())[1]
+    assert (NOT_FOLLOWED in output.text, FOLLOWED in newer.text) == (True, True)
+    assert "running" in output.text
+    before, *_ = tabled(job())
+    tabled(*[job(id=f"j-{n}") for n in range(cards.MAX_ROWS + 1)])
+    assert NOT_FOLLOWED in before._output.text
+
+
+def test_a_table_says_so_when_it_ends_an_hour_after_the_last_cell(tabled: Any, in_kernel: None) -> None:
+    table, output, now, _ = tabled(job())
+    now[0] = 3601.0
+    table.show(JobNews(job(), NOW))
+    assert NOT_FOLLOWED in output.text
+
+
+def test_a_card_beyond_those_that_are_kept_says_so(made: Any, in_kernel: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cards, "MAX_CARDS", 2)
+    outputs = [made(job(id=f"j-{n}"))[1] for n in range(3)]
+    assert [NOT_FOLLOWED in output.text for output in outputs] == [True, False, False]
+    assert [FOLLOWED in output.text for output in outputs] == [False, True, True]

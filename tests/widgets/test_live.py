@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 from makeway import feed as feed_module
+from makeway import live as live_module
 from makeway.blocks import text_of
 from makeway.feed import Feed
-from makeway.live import Cells
+from makeway.live import Cells, LiveOutput
 from makeway.team_usage import LiveUsage
 from makeway.teams import Picture, banners, live, live_parts
 from makeway.words import full_clock
@@ -241,6 +242,20 @@ def test_a_state_is_not_called_live_once_the_service_is_silent(feed: Feed, wire:
     assert lost.usage == known.usage
     parts = text_of([block for part in live_parts(lost) for block in part])
     assert f"The quota service does not answer. State of {full_clock(lost.known_at)}." in parts
+
+
+@pytest.mark.parametrize(
+    ("installed", "outputs"), [("jupyter_server_ydoc", 1), ("jupyter_collaboration", 1), ("jupyterlab", 2)]
+)
+def test_an_output_is_one_beside_each_release_of_jupyter_collaboration(
+    monkeypatch: pytest.MonkeyPatch, installed: str, outputs: int
+) -> None:
+    """Before release 3 it was one package of its own name; since then that is empty and needs others."""
+    monkeypatch.setattr(live_module, "find_spec", lambda name: object() if name == installed else None)
+    shown = []
+    monkeypatch.setattr(live_module, "display", lambda *_, display_id, **__: shown.append(display_id))
+    LiveOutput([{"text/plain": "state"}, {"text/plain": "progress"}])
+    assert len(shown) == outputs
 
 
 def test_two_missed_heartbeats_end_a_live_stream() -> None:

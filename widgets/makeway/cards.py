@@ -32,16 +32,17 @@ class Card:
         self._clock = clock
         self._news = JobNews(job, known_at)
         self._drawn = self._news
-        self._text = _text(self._news, idle=False)
+        self._is_followed = CELLS.publisher() is not None
+        self._text = self._said(idle=False)
         self._drawn_at = clock()
         self._lock = threading.RLock()
-        self._output = LiveOutput(_bundles(self._news, idle=False))
+        self._output = LiveOutput(self._bundles(idle=False))
         if job.state.ended or not self._output.updatable:
             return
         CELLS.keep(self)
         _CARDS.append(self)
         if len(_CARDS) > MAX_CARDS:
-            _CARDS[0].close()
+            _CARDS[0].leave()
         feed.follow(job, self.show, known_at)
 
     def show(self, news: JobNews) -> None:
@@ -60,6 +61,13 @@ class Card:
             if not self._draw():
                 self._output.repeat_missed()
 
+    def leave(self) -> None:
+        """Stop updating, and say so."""
+        with self._lock:
+            self._is_followed = False
+            self._draw()
+            self.close()
+
     def close(self) -> None:
         """Stop updating; the last state stays visible."""
         CELLS.drop(self)
@@ -69,10 +77,18 @@ class Card:
 
     def _draw(self) -> bool:
         news, idle = self._news, CELLS.idle
-        if (text := _text(news, idle)) == self._text:
+        if (text := self._said(idle)) == self._text:
             return False
         self._drawn, self._text, self._drawn_at = news, text, self._clock()
-        return self._output.update(_bundles(news, idle))
+        return self._output.update(self._bundles(idle))
+
+    def _bundles(self, idle: bool) -> Sequence[Bundle]:
+        return view.job_bundles(self._news.job, self._news.known_at, self._news.problem, idle, self._is_followed)
+
+    def _said(self, idle: bool) -> str:
+        """Return what the card says, but for the time at which the service said so."""
+        texts = [each["text/plain"] for each in self._bundles(idle)]
+        return "\n".join(texts).replace(full_clock(self._news.known_at), "")
 
 
 _CARDS: list[Card] = []
@@ -97,9 +113,10 @@ class JobTable:
         self._more, self._owner, self._feed, self._clock = more, owner, feed, clock
         self._drawn_at = self._due_at = clock()
         self._lock = threading.RLock()
+        self._followed = {job.id for job in jobs if not job.state.ended}
+        self._is_followed = len(self._followed) <= MAX_ROWS and CELLS.publisher() is not None
         self._output = LiveOutput(self._bundles())
         self._text = self._said()
-        self._followed = {job.id for job in jobs if not job.state.ended}
         before = _TABLES[:]
         if len(self._followed) > MAX_ROWS or not self._output.updatable:
             self._followed.clear()
@@ -109,7 +126,7 @@ class JobTable:
         for id in sorted(self._followed):
             feed.follow(self._news[id].job, self.show, known_at)
         for table in before:  # after the new one follows, so that the feed's thread goes on
-            table.close()
+            table.leave()
 
     def show(self, news: JobNews) -> None:
         """Show what is new of a job; called by any thread."""
@@ -121,8 +138,7 @@ class JobTable:
             if news.job.state.ended or news.gone:
                 self._unfollow(id)
             if not self._followed or CELLS.idle:
-                self._draw()
-                self.close()
+                self.leave()
             elif (now := self._clock()) >= self._drawn_at + APART:
                 self._draw()
             elif now >= self._due_at:  # else the others will be drawn with it
@@ -134,6 +150,13 @@ class JobTable:
         with self._lock:
             if not self._draw():
                 self._output.repeat_missed()
+
+    def leave(self) -> None:
+        """Stop updating, and say so."""
+        with self._lock:
+            self._is_followed = False
+            self._draw()
+            self.close()
 
     def close(self) -> None:
         """Stop updating; the last states stay visible."""
@@ -168,7 +191,7 @@ class JobTable:
     def _bundles(self) -> list[dict[str, str]]:
         problem = next((news.problem for news in self._news.values() if news.problem), "")
         jobs = [news.job for news in self._news.values()]
-        return view.jobs_bundles(jobs, self._known_at, self._more, self._owner, problem)
+        return view.jobs_bundles(jobs, self._known_at, self._more, self._owner, problem, self._is_followed)
 
     def _said(self) -> str:
         texts = [each["text/plain"] for each in self._bundles()]
@@ -176,16 +199,6 @@ class JobTable:
 
 
 _TABLES: list[JobTable] = []
-
-
-def _bundles(news: JobNews, idle: bool) -> Sequence[Bundle]:
-    return view.job_bundles(news.job, news.known_at, news.problem, idle)
-
-
-def _text(news: JobNews, idle: bool) -> str:
-    """Return what a card says, but for the time at which the service said so."""
-    texts = [each["text/plain"] for each in _bundles(news, idle)]
-    return "\n".join(texts).replace(full_clock(news.known_at), "")
 
 
 def _alike(news: JobNews, other: JobNews) -> bool:

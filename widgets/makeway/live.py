@@ -21,8 +21,9 @@ from IPython.core.displaypub import CapturingDisplayPublisher
 from IPython.display import display
 
 Bundle = Mapping[str, str]
-COLLABORATION = "jupyter_server_ydoc"
-"""The package by which several people edit one notebook; it is expected beside the kernel"""
+COLLABORATION = ("jupyter_server_ydoc", "jupyter_collaboration")
+"""The packages by which several people edit one notebook, since jupyter-collaboration 3 and before; one of them is
+expected beside the kernel"""
 
 IDLE = 3600.0
 """Seconds without a cell after which outputs change only where a state does: each update counts as activity of the
@@ -47,7 +48,7 @@ class LiveOutput:
     """
 
     def __init__(self, parts: Sequence[Bundle]) -> None:
-        self._is_whole = find_spec(COLLABORATION) is not None
+        self._is_whole = any(find_spec(name) is not None for name in COLLABORATION)
         parts = self._shaped(parts)
         self._ids = [f"makeway-{uuid.uuid4().hex}" for _ in parts]
         self._shown = [dict(part) for part in parts]

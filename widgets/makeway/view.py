@@ -133,14 +133,19 @@ def jobs_blocks(jobs: Sequence[Job], now: datetime, more: bool = False, owner: b
 
 
 def jobs_bundles(
-    jobs: Sequence[Job], known_at: datetime, more: bool = False, owner: bool = False, problem: str = ""
+    jobs: Sequence[Job],
+    known_at: datetime,
+    more: bool = False,
+    owner: bool = False,
+    problem: str = "",
+    followed: bool = False,
 ) -> list[dict[str, str]]:
-    """Return the two parts of a table that is followed in every format: the jobs, and of which time they are.
+    """Return the two parts of a table in every format: the jobs, and of which time they are.
 
-    `problem` says why nothing newer is known.
+    `problem` says why nothing newer is known, `followed` that the output is kept up to date.
     """
     older: list[Block] = [line(Soft(OLDER))] if more else []
-    state: tuple[Inline, ...] = (Soft(f"State of {full_clock(known_at)};"), *_again("%jobs", "them"))
+    state: tuple[Inline, ...] = (Soft(f"State of {full_clock(known_at)};"), *_again("%jobs", "them", followed))
     if problem:
         state = (Bold(problem), *state)
     elif all(job.state.ended for job in jobs):
@@ -175,22 +180,27 @@ def _title(job: Job) -> str:
     return plain(f"{title}: {state_word(job.state, job.preemptions, job.attempt)}")
 
 
-def job_parts(job: Job, known_at: datetime, problem: str = "", idle: bool = False) -> list[list[Block]]:
+def job_parts(
+    job: Job, known_at: datetime, problem: str = "", idle: bool = False, followed: bool = False
+) -> list[list[Block]]:
     """Return the two parts of a job's card: what it is, and how far it is, which changes more often.
 
-    `known_at` is when the service said so, `problem` why nothing newer is known, `idle` that progress is not followed.
+    `known_at` is when the service said so, `problem` why nothing newer is known, `idle` that progress is not followed,
+    `followed` that the output is kept up to date.
     """
     virtual: list[Inline] = [Chip("virtual GPUs", dashed=True)] if job.virtual else []
     head: list[Block] = [line(Bold(named(job) or "Job without a name"), chip(job), *virtual, Code(job.id), space=6)]
     head += [Facts(steady_facts(job, None)), *_attempts(job)]
-    state = line(*_state_of(job, known_at, problem, idle))
+    state = line(*_state_of(job, known_at, problem, idle, followed))
     warnings = [Banner(warning, status=False) for warning in job.warnings]
     return [head, [Facts(changing_facts(job, None)), *warnings, *progress_blocks(job, known_at), state]]
 
 
-def job_bundles(job: Job, known_at: datetime, problem: str = "", idle: bool = False) -> list[dict[str, str]]:
+def job_bundles(
+    job: Job, known_at: datetime, problem: str = "", idle: bool = False, followed: bool = False
+) -> list[dict[str, str]]:
     """Return the parts of a job's card in every format."""
-    head, rest = job_parts(job, known_at, problem, idle)
+    head, rest = job_parts(job, known_at, problem, idle, followed)
     return [bundle(head, "\n".join([_title(job), text_of(head[1:])])), bundle(rest)]
 
 
@@ -199,8 +209,8 @@ def job_card(job: Job, now: datetime) -> Markup:
     return Markup("").join(html(part) for part in job_parts(job, now))
 
 
-def _state_of(job: Job, known_at: datetime, problem: str, idle: bool) -> tuple[Inline, ...]:
-    present = _again(f"%job {job.id}", "it")
+def _state_of(job: Job, known_at: datetime, problem: str, idle: bool, followed: bool) -> tuple[Inline, ...]:
+    present = _again(f"%job {job.id}", "it", followed)
     if problem:
         return (Bold(problem), f"State of {full_clock(known_at)};", *present)
     if job.state.ended:
@@ -211,8 +221,10 @@ def _state_of(job: Job, known_at: datetime, problem: str, idle: bool) -> tuple[I
     return (Soft(f"State of {full_clock(known_at)};"), *present)
 
 
-def _again(command: str, what: str) -> tuple[Inline, ...]:
-    """Return how to go on from a saved output, which follows nothing."""
+def _again(command: str, what: str, followed: bool) -> tuple[Inline, ...]:
+    """Return how to go on from an output that nothing follows: as one that is `followed`, once it is only saved."""
+    if not followed:
+        return Soft("run"), Code(command), Soft(f"to follow {what}.")
     return Soft("after a reload"), Code(command), Soft(f"follows {what} again.")
 
 
