@@ -38,10 +38,20 @@ def written(folder: Path, values: Object) -> Path:
     return file
 
 
+class StrictLoader(yaml.SafeLoader):
+    """A loader that refuses a mapping with a key twice, as kustomize and `kubectl apply` do."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Return the mapping, whose keys are texts here."""
+        keys = [key.value for key, _ in node.value]
+        assert len(keys) == len(set(keys)), f"twice in a mapping: {sorted(key for key in keys if keys.count(key) > 1)}"
+        return super().construct_mapping(node, deep)
+
+
 def rendered(helm: Helm, folder: Path, values: Object) -> list[Object]:
     """Return the manifests that Helm makes of the chart with these values."""
     text = helm.template(CHART, RELEASE, NAMESPACE, ("--values", written(folder, values)))
-    return [one for one in yaml.safe_load_all(text) if one]
+    return [one for one in yaml.load_all(text, StrictLoader) if one]
 
 
 def of_kind(manifests: list[Object], kind: str, name: str = "") -> list[Object]:

@@ -187,6 +187,52 @@ def test_a_second_makeway_in_the_namespace_is_refused_unless_its_homes_are_its_o
     release.run("upgrade", values=EVERYTHING)
 
 
+def beside(api: Api, template: str) -> None:
+    """Have the service of another release in the namespace, with these homes; "": of a chart that did not tell them."""
+    labels = {"app.kubernetes.io/name": "makeway", "app.kubernetes.io/component": "service"}
+    named = {**labels, "app.kubernetes.io/instance": "other"}
+    spec = {
+        "replicas": 0,
+        "selector": {"matchLabels": named},
+        "template": {"metadata": {"labels": named}, "spec": safe_pod("other")["spec"]},
+    }
+    told = {"annotations": {"makeway/homes": template}} if template else {}
+    api.create(DEPLOYMENTS.format(NAMESPACE), {"metadata": {"name": "other", "labels": named, **told}, "spec": spec})
+
+
+@pytest.mark.parametrize("theirs", ["", "home-{user_server}", "home-{username}", "other-{user_server}"])
+def test_an_upgrade_that_keeps_its_homes_is_not_refused_beside_another_makeway(
+    release: Installation, theirs: str
+) -> None:
+    def run(how: str, name: str, values: Object) -> str:
+        given = ("--dry-run=server", "--values", written(release.folder, values))
+        return release.helm.run(how, name, CHART, "--namespace", NAMESPACE, *given)
+
+    deployments = DEPLOYMENTS.format(NAMESPACE)
+    service = f"{deployments}/makeway-service"
+    own = release.api.get(service)["metadata"]["annotations"]["makeway/homes"]
+    beside(release.api, theirs)
+    try:
+        assert "kind: Deployment" in run("upgrade", "makeway", EVERYTHING)
+        changed = homes("other-{username}")
+        if theirs.startswith("other"):
+            with pytest.raises(KubeProblem, match="other is a Makeway of the namespace makeway, too") as problem:
+                run("upgrade", "makeway", EVERYTHING | changed)
+            assert f"Set hub.config.KubeSpawner.pvc_name_template back first, to {own}:" in str(problem.value)
+            assert "makeway-home" not in str(problem.value), "no other template, which loses the homes that there are"
+        else:
+            assert "kind: Deployment" in run("upgrade", "makeway", EVERYTHING | changed)
+        release.api.merge(service, {"metadata": {"annotations": {"makeway/homes": None}}})  # as of an earlier chart
+        assert "kind: Deployment" in run("upgrade", "makeway", EVERYTHING)
+        if not theirs:
+            elsewhere: Object = {"jobs": {"namespace": "second-jobs"}}
+            with pytest.raises(KubeProblem, match="If (other|makeway) has other homes, upgrade it first"):
+                run("install", "second", elsewhere)
+    finally:
+        release.api.merge(service, {"metadata": {"annotations": {"makeway/homes": own}}})
+        release.api.delete(f"{deployments}/other")
+
+
 def test_two_releases_do_not_share_the_namespace_of_jobs(release: Installation) -> None:
     def install(namespace: str, jobs: Object) -> str:
         given = ("--values", written(release.folder, {"jobs": jobs} | homes("second-home-{user_server}")))

@@ -217,6 +217,32 @@ def test_kubectl_means_the_own_container_of_each_pod_where_a_sidecar_comes_first
         assert pod["metadata"]["annotations"]["kubectl.kubernetes.io/default-container"] == name[8:]
 
 
+@pytest.mark.parametrize("everywhere", [False, True])
+@pytest.mark.parametrize("values", ALL.values(), ids=ALL)
+def test_an_annotation_or_label_of_a_site_is_in_no_pod_twice(
+    helm: Helm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: Object, everywhere: bool
+) -> None:
+    container = "kubectl.kubernetes.io/default-container"
+    given = {
+        "podAnnotations": {container: "mesh", "checksum/config": "1"},
+        "podLabels": {"app.kubernetes.io/part-of": "ml", "app.kubernetes.io/component": "x", "helm.sh/chart": "mine"},
+    }
+    parts = ("service",) if values == ADD_ON else ("service", "hub", "proxy")
+    own = given if everywhere else {part: {**values.get(part, {}), **given} for part in parts}
+    manifests = rendered(helm, tmp_path, values | own)
+    found = {f"makeway-{part}": pods(manifests)[f"makeway-{part}"] for part in parts}
+    for name, pod in found.items():
+        assert pod["metadata"]["annotations"][container] == "mesh", name
+        assert pod["metadata"]["labels"]["app.kubernetes.io/component"] == name[8:]
+        assert pod["metadata"]["labels"]["app.kubernetes.io/part-of"] == "ml"
+    if "hub" in parts:
+        assert len(found["makeway-hub"]["metadata"]["annotations"]["checksum/config"]) == 64
+    if everywhere:
+        assert job_pod(manifests)["metadata"]["annotations"][container] == "mesh"
+        if values != ADD_ON:
+            assert spawner_traits(manifests, monkeypatch, tmp_path)["extra_annotations"][container] == "mesh"
+
+
 @pytest.mark.parametrize("values", ALL.values(), ids=ALL)
 def test_an_administrator_of_two_namespaces_makes_nothing_elsewhere(helm: Helm, tmp_path: Path, values: Object) -> None:
     mine: Object = {"rbac": {"createClusterRole": False}, "priorityClasses": {"create": False}}

@@ -29,8 +29,19 @@
 
 {{/* Another Makeway in the namespace: its Hub would mount the same homes. Nothing is found where Helm does not read the cluster. */}}
 {{- define "makeway.otherReleases" -}}
-{{- $own := include "makeway.homes" . | splitList "{" | first -}}
-{{- range (lookup "apps/v1" "Deployment" .Release.Namespace "").items -}}
+{{- $homes := include "makeway.homes" . -}}
+{{- $own := $homes | splitList "{" | first -}}
+{{- $services := (lookup "apps/v1" "Deployment" .Release.Namespace "").items -}}
+{{- /* What is there of this release: homes that it keeps are no new conflict; charts before did not write them down. */}}
+{{- $before := dict -}}
+{{- range $services -}}
+{{- $labels := .metadata.labels | default dict -}}
+{{- if and (eq (get $labels "app.kubernetes.io/name") $.Chart.Name) (eq (get $labels "app.kubernetes.io/component") "service") (eq (get $labels "app.kubernetes.io/instance") $.Release.Name) (not (hasKey (.spec.template.metadata.labels | default dict) "hub.jupyter.org/network-access-hub")) -}}
+{{- $before = dict "homes" (get (.metadata.annotations | default dict) "makeway/homes") -}}
+{{- end -}}
+{{- end -}}
+{{- $keeps := and (hasKey $before "homes") (has $before.homes (list "" $homes)) -}}
+{{- range $services -}}
 {{- $labels := .metadata.labels | default dict -}}
 {{- $other := get $labels "app.kubernetes.io/instance" -}}
 {{- if and (eq (get $labels "app.kubernetes.io/name") $.Chart.Name) (eq (get $labels "app.kubernetes.io/component") "service") (ne $other $.Release.Name) -}}
@@ -38,11 +49,17 @@
 {{- if and $addOn (eq $.Values.mode "addOn") -}}
 {{- fail (printf "The release %s is the Makeway of the Zero to JupyterHub in the namespace %s, which joins one only. Install this one beside another Zero to JupyterHub, in its namespace." $other $.Release.Namespace) -}}
 {{- end -}}
-{{- if and (not $addOn) (ne $.Values.mode "addOn") -}}
+{{- $written := get (.metadata.annotations | default dict) "makeway/homes" -}}
+{{- if and (not $addOn) (ne $.Values.mode "addOn") (not $keeps) (or $written (not $.Release.IsUpgrade)) -}}
 {{- /* Of two homes with names that begin alike, one may be that of a user of the other: home-a-{user_server} and a user a-ana. */}}
-{{- $theirs := get (.metadata.annotations | default dict) "makeway/homes" | default "home-{user_server}" | splitList "{" | first -}}
+{{- $theirs := $written | default "home-{user_server}" | splitList "{" | first -}}
 {{- if or (hasPrefix $own $theirs) (hasPrefix $theirs $own) -}}
-{{- fail (printf "The release %s is a Makeway of the namespace %s, too, and both would mount the same homes of users, %sNAME. Install this one in another namespace; or give its homes names that begin otherwise, with hub.config.KubeSpawner.pvc_name_template: %s-home-{user_server}" $other $.Release.Namespace $theirs $.Release.Name) -}}
+{{- $both := printf "The release %s is a Makeway of the namespace %s, too, and both would mount the same homes of users, %sNAME." $other $.Release.Namespace $theirs -}}
+{{- if $.Release.IsUpgrade -}}
+{{- fail (printf "%s Set hub.config.KubeSpawner.pvc_name_template back first%s: with another one, users of this release would find empty homes." $both (ternary (printf ", to %s" (get $before "homes")) "" (ne (get $before "homes") ""))) -}}
+{{- end -}}
+{{- $first := ternary "" (printf " If %s has other homes, upgrade it first: it is of a chart that does not write down which." $other) (ne $written "") -}}
+{{- fail (printf "%s%s Install this one in another namespace; or give its homes names that begin otherwise, with hub.config.KubeSpawner.pvc_name_template: %s-home-{user_server}" $both $first $.Release.Name) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -22,9 +22,20 @@ capabilities: {drop: [ALL]}
 {{- if eq (dig "users" "fixed" (.Values.podSecurity | default dict)) "platform" }}true{{ end -}}
 {{- end -}}
 
-{{/* Labels or annotations of a pod, with those of all: (list $ "podLabels" more). */}}
+{{/* Labels or annotations of a pod, with those of all: (list $ "podLabels" more). Labels of the chart stay its own. */}}
 {{- define "makeway.podMetadata" -}}
-{{- with merge (dict) (index . 2 | default dict) (get (index . 0).Values (index . 1) | default dict) }}{{ toYaml . }}{{ end -}}
+{{- $own := merge (dict "app.kubernetes.io/component" "") (include "makeway.labels" (index . 0) | fromYaml) -}}
+{{- $given := merge (dict) (index . 2 | default dict) (get (index . 0).Values (index . 1) | default dict) -}}
+{{- range $name := keys $own }}{{ $_ := unset $given $name }}{{ end -}}
+{{- with $given }}{{ toYaml . }}{{ end -}}
+{{- end -}}
+
+{{/* Annotations of a pod of the portal: (list $ CONTAINER more own). `kubectl logs` and `exec` mean its container, as sidecars may
+come first, unless the site names another one; its `own` ones stay as they are. */}}
+{{- define "makeway.podAnnotations" -}}
+{{- $default := dict "kubectl.kubernetes.io/default-container" (index . 1) -}}
+{{- $all := get (index . 0).Values "podAnnotations" | default dict -}}
+{{- toYaml (merge (dict) (index . 3) (index . 2 | default dict) $all $default) -}}
 {{- end -}}
 
 {{/* The certificate authorities: the ConfigMap's name, empty for none: (list $ namespace). */}}
