@@ -226,7 +226,7 @@ def test_an_upgrade_that_keeps_its_homes_is_not_refused_beside_another_makeway(
         assert "kind: Deployment" in run("upgrade", "makeway", EVERYTHING)
         if not theirs:
             elsewhere: Object = {"jobs": {"namespace": "second-jobs"}}
-            with pytest.raises(KubeProblem, match="If (other|makeway) has other homes, upgrade it first"):
+            with pytest.raises(KubeProblem, match=r"If (other|makeway) has other homes, upgrade it first"):
                 run("install", "second", elsewhere)
     finally:
         release.api.merge(service, {"metadata": {"annotations": {"makeway/homes": own}}})
