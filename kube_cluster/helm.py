@@ -56,6 +56,7 @@ class Helm:
 
     def __init__(self, folder: Path, kubeconfig: Path | None = None) -> None:
         """`folder` keeps Helm's own files, so that those of the user are not read."""
+        self.kubeconfig = kubeconfig
         self._program = helm()
         self._environ = {
             "PATH": os.environ.get("PATH", os.defpath),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ from releases import (
     safe_pod,
 )
 
+from kube_cluster import programs
 from kube_cluster.api import Api, ApiProblem
 from kube_cluster.problems import KubeProblem
 
@@ -249,6 +251,97 @@ def test_the_same_values_again_change_nothing(release: Installation) -> None:
     before = release.generations()
     release.run("upgrade", values=EVERYTHING)
     assert release.generations() == before
+
+
+NODES = "/api/v1/nodes"
+PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
+
+
+def test_the_pre_puller_has_pods_on_nodes_that_run_its_images_only(release: Installation) -> None:
+    """No nodes of Windows, nor of another architecture where the values say so; only the controllers are real."""
+    api = release.api
+    kinds = {"linux": ("linux", "amd64"), "windows": ("windows", "amd64"), "arm": ("linux", "arm64")}
+    for name, (system, architecture) in kinds.items():
+        labels = {"kubernetes.io/os": system, "kubernetes.io/arch": architecture}
+        api.create(NODES, {"metadata": {"name": f"node-{name}", "labels": labels}})
+    values = copy.deepcopy(EVERYTHING)
+    values["prePuller"]["tolerations"] = [{"operator": "Exists"}]  # as no kubelet says that these nodes are ready
+    try:
+        release.run("upgrade", values=values)
+        wait_until(lambda: pulling(api) >= {"node-linux", "node-arm"}, "nodes with Linux have pods")
+        assert "node-windows" not in pulling(api)
+        values["prePuller"]["nodeSelector"] = {"kubernetes.io/arch": "amd64"}
+        release.run("upgrade", values=values)
+        wait_until(lambda: "node-arm" not in pulling(api), "the node of another architecture has none any more")
+        wait_until(lambda: "node-linux" in pulling(api), "the other one has pods again")
+        assert "node-windows" not in pulling(api)
+    finally:
+        for name in kinds:
+            api.delete(f"{NODES}/node-{name}")
+        release.run("upgrade", values=EVERYTHING)
+
+
+def pulling(api: Api) -> set[str]:
+    """Return the nodes for which there are pods of the pre-puller."""
+    pods = api.items(PODS, labelSelector="app.kubernetes.io/component=images")
+    terms = [
+        one["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+        for one in pods
+        if "deletionTimestamp" not in one["metadata"]
+    ]
+    return {field["values"][0] for one in terms for term in one for field in term["matchFields"]}
+
+
+@pytest.mark.parametrize("length", [58, 63])
+def test_it_is_installed_and_uninstalled_in_a_namespace_with_a_long_name(release: Installation, length: int) -> None:
+    namespace = f"{'n' * (length - 1)}m"
+    given = ("--namespace", namespace, "--values", written(release.folder, STANDALONE))
+    release.helm.run("install", "makeway", CHART, "--create-namespace", *given)
+    spaces = [one["metadata"]["name"] for one in release.api.items("/api/v1/namespaces")]
+    (jobs,) = [one for one in spaces if one.startswith("nnn") and one != namespace]
+    assert jobs.endswith("-jobs")
+    assert release.names(DEPLOYMENTS, namespace) == {"makeway-hub", "makeway-proxy", "makeway-service"}
+    release.helm.run("uninstall", "makeway", "--namespace", namespace, "--no-hooks")
+    for one in (namespace, jobs):
+        release.api.delete(f"/api/v1/namespaces/{one}")
+    left = {"fieldSelector": f"metadata.name={jobs}"}
+    wait_until(lambda: not release.api.items("/api/v1/namespaces", **left), "the namespace of its jobs is gone")
+
+
+@pytest.mark.covers("N21")
+def test_what_is_rendered_without_the_cluster_is_what_is_installed(release: Installation, tmp_path: Path) -> None:
+    """With a Secret of the site, for Argo CD and Flux, which apply what Helm renders; neither was tried itself."""
+    secrets = f"/api/v1/namespaces/{NAMESPACE}/secrets"
+    release.api.create(secrets, {"metadata": {"name": "keys"}, "stringData": release.secret()})
+    values = EVERYTHING | {"existingSecret": "keys"}
+    file = written(release.folder, values)
+    release.run("upgrade", values=values)
+    try:
+        texts = [release.helm.template(CHART, "makeway", NAMESPACE, ("--values", file, "--no-hooks")) for _ in range(2)]
+        assert texts[0] == texts[1]
+        rendered = tmp_path / "rendered.yaml"
+        rendered.write_text(texts[0], encoding="utf-8")
+        assert differences(release, rendered) == ""
+        rendered.write_text(texts[0].replace("replicas: 2", "replicas: 3"), encoding="utf-8")
+        assert "+  replicas: 3" in differences(release, rendered), "a difference would be seen"
+    finally:
+        release.run("upgrade", values=EVERYTHING)
+        release.api.delete(f"{secrets}/keys")
+
+
+def differences(release: Installation, manifests: Path) -> str:
+    """Return how the cluster's objects would change if these were applied by the API server."""
+    assert release.helm.kubeconfig
+    config = yaml.safe_load(release.helm.kubeconfig.read_text(encoding="utf-8"))
+    config["contexts"][0]["context"]["namespace"] = NAMESPACE  # of objects without one; those of jobs have theirs
+    kubeconfig = manifests.with_name("kubeconfig")
+    kubeconfig.write_text(yaml.safe_dump(config), encoding="utf-8")
+    options = ("--server-side", "--force-conflicts", "--field-manager", "argocd", "--filename", manifests)
+    done = subprocess.run(
+        [programs.kubectl(), "--kubeconfig", kubeconfig, "diff", *options], capture_output=True, text=True, check=False
+    )
+    assert done.returncode in (0, 1), done.stderr
+    return done.stdout
 
 
 def test_an_upgrade_with_reuse_values_takes_over_a_release_of_an_earlier_chart(release: Installation) -> None:

@@ -59,8 +59,8 @@ def site(portal: Portal) -> Iterator[None]:
         yield
     for name in TEAMS:
         portal.person(name).stop("second")
-        portal.api.delete(f"{CLAIMS.format(NAMESPACE)}/home-{name}--second")
-    with suppress(ApiProblem):  # the test that makes it may not have run
+        portal.api.delete(CLAIMS.format(NAMESPACE), fieldSelector=f"metadata.name=home-{name}--second")
+    with suppress(ApiProblem):  # the test that makes it may not have run, as those of the claims above
         portal.api.delete(f"{VOLUMES}/by-hand")
     portal.api.delete(f"{LIMITS}/disk")
 
