@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -296,6 +297,7 @@ def test_a_failure_on_kubernetes_is_the_status_of_all(project: Path) -> None:
 
 def test_every_test_on_kubernetes_is_in_the_folder_that_the_second_tier_runs(root: Path, tracked: list[Path]) -> None:
     tests = [file.relative_to(root) for file in tracked if file.match("test_*.py") and file.name != Path(__file__).name]
-    marked = {file for file in tests if "mark.kube" in (root / file).read_text(encoding="utf-8")}
+    mark = re.compile(r"^(@|pytestmark = .*)pytest\.mark\.kube\b", re.MULTILINE)
+    marked = {file for file in tests if mark.search((root / file).read_text(encoding="utf-8"))}
     assert marked
     assert [file for file in marked if not file.is_relative_to("tests/kube")] == []
