@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from informing import start_api_server, stop_api_server
-from job_service import NAMESPACE, Serving, training, waits_because
+from job_service import NAMESPACE, RUN_AS, Serving, training, waits_because
 from makeway_api.models import Job
 from pods import wait_until
 
@@ -57,6 +57,31 @@ async def test_a_job_whose_template_is_refused_waits_without_gpus(serving: Servi
         assert shown[-1].reason is not None
         assert "an administrator has to act" in shown[-1].reason.message
         assert "forgotten" in shown[-1].reason.message
+
+
+@pytest.mark.covers("F47")
+async def test_a_job_waits_for_a_volume_whose_export_it_may_not_write_and_begins_once_it_may(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on NFS, where Kubernetes gives no group: the folder belongs to root with mode 755."""
+    monkeypatch.setattr("makeway_quota.control.start_backoff.FIRST", 2.0)
+    monkeypatch.setattr("makeway_quota.control.start_backoff.LONGEST", 2.0)
+    volume = Path(serving.cluster.api.get("/api/v1/persistentvolumes/checkpoints")["spec"]["hostPath"]["path"])
+    os.chown(volume, 0, 0)
+    volume.chmod(0o755)
+    try:
+        async with serving.running():
+            job = await serving.submit("ana", "saves", "sh", "-c", "echo weights > $MAKEWAY_CHECKPOINT_DIR/file")
+            await waits_because(
+                serving, job, "no checkpoint can be kept", "may not write there", "An administrator has"
+            )
+            assert (await serving.client("root").usage()).used == 0, "its GPUs are free for others"
+            os.chown(volume, *RUN_AS)
+            done = await serving.reaches(job, "succeeded", "failed")
+            assert done.state.value == "succeeded", done
+            assert (volume / job.id / "file").read_text(encoding="utf-8") == "weights\n"
+    finally:
+        os.chown(volume, *RUN_AS)
 
 
 async def test_a_service_that_starts_while_the_api_server_is_down_serves(

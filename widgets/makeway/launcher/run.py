@@ -74,6 +74,9 @@ def _copy(folder: str) -> int:
     if checkpoints := os.environ.get("MAKEWAY_CHECKPOINT_DIR"):
         with contextlib.suppress(OSError):  # a volume in which only others make folders
             os.makedirs(checkpoints, exist_ok=True)
+            if not os.access(checkpoints, os.W_OK | os.X_OK):
+                os.rmdir(checkpoints)  # the kubelet's, which made it as root while the job could not
+                os.mkdir(checkpoints)
     os.makedirs(folder, exist_ok=True)
     copy_launcher(folder)
     return 0
