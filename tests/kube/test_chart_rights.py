@@ -31,8 +31,8 @@ pytestmark = pytest.mark.kube
 LEASES = {(verb, "leases", JOBS) for verb in ("get", "create", "update")}
 """What a whole service asks for, which has a database; a backend alone does not"""
 DEVICES = ("deviceclasses", "resourceclaims", "resourceslices")
-WATCHES = {("watch", kind, "") for kind in DEVICES}
-"""What it asks for where the cluster has a DeviceClass"""
+OF_DEVICES = {(verb, kind, "") for verb in ("list", "watch") for kind in DEVICES}
+"""What it asks for where a pool has GPUs of a DeviceClass that the cluster has"""
 NEEDED = {
     *((verb, kind, "") for verb in ("list", "watch") for kind in ("nodes", "pods", *DEVICES)),
     *((verb, "pods", JOBS) for verb in ("get", "list", "watch", "create", "delete")),
@@ -212,7 +212,7 @@ async def test_the_backend_needs_these_rights_and_these_settings_and_no_others(
         with requests(kwok_cluster, "makeway-service") as asked:
             await runs_a_gang(backend, release.api)
     assert not [one for one in asked if one["responseStatus"]["code"] == 403]
-    assert rights_used(asked) | LEASES | WATCHES == NEEDED
+    assert rights_used(asked) | LEASES | OF_DEVICES == NEEDED
 
 
 async def test_a_gang_runs_where_the_account_may_not_make_network_policies(

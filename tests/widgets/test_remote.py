@@ -1009,7 +1009,8 @@ def test_a_job_that_removes_its_folder_is_heard_of_to_its_end(quota: Quota, tmp_
     home = tmp_path / "home"
     home.mkdir()
     go = tmp_path / "go"
-    script = f'rm -rf "$MAKEWAY_JOB_DIR"; while [ ! -e {go} ]; do sleep 0.05; done; exit 4'
+    remove = 'until rm -rf "$MAKEWAY_JOB_DIR"; do sleep 0.05; done'  # the launcher may write into it just then
+    script = f"{remove}; while [ ! -e {go} ]; do sleep 0.05; done; exit 4"
     process = launch(quota, home, "sh", "-c", script)
     until(quota, lambda: not home.exists())
     told = len(quota.reports)
