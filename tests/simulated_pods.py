@@ -397,6 +397,8 @@ class SimulatedBackend(KubernetesBackend):
         self.cluster.backend = self
         for informer in (self.inventory.nodes, self.inventory.pods, self.pods):
             await informer._list()
+        self.inventory.devices.looked.set()
+        await self.inventory._note_complete()
 
 
 @dataclass(slots=True)
