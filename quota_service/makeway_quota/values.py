@@ -6,7 +6,7 @@ Below both, as neither knows the other. Times are Unix seconds; GPUs are thousan
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from .engine.snapshot import Placement
 
@@ -64,3 +64,15 @@ class Notice:
     by_team: str | None = None
     by_owner: str | None = None
     by_workload: str | None = None
+
+    def for_launcher(self) -> dict[str, Any]:
+        """Return the fields of the notice as a launcher reads them, in its orders or from the service."""
+        return {
+            "reason": self.reason,
+            "by_team": self.by_team,
+            "by_owner": self.by_owner,
+            "by_workload": self.by_workload,
+            "at": self.at,
+            "deadline": self.deadline,
+            "preempt_test": self.kind == "preempt_test",
+        }

@@ -213,7 +213,10 @@ class LocalAttempt:
         """Write the notice for the launcher and signal it, unless it has already followed it."""
         if self.process is None or (self._notice is None and self._kill_at is None):
             return
-        said: dict[str, Any] = {"kill": True} if self._kill_at is not None else _words(self._notice)
+        said: dict[str, Any] = {"kill": True}
+        if self._kill_at is None:
+            assert self._notice is not None
+            said = self._notice.for_launcher()
         if self.files.read_json("notice.json") == said and self.files.stamp("stop.json") is not None:
             return
         try:
@@ -281,19 +284,6 @@ def _reported(seen: AttemptSeen, status: Mapping[str, Any]) -> AttemptSeen:
         checkpoint_at=number(status.get("checkpoint_at")),
         message=text(status.get("message"), 2000),
     )
-
-
-def _words(notice: Notice | None) -> dict[str, Any]:
-    assert notice is not None
-    return {
-        "reason": notice.reason,
-        "by_team": notice.by_team,
-        "by_owner": notice.by_owner,
-        "by_workload": notice.by_workload,
-        "at": notice.at,
-        "deadline": notice.deadline,
-        "preempt_test": notice.kind == "preempt_test",
-    }
 
 
 def _notice_of(words: Mapping[str, Any]) -> Notice | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
 
 from makeway_api.models.attempts import (
     FailedWorker,
@@ -287,20 +286,8 @@ def _orders(
         notice = Notice("another worker of the gang was stopped", gang_stopped_at, gang_stopped_at + row.grace)
     if notice is None:
         return WorkerOrders(known="")
-    orders = WorkerOrders(known=f"notice {notice.deadline}", notice=WorkerNotice(**_fields(notice)))
+    orders = WorkerOrders(known=f"notice {notice.deadline}", notice=WorkerNotice(**notice.for_launcher()))
     if failed is not None:
         orders.known += f", {failed[0]} failed"
         orders.failed = FailedWorker(worker=failed[0], exit_code=failed[1])
     return orders
-
-
-def _fields(notice: Notice) -> dict[str, Any]:
-    return {
-        "reason": notice.reason,
-        "by_team": notice.by_team,
-        "by_owner": notice.by_owner,
-        "by_workload": notice.by_workload,
-        "at": notice.at,
-        "deadline": notice.deadline,
-        "preempt_test": notice.kind == "preempt_test",
-    }
