@@ -182,7 +182,8 @@ def test_a_second_makeway_in_the_namespace_is_refused_unless_its_homes_are_its_o
     assert "kind: Deployment" in install(elsewhere | own)
     assert "kind: Deployment" in install(elsewhere | ADD_ON), "its homes are those of a Zero to JupyterHub"
     # The first one's homes are those that it had when it was installed.
-    release.run("upgrade", values=EVERYTHING | homes("first-{user_server}"))
+    hub = EVERYTHING["hub"] | homes("first-{user_server}")["hub"]
+    release.run("upgrade", values=EVERYTHING | {"hub": hub})
     with pytest.raises(KubeProblem, match="first-NAME"):
         install(elsewhere | homes("first-{username}"))
     assert "kind: Deployment" in install(elsewhere)
@@ -389,9 +390,8 @@ def test_an_uninstallation_whose_hook_cannot_run_deletes_nothing(release: Instal
 def test_uninstalled_it_leaves_the_data_and_nothing_else(release: Installation) -> None:
     release.run("uninstall", "--no-hooks", "--wait")
     data = {("persistentvolumeclaims", "makeway-checkpoints")}
-    kept = {("persistentvolumeclaims", "makeway-hub")}  # of a Hub with a database of its own, as in tests before
     hooks = {(kind, "makeway-uninstall") for kind in ("serviceaccounts", "roles", "rolebindings", "jobs")}
-    wait_until(lambda: left_in(release.api, NAMESPACE, JOBS) - hooks - kept == data, "only the data is left")
+    wait_until(lambda: left_in(release.api, NAMESPACE, JOBS) - hooks == data, "only the data is left")
     for path in (CLUSTER_WIDE.format("clusterroles"), CLUSTER_WIDE.format("clusterrolebindings"), PRIORITIES):
         assert not release.names(path)
     assert release.api.get(f"/api/v1/namespaces/{JOBS}")["status"]["phase"] == "Active"
