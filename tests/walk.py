@@ -35,6 +35,12 @@ def section(title: str, page: Path = PAGE) -> str:
     return str(found)
 
 
+def item(text: str, title: str) -> str:
+    """Return the item of a list that begins with a title in bold."""
+    (found,) = (part for part in re.split(r"^(?=- \*\*)", text, flags=re.MULTILINE) if part.startswith(f"- **{title}"))
+    return found
+
+
 def blocks(text: str, kind: str) -> list[str]:
     """Return the blocks of one kind in a part of the page, with what this cluster has instead of placeholders."""
     found = [dedent(block) for _, language, block in FENCE.findall(text) if language == kind]

@@ -15,7 +15,7 @@ from charts import NAMESPACE
 from pods import wait_until
 from portals import USERS, Portal, log_in
 from releases import namespaces
-from walk import NOT_WALKED, PLACEHOLDERS, ROOT, STEPS, blocks, section, steps
+from walk import NOT_WALKED, PLACEHOLDERS, ROOT, STEPS, blocks, item, section, steps
 
 from kube_cluster import image_build
 
@@ -71,7 +71,7 @@ def answers(browser: httpx2.Client) -> bool:
 
 
 def test_the_values_for_others_are_accepted_with_two_replicas(portal: Portal) -> None:
-    text = section("Before others use it")
+    text = item(section("Before others use it"), "Two replicas")
     (commands,), (more,) = blocks(text, "sh"), blocks(text, "yaml")
     for name in ("makeway", "hub"):
         (portal.walk.folder / f"{name}.url").write_text("postgresql+psycopg://user:password@host/makeway")
