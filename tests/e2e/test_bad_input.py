@@ -353,6 +353,8 @@ def test_a_broken_policy_at_the_first_start_is_named(tmp_path: Path, text: str |
     if text is None:
         return
     assert f"{file}:" in portal.said, "with its line"
+    if text is not BROKEN:
+        return  # one start of a whole portal shows that a mended file is read
     file.write_text(SAMPLE, encoding="utf-8")
     portal.start()
     portal.stop()

@@ -17,7 +17,13 @@ from makeway_api.client import Client
 from makeway_api.models import Job, JobRequest
 from widgets.conftest import Portal
 
-pytestmark = [pytest.mark.frameworks, pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.covers("N12", "F20")]
+pytestmark = [
+    pytest.mark.frameworks,
+    pytest.mark.slow,
+    pytest.mark.long,  # only in `make test-frameworks`
+    pytest.mark.timeout(1200),
+    pytest.mark.covers("N12", "F20"),
+]
 
 TRIALS = 3
 SECONDS = 200.0

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from running import running
 
-JOBS = 15
+JOBS = 6
 POLICY = """
 version: 1
 pools: [{name: a, nodes: {local: {gpus: all}}}]
@@ -34,7 +34,7 @@ from running import python, running
 async def main():
     async with running(Path(sys.argv[1]), sys.argv[2], gpus=15, nodes=2) as run:
         if not (await run.client("root").jobs()).jobs:
-            for number in range(15):
+            for number in range(int(sys.argv[4])):
                 await run.submit("ana", f"j-{number}", python(sys.argv[3]), profile="gpu1", team="rnd")
         await asyncio.Event().wait()
 
@@ -71,7 +71,7 @@ def forget_boot(state: Path) -> None:
 
 def serve_until_all_run_and_lose_power(state: Path, attempt: int) -> None:
     """Run a service until all jobs run in this attempt, then lose all of it."""
-    script = [sys.executable, "-c", SERVICE, str(state), POLICY, WORK]
+    script = [sys.executable, "-c", SERVICE, str(state), POLICY, WORK, str(JOBS)]
     service = subprocess.Popen(script, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])})
     ends = time.monotonic() + 60
     while len(list(state.glob(f"jobs/*/attempt-{attempt}/running.json"))) < JOBS and time.monotonic() < ends:

@@ -277,14 +277,14 @@ def test_a_pass_that_is_killed_anywhere_is_finished_by_the_next(sqlite_url: str,
     store = open_store(sqlite_url)
     jobs = tmp_path / "jobs"
     jobs.mkdir()
-    ids = [f"j{number:03}" for number in range(600)]
+    ids = [f"j{number:03}" for number in range(300)]
     store.add_workloads([(job(id), [("f", id.encode(), False)], None) for id in ids], now=0.0)
     store.commit([Change(id, {"state": "failed", "ended_at": 1.0}) for id in ids], now=1.0)
     store.close()
     for id in ids:
         (jobs / id).touch()
     kills = 0
-    for lines in (1, 30, 60, 90, 120, 1_000_000):
+    for lines in (1, 60, 120, 1_000_000):
         process = subprocess.Popen(
             [sys.executable, "-c", KILLED, sqlite_url, str(jobs)],
             stdin=subprocess.PIPE,
@@ -304,7 +304,7 @@ def test_a_pass_that_is_killed_anywhere_is_finished_by_the_next(sqlite_url: str,
                     break
                 if line != "begin\n":
                     process.stdin.write("\n")
-    assert kills == 5
+    assert kills == 3
     assert list(jobs.iterdir()) == []
     store = open_store(sqlite_url)
     assert rows(store) == dict.fromkeys(rows(store), 0)
@@ -341,8 +341,8 @@ def test_a_file_of_an_older_version_can_give_space_back_after_the_upgrade(sqlite
     store.close()
 
 
-async def test_the_loop_writes_while_thousands_of_rows_are_removed(store: Store, job) -> None:
-    ids = [f"j{number}" for number in range(3000)]
+async def test_the_loop_writes_while_many_rows_are_removed(store: Store, job) -> None:
+    ids = [f"j{number}" for number in range(1200)]
     store.add_workloads([(job(id, source="x" * 2000), (), NewDecision("x", id, "", "", "", "")) for id in ids], now=0.0)
     store.commit([Change(id, {"state": "failed", "ended_at": 1.0}) for id in ids], now=1.0)
     store.add_workload(job("live"), now=2.0)
@@ -352,7 +352,7 @@ async def test_the_loop_writes_while_thousands_of_rows_are_removed(store: Store,
     while not sweeping.done():
         assert await asyncio.to_thread(store.commit, [Change("live")], now=3.0) == {"live"}
         commits += 1
-    assert (await sweeping).report["removed"]["workloads"] == 3000
+    assert (await sweeping).report["removed"]["workloads"] == 1200
     assert commits > 20
 
 

@@ -93,7 +93,8 @@ async def test_every_table_levels_off_within_a_year(
                 for _ in range(5):
                     store.take_term("another", now)
                 await keeper.sweep()
-            known[day - 999] = sizes(store)
+            if day - 999 in (180, 365):
+                known[day - 999] = sizes(store)
         half, year = known[180], known[365]
         assert half["workloads"] > 30, "there is work"
         grown = {name: (half[name], year[name]) for name in year if year[name] > 1.1 * half[name] + 10}

@@ -23,7 +23,7 @@ from schemathesis.specs.openapi.checks import (
 )
 from web.portal import API, PEOPLE, caller, portal, serving
 
-REQUESTS = int(os.environ.get("REQUESTS", "12"))
+REQUESTS = int(os.environ.get("REQUESTS", "5"))
 """How many valid and as many invalid requests each route gets; `make requests` sets 100."""
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]

@@ -219,10 +219,12 @@ def first_devices(selectors: Iterable[NodeSelector]) -> dict[str, int]:
     if len(resources) < 2:
         return {pool: 0 for _, pool in resources}
     found: dict[str, int] = {}
+    taken: set[int] = set()
     for resource, pool in resources:
         block = 1 + crc32(resource.encode()) % BLOCKS
-        while block * MAX_DEVICES in found.values():
+        while block in taken:
             block += 1
+        taken.add(block)
         found[pool] = block * MAX_DEVICES
     return found
 
