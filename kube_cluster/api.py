@@ -12,6 +12,8 @@ from typing import Any
 
 import httpx2
 
+TIMEOUT_SECONDS = 90.0
+"""Longest wait for the API server: one that shares the machine with many tests answers late"""
 Object = dict[str, Any]
 
 GPU = "nvidia.com/gpu"
@@ -43,7 +45,7 @@ class Api:
         self._kubeconfig = kubeconfig
         self._others: list[Api] = []
         self._client = httpx2.Client(
-            base_url=cluster["server"], verify=context, headers=headers, timeout=30, trust_env=False
+            base_url=cluster["server"], verify=context, headers=headers, timeout=TIMEOUT_SECONDS, trust_env=False
         )
 
     def with_token(self, token: str) -> Api:

@@ -25,7 +25,7 @@ PORT = 6443
 SERVICE_CIDR = "10.96.0.0/16"
 KUBERNETES_SERVICE = "10.96.0.1"
 """The cluster IP of the Service `kubernetes`, by which pods reach the API server."""
-READY_SECONDS = 120.0
+READY_SECONDS = 300.0
 AUDIT_LOG = "audit.log"
 AUDIT = {
     "apiVersion": "audit.k8s.io/v1",

@@ -26,7 +26,7 @@ ADDRESS = "10.96.0.10"
 DOMAIN = "cluster.local"
 USER = "system:serviceaccount:kube-system:kube-dns"
 """The API server's bootstrap policy lets it list Services and Endpoints."""
-READY_SECONDS = 60.0
+READY_SECONDS = 180.0
 KEPT_SECONDS = 0.5
 """How long a list of Services is used."""
 TTL = 2

@@ -36,7 +36,7 @@ PACKAGES = {
 """Debian's packages for a real node, each with the programs of which one must be there."""
 CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}
 """Capabilities that root may lack in a container, with their numbers in linux/capability.h."""
-READY_SECONDS = 120.0
+READY_SECONDS = 300.0
 UNHEALTHY = "unhealthy-gpus"
 POLICIES = "makeway-policies"
 """The CNI plugin of ours."""

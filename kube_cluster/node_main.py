@@ -27,7 +27,7 @@ SYSCTLS = {
 }
 """The sysctls that the kubelet would set for the whole machine: files of the node are mounted over them."""
 RESTART_SECONDS = 1.0
-READY_SECONDS = 60.0
+READY_SECONDS = 180.0
 
 
 def enter(config_file: Path) -> None:

@@ -31,7 +31,7 @@ DNS_SERVICE = "/api/v1/namespaces/kube-system/services/kube-dns"
 DNS_PODS = "makeway.test/dns-pods"
 """The annotation of the DNS's Service with namespace and port of its pods, such as openshift-dns:5353."""
 USUAL_DNS_PODS = "kube-system:53"
-READY_SECONDS = 60.0
+READY_SECONDS = 180.0
 WATCH_SECONDS = 300
 PAUSE = 1.0
 

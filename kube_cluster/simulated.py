@@ -19,7 +19,9 @@ from .control_plane import ControlPlane
 from .folder import Folder
 
 STAGES = Path(__file__).with_name("stages.yaml")
-READY_SECONDS = 120.0
+READY_SECONDS = 300.0
+SECONDS_A_NODE = 0.5
+"""What each node adds to it, on a machine that has other work, too"""
 SIMULATED = "kwok.x-k8s.io/node"
 """The annotation of the nodes that kwok manages, and the key of their taint."""
 LABEL = "type=kwok"
@@ -71,10 +73,13 @@ def add(folder: Folder, api: Api, names: list[str], gpus: int, model: str) -> No
     wanted = set(names)
 
     def ready() -> bool:
+        if not is_ready(api.get(f"/api/v1/nodes/{names[-1]}")):  # a list of a thousand nodes has megabytes
+            return False
         nodes = api.items("/api/v1/nodes", labelSelector=LABEL)
         return wanted <= {one["metadata"]["name"] for one in nodes if is_ready(one)}
 
-    processes.wait_until(ready, f"One of {len(names)} simulated nodes", READY_SECONDS, lambda: processes.check(folder))
+    seconds = READY_SECONDS + SECONDS_A_NODE * len(names)
+    processes.wait_until(ready, f"One of {len(names)} simulated nodes", seconds, lambda: processes.check(folder))
 
 
 def is_ready(found: Object) -> bool:

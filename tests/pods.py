@@ -17,7 +17,7 @@ from kube_cluster.simulated import toleration
 PODS = "/api/v1/namespaces/default/pods"
 SPARE = (2, 3)
 """GPUs of the real node that most tests do without: they are unhealthy until a test needs all four."""
-SECONDS = 120
+SECONDS = 240
 """How long a test waits for something that takes a second or two on an idle machine."""
 
 

@@ -1,4 +1,4 @@
-"""A thousand simulated nodes and their pods become the inventory of the service, and stay it while they change."""
+"""Hundreds of simulated nodes and their pods become the inventory of the service, and stay it while they change."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from kube_cluster.simulated import SIMULATED
 
 pytestmark = pytest.mark.kube
 
-NODES = 1000
+NODES = 520
+"""More than a page of the API server's list holds"""
 GPU = "nvidia.com/gpu"
 MODEL = "NVIDIA-H100-80GB-HBM3"
 H100 = NodeSelector("h100", GPU, {"nvidia.com/gpu.product": MODEL}, (toleration(SIMULATED),))
@@ -62,7 +63,7 @@ def owned(name: str, **labels: str) -> dict[str, object]:
     return pod
 
 
-async def test_a_thousand_nodes_are_read_in_pages(big: Cluster, inventory: KubernetesInventory) -> None:
+async def test_hundreds_of_nodes_are_read_in_pages(big: Cluster, inventory: KubernetesInventory) -> None:
     seen = inventory.seen()
     assert sorted(seen) == sorted(big.simulated)
     assert {(one.pool, len(one.devices), one.cpu, one.memory, one.model) for one in seen.values()} == {
@@ -142,7 +143,7 @@ def test_the_command_lists_the_nodes(big: Cluster, tmp_path: Path, capsys: pytes
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["NODE", "POOL", "GPUS", "FOREIGN", "MODEL", "CPU", "MEMORY", "STATE"]
     assert lines[1].split() == ["simulated-0000", "h100", "8", "0", MODEL, "96", "1024Gi", "ready"]
-    assert lines[-1] == "h100: 8,000 GPUs on 1,000 nodes that take work; foreign pods hold 0."
+    assert lines[-1] == f"h100: {8 * NODES:,} GPUs on {NODES} nodes that take work; foreign pods hold 0."
     assert main(command) == 0
     assert "takes no work: kwok.x-k8s.io/node=fake:NoSchedule" in capsys.readouterr().out
     assert main(["nodes", "--kubeconfig", str(tmp_path / "none")]) == 2
