@@ -30,7 +30,7 @@ EVENTS = (
 )
 
 
-HISTORIES = int(os.environ.get("HISTORIES", "60"))
+HISTORIES = int(os.environ.get("HISTORIES", "30"))
 """The number of long histories of the slow tests; `make invariants` sets 3,000."""
 MOST_WAITING = 20
 """With more pending work than this, work is cancelled instead of submitted: long queues test nothing new."""

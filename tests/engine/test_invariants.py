@@ -9,7 +9,7 @@ from engine.histories import HISTORIES, live_through
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-PARTS = 40
+PARTS = 20
 """The slow tier in parts, so that several processors may share it; each has a seed of its own."""
 ROWS = ("F03", "F09", "F10", "F13", "F14", "F15", "F16", "F17", "F34", "F36")
 BROKEN_ONCE = {

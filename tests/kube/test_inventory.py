@@ -41,15 +41,16 @@ async def inventory(big: Cluster) -> AsyncIterator[KubernetesInventory]:
     async with client(big) as api:
         made = KubernetesInventory(api, [H100], instance="here")
         await made.open()
-        await soon(lambda: not waiting(made), "the controllers let pods onto all nodes")
+        await soon(lambda: settled(made), "all nodes are ready, empty, and take pods")
         yield made
         await made.close()
     big.api.delete(PODS, gracePeriodSeconds="0")
 
 
-def waiting(found: KubernetesInventory) -> bool:
-    """Whether a node is still as new nodes are: tainted until a controller has seen that it is ready."""
-    return any(one.cordoned for one in found.seen().values())
+def settled(found: KubernetesInventory) -> bool:
+    """Whether all nodes are there and none is as new nodes are: tainted until a controller has seen it ready."""
+    seen = found.seen().values()
+    return len(seen) == NODES and all(one.ready and not one.cordoned and not one.foreign_gpus for one in seen)
 
 
 def node(found: KubernetesInventory, name: str) -> NodeSeen:
