@@ -15,6 +15,8 @@ CHART = ROOT / "helm" / "makeway"
 RELEASE, NAMESPACE, JOBS = "makeway", "makeway", "makeway-jobs"
 
 Object = dict[str, Any]
+LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""The loader in C, which reads a rendered chart ten times as fast"""
 
 STANDALONE: Object = {}
 TWO_REPLICAS: Object = {"database": {"existingSecret": "postgres"}, "hub": {"database": {"existingSecret": "postgres"}}}
@@ -38,7 +40,7 @@ def written(folder: Path, values: Object) -> Path:
     return file
 
 
-class StrictLoader(yaml.SafeLoader):
+class StrictLoader(LOADER):  # type: ignore[misc]
     """A loader that refuses a mapping with a key twice, as kustomize and `kubectl apply` do."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
