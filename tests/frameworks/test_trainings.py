@@ -149,7 +149,7 @@ TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-po
 
 
 def test_torchrun(job: Make) -> None:
-    full = "step 1-2, step 4, load, step 5, step 6, step 8, step 9-10, step 12, step 13, step 15-16, end"
+    full = "import, step 1-2, save, load, step 9-10, step 11, step 12, step 13, step 14, step 15-16, step 18, end"
     compare(job, "distributed.py", plan("step 4", full), *TORCHRUN, "29611", env={"NOTICED_RANK": "1"})
 
 
@@ -157,5 +157,5 @@ def test_torchrun(job: Make) -> None:
 def test_a_gang_of_two(job: Make) -> None:
     shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29612"}
     workers = [{"env": {"RANK": str(rank), "LOCAL_RANK": str(rank), **shared}} for rank in range(2)]
-    full = "step 1-2, step 3, watch 2, load, step 8, step 9-10, step 12, step 14, step 15-17, step 18, end"
+    full = "import, step 1-2, step 3, watch 2, load, step 8, step 9-10, save, step 17, step 18, end"
     compare(job, "distributed.py", plan("watch 2", full), workers=workers)

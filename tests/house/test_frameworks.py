@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -81,3 +84,52 @@ def test_the_lock_file_of_the_frameworks_has_none_of_cuda_but_its_runtime(root: 
     named = [line.split('"')[1] for line in lock.splitlines() if line.startswith("name = ")]
     assert "torch" in named
     assert [name for name in named if name.startswith(("nvidia", "cuda", "triton"))] == ["nvidia-cuda-runtime"]
+
+
+WITH_ALL_NOTICES = {
+    *("test_a_plain_loop", "test_a_loop_over_epochs", "test_lightning", "test_lightning_on_two_processes"),
+    *("test_transformers", "test_accelerate", "test_torchrun", "test_a_gang_of_two"),
+}
+
+
+def plans(root: Path) -> tuple[dict[str, str], Callable[[str, str], list[str]]]:
+    """Return the moments of each training with all notices, and what draws them."""
+    path = root / "tests" / "frameworks" / "test_trainings.py"
+    functions = {
+        node.name: node
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.FunctionDef)
+    }
+    names: dict[str, object] = {}
+    drawing = ast.Module([*ast.parse("import os, random").body, functions["plan"]], [])
+    exec(compile(drawing, str(path), "exec", dont_inherit=True), names)
+    full = {
+        name: ast.literal_eval(line.value)
+        for name, node in functions.items()
+        for line in node.body
+        if isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "full"
+    }
+    return full, names["plan"]  # type: ignore[return-value]
+
+
+def test_each_training_makes_way_ten_times_at_the_moments_that_are_traps(root: Path) -> None:
+    full, _ = plans(root)
+    assert full.keys() >= WITH_ALL_NOTICES
+    for name in sorted(WITH_ALL_NOTICES):
+        moments = full[name].split(", ")
+        assert len(moments) >= 10, name
+        assert {"import", "save", "end"} <= set(moments), name
+        assert sum(moment.startswith("step ") for moment in moments) >= 4, name
+
+
+def test_the_moments_of_notices_are_drawn_by_a_seed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full, plan = plans(root)
+    monkeypatch.setitem(os.environ, "NOTICES", "all")
+    drawn = []
+    for seed in ("1", "1", "2", "3"):
+        monkeypatch.setitem(os.environ, "SEED", seed)
+        drawn.append([plan("end", moments) for moments in full.values()])
+    assert drawn[0] == drawn[1]
+    assert len({str(each) for each in drawn}) == 3
+    monkeypatch.delitem(os.environ, "NOTICES")
+    assert {tuple(plan("end", moments)) for moments in full.values()} == {("end",)}

@@ -258,6 +258,68 @@ def test_an_output_is_one_beside_each_release_of_jupyter_collaboration(
     assert len(shown) == outputs
 
 
+class Published:
+    """A front end: what it was sent to show, and the updates by display id."""
+
+    def __init__(self) -> None:
+        self.shown: list[tuple[str, str]] = []
+        self.updates: list[tuple[str, str]] = []
+
+    def display(self, data: dict[str, str], *, raw: bool, display_id: str) -> None:
+        self.shown.append((display_id, data["text/plain"]))
+
+    def publish(self, data: dict[str, str], _: object, transient: dict[str, str], update: bool) -> None:
+        self.updates.append((transient["display_id"], data["text/plain"]))
+
+
+@pytest.fixture
+def collaborative(monkeypatch: pytest.MonkeyPatch) -> tuple[Cells, Published]:
+    """Return the cells of a kernel beside jupyter-collaboration, and its front end."""
+    cells, front_end = Cells(), Published()
+    monkeypatch.setattr(cells, "publisher", lambda: front_end)
+    monkeypatch.setattr(live_module, "CELLS", cells)
+    monkeypatch.setattr(live_module, "find_spec", lambda name: object())
+    monkeypatch.setattr(live_module, "display", front_end.display)
+    return cells, front_end
+
+
+def state(text: str) -> list[dict[str, str]]:
+    return [{"text/plain": text, "text/html": f"<p>{text}</p>"}]
+
+
+def test_live_outputs_of_a_collaborative_session_are_one_output_at_the_end_of_their_cell(
+    collaborative: tuple[Cells, Published],
+) -> None:
+    cells, front_end = collaborative
+    cells.begin()
+    first, second = LiveOutput(state("first waits")), LiveOutput(state("second waits"))
+    first.update(state("first starts"))
+    assert (front_end.shown, front_end.updates) == ([], []), "the cell may still print below it"
+    cells.end()
+    ((id, text),) = front_end.shown
+    assert text == "first starts\nsecond waits"
+    second.update(state("second starts"))
+    cells.begin()
+    LiveOutput(state("of another cell"))
+    first.update(state("first runs"))
+    assert front_end.updates == [(id, "first starts\nsecond starts"), (id, "first runs\nsecond starts")]
+    cells.end()
+    assert [text for _, text in front_end.shown] == ["first starts\nsecond waits", "of another cell"]
+    assert len({id for id, _ in front_end.shown}) == 2
+    cells.end()  # of a cell without live outputs
+    assert len(front_end.shown) == 2
+
+
+def test_a_live_output_of_a_collaborative_session_that_no_cell_makes_is_shown_at_once(
+    collaborative: tuple[Cells, Published],
+) -> None:
+    """As one that a thread makes between two cells."""
+    _, front_end = collaborative
+    output = LiveOutput(state("waits"))
+    output.update(state("runs"))
+    assert [text for _, text in front_end.shown + front_end.updates] == ["waits", "runs"]
+
+
 def test_two_missed_heartbeats_end_a_live_stream() -> None:
     assert STREAM_TIMEOUT.read is not None
     assert 2 * 15 < STREAM_TIMEOUT.read < 3 * 15

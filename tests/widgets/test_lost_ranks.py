@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import sys
@@ -9,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from container import FOLDER, Container
-from makeway.launcher.causes import last_words
+from makeway.launcher.causes import Ending, last_words
+from makeway.launcher.listeners import Listeners
 
 LIBRARY = Path(__file__).parents[2] / "widgets"
 STUCK = """
@@ -39,7 +41,7 @@ def container(tmp_path: Path) -> Container:
 @pytest.mark.covers("N12")
 @pytest.mark.parametrize("when", ["notice", "early"])
 @pytest.mark.parametrize(
-    ("how", "code", "words"), [("raise", 1, "rank 1: RuntimeError: no more memory"), ("kill", -9, "")]
+    ("how", "code", "words"), [("raise", 1, "rank 1: RuntimeError: no more memory"), ("kill", -9, "rank 1")]
 )
 def test_a_lost_rank_ends_those_that_wait_for_it(
     container: Container, when: str, how: str, code: int, words: str
@@ -139,7 +141,7 @@ Root Cause (first observed failure):
         ("".join(f"[2] {line}\n" for line in ELASTIC.splitlines()), "2", "rank 1: ValueError: a bad batch"),
         ("[1] KeyError: 'x'\n[0] ConnectionError: closed\n", "1", "rank 1: KeyError: 'x'"),
         ("[1] Segmentation fault\n[0] ConnectionError: closed\n", "1", "rank 1: Segmentation fault"),
-        ("[0] ConnectionError: closed\n", "1", ""),
+        ("[0] ConnectionError: closed\n", "1", "rank 1"),
         ("epoch 1\nValueError: x\n", "", "ValueError: x"),
         ("", "", ""),
     ],
@@ -199,7 +201,7 @@ def test_a_save_is_seen_where_launcher_or_library_know_no_file_of_it(tmp_path: P
     """An image may have another release than the service: then what the library writes of its progress counts."""
     launcher, library = FOLDER, LIBRARY
     if earlier == "launcher":
-        launcher = patched(FOLDER, tmp_path / "launcher", "listeners.py", r"|\.saving)?", ")?")
+        launcher = patched(FOLDER, tmp_path / "launcher", "listeners.py", r"|\.saving|\.exited)?", ")?")
     else:
         has_file = 'if (folder := os.environ.get("MAKEWAY_LISTENERS")) and not self._saves:'
         file = "makeway/checkpointing/registration.py"
@@ -216,3 +218,34 @@ def test_a_save_is_seen_where_launcher_or_library_know_no_file_of_it(tmp_path: P
     assert (tmp_path / "job" / "checkpoints" / "step-000007" / "weights").read_text() == "whole"
     assert "they are ended" not in container.file("log").read_text()
     assert "rank 1: RuntimeError: a bad batch" in container.status()["message"]
+
+
+@pytest.mark.parametrize(
+    ("last_line", "exited", "why"),
+    [
+        ("rank 0: RuntimeError: Connection reset by peer", ("1",), "rank 1 had exited while others waited; rank 0: "),
+        ("rank 2: Broken pipe", ("3", "1", "10"), "ranks 1, 3 and 10 had exited while others waited; rank 2: "),
+        ("rank 1: ConnectionError: closed", ("1",), "rank 1: ConnectionError: closed"),  # of something else
+        ("rank 0: ValueError: a bad batch", ("1",), "rank 0: ValueError"),
+        ("rank 0: RuntimeError: Connection closed by peer", (), "rank 0: RuntimeError"),
+    ],
+)
+def test_ranks_that_had_exited_are_named_where_another_lost_its_connection(
+    last_line: str, exited: tuple[str, ...], why: str
+) -> None:
+    assert Ending(1, last_line=last_line, exited=exited).unasked().startswith(f"exit code 1: {why}")
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "text", "gone"])
+def test_what_a_job_puts_in_the_place_of_an_exit_names_no_rank(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "1.1.1.exited"
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "text":
+        path.write_text("all of them")
+    else:
+        path.symlink_to(tmp_path / "nothing")
+    (tmp_path / "2.1.1.exited").write_text("7")
+    assert Listeners(str(tmp_path)).exited() == ["7"]

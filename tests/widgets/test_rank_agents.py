@@ -23,6 +23,8 @@ for _ in range(int(sys.argv[2])):
     ranks = [start(rank) for rank in range(2)]
     while any(rank.poll() is None for rank in ranks) and not any(rank.poll() for rank in ranks):
         time.sleep(0.005)
+    first = next((number for number, rank in enumerate(ranks) if rank.poll()), 0)
+    open("found", "w").close()
     for rank in ranks:
         if rank.poll() is None:
             os.killpg(rank.pid, signal.SIGTERM)
@@ -35,6 +37,10 @@ for _ in range(int(sys.argv[2])):
         sys.exit(0)
 print("=" * 60)
 print("FAILED", [rank.returncode for rank in ranks])
+if "report" in sys.argv:
+    time.sleep(1)  # as torchrun takes to end
+    print("Root Cause (first observed failure):\\n[0]:\\n  rank      : %d (local_rank: 0)" % first)
+    print("  exitcode  : %d (pid: 1)" % ranks[first].returncode)
 sys.exit(1)
 """
 RANK = """
@@ -92,10 +98,10 @@ def container(tmp_path: Path) -> Container:
 
 
 def start(
-    container: Container, *words: str, code: str = RANK, starts: int = 1, grace: float = 60
+    container: Container, *words: str, code: str = RANK, agent: str = AGENT, starts: int = 1, grace: float = 60
 ) -> subprocess.Popen[bytes]:
     """Start an agent with two ranks, and wait until both train."""
-    for name, text in (("agent.py", AGENT), ("rank.py", code)):
+    for name, text in (("agent.py", agent), ("rank.py", code)):
         (container.root / name).write_text(text)
     command = [sys.executable, "-u", str(container.root / "agent.py"), str(container.root / "rank.py"), str(starts)]
     process = container.start(*command, *words, env={"PYTHONPATH": str(LIBRARY)}, grace=grace)
@@ -267,3 +273,57 @@ def test_a_rank_that_is_stuck_without_one_that_has_left_is_named(container: Cont
     status = end(container, process)
     assert (status["killed"], status["acknowledged"], status["step"]) == (True, False, 7)
     assert status["message"] == ("did not end within 8 s and was killed: rank 0 had seen the notice; saved at step 7")
+
+
+LOST = """
+import os, signal, sys, time
+from makeway import checkpoint
+
+rank, hears, how = os.environ["RANK"], *sys.argv[1:3]
+checkpoint.requested()
+open("up-" + rank, "w").close()
+while not (checkpoint.requested() if hears == "hears" else os.path.exists(os.environ["MAKEWAY_STOP_FILE"])):
+    time.sleep(0.005)
+if rank == "1":
+    with open("pid-", "w") as file:
+        file.write(str(os.getpid()))
+    os.rename("pid-", "pid")
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "error":
+        sys.exit("[rank1]: RuntimeError: a bad batch")
+    sys.exit(0)
+while not os.path.exists("found" if how != "leave" else "pid"):
+    time.sleep(0.005)
+while os.path.exists("/proc/" + open("pid").read()):
+    time.sleep(0.005)
+print("[rank0]: RuntimeError: pair.cc: Connection closed by peer", flush=True)
+os._exit(1)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.covers("N12")
+@pytest.mark.parametrize("hears", ["hears", "deaf"])
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("kill", "rank 1: killed by SIGKILL (out of memory?)"),
+        ("error", "rank 1: RuntimeError: a bad batch"),
+        ("leave", "rank 1 had exited while others waited; rank 0: RuntimeError: pair.cc: Connection closed by peer"),
+    ],
+)
+def test_an_agent_has_the_time_to_say_which_rank_was_lost_after_the_notice(
+    container: Container, hears: str, how: str, words: str
+) -> None:
+    """The signal of the notice, which is for what does not listen, would end it before."""
+    status = end(container, start(container, hears, how, "report", code=LOST))
+    assert (status["exit_code"], status["acknowledged"]) == (1, False)
+    assert status["message"] == f"exit code 1 after the notice: {words}; no checkpoint"
+
+
+def test_what_an_agent_still_does_when_its_ranks_have_long_ended_gets_the_signal(container: Container) -> None:
+    """As an evaluation after them, which does not listen."""
+    agent = AGENT.replace("time.sleep(1)", "time.sleep(600)")
+    status = end(container, start(container, "deaf", "error", "report", code=LOST, agent=agent, grace=4))
+    assert (status["exit_code"], status["killed"]) == (-signal.SIGTERM, False)

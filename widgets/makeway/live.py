@@ -43,8 +43,9 @@ class Live(Protocol):
 class LiveOutput:
     """The parts of one output. It is shown when it is made, below the cell that runs.
 
-    Where jupyter-collaboration is installed it has one part: JupyterLab moves an output that is updated to the end of
-    its cell in all windows but the one that ran it.
+    Where jupyter-collaboration is installed it has one part, and is shown at the end of its cell, in one output with
+    others of that cell. For JupyterLab moves an output that is updated to the end of its cell in all windows but the
+    one that ran it, and replaces another output there at the next update.
     """
 
     def __init__(self, parts: Sequence[Bundle]) -> None:
@@ -55,6 +56,11 @@ class LiveOutput:
         self._missed: set[int] = set()
         self._lock = threading.Lock()
         self._publisher: Any = CELLS.publisher()
+        self._together: Together | None = None
+        if self._is_whole and parts and self._publisher is not None and (cell := CELLS.together()) is not None:
+            self._together = cell
+            cell.add(self)
+            return
         for id, part in zip(self._ids, parts, strict=True):
             display(dict(part), raw=True, display_id=id)  # type: ignore[no-untyped-call]
 
@@ -79,8 +85,12 @@ class LiveOutput:
         """Return the parts as they are sent."""
         if not self._is_whole or not parts:
             return parts
-        between = {"text/html": "", "text/markdown": "\n\n"}
-        return [{kind: between.get(kind, "\n").join(part[kind] for part in parts) for kind in parts[0]}]
+        return [_joined(parts)]
+
+    @property
+    def shown(self) -> Bundle:
+        """What is shown, or will be at the end of the cell; only where it has one part."""
+        return self._shown[0]
 
     def repeat_missed(self) -> None:
         """Send again what changed between two cells: programs that run notebooks read updates only during a cell."""
@@ -94,9 +104,46 @@ class LiveOutput:
             self._missed.discard(n)
         else:
             self._missed.add(n)
+        if self._together is not None:
+            self._together.update()
+            return
         # A front end that is gone must not end the thread that follows the jobs.
         with suppress(Exception):
             self._publisher.publish(self._shown[n], {}, transient={"display_id": self._ids[n]}, update=True)
+
+
+def _joined(parts: Sequence[Bundle]) -> dict[str, str]:
+    """Return one bundle of several."""
+    between = {"text/html": "", "text/markdown": "\n\n"}
+    return {kind: between.get(kind, "\n").join(part[kind] for part in parts) for kind in parts[0]}
+
+
+class Together:
+    """One output at the end of a cell, of all that the cell has shown and that changes by itself."""
+
+    def __init__(self, publisher: Any) -> None:
+        self._publisher = publisher
+        self._outputs: list[LiveOutput] = []
+        self._id = f"makeway-{uuid.uuid4().hex}"
+        self._is_shown = False
+        self._lock = threading.Lock()
+
+    def add(self, output: LiveOutput) -> None:
+        """Add an output of the cell that runs."""
+        self._outputs.append(output)
+
+    def show(self) -> None:
+        """Show them, as the last output of the cell."""
+        with self._lock:
+            self._is_shown = True
+            display(_joined([each.shown for each in self._outputs]), raw=True, display_id=self._id)  # type: ignore[no-untyped-call]
+
+    def update(self) -> None:
+        """Show their newest state, once they are shown."""
+        with self._lock, suppress(Exception):  # as in LiveOutput
+            if self._is_shown:
+                data = _joined([each.shown for each in self._outputs])
+                self._publisher.publish(data, {}, transient={"display_id": self._id}, update=True)
 
 
 class Cells:
@@ -108,6 +155,7 @@ class Cells:
         self._shell: Callable[[], Any] = lambda: None
         self._of: list[tuple[str, Live]] = []
         self._cell = ""
+        self._together: Together | None = None
         self.running = False
         """whether a cell runs now"""
 
@@ -141,6 +189,12 @@ class Cells:
         self._cell = str((parent.get("metadata") or {}).get("cellId") or "")
         self.running = True  # this is called by a cell
 
+    def together(self) -> Together | None:
+        """Return the output at the end of the cell that runs; None while none does."""
+        if self.running and self._together is None:
+            self._together = Together(self.publisher())
+        return self._together
+
     def keep(self, live: Live) -> None:
         """Keep an output up to date until it is closed, or its cell is run again."""
         self._of = [*self._of, (self._cell, live)]
@@ -162,6 +216,9 @@ class Cells:
     def end(self, *_: object) -> None:
         """Note that the cell has ended."""
         self._used, self.running = self._clock(), False
+        together, self._together = self._together, None
+        if together is not None:
+            together.show()
 
 
 CELLS = Cells()

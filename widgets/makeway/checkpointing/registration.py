@@ -2,17 +2,19 @@
 
 Used by `makeway.checkpoint`; the launcher reads the files in `launcher/listeners.py`. Their names are
 `PID.START.NAMESPACE`, with `.heard` once the process has seen the notice, `.acknowledged` once it has saved and ends,
-and with `.saving` while it saves.
+with `.saving` while it saves, and with `.exited` once one of several ranks exits without an error; its rank is in it.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 
-HEARD, ACKNOWLEDGED, SAVING = ".heard", ".acknowledged", ".saving"
+HEARD, ACKNOWLEDGED, SAVING, EXITED = ".heard", ".acknowledged", ".saving", ".exited"
 SIBLING_SECONDS = 5.0
 """Seconds without a save for which ranks beside this one are waited for: they may hang in a collective without it"""
 PAUSE_SECONDS = 0.02
@@ -56,6 +58,15 @@ class Registration:
         if folder := os.environ.get("MAKEWAY_LISTENERS"):
             with contextlib.suppress(OSError, ValueError, IndexError):  # it gets the signal then
                 _add(os.path.join(folder, _process_name() + what))
+            if not what and os.environ.get("WORLD_SIZE", "1") != "1":
+                atexit.register(self._exit, os.getpid(), folder)
+
+    def _exit(self, pid: int, folder: str) -> None:
+        """Add a file with this rank where it exits without an error: others may wait for it, and fail of that."""
+        rank = os.environ.get("RANK", "")
+        if pid == os.getpid() and rank.isdigit() and not hasattr(sys, "last_type"):
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                _add(os.path.join(folder, _process_name() + EXITED), rank)
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[None]:
@@ -100,8 +111,9 @@ class Registration:
         return False, False
 
 
-def _add(path: str) -> None:
-    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+def _add(path: str, text: str = "") -> None:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), "w") as file:
+        file.write(text)
 
 
 def _is_noticed() -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .durations import duration
@@ -28,22 +28,28 @@ RANK_STATES = {
 }
 """How far a rank was with the notice when it was killed, in words; one that had saved is not named"""
 EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Missing)(?:: |$)")
+LOST_CONNECTION = re.compile(
+    r"connection (?:was )?(?:closed|reset|refused|aborted|lost)|broken pipe|remote process|timed out|timeout", re.I
+)
+"""What communication libraries say where another rank is gone"""
 ROOT_CAUSE = re.compile(r"^Root Cause.*?^\s+rank\s*: (\d+) .*?^\s+exitcode\s*: (-?\d+)", re.MULTILINE | re.DOTALL)
 """What torchrun writes of the rank that failed first"""
 
 
-def last_words(lines: list[str], rank: str = "") -> str:
+def last_words(lines: list[str], rank: str = "", signalled: int = 0) -> str:
     """Return the line of an output that tells why the job failed: with ranks, that of the one which failed first.
 
-    `rank`: that of the worker which failed first, where the lines of each worker begin with `[RANK] `.
+    `rank`: that of the worker which failed first, where the lines of each worker begin with `[RANK] `. `signalled`: its
+    exit code where a signal killed it and the attempt has the code of another worker.
     """
     if rank:
         lines = [line.partition("] ")[2] for line in lines if line.startswith(f"[{rank}] ")]
     if found := ROOT_CAUSE.search("\n".join(lines)):
         rank, own = found[1], [line for line in lines if line.startswith(f"[rank{found[1]}]: ")]
         return f"rank {rank}: {_reason(own) or end_of(int(found[2]))}"
-    if rank and (reason := _reason(lines)):
-        return f"rank {rank}: {reason}"
+    if rank:
+        reason = end_of(signalled) if signalled else _reason(lines)
+        return f"rank {rank}: {reason}" if reason else f"rank {rank}"
     return lines[-1].strip()[:500] if lines else ""
 
 
@@ -101,6 +107,8 @@ class Ending:
     """that its saves take long for its grace"""
     waited_for: str = ""
     """the rank elsewhere that failed, where it was ended as it waited for that rank in vain"""
+    exited: Sequence[str] = ()
+    """the ranks that had exited without an error"""
     ranks: Mapping[str, str] = field(default_factory=dict)
     """how far each rank was with the notice when it was killed, as in `NoticeDelivery.ranks`; empty where it is one"""
 
@@ -108,6 +116,14 @@ class Ending:
     def saved(self) -> str:
         """Return what is saved; "" if nothing is."""
         return "" if self.saved_step is None else f"saved at step {self.saved_step}"
+
+    @property
+    def why(self) -> str:
+        """Return the line that tells why it failed; where a rank lost its connection, first which others had exited."""
+        gone = {rank for rank in self.exited if not self.last_line.startswith(f"rank {rank}: ")}
+        if not gone or not LOST_CONNECTION.search(self.last_line):
+            return self.last_line
+        return f"{_names(gone)} had exited while others waited; {self.last_line}"
 
     @property
     def kill(self) -> str:
@@ -129,7 +145,7 @@ class Ending:
             return self.saved
         if self.code == SAVED_AND_LEFT:
             return _joined("exit code 75 (saved, and made way) without a notice", self.saved)
-        return _joined(end_of(self.code), self.last_line, by=": ")
+        return _joined(end_of(self.code), self.why, by=": ")
 
     def after_time_limit(self, reason: str) -> str:
         """Return how it ended because of its time limit."""
@@ -152,18 +168,22 @@ class Ending:
         if self.signal:
             text = f"ended by the notice's {signal.Signals(self.signal).name}{UNANSWERED.get(self.reaction, '')}"
         else:
-            text = _joined(f"{end_of(self.code)} after the notice", self.last_line, by=": ")
+            text = _joined(f"{end_of(self.code)} after the notice", self.why, by=": ")
         return _joined(text, self.saved or "no checkpoint")
 
 
 def _of_ranks(ranks: Mapping[str, str], state: str) -> str:
     """Return the ranks in one state, with that state in words; "" if none is."""
-    found = sorted((rank for rank, own in ranks.items() if own == state), key=lambda rank: (len(rank), rank))
-    if not found:
-        return ""
+    found = [rank for rank, own in ranks.items() if own == state]
+    return f"{_names(found)} {RANK_STATES[state]}" if found else ""
+
+
+def _names(ranks: Iterable[str]) -> str:
+    """Return ranks in words, such as "ranks 1, 2 and 3"; not all where they are many."""
+    found = sorted(ranks, key=lambda rank: (len(rank), rank))
     shown = [*found[:MAX_RANKS], f"{len(found) - MAX_RANKS} more"] if len(found) > MAX_RANKS else found
     names = " and ".join(filter(None, [", ".join(shown[:-1]), shown[-1]]))
-    return f"rank{'s' if len(found) > 1 else ''} {names} {RANK_STATES[state]}"
+    return f"rank{'s' if len(found) > 1 else ''} {names}"
 
 
 def slow_save(seconds: float | None, grace: float) -> str:

@@ -1,8 +1,8 @@
 """Read which processes of a worker listen for the notice themselves, and how far they are with it.
 
 `makeway.checkpoint` writes the files: `PID.START.NAMESPACE` at its first poll, with `.heard` once it has seen the
-notice, with `.acknowledged` once it has called `stop()`, and with `.saving` while it saves. The launcher adds
-`signalled`. Used by `notice_delivery.py`.
+notice, with `.acknowledged` once it has called `stop()`, with `.saving` while it saves, and with `.exited`, which
+holds its rank, once it exits without an error. The launcher adds `signalled`. Used by `notice_delivery.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from .processes import stat
 
-NAME = re.compile(r"(\d{1,9})\.(\d{1,19})\.(\d{1,19})(\.heard|\.acknowledged|\.saving)?")
+NAME = re.compile(r"(\d{1,9})\.(\d{1,19})\.(\d{1,19})(\.heard|\.acknowledged|\.saving|\.exited)?")
 MAX_ENTRIES = 100_000
 """Files of a folder that are read: the job may have put anything there"""
 MAX_ENVIRONMENT = 2**20
@@ -74,6 +74,22 @@ class Listeners:
         here = _namespace()
         saves = [process for process, mark in self._files() if mark == "saving"]
         return [process.namespace != here or _is_alive(process) for process in saves]
+
+    def exited(self) -> list[str]:
+        """Return the ranks that have exited without an error, in the order of their exits."""
+        found: list[tuple[float, str]] = []
+        for process, mark in self._files():
+            path = os.path.join(self.folder, ".".join([*map(str, process), mark]))
+            if mark == "exited" and (rank := _first_bytes(path, 9)).isdigit():
+                found.append((_changed_at(path), rank.decode("ascii")))
+        return [rank for _, rank in sorted(found)]
+
+    def ended_since(self) -> bool:
+        """Whether a process that listened since the notice has ended, and none listens any more."""
+        marks = self._marks()
+        since = {process for process in marks if process in self._ancestors or "heard" in marks[process]}
+        here = _namespace()
+        return bool(since) and not any(process.namespace != here or _is_alive(process) for process in marks)
 
     def alive(self) -> list[Listener]:
         """Return the processes that listen and have not ended, by pid; they are remembered for `unsaved`."""
@@ -133,7 +149,7 @@ class Listeners:
         """Return the marks of each process."""
         found: dict[Process, set[str]] = {}
         for process, mark in self._files():
-            if mark != "saving":  # a process may save that does not listen
+            if mark not in ("saving", "exited"):  # a process may save that does not listen
                 found.setdefault(process, set()).update({mark} if mark else ())
         return found
 
@@ -160,11 +176,32 @@ def catches(pid: int, number: int) -> bool:
 
 def _rank(pid: int) -> str:
     """Return RANK in the environment that a process was started with; "" without one."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
-        for variable in file.read(MAX_ENVIRONMENT).split(b"\0"):
-            if variable.startswith(b"RANK=") and variable[5:].isdigit():
-                return variable[5:14].decode("ascii")
+    for variable in _first_bytes(f"/proc/{pid}/environ", MAX_ENVIRONMENT).split(b"\0"):
+        if variable.startswith(b"RANK=") and variable[5:].isdigit():
+            return variable[5:14].decode("ascii")
     return ""
+
+
+def _first_bytes(path: str, limit: int) -> bytes:
+    """Return what a file begins with; nothing where it cannot be read, or is something else such as a pipe."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            data = b""
+            while len(data) < limit and (more := os.read(descriptor, limit - len(data))):
+                data += more
+            return data
+        finally:
+            os.close(descriptor)
+    return b""
+
+
+def _changed_at(path: str) -> float:
+    """Return when a file was written, in Unix seconds; 0 where it is gone."""
+    try:
+        return os.stat(path).st_mtime
+    except OSError:
+        return 0.0
 
 
 def _namespace() -> int:

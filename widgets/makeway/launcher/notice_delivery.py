@@ -17,7 +17,7 @@ from .listeners import Listener, Listeners, catches
 LINGER_SECONDS = 5.0
 """Seconds for which a job that has acknowledged its notice may still run"""
 ENDING_SECONDS = 10.0
-"""Seconds for which what started processes that have done their work, such as torchrun, may still take to end"""
+"""Seconds for which what started processes that have ended, such as torchrun, may still take to end"""
 LOOK_SECONDS = 0.5
 """Seconds between two looks for what a noticed job does"""
 
@@ -25,7 +25,8 @@ LOOK_SECONDS = 0.5
 class NoticeDelivery:
     """The signals of one attempt; times are monotonic.
 
-    Workers that never registered get the signal at once. Of those that did, the listening processes get it at half the
+    Workers that never registered get the signal at once, those whose listening processes have ended since the notice
+    soon. Of those that did, the listening processes get it at half the
     grace if they have not seen the notice, and their group at three quarters if none of them has.
     """
 
@@ -38,12 +39,19 @@ class NoticeDelivery:
         self._signalled: set[int] = set()
         self._prompted: set[int] = set()
         self._prompt_at = self._group_at = self._ending_until = 0.0
-        self._half_at = self._late_at = 0.0
+        self._half_at = self._late_at = self._ending_seconds = 0.0
+        self._ended_at: dict[int, float] = {}
+        """When the processes of each worker that listened were first found ended since the notice"""
         self._acknowledged_since: float | None = None
 
     def add(self, worker: int, folder: str) -> None:
         """Follow a worker, by its pid, whose processes register in this folder."""
         self._listeners[worker] = Listeners(folder)
+
+    def look(self) -> None:
+        """Remember what listens now: what ends from here on has ended since the notice."""
+        for _, listeners in self._running():
+            listeners.alive()
 
     def begin(self, seconds: float, *, written: bool) -> None:
         """Deliver a notice with this time to its deadline; not `written`: it cannot be read, so signals come first."""
@@ -51,7 +59,8 @@ class NoticeDelivery:
         self._half_at, self._late_at = now + seconds / 2, now + seconds * 0.75
         self._prompt_at = now + seconds / 2 if written else now
         self._group_at = now + seconds * (0.75 if written else 0.5)
-        self._ending_until = now + min(ENDING_SECONDS, seconds / 2)
+        self._ending_seconds = min(ENDING_SECONDS, seconds / 2)
+        self._ending_until = now + self._ending_seconds
         self.deliver()
 
     def deliver(self) -> None:
@@ -62,16 +71,23 @@ class NoticeDelivery:
                 continue
             alive = listeners.alive()
             heard = any(one.heard for one in alive) or listeners.acknowledged()
-            if not heard and (now >= self._group_at or not (alive or self._is_ending(listeners))):
+            if not heard and (now >= self._group_at or not (alive or self._is_ending(pid, listeners))):
                 self._signalled.add(pid)
                 listeners.mark_signalled()
                 self._children.signal_group(pid, self.number)
             elif now >= self._prompt_at:
                 self._prompt(alive)
 
-    def _is_ending(self, listeners: Listeners) -> bool:
-        """Whether what listened in a worker has ended after it reported its work as done, so the rest ends soon."""
-        if time.monotonic() >= self._ending_until or not listeners.heard():
+    def _is_ending(self, pid: int, listeners: Listeners) -> bool:
+        """Whether the rest of a worker can be taken to end soon, as torchrun does, and to say then which rank failed.
+
+        What listened in it has ended since the notice, or before that with its work reported as done.
+        """
+        now = time.monotonic()
+        if listeners.ended_since():
+            return now < self._ended_at.setdefault(pid, now) + self._ending_seconds
+        self._ended_at.pop(pid, None)
+        if now >= self._ending_until or not listeners.heard():
             return False
         return number(read_json(self._progress).get("completed_at")) is not None
 
@@ -127,6 +143,10 @@ class NoticeDelivery:
     def unsaved(self) -> bool:
         """Whether a process of any worker that has listened since the notice has ended without acknowledging it."""
         return any(listeners.unsaved() for listeners in self._listeners.values())
+
+    def exited(self) -> list[str]:
+        """Return the ranks that have exited without an error, those of one worker in the order of their exits."""
+        return [rank for listeners in self._listeners.values() for rank in listeners.exited()]
 
     def ranks(self) -> dict[str, str]:
         """Return how far each rank is with the notice, as in `Listeners.ranks`; those that say theirs."""

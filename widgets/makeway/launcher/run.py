@@ -295,6 +295,11 @@ class Run:
                 return worker
         return None
 
+    def _exited(self) -> list[str]:
+        """Return the ranks of a gang whose workers have exited without an error."""
+        ended = [worker for worker, code in self.children.codes.items() if code in (0, SAVED_AND_LEFT)]
+        return [self._ranks[worker] for worker in ended if worker in self._ranks]
+
     def _warn_of_slow_saves(self) -> None:
         """Write into the log, once, that a save would not fit well into the grace."""
         if self._warned or self.notice:
@@ -326,6 +331,7 @@ class Run:
         if self.notice and notice["deadline"] >= self.notice["deadline"]:
             return
         self.notice = notice
+        self.delivery.look()
         try:
             write_json(self.attempt.path("stop.json"), {**notice, "attempt": self.attempt.number})
             written = True
@@ -431,11 +437,12 @@ class Run:
             return "stopped"
         failed = self._failed()
         rank = self._ranks.get(failed, "") if failed is not None else ""
+        own = self.children.codes[failed] if failed is not None else code
         notice = self.notice
         ending = Ending(
             code=code,
             saved_step=whole(progress.get("step")),
-            last_line=last_words(self.log.last_lines(200), rank),
+            last_line=last_words(self.log.last_lines(200), rank, own if own < 0 and own != code else 0),
             reaction=self.delivery.state() if notice else "",
             seconds=notice["deadline"] - (number(notice.get("at")) or self.began) if notice else 0.0,
             killed=self.killed,
@@ -444,6 +451,7 @@ class Run:
             signal=self.signal if self._is_ours(code) else 0,
             slow_save=slow_save(number(progress.get("save_seconds")), self.grace),
             waited_for=self._waited_for,
+            exited=[*self._exited(), *self.delivery.exited()],
             ranks=self._at_the_kill if self._ranks or len(self._at_the_kill) > 1 else {},
         )
         if self.timed_out:
