@@ -89,6 +89,19 @@ def transitions() -> str:
     return table(head, rows)
 
 
+def machine_transitions() -> str:
+    """Return the states that can follow each observation of a machine; an empty cell is no effect."""
+    from makeway_quota.autoscale.machine import OVER, STATES
+    from makeway_quota.autoscale.transitions import MACHINE_EVENTS
+
+    states = [state for state in STATES if state not in OVER]
+    rows = [
+        [f"`{name}`", event.meaning, *(" or ".join(event.after.get(state, ())) for state in states)]
+        for name, event in MACHINE_EVENTS.items()
+    ]
+    return table(["observation", "when", *states], rows)
+
+
 def metrics() -> str:
     """List every metric with its labels."""
     from makeway_quota.metrics import REGISTRY
@@ -253,6 +266,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "portal-settings": portal_settings,
     "service-settings": service_settings,
     "transitions": transitions,
+    "machine-transitions": machine_transitions,
     "metrics": metrics,
     "magics": magics,
     "people-commands": people_commands,

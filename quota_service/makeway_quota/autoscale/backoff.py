@@ -1,0 +1,112 @@
+"""Hold back launches that failed: for one type, zone and market, by the class of the failure.
+
+A stock-out goes on to the next zone or type in the same cycle, and comes back when the back-off ends: it never ends for
+good, and never repeats without a pause. Nothing here counts as a failure of a user's job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+from .machine import Market
+
+FailureClass = Literal["stock_out", "quota", "throttled", "denied", "invalid", "boot_failed", "spot_lost", "no_answer"]
+
+EVERY = "*"
+"""In the place of a type, zone or market: all of them"""
+
+
+class Delays(NamedTuple):
+    """The first and the longest delay of a class of failures, in seconds; it doubles in between."""
+
+    first: float
+    longest: float
+
+    def after(self, failures: int) -> float:
+        """Return the delay after so many failures in a row."""
+        return min(self.longest, self.first * 2.0 ** min(30, failures - 1))
+
+
+DELAYS: Mapping[FailureClass, Delays] = {
+    "stock_out": Delays(300, 1800),
+    "quota": Delays(600, 3600),
+    "throttled": Delays(5, 300),
+    "denied": Delays(300, 1800),
+    "invalid": Delays(300, 1800),
+    "boot_failed": Delays(300, 1800),
+    "spot_lost": Delays(300, 1800),
+    "no_answer": Delays(60, 900),
+}
+WHOLE_DEPLOYMENT: frozenset[FailureClass] = frozenset({"throttled", "denied"})
+"""Failures that say nothing of a type: no type is launched until they are over"""
+OF_THE_TYPE: frozenset[FailureClass] = frozenset({"invalid", "boot_failed"})
+"""Failures that other zones and markets would repeat"""
+FORGOTTEN = 4.0
+"""An entry is forgotten after so many times its delay without another failure"""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchBackoff:
+    """A back-off of launches: one row for each type, zone, market and class of failure."""
+
+    type: str
+    zone: str
+    market: str
+    failure: FailureClass
+    failures: int
+    since: float
+    until: float
+
+    @property
+    def key(self) -> tuple[str, str, str, FailureClass]:
+        """What it is about."""
+        return self.type, self.zone, self.market, self.failure
+
+    def shifted(self, seconds: float) -> LaunchBackoff:
+        """Return the back-off with its times moved, after the clock was set forward by so many seconds."""
+        return replace(self, since=self.since + seconds, until=self.until + seconds)
+
+    def covers(self, type_name: str, zone: str, market: Market) -> bool:
+        """Whether it holds back a launch of a type in a zone and market."""
+        return self.type in (EVERY, type_name) and self.zone in (EVERY, zone) and self.market in (EVERY, market)
+
+    def active(self, now: float) -> bool:
+        """Whether it holds anything back: not after its end, nor before its begin, as the clock was set back."""
+        return self.since <= now < self.until
+
+    def forgotten(self, now: float) -> bool:
+        """Whether the next failure counts as the first one again."""
+        return not self.since <= now < self.until + FORGOTTEN * (self.until - self.since)
+
+
+def failed(
+    known: Iterable[LaunchBackoff], type_name: str, zone: str, market: Market, failure: FailureClass, now: float
+) -> LaunchBackoff:
+    """Return the back-off after one more failure. Failures while it is active are of the same time and count once."""
+    key = _key(type_name, zone, market, failure)
+    before = next((one for one in known if one.key == key and not one.forgotten(now)), None)
+    if before is not None and before.active(now):
+        return before
+    failures = 1 if before is None else before.failures + 1
+    return LaunchBackoff(*key, failures, now, now + DELAYS[failure].after(failures))
+
+
+def _key(type_name: str, zone: str, market: str, failure: FailureClass) -> tuple[str, str, str, FailureClass]:
+    if failure in WHOLE_DEPLOYMENT:
+        return EVERY, EVERY, EVERY, failure
+    return (type_name, EVERY, EVERY, failure) if failure in OF_THE_TYPE else (type_name, zone, market, failure)
+
+
+def held_back(
+    known: Iterable[LaunchBackoff], type_name: str, zone: str, market: Market, now: float
+) -> LaunchBackoff | None:
+    """Return the back-off that holds back a launch for longest, None if there is none."""
+    active = [one for one in known if one.active(now) and one.covers(type_name, zone, market)]
+    return max(active, key=lambda one: (one.until, one.key), default=None)
+
+
+def kept(known: Iterable[LaunchBackoff], now: float) -> list[LaunchBackoff]:
+    """Return the back-offs that still count; the others can be removed."""
+    return [one for one in known if not one.forgotten(now)]

@@ -1,0 +1,116 @@
+"""Count the money of a deployment: committed for an hour, spent in a month, and what one more machine would add.
+
+All amounts are integers in millionths of the currency, rounded up. A machine counts from the moment it is requested
+until it is gone, a spot machine at its maximum price. An unknown price is never zero: with a limit, it launches
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Literal
+from zoneinfo import ZoneInfo
+
+from .deployment import Deployment
+from .machine import Machine
+
+HOUR = 3600
+UNIT = 1_000_000
+"""Millionths of the currency in one unit of it"""
+
+MoneyRefusal = Literal["price_unknown", "hour_budget", "month_budget"]
+
+
+def cost(price: int, seconds: float) -> int:
+    """Return what a machine costs for a time, rounded up; `price` is for an hour."""
+    whole_ms = max(0, round(seconds * 1000))
+    return -(-price * whole_ms // (HOUR * 1000))
+
+
+def month_of(now: float, zone: ZoneInfo) -> tuple[str, float]:
+    """Return the month at a time, such as `2026-11`, and when it began, in Unix seconds."""
+    moment = datetime.fromtimestamp(now, zone)
+    start = moment.replace(day=1, hour=0, minute=0, second=0, microsecond=0, fold=0)
+    return f"{start:%Y-%m}", start.timestamp()
+
+
+def spent_by_month(machine: Machine, end: float, zone: ZoneInfo) -> dict[str, int]:
+    """Return what a machine costs from its request to `end`, by month; nothing where its price is not known."""
+    found: dict[str, int] = {}
+    at = machine.requested_at
+    while machine.price is not None and at < end:
+        month, start = month_of(at, zone)
+        begun = datetime.fromtimestamp(start, zone)
+        following = month_of((begun + timedelta(days=32)).timestamp(), zone)[1]
+        until = min(end, following)
+        found[month] = found.get(month, 0) + cost(machine.price, until - at)
+        at = until
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Money:
+    """What a deployment has committed and spent at one moment.
+
+    `hour`: of all machines that are not over; `month`: spent in this one; `ending`: what the machines that are being
+    ended still cost until they are gone, as expected; `unknown`: machines without a price.
+    """
+
+    hour: int
+    month: int
+    ending: int
+    unknown: int
+
+    @property
+    def committed(self) -> int:
+        """What this month costs even if every machine is ended now."""
+        return self.month + self.ending
+
+
+def money(deployment: Deployment, machines: Iterable[Machine], closed: Mapping[str, int], now: float) -> Money:
+    """Return the money of a deployment. `closed` has what the machines that are over have cost, by month."""
+    zone = ZoneInfo(deployment.timezone)
+    month = month_of(now, zone)[0]
+    hour, ending, unknown, spent = 0, 0, 0, closed.get(month, 0)
+    for machine in machines:
+        if machine.over:
+            continue
+        if machine.price is None:
+            unknown += 1
+            continue
+        hour += machine.price
+        ending += cost(machine.price, ending_seconds(deployment, machine.type))
+        spent += spent_by_month(machine, now, zone).get(month, 0)
+    return Money(hour, spent, ending, unknown)
+
+
+def ending_seconds(deployment: Deployment, type_name: str) -> float:
+    """Return for how long a machine is paid for after it was decided to end it, at the most."""
+    return deployment.drain_timeout + deployment.windows(type_name).alarm
+
+
+def refusal(deployment: Deployment, held: Money, price: int | None, seconds: float) -> MoneyRefusal | None:
+    """Return why one more machine would not be paid for, which runs for `seconds` at least; None if it is."""
+    if not deployment.limited:
+        return None
+    if price is None:
+        return "price_unknown"
+    if deployment.hour is not None and held.hour + price > deployment.hour:
+        return "hour_budget"
+    if deployment.month is not None and held.committed + cost(price, seconds) > deployment.month:
+        return "month_budget"
+    return None
+
+
+def with_launch(held: Money, price: int | None, seconds: float) -> Money:
+    """Return the money with one more machine, which runs for `seconds` at least."""
+    if price is None:
+        return Money(held.hour, held.month, held.ending, held.unknown + 1)
+    return Money(held.hour + price, held.month, held.ending + cost(price, seconds), held.unknown)
+
+
+def month_used_up(deployment: Deployment, held: Money) -> bool:
+    """Whether all machines have to be ended now so that the month stays within its limit."""
+    return deployment.month is not None and held.committed >= deployment.month

@@ -1,0 +1,47 @@
+"""Define what a cycle knows of the work that machines are for: what waits, what runs where, what is about to start.
+
+The service makes it from the engine's plan; the amounts are the engine's: milli-GPUs, milli-cores, MiB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class PendingWork:
+    """A workload that has no room on the nodes that exist: so many workers of one shape, in some pools in order.
+
+    The workers need room together. A worker takes part of one GPU (less than 1000) or whole ones.
+    """
+
+    workload: str
+    pools: tuple[str, ...]
+    workers: int = 1
+    gpus: int = 0
+    cpu: int = 0
+    memory: int = 0
+
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """What two workloads have in common that fit into the same room."""
+        return self.pools, self.workers, self.gpus, self.cpu, self.memory
+
+
+@dataclass(frozen=True, slots=True)
+class MachineDemand:
+    """The work of one cycle. `pending` is in the order of rights.
+
+    `nodes`: the machines whose room was counted when `pending` was found; one that is ready and not among them has room
+    besides. `busy`: how much work has rows on each machine; `nominated`: machines that keep room for work.
+    """
+
+    pending: tuple[PendingWork, ...] = ()
+    nodes: frozenset[str] = frozenset()
+    busy: Mapping[str, int] = field(default_factory=dict)
+    nominated: frozenset[str] = frozenset()
+
+    def used(self, machine: str) -> bool:
+        """Whether work has a row on a machine, or is about to."""
+        return self.busy.get(machine, 0) > 0 or machine in self.nominated

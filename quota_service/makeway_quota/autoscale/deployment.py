@@ -1,0 +1,123 @@
+"""Define a deployment: the machine types that it may launch, in order, and the money that they may cost.
+
+The values that `document` reads; every part of `autoscale` works on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Literal
+from zoneinfo import ZoneInfo
+
+from .machine import Market, Windows
+
+Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
+DAYS: tuple[Day, ...] = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+Markets = Literal["on_demand", "spot", "spot_first"]
+DAY_MINUTES = 24 * 60
+
+
+@dataclass(frozen=True, slots=True)
+class IdleSchedule:
+    """Machines that are kept without work on some days, from `start` to `end` in minutes; past midnight if it is
+    less."""
+
+    machines: int
+    days: tuple[Day, ...] = DAYS
+    start: int = 0
+    end: int = DAY_MINUTES
+
+    def covers(self, moment: datetime) -> bool:
+        """Whether the schedule applies at a local time."""
+        minute, today = moment.hour * 60 + moment.minute, moment.weekday()
+        if self.start < self.end:
+            return DAYS[today] in self.days and self.start <= minute < self.end
+        if minute >= self.start:
+            return DAYS[today] in self.days
+        return minute < self.end and DAYS[today - 1] in self.days
+
+
+@dataclass(frozen=True, slots=True)
+class MachineType:
+    """One type of machines of one pool. `gpus` are whole devices, `cpu` thousandths of a core, `memory` MiB.
+
+    Prices are millionths of the currency for an hour, None where they are not known. A spot machine counts at its
+    maximum price, as no more is ever paid.
+    """
+
+    name: str
+    pool: str
+    instance: str
+    gpus: int = 0
+    cpu: int = 0
+    memory: int = 0
+    model: str = ""
+    zones: tuple[str, ...] = ("",)
+    market: Markets = "on_demand"
+    price: int | None = None
+    spot_price: int | None = None
+    max_machines: int = 1
+    min_idle: int = 0
+    schedule: tuple[IdleSchedule, ...] = ()
+    idle_timeout: float = 600.0
+    spin_up_timeout: float = 1200.0
+    max_age: float | None = None
+    image: str | None = None
+    init_script: str = ""
+    cpu_only: bool = False
+
+    def price_in(self, market: Market) -> int | None:
+        """Return the price of a machine in a market for an hour; None where it is not known."""
+        return self.spot_price if market == "spot" else self.price
+
+    def markets(self) -> tuple[Market, ...]:
+        """Return the markets to try, in order."""
+        if self.market == "spot_first":
+            return ("spot", "on_demand")
+        return (self.market,)
+
+    def idle_machines(self, now: float, zone: ZoneInfo) -> int:
+        """Return how many machines are kept without work at a time in Unix seconds."""
+        moment = datetime.fromtimestamp(now, zone)
+        return max([self.min_idle, *(one.machines for one in self.schedule if one.covers(moment))])
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """What an administrator lets Makeway launch. `hour` and `month` are millionths of the currency, None unlimited."""
+
+    name: str
+    provider: str
+    types: tuple[MachineType, ...]
+    title: str = ""
+    currency: str = "EUR"
+    hour: int | None = None
+    month: int | None = None
+    max_machines: int = 10
+    paused: bool = False
+    timezone: str = "UTC"
+    drain_timeout: float = 300.0
+    orphan_after: float = 900.0
+    poll_interval: float = 15.0
+    request_timeout: float = 120.0
+    lost_after: float = 120.0
+    visibility: float = 300.0
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """what the provider needs besides, such as a region"""
+
+    @property
+    def limited(self) -> bool:
+        """Whether money is limited."""
+        return self.hour is not None or self.month is not None
+
+    def type(self, name: str) -> MachineType | None:
+        """Return a machine type, None if the document does not name it any more."""
+        return next((one for one in self.types if one.name == name), None)
+
+    def windows(self, name: str) -> Windows:
+        """Return the time-outs of machines of a type; of one that is not there any more, those of the deployment."""
+        found = self.type(name)
+        spin_up = found.spin_up_timeout if found else Windows().spin_up_timeout
+        return Windows(self.request_timeout, spin_up, self.lost_after, self.visibility)

@@ -1,0 +1,91 @@
+"""Join the provider's lists with the rows: what happened to each machine, and instances without a row.
+
+A list proves only what is on it, unless it is complete; and then only for instances that had to be visible when it was
+begun. The provider is listed before the rows are read: each call has a row before, so an instance on the list that has
+no row belongs to no call that is still expected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from .deployment import Deployment
+from .machine import Machine, MachineObservation
+
+InstanceState = Literal["pending", "running", "stopping", "stopped", "terminated"]
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """An instance at the provider. `machine` and `deployment` are its tags; `launched_at` None where it is not told."""
+
+    id: str
+    machine: str
+    deployment: str
+    state: InstanceState = "running"
+    launched_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceList:
+    """One answer of the provider: the instances with the tag of a deployment, as of some time before or after `at`.
+
+    `at`: when it was begun, by the service's clock. `complete`: all pages were read, and no zone was left out.
+    """
+
+    at: float
+    instances: tuple[Instance, ...]
+    complete: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """What a list says: observations by machine, and the instances to end because no row expects them."""
+
+    observations: tuple[tuple[Machine, MachineObservation], ...]
+    orphans: tuple[Instance, ...]
+
+
+def join(
+    deployment: Deployment,
+    machines: Iterable[Machine],
+    listed: InstanceList,
+    first_seen: Mapping[str, float],
+) -> Inventory:
+    """Return what a list says of the machines. `first_seen`: when this leader saw each instance for the first time."""
+    rows = {machine.id: machine for machine in machines if not machine.over}
+    ours = [instance for instance in listed.instances if instance.deployment == deployment.name]
+    found: list[tuple[Machine, MachineObservation]] = []
+    shown: set[str] = set()
+    orphans = []
+    for instance in sorted(ours, key=lambda one: (one.state == "terminated", one.id)):
+        row = rows.get(instance.machine)
+        if row is not None and row.id not in shown and row.instance in (None, instance.id):
+            shown.add(row.id)
+            found += ((row, seen) for seen in _seen(instance, listed.at))
+        elif instance.state != "terminated" and _old(deployment, instance, listed.at, first_seen):
+            orphans.append(instance)
+    if listed.complete:
+        empty = not any(instance.state != "terminated" for instance in ours)
+        for row in rows.values():
+            if row.id not in shown:
+                found.append((row, MachineObservation("absent", at=listed.at, empty=empty)))
+    return Inventory(tuple(found), tuple(orphans))
+
+
+def _seen(instance: Instance, at: float) -> Iterator[MachineObservation]:
+    if instance.state == "terminated":
+        yield MachineObservation("ended", at=at, instance=instance.id)
+        return
+    yield MachineObservation("listed", at=at, instance=instance.id)
+    if instance.state in ("stopping", "stopped"):
+        yield MachineObservation("stopped", at=at, instance=instance.id)
+
+
+def _old(deployment: Deployment, instance: Instance, at: float, first_seen: Mapping[str, float]) -> bool:
+    """Whether an instance is older than the window: by the provider's time, or by how long it has been seen."""
+    window = deployment.request_timeout + deployment.visibility
+    times = [first_seen.get(instance.id, at), *([] if instance.launched_at is None else [instance.launched_at])]
+    return any(at - time > window for time in times)

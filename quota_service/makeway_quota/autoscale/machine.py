@@ -1,0 +1,168 @@
+"""Define a machine of an autoscaled pool: its record, its states, and what can be observed of it.
+
+Times are Unix seconds, prices millionths of the deployment's currency for an hour. Whether a machine is idle or busy is
+derived from what runs there, and is no state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+MachineState = Literal["requested", "booting", "joining", "ready", "draining", "lost", "terminating", "gone", "failed"]
+Market = Literal["on_demand", "spot"]
+DrainReason = Literal["idle", "move", "age", "removed", "budget", "pause", "spot"]
+
+STATES: tuple[MachineState, ...] = get_args(MachineState)
+OVER: frozenset[MachineState] = frozenset({"gone", "failed"})
+"""The states in which a machine costs nothing any more"""
+STARTING: frozenset[MachineState] = frozenset({"requested", "booting", "joining"})
+"""The states in which a machine is on its way to be ready"""
+CANCELLABLE: frozenset[DrainReason] = frozenset({"idle", "move"})
+"""The drains that end when the machine is needed again"""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """One machine, as its row has it. The id is its tag at the provider and the token of its launch, too.
+
+    `request` is what the provider is asked for, with each call the same bytes. `price` None is unknown, not zero.
+    `gpus` counts the devices that the type promises. `calls` counts the launches that were committed, before each was
+    called; `attempts` are those of the newest report, None before the first one.
+    """
+
+    id: str
+    deployment: str
+    pool: str
+    type: str
+    zone: str
+    market: Market
+    price: int | None
+    gpus: int
+    request: str
+    requested_at: float
+    since: float
+    """when the state began"""
+    state: MachineState = "requested"
+    version: int = 0
+    term: int = 0
+    """the term of the leader that wrote the row"""
+    calls: int = 0
+    called_at: float | None = None
+    end_called_at: float | None = None
+    """when the provider was last asked to end it"""
+    instance: str | None = None
+    launched_at: float | None = None
+    boot: str | None = None
+    ready_at: float | None = None
+    heard_at: float | None = None
+    attempts: int | None = None
+    needed_at: float = 0.0
+    """when work last ran there, was to start there, or waited for it"""
+    drain: DrainReason | None = None
+    deadline: float | None = None
+    """when a drain ends what still runs"""
+    absences: int = 0
+    """complete lists in a row without it"""
+    reason: str = ""
+    """the code of the cause of its state"""
+
+    @property
+    def over(self) -> bool:
+        """Whether it costs nothing any more."""
+        return self.state in OVER
+
+    @property
+    def starting(self) -> bool:
+        """Whether it is on its way to be ready."""
+        return self.state in STARTING
+
+    def shifted(self, seconds: float) -> Machine:
+        """Return the machine with its times moved, after the clock was set forward by so many seconds."""
+        names = (
+            "requested_at",
+            "since",
+            "called_at",
+            "end_called_at",
+            "launched_at",
+            "ready_at",
+            "heard_at",
+            "needed_at",
+        )
+        times = {name: getattr(self, name) for name in (*names, "deadline")}
+        return replace(self, **{name: at + seconds for name, at in times.items() if at is not None})
+
+    @property
+    def accepts_work(self) -> bool:
+        """Whether work may start there."""
+        return self.state == "ready"
+
+
+ObservationKind = Literal[
+    "launch_called",
+    "listed",
+    "refused",
+    "throttled",
+    "joined",
+    "initialised",
+    "init_failed",
+    "heard",
+    "needed",
+    "unneeded",
+    "drain",
+    "spot_notice",
+    "vacant",
+    "stopped",
+    "ended",
+    "not_found",
+    "absent",
+    "fenced",
+    "end_called",
+    "tick",
+]
+KINDS: tuple[ObservationKind, ...] = get_args(ObservationKind)
+
+
+@dataclass(frozen=True, slots=True)
+class MachineObservation:
+    """One thing that was observed of one machine, or decided about it.
+
+    `at`: when a list was begun, a report was sent, a terminating call was begun; of a `tick`, since when reports could
+    have arrived. Which of the other fields count follows from the kind.
+    """
+
+    kind: ObservationKind
+    at: float = 0.0
+    instance: str = ""
+    boot: str = ""
+    gpus: int = 0
+    attempts: int = 0
+    empty: bool = False
+    """the list without it was empty"""
+    deadline: float | None = None
+    reason: str = ""
+    drain: DrainReason = "idle"
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """How long each wait for a machine may take, in seconds.
+
+    `visibility`: for which a launched instance may be missing in lists, a call under way included; `unneeded`: for
+    which a machine that boots may be without work that waits for it.
+    """
+
+    request_timeout: float = 120.0
+    spin_up_timeout: float = 1200.0
+    lost_after: float = 120.0
+    visibility: float = 300.0
+    unneeded: float = 60.0
+    retry: float = 15.0
+    """between two calls for one machine"""
+    alarm: float = 600.0
+    """for which a machine may be terminating before an administrator is told"""
+
+    @property
+    def longest_unseen(self) -> float:
+        """Seconds after which an instance is on every list: the call that launched it has ended."""
+        return self.request_timeout + self.visibility

@@ -1,0 +1,75 @@
+"""Define what a provider of machines has to do, and how it fails.
+
+Calls block: they are made outside the control loop. A provider keeps no state of its own, tags each instance with its
+machine and deployment in the launching call, and never answers that something is done before it is.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Protocol
+
+from .backoff import FailureClass
+from .inventory import Instance, InstanceList
+
+
+class Provider(Protocol):
+    """A cloud, or what stands for one. Every method may raise a ProviderError."""
+
+    def check(self) -> None:
+        """Raise a ProviderError that tells what is wrong with the credentials or the settings."""
+
+    def list(self, deployment: str, now: float) -> InstanceList:
+        """Return all instances with the tag of a deployment; `now` is when the call begins."""
+
+    def launch(self, request: str, token: str) -> Instance:
+        """Launch an instance. The same token with the same request returns the same instance, also if it has ended."""
+
+    def terminate(self, instance: str) -> bool:
+        """End an instance for good. False if there is no such instance, or none any more; may be repeated."""
+
+    def console(self, instance: str) -> str:
+        """Return the newest output of the console of an instance, "" where there is none."""
+
+
+class ProviderError(Exception):
+    """A call failed. `certain`: nothing was done, nor will be."""
+
+    failure: ClassVar[FailureClass]
+    certain: ClassVar[bool] = True
+
+
+class StockOut(ProviderError):
+    """The provider has no such machine in this zone and market now."""
+
+    failure = "stock_out"
+
+
+class QuotaReached(ProviderError):
+    """The account may have no more machines of this kind."""
+
+    failure = "quota"
+
+
+class Throttled(ProviderError):
+    """Too many calls: the call was not begun, and may be repeated later."""
+
+    failure = "throttled"
+
+
+class Denied(ProviderError):
+    """The credentials are wrong, or do not allow the call."""
+
+    failure = "denied"
+
+
+class InvalidLaunch(ProviderError):
+    """The provider does not take the request, and never will."""
+
+    failure = "invalid"
+
+
+class AnswerLost(ProviderError):
+    """There was no answer, or none that says what was done: an instance may exist."""
+
+    failure = "no_answer"
+    certain = False

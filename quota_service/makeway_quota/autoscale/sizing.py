@@ -1,0 +1,253 @@
+"""Decide which machines to launch: what waits, minus what exists or is on its way, within all limits.
+
+Each pending workload takes room once, over all types and pools: first on machines that drain and may come back, then on
+those that are on their way, then on those that this cycle launches, and only then on a new one of the first type that
+fits and has room. A workload whose workers do not all get room launches nothing. Pure; called by `step`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+from zoneinfo import ZoneInfo
+
+from .backoff import LaunchBackoff, held_back
+from .budget import Money, ending_seconds, refusal, with_launch
+from .demand import MachineDemand, PendingWork
+from .deployment import Deployment, MachineType
+from .machine import CANCELLABLE, Machine, Market
+
+GPU = 1000
+ORDER = {"ready": 0, "draining": 1, "joining": 2, "booting": 3, "requested": 4}
+"""Whose room is taken first: of the machine that will be ready first"""
+
+
+class Launch(NamedTuple):
+    """One machine to launch; `price` is for an hour, in millionths of the currency."""
+
+    type: str
+    zone: str
+    market: Market
+    price: int | None
+
+
+class LaunchRefusal(NamedTuple):
+    """Why no machine is launched for a workload ("" for spare machines), with the time when it is tried again."""
+
+    workload: str
+    type: str
+    code: str
+    until: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sizing:
+    """The decision of a cycle. `needed` are the machines that exist and have a reason to live."""
+
+    launches: tuple[Launch, ...]
+    needed: frozenset[str]
+    unserved: tuple[PendingWork, ...]
+    refusals: tuple[LaunchRefusal, ...]
+
+
+@dataclass(slots=True)
+class _Bin:
+    """The room of one machine: the free milli-GPUs of each device, and CPU and memory, None where not stated."""
+
+    pool: str
+    free: list[int]
+    cpu: int | None
+    memory: int | None
+    machine: str | None = None
+    type: str = ""
+    used: bool = False
+
+    def take(self, work: PendingWork) -> list[tuple[int, int]] | None:
+        """Take the room of one worker; return the devices with their amounts, None where it does not fit."""
+        if (self.cpu is not None and work.cpu > self.cpu) or (self.memory is not None and work.memory > self.memory):
+            return None
+        devices = self._devices(work.gpus)
+        if devices is None:
+            return None
+        for device, amount in devices:
+            self.free[device] -= amount
+        self.cpu = None if self.cpu is None else self.cpu - work.cpu
+        self.memory = None if self.memory is None else self.memory - work.memory
+        return devices
+
+    def give_back(self, work: PendingWork, devices: Iterable[tuple[int, int]]) -> None:
+        """Undo `take`."""
+        for device, amount in devices:
+            self.free[device] += amount
+        self.cpu = None if self.cpu is None else self.cpu + work.cpu
+        self.memory = None if self.memory is None else self.memory + work.memory
+
+    def _devices(self, milli: int) -> list[tuple[int, int]] | None:
+        if not milli:
+            return []
+        if milli < GPU:
+            fitting = [(free, at) for at, free in enumerate(self.free) if free >= milli]
+            return [(min(fitting)[1], milli)] if fitting else None
+        whole = [at for at, free in enumerate(self.free) if free == GPU][: milli // GPU]
+        return [(at, GPU) for at in whole] if len(whole) == milli // GPU else None
+
+
+@dataclass(slots=True)
+class _Sizer:
+    """The room that is left while the workloads of one cycle take theirs."""
+
+    deployment: Deployment
+    backoffs: Sequence[LaunchBackoff]
+    now: float
+    held: Money
+    total: int
+    of_type: dict[str, int]
+    bins: list[_Bin]
+    launches: list[Launch] = field(default_factory=list)
+    refusals: list[LaunchRefusal] = field(default_factory=list)
+    without_room: set[tuple[object, ...]] = field(default_factory=set)
+    full: dict[tuple[object, ...], int] = field(default_factory=dict)
+    """how many bins, from the first one, have no room for a worker of a shape in a pool"""
+
+    def place(self, work: PendingWork) -> bool:
+        """Take room for all workers of a workload, or for none."""
+        if work.shape in self.without_room:
+            return False
+        taken: list[tuple[_Bin, list[tuple[int, int]]]] = []
+        before = len(self.launches), len(self.bins), self.held
+        for _ in range(work.workers):
+            found = self._on_existing(work) or self._on_new(work)
+            if found is None:
+                self._undo(work, taken, *before)
+                self.without_room.add(work.shape)  # room only shrinks within a cycle
+                return False
+            taken.append(found)
+        for room, _ in taken:
+            room.used = True
+        return True
+
+    def _on_existing(self, work: PendingWork) -> tuple[_Bin, list[tuple[int, int]]] | None:
+        for pool in work.pools:
+            shape = pool, work.gpus, work.cpu, work.memory
+            for at in range(self.full.get(shape, 0), len(self.bins)):
+                room = self.bins[at]
+                if room.pool == pool and (devices := room.take(work)) is not None:
+                    self.full[shape] = at
+                    return room, devices
+            self.full[shape] = len(self.bins)
+        return None
+
+    def _on_new(self, work: PendingWork) -> tuple[_Bin, list[tuple[int, int]]] | None:
+        for pool in work.pools:
+            for kind in self.deployment.types:
+                if kind.pool != pool:
+                    continue
+                room = _room(kind)
+                devices = room.take(work)
+                if devices is None:
+                    self._refuse(work.workload, kind, "too_small")
+                elif self.open(kind, work.workload):
+                    self.bins.append(room)
+                    return room, devices
+        return None
+
+    def open(self, kind: MachineType, workload: str = "") -> bool:
+        """Launch one machine of a type, in the first market and zone that is not held back, if all limits allow it."""
+        if self.deployment.paused:
+            return self._refuse(workload, kind, "paused")
+        if self.total >= self.deployment.max_machines or self.of_type.get(kind.name, 0) >= kind.max_machines:
+            return self._refuse(workload, kind, "max_machines")
+        seconds = kind.spin_up_timeout + kind.idle_timeout + ending_seconds(self.deployment, kind.name)
+        for market in kind.markets():
+            price = kind.price_in(market)
+            if why := refusal(self.deployment, self.held, price, seconds):
+                self._refuse(workload, kind, why)
+                continue
+            for zone in kind.zones:
+                if back := held_back(self.backoffs, kind.name, zone, market, self.now):
+                    self._refuse(workload, kind, back.failure, back.until)
+                    continue
+                self.launches.append(Launch(kind.name, zone, market, price))
+                self.held = with_launch(self.held, price, seconds)
+                self.total += 1
+                self.of_type[kind.name] = self.of_type.get(kind.name, 0) + 1
+                return True
+        return False
+
+    def keep_idle(self, kind: MachineType, idle: int) -> None:
+        """Launch what is missing of the machines that are kept without work; `idle` of them are ready."""
+        spare = [room for room in self.bins if room.type == kind.name and not room.used]
+        wanted = max(0, kind.idle_machines(self.now, ZoneInfo(self.deployment.timezone)) - idle)
+        for room in spare[:wanted]:
+            room.used = True
+        for _ in range(wanted - len(spare)):
+            if not self.open(kind):
+                break
+
+    def _undo(
+        self, work: PendingWork, taken: list[tuple[_Bin, list[tuple[int, int]]]], launches: int, bins: int, held: Money
+    ) -> None:
+        for room, devices in taken:
+            room.give_back(work, devices)
+        for launch in self.launches[launches:]:
+            self.total -= 1
+            self.of_type[launch.type] -= 1
+        del self.launches[launches:], self.bins[bins:]
+        self.full.clear()
+        self.held = held
+
+    def _refuse(self, workload: str, kind: MachineType, code: str, until: float | None = None) -> bool:
+        self.refusals.append(LaunchRefusal(workload, kind.name, code, until))
+        return False
+
+
+def _room(kind: MachineType, machine: Machine | None = None) -> _Bin:
+    gpus = kind.gpus if machine is None else machine.gpus
+    name = None if machine is None else machine.id
+    return _Bin(
+        kind.pool, [GPU] * (0 if kind.cpu_only else gpus), kind.cpu or None, kind.memory or None, name, kind.name
+    )
+
+
+def size(
+    deployment: Deployment,
+    machines: Iterable[Machine],
+    demand: MachineDemand,
+    backoffs: Sequence[LaunchBackoff],
+    held: Money,
+    now: float,
+) -> Sizing:
+    """Return the launches of a cycle. `held` is the money of the machines, by `budget.money`."""
+    rows = [machine for machine in machines if not machine.over]
+    types: Mapping[str, MachineType] = {kind.name: kind for kind in deployment.types}
+    of_type: dict[str, int] = {}
+    for row in rows:
+        of_type[row.type] = of_type.get(row.type, 0) + 1
+    coming = [row for row in rows if row.type in types and _has_room(row, demand)]
+    bins = [_room(types[row.type], row) for row in sorted(coming, key=lambda row: (ORDER[row.state], row.id))]
+    sizer = _Sizer(deployment, backoffs, now, held, len(rows), of_type, bins)
+    unserved = tuple(work for work in demand.pending if not sizer.place(work))
+    for kind in deployment.types:
+        ready = sum(row.type == kind.name and row.accepts_work and _idle(row, demand) for row in rows)
+        sizer.keep_idle(kind, ready)
+    needed = frozenset(room.machine for room in sizer.bins if room.used and room.machine is not None)
+    return Sizing(tuple(sizer.launches), needed, unserved, tuple(dict.fromkeys(sizer.refusals)))
+
+
+def _idle(machine: Machine, demand: MachineDemand) -> bool:
+    return machine.id in demand.nodes and not demand.used(machine.id)
+
+
+def _has_room(machine: Machine, demand: MachineDemand) -> bool:
+    """Whether a machine's room was not counted when the pending work was found, and will be there."""
+    if machine.starting:
+        return True
+    if machine.state == "ready":
+        return machine.id not in demand.nodes and not demand.used(machine.id)
+    return (
+        machine.state == "draining"
+        and machine.drain in CANCELLABLE
+        and machine.deadline is None
+        and not demand.used(machine.id)
+    )

@@ -1,0 +1,356 @@
+"""Make one step of a deployment: what was observed and decided, committed, and the provider's calls that follow.
+
+Each step reads the rows, applies every observation, decides, and commits all of it with the leader's term before the
+first call is made. Calls follow from the rows alone, so that a leader that is killed after the commit leaves them to
+the next one. `control` will drive it; the store and the calls are passed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+from zoneinfo import ZoneInfo
+
+from .backoff import FailureClass, LaunchBackoff, failed, kept
+from .budget import Money, money, spent_by_month
+from .demand import MachineDemand, PendingWork
+from .deployment import Deployment
+from .inventory import Instance, InstanceList, join
+from .machine import Machine, MachineObservation
+from .provider import Provider, ProviderError
+from .requests import render
+from .retirement import retire
+from .sizing import Launch, LaunchRefusal, size
+from .transitions import observe
+
+FAILURES: Mapping[str, FailureClass] = {
+    "spin_up_timeout": "boot_failed",
+    "init_failed": "boot_failed",
+    "wrong_gpus": "boot_failed",
+    "no_answer": "no_answer",
+}
+"""Causes of a machine's end that hold back further launches"""
+ANSWER_TRIES = 3
+"""Times that the answers of calls are committed, as a report may change a row meanwhile"""
+SPOT_LOSSES = frozenset({"ended_by_provider", "stopped", "spot"})
+
+
+@dataclass(frozen=True, slots=True)
+class MachineRows:
+    """What the store has of a deployment: machines that are not over, back-offs, and what those that are over cost."""
+
+    machines: tuple[Machine, ...] = ()
+    backoffs: tuple[LaunchBackoff, ...] = ()
+    closed: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class MachineChanges:
+    """What one step writes in one transaction.
+
+    `changed` have the version that they were read with: the store refuses all of it if one has another. `spent` is
+    added to the closed spend of each month. `backoffs` replaces all of the deployment.
+    """
+
+    launched: tuple[Machine, ...] = ()
+    changed: tuple[Machine, ...] = ()
+    backoffs: tuple[LaunchBackoff, ...] | None = None
+    spent: Mapping[str, int] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to write."""
+        return bool(self.launched or self.changed or self.spent or self.backoffs is not None)
+
+
+class MachineStore(Protocol):
+    """The rows of the machines."""
+
+    def read(self, deployment: str) -> MachineRows:
+        """Return the rows of a deployment as they are committed."""
+
+    def commit(self, deployment: str, term: int, changes: MachineChanges) -> bool:
+        """Write all changes or none; False if the term is over or a row has changed since it was read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a leader knows besides the rows. `demand` None is not known: nothing is launched or drained then.
+
+    `listening`: since when this leader has received reports and known the demand. `clock_step`: by how many seconds the
+    clock was set forward since the last step that was committed; rows are moved with it. `reports`: observations by
+    machine. `in_flight`: machines with a call under way. `first_seen`: when each instance was seen first.
+    """
+
+    now: float
+    listening: float
+    demand: MachineDemand | None = None
+    lists: tuple[InstanceList, ...] = ()
+    reports: tuple[tuple[str, MachineObservation], ...] = ()
+    in_flight: frozenset[str] = frozenset()
+    first_seen: Mapping[str, float] = field(default_factory=dict)
+    clock_step: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderCall:
+    """One call: a launch of a machine, or the end of an instance (`machine` None: one that no row expects)."""
+
+    kind: str
+    machine: Machine | None
+    instance: str = ""
+
+    def make(self, provider: Provider) -> Instance | bool | ProviderError:
+        """Make the call and return its answer; a ProviderError is an answer, too."""
+        try:
+            if self.kind == "launch" and self.machine is not None:
+                return provider.launch(self.machine.request, self.machine.id)
+            return provider.terminate(self.instance)
+        except ProviderError as error:
+            return error
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """The outcome of one step. `committed` False: nothing was written, and no call may be made."""
+
+    committed: bool
+    calls: tuple[ProviderCall, ...] = ()
+    unserved: tuple[PendingWork, ...] = ()
+    refusals: tuple[LaunchRefusal, ...] = ()
+    held: Money | None = None
+    overdue: tuple[str, ...] = ()
+    """machines that are terminating for longer than an administrator has to be told"""
+
+
+class _Work:
+    """The rows while a step changes them."""
+
+    def __init__(
+        self, deployment: Deployment, rows: MachineRows, term: int, now: float, clock_step: float = 0.0
+    ) -> None:
+        self.deployment = deployment
+        self.now = now
+        self._term = term
+        self._read = {machine.id: machine for machine in rows.machines}
+        self.machines = dict(self._read)
+        backoffs = list(rows.backoffs)
+        if clock_step:
+            self.machines = {machine.id: machine.shifted(clock_step) for machine in rows.machines}
+            backoffs = [one.shifted(clock_step) for one in backoffs]
+        self.backoffs: list[LaunchBackoff] = kept(backoffs, now)
+        self._backoffs = list(rows.backoffs)
+        self.spent: dict[str, int] = {}
+        self.launched: list[Machine] = []
+
+    def observe(self, machine_id: str, seen: MachineObservation) -> None:
+        """Apply an observation, with what follows from it for later launches and for the money."""
+        before = self.machines.get(machine_id)
+        if before is None:
+            return
+        after = observe(before, seen, self.now, self.deployment.windows(before.type))
+        if after is before:
+            return
+        self.machines[machine_id] = after
+        if after.state != before.state:
+            self._learn(before, after)
+        if after.over:
+            cost = {} if after.state == "failed" else self._cost(after)
+            for month, amount in cost.items():
+                self.spent[month] = self.spent.get(month, 0) + amount
+
+    def _cost(self, machine: Machine) -> dict[str, int]:
+        return spent_by_month(machine, self.now, ZoneInfo(self.deployment.timezone))
+
+    def _learn(self, before: Machine, after: Machine) -> None:
+        failure = FAILURES.get(after.reason) if after.state == "terminating" else None
+        if after.market == "spot" and after.reason in SPOT_LOSSES and before.state != "terminating":
+            failure = "spot_lost"
+        if failure is not None:
+            self.hold_back(after, failure)
+        if after.state in ("booting", "ready"):
+            over: FailureClass = "stock_out" if after.state == "booting" else "boot_failed"
+            self.backoffs = [
+                one
+                for one in self.backoffs
+                if one.failure != over or not one.covers(after.type, after.zone, after.market)
+            ]
+
+    def hold_back(self, machine: Machine, failure: FailureClass) -> None:
+        """Hold back launches like that of a machine."""
+        back = failed(self.backoffs, machine.type, machine.zone, machine.market, failure, self.now)
+        self.backoffs = [*(one for one in self.backoffs if one.key != back.key), back]
+
+    def launch(self, launch: Launch, machine_id: str) -> None:
+        """Add the row of a machine to launch."""
+        kind = self.deployment.type(launch.type)
+        if kind is None:
+            raise ValueError(f"{self.deployment.name} has no type {launch.type}")
+        machine = Machine(
+            machine_id,
+            self.deployment.name,
+            kind.pool,
+            kind.name,
+            launch.zone,
+            launch.market,
+            launch.price,
+            kind.gpus,
+            render(self.deployment, kind, launch, machine_id),
+            self.now,
+            self.now,
+            needed_at=self.now,
+        )
+        self.machines[machine.id] = machine
+        self.launched.append(machine)
+
+    def changes(self) -> MachineChanges:
+        """Return what is to be written, every row with the term of the leader."""
+        new = {machine.id for machine in self.launched}
+        changed = [row for row in self.machines.values() if row.id not in new and row is not self._read[row.id]]
+        backoffs = tuple(self.backoffs) if self.backoffs != self._backoffs else None
+        return MachineChanges(
+            tuple(replace(self.machines[one.id], term=self._term) for one in self.launched),
+            tuple(replace(row, term=self._term) for row in changed),
+            backoffs,
+            dict(self.spent),
+        )
+
+
+def step(
+    store: MachineStore,
+    deployment: Deployment,
+    seen: Seen,
+    term: int,
+    new_id: Callable[[], str],
+    *,
+    deleting: bool = False,
+) -> StepResult:
+    """Make one step: observe, decide, commit. The calls of the result may be made only if it was committed.
+
+    `deleting`: the deployment is ended, so that nothing is launched and every machine drains.
+    """
+    deployment = replace(deployment, paused=True) if deleting else deployment
+    rows = store.read(deployment.name)  # after the lists were taken
+    work = _Work(deployment, rows, term, seen.now, seen.clock_step)
+    for machine_id, report in seen.reports:
+        work.observe(machine_id, report)
+    orphans = _take_lists(work, seen)
+    for machine_id in list(work.machines):
+        work.observe(machine_id, MachineObservation("tick", at=seen.listening))
+    held = money(deployment, work.machines.values(), _with(rows.closed, work.spent), seen.now)
+    unserved: tuple[PendingWork, ...] = ()
+    refusals: tuple[LaunchRefusal, ...] = ()
+    if seen.demand is not None:
+        sizing = size(deployment, work.machines.values(), seen.demand, work.backoffs, held, seen.now)
+        unserved, refusals = sizing.unserved, sizing.refusals
+        for machine, decided in retire(
+            deployment, work.machines.values(), seen.demand, sizing.needed, held, seen.listening, seen.now
+        ):
+            work.observe(machine.id, decided)
+        for launch in sizing.launches:
+            work.launch(launch, new_id())
+    calls = [*_calls(work, seen), *(ProviderCall("terminate", None, orphan.id) for orphan in orphans)]
+    changes = work.changes()
+    if changes and not store.commit(deployment.name, term, changes):
+        return StepResult(False)
+    return StepResult(True, tuple(calls), unserved, refusals, held, tuple(_overdue(work)))
+
+
+def _take_lists(work: _Work, seen: Seen) -> list[Instance]:
+    orphans: dict[str, Instance] = {}
+    for listed in seen.lists:
+        inventory = join(work.deployment, work.machines.values(), listed, seen.first_seen)
+        for machine, observation in inventory.observations:
+            work.observe(machine.id, observation)
+        orphans.update((orphan.id, orphan) for orphan in inventory.orphans)
+    return list(orphans.values())
+
+
+def _with(closed: Mapping[str, int], spent: Mapping[str, int]) -> dict[str, int]:
+    return {month: closed.get(month, 0) + spent.get(month, 0) for month in {*closed, *spent}}
+
+
+def _calls(work: _Work, seen: Seen) -> list[ProviderCall]:
+    """Return the calls that the rows ask for, each noted in its row before."""
+    calls = []
+    waiting = any(one.active(seen.now) and one.type == "*" for one in work.backoffs)
+    for machine in sorted(work.machines.values(), key=lambda row: row.id):
+        if machine.id in seen.in_flight:
+            continue
+        retry = work.deployment.windows(machine.type).retry
+        if machine.state == "requested" and not waiting and _due(machine.called_at, retry, seen.now):
+            work.observe(machine.id, MachineObservation("launch_called"))
+            calls.append(ProviderCall("launch", work.machines[machine.id]))
+        elif machine.state == "terminating" and machine.instance and _due(machine.end_called_at, retry, seen.now):
+            work.observe(machine.id, MachineObservation("end_called"))
+            calls.append(ProviderCall("terminate", machine, machine.instance))
+    return calls
+
+
+def _due(called: float | None, retry: float, now: float) -> bool:
+    return called is None or not 0 <= now - called < retry
+
+
+def _overdue(work: _Work) -> Iterable[str]:
+    for machine in work.machines.values():
+        if machine.state == "terminating" and work.now - machine.since > work.deployment.windows(machine.type).alarm:
+            yield machine.id
+
+
+def answer(
+    store: MachineStore,
+    deployment: Deployment,
+    answers: Sequence[tuple[ProviderCall, float, Instance | bool | ProviderError]],
+    term: int,
+    now: float,
+) -> bool:
+    """Commit the answers of calls, each with the time when it was begun; False if nothing was written."""
+    rows = store.read(deployment.name)
+    work = _Work(deployment, rows, term, now)
+    for call, begun, result in answers:
+        if call.machine is None:
+            continue
+        row = work.machines.get(call.machine.id)
+        if row is None:
+            continue
+        for seen in _meaning(call, min(begun, now), result):
+            work.observe(row.id, seen)
+        if isinstance(result, ProviderError):
+            work.hold_back(row, result.failure)
+    changes = work.changes()
+    return not changes or store.commit(deployment.name, term, changes)
+
+
+def _meaning(call: ProviderCall, begun: float, result: Instance | bool | ProviderError) -> Iterable[MachineObservation]:
+    """Return what the answer of a call says of its machine."""
+    if isinstance(result, Instance):
+        return [MachineObservation("listed", at=begun, instance=result.id)]
+    if call.kind == "terminate":
+        return [MachineObservation("not_found", at=begun)] if result is False else []
+    if isinstance(result, ProviderError) and result.certain:
+        busy = result.failure == "throttled"
+        return [MachineObservation("throttled" if busy else "refused", reason=result.failure)]
+    return []
+
+
+def cycle(
+    store: MachineStore,
+    provider: Provider,
+    deployment: Deployment,
+    seen: Seen,
+    term: int,
+    new_id: Callable[[], str],
+    clock: Callable[[], float],
+) -> StepResult:
+    """Make steps and their calls until no launch is refused: a stock-out goes on to the next zone or type at once.
+
+    Ends with the step that could not be committed, whose calls are not made.
+    """
+    while True:
+        result = step(store, deployment, seen, term, new_id)
+        answers = [(call, clock(), call.make(provider)) for call in result.calls]
+        if not any(answer(store, deployment, answers, term, clock()) for _ in range(ANSWER_TRIES)):
+            return replace(result, committed=False)
+        if not any(isinstance(found, ProviderError) and found.certain for _, _, found in answers):
+            return result
+        seen = replace(seen, now=clock(), lists=(), reports=(), clock_step=0.0)

@@ -1,0 +1,347 @@
+"""Return what an observation makes of a machine: a pure function that has an outcome for each state and observation.
+
+`MACHINE_EVENTS` declares which states can follow; a state that it does not name for an event stays as it is. The tests
+enumerate every pair, and docs/reference/machines.md is made from the table. Nothing else sets the state of a machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from .machine import (
+    CANCELLABLE,
+    STARTING,
+    DrainReason,
+    Machine,
+    MachineObservation,
+    MachineState,
+    ObservationKind,
+    Windows,
+)
+
+LISTS_THAT_PROVE = 2
+"""Complete lists in a row without a machine that should be there, which prove that it is gone"""
+STRENGTH: Mapping[DrainReason, int] = {
+    "idle": 0,
+    "move": 1,
+    "age": 2,
+    "removed": 3,
+    "budget": 4,
+    "pause": 5,
+    "spot": 6,
+}
+"""A stronger reason to drain replaces a weaker one"""
+
+NEEDED_EVERY = 10.0
+"""Seconds after which the row of a machine that is needed says so again"""
+
+After = Mapping[MachineState, tuple[MachineState, ...]]
+
+
+class MachineEvent(NamedTuple):
+    """One kind of observation: what it means, and the states that can follow in each state where it has an effect."""
+
+    meaning: str
+    after: After
+
+
+def _to(state: MachineState, *before: MachineState) -> dict[MachineState, tuple[MachineState, ...]]:
+    return dict.fromkeys(before, (state,))
+
+
+MACHINE_EVENTS: Mapping[ObservationKind, MachineEvent] = {
+    "launch_called": MachineEvent("the provider is about to be called", {"requested": ("requested",)}),
+    "listed": MachineEvent(
+        "the provider answered with its instance, or a list has one with its tag",
+        {"requested": ("booting",), "terminating": ("terminating",)},
+    ),
+    "refused": MachineEvent(
+        "the provider refuses for certain; after an earlier call without an answer, an instance is looked for",
+        {"requested": ("failed", "terminating")},
+    ),
+    "throttled": MachineEvent(
+        "the provider is busy and has certainly done nothing: it is called again later", {"requested": ("requested",)}
+    ),
+    "joined": MachineEvent("its agent redeems the one-time token", _to("joining", "requested", "booting")),
+    "initialised": MachineEvent(
+        "the init script ended with 0: ready with the GPUs of the type, else ended",
+        {"joining": ("ready", "terminating")},
+    ),
+    "init_failed": MachineEvent("the init script failed", _to("terminating", "booting", "joining")),
+    "heard": MachineEvent(
+        "its agent reports, from the same boot", {"lost": ("lost", "ready", "draining")}
+    ),
+    "needed": MachineEvent(
+        "work runs there, is to start there or waits for it; a drain for idleness or a move is cancelled",
+        {"draining": ("draining", "ready")},
+    ),
+    "unneeded": MachineEvent(
+        "no work waits for it, for longer than the window",
+        {
+            "requested": ("requested", "failed", "terminating"),
+            "booting": ("booting", "terminating"),
+            "joining": ("joining", "terminating"),
+        },
+    ),
+    "drain": MachineEvent("it is cordoned: idle, moved, too old, paused, or for the budget", _to("draining", "ready")),
+    "spot_notice": MachineEvent(
+        "the provider takes it back at a deadline",
+        {**_to("terminating", "booting", "joining"), **_to("draining", "ready", "draining")},
+    ),
+    "vacant": MachineEvent(
+        "no work is placed there; ended if a report since the drain has no attempt",
+        {"draining": ("draining", "terminating")},
+    ),
+    "stopped": MachineEvent(
+        "the provider stopped its instance, which is not deleted",
+        _to("terminating", "requested", "booting", "joining", "ready", "draining", "lost"),
+    ),
+    "ended": MachineEvent(
+        "the provider says that its instance is terminated",
+        _to("gone", "requested", "booting", "joining", "ready", "draining", "lost", "terminating"),
+    ),
+    "not_found": MachineEvent(
+        "the provider knows no such instance, after the window", {"terminating": ("terminating", "gone")}
+    ),
+    "absent": MachineEvent(
+        "a complete list is without it; a live one needs two, none of them empty, and no report meanwhile",
+        {
+            "booting": ("booting", "gone"),
+            "joining": ("joining", "gone"),
+            "ready": ("ready", "gone"),
+            "draining": ("draining", "gone"),
+            "lost": ("lost", "gone"),
+            "terminating": ("terminating", "gone"),
+        },
+    ),
+    "fenced": MachineEvent("its attempts were fenced and requeued", _to("terminating", "lost")),
+    "end_called": MachineEvent("the provider is about to be asked to end it", {"terminating": ("terminating",)}),
+    "tick": MachineEvent(
+        "time passes: no answer, no boot, no report, or the deadline of a drain",
+        {
+            "requested": ("requested", "terminating"),
+            "booting": ("booting", "terminating"),
+            "joining": ("joining", "terminating"),
+            "ready": ("ready", "lost"),
+            "draining": ("draining", "lost", "terminating"),
+        },
+    ),
+}
+"""Every kind of observation, in the order of a machine's life"""
+
+
+def observe(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:
+    """Return the machine after an observation: the same object where it has no effect."""
+    if machine.over:
+        return machine
+    return _RULES[seen.kind](machine, seen, now, windows)
+
+
+def _enter(machine: Machine, state: MachineState, now: float, reason: str, **fields: Any) -> Machine:
+    return replace(machine, state=state, since=now, reason=reason, absences=0, **fields)
+
+
+def _not_after(at: float | None, now: float, otherwise: float) -> float:
+    """Return a time; one that is not known, or later than now as the clock was set back, is `otherwise`."""
+    return otherwise if at is None or at > now else at
+
+
+# ── The launch ──────────────────────────────────────────────────────────────
+
+
+def _launch_called(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:
+    if machine.state != "requested":
+        return machine
+    return replace(machine, calls=machine.calls + 1, called_at=now)
+
+
+def _listed(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:
+    if machine.state == "requested":
+        return _enter(machine, "booting", now, "launched", instance=seen.instance, launched_at=now)
+    if machine.instance is None:
+        return replace(machine, instance=seen.instance, launched_at=machine.launched_at or now, absences=0)
+    if machine.instance == seen.instance and machine.absences:
+        return replace(machine, absences=0)
+    return machine
+
+
+def _refused(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:
+    if machine.state != "requested":
+        return machine
+    certain = machine.calls <= 1  # an earlier call may have launched one, though this one is refused
+    return _enter(machine, "failed" if certain else "terminating", now, seen.reason)
+
+
+def _throttled(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:
+    return replace(machine, calls=max(0, machine.calls - 1)) if machine.state == "requested" else machine
+
+
+def _joined(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:
+    if machine.state not in ("requested", "booting"):
+        return machine
+    instance = machine.instance or seen.instance or None
+    launched = machine.launched_at or now
+    return _enter(
+        machine, "joining", now, "joined", boot=seen.boot, heard_at=now, instance=instance, launched_at=launched
+    )
+
+
+def _initialised(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:
+    if machine.state != "joining":
+        return machine
+    if seen.gpus != machine.gpus:
+        return _enter(machine, "terminating", now, "wrong_gpus")
+    return _enter(machine, "ready", now, "ready", ready_at=now, heard_at=now, needed_at=max(machine.needed_at, now))
+
+
+def _init_failed(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:
+    return _enter(machine, "terminating", now, "init_failed") if machine.state in ("booting", "joining") else machine
+
+
+# ── The life ────────────────────────────────────────────────────────────────
+
+
+def _heard(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:
+    if seen.boot != machine.boot or machine.state not in ("joining", "ready", "draining", "lost"):
+        return machine
+    heard = replace(machine, heard_at=min(seen.at, now), attempts=seen.attempts, absences=0)
+    if machine.state == "lost":
+        return _enter(heard, "draining" if machine.drain else "ready", now, "heard_again")
+    return heard
+
+
+def _needed(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:
+    if machine.state not in (*STARTING, "ready", "draining"):
+        return machine
+    if machine.state != "draining" and 0 <= now - machine.needed_at < NEEDED_EVERY:
+        return machine
+    needed = replace(machine, needed_at=now)
+    if machine.state == "draining" and machine.drain in CANCELLABLE and machine.deadline is None:
+        return _enter(needed, "ready", now, "needed", drain=None)
+    return needed
+
+
+def _unneeded(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:
+    waited = now - _not_after(machine.needed_at, now, seen.at)
+    if machine.state not in STARTING or waited <= windows.unneeded:
+        return machine
+    never_called = machine.state == "requested" and not machine.calls  # each call is committed before
+    return _enter(machine, "failed" if never_called else "terminating", now, "not_needed")
+
+
+def _drain(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:
+    if machine.state == "ready":
+        fields = {"drain": seen.drain, "deadline": seen.deadline, "attempts": None}  # a report has to come first
+        return _enter(machine, "draining", now, seen.drain, **fields)
+    if machine.state != "draining" or STRENGTH[seen.drain] <= STRENGTH[machine.drain or "idle"]:
+        return machine
+    return replace(machine, drain=seen.drain, reason=seen.drain, deadline=_earlier(machine.deadline, seen.deadline))
+
+
+def _spot_notice(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:
+    if machine.state in ("booting", "joining"):
+        return _enter(machine, "terminating", now, "spot")
+    return _drain(machine, replace(seen, drain="spot"), now, windows)
+
+
+def _earlier(one: float | None, other: float | None) -> float | None:
+    return min((at for at in (one, other) if at is not None), default=None)
+
+
+def _vacant(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:
+    if machine.state != "draining" or machine.attempts != 0:
+        return machine
+    return _enter(machine, "terminating", now, machine.drain or "idle")
+
+
+# ── The end ─────────────────────────────────────────────────────────────────
+
+
+def _stopped(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:
+    if machine.state == "terminating":
+        return machine
+    return _enter(machine, "terminating", now, "stopped", instance=machine.instance or seen.instance or None)
+
+
+def _ended(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:
+    return _enter(machine, "gone", now, machine.reason if machine.state == "terminating" else "ended_by_provider")
+
+
+def _not_found(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:
+    if machine.state != "terminating" or seen.at <= _visible_from(machine, windows):
+        return machine
+    return _enter(machine, "gone", now, machine.reason)
+
+
+def _absent(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:
+    """Count a complete list without the machine; one of before the machine had to be visible proves nothing."""
+    if machine.state == "requested" or seen.at <= _visible_from(machine, windows):
+        return machine
+    if machine.state == "terminating":
+        needed = 1 if machine.instance and not seen.empty else LISTS_THAT_PROVE
+        if machine.absences + 1 >= needed:
+            return _enter(machine, "gone", now, machine.reason)
+        return replace(machine, absences=machine.absences + 1)
+    if seen.empty or (machine.heard_at is not None and machine.heard_at > seen.at - windows.lost_after):
+        return machine
+    if machine.absences + 1 >= LISTS_THAT_PROVE:
+        return _enter(machine, "gone", now, "not_listed")
+    return replace(machine, absences=machine.absences + 1)
+
+
+def _visible_from(machine: Machine, windows: Windows) -> float:
+    """Return from when on every list has the machine's instance, if there is one."""
+    last = max(machine.called_at or machine.requested_at, machine.launched_at or 0.0)
+    return last + windows.longest_unseen
+
+
+def _fenced(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:
+    return _enter(machine, "terminating", now, "lost") if machine.state == "lost" else machine
+
+
+def _end_called(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:
+    return replace(machine, end_called_at=now) if machine.state == "terminating" else machine
+
+
+def _tick(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:
+    """Apply the time-outs. `seen.at` is since when reports could arrive: before, silence proves nothing."""
+    if machine.state == "requested":
+        waited = now - _not_after(machine.since, now, seen.at)  # a repeated call begins no new wait
+        late = machine.calls > 0 and waited > windows.request_timeout
+        return _enter(machine, "terminating", now, "no_answer") if late else machine
+    if machine.state in ("booting", "joining"):
+        waited = now - _not_after(machine.launched_at, now, seen.at)
+        late = waited > windows.spin_up_timeout and now - seen.at > windows.lost_after
+        return _enter(machine, "terminating", now, "spin_up_timeout") if late else machine
+    if machine.state == "draining" and machine.deadline is not None and now >= machine.deadline:
+        return _enter(machine, "terminating", now, machine.drain or "idle")
+    heard = max(seen.at, _not_after(machine.heard_at, now, seen.at))
+    silent = machine.state in ("ready", "draining") and now - heard > windows.lost_after
+    return _enter(machine, "lost", now, "silent") if silent else machine
+
+
+Rule = Callable[[Machine, MachineObservation, float, Windows], Machine]
+_RULES: Mapping[ObservationKind, Rule] = {
+    "launch_called": _launch_called,
+    "listed": _listed,
+    "refused": _refused,
+    "throttled": _throttled,
+    "joined": _joined,
+    "initialised": _initialised,
+    "init_failed": _init_failed,
+    "heard": _heard,
+    "needed": _needed,
+    "unneeded": _unneeded,
+    "drain": _drain,
+    "spot_notice": _spot_notice,
+    "vacant": _vacant,
+    "stopped": _stopped,
+    "ended": _ended,
+    "not_found": _not_found,
+    "absent": _absent,
+    "fenced": _fenced,
+    "end_called": _end_called,
+    "tick": _tick,
+}

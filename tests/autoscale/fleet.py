@@ -1,0 +1,155 @@
+"""A deployment on the provider in memory, with a store in memory and a clock that a test sets."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from makeway_quota.autoscale.backoff import LaunchBackoff
+from makeway_quota.autoscale.demand import MachineDemand, PendingWork
+from makeway_quota.autoscale.deployment import Deployment, MachineType
+from makeway_quota.autoscale.inventory import InstanceList
+from makeway_quota.autoscale.machine import Machine, MachineObservation
+from makeway_quota.autoscale.provider import ProviderError
+from makeway_quota.autoscale.providers.memory import MemoryProvider
+from makeway_quota.autoscale.step import MachineChanges, MachineRows, Seen, StepResult, cycle, step
+
+EURO = 1_000_000
+START = 1_790_000_000.0
+GPU_TYPE = MachineType(
+    "g2", "gpu", "big-2", gpus=2, cpu=16_000, memory=65_536, zones=("a", "b"), price=3 * EURO, max_machines=5
+)
+CPU_TYPE = MachineType("c8", "cpu", "small-8", cpu=8_000, memory=32_768, zones=("a",), price=EURO // 2, max_machines=5)
+CLOUD = Deployment("cloud", "memory", (GPU_TYPE, CPU_TYPE), hour=30 * EURO)
+
+
+def gpu_work(name: str = "job-1", **fields: Any) -> PendingWork:
+    return PendingWork(name, ("gpu",), **{"gpus": 2000, "cpu": 1000, "memory": 1024} | fields)
+
+
+def cpu_work(name: str = "job-1", **fields: Any) -> PendingWork:
+    return PendingWork(name, ("cpu",), **{"cpu": 8000, "memory": 1024} | fields)
+
+
+class MemoryMachineStore:
+    """The rows in memory: one term at a time, and no change of a row that was changed since it was read."""
+
+    def __init__(self) -> None:
+        self.term = 1
+        self.rows: dict[str, Machine] = {}
+        self.over: dict[str, Machine] = {}
+        self.backoffs: tuple[LaunchBackoff, ...] = ()
+        self.closed: dict[str, int] = {}
+        self.commits: list[MachineChanges] = []
+
+    def read(self, deployment: str) -> MachineRows:
+        return MachineRows(tuple(self.rows.values()), self.backoffs, dict(self.closed))
+
+    def commit(self, deployment: str, term: int, changes: MachineChanges) -> bool:
+        if term != self.term:
+            return False
+        if any(one.id not in self.rows or self.rows[one.id].version != one.version for one in changes.changed):
+            return False
+        for one in (*changes.launched, *changes.changed):
+            row = replace(one, version=one.version + 1)
+            if row.over:
+                self.rows.pop(row.id, None)
+                self.over[row.id] = row
+            else:
+                self.rows[row.id] = row
+        if changes.backoffs is not None:
+            self.backoffs = changes.backoffs
+        for month, amount in changes.spent.items():
+            self.closed[month] = self.closed.get(month, 0) + amount
+        self.commits.append(changes)
+        return True
+
+    def every(self) -> dict[str, Machine]:
+        return {**self.over, **self.rows}
+
+
+@dataclass
+class Fleet:
+    """A deployment with its store and provider. `pending` and `busy` are what the next cycles are told of the work."""
+
+    deployment: Deployment = CLOUD
+    now: float = START
+    pending: Sequence[PendingWork] = ()
+    busy: dict[str, int] = field(default_factory=dict)
+    nominated: frozenset[str] = frozenset()
+    nodes: frozenset[str] | None = None
+    """machines that the pending work was compared with; None: all that are ready"""
+    store: MemoryMachineStore = field(default_factory=MemoryMachineStore)
+    listening: float = START
+    first_seen: dict[str, float] = field(default_factory=dict)
+    reports: list[tuple[str, MachineObservation]] = field(default_factory=list)
+    ids: Any = field(default_factory=lambda: itertools.count(1))
+
+    def __post_init__(self) -> None:
+        self.provider = MemoryProvider(lambda: self.now)
+
+    def new_id(self) -> str:
+        return f"m-{next(self.ids):04}"
+
+    def seen(self, *, listed: bool = True, demand: bool = True) -> Seen:
+        lists: tuple[InstanceList, ...] = ()
+        if listed:
+            try:
+                lists = (self.provider.list(self.deployment.name, self.now),)
+            except ProviderError:
+                lists = ()
+        for one in (instance for found in lists for instance in found.instances):
+            self.first_seen.setdefault(one.id, self.now)
+        ready = frozenset(row.id for row in self.rows if row.state == "ready")
+        nodes = ready if self.nodes is None else self.nodes
+        work = MachineDemand(tuple(self.pending), nodes, dict(self.busy), self.nominated) if demand else None
+        reports, self.reports = tuple(self.reports), []
+        return Seen(self.now, self.listening, work, lists, reports, first_seen=dict(self.first_seen))
+
+    def cycle(self, **options: bool) -> StepResult:
+        seen = self.seen(**options)
+        return cycle(self.store, self.provider, self.deployment, seen, self.store.term, self.new_id, lambda: self.now)
+
+    def step(self, *, term: int | None = None, deleting: bool = False) -> StepResult:
+        """Commit, and leave the calls to the caller."""
+        held = self.store.term if term is None else term
+        return step(self.store, self.deployment, self.seen(), held, self.new_id, deleting=deleting)
+
+    def run(self, seconds: float, every: float = 15.0, *, heartbeats: bool = True) -> None:
+        """Let time pass, a cycle at a time; with the reports of every agent."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(end, self.now + every)
+            if heartbeats:
+                self.hear()
+            self.cycle()
+
+    def hear(self) -> None:
+        for row in self.rows:
+            if row.boot is not None:
+                self.report(row.id, "heard", at=self.now, boot=row.boot, attempts=self.busy.get(row.id, 0))
+
+    def report(self, machine: str, kind: Any, **fields: Any) -> None:
+        self.reports.append((machine, MachineObservation(kind, **fields)))
+
+    def boot(self, *machines: str, gpus: int | None = None) -> None:
+        """Let agents join and initialise, and their machines be ready."""
+        for machine in machines or [row.id for row in self.rows if row.state in ("requested", "booting")]:
+            row = self.store.rows[machine]
+            self.report(machine, "joined", boot=f"boot-{machine}", at=self.now)
+            self.report(machine, "initialised", gpus=row.gpus if gpus is None else gpus, at=self.now)
+        self.cycle()
+
+    @property
+    def rows(self) -> list[Machine]:
+        return sorted(self.store.rows.values(), key=lambda row: row.id)
+
+    @property
+    def states(self) -> list[str]:
+        return [row.state for row in self.rows]
+
+    @property
+    def running(self) -> int:
+        return len(self.provider.running())

@@ -1,0 +1,105 @@
+"""Every state and observation of a machine has one outcome, and the declared table is what happens."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from random import Random
+
+import pytest
+from autoscale.fleet import START
+from makeway_quota.autoscale.machine import (
+    KINDS,
+    OVER,
+    STATES,
+    DrainReason,
+    Machine,
+    MachineObservation,
+    MachineState,
+    ObservationKind,
+    Windows,
+)
+from makeway_quota.autoscale.transitions import MACHINE_EVENTS, STRENGTH, observe
+
+WINDOWS = Windows()
+NOW = START + 100_000
+
+
+def variants(state: MachineState) -> list[Machine]:
+    """Return machines of a state that differ in everything that a rule asks for."""
+    found = []
+    facts = itertools.product(
+        (0, 1, 2), (None, "i-1"), (0, 1), (None, "idle", "spot"), (None, NOW - 1, NOW - 1000), (None, 0, 2), (1, 50_000)
+    )
+    for calls, instance, absences, drain, heard, attempts, old in Random(1).sample(list(facts), 60):
+        since = NOW - old
+        found.append(
+            Machine(
+                "m-1", "cloud", "gpu", "g2", "a", "spot", 3, 2, "{}", since, since, state,
+                calls=calls, called_at=since if calls else None, instance=instance, launched_at=since,
+                boot="boot-1", heard_at=heard, attempts=attempts, needed_at=since, drain=drain,
+                deadline=NOW - 1 if drain == "spot" and old > 1 else None, absences=absences,
+            )
+        )  # fmt: skip
+    return found
+
+
+def observations(kind: ObservationKind) -> list[MachineObservation]:
+    return [
+        MachineObservation(
+            kind, at=at, instance=instance, boot=boot, gpus=gpus, attempts=gpus, empty=empty, drain=drain
+        )
+        for at, instance, boot, gpus, empty, drain in itertools.product(
+            (NOW, NOW - 5000), ("i-1",), ("boot-1", "boot-2"), (0, 2), (False, True), ("idle", "pause")
+        )
+    ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_state_and_observation_has_the_declared_outcomes(kind: ObservationKind) -> None:
+    for state in STATES:
+        declared = set(MACHINE_EVENTS[kind].after.get(state, (state,)))
+        found: set[str] = set()
+        for machine in variants(state):
+            for seen in observations(kind):
+                after = observe(machine, seen, NOW, WINDOWS)
+                found.add(after.state)
+        assert found <= declared, (state, kind)
+        assert declared <= found | {state}, f"{kind} never makes {state} {declared - found}"
+
+
+def test_the_table_names_every_observation_and_no_ended_machine() -> None:
+    assert list(MACHINE_EVENTS) == list(KINDS)
+    assert not {state for event in MACHINE_EVENTS.values() for state in event.after} & OVER
+
+
+def test_every_state_but_the_ended_ones_can_be_left_and_reached() -> None:
+    arrows = {
+        (state, after) for event in MACHINE_EVENTS.values() for state, ends in event.after.items() for after in ends
+    }
+    for state in set(STATES) - OVER:
+        assert any(before == state != after for before, after in arrows), f"{state} is a trap"
+    for state in set(STATES) - {"requested"}:
+        assert any(before != state == after for before, after in arrows), f"{state} is never reached"
+
+
+def test_terminating_is_final() -> None:
+    for kind in KINDS:
+        assert set(MACHINE_EVENTS[kind].after.get("terminating", ())) <= {"terminating", "gone"}
+
+
+def test_every_time_that_a_row_has_is_moved_with_the_clock() -> None:
+    machine = replace(
+        variants("draining")[0], called_at=START, end_called_at=START, ready_at=START, heard_at=START, deadline=START
+    )
+    moved = machine.shifted(60)
+    times = {name for name in Machine.__slots__ if name.endswith("_at") or name in ("since", "deadline")}
+    assert {name for name in times if getattr(moved, name) == getattr(machine, name) + 60} == times
+
+
+def test_a_stronger_reason_to_drain_replaces_a_weaker_one_and_only_that() -> None:
+    reasons: list[DrainReason] = list(STRENGTH)
+    for first, second in itertools.product(reasons, reasons):
+        machine = replace(variants("draining")[0], drain=first, deadline=None)
+        after = observe(machine, MachineObservation("drain", drain=second, deadline=NOW + 9), NOW, WINDOWS)
+        assert after.drain == (second if STRENGTH[second] > STRENGTH[first] else first)
