@@ -66,7 +66,8 @@ coverage: setup ## Check that the engine's own quick tests reach 98 % of its bra
 	@.venv/bin/python -m coverage report --skip-covered --show-missing --fail-under=98
 
 invariants: setup ## Live through 3,000 random worlds × histories, fast engine and reference, on all processors (half an hour and more); HISTORIES=n
-	@HISTORIES=$(or $(HISTORIES),3000) $(PYTEST) -n logical --dist worksteal -q $(addprefix tests/engine/test_,$(RANDOM:=.py)) $(ARGS)
+	@HISTORIES=$(or $(HISTORIES),3000) $(PYTEST) -n logical --dist worksteal -q $(addprefix tests/engine/test_,$(RANDOM:=.py)) \
+		tests/autoscale/test_histories.py $(ARGS)
 
 mutations: setup ## Break the engine's rules one by one; each must be noticed by some test (minutes)
 	@$(PYTEST) -q -m mutations tests/engine/test_mutations.py $(ARGS)

@@ -5,6 +5,7 @@ The values that `document` reads; every part of `autoscale` works on them.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -121,3 +122,26 @@ class Deployment:
         found = self.type(name)
         spin_up = found.spin_up_timeout if found else Windows().spin_up_timeout
         return Windows(self.request_timeout, spin_up, self.lost_after, self.visibility)
+
+    def request(self, kind: MachineType, zone: str, market: Market, price: int | None, machine: str) -> str:
+        """Return what a provider is asked for to launch a machine: JSON with sorted keys, without a secret.
+
+        It is kept in the row: a document that changes between two calls for one machine changes nothing of them.
+        """
+        request = {
+            "deployment": self.name,
+            "machine": machine,
+            "instance": kind.instance,
+            "zone": zone,
+            "market": market,
+            "max_price": price if market == "spot" else None,
+            "gpus": kind.gpus,
+            "cpu": kind.cpu,
+            "memory": kind.memory,
+            "image": kind.image,
+            "init_script": kind.init_script,
+            "cpu_only": kind.cpu_only,
+            "orphan_after": self.orphan_after,
+            "settings": dict(self.settings),
+        }
+        return json.dumps(request, sort_keys=True, ensure_ascii=False, separators=(",", ":"))

@@ -17,9 +17,8 @@ from .budget import Money, money, spent_by_month
 from .demand import MachineDemand, PendingWork
 from .deployment import Deployment
 from .inventory import Instance, InstanceList, join
-from .machine import Machine, MachineObservation
+from .machine import Machine, MachineObservation, Windows
 from .provider import Provider, ProviderError
-from .requests import render
 from .retirement import retire
 from .sizing import Launch, LaunchRefusal, size
 from .transitions import observe
@@ -132,6 +131,7 @@ class _Work:
         self.deployment = deployment
         self.now = now
         self._term = term
+        self._windows: dict[str, Windows] = {}
         self._read = {machine.id: machine for machine in rows.machines}
         self.machines = dict(self._read)
         backoffs = list(rows.backoffs)
@@ -143,12 +143,18 @@ class _Work:
         self.spent: dict[str, int] = {}
         self.launched: list[Machine] = []
 
+    def windows(self, type_name: str) -> Windows:
+        """Return the time-outs of machines of a type."""
+        if type_name not in self._windows:
+            self._windows[type_name] = self.deployment.windows(type_name)
+        return self._windows[type_name]
+
     def observe(self, machine_id: str, seen: MachineObservation) -> None:
         """Apply an observation, with what follows from it for later launches and for the money."""
         before = self.machines.get(machine_id)
         if before is None:
             return
-        after = observe(before, seen, self.now, self.deployment.windows(before.type))
+        after = observe(before, seen, self.now, self.windows(before.type))
         if after is before:
             return
         self.machines[machine_id] = after
@@ -195,7 +201,7 @@ class _Work:
             launch.market,
             launch.price,
             kind.gpus,
-            render(self.deployment, kind, launch, machine_id),
+            self.deployment.request(kind, launch.zone, launch.market, launch.price, machine_id),
             self.now,
             self.now,
             needed_at=self.now,
@@ -277,7 +283,7 @@ def _calls(work: _Work, seen: Seen) -> list[ProviderCall]:
     for machine in sorted(work.machines.values(), key=lambda row: row.id):
         if machine.id in seen.in_flight:
             continue
-        retry = work.deployment.windows(machine.type).retry
+        retry = work.windows(machine.type).retry
         if machine.state == "requested" and not waiting and _due(machine.called_at, retry, seen.now):
             work.observe(machine.id, MachineObservation("launch_called"))
             calls.append(ProviderCall("launch", work.machines[machine.id]))
@@ -293,7 +299,7 @@ def _due(called: float | None, retry: float, now: float) -> bool:
 
 def _overdue(work: _Work) -> Iterable[str]:
     for machine in work.machines.values():
-        if machine.state == "terminating" and work.now - machine.since > work.deployment.windows(machine.type).alarm:
+        if machine.state == "terminating" and work.now - machine.since > work.windows(machine.type).alarm:
             yield machine.id
 
 

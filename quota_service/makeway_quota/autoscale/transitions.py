@@ -70,9 +70,7 @@ MACHINE_EVENTS: Mapping[ObservationKind, MachineEvent] = {
         {"joining": ("ready", "terminating")},
     ),
     "init_failed": MachineEvent("the init script failed", _to("terminating", "booting", "joining")),
-    "heard": MachineEvent(
-        "its agent reports, from the same boot", {"lost": ("lost", "ready", "draining")}
-    ),
+    "heard": MachineEvent("its agent reports, from the same boot", {"lost": ("lost", "ready", "draining")}),
     "needed": MachineEvent(
         "work runs there, is to start there or waits for it; a drain for idleness or a move is cancelled",
         {"draining": ("draining", "ready")},

@@ -1,0 +1,21 @@
+"""Random histories of a deployment with every fault of a cloud: within the budget, nothing twice, nothing left."""
+
+from __future__ import annotations
+
+import pytest
+from autoscale.histories import HISTORIES, History
+
+PARTS = 20
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_some_histories_of_machines_keep_the_rules(seed: int) -> None:
+    History(seed).play()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(PARTS))
+def test_histories_of_machines_keep_the_rules(part: int) -> None:
+    many = max(1, HISTORIES // 6)
+    for seed in range(1000 + part * many, 1000 + (part + 1) * many):
+        History(seed).play()
