@@ -42,8 +42,8 @@ def spent_by_month(machine: Machine, end: float, zone: ZoneInfo) -> dict[str, in
     at = machine.requested_at
     while machine.price is not None and at < end:
         month, start = month_of(at, zone)
-        begun = datetime.fromtimestamp(start, zone)
-        following = month_of((begun + timedelta(days=32)).timestamp(), zone)[1]
+        started = datetime.fromtimestamp(start, zone)
+        following = month_of((started + timedelta(days=32)).timestamp(), zone)[1]
         until = min(end, following)
         found[month] = found.get(month, 0) + cost(machine.price, until - at)
         at = until

@@ -1,7 +1,7 @@
 """Join the provider's lists with the rows: what happened to each machine, and instances without a row.
 
 A list proves only what is on it, unless it is complete; and then only for instances that had to be visible when it was
-begun. The provider is listed before the rows are read: each call has a row before, so an instance on the list that has
+started. The provider is listed before the rows are read: each call has a row before, so an instance on the list that has
 no row belongs to no call that is still expected.
 """
 
@@ -32,7 +32,7 @@ class Instance:
 class InstanceList:
     """One answer of the provider: the instances with the tag of a deployment, as of some time before or after `at`.
 
-    `at`: when it was begun, by the service's clock. `complete`: all pages were read, and no zone was left out.
+    `at`: when it was started, by the service's clock. `complete`: all pages were read, and no zone was left out.
     """
 
     at: float

@@ -51,7 +51,7 @@ class QuotaReached(ProviderError):
 
 
 class Throttled(ProviderError):
-    """Too many calls: the call was not begun, and may be repeated later."""
+    """Too many calls: the call was not started, and may be repeated later."""
 
     failure = "throttled"
 

@@ -310,16 +310,16 @@ def answer(
     term: int,
     now: float,
 ) -> bool:
-    """Commit the answers of calls, each with the time when it was begun; False if nothing was written."""
+    """Commit the answers of calls, each with the time when it was started; False if nothing was written."""
     rows = store.read(deployment.name)
     work = _Work(deployment, rows, term, now)
-    for call, begun, result in answers:
+    for call, started, result in answers:
         if call.machine is None:
             continue
         row = work.machines.get(call.machine.id)
         if row is None:
             continue
-        for seen in _meaning(call, min(begun, now), result):
+        for seen in _meaning(call, min(started, now), result):
             work.observe(row.id, seen)
         if isinstance(result, ProviderError):
             work.hold_back(row, result.failure)
@@ -327,12 +327,14 @@ def answer(
     return not changes or store.commit(deployment.name, term, changes)
 
 
-def _meaning(call: ProviderCall, begun: float, result: Instance | bool | ProviderError) -> Iterable[MachineObservation]:
+def _meaning(
+    call: ProviderCall, started: float, result: Instance | bool | ProviderError
+) -> Iterable[MachineObservation]:
     """Return what the answer of a call says of its machine."""
     if isinstance(result, Instance):
-        return [MachineObservation("listed", at=begun, instance=result.id)]
+        return [MachineObservation("listed", at=started, instance=result.id)]
     if call.kind == "terminate":
-        return [MachineObservation("not_found", at=begun)] if result is False else []
+        return [MachineObservation("not_found", at=started)] if result is False else []
     if isinstance(result, ProviderError) and result.certain:
         busy = result.failure == "throttled"
         return [MachineObservation("throttled" if busy else "refused", reason=result.failure)]

@@ -41,7 +41,7 @@ class MemoryProvider:
     """The provider, with what it is told to do wrong.
 
     `stock_out` has instance types with zones and markets. `busy`, `lost_before` and `lost_after` count calls that are
-    throttled, not begun and without an answer, and done and without an answer. `delay`: seconds until an instance is
+    throttled, not started and without an answer, and done and without an answer. `delay`: seconds until an instance is
     listed; `stale`: the age of lists; `forgets`: seconds after which a terminated instance is not listed any more.
     """
 
