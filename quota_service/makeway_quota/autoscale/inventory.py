@@ -1,8 +1,8 @@
 """Join the provider's lists with the rows: what happened to each machine, and instances without a row.
 
 A list proves only what is on it, unless it is complete; and then only for instances that had to be visible when it was
-started. The provider is listed before the rows are read: each call has a row before, so an instance on the list that has
-no row belongs to no call that is still expected.
+started. The provider is listed before the rows are read: each call has a row before, so an instance on the list that
+has no row belongs to no call that is still expected.
 """
 
 from __future__ import annotations

@@ -127,8 +127,8 @@ KINDS: tuple[ObservationKind, ...] = get_args(ObservationKind)
 class MachineObservation:
     """One thing that was observed of one machine, or decided about it.
 
-    `at`: when a list was started, a report was sent, a terminating call was started; of a `tick`, since when reports could
-    have arrived. Which of the other fields count follows from the kind.
+    `at`: when a list was started, a report was sent, a terminating call was started; of a `tick`, since when reports
+    could have arrived. Which of the other fields count follows from the kind.
     """
 
     kind: ObservationKind
