@@ -102,6 +102,19 @@ def machine_transitions() -> str:
     return table(["observation", "when", *states], rows)
 
 
+def deployment_fields() -> str:
+    """List the fields of the document of a deployment, table by table, with default and help."""
+    from makeway_quota.autoscale.document import schema
+
+    parts = []
+    for name, fields in schema().items():
+        rows = [
+            (f"`{key}`", "required" if default == "required" else f"`{default}`", text) for key, default, text in fields
+        ]
+        parts.append(f"### {name}\n\n" + table(["key", "default", "meaning"], rows))
+    return "\n".join(parts)
+
+
 def metrics() -> str:
     """List every metric with its labels."""
     from makeway_quota.metrics import REGISTRY
@@ -267,6 +280,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "service-settings": service_settings,
     "transitions": transitions,
     "machine-transitions": machine_transitions,
+    "deployment-fields": deployment_fields,
     "metrics": metrics,
     "magics": magics,
     "people-commands": people_commands,

@@ -14,7 +14,7 @@ from makeway_quota.autoscale.inventory import InstanceList
 from makeway_quota.autoscale.machine import Machine, MachineObservation
 from makeway_quota.autoscale.provider import ProviderError
 from makeway_quota.autoscale.providers.memory import MemoryProvider
-from makeway_quota.autoscale.step import MachineChanges, MachineRows, Seen, StepResult, cycle, step
+from makeway_quota.autoscale.step import MachineChanges, MachineRows, StepInput, StepResult, cycle, step
 
 EURO = 1_000_000
 START = 1_790_000_000.0
@@ -93,7 +93,7 @@ class Fleet:
     def new_id(self) -> str:
         return f"m-{next(self.ids):04}"
 
-    def seen(self, *, listed: bool = True, demand: bool = True) -> Seen:
+    def seen(self, *, listed: bool = True, demand: bool = True) -> StepInput:
         lists: tuple[InstanceList, ...] = ()
         if listed:
             try:
@@ -106,7 +106,7 @@ class Fleet:
         nodes = ready if self.nodes is None else self.nodes
         work = MachineDemand(tuple(self.pending), nodes, dict(self.busy), self.nominated) if demand else None
         reports, self.reports = tuple(self.reports), []
-        return Seen(self.now, self.listening, work, lists, reports, first_seen=dict(self.first_seen))
+        return StepInput(self.now, self.listening, work, lists, reports, first_seen=dict(self.first_seen))
 
     def cycle(self, **options: bool) -> StepResult:
         seen = self.seen(**options)
@@ -118,7 +118,7 @@ class Fleet:
         return step(self.store, self.deployment, self.seen(), held, self.new_id, deleting=deleting)
 
     def run(self, seconds: float, every: float = 15.0, *, heartbeats: bool = True) -> None:
-        """Let time pass, a cycle at a time; with the reports of every agent."""
+        """Pass time, a cycle at a time; with the reports of every agent."""
         end = self.now + seconds
         while self.now < end:
             self.now = min(end, self.now + every)
@@ -135,7 +135,7 @@ class Fleet:
         self.reports.append((machine, MachineObservation(kind, **fields)))
 
     def boot(self, *machines: str, gpus: int | None = None) -> None:
-        """Let agents join and initialise, and their machines be ready."""
+        """Make agents join and initialise, and their machines be ready."""
         for machine in machines or [row.id for row in self.rows if row.state in ("requested", "booting")]:
             row = self.store.rows[machine]
             self.report(machine, "joined", boot=f"boot-{machine}", at=self.now)

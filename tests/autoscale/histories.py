@@ -19,7 +19,7 @@ from makeway_quota.autoscale.inventory import InstanceList
 from makeway_quota.autoscale.machine import STARTING, Machine, MachineObservation
 from makeway_quota.autoscale.provider import ProviderError
 from makeway_quota.autoscale.providers.memory import MemoryProvider
-from makeway_quota.autoscale.step import MachineChanges, ProviderCall, Seen, answer, step
+from makeway_quota.autoscale.step import MachineChanges, ProviderCall, StepInput, answer, step
 
 HISTORIES = int(os.environ.get("HISTORIES", "60"))
 """`make test` plays 200, which are PARTS * HISTORIES // 6; `make invariants` 10,000."""
@@ -86,7 +86,7 @@ class History:
             MachineType(
                 "cheap", "gpu", "cheap-2", gpus=2, zones=("a", "b"), price=2 * EURO, spot_price=EURO,
                 market=random.choice(("on_demand", "spot", "spot_first")), max_machines=random.randint(2, 4),
-                idle_timeout=random.choice((60.0, 300.0)), spin_up_timeout=600.0,
+                idle_timeout=random.choice((60.0, 300.0)), spin_up_timeout=600.0, max_age=random.choice((None, 900.0)),
             ),
             MachineType(
                 "dear", "gpu", "dear-2", gpus=2, price=5 * EURO, max_machines=random.randint(2, 4),
@@ -279,10 +279,12 @@ class History:
             else:
                 self._say(agent, "initialised", gpus=row.gpus if agent.gpus is None else agent.gpus)
         wanted = {(job.name, job.attempt): job for job in self.jobs if row.id in job.placed and row.boot == boot}
-        agent.attempts = {key for key in wanted if not self._ended(wanted[key], row.id)}
-        for job in wanted.values():
-            job.started.setdefault(row.id, self.true_now)
+        agent.attempts = {key for key in agent.attempts & wanted.keys() if not self._ended(wanted[key], row.id)}
         self._say(agent, "heard", boot=boot, attempts=len(agent.attempts))
+        for key, job in wanted.items():  # its orders come after the report
+            job.started.setdefault(row.id, self.true_now)
+            if not self._ended(job, row.id):
+                agent.attempts.add(key)
 
     def _ended(self, job: Job, machine: str) -> bool:
         return machine in job.started and self.true_now - job.started[machine] >= job.seconds
@@ -328,7 +330,7 @@ class History:
         self.ids += 1
         return f"m-{self.ids:04}"
 
-    def _seen(self) -> Seen:
+    def _seen(self) -> StepInput:
         lists: tuple[InstanceList, ...] = ()
         try:
             lists = (self.provider.list("cloud", self.now),)
@@ -338,7 +340,7 @@ class History:
             self.first_seen.setdefault(one.id, self.now)
         self.demand = self._demand()
         reports, self.reports = tuple(self.reports), []
-        return Seen(
+        return StepInput(
             self.now,
             self.term_started,
             self.demand,

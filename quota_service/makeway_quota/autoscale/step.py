@@ -73,7 +73,7 @@ class MachineStore(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class StepInput:
     """What a leader knows besides the rows. `demand` None is not known: nothing is launched or drained then.
 
     `listening`: since when this leader has received reports and known the demand. `clock_step`: by how many seconds the
@@ -225,7 +225,7 @@ class _Work:
 def step(
     store: MachineStore,
     deployment: Deployment,
-    seen: Seen,
+    seen: StepInput,
     term: int,
     new_id: Callable[[], str],
     *,
@@ -262,7 +262,7 @@ def step(
     return StepResult(True, tuple(calls), unserved, refusals, held, tuple(_overdue(work)))
 
 
-def _take_lists(work: _Work, seen: Seen) -> list[Instance]:
+def _take_lists(work: _Work, seen: StepInput) -> list[Instance]:
     orphans: dict[str, Instance] = {}
     for listed in seen.lists:
         inventory = join(work.deployment, work.machines.values(), listed, seen.first_seen)
@@ -276,7 +276,7 @@ def _with(closed: Mapping[str, int], spent: Mapping[str, int]) -> dict[str, int]
     return {month: closed.get(month, 0) + spent.get(month, 0) for month in {*closed, *spent}}
 
 
-def _calls(work: _Work, seen: Seen) -> list[ProviderCall]:
+def _calls(work: _Work, seen: StepInput) -> list[ProviderCall]:
     """Return the calls that the rows ask for, each noted in its row before."""
     calls = []
     waiting = any(one.active(seen.now) and one.type == "*" for one in work.backoffs)
@@ -345,7 +345,7 @@ def cycle(
     store: MachineStore,
     provider: Provider,
     deployment: Deployment,
-    seen: Seen,
+    seen: StepInput,
     term: int,
     new_id: Callable[[], str],
     clock: Callable[[], float],

@@ -1,0 +1,273 @@
+"""Read and write the document of a deployment: YAML, every problem at once with its line, and help for each field.
+
+It is apart from the policy document, whose pools it names: pausing or exporting a deployment touches no policy. The
+form of a deployment is made from the same schema, with the help of each field. It has no secret.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from decimal import Decimal, InvalidOperation
+from typing import Annotated, Any, Literal
+from zoneinfo import ZoneInfo
+
+import yaml
+from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, StringConstraints
+
+from ..policy.issues import Issue, Loc, PolicyInvalid, Problem, did_you_mean, in_order, place, quote
+from ..policy.quantities import Cores, Flag, Label, Mib, Name, Seconds, Title, Version, count
+from ..policy.source import Plain, UnreadableDocument, parse
+from ..policy.tables import Many, Table, Texts, problem, validate_partly, wrong
+from .budget import UNIT
+from .deployment import DAY_MINUTES, DAYS, Day, Deployment, IdleSchedule, MachineType, Markets
+
+MAX_BYTES = 500_000
+MAX_MONEY = 100_000_000
+CLOCK = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)|24:00")
+CURRENCY = re.compile(r"[A-Z]{3}")
+SECRET = re.compile(r"(?i)(pass(word|wd)?|secret|token|credential|(access|api|private)_?key)")
+
+
+def _money(value: Any) -> int:
+    """Return an amount of money in millionths, exact to the last digit."""
+    try:
+        amount = Decimal(value if isinstance(value, Plain) else "")
+    except InvalidOperation:
+        raise wrong(value, "an amount of money such as 3.10") from None
+    if not amount.is_finite() or not 0 <= amount <= MAX_MONEY:
+        raise problem(f"{value[:60]} is not between 0 and {MAX_MONEY:,}")
+    if amount * UNIT != int(amount * UNIT):
+        raise problem(f"{value[:60]} is finer than a millionth; round it")
+    return int(amount * UNIT)
+
+
+def _written_money(millionths: int | None) -> int | float | None:
+    """Return an amount as it is written: below MAX_MONEY, a float has all of its digits."""
+    if millionths is None or millionths % UNIT == 0:
+        return None if millionths is None else millionths // UNIT
+    return millionths / UNIT
+
+
+def _minute(value: Any) -> int:
+    if not isinstance(value, str) or not CLOCK.fullmatch(value.strip()):
+        raise wrong(value, "a time of the day such as 08:30")
+    hour, _, minute = value.strip().partition(":")
+    return int(hour) * 60 + int(minute)
+
+
+def _days(named: tuple[str, ...]) -> tuple[Day, ...]:
+    for day in named:
+        if day not in DAYS:
+            raise problem(f"{quote(day)} is not a day; {did_you_mean(day, DAYS)}")
+    return tuple(day for day in DAYS if day in named)
+
+
+def _currency(value: str) -> str:
+    if not CURRENCY.fullmatch(value):
+        raise problem(f"{quote(value)} is not a currency; write its three letters, such as EUR")
+    return value
+
+
+def _timezone(value: str) -> str:
+    try:
+        ZoneInfo(value)
+    except (ValueError, OSError, KeyError):
+        raise problem(f"{quote(value)} is not a time zone; write one such as Europe/Berlin") from None
+    return value
+
+
+def _no_secrets(settings: dict[str, str]) -> dict[str, str]:
+    for key in settings:
+        if SECRET.search(key):
+            raise problem(f"{quote(key)} looks like a secret; secrets are not part of a document, which is exported")
+    return settings
+
+
+Amount = Annotated[int, PlainValidator(_money), PlainSerializer(_written_money)]
+Minute = Annotated[int, PlainValidator(_minute), PlainSerializer(lambda at: f"{at // 60:02}:{at % 60:02}")]
+Text = Annotated[str, StringConstraints(max_length=65_536)]
+
+
+class ScheduleTable(Table):
+    """An entry of a machine type's `schedule`."""
+
+    record = IdleSchedule
+
+    machines: Annotated[int, count("machines", 1000)] = Field(
+        description="How many machines are kept without work while the entry applies"
+    )
+    days: Annotated[Many[str], AfterValidator(_days)] = Field(
+        DAYS, description="Days of the week: mon, tue, …; default: all"
+    )
+    start: Minute = Field(0, description="When it begins, such as 08:30, in the deployment's time zone")
+    end: Minute = Field(DAY_MINUTES, description="When it ends; before `start`, it is past midnight")
+
+
+class TypeTable(Table):
+    """An entry of `machine_types`."""
+
+    record = MachineType
+
+    name: Name = Field(description="A name of your own, such as gpu-8")
+    pool: Name = Field(description="The pool of the policy document whose work its machines do")
+    instance: Label = Field(description="What the provider calls the type, such as g5.2xlarge")
+    gpus: Annotated[int, count("GPUs", 1024)] = Field(0, description="GPUs of a machine; with fewer it is not ready")
+    cpu: Cores = Field(0, description="Cores of a machine for work; 0: not checked")
+    memory: Mib = Field(0, description="Memory of a machine for work, such as 60Gi; 0: not checked")
+    model: Title = Field("", description="The model of its GPUs, for people")
+    zones: Many[Label] = Field(("",), description="Zones to try, in order; default: the provider's choice")
+    market: Markets = Field(
+        "on_demand", description="on_demand, spot, or spot_first: on-demand where no spot machine is to be had"
+    )
+    price: Amount | None = Field(
+        None, description="Price of an hour on demand; with a budget, none is launched without"
+    )
+    spot_price: Amount | None = Field(
+        None, description="The most that an hour may cost on the spot market; it counts as the price"
+    )
+    max_machines: Annotated[int, count("machines", 10_000)] = Field(1, description="Machines of this type, at most")
+    min_idle: Annotated[int, count("machines", 1000)] = Field(
+        0, description="Machines that are kept without work, ready at once"
+    )
+    schedule: Many[ScheduleTable] = Field((), description="Times with more machines that are kept without work")
+    idle_timeout: Seconds = Field(600.0, description="How long a machine stays without work before it is ended")
+    spin_up_timeout: Seconds = Field(
+        1200.0, description="How long a machine may take from its launch until it is ready"
+    )
+    max_age: Seconds | None = Field(None, description="Older machines take no new work and end after the last one")
+    image: Annotated[str, StringConstraints(strip_whitespace=True, max_length=1000)] | None = Field(
+        None, description="Container image of jobs that name none; without one, they run without containers"
+    )
+    init_script: Text = Field(
+        "", description="Shell script that runs once on each new machine; a failure ends the machine"
+    )
+    cpu_only: Flag = Field(False, description="Hide the GPUs of its machines from jobs")
+
+
+class DeploymentTable(Table):
+    """The document of a deployment."""
+
+    version: Version = Field(1, description="Version of the format; 1")
+    name: Name = Field(description="Name of the deployment, also the tag of its machines at the provider")
+    title: Title = Field("", description="What people read")
+    provider: Literal["local", "memory"] = Field(description="Where machines are launched")
+    settings: Annotated[Texts, AfterValidator(_no_secrets)] = Field(
+        default_factory=dict, description="What the provider needs besides, such as a region; no secrets"
+    )
+    currency: Annotated[str, AfterValidator(_currency)] = Field("EUR", description="Currency of all prices: a label")
+    hour: Amount | None = Field(None, description="Budget: what all machines together may cost in an hour")
+    month: Amount | None = Field(None, description="Budget of a calendar month; when it is used up, machines are ended")
+    max_machines: Annotated[int, count("machines", 10_000)] = Field(10, description="Machines of all types, at most")
+    paused: Flag = Field(False, description="Launch nothing, and end what runs after a notice")
+    timezone: Annotated[str, AfterValidator(_timezone)] = Field("UTC", description="Time zone of schedules and months")
+    drain_timeout: Seconds = Field(
+        300.0, description="How long work may save when its machine is ended for a pause or the budget"
+    )
+    orphan_after: Seconds = Field(
+        900.0, description="A machine that cannot reach the service and runs nothing powers off after this"
+    )
+    poll_interval: Seconds = Field(15.0, description="Pause between two lists of the provider")
+    request_timeout: Seconds = Field(120.0, description="How long an answer to a launch is waited for")
+    lost_after: Seconds = Field(120.0, description="How long a machine may be silent before its work goes elsewhere")
+    visibility: Seconds = Field(300.0, description="How long the provider's lists may be without a new machine")
+    machine_types: Many[Any] = Field((), description="Machine types, the preferred ones first")
+
+
+def read_deployment(text: str, file: str = "deployment.yaml", pools: Collection[str] | None = None) -> Deployment:
+    """Return the deployment of a document; PolicyInvalid lists everything that is wrong with it.
+
+    `pools`: those of the policy document; None: not compared.
+    """
+    try:
+        source = parse(text, MAX_BYTES)
+    except UnreadableDocument as error:
+        raise PolicyInvalid(error.issues(file)) from None
+    top, found = validate_partly(DeploymentTable, source.value, {"slugs": True})
+    problems: list[Problem] = list(found)
+    types: list[tuple[Loc, TypeTable]] = []
+    for at, value in enumerate(top.machine_types if top else ()):
+        table, wrong_values = validate_partly(TypeTable, value, {"slugs": True})
+        loc: Loc = ("machine_types", at)
+        problems += [((*loc, *inner), message) for inner, message in wrong_values]
+        if table is not None:
+            types.append((loc, table))
+    if top is not None:
+        problems += _check(top, types, pools)
+    if problems or top is None:
+        raise PolicyInvalid(in_order(Issue(file, source.line(loc), place(loc), message) for loc, message in problems))
+    return top.as_value(Deployment, types=tuple(table.as_value(MachineType) for _, table in types))
+
+
+def _check(
+    top: DeploymentTable, types: list[tuple[Loc, TypeTable]], pools: Collection[str] | None
+) -> Iterator[Problem]:
+    """Yield what contradicts within the document, and with the pools of the policy."""
+    if not top.machine_types:
+        yield ("machine_types",), "the list of machine types is empty; name one with its pool, instance and price"
+    seen: set[str] = set()
+    limited = top.hour is not None or top.month is not None
+    for loc, kind in types:
+        if kind.name in seen:
+            yield (*loc, "name"), f"the name {quote(kind.name)} is used twice; give each its own"
+        seen.add(kind.name)
+        if pools is not None and kind.pool not in pools:
+            yield (*loc, "pool"), f"there is no pool {quote(kind.pool)}; {did_you_mean(kind.pool, pools)}"
+        if len(set(kind.zones)) < len(kind.zones):
+            yield (*loc, "zones"), "a zone is listed twice; keep one"
+        if kind.has("zones") and not kind.zones:
+            yield (*loc, "zones"), "no zone is named; name one, or remove the key to leave the choice to the provider"
+        if kind.min_idle > kind.max_machines:
+            yield (*loc, "min_idle"), f"{kind.min_idle} is more than the {kind.max_machines} of max_machines"
+        yield from _prices(loc, kind, limited)
+    if top.lost_after >= top.orphan_after:
+        yield (
+            ("orphan_after",),
+            "a machine would power off before its work goes elsewhere; make it longer than lost_after",
+        )
+
+
+def _prices(loc: Loc, kind: TypeTable, limited: bool) -> Iterator[Problem]:
+    needed = {"on_demand": ("price",), "spot": ("spot_price",), "spot_first": ("spot_price", "price")}[kind.market]
+    prices: Mapping[str, int | None] = {"price": kind.price, "spot_price": kind.spot_price}
+    for key in needed:
+        if limited and prices[key] is None:
+            yield (*loc, key), f"the document has a budget, and {key} is not known; give it, or no machine is launched"
+    if kind.market == "on_demand" and kind.spot_price is not None:
+        yield (*loc, "spot_price"), "only the spot market has a spot price; set market: spot_first, or remove it"
+
+
+def write_deployment(deployment: Deployment) -> str:
+    """Return the document of a deployment, which reads back as the same; what has its default is left out."""
+    table = DeploymentTable.of(deployment, version=1, machine_types=())
+    tree = table.written() | {"machine_types": [TypeTable.of(kind).written() for kind in deployment.types]}
+    plain = {key: dict(value) if isinstance(value, Mapping) else value for key, value in tree.items()}
+    return yaml.safe_dump({"version": 1} | plain, sort_keys=False, allow_unicode=True, width=120)
+
+
+def schema() -> dict[str, list[tuple[str, str, str]]]:
+    """Return the fields of each table with default and help: of the document, a machine type, and a schedule."""
+    tables: dict[str, type[Table]] = {
+        "document": DeploymentTable,
+        "machine_types": TypeTable,
+        "schedule": ScheduleTable,
+    }
+    return {
+        name: [
+            (
+                key,
+                "required" if field.is_required() else _shown(field.get_default(call_default_factory=True)),
+                field.description or "",
+            )
+            for key, field in table.model_fields.items()
+        ]
+        for name, table in tables.items()
+    }
+
+
+def _shown(value: Any) -> str:
+    if value is None or value in ((), {}, "", ("",)):
+        return "none"
+    return (
+        str(value).lower() if isinstance(value, bool) else ", ".join(value) if isinstance(value, tuple) else str(value)
+    )

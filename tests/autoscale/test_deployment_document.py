@@ -1,0 +1,154 @@
+"""The document of a deployment: exact amounts, every problem with its line, help for each field, and a round trip."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from datetime import UTC, datetime
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+import pytest
+from makeway_quota.autoscale.deployment import Deployment, IdleSchedule, MachineType
+from makeway_quota.autoscale.document import DeploymentTable, TypeTable, read_deployment, schema, write_deployment
+from makeway_quota.policy import PolicyInvalid
+
+FULL = """
+version: 1
+name: cloud
+title: Cloud machines
+provider: local
+settings: {folder: clouds/a, region: 010}
+currency: CHF
+hour: 12.50
+month: 3000.000001
+timezone: Europe/Berlin
+machine_types:
+  - name: gpu-2
+    pool: gpu
+    instance: big-2
+    gpus: 2
+    cpu: 15.5
+    memory: 60Gi
+    zones: [a, b]
+    market: spot_first
+    price: 3.10
+    spot_price: 1.1
+    max_machines: 4
+    idle_timeout: 5m
+    spin_up_timeout: 20m
+    schedule: [{machines: 2, days: [fri, mon], start: "08:30", end: "18:00"}]
+    init_script: |
+      #!/bin/sh
+      echo ready
+  - {name: cpu, pool: cpu, instance: small, price: 0.1, spot_price: null}
+"""
+
+
+def problems(text: str, **options: object) -> list[str]:
+    with pytest.raises(PolicyInvalid) as refused:
+        read_deployment(text, "cloud.yaml", **options)  # type: ignore[arg-type]
+    return [str(issue) for issue in refused.value.issues]
+
+
+def test_amounts_of_money_are_exact() -> None:
+    found = read_deployment(FULL)
+    assert (found.hour, found.month) == (12_500_000, 3_000_000_001)
+    assert (found.types[0].price, found.types[0].spot_price) == (3_100_000, 1_100_000)
+    assert found.types[1].price == 100_000
+    assert found.settings == {"folder": "clouds/a", "region": "010"}
+
+
+def test_a_document_reads_back_as_the_same() -> None:
+    found = read_deployment(FULL)
+    assert read_deployment(write_deployment(found)) == found
+    assert write_deployment(read_deployment(write_deployment(found))) == write_deployment(found)
+
+
+@pytest.mark.parametrize("millionths", [1, 999_999, 100_000_000 * 1_000_000 - 1, 33_333_333_333_333, 70_000])
+def test_every_amount_survives_a_round_trip(millionths: int) -> None:
+    kind = MachineType("a", "gpu", "big", price=millionths)
+    written = write_deployment(Deployment("cloud", "local", (kind,), hour=millionths))
+    found = read_deployment(written)
+    assert (found.types[0].price, found.hour) == (millionths, millionths)
+
+
+def test_every_problem_is_named_with_its_line() -> None:
+    text = FULL.replace("hour: 12.50", "hour: -1").replace("price: 3.10", "price: 0.0000001").replace("5m", "soon")
+    found = problems(text.replace("pool: cpu", "pool: gpuu"), pools=["gpu"])
+    assert [re.sub(": .*", "", line.removeprefix("cloud.yaml:")) for line in found] == ["8", "20", "20", "23", "29"]
+    assert any('there is no pool "gpuu"' in line and 'did you mean "gpu"?' in line for line in found)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("price: 3.10", "price: null", "price is not known"),
+        ("spot_price: 1.1", "max_age: 1d", "spot_price is not known"),
+        ("price: 3.10", "price: nan", "is not between 0 and"),
+        ("price: 3.10", "price: free", "expected an amount of money"),
+        ("price: 3.10", 'price: "3.10"', "expected an amount of money"),
+        ("price: 3.10", "price: 1e400", "is not between 0 and"),
+        ("hour: 12.50", "hours: 12.50", 'did you mean "hour"?'),
+        ("Europe/Berlin", "Mars/Base", "is not a time zone"),
+        ("Europe/Berlin", "../../etc/passwd", "is not a time zone"),
+        ("CHF", "francs", "is not a currency"),
+        ("region: 010", "api_key: 010", "looks like a secret"),
+        ("[fri, mon]", "[friday]", "is not a day"),
+        ('"08:30"', '"25:00"', "expected a time of the day"),
+        ("zones: [a, b]", "zones: [a, a]", "listed twice"),
+        ("zones: [a, b]", "zones: []", "no zone is named"),
+        ("max_machines: 4", "min_idle: 4", "is more than the 1 of max_machines"),
+        ("name: cpu,", "name: gpu-2,", "is used twice"),
+        ("provider: local", "provider: cloud", "expected one of"),
+        ("price: 0.1, spot_price: null", "price: 0.1, spot_price: 0.05", "only the spot market"),
+        ("timezone: Europe/Berlin", "orphan_after: 60s", "before its work goes elsewhere"),
+    ],
+)
+def test_wrong_documents_are_explained(old: str, new: str, message: str) -> None:
+    assert old in FULL
+    assert any(message in line for line in problems(FULL.replace(old, new)))
+
+
+def test_a_document_without_types_is_refused() -> None:
+    assert any("list of machine types is empty" in line for line in problems("name: a\nprovider: local\n"))
+    assert any("name" in line for line in problems("provider: local\nmachine_types: []\n"))
+    assert problems("")
+
+
+@pytest.mark.covers("F57", "F78")
+def test_every_field_has_help_and_every_value_of_a_deployment_is_a_field() -> None:
+    for table in schema().values():
+        assert [key for key, _, text in table if len(text) < 2] == []
+    assert {field.name for field in fields(MachineType)} <= set(TypeTable.known())
+    assert {field.name for field in fields(Deployment)} - {"types"} <= set(DeploymentTable.known())
+
+
+def test_defaults_are_those_of_the_values() -> None:
+    read = read_deployment("name: a\nprovider: local\nmachine_types: [{name: b, pool: c, instance: d}]\n")
+    assert read == Deployment("a", "local", (MachineType("b", "c", "d"),))
+
+
+def test_the_example_of_the_reference_is_a_document() -> None:
+    page = (Path(__file__).parents[2] / "docs/reference/machines.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    assert read_deployment(example).hour == 12_500_000
+
+
+@pytest.mark.parametrize(
+    ("day", "hour", "covered"),
+    [(23, 7, False), (23, 9, True), (23, 18, False), (27, 9, True), (24, 9, False)],
+)
+def test_a_schedule_applies_on_its_days_in_its_time_zone(day: int, hour: int, covered: bool) -> None:
+    kind = read_deployment(FULL).types[0]
+    moment = datetime(2026, 11, day, hour, 0, tzinfo=ZoneInfo("Europe/Berlin"))
+    assert kind.idle_machines(moment.timestamp(), ZoneInfo("Europe/Berlin")) == (2 if covered else 0)
+
+
+def test_a_schedule_past_midnight_belongs_to_the_day_on_which_it_begins() -> None:
+    night = IdleSchedule(1, ("fri",), 22 * 60, 6 * 60)
+    friday = datetime(2026, 11, 27, 23, 0, tzinfo=UTC)
+    assert night.covers(friday)
+    assert night.covers(friday.replace(day=28, hour=5))
+    assert not night.covers(friday.replace(day=27, hour=5))
+    assert not night.covers(friday.replace(day=28, hour=23))
