@@ -11,6 +11,7 @@ from pathlib import Path
 from . import (
     again,
     changes,
+    connections,
     demand,
     engine_size,
     idle,
@@ -44,6 +45,7 @@ BENCHMARKS: dict[str, Callable[[], Iterable[Measured]]] = {
     "offers": offers.measure,
     "requests": requests.measure,
     "large-commands": large_commands.measure,
+    "connections": connections.measure,
     "pods": pods.measure,
     "pod-reclaim": pod_reclaim.measure,
     "notebook-reclaim": notebook_reclaim.measure,

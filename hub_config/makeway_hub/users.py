@@ -6,6 +6,7 @@ import asyncio
 import grp
 import os
 import pwd
+from contextlib import suppress
 from secrets import compare_digest
 from typing import Any
 
@@ -111,10 +112,10 @@ class SystemAuthenticator(WithPages, PAMAuthenticator):  # type: ignore[misc]
 
 def account_name(typed: str) -> str:
     """Return the name of the account that was typed at the login, with its capitals; as typed where there is none."""
-    try:
-        return account_of_user(typed).pw_name
-    except KeyError:
-        return typed
+    for name in (typed, typed.lower()):
+        with suppress(KeyError):
+            return account_of_user(name).pw_name
+    return typed
 
 
 def is_root(name: str) -> bool:

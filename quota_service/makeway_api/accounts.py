@@ -9,13 +9,16 @@ import pwd
 
 
 def account_of_user(name: str) -> pwd.struct_passwd:
-    """Return the account with this name, else the only one that differs from it in capitals only.
+    """Return the account with this name, for one in small letters else the only one that differs in capitals only.
 
-    KeyError where there is none, or more than one.
+    KeyError where there is none, or more than one: a user `BOSS` of the Hub is another one than `boss`, and never gets
+    the account of that one.
     """
     try:
         return pwd.getpwnam(name)
     except (KeyError, ValueError):  # ValueError: a name with a NUL character
+        if name != name.lower():
+            raise KeyError(name) from None
         found = {entry.pw_name: entry for entry in pwd.getpwall() if entry.pw_name.lower() == name.lower()}
         if len(found) != 1:
             raise KeyError(name) from None

@@ -135,7 +135,14 @@ class Application:
     async def _follow_people(self) -> None:
         components, world = self.components, self.components.world
         world.people.on_change(self.loop.wake)
-        await look_again_and_again(world.people, world.owners, lambda: components.leader.term is not None)
+
+        def entries() -> tuple[str, ...]:
+            return world.document.users_with_capitals
+
+        def leads() -> bool:
+            return components.leader.term is not None
+
+        await look_again_and_again(world.people, world.owners, entries, leads)
 
     async def stop(self, *, stop_jobs: bool) -> None:
         """Stop leading or following; with `stop_jobs` a leader first lets all jobs save and return to the queue."""

@@ -87,6 +87,10 @@ def test_jobs_and_notebooks_run_as_the_account() -> None:
     assert (account.name, account.uid, account.personal["HOME"]) == ("Ana", 2001, "/home/Ana")
     with pytest.raises(BackendError, match="no account 'cy'"):
         account_of("cy")
+    with pytest.raises(BackendError, match="no account 'BO'"):
+        account_of("BO")
+    with pytest.raises(BackendError, match="no account 'ANA'"):
+        account_of("ANA")
     spawner = MakewayLocalSpawner(user=SimpleNamespace(name="ana", url="/user/ana/"), mode="system")
     assert spawner.user_env({}) == {"USER": "Ana", "HOME": "/home/Ana", "SHELL": "/bin/sh"}
     spawner.make_preexec_fn("ana")

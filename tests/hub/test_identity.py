@@ -30,13 +30,16 @@ policies:
   - {name: rnd, groups: [rnd], quotas: [{pools: [work], reserved: 6}]}
   - {name: ops, groups: [ops], users: [E.Mail@Example.org], quotas: [{pools: [work], reserved: 6}]}
   - {name: owners, users: [boss], quotas: [{pools: [lent], reserved: 8}]}
+  - {name: capitals, users: [TWIN]}
 """
 SAVES = """
 mkdir -p "$MAKEWAY_CHECKPOINT_DIR/step-000001"; echo saved > "$MAKEWAY_CHECKPOINT_DIR/step-000001/state"
 trap 'exit 75' TERM; echo "the words of a job"; while :; do sleep 0.1; done
 """
 MAIL = "e.mail@example.org"
-TEAMS = {"lou": "rnd", "joe": "rnd", "rena": "rnd", "dele": "rnd", "ruth": "rnd", "twin": "rnd", MAIL: "ops"}
+TEAMS = {"lou": "rnd", "joe": "rnd", "rena": "rnd", "dele": "rnd", "ruth": "rnd", "twin": "rnd", "TWIN": "capitals"} | {
+    MAIL: "ops"
+}
 
 
 @dataclass(slots=True)
@@ -171,7 +174,7 @@ def test_logs_and_checkpoints_stay(story: Story, name: str) -> None:
         assert (folder / "state").read_text() == "saved\n"
 
 
-@pytest.mark.parametrize("name", ["lou", "joe", "rena", "twin", MAIL])
+@pytest.mark.parametrize("name", ["lou", "joe", "rena", "twin", "TWIN", MAIL])
 def test_who_is_there_reads_what_is_theirs(story: Story, name: str) -> None:
     assert story.log(name, "ended", story.tokens[name]) == f"secret of {name}\n"
 
@@ -195,15 +198,34 @@ def test_names_with_capitals_are_members_as_the_hub_writes_them(story: Story) ->
     assert story.portal.hub("GET", "/users/renata").is_success, "as which the Hub has written Renata"
 
 
+def test_names_that_differ_in_capitals_only_are_two_people(story: Story) -> None:
+    """The Hub makes a user as the API names them, and has both: neither has teams, work or bytes of the other."""
+    assert {story.portal.hub("GET", f"/users/{name}").json()["name"] for name in ("twin", "TWIN")} == {"twin", "TWIN"}
+    for name, other, teams in (("twin", "TWIN", ["rnd"]), ("TWIN", "twin", ["capitals"])):
+        with story.portal.client(story.tokens[name]) as client:
+            assert (client.me().name, client.me().teams) == (name, teams)
+            assert {job.id for job in client.jobs(mine=True, limit=1000).jobs} == set(story.jobs[name].values())
+            assert client.storage().mine == sum(each.bytes for each in client.storage().accounts) > 0
+            with pytest.raises(MakewayError) as refused:
+                client.cancel(story.jobs[other]["pending"])
+            assert refused.value.status in (403, 404)
+        with pytest.raises(MakewayError) as refused:
+            story.log(other, "ended", story.tokens[name])
+        assert refused.value.status in (403, 404)
+    with story.portal.client() as admin:
+        assert {"twin", "TWIN"} <= {account.owner for account in admin.storage().accounts}
+
+
 def test_homes_are_found_by_name(story: Story) -> None:
     """A person who was renamed has a new one, the old one stays; a start without options needs no profile."""
     portal, homes = story.portal, story.portal.state.homes
-    for name in ("renata", MAIL):
+    people = ("renata", "twin", "TWIN", MAIL)
+    for name in people:
         assert portal.start_server(name, wait=False).is_success
-    for name in ("renata", MAIL):
+    for name in people:
         until(lambda name=name: (portal.server(name) or {}).get("ready"), f"the server of {name} is ready")
         assert (home_of(homes, name) / "Welcome.ipynb").is_file()
-    assert sorted(path.name for path in homes.iterdir()) == ["e.mail=40example.org", "renata"]
+    assert sorted(path.name for path in homes.iterdir()) == ["TWIN", "e.mail=40example.org", "renata", "twin"]
 
 
 def test_an_administrator_gives_the_work_of_a_deleted_person_to_a_user(story: Story) -> None:

@@ -30,6 +30,17 @@ def test_a_hub_that_keeps_capitals_finds_its_user_as_written() -> None:
     assert policy.read(DOCUMENT).teams_of("Ana.Müller@Example.org", []) == ("rnd",)
 
 
+def test_a_user_of_the_very_name_is_meant_alone() -> None:
+    document = policy.read(DOCUMENT.replace("- bo", "- BOSS"))
+    assert set(document.users_with_capitals) == {"Ana.Müller@Example.org", "ANA.MÜLLER@example.org", "BOSS"}
+    assert document.teams_of("BOSS", []) == document.teams_of("boss", []) == ("rnd",)
+    assert document.teams_of("BOSS", [], {"boss", "BOSS"}) == ("rnd",)
+    assert document.teams_of("boss", [], {"boss", "BOSS"}) == ()
+    assert document.teams_of("boss", [], {"boss", "Boss"}) == ("rnd",), "Boss is in no team"
+    small = policy.read(DOCUMENT.replace("- bo", "- boss"))
+    assert (small.teams_of("boss", []), small.teams_of("BOSS", [])) == (("rnd",), ())
+
+
 def test_names_of_services_and_groups_keep_their_capitals() -> None:
     document = policy.read(DOCUMENT.replace("bo\n", "bo\n    groups: [Staff]\n", 1).replace("      - service", "    #"))
     assert document.teams_of("x", ["Staff"]) == ("rnd",)

@@ -7,13 +7,14 @@ import base64
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from makeway_api.errors import MakewayError
 from makeway_api.models import FileIn, StorageDelete
-from makeway_quota.services.limits.storage_limits import StorageLimits
+from makeway_quota.services.limits.storage_limits import StorageLimits, Taken
 from makeway_quota.settings import load
 from makeway_quota.store.database import reserve
 from makeway_quota.store.records import NewWorkload
@@ -133,16 +134,20 @@ def test_limits_of_a_person_a_team_and_all(tmp_path: Path, monkeypatch: pytest.M
     }
     now = 0.0
     limits = StorageLimits(store, load(environ=environ), lambda: now)
-    limits.check("ana", "rnd", 1_500_000)
+    first = Taken("ana", "rnd", 1_500_000)
+    assert limits.take(first)
     with pytest.raises(MakewayError) as refused:
-        limits.check("ana", "rnd", 600_000)
+        limits.take(Taken("ana", "rnd", 600_000))
     assert (refused.value.code, refused.value.status) == ("storage_quota", 507)
     assert refused.value.message == (
         "ana keeps 1.5 MB of the 2.0 MB that one person may keep: 600 kB more do not fit. Delete ended jobs that are "
         "not needed any more: `%quota` and the page Storage list those that keep the most, `%delete ID` deletes one."
     )
-    now = 10.0
-    limits.check("ana", "rnd", 600_000)
+    assert not limits.take(Taken("ana", "rnd", 600_000), patient=True), "the first one may be refused yet"
+    limits.release(first)
+    again = Taken("ana", "rnd", 600_000)
+    assert limits.take(again)
+    limits.release(again)
     for number, owner in enumerate(("ana", "bo")):
         new = NewWorkload(f"j{number}", "job", "rnd", "gpu1", owner, source="x" * 1_600_000)
         store.add_workload(new, now=0.0)
@@ -168,18 +173,20 @@ def test_one_member_does_not_use_up_the_quota_of_a_team(tmp_path: Path, percent:
     }
     now, most = 0.0, 40_000 * percent
     limits = StorageLimits(store, load(environ=environ), lambda: now)
-    for _ in range(most // 100_000):
-        limits.check("ana", "rnd", 100_000)
+    arriving = [Taken("ana", "rnd", 100_000) for _ in range(most // 100_000)]
+    assert all(limits.take(each) for each in arriving)
     with pytest.raises(MakewayError) as refused:
-        limits.check("ana", "rnd", 1)
+        limits.take(Taken("ana", "rnd", 1))
     assert refused.value.numbers["limit_bytes"] == most
     if percent < 100:
         assert "that one person may keep of the quota of rnd" in refused.value.message
-        limits.check("ana", "ops", 100_000)
+        limits.take(Taken("ana", "ops", 100_000))
+        for each in arriving:
+            limits.release(each)
         store.add_workload(NewWorkload("j0", "job", "rnd", "gpu1", "ana", source="x" * most), now=0.0)
         now = 10.0
         assert limits.beyond("ana", "rnd", 1) is not None, "as the database has it"
-        limits.check("bo", "rnd", min(most, 4_000_000 - most) - 10_000)
+        limits.take(Taken("bo", "rnd", min(most, 4_000_000 - most) - 10_000))
     store.close()
 
 
@@ -221,3 +228,65 @@ async def test_members_do_not_pass_the_quota_of_a_team_at_the_same_moment(tmp_pa
         assert (refused.code, refused.status, refused.numbers["limit_bytes"]) == ("storage_quota", 507, 2_000_000)
         assert refused.message.startswith("The team rnd keeps 1.2 MB of the 2.0 MB that one team may keep, of which ")
         assert (await run.client("root").storage()).whole < 2_000_000
+
+
+async def test_members_who_submit_at_once_write_no_more_than_the_quota_and_one_submission(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Large files are on the disk before the rows that tell of them: their bytes count from then on, too."""
+    limits = {"MAKEWAY_MAX_KEPT_TEAM_MB": 3, "MAKEWAY_MAX_KEPT_SHARE_PERCENT": 100, "MAKEWAY_MAX_KEPT_PERSON_MB": 0}
+    async with running(tmp_path, **limits) as run:
+        store, given = run.service.components.store, {"team": "rnd", "profile": "gpu8", "workers": 2}
+        keep, wrote = store.contents.keep, list[int]()
+
+        def slowly(files: Sequence[tuple[str, bytes, bool]]) -> None:
+            time.sleep(0.02)  # a disk that takes a moment
+            keep(files)
+            wrote.append(sum(len(data) for _, data, _ in files))
+
+        monkeypatch.setattr(store.contents, "keep", slowly)
+        for name in ("ana", "lea"):  # their sums are known from now on
+            await run.submit(name, "small", **given)
+        tries = [
+            run.submit(name, "large", files=[file(10 * at + n, 900_000)], **given)
+            for n in range(4)
+            for at, name in enumerate(("ana", "lea"))
+        ]
+        found = await asyncio.gather(*tries, return_exceptions=True)
+        refused = [each for each in found if isinstance(each, BaseException)]
+        assert {(each.code, each.status) for each in refused} == {("storage_quota", 507)}
+        assert len(found) - len(refused) == 3, "as many as fit are taken"
+        assert sum(wrote) <= 3_000_000 + 900_000
+        assert (await run.client("root").storage()).whole < 3_000_000
+        assert not run.service.services.context.storage._arriving
+
+
+async def test_a_submission_waits_for_the_room_of_one_that_is_refused_or_cancelled(tmp_path: Path) -> None:
+    store = open_store(f"sqlite:///{tmp_path / 'db.sqlite'}")
+    environ = {"MAKEWAY_STATE_DIR": str(tmp_path), "MAKEWAY_MAX_KEPT_TEAM_MB": "1"}
+    limits, entered = StorageLimits(store, load(environ=environ)), asyncio.Event()
+
+    async def submit(owner: str, go_on: asyncio.Event) -> str:
+        async with limits.room_for(owner, "rnd", 400_000, asyncio.to_thread):
+            entered.set()
+            await go_on.wait()
+        return owner
+
+    stop, ready = asyncio.Event(), asyncio.Event()
+    ready.set()
+    first = [asyncio.create_task(submit(owner, stop)) for owner in ("ana", "bo")]
+    await entered.wait()
+    third = asyncio.create_task(submit("cy", ready))
+    done, _ = await asyncio.wait([third], timeout=0.1)
+    assert not done, "there is room for two"
+    first[0].cancel()
+    assert await third == "cy"
+    stop.set()
+    assert await first[1] == "bo"
+    late = asyncio.create_task(submit("di", ready))
+    await asyncio.sleep(0)  # its thread may have begun
+    late.cancel()
+    await asyncio.wait([late])
+    await asyncio.to_thread(lambda: None)
+    assert not limits._arriving
+    store.close()

@@ -382,3 +382,55 @@ async def test_a_hub_that_has_its_users_again_is_believed_again(tmp_path: Path) 
             assert people.problem is None
             assert people.is_gone("ada")
             assert not people.is_gone("ana")
+
+
+CAPITALS = POLICY.replace("users: [cy]", "users: [cy, BOSS]")
+BOSSES = ALL | {name: Caller(name, scopes=READ) for name in ("boss", "BOSS")}
+
+
+async def test_names_that_differ_in_capitals_only_are_two_people(tmp_path: Path) -> None:
+    """A Hub has both where its API made one of them, or its authenticator keeps capitals."""
+    async with fake_hub() as hub:
+        for name in ("boss", "BOSS"):
+            hub.add(name)
+        async with running(tmp_path, CAPITALS, gpus=4, hub=HubApi(hub.url, "t"), people=BOSSES) as run:
+            small, capitals, root = run.client("boss"), run.client("BOSS"), run.client("root")
+            await run.until(lambda: "BOSS" in run.service.components.world.people, "BOSS is known")
+            with pytest.raises(MakewayError, match="boss is in no team"):
+                await run.submit("boss", "j", profile="gpu1")
+            job = await run.submit("BOSS", "j", profile="gpu4")
+            assert ((await small.me()).teams, (await capitals.me()).teams) == ([], ["devops"])
+            with pytest.raises(MakewayError) as hidden:
+                await small.job(job.id)
+            assert hidden.value.status == 404
+            assert {account.owner for account in (await root.storage()).accounts} == {"BOSS"}
+            assert ((await small.storage()).mine, (await capitals.storage()).mine > 0) == (0, True)
+            await run.job(job.id, "running")
+            waits = await run.submit("BOSS", "waits", profile="gpu4")
+            assert (await root.cancel_all_of("boss")).workloads == 0
+            hub.delete("BOSS")
+            await held(run, waits.id)
+            assert (await root.job(job.id)).owner == "BOSS/deleted-1"
+            await run.until(lambda: "BOSS" not in run.service.components.world.people, "BOSS is gone")
+            assert (await small.me()).teams == ["devops"], "the entry means boss, as JupyterHub writes it"
+
+
+async def test_what_cannot_be_undone_is_done_to_the_person_who_was_typed(tmp_path: Path) -> None:
+    async with fake_hub() as hub:
+        hub.add("boss", "rnd")
+        people = BOSSES | {"boss": Caller("boss", groups=frozenset({"rnd"}), scopes=READ)}
+        async with running(tmp_path, POLICY, gpus=4, hub=HubApi(hub.url, "t"), people=people) as run:
+            job, root = await run.submit("boss", "j", profile="gpu4"), run.client("root")
+            await run.job(job.id, "running")
+            hub.add("BOSS")  # nobody has heard of them
+            assert (await root.cancel_all_of("BOSS")).model_dump() == {"name": "BOSS", "workloads": 0}
+            hub.delete("BOSS")
+            run.service.components.world.people._heard_at.clear()
+            hub.status = 500
+            with pytest.raises(MakewayError, match="does not answer whether it has a user BoSS") as told:
+                await root.cancel_all_of("BoSS")
+            assert told.value.status == 503
+            assert (await root.job(job.id)).state.value == "running"
+            hub.status = None
+            assert (await root.cancel_all_of("BoSS")).name == "boss"
+            await run.job(job.id, "cancelled")

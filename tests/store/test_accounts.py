@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -55,13 +57,32 @@ def test_what_clones_share_counts_once_for_as_long_as_one_of_them_is_there(store
     store.add_workload(job("j1"), [("a", b"x" * 1000, False)], now=0.0)
     for number in range(2, 6):
         store.add_workload(job(f"j{number}"), FilesOf("j1"), now=0.0)
-    assert recounted(store)["files"] == 1000 + 5 * (PATH_BYTES + 1)
+    assert kept(store)["files"] == recounted(store)["files"] == 1000 + 5 * (PATH_BYTES + 1)
     store.commit([Change(f"j{number}", {"state": "failed"}) for number in range(1, 6)], now=1.0)
     assert store.pruning.forget_ended("j1", 2.0) is not None
     assert recounted(store)["files"] == 1000 + 4 * (PATH_BYTES + 1), "the copies hold the content"
     for number in range(2, 6):
         store.pruning.forget_ended(f"j{number}", 2.0)
     assert recounted(store) == {}
+
+
+@pytest.mark.parametrize(("owner", "team"), [("ana", "rnd"), ("ana", "ops"), ("bo", "rnd"), ("bo", "ops")])
+def test_a_copy_counts_at_once_what_it_adds_for_its_owner_in_its_team(store: Store, job, owner: str, team: str) -> None:
+    files = [(f"{at}/a", b"x" * 1000, False) for at in range(20)] + [("b", b"y" * 300_000, False)]
+    store.add_workload(job("j1"), files, now=0.0)
+    there = {name: kept(store, name) for name in ("ana", "bo")}
+    for at in range(2):
+        new = job(f"{owner}{team}{at}", owner=owner, team=team)
+        store.add_workload(new, FilesOf("j1"), now=0.0)
+        counted = kept(store, owner)
+        assert counted["files"] > there[owner].get("files", 0) + 20 * PATH_BYTES
+        assert recounted(store, owner) == counted
+    store.add_workload(job("again", owner=owner, team=team), files, now=0.0)
+    counted = kept(store, owner)
+    assert recounted(store, owner) == counted, "what was sent once more"
+    for limit, fits in ((300_000, False), (400_000, True)):
+        new = Submission(job(f"late{limit}", owner="cy", team="dev"), FilesOf("j1"), kept=KeptLimits(person=limit))
+        assert isinstance(store.add_workloads([new], now=0.0)[0], TooMuchKept) != fits
 
 
 def test_a_long_log_is_counted_as_it_is_kept(store: Store, job) -> None:
@@ -166,3 +187,45 @@ def test_what_would_pass_a_limit_is_refused_in_the_transaction_that_writes_it(st
     assert (refused.value.which, refused.value.size) == ("share", 2000)
     assert store.outputs.read("anarnd0-0", 1, "result", 0, 10) == (b"", 0)
     assert recounted(store, "ana") == kept(store, "ana")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_replicas_that_write_and_count_at_once_agree_with_a_new_count(url: str, job, seed: int) -> None:
+    """Members submit and send results through two replicas, while one of them recounts and deletes."""
+    stores, limits = [open_store(url), open_store(url)], KeptLimits(person=900_000, team=1_500_000, share=800_000)
+    rng, done = random.Random(seed), Counter[str]()
+    plans = [
+        [(rng.choice(["ana", "bo", "cy"]), rng.randrange(5), rng.randrange(60_000), n) for n in range(25)]
+        for _ in stores
+    ]
+
+    def work(at: int) -> None:
+        store = stores[at]
+        for owner, what, size, n in plans[at]:
+            id = f"{owner}-{at}-{n}"
+            if what == 0:
+                store.accounts.recount(owner)
+            elif what == 1 and n:
+                for gone in store.pruning.ended_jobs(owner, 1e9, 1):
+                    store.pruning.forget_ended(gone, 5.0)
+                store.accounts.recount(owner)
+            else:
+                new = Submission(job(id, owner=owner), [("f", bytes([at, n]) * size, False)], kept=limits)
+                [answer] = store.add_workloads([new], now=float(n))
+                done[type(answer).__name__] += 1
+                if not isinstance(answer, Exception):
+                    with suppress(TooMuchKept):
+                        store.outputs.append((id, 1, 0), "result", 0, b"r" * size, 10**6, kept=limits)
+                    if what == 2:
+                        store.commit([Change(id, {"state": "failed"})], now=float(n))
+            assert store.accounts.of(owner, "rnd")[1] <= limits.team
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(work, range(2)))
+    assert done["Workload"] > 10
+    assert done["TooMuchKept"], "the limit was met"
+    for owner in ("ana", "bo", "cy"):
+        before = kept(stores[0], owner)
+        assert recounted(stores[1], owner) == before
+    for store in stores:
+        store.close()

@@ -17,6 +17,7 @@ from makeway_quota.backends.remote.backend import LOST_AFTER
 from makeway_quota.control.workers import tokens as attempt_tokens
 from makeway_quota.control.workers.channel import STALE, worker_of
 from makeway_quota.control.workers.tokens import AttemptTokens
+from makeway_quota.services.jobs.attempts import MIN_LOG
 from makeway_quota.services.limits.output_rates import BURST, RATE, RESULT_BURST, RESULT_RATE, OutputRates
 from web.portal import API, Portal, portal
 
@@ -262,6 +263,27 @@ async def test_a_flood_of_log_is_slowed_down_and_hinders_no_other_worker(web: Po
     other = Worker(web, await web.running_job("other", profile="gpu1"))
     await other.claim()
     assert (await other.send("log", 0, b"x" * MIB)).status_code == 200
+
+
+async def test_logs_of_members_do_not_pass_the_quota_of_their_team_at_the_same_moment(tmp_path: Path) -> None:
+    """Of each only as much is kept then as tells why a job failed, however recently the sums were read."""
+    async with portal(tmp_path, MAKEWAY_MAX_KEPT_TEAM_MB="6", MAKEWAY_MAX_KEPT_SHARE_PERCENT="100") as web:
+        workers = [Worker(web, await web.running_job(f"j{at}", profile="gpu1")) for at in range(3)]
+        for worker in workers:
+            await worker.claim()
+            await worker.send("log", 0, b"x")  # the sums are known from now on
+        store, beside = web.run.service.components.store, len(workers) * MIN_LOG
+
+        async def flood(worker: Worker) -> None:
+            for part in range(5):
+                answer = await worker.send("log", 1 + part * (MIB - 1), b"l" * (MIB - 1))
+                assert answer.json() == {"end": 1 + (part + 1) * (MIB - 1)}
+                assert (await asyncio.to_thread(store.accounts.of, "ana", "rnd"))[1] <= 6_000_000 + beside
+
+        await asyncio.gather(*map(flood, workers))
+        kept = store.accounts.of("ana", "rnd")
+        await asyncio.to_thread(store.accounts.recount, "ana")
+        assert store.accounts.of("ana", "rnd") == kept
 
 
 async def test_a_flood_of_results_is_slowed_down(web: Portal, worker: Worker) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -116,22 +116,27 @@ class _Index(NamedTuple):
     profiles: Mapping[str, Profile]
     policies: Mapping[str, Policy]
     of_user: Mapping[str, Sequence[int]]
+    written: Mapping[str, Sequence[tuple[str, int]]]
+    """small letters to the entries with capitals that mean them, with the positions of their teams"""
     of_group: Mapping[str, Sequence[int]]
 
     @classmethod
     def of(cls, document: Document) -> _Index:
         of_user: dict[str, list[int]] = {}
+        written: dict[str, list[tuple[str, int]]] = {}
         of_group: dict[str, list[int]] = {}
         for at, policy in enumerate(document.policies):
             facts = document.policy_facts.get(policy.name, PolicyFacts())
-            for user in {*facts.users, *map(hub_name, facts.users)}:
+            for user in dict.fromkeys(facts.users):
                 of_user.setdefault(user, []).append(at)
+                if (small := hub_name(user)) != user:
+                    written.setdefault(small, []).append((user, at))
             for group in facts.groups:
                 of_group.setdefault(group, []).append(at)
         pools = {pool.name: pool for pool in reversed(document.pools)}
         profiles = {profile.name: profile for profile in reversed(document.profiles)}
         policies = {policy.name: policy for policy in reversed(document.policies)}
-        return cls(pools, profiles, policies, of_user, of_group)
+        return cls(pools, profiles, policies, of_user, written, of_group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,13 +173,23 @@ class Document:
         """Return the policy of a team, None if there is none of that name."""
         return self._index.policies.get(name)
 
-    def teams_of(self, user: str, groups: Iterable[str]) -> tuple[str, ...]:
-        """Return the teams of a user, in the document's order; an entry with capitals also means its small letters."""
+    def teams_of(self, user: str, groups: Iterable[str], others: Container[str] = ()) -> tuple[str, ...]:
+        """Return the teams of a user, in the document's order.
+
+        An entry means the user whose name is written like it. One with capitals also means the user with its small
+        letters, as JupyterHub writes names, unless it is the name of one of the `others` that the Hub has.
+        """
         index = self._index
         found = set(index.of_user.get(user, ()))
+        found.update(at for entry, at in index.written.get(user, ()) if entry not in others)
         for group in groups:
             found.update(index.of_group.get(group, ()))
         return tuple(self.policies[at].name for at in sorted(found))
+
+    @property
+    def users_with_capitals(self) -> tuple[str, ...]:
+        """The users of all teams that JupyterHub would write in another way, as they are written."""
+        return tuple(dict.fromkeys(entry for entries in self._index.written.values() for entry, _ in entries))
 
     def shares_work(self, team: str) -> bool:
         """Whether the members of a team read what the jobs of all of them run and write."""

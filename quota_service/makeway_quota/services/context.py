@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,6 +12,7 @@ from typing import ParamSpec, TypeVar
 
 from ..backends.base import Backend
 from ..control.components import Components
+from ..control.hub.client import HubUnreachable
 from ..control.hub.leases import Leases
 from ..control.reads.cycle_gate import CycleGate
 from ..control.reads.read_model import ReadModels
@@ -25,7 +26,7 @@ from .caller import Caller
 from .limits.cpu_time import counting
 from .limits.storage_limits import StorageLimits
 from .limits.user_limits import UserLimits
-from .refusals import database_errors
+from .refusals import busy, database_errors
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -101,7 +102,24 @@ class Context:
 
     def teams_of(self, caller: Caller) -> tuple[str, ...]:
         """Return the caller's own teams, in the order of the policy document."""
-        return self.document.teams_of(caller.name, caller.groups)
+        return self.teams_of_user(caller.name, caller.groups)
+
+    def teams_of_user(self, name: str, groups: Iterable[str]) -> tuple[str, ...]:
+        """Return the teams of a user of the Hub, in the order of the policy document."""
+        return self.world.people.teams_of(self.document, name, groups)
+
+    async def find_person(self, typed: str) -> str:
+        """Return the user whom an administrator types, for what cannot be undone: `BOSS` may be another than `boss`."""
+        try:
+            return await self.world.people.find(typed)
+        except HubUnreachable as error:
+            raise busy(
+                f"The Hub does not answer whether it has a user {typed.strip()[:80]} ({error}), and this cannot be "
+                "undone: type the name as the Hub writes it, or try again later.",
+                "hub_unreachable",
+                503,
+                5,
+            ) from None
 
     def visible_teams(self, caller: Caller) -> tuple[str, ...] | None:
         """Return the teams that a caller may see: its own and those that it leads; None means all."""

@@ -92,9 +92,8 @@ def check_queue(document: Document, user: str, teams: Sequence[str], team: str, 
         )
 
 
-def pick_team(document: Document, user: str, groups: Sequence[str], named: str | None) -> str:
-    """Return the team that a job runs for: the named one, or the user's only one (F30)."""
-    teams = document.teams_of(user, groups)
+def pick_team(teams: Sequence[str], user: str, named: str | None) -> str:
+    """Return the team that a job runs for: of the user's teams the named one, or the only one (F30)."""
     if named is not None:
         if named not in teams:
             yours = f"your teams: {names(teams)}" if teams else "you are in no team; ask an administrator to add you"

@@ -28,7 +28,7 @@ class PeopleService:
     async def cancel_all(self, caller: Caller, name: str) -> PersonWork:
         """Cancel every job of a person that has not ended; notebooks are stopped at the Hub, where they are its."""
         context, cancelled, refused = self._context, 0, dict[str, Exception]()
-        name = context.world.people.named(name)
+        name = await context.find_person(name)
         if context.world.people.person(name) is None and not await self._live(name):
             await self._check_user(name, "whose jobs could be cancelled")
         while rows := [row for row in await self._cancellable(name) if row.id not in refused][:AT_ONCE]:
@@ -60,7 +60,7 @@ class PeopleService:
     async def give(self, caller: Caller, name: str, to: str) -> PersonWork:
         """File the work of a deleted person under another name: theirs again, or a colleague's who goes on with it."""
         context, people = self._context, self._context.world.people
-        name, to = people.named(name), people.named(to)
+        name, to = await context.find_person(name), await context.find_person(to)
         if not is_retired(name):
             raise refuse(
                 f"Only the work of a deleted person can be given away, such as “ana/deleted-1”; {name[:80]} is no such "

@@ -84,7 +84,7 @@ class SessionService:
                 "wrong_kind",
                 409,
             )
-        teams = context.document.teams_of(request.user, groups)
+        teams = context.teams_of_user(request.user, groups)
         if request.team is None:
             if context.document.queue_open(None, profile.name):
                 return profile

@@ -33,9 +33,8 @@ of their checkpoints; folders on this disk"""
 PATH_BYTES = 150
 """Bytes of the row of a file, beside its path"""
 
-WHICH: tuple[Which, ...] = ("person", "team", "whole", "share")
 Who = tuple[str, str]
-"""An owner and a team ("" for none)"""
+"""An owner and a team, "" for any"""
 
 
 class AccountLine(NamedTuple):
@@ -45,6 +44,11 @@ class AccountLine(NamedTuple):
     team: str
     kind: str
     bytes: int
+
+
+def accounts_of(owner: str, team: str) -> dict[Which, Who]:
+    """Return the accounts that bytes of a person in a team count in, by the limit of each."""
+    return {"person": (owner, ""), "team": ("", team), "whole": ("", ""), "share": (owner, team)}
 
 
 def kind_of(output: str) -> str:
@@ -81,8 +85,11 @@ class KeptSums:
 
     def take(self, owner: str, team: str, size: int, limits: KeptLimits) -> TooMuchKept | None:
         """Count `size` more bytes for a person in a team (None), or return why they are too many."""
-        whose: dict[Which, Who] = {"person": (owner, ""), "team": ("", team), "whole": ("", ""), "share": (owner, team)}
-        found = {which: self.sum(*who) for which, who in whose.items() if getattr(limits, which)}
+        whose = accounts_of(owner, team)
+        if any(limits) and not self._sums.keys() >= set(whose.values()):
+            read = dict(zip(whose.values(), sums_of(self._connection, owner, team), strict=True))
+            self._sums = read | self._sums  # what this transaction has taken is not written yet
+        found = {which: self._sums[who] for which, who in whose.items() if getattr(limits, which)}
         for which, kept in found.items():
             if kept + size > getattr(limits, which):
                 return TooMuchKept(which, kept, size)
@@ -90,27 +97,53 @@ class KeptSums:
             self._sums[whose[which]] = kept + size
         return None
 
-    def sum(self, owner: str, team: str) -> int:
-        """Return the bytes of a person, of a team, of both or ("", "") of all."""
-        if (owner, team) not in self._sums:
-            mine = [A.owner == rows.clean(owner)] if owner else []
-            ours = [A.team == rows.clean(team)] if team else []
-            query = select(func.coalesce(func.sum(A.bytes), 0)).where(*mine, *ours)
-            self._sums[owner, team] = int(self._connection.execute(query).scalar_one())
-        return self._sums[owner, team]
-
 
 def move(connection: Connection, owner: str, team: str, limits: KeptLimits) -> TooMuchKept | None:
     """Count a person's account anew after work of theirs got into a team; return why it is too much for that team."""
-    before = KeptSums(connection)
-    there: dict[Which, int] = {"team": before.sum("", team), "share": before.sum(owner, team)}
+
+    def kept_now() -> dict[Which, int]:
+        _, ours, _, mine = sums_of(connection, owner, team)
+        return {"team": ours, "share": mine}
+
+    there = kept_now()
     recount(connection, owner)
-    after = KeptSums(connection)
-    now: dict[Which, int] = {"team": after.sum("", team), "share": after.sum(owner, team)}
+    now = kept_now()
     for which, kept in there.items():
         if (limit := getattr(limits, which)) and limit < now[which] and kept < now[which]:
             return TooMuchKept(which, kept, now[which] - kept)
     return None
+
+
+def sums_of(connection: Connection, owner: str, team: str) -> tuple[int, int, int, int]:
+    """Return the bytes that are kept for a person, for a team, in all, and for this person in this team."""
+    query = select(
+        _sum(A.owner == rows.clean(owner)),
+        _sum(A.team == rows.clean(team)),
+        func.coalesce(func.sum(A.bytes), 0),
+        _sum((A.owner == rows.clean(owner)) & (A.team == rows.clean(team))),
+    )
+    person, whole_team, whole, share = connection.execute(query).one()
+    return int(person), int(whole_team), int(whole), int(share)
+
+
+def shared_bytes(connection: Connection, original: str, owner: str, team: str) -> int:
+    """Return what a copy of a job adds for a person in a team: rows of its files, contents that are new to them."""
+    of = files.c.workload == rows.clean(original)
+    paths = select(func.sum(func.length(files.c.path) + PATH_BYTES)).where(of)
+    contents = select(blobs.c.digest, blobs.c.size).where(blobs.c.digest.in_(select(files.c.blob).where(of)))
+    sizes = {digest: int(size or 0) for digest, size in connection.execute(contents)}
+    return int(connection.execute(paths).scalar() or 0) + new_bytes(connection, sizes, owner, team)
+
+
+def new_bytes(connection: Connection, sizes: Mapping[str, int], owner: str, team: str) -> int:
+    """Return the bytes of those contents, given with their sizes, that no job of a person in a team has yet."""
+    had, digests = set[str](), list(sizes)
+    mine = (W.owner == rows.clean(owner), func.coalesce(W.team, "") == rows.clean(team))
+    for begin in range(0, len(digests), 500):
+        here = select(files.c.blob).join_from(files, workloads)
+        here = here.where(files.c.blob.in_(digests[begin : begin + 500]), *mine).distinct()
+        had.update(connection.execute(here).scalars())
+    return sum(size for digest, size in sizes.items() if digest not in had)
 
 
 def recount(connection: Connection, owner: str) -> None:
@@ -132,14 +165,7 @@ class Accounts:
     def of(self, owner: str, team: str) -> tuple[int, int, int, int]:
         """Return the bytes that are kept for a person, for a team, in all, and for this person in this team."""
         with self._database.read() as connection:
-            query = select(
-                _sum(A.owner == rows.clean(owner)),
-                _sum(A.team == rows.clean(team)),
-                func.coalesce(func.sum(A.bytes), 0),
-                _sum((A.owner == rows.clean(owner)) & (A.team == rows.clean(team))),
-            )
-            person, whole_team, whole, share = connection.execute(query).one()
-        return int(person), int(whole_team), int(whole), int(share)
+            return sums_of(connection, owner, team)
 
     def listed(self, owner: str | None = None, teams: Sequence[str] | None = None) -> list[AccountLine]:
         """Return the accounts of a person (None: of all), and those in some teams (None: in all), largest first."""

@@ -74,7 +74,7 @@ def add_workloads(
     gate = _Gate(connection, submissions)
     answers = [gate.answer(submission) for submission in submissions]
     admitted = [s for s, answer in zip(submissions, answers, strict=True) if answer is None]
-    _insert(connection, admitted)
+    _insert(connection, admitted, gate.sizes)
     submission_keys.add(connection, {s.workload.id: s.key for s in admitted if s.key is not None}, now)
     return answers
 
@@ -90,6 +90,8 @@ class _Gate:
         self._servers: dict[tuple[str, str], Workload] = {}
         self._counts: dict[tuple[str, Cap], int] = {}
         self._kept = accounts.KeptSums(connection)
+        self.sizes: dict[str, dict[str, int]] = {}
+        """bytes that each job that was admitted adds, by kind"""
 
     def answer(self, submission: Checked) -> Refused | Workload | None:
         """Admit a submission (None), or return why it cannot be taken, or what its key submitted before."""
@@ -114,10 +116,12 @@ class _Gate:
                 return Conflict(f"{new.owner}'s server {new.server!r} has a session already: {there.id}", there)
         if submission.cap is not None and (refused := self._beyond(new.owner, submission.cap)):
             return refused
+        sizes = _sizes(self._connection, submission)
         if submission.kept is not None:
-            size = sum(_added([submission]).values())
-            if (much := self._kept.take(new.owner, new.team or "", size, submission.kept)) is not None:
+            much = self._kept.take(new.owner, new.team or "", sum(sizes.values()), submission.kept)
+            if much is not None:
                 return much
+        self.sizes[new.id] = sizes
         self._taken.add(new.id)
         if new.kind == "session" and new.live:
             self._servers[new.owner, new.server] = new
@@ -140,9 +144,9 @@ def _id_taken(connection: Connection, new: Workload) -> Conflict:
     return Conflict(f"there is a {kind} {new.id} already; give every submission its own id", there)
 
 
-def _insert(connection: Connection, added: Sequence[Checked]) -> None:
+def _insert(connection: Connection, added: Sequence[Checked], sizes: Mapping[str, Mapping[str, int]]) -> None:
     if added:
-        accounts.add(connection, _added(added))
+        accounts.add(connection, _by_account(added, sizes))
         named = (*rows.WORKLOAD_FIELDS, "command", "env")
         values = [{name: getattr(s.workload, name) for name in named} for s in added]
         ADD_WORKLOADS.run(connection, [rows.encode(each) for each in values])
@@ -163,15 +167,31 @@ def _insert(connection: Connection, added: Sequence[Checked]) -> None:
         connection.execute(insert(files), described)
 
 
-def _added(added: Sequence[Checked]) -> dict[tuple[str, str, str], int]:
-    """Return the bytes of submissions by owner, team and kind; shared files count for the one that had them first."""
+def _sizes(connection: Connection, submission: Checked) -> dict[str, int]:
+    """Return the bytes of a job by kind; contents that a person has in that team already are not counted again.
+
+    Of jobs that one transaction adds, each counts what is new to its owner, until the next recount.
+    """
+    new, team = submission.workload, submission.workload.team or ""
+    if new.kind != "job":
+        return {}
+    size = sum(len(file.path) + accounts.PATH_BYTES for file in submission.blobs)
+    if submission.files_of is not None:
+        size = accounts.shared_bytes(connection, submission.files_of, new.owner, team)
+    elif submission.blobs:
+        contents = {digest: len(file.data) for file, digest in submission.blobs.items()}
+        size += accounts.new_bytes(connection, contents, new.owner, team)
+    return {"jobs": accounts.ROW_BYTES + new.weight, "files": size}
+
+
+def _by_account(added: Sequence[Checked], sizes: Mapping[str, Mapping[str, int]]) -> dict[tuple[str, str, str], int]:
+    """Return the bytes of submissions by owner, team and kind."""
     found: dict[tuple[str, str, str], int] = {}
-    for new in (submission for submission in added if submission.workload.kind == "job"):
-        who = new.workload.owner, new.workload.team or ""
-        size = sum(len(file.data) + len(file.path) + accounts.PATH_BYTES for file in new.blobs)
-        for kind, more in (("jobs", accounts.ROW_BYTES + new.workload.weight), ("files", size)):
-            if more:
-                found[*who, kind] = found.get((*who, kind), 0) + more
+    for new in (submission.workload for submission in added):
+        for kind, size in sizes[new.id].items():
+            if size:
+                account = new.owner, new.team or "", kind
+                found[account] = found.get(account, 0) + size
     return found
 
 

@@ -97,10 +97,30 @@ class People:
             "is filed as that of deleted people, and `makeway people give` hands it over."
         )
 
+    def __contains__(self, name: object) -> bool:
+        """Whether the Hub has a user of exactly this name, as far as is known."""
+        person = self._known.get(name) if isinstance(name, str) else None
+        return person is not None and person.present
+
+    def teams_of(self, document: Document, name: str, groups: Iterable[str]) -> tuple[str, ...]:
+        """Return the teams of a user: `BOSS` in a policy is not `boss` where the Hub has both."""
+        return document.teams_of(name, groups, self)
+
     def named(self, text: str) -> str:
         """Return a typed name as the Hub writes it; one that is known as it was typed is that one."""
         typed = text.strip()
         return typed if typed in self._known else hub_name(typed)
+
+    async def find(self, text: str) -> str:
+        """Return a typed name as `named`, for what cannot be undone: the Hub is asked for one that is not known.
+
+        HubUnreachable where it does not answer.
+        """
+        typed, written = text.strip(), self.named(text)
+        if typed == written or self._hub is None or "/" in typed:
+            return written
+        user = await self._hub.user(typed, fresh=True)
+        return typed if user is not None and await self.hear(user) == typed else written
 
     async def exists(self, name: str) -> bool:
         """Whether the Hub has this user; it is asked where nothing was heard of them, and HubUnreachable may come."""
@@ -124,7 +144,7 @@ class People:
         person = self._known.get(row.owner)
         if person is None:
             return row.owner.startswith(SERVICE) and row.team not in document.teams_of(row.owner, ())
-        return row.team not in document.teams_of(row.owner, person.groups)
+        return row.team not in self.teams_of(document, row.owner, person.groups)
 
     async def hear(self, user: HubUser) -> str | None:
         """Take what the Hub says of a user just now, and return their name; None if it has no such user any more.
@@ -148,18 +168,27 @@ class People:
                 await self._read_all({person.name})
         return self._name_of(person)
 
-    async def look(self, owners: Iterable[str]) -> None:
-        """Learn from the Hub about those owners of work that were not heard of lately; its silence changes nothing."""
+    async def look(self, owners: Iterable[str], entries: Iterable[str] = ()) -> None:
+        """Learn from the Hub about those owners of work that were not heard of lately; its silence changes nothing.
+
+        `entries` are users of the policy with capitals, as whom the Hub may have another user than the one with their
+        small letters.
+        """
         if self._hub is None or self._monotonic() < self._not_before:
             return
         since = self._monotonic() - LOOK_EVERY
         due = {o for o in owners if "/" not in o and self._heard_at.get(o, since) <= since}
-        if not due:
+        others = {each for each in entries if "/" not in each and self._heard_at.get(each, since) <= since} - due
+        if not due and not others:
             return
         try:
-            if len(due) > FEW or not await self._look_at_each(self._hub, due):
+            few = len(due) + len(others) <= FEW
+            if few:
+                due |= await self._look_at_entries(self._hub, others)
+            if not few or (due and not await self._look_at_each(self._hub, due)):
                 async with self._one:
                     await self._read_all(due)
+            self._heard_at |= dict.fromkeys(others, self._monotonic())
         except HubUnreachable as error:
             self._not_before = self._monotonic() + LOOK_EVERY
             log.warning("The Hub cannot tell who is in which team, so that nothing changes: %s", error)
@@ -171,6 +200,14 @@ class People:
             if user is not None:
                 await self.hear(user)
         return None not in found
+
+    async def _look_at_entries(self, hub: HubApi, entries: set[str]) -> set[str]:
+        """Hear of the users of a policy whom the Hub has as they are written; return those whom it has no more."""
+        found = await asyncio.gather(*(hub.user(name, fresh=True) for name in sorted(entries)))
+        for user in found:
+            if user is not None:
+                await self.hear(user)
+        return {name for name in entries - {user.name for user in found if user is not None} if name in self}
 
     async def _read_all(self, wanted: Collection[str]) -> None:
         """Compare everyone with the Hub's list of users; `wanted` are names that work is filed under."""
@@ -265,10 +302,13 @@ def _person(user: HubUser) -> Person:
 
 
 async def look_again_and_again(
-    people: People, owners: Callable[[], Awaitable[Collection[str]]], leads: Callable[[], bool]
+    people: People,
+    owners: Callable[[], Awaitable[Collection[str]]],
+    entries: Callable[[], Collection[str]],
+    leads: Callable[[], bool],
 ) -> None:
-    """Learn from the Hub about the owners of work as long as this replica leads, until cancelled."""
+    """Learn from the Hub about the owners of work and a policy's `entries` as long as this replica leads."""
     while True:
         if leads():
-            await people.look(await owners())
+            await people.look(await owners(), entries())
         await asyncio.sleep(LOOK_EVERY / 5)

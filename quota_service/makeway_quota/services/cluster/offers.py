@@ -32,7 +32,7 @@ class OfferService:
         """Return what `user` can have now with every profile in every team of theirs."""
         context, wanted = self._context, Kind(kind)
         document = context.document
-        teams = document.teams_of(user, groups)
+        teams = context.teams_of_user(user, groups)
         profiles = [p for p in usable(document, teams, wanted) if kind in document.profile_facts[p.name].kinds]
         offers: list[Offer] = []
         places: list[tuple[str, str]] = []

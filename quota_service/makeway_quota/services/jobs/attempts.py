@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 
 from makeway_api.models.attempts import (
     FailedWorker,
@@ -170,12 +171,17 @@ class AttemptService:
         row = await self._live(key)
         self._channel.hear(key)
         self._slow_down(key, max(len(data), MIN_COUNTED), self._rates if kind == "log" else self._result_rates)
-        append = self._context.store.outputs.append
+        append = partial(self._context.store.outputs.append, key, kind, offset, data, dropped=dropped)
         storage = self._context.storage
         limit = await self._context.call(self._room, row, kind, len(data))
-        kept = storage.limits if kind == "result" else None
+        kept = storage.limits if kind == "result" or (kind == "log" and limit > MIN_LOG) else None
         try:
-            end = await self._context.call(append, key, kind, offset, data, limit, dropped=dropped, kept=kept)
+            try:
+                end = await self._context.call(append, limit=limit, kept=kept)
+            except TooMuchKept:  # others have taken the room since it was read
+                if kind == "result":
+                    raise
+                end = await self._context.call(append, limit=MIN_LOG)
         except TooMuchKept as error:
             beyond = await self._context.call(storage.refusal, row.owner, row.team or "", error)
             raise refuse(beyond.message, "storage_quota", 413, **beyond.numbers) from None

@@ -97,13 +97,13 @@ class JobService:
         row = await self._access.changeable(caller, id, "resume")
         if row.live:
             raise refuse(f"{row.name} has not ended ({row.state}), so there is nothing to resume.", "not_ended", 409)
-        team = pick_team(context.document, caller.name, sorted(caller.groups), row.team)
+        team = pick_team(context.teams_of(caller), caller.name, row.team)
         pick_profile(context.document, caller.name, team, row.profile)
         message = f"{caller.name} resumes {row.name}."
         now = context.clock()
         changed = transitions.resume(row, message, now)
         await context.learn_limits()
-        await context.call(context.storage.check, row.owner, team, 0)
+        await context.call(context.storage.check, row.owner, team)
         with context.limits.submitting(row.owner, 1, row.weight) as reservation:
             reservation.expect(id)
             applied = await context.call(context.store.commit, [changed.change], changed.decisions, now=now)

@@ -106,17 +106,18 @@ class QueueMoveService:
 
     def _teams(self, caller: Caller, owner: str) -> tuple[str, ...]:
         """Return the teams of a job's owner, as far as they are known of another person than the caller."""
-        document, people = self._context.document, self._context.world.people
+        context, people = self._context, self._context.world.people
         if caller.name == owner:
-            return document.teams_of(owner, sorted(caller.groups))
+            return context.teams_of(caller)
         person = people.person(owner)
-        return () if people.is_gone(owner) else document.teams_of(owner, person.groups if person is not None else ())
+        groups = person.groups if person is not None else ()
+        return () if people.is_gone(owner) else context.teams_of_user(owner, groups)
 
     def _check_member(self, caller: Caller, row: Workload, team: str) -> None:
         """Refuse a team that the owner is not in; of a person that the Hub was not heard of only what is certain."""
         context = self._context
         if caller.name == row.owner:
-            pick_team(context.document, row.owner, sorted(caller.groups), team)
+            pick_team(context.teams_of(caller), row.owner, team)
         elif context.document.policy(team) is None or context.world.people.excludes(
             row._replace(team=team), context.document
         ):

@@ -165,7 +165,7 @@ class StorageService:
 
     async def delete_of_person(self, caller: Caller, request: StorageDelete) -> StorageDeleted:
         """Delete the ended jobs of a person for good."""
-        now, owner = self._context.clock(), self._context.world.people.named(request.owner)
+        now, owner = self._context.clock(), await self._context.find_person(request.owner)
         before = now + 1 if request.ended_before is None else request.ended_before.timestamp()
 
         def delete() -> StorageDeleted:

@@ -89,10 +89,11 @@ class SubmissionService:
             return answer.model_copy(update={"image": choice.image, "notes": notes})
         await context.learn_limits()
         size = weight_of(request.command, request.env, request.source)
+        kept = size + ROW_BYTES + bytes_of(files)
         with context.limits.submitting(caller.name, 1, size) as reservation:
-            await context.call(context.storage.check, caller.name, team, size + ROW_BYTES + bytes_of(files))
-            await self._keep(files)
-            job = await self._add(caller, request, team, profile, files, reservation, key)
+            async with context.storage.room_for(caller.name, team, kept, context.call):
+                await self._keep(files)
+                job = await self._add(caller, request, team, profile, files, reservation, key)
         notes = [
             *time_limit_note(request.time_limit, profile),
             *await self._notes(caller, team, choice, job.image),
@@ -138,12 +139,12 @@ class SubmissionService:
         size = weight_of(request.command, request.env, request.source)
         with context.limits.submitting(caller.name, len(keys), size) as reservation:
             kept = (size + ROW_BYTES) * len(keys) + (0 if isinstance(files, FilesOf) else bytes_of(files))
-            await context.call(context.storage.check, caller.name, team, kept)
-            await self._keep(files)
-            first = await self._add(caller, request, team, profile, files, reservation, keys[0])
-            shared = FilesOf(first.id)
-            rest = [self._add(caller, request, team, profile, shared, reservation, key) for key in keys[1:]]
-            jobs = [first, *await asyncio.gather(*rest)]
+            async with context.storage.room_for(caller.name, team, kept, context.call):
+                await self._keep(files)
+                first = await self._add(caller, request, team, profile, files, reservation, keys[0])
+                shared = FilesOf(first.id)
+                rest = [self._add(caller, request, team, profile, shared, reservation, key) for key in keys[1:]]
+                jobs = [first, *await asyncio.gather(*rest)]
             return jobs if len(jobs) == 1 else [job.model_copy(update={"command": [], "source": ""}) for job in jobs]
 
     async def _files(self, request: JobRequest) -> DecodedFiles:
@@ -157,7 +158,7 @@ class SubmissionService:
 
     def _place(self, caller: Caller, request: JobRequest) -> tuple[str, Profile]:
         document = self._context.document
-        team = pick_team(document, caller.name, sorted(caller.groups), request.team)
+        team = pick_team(self._context.teams_of(caller), caller.name, request.team)
         return team, pick_profile(document, caller.name, team, request.profile)
 
     async def _add(

@@ -6,23 +6,29 @@ One person may keep a part of a team's quota only (`max_kept_share_percent`), so
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ParamSpec, Protocol, TypeVar
 
 from makeway_api.errors import MakewayError
 from makeway_api.quantities import size as written
 
 from ...settings import ServiceSettings
-from ...store.accounts import KINDS, WHICH
+from ...store.accounts import KINDS, Who, accounts_of
 from ...store.database.reserve import disk_bytes, free_bytes
-from ...store.errors import TooMuchKept
+from ...store.errors import TooMuchKept, Which
 from ...store.records import KeptLimits
 from ...store.store import Store
 from ..refusals import refuse
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 KNOWN_SECONDS = 1.0
 """How long sums that were read count, with what was taken since"""
@@ -30,6 +36,11 @@ DELETE = (
     "Delete ended jobs that are not needed any more: `%quota` and the page Storage list those that keep the most, "
     "`%delete ID` deletes one"
 )
+MAX_KNOWN = 10_000
+"""Accounts that are kept in memory"""
+MAX_WAIT_SECONDS = 20.0
+"""How long a submission waits for others that are being written, and may leave it room"""
+LOOK_AGAIN_SECONDS = 0.5
 PART_OF_DISK = 10
 """The free space that is kept is at most this part of the disk"""
 
@@ -42,16 +53,33 @@ class Room:
     reserve: int
 
 
+class Call(Protocol):
+    """Calls a blocking function in a thread (`Context.call`)."""
+
+    def __call__(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Awaitable[T]: ...
+
+
 @dataclass(slots=True)
-class _Sums:
+class _Sum:
+    """The bytes of one account, as they were read at a time, with what was taken since."""
+
     at: float
-    person: int
-    team: int
-    whole: int
-    share: int
-    """of the team's bytes, those of this person"""
-    kinds: str | None = None
-    """the person's bytes by kind, in words; None: not read yet"""
+    bytes: int
+
+
+@dataclass(slots=True, eq=False)
+class Taken:
+    """Room that one submission has until its rows are written, or refused."""
+
+    owner: str
+    team: str
+    size: int
+    released: bool = False
+
+    @property
+    def accounts(self) -> dict[Which, Who]:
+        """The accounts that it counts in, by the limit of each."""
+        return accounts_of(self.owner, self.team)
 
 
 class StorageLimits:
@@ -62,7 +90,12 @@ class StorageLimits:
         self._settings = settings
         self._clock = clock
         self._guard = threading.Lock()
-        self._known: dict[tuple[str, str], _Sums] = {}
+        self._known: dict[Who, _Sum] = {}
+        self._kinds: dict[str, tuple[float, str]] = {}
+        """when a person's bytes by kind were read, and what they are, in words"""
+        self._arriving: set[Taken] = set()
+        """submissions that are being written: large files are on the disk before the row that tells of them"""
+        self._released = asyncio.Event()
         self.limits = KeptLimits(
             person=settings.max_kept_person_bytes,
             team=settings.max_kept_team_bytes,
@@ -71,16 +104,59 @@ class StorageLimits:
         )
         """what the transaction that adds bytes checks again"""
 
-    def check(self, owner: str, team: str, size: int) -> None:
-        """Take `size` bytes for a person in a team; 507 where they exceed a limit, or the disk has little room."""
-        self.check_disk(size)
-        if (refused := self.beyond(owner, team, size)) is not None:
-            raise refused
+    @asynccontextmanager
+    async def room_for(self, owner: str, team: str, size: int, call: Call) -> AsyncIterator[None]:
+        """Take room for `size` bytes while they are written; refuse (507) what exceeds a limit, or a full disk.
+
+        Where only submissions that are being written at this moment are in the way, wait for them. `call` runs a
+        function in a thread.
+        """
+        taken, ends = Taken(owner, team, size), self._clock() + MAX_WAIT_SECONDS
+        try:
+            while not await call(self.take, taken, patient=self._clock() < ends):
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._released.wait(), LOOK_AGAIN_SECONDS)
+            yield
+        finally:
+            self.release(taken)
+
+    def take(self, taken: Taken, *, patient: bool = False) -> bool:
+        """Take room until `release`; refuse (507) what exceeds a limit, or fills the disk.
+
+        False, where it is `patient` and only what is being written is in the way: that may be refused, and is counted
+        twice in the moment between its rows and its release.
+        """
+        owner, team, size = taken.owner, taken.team, taken.size
         with self._guard:
-            sums = self._sums(owner, team)
-            person, share = sums.person + size, sums.share + size
-            taken = replace(sums, person=person, team=sums.team + size, whole=sums.whole + size, share=share)
-            self._known[owner, team] = taken
+            self.check_disk(size + sum(other.size for other in tuple(self._arriving)))
+            if self._too_much(taken) is not None:
+                for who in taken.accounts.values():  # others may have deleted or been refused since these were read
+                    self._known.pop(who, None)
+            found = self._too_much(taken)
+            if found is None:
+                for who in taken.accounts.values():
+                    self._known[who].bytes += size
+                self._arriving.add(taken)
+                if taken.released:  # the request was cancelled meanwhile
+                    self._arriving.discard(taken)
+                return True
+            mine = taken.accounts[found.which]
+            if patient and any(other.accounts[found.which] == mine for other in tuple(self._arriving)):
+                return False
+        raise self.refusal(owner, team, found)
+
+    def release(self, taken: Taken) -> None:
+        """Forget room that was taken: its rows are written, and count by themselves, or were refused. On the loop."""
+        taken.released = True  # without the guard, which a thread may hold while the database does not answer
+        self._arriving.discard(taken)
+        self._released.set()
+        self._released = asyncio.Event()
+
+    def check(self, owner: str, team: str) -> None:
+        """Refuse (507) a person who is at a limit already, or a full disk."""
+        self.check_disk(0)
+        if (refused := self.beyond(owner, team, 0)) is not None:
+            raise refused
 
     def check_disk(self, size: int) -> None:
         """Refuse (507) `size` bytes that would use the free space that is kept for small writes."""
@@ -100,11 +176,16 @@ class StorageLimits:
     def beyond(self, owner: str, team: str, size: int) -> MakewayError | None:
         """Return the refusal of `size` more bytes for a person in a team, None where they fit."""
         with self._guard:
-            sums = self._sums(owner, team)
-        for which in WHICH:
-            limit, kept = getattr(self.limits, which), getattr(sums, which)
-            if limit and kept + size > limit:
-                return self.refusal(owner, team, TooMuchKept(which, kept, size))
+            found = self._too_much(Taken(owner, team, size))
+        return None if found is None else self.refusal(owner, team, found)
+
+    def _too_much(self, more: Taken) -> TooMuchKept | None:
+        """Return which limit these bytes would exceed, with what was read at most KNOWN_SECONDS ago."""
+        self._read(more)
+        for which, who in more.accounts.items():
+            limit, kept = getattr(self.limits, which), self._known[who].bytes
+            if limit and kept + more.size > limit:
+                return TooMuchKept(which, kept, more.size)
         return None
 
     def refusal(self, owner: str, team: str, found: TooMuchKept) -> MakewayError:
@@ -116,9 +197,7 @@ class StorageLimits:
             "share": (f"{owner} keeps", f"one person may keep of the quota of {team}"),
         }[found.which]
         limit: int = getattr(self.limits, found.which)
-        with self._guard:
-            sums = self._sums(owner, team)
-        own = self._in_words(owner, sums)
+        own = self._in_words(owner)
         whose = f" ({own})" if found.which in ("person", "share") else f", of which {owner}: {own}"
         more = f"{written(found.size)} more do not fit" if found.size else "nothing more fits"
         kept = f"{who} {written(found.kept)} of the {written(limit)} that {may}{whose if own else ''}"
@@ -131,15 +210,19 @@ class StorageLimits:
             limit_bytes=limit,
         )
 
-    def _in_words(self, owner: str, sums: _Sums) -> str:
+    def _in_words(self, owner: str) -> str:
         """Return what a person keeps by kind, the largest first, as it is in the database."""
-        if sums.kinds is None:
+        known = self._kinds.get(owner)
+        if known is None or not 0 <= self._clock() - known[0] < KNOWN_SECONDS:
             found: Counter[str] = Counter()
             for line in self._store.accounts.listed(owner):
                 found[line.kind] += line.bytes
             kinds = sorted(KINDS, key=lambda kind: (-found[kind], kind))
-            sums.kinds = ", ".join(f"{kind} {written(found[kind])}" for kind in kinds if found[kind])
-        return sums.kinds
+            words = ", ".join(f"{kind} {written(found[kind])}" for kind in kinds if found[kind])
+            if len(self._kinds) > MAX_KNOWN:
+                self._kinds.clear()
+            known = self._kinds[owner] = self._clock(), words
+        return known[1]
 
     def room(self) -> Room | None:
         """Return the room on the fullest of the disks with data; None where none of them is of this machine."""
@@ -158,11 +241,15 @@ class StorageLimits:
     def _kept_free(self, folder: Path) -> int:
         return min(self._settings.free_reserve_bytes, disk_bytes(folder) // PART_OF_DISK)
 
-    def _sums(self, owner: str, team: str) -> _Sums:
-        now = self._clock()
-        known = self._known.get((owner, team))
-        if known is None or not 0 <= now - known.at < KNOWN_SECONDS:
-            if len(self._known) > 10_000:
-                self._known.clear()
-            known = self._known[owner, team] = _Sums(now, *self._store.accounts.of(owner, team))
-        return known
+    def _read(self, more: Taken) -> None:
+        """Read the accounts that these bytes count in, unless they are known; what is being written is added."""
+        now, whose = self._clock(), more.accounts
+        known = [self._known.get(who) for who in whose.values()]
+        if all(each is not None and 0 <= now - each.at < KNOWN_SECONDS for each in known):
+            return
+        if len(self._known) > MAX_KNOWN:
+            self._known.clear()
+        read = self._store.accounts.of(more.owner, more.team)
+        for (which, who), kept in zip(whose.items(), read, strict=True):
+            arriving = sum(other.size for other in tuple(self._arriving) if other.accounts[which] == who)
+            self._known[who] = _Sum(now, kept + arriving)
