@@ -6,10 +6,11 @@ protected has left (rules 2 and 5.3). Only what may be preempted is over quota.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from ...engine.index.ledger import Account, Ledger, LineState
+from ...engine.index.ledger import Ledger, LineState
 from ...engine.snapshot import PRIORITIES
 from ...store.records import Workload
 
@@ -18,73 +19,127 @@ Rank = tuple[bool, int, int, float, float, str]
 
 
 class Counted(NamedTuple):
-    """One workload in the order of protection, with its milli-GPUs by pool."""
+    """One workload: its place in the order of protection, and the reservations that it counts in."""
 
     rank: Rank
-    account: Account
-    amounts: tuple[tuple[str, int], ...]
+    amounts: Mapping[LineState, int]
+    """milli-GPUs by line, of the team and of its departments"""
+    guarantors: frozenset[LineState] | None
+    """the lines that must all cover it; None: nothing is reserved for it"""
+
+
+class CoveredWork:
+    """The workloads that count in one line, most protected first, of which the reservation covers the first.
+
+    Use only grows along the order, so that a change moves the end of what is covered by a few workloads.
+    """
+
+    def __init__(self, reserved: int) -> None:
+        self._reserved = reserved
+        self._order: list[Rank] = []
+        self._amounts: dict[str, int] = {}
+        self._covered = 0
+        """how many of the order are covered"""
+        self._used = 0
+        """milli-GPUs of those"""
+        self.beyond: set[str] = set()
+        """ids of the others"""
+
+    def put(self, rank: Rank, amount: int) -> set[str]:
+        """Count a workload; return the ids that are covered now and were not, or the other way round, and its own."""
+        at, id = bisect_left(self._order, rank), rank[-1]
+        self._order.insert(at, rank)
+        self._amounts[id] = amount
+        if at <= self._covered:
+            self._covered += 1
+            self._used += amount
+        else:
+            self.beyond.add(id)
+        return self._move_end() | {id}
+
+    def remove(self, rank: Rank) -> set[str]:
+        """Stop counting a workload; return the ids of others that are covered now."""
+        at, id = bisect_left(self._order, rank), rank[-1]
+        del self._order[at]
+        amount = self._amounts.pop(id)
+        if at < self._covered:
+            self._covered -= 1
+            self._used -= amount
+        self.beyond.discard(id)
+        return self._move_end()
+
+    def _move_end(self) -> set[str]:
+        moved = set()
+        while self._used > self._reserved:
+            self._covered -= 1
+            moved.add(id := self._order[self._covered][-1])
+            self._used -= self._amounts[id]
+            self.beyond.add(id)
+        while self._covered < len(self._order):
+            id = self._order[self._covered][-1]
+            if self._used + self._amounts[id] > self._reserved:
+                break
+            self._covered += 1
+            self._used += self._amounts[id]
+            self.beyond.discard(id)
+            moved.add(id)
+        return moved
 
 
 class QuotaStanding:
-    """The running workloads that are over quota; only departments and teams that changed are counted again."""
+    """The running workloads that are over quota; a change costs what it changes, not all that a team runs."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._families: dict[Account, dict[str, Counted]] = {}
-        """The highest department of a team, or the team itself, to the workloads that count there."""
-        self._family_of: dict[str, Account] = {}
-        self._changed: set[Account] = set()
-        self._standing: Mapping[str, bool] = {}
+        self._counted: dict[str, Counted] = {}
+        self._lines: dict[LineState, CoveredWork] = {}
+        self._changed: set[str] = set()
+        self._standing: dict[str, bool] = {}
 
     def put(self, row: Workload, amounts: tuple[tuple[str, int], ...]) -> None:
         """Count a workload that holds GPUs in these pools; none of them is in the policy if `amounts` is empty."""
+        self.remove(row.id)
         account = self._ledger.account(row.team or "")
-        family = account.chain[-1]
         started = row.submitted_at if row.started_at is None else row.started_at
         priority = -account.policy.priority, -PRIORITIES[row.priority]
         rank = row.preemptible, *priority, started, row.submitted_at, row.id
-        self._families.setdefault(family, {})[row.id] = Counted(rank, account, amounts)
-        self._family_of[row.id] = family
-        self._changed.add(family)
+        by_line: dict[LineState, int] = {}
+        for pool, amount in amounts:
+            for level in account.chain:
+                for line in level.reserving(pool):
+                    by_line[line] = by_line.get(line, 0) + amount
+        levels = [(account.guarantor(pool), pool) for pool, _ in amounts]
+        covering = {line for level, pool in levels if level is not None for line in level.reserving(pool)}
+        reserved = bool(levels) and all(level is not None for level, _ in levels)
+        self._counted[row.id] = Counted(rank, by_line, frozenset(covering) if reserved else None)
+        self._changed.add(row.id)
+        for line, amount in by_line.items():
+            if line not in self._lines:
+                self._lines[line] = CoveredWork(line.quota.reserved)
+            self._changed |= self._lines[line].put(rank, amount)
 
     def remove(self, id: str) -> None:
         """Stop counting a workload."""
-        family = self._family_of.pop(id, None)
-        if family is not None:
-            del self._families[family][id]
-            self._changed.add(family)
+        counted = self._counted.pop(id, None)
+        if counted is not None:
+            self._changed.add(id)
+            for line in counted.amounts:
+                self._changed |= self._lines[line].remove(counted.rank)
 
     def over_quota(self) -> Mapping[str, bool]:
         """Return the id of every workload that counts to whether it is over quota; the same object until it changes."""
-        if self._changed:
-            standing = {id: over for id, over in self._standing.items() if self._family_of.get(id) not in self._changed}
-            standing = {id: over for id, over in standing.items() if id in self._family_of}
-            for family in self._changed:
-                standing.update(_over_quota(self._families[family].values()))
-            self._changed.clear()
-            if standing != self._standing:
-                self._standing = standing
+        changed, self._changed = self._changed, set()
+        now = {id: self._is_over(self._counted[id]) for id in changed if id in self._counted}
+        gone = changed - now.keys()
+        if any(self._standing.get(id) is not over for id, over in now.items()) or not gone.isdisjoint(self._standing):
+            self._standing = self._standing | now
+            for id in gone:
+                self._standing.pop(id, None)
         return self._standing
 
-
-def _over_quota(workloads: Iterable[Counted]) -> Mapping[str, bool]:
-    """Return ids to whether they are over quota; `workloads` are all that count in one family of policies."""
-    used: dict[LineState, int] = {}
-    found = {}
-    for each in sorted(workloads, key=lambda counted: counted.rank):
-        for pool, amount in each.amounts:
-            for level in each.account.chain:
-                for line in level.reserving(pool):
-                    used[line] = used.get(line, 0) + amount
-        preemptible, *_, id = each.rank
-        found[id] = preemptible and not _covered(each, used)
-    return found
-
-
-def _covered(each: Counted, used: Mapping[LineState, int]) -> bool:
-    """Whether the reservations of a workload's policy, or of the nearest department that has some, cover it."""
-    guarantors = [(each.account.guarantor(pool), pool) for pool, _ in each.amounts]
-    return bool(guarantors) and all(
-        guarantor is not None and all(used[line] <= line.quota.reserved for line in guarantor.reserving(pool))
-        for guarantor, pool in guarantors
-    )
+    def _is_over(self, counted: Counted) -> bool:
+        """Whether a workload is preemptible, and the reservations of its policy, or a department's, do not cover it."""
+        preemptible, *_, id = counted.rank
+        if not preemptible or counted.guarantors is None:
+            return preemptible
+        return any(id in self._lines[line].beyond for line in counted.guarantors)
