@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from makeway_quota.services.jobs import submission_batches
 from makeway_quota.services.jobs.submission_batches import LONGEST_PACE, PACE, SubmissionBatcher, pace
+from makeway_quota.store.records import FilesOf
 
 
 class FakeStore:
@@ -52,3 +53,14 @@ def test_transactions_that_take_longer_start_less_often() -> None:
     assert pace(0.0) == PACE
     assert pace(0.003) == pytest.approx(0.015)
     assert pace(3.0) == LONGEST_PACE
+
+
+async def test_a_transaction_has_few_rows_of_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other write is possible meanwhile: copies of a job with thousands of files go one after the other."""
+    monkeypatch.setattr(submission_batches, "MAX_FILES_AT_ONCE", 10)
+    store = FakeStore()
+    batcher = SubmissionBatcher(store, time.time)  # type: ignore[arg-type]
+    counts = (4, 6, 1, 30, 0, 0, 11)
+    await asyncio.gather(*(batcher.take(str(count), FilesOf("j", count)) for count in counts))  # type: ignore[arg-type]
+    batcher.close()
+    assert [names for _, names in store.written] == [["4", "6"], ["1"], ["30"], ["0", "0"], ["11"]]

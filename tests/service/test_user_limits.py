@@ -11,7 +11,7 @@ from makeway_api.errors import MakewayError
 from makeway_api.models import Job
 from makeway_quota.backends.base import NodeSeen
 from makeway_quota.backends.memory import MemoryBackend
-from makeway_quota.services.limits.user_limits import UserLimits
+from makeway_quota.services.limits.user_limits import FILES_OF_ONE, UserLimits
 from makeway_quota.store.records import Change, NewWorkload
 from makeway_quota.store.store import Store, open_store
 from running import SAMPLE, Running, running
@@ -113,6 +113,19 @@ def test_a_minute_has_room_for_so_many_submissions(store: Store) -> None:
     with limits.submitting("ana", 100):  # more at once than a minute has room for: paid back afterwards
         pass
     with pytest.raises(MakewayError), limits.submitting("ana", 1):
+        pass
+    store.close()
+
+
+def test_many_files_count_as_more_submissions(store: Store) -> None:
+    limits = UserLimits(store, pending=0, submissions=60, followers=0, clock=lambda: 0.0)
+    for many, files in ((1, FILES_OF_ONE - 1), (2, 10 * FILES_OF_ONE), (30, 0)):
+        with limits.submitting("ana", many, 0, files):
+            pass
+    with pytest.raises(MakewayError) as refused, limits.submitting("ana", 1, 0, 7 * FILES_OF_ONE):
+        pass
+    assert refused.value.numbers["retry_after"] == 1, "7 are left of 60"
+    with limits.submitting("ana", 7):
         pass
     store.close()
 

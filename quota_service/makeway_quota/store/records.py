@@ -27,6 +27,8 @@ class FilesOf:
     """The files of another workload, which a new one shares with it."""
 
     workload: str
+    count: int = 0
+    """how many they are, as far as its caller knows: each is a row of the new one"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,9 @@ from ...store.store import Store
 MAX_AT_ONCE = 200
 """Submissions in one transaction, so that none waits long for it."""
 
+MAX_FILES_AT_ONCE = 10_000
+"""Rows of files in one transaction, or those of a single submission: no other write is possible meanwhile."""
+
 PACE = 0.008
 """Seconds from the beginning of one transaction to the next, at least. One costs as much as a few submissions; a
 client that waits for each answer before it sends the next submission hardly notices."""
@@ -75,7 +78,8 @@ class SubmissionBatcher:
             if (pause := self._not_before - loop.time()) > 0:
                 await asyncio.sleep(pause)
             began = loop.time()
-            batch, self._waiting = self._waiting[:MAX_AT_ONCE], self._waiting[MAX_AT_ONCE:]
+            end = together([_files(submission) for submission, _ in self._waiting])
+            batch, self._waiting = self._waiting[:end], self._waiting[end:]
             answers = await self._answers([submission for submission, _ in batch])
             self._not_before = began + pace(loop.time() - began)
             for (_, future), answer in zip(batch, answers, strict=True):
@@ -85,6 +89,21 @@ class SubmissionBatcher:
                     future.set_exception(answer)
                 else:
                     future.set_result(answer)
+
+
+def _files(submission: Submission) -> int:
+    files = submission.files
+    return files.count if isinstance(files, FilesOf) else len(files)
+
+
+def together(files: Sequence[int]) -> int:
+    """Return how many of the first submissions, each with so many files, one transaction writes: one at least."""
+    total = 0
+    for at, count in enumerate(files[:MAX_AT_ONCE]):
+        total += count
+        if at and total > MAX_FILES_AT_ONCE:
+            return at
+    return min(len(files), MAX_AT_ONCE)
 
 
 def pace(took: float) -> float:

@@ -90,7 +90,7 @@ class SubmissionService:
         await context.learn_limits()
         size = weight_of(request.command, request.env, request.source)
         kept = size + ROW_BYTES + bytes_of(files)
-        with context.limits.submitting(caller.name, 1, size) as reservation:
+        with context.limits.submitting(caller.name, 1, size, len(files)) as reservation:
             async with context.storage.room_for(caller.name, team, kept, context.call):
                 await self._keep(files)
                 job = await self._add(caller, request, team, profile, files, reservation, key)
@@ -132,17 +132,20 @@ class SubmissionService:
         team, profile = self._place(caller, request)
         check_process(request)
         check_workers(context.document, request.workers, profile)
-        files: Files = FilesOf(id)
         if "files" in overrides:
-            files = await self._files(request)
+            files: Files = await self._files(request)
+            count = len(files)
+        else:
+            count = len(await context.call(context.store.contents.listed, id))
+            files = FilesOf(id, count)
         await context.learn_limits()
         size = weight_of(request.command, request.env, request.source)
-        with context.limits.submitting(caller.name, len(keys), size) as reservation:
+        with context.limits.submitting(caller.name, len(keys), size, count) as reservation:
             kept = (size + ROW_BYTES) * len(keys) + (0 if isinstance(files, FilesOf) else bytes_of(files))
             async with context.storage.room_for(caller.name, team, kept, context.call):
                 await self._keep(files)
                 first = await self._add(caller, request, team, profile, files, reservation, keys[0])
-                shared = FilesOf(first.id)
+                shared = FilesOf(first.id, count)
                 rest = [self._add(caller, request, team, profile, shared, reservation, key) for key in keys[1:]]
                 jobs = [first, *await asyncio.gather(*rest)]
             return jobs if len(jobs) == 1 else [job.model_copy(update={"command": [], "source": ""}) for job in jobs]

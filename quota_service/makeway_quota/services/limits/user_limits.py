@@ -32,6 +32,9 @@ class Bucket:
 MAX_BUCKETS = 10_000
 """Token buckets that are kept without looking for unused ones"""
 
+FILES_OF_ONE = 200
+"""Files that a job has at most to count as a single submission of a minute"""
+
 LOOK_UPS = 30
 """Times a minute that a refused submission of one person is looked for in the database"""
 
@@ -126,13 +129,16 @@ class UserLimits:
                     self._ended_unlearned.add(row.id)
 
     @contextmanager
-    def submitting(self, user: str, many: int, size: int = 0) -> Iterator[Reservation]:
-        """Reserve room for `many` jobs of `size` bytes each while they are written; refuse what exceeds a limit."""
+    def submitting(self, user: str, many: int, size: int = 0, files: int = 0) -> Iterator[Reservation]:
+        """Reserve room for `many` jobs of `size` bytes each while they are written; refuse what exceeds a limit.
+
+        Each has so many `files`: many of them count as further submissions of a minute, as each is a row to write.
+        """
         reservation = Reservation(user, many, size, self._expected)
         with self._guard:
             self._check_pending(user, many)
             self._check_bytes(user, many * size)
-            self._check_rate(user, many)
+            self._check_rate(user, many * (1 + files // FILES_OF_ONE))
             self._arriving[user] += many
             self._arriving_bytes[user] += many * size
         try:
