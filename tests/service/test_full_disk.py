@@ -190,6 +190,30 @@ def test_one_member_does_not_use_up_the_quota_of_a_team(tmp_path: Path, percent:
     store.close()
 
 
+def test_who_deletes_and_submits_in_turn_has_twice_the_quota_on_the_disk_at_most(tmp_path: Path) -> None:
+    """The large files of what was deleted stay for two minutes, for submissions of the same."""
+    store, now = open_store(f"sqlite:///{tmp_path / 'db.sqlite'}"), 0.0
+    environ = {"MAKEWAY_STATE_DIR": str(tmp_path), "MAKEWAY_MAX_KEPT_PERSON_MB": "2"}
+    limits = StorageLimits(store, load(environ=environ), lambda: now)
+
+    def take_turns() -> None:
+        for _ in range(10):
+            taken = Taken("ana", "rnd", 700_000)
+            limits.take(taken)
+            limits.release(taken)
+            limits.deleted("ana", 700_000)
+
+    for start in (0.0, 1000.0, -1000.0):  # a clock that is set back holds no one up
+        now = start
+        with pytest.raises(MakewayError, match="try again in 150 s") as refused:
+            take_turns()
+        assert (refused.value.code, refused.value.numbers["deleted_bytes"]) == ("deleted_lately", 1_400_000)
+        for other in (Taken("bo", "rnd", 700_000), Taken("ana", "rnd", 10_000)):
+            assert limits.take(other), "another person, and code without large files"
+            limits.release(other)
+    store.close()
+
+
 async def test_an_owner_deletes_an_ended_job(tmp_path: Path) -> None:
     async with running(tmp_path) as run:
         ana = run.client("ana")

@@ -141,6 +141,7 @@ class StorageService:
         before = sum((await self._outputs(row, [attempt]))[attempt])
         await self._context.backend.remove_output(id, attempt)
         await self._context.call(self._delete_output, caller, row, attempt)
+        await self._context.call(self._context.storage.deleted, row.owner, before)
         return StorageDeleted(jobs=0, bytes=before)
 
     def _delete_output(self, caller: Caller, row: Workload, attempt: int) -> None:
@@ -213,6 +214,7 @@ class StorageService:
         row = store.pruning.forget_ended(id, now)
         if row is None:
             return None
+        self._context.storage.deleted(row.owner, held)
         message = f"{caller.name} deleted {row.name or id} of {row.owner}, with its files, log, result and checkpoints."
         store.commit([], [NewDecision("delete", id, row.team, row.owner, "deleted", message)], now=now)
         return held

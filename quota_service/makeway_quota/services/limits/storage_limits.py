@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -24,8 +24,9 @@ from ...store.accounts import KINDS, Who, accounts_of
 from ...store.database.reserve import disk_bytes, free_bytes
 from ...store.errors import TooMuchKept, Which
 from ...store.records import KeptLimits
+from ...store.storage.contents import DELETED_AGE, LARGE
 from ...store.store import Store
-from ..refusals import refuse
+from ..refusals import busy, refuse
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -36,6 +37,8 @@ DELETE = (
     "Delete ended jobs that are not needed any more: `%quota` and the page Storage list those that keep the most, "
     "`%delete ID` deletes one"
 )
+REMOVED_SECONDS = DELETED_AGE + 30.0
+"""After how long the large files of what was deleted are gone: they stay for submissions of the same"""
 MAX_KNOWN = 10_000
 """Accounts that are kept in memory"""
 MAX_WAIT_SECONDS = 20.0
@@ -93,6 +96,8 @@ class StorageLimits:
         self._known: dict[Who, _Sum] = {}
         self._kinds: dict[str, tuple[float, str]] = {}
         """when a person's bytes by kind were read, and what they are, in words"""
+        self._deleted: dict[str, deque[tuple[float, int]]] = {}
+        """when work of a person was deleted whose large files may still be on the disk, and their bytes"""
         self._arriving: set[Taken] = set()
         """submissions that are being written: large files are on the disk before the row that tells of them"""
         self._released = asyncio.Event()
@@ -129,6 +134,7 @@ class StorageLimits:
         owner, team, size = taken.owner, taken.team, taken.size
         with self._guard:
             self.check_disk(size + sum(other.size for other in tuple(self._arriving)))
+            self._check_deleted(owner, size)
             if self._too_much(taken) is not None:
                 for who in taken.accounts.values():  # others may have deleted or been refused since these were read
                     self._known.pop(who, None)
@@ -144,6 +150,33 @@ class StorageLimits:
             if patient and any(other.accounts[found.which] == mine for other in tuple(self._arriving)):
                 return False
         raise self.refusal(owner, team, found)
+
+    def deleted(self, owner: str, size: int) -> None:
+        """Note bytes of a person that were deleted: large files go some time after their rows."""
+        with self._guard:
+            self._deleted.setdefault(owner, deque()).append((self._clock(), size))
+
+    def _check_deleted(self, owner: str, size: int) -> None:
+        """Refuse (429) large files of who deletes and submits in turn.
+
+        So the disk has at most twice what a person may keep.
+        """
+        now, deleted, limit = self._clock(), self._deleted.get(owner), self.limits.person
+        while deleted and not 0 <= now - deleted[0][0] < REMOVED_SECONDS:
+            deleted.popleft()
+        if not deleted:
+            self._deleted.pop(owner, None)
+        elif limit and size >= LARGE and (there := sum(bytes for _, bytes in deleted)) + size > limit:
+            wait = REMOVED_SECONDS - (now - deleted[0][0])
+            raise busy(
+                f"{owner} deleted {written(there)} in the last minutes, which are removed from the disk by and by: "
+                f"try again in {max(1, round(wait))} s.",
+                "deleted_lately",
+                429,
+                wait,
+                bytes=size,
+                deleted_bytes=there,
+            )
 
     def release(self, taken: Taken) -> None:
         """Forget room that was taken: its rows are written, and count by themselves, or were refused. On the loop."""
