@@ -76,7 +76,7 @@ def _idle_connections(port: int, count: int) -> Iterator[None]:
 
 @contextmanager
 def _more_files() -> Iterator[None]:
-    """Let this process open as many files as the connections need."""
+    """Raise the limit of open files of this process to what the connections need."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 4 * IDLE)), hard))
     try:

@@ -41,13 +41,13 @@ async def inventory(big: Cluster) -> AsyncIterator[KubernetesInventory]:
     async with client(big) as api:
         made = KubernetesInventory(api, [H100], instance="here")
         await made.open()
-        await soon(lambda: settled(made), "all nodes are ready, empty, and take pods")
+        await soon(lambda: all_ready(made), "all nodes are ready, empty, and take pods")
         yield made
         await made.close()
     big.api.delete(PODS, gracePeriodSeconds="0")
 
 
-def settled(found: KubernetesInventory) -> bool:
+def all_ready(found: KubernetesInventory) -> bool:
     """Whether all nodes are there and none is as new nodes are: tainted until a controller has seen it ready."""
     seen = found.seen().values()
     return len(seen) == NODES and all(one.ready and not one.cordoned and not one.foreign_gpus for one in seen)

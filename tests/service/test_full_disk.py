@@ -308,7 +308,7 @@ async def test_a_submission_waits_for_the_room_of_one_that_is_refused_or_cancell
     stop.set()
     assert await first[1] == "bo"
     late = asyncio.create_task(submit("di", ready))
-    await asyncio.sleep(0)  # its thread may have begun
+    await asyncio.sleep(0)  # its thread may run already
     late.cancel()
     await asyncio.wait([late])
     await asyncio.to_thread(lambda: None)

@@ -422,7 +422,7 @@ async def test_what_cannot_be_undone_is_done_to_the_person_who_was_typed(tmp_pat
         async with running(tmp_path, POLICY, gpus=4, hub=HubApi(hub.url, "t"), people=people) as run:
             job, root = await run.submit("boss", "j", profile="gpu4"), run.client("root")
             await run.job(job.id, "running")
-            hub.add("BOSS")  # nobody has heard of them
+            hub.add("BOSS")  # unknown to Makeway
             assert (await root.cancel_all_of("BOSS")).model_dump() == {"name": "BOSS", "workloads": 0}
             hub.delete("BOSS")
             run.service.components.world.people._heard_at.clear()

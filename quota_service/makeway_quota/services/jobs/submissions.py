@@ -132,9 +132,10 @@ class SubmissionService:
         team, profile = self._place(caller, request)
         check_process(request)
         check_workers(context.document, request.workers, profile)
+        files: Files
         if "files" in overrides:
-            files: Files = await self._files(request)
-            count = len(files)
+            sent = await self._files(request)
+            files, count = sent, len(sent)
         else:
             count = len(await context.call(context.store.contents.listed, id))
             files = FilesOf(id, count)
