@@ -8,6 +8,7 @@ import re
 import sys
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 
 import httpx2
@@ -42,6 +43,8 @@ class Load:
     """Open pages of different users; `took` are the seconds of requests by what was asked for."""
 
     address: str
+    administrators: bool = False
+    """whether panels are those of administrators"""
     took: dict[str, list[float]] = field(default_factory=dict)
     refused: int = 0
     parts: int = 0
@@ -71,7 +74,8 @@ class Load:
 
     async def panel(self, client: httpx2.AsyncClient, number: int) -> None:
         """Open the panel of a user, and follow its stream, which carries what changes of it."""
-        headers = {"Authorization": f"token user{number % TEAMS:02}-{number // TEAMS}", "Accept": "text/html"}
+        user = f"root{number:02}" if self.administrators else f"user{number % TEAMS:02}-{number // TEAMS}"
+        headers = {"Authorization": f"token {user}", "Accept": "text/html"}
         page = await self.get(client, "panel opened", PREFIX, headers)
         found = CURRENT.search(page)
         assert found is not None, "the page says up to which event it is current"
@@ -94,9 +98,9 @@ class Load:
             table = json.loads(await self.get(client, "offers refreshed", path, {}))
 
 
-async def load(address: str, pages: int, panels: int) -> dict[str, object]:
+async def load(address: str, pages: int, panels: int, *, administrators: bool = False) -> dict[str, object]:
     """Open all pages, write a line when they are open, and keep them open until standard input ends."""
-    whole = Load(address, waiting=pages + panels)
+    whole = Load(address, administrators, waiting=pages + panels)
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
     began = time.perf_counter()
     async with httpx2.AsyncClient(timeout=None, limits=limits) as client:
@@ -125,4 +129,5 @@ async def load(address: str, pages: int, panels: int) -> dict[str, object]:
 
 if __name__ == "__main__":
     what, url, *rest = sys.argv[1:]
-    print(json.dumps(asyncio.run((submit if what == "submit" else load)(url, int(rest[0]), int(rest[1])))))
+    calls = {"submit": submit, "load": load, "administrators": partial(load, administrators=True)}
+    print(json.dumps(asyncio.run(calls[what](url, int(rest[0]), int(rest[1])))))

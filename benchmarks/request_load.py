@@ -26,6 +26,7 @@ DEVICES = 8
 TEAMS = 50
 USERS = 10
 """in each team"""
+ADMINISTRATORS = 100
 SECRET = b"a secret of the benchmark"
 
 
@@ -46,14 +47,15 @@ def policy(nodes: int, teams: int = TEAMS) -> str:
 
 
 def people(teams: int = TEAMS) -> dict[str, Caller]:
-    """Make the users of every team and an administrator; tokens are names."""
+    """Make the users of every team and administrators; tokens are names."""
     scopes = frozenset({"custom:makeway:read", "custom:makeway:submit"})
     found = {
         f"user{team:02}-{at}": Caller(f"user{team:02}-{at}", groups=frozenset({f"team{team:02}"}), scopes=scopes)
         for team in range(teams)
         for at in range(USERS)
     }
-    return found | {"root": Caller("root", admin=True, scopes=scopes | {"custom:makeway:admin"})}
+    names = ("root", *(f"root{at:02}" for at in range(ADMINISTRATORS)))
+    return found | {name: Caller(name, admin=True, scopes=scopes | {"custom:makeway:admin"}) for name in names}
 
 
 def jobs(running: int, pending: int, size: int, teams: int = TEAMS) -> list[NewWorkload]:

@@ -126,14 +126,14 @@ async def _submissions(url: str) -> list[Measured]:
 
 
 async def _elsewhere(*arguments: object) -> dict[str, Any]:
-    async with _clients(*arguments) as process:
+    async with clients(*arguments) as process:
         output, _ = await process.communicate()
     found: dict[str, Any] = json.loads(output)
     return found
 
 
 @asynccontextmanager
-async def _clients(*arguments: object) -> AsyncIterator[asyncio.subprocess.Process]:
+async def clients(*arguments: object) -> AsyncIterator[asyncio.subprocess.Process]:
     """Run clients in a process of their own; it is gone at the end of the block."""
     command = [sys.executable, "-m", "benchmarks.request_clients", *map(str, arguments)]
     process = await asyncio.create_subprocess_exec(*command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -166,7 +166,7 @@ async def _loop_under_load(service: Application, app: FastAPI) -> list[Measured]
     """Measure cycles before, during and after the load, so that a machine that slows down shows on both sides."""
     async with serving(app) as url:
         alone = await _cycles(service)
-        async with _clients("load", url, PAGES, PANELS) as process:
+        async with clients("load", url, PAGES, PANELS) as process:
             assert process.stdout is not None
             opened = float(json.loads(await process.stdout.readline())["seconds"])
             loaded = await _cycles(service)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -9,8 +11,10 @@ from hub_fake import FakeHub, fake_hub
 from makeway_api.errors import MakewayError
 from makeway_quota.control.hub import people as module
 from makeway_quota.control.hub.client import HubApi, HubUser
+from makeway_quota.policy import read
 from makeway_quota.services import Caller, health
 from makeway_quota.store.records import Person
+from makeway_quota.store.store import open_store
 from running import PEOPLE, READ, Running, running
 
 POLICY = """
@@ -434,3 +438,24 @@ async def test_what_cannot_be_undone_is_done_to_the_person_who_was_typed(tmp_pat
             hub.status = None
             assert (await root.cancel_all_of("BoSS")).name == "boss"
             await run.job(job.id, "cancelled")
+
+
+async def test_a_replica_that_does_not_lead_learns_of_a_user_with_capitals(tmp_path: Path) -> None:
+    store = open_store(f"sqlite:///{tmp_path / 'db.sqlite'}")
+    leader, other, learned = module.People(store), module.People(store), asyncio.Event()
+
+    async def owners() -> Collection[str]:
+        return ()
+
+    other.on_change(learned.set)
+    follows = module.look_again_and_again(other, owners, lambda: ("BOSS",), lambda: False)
+    task = asyncio.create_task(follows)
+    document = read(CAPITALS)
+    assert other.teams_of(document, "boss", ()) == ("devops",)
+    await leader.hear(HubUser("BOSS", (), identity="2026-01-01T00:00:00Z"))
+    async with asyncio.timeout(60):
+        await learned.wait()
+    assert other.teams_of(document, "boss", ()) == ()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    store.close()

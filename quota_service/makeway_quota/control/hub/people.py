@@ -307,8 +307,15 @@ async def look_again_and_again(
     entries: Callable[[], Collection[str]],
     leads: Callable[[], bool],
 ) -> None:
-    """Learn from the Hub about the owners of work and a policy's `entries` as long as this replica leads."""
+    """Learn from the Hub about the owners of work and a policy's `entries` as long as this replica leads.
+
+    Another replica reads what the leader has learned where its requests may depend on it.
+    """
+    read_at = -LOOK_EVERY
     while True:
         if leads():
             await people.look(await owners(), entries())
+        elif entries() and time.monotonic() - read_at >= LOOK_EVERY:
+            read_at = time.monotonic()
+            await people.load()
         await asyncio.sleep(LOOK_EVERY / 5)
