@@ -132,8 +132,8 @@ class StorageLimits:
         twice in the moment between its rows and its release.
         """
         owner, team, size = taken.owner, taken.team, taken.size
+        self.check_disk(size + sum(other.size for other in tuple(self._arriving)))
         with self._guard:
-            self.check_disk(size + sum(other.size for other in tuple(self._arriving)))
             self._check_deleted(owner, size)
             if self._too_much(taken) is not None:
                 for who in taken.accounts.values():  # others may have deleted or been refused since these were read
