@@ -135,9 +135,6 @@ class StorageLimits:
         self.check_disk(size + sum(other.size for other in tuple(self._arriving)))
         with self._guard:
             self._check_deleted(owner, size)
-            if self._too_much(taken) is not None:
-                for who in taken.accounts.values():  # others may have deleted or been refused since these were read
-                    self._known.pop(who, None)
             found = self._too_much(taken)
             if found is None:
                 for who in taken.accounts.values():
@@ -213,7 +210,18 @@ class StorageLimits:
         return None if found is None else self.refusal(owner, team, found)
 
     def _too_much(self, more: Taken) -> TooMuchKept | None:
-        """Return which limit these bytes would exceed, with what was read at most KNOWN_SECONDS ago."""
+        """Return which limit these bytes exceed.
+
+        They fit into what was read at most KNOWN_SECONDS ago, and was taken since, or are refused by what is read now:
+        others may have deleted, or been refused.
+        """
+        if self._exceeded(more) is None:
+            return None
+        for who in more.accounts.values():
+            self._known.pop(who, None)
+        return self._exceeded(more)
+
+    def _exceeded(self, more: Taken) -> TooMuchKept | None:
         self._read(more)
         for which, who in more.accounts.items():
             limit, kept = getattr(self.limits, which), self._known[who].bytes
