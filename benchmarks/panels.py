@@ -32,7 +32,7 @@ def measure() -> list[Measured]:
 
 async def _measure() -> list[Measured]:
     without, beside, parts = list[float](), list[float](), 0
-    async with large_service(NODES, RUNNING, JOBS - RUNNING, SIZE) as (service, app, _):
+    async with large_service(NODES, RUNNING, JOBS - RUNNING, SIZE) as (service, app, _client):
         await decided(service, RUNNING)
         async with serving(app) as url:
             for _ in range(ROUNDS):
@@ -41,7 +41,7 @@ async def _measure() -> list[Measured]:
                     assert process.stdout is not None
                     await process.stdout.readline()
                     beside.append(await _processor(service))
-                    output, _ = await process.communicate(b"")
+                    output = (await process.communicate(b""))[0]
                 parts += int(json.loads(output)["parts"])
     base = median(without)
     note = (

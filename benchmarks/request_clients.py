@@ -7,9 +7,11 @@ import json
 import re
 import sys
 import time
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
+from typing import Any
 
 import httpx2
 
@@ -129,5 +131,9 @@ async def load(address: str, pages: int, panels: int, *, administrators: bool = 
 
 if __name__ == "__main__":
     what, url, *rest = sys.argv[1:]
-    calls = {"submit": submit, "load": load, "administrators": partial(load, administrators=True)}
+    calls: dict[str, Callable[[str, int, int], Coroutine[Any, Any, dict[str, object]]]] = {
+        "submit": submit,
+        "load": load,
+        "administrators": partial(load, administrators=True),
+    }
     print(json.dumps(asyncio.run(calls[what](url, int(rest[0]), int(rest[1])))))
