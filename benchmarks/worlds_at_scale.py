@@ -67,6 +67,46 @@ def one_gang(many: int) -> Snapshot:
     return replace(world, workloads=(*world.workloads, Workload("g", "owner", "gang", submitted_at=NOW - 60)))
 
 
+def shared_machines(many: int) -> Snapshot:
+    """R5: `many` machines in two pools, whose cores are lent out to slices; the owner submits a job for every whole GPU.
+
+    A whole GPU needs the cores of two slices.
+    """
+    numbers = range(many)
+    machines = tuple(
+        Node(f"n{at:05}/{pool}", pool, gpus, cpu=EACH * 1000, host=f"n{at:05}", first_device=first)
+        for at in numbers
+        for pool, gpus, first in (("whole", EACH // 2, 0), ("slices", EACH, 4096))
+    )
+    owned = (QuotaLine(("whole",), many * EACH // 2 * GPU),)
+    policies = (Policy("borrower", (QuotaLine(),)), Policy("owner", owned))
+    open_to = (("borrower", "owner"),)
+    profiles = (
+        Profile("slice", GPU, cpu=1000, pools=("slices",), policies=open_to),
+        Profile("one", GPU, cpu=2000, pools=("whole",), policies=open_to),
+    )
+    running = tuple(
+        Workload(
+            f"a{at:06}",
+            "borrower",
+            "slice",
+            owner=f"user{at % USERS}",
+            submitted_at=NOW - DAY / 2 + at,
+            state="running",
+            started_at=NOW - DAY / 2 + at,
+            placement=(Placed(0, f"n{at // EACH:05}/slices", (4096 + at % EACH,)),),
+        )
+        for at in range(many * EACH)
+    )
+    asking = tuple(
+        Workload(f"b{at:06}", "owner", "one", owner=f"user{at % USERS}", submitted_at=NOW - 60 + at * 1e-3)
+        for at in range(many * EACH // 2)
+    )
+    return Snapshot(
+        NOW, Settings(), (Pool("slices"), Pool("whole")), machines, profiles, policies, (*running, *asking)
+    )
+
+
 def nothing_fits(many: int) -> Snapshot:
     """R3, R4: every GPU runs, all teams are over their reservation, and five times as many jobs wait as run."""
     random = Random(20260101)

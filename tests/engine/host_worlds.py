@@ -8,9 +8,18 @@ from random import Random
 
 from engine.cpu_worlds import happen_on_cpus
 from engine.mixed_worlds import happen_mixed
-from engine.pooled_worlds import pooled_world
+from engine.pooled_worlds import pooled_world, quota_lines
+from makeway_quota.engine import Placed
 from worlds import World
 
+SHAPES = (
+    ("one", 1, 1, None),
+    ("two", 2, 1, None),
+    ("gang", 1, 2, None),
+    ("elastic", 1, 3, 1),
+    ("light", 0, 1, None),
+)
+"""Name, GPUs, workers and least workers of the profiles of `crowded_world`."""
 FIRSTS = {"p": 3 * 4096, "q": 4096}
 """Pool to the index of the first device of its nodes that are on a host with one of the other pool."""
 
@@ -37,6 +46,77 @@ def hosted_world(random: Random) -> World:
         for name, node in world.nodes.items():
             number_from(world, name, FIRSTS[node.pool] if node.host else 0)
     return world
+
+
+def crowded_world(random: Random) -> World:
+    """Return a small world of machines in both pools `p` and `q` on which CPU, memory or pods end before the GPUs do."""
+    world = World(
+        consolidation=random.random() < 0.5,
+        in_team_preemption=random.random() < 0.7,
+        fair_share=random.choice(["order", "order", "reclaim"]),
+    )
+    many, kind = random.randint(1, 3), random.choice(["cpu", "cpu", "memory", "pods"])
+    shared = {"cpu": 4000, "memory": 4096, "pods": 4}[kind]
+    for pool in "pq":
+        world.pool(pool, many, gpus=random.choice([2, 3, 4]))
+    for name, node in world.nodes.items():
+        if random.random() < 0.9:
+            each = {"host": f"h{name.split('-')[-1]}", "first_device": FIRSTS[node.pool], kind: shared}
+            world.nodes[name] = replace(node, **each)
+    for name in "abc":
+        world.team(name, weight=random.choice(["Medium", "Medium", "High", "None"]))
+        world.policies[name] = replace(world.policies[name], quotas=quota_lines(random))
+    if random.random() < 0.3:
+        world.team("top", reserved=random.choice([0, 3]), limit=random.choice([None, 8]))
+        world.policies["a"] = replace(world.policies["a"], parent="top")
+        world.policies["b"] = replace(world.policies["b"], parent="top")
+    for name, gpus, workers, least in SHAPES:
+        each = {kind: random.choice([1000, 1000, 2000, 3000] if gpus else [500, 1500])} if kind != "pods" else {}
+        if random.random() < 0.2:
+            each["min_runtime"] = random.choice([2, 300])
+        pools = random.choice([("p",), ("q",), ("p",), ("q",), ("p", "q")])
+        world.profile(name, gpus, workers=workers, min_workers=least, pools=pools, **each)
+    _fill(world, random)
+    for at in range(random.randint(1, 4)):
+        happen_crowded(world, random, f"new{at}")
+    return world
+
+
+def happen_crowded(world: World, random: Random, name: str) -> None:
+    """Have a workload submitted; or, later on, one ended, a node down or up again, or quotas changed."""
+    what, teams = random.random(), [team for team in world.policies if team != "top"]
+    running = [w.id for w in world.workloads.values() if w.state == "running"]
+    if what < 0.7 or not running:
+        kind, preemptible = random.choice(["job", "job", "session"]), random.choice([None, None, False])
+        profile, priority = random.choice(list(world.profiles)), random.choice([0, 0, 1])
+        world.submit(name, random.choice(teams), profile, kind=kind, priority=priority, preemptible=preemptible)
+    elif what < 0.85:
+        world.end(random.choice(running))
+    elif what < 0.93:
+        node = world.nodes[random.choice(list(world.nodes))]
+        world.nodes[node.name] = replace(node, ready=not node.ready)
+    else:
+        team = random.choice(teams)
+        world.policies[team] = replace(world.policies[team], quotas=quota_lines(random))
+
+
+def _fill(world: World, random: Random) -> None:
+    """Run workloads until nearly all that the machines share is taken."""
+    for at in range(16):
+        profile, team = random.choice(list(world.profiles.values())), random.choice("aabc")
+        node = world.nodes[random.choice([n for n, each in world.nodes.items() if each.pool in profile.pools])]
+        name = f"w{at:02}"
+        held = {d for w in world.workloads.values() for p in w.placement if p.node == node.name for d in p.devices}
+        free = [d for d in range(node.first_device, node.first_device + node.gpus) if d not in held]
+        workers, whole = random.randint(profile.min_workers or profile.workers, profile.workers), profile.gpus // 1000
+        if len(free) < workers * whole:
+            continue
+        places = tuple(Placed(w, node.name, tuple(free[w * whole : (w + 1) * whole]), 1000) for w in range(workers))
+        world.submit(name, team, profile.name, kind="job", priority=random.choice([-1, 0, 0, 1]))
+        world.change(name, state="running", started_at=world.now, placement=places)
+        if exceeded(world):
+            del world.workloads[name]
+        world.now += random.choice([0, 1, 7])
 
 
 def number_from(world: World, name: str, first: int) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import combinations, permutations, product
 from math import prod
 
-from engine.facts import Facts, State, amount
+from engine.facts import Facts, RemainingByNode, State, amount
 from makeway_quota.engine import GPU, Placed, QuotaLine, Workload
 from makeway_quota.engine.snapshot import Placement
 
@@ -47,7 +47,8 @@ def legal_sets(facts: Facts, after: State, w: Workload, pool: str, own: bool = T
 
     `own`: also those that only firm work may evict, of its own team whatever that uses.
     """
-    able = [each for each in after.held.values() if _may_leave(facts, after, w, pool, *each)]
+    rooms = after.rooms()
+    able = [(o, place) for o, place in after.held.values() if _may_leave(facts, after, rooms, w, pool, o, place)]
     ways = [options(facts, o, place, pool) for o, place in able]
     if prod(len(each) + 1 for each in ways) > MOST_SETS:
         return
@@ -101,16 +102,38 @@ def without(state: State, group: Sequence[Leaving]) -> State:
     return State(state.facts, held)
 
 
-def _may_leave(facts: Facts, after: State, w: Workload, pool: str, o: Workload, place: Placement) -> bool:
+def _may_leave(
+    facts: Facts, after: State, rooms: RemainingByNode, w: Workload, pool: str, o: Workload, place: Placement
+) -> bool:
     """Whether a workload is a candidate by what it is and where it runs; not by what its team uses."""
-    if o.non_preemptible or o.state not in ("starting", "running") or not amount(facts, o, place):
+    if o.non_preemptible or o.state not in ("starting", "running"):
         return False
     if w.kind == "job" and is_protected(facts, o):
+        return False
+    if any(_is_short(facts, rooms, w, pool, o, placed.node) for placed in place):
+        return True
+    if not amount(facts, o, place):
         return False
     shares = facts.shares(o, place)
     return pool in shares or any(
         any(map(line.covers, shares)) and name in _names(facts, o) for name, line in blocking(facts, after, w, pool)
     )
+
+
+def _is_short(facts: Facts, rooms: RemainingByNode, w: Workload, pool: str, o: Workload, on: str) -> bool:
+    """Whether a node of the pool, on the same machine as another node, has too little of what work there holds."""
+    wants, holds = facts.profile(w), facts.profile(o)
+    for name in facts.able(rooms, w, pool):
+        if name != on and not (facts.nodes[on].host and facts.nodes[name].host == facts.nodes[on].host):
+            continue
+        room = rooms[name]
+        each = wants.gpus // GPU if wants.gpus >= GPU else 1
+        many = len(room.devices) // each * (1 if wants.gpus >= GPU else GPU // wants.gpus)
+        many = min(facts.least(w), many)
+        cpu, memory = room.cpu < many * wants.cpu and holds.cpu, room.memory < many * wants.memory and holds.memory
+        if cpu or memory or room.pods < many:
+            return True
+    return False
 
 
 def blocking(facts: Facts, after: State, w: Workload, pool: str) -> list[tuple[str, QuotaLine]]:
@@ -146,6 +169,8 @@ def _legal(facts: Facts, after: State, w: Workload, pool: str, order: Sequence[U
 
 def owns(facts: Facts, w: Workload, pool: str, victim: Workload, firm: bool) -> bool:
     """Whether a victim of the own team may leave whatever the team uses: for `firm` work, or for a higher priority."""
+    if not facts.profile(victim).gpus:
+        return True
     if victim.policy != w.policy:
         return False
     if w.non_preemptible:
@@ -181,9 +206,9 @@ def above(facts: Facts, state: State, w: Workload, pool: str, unit: Unit, gone: 
     mine = [policy.name for policy in facts.family(w.policy)]
     reserves = state.guarantor(w.policy, pool) or w.policy
     for policy in facts.family(unit.victim.policy):
-        if policy.name in mine[mine.index(reserves) + 1 :]:
-            return True
         lines = [line for line in policy.quotas if line.reserved and line.covers(unit.pool)]
+        if policy.name in mine[mine.index(reserves) + 1 :]:
+            lines = [line for line in lines if not line.covers(pool)]  # the others stand over both sides
         if lines and not any(_used(facts, state, w, pool, policy.name, ln, gone) > ln.reserved for ln in lines):
             return False
     return True

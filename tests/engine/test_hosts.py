@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import replace
 from random import Random
 from typing import Any
 
 import pytest
-from engine.engines import ENGINES, differences
+from engine.cascades import come_to_rest
+from engine.engines import ENGINES, Engine, differences
 from engine.histories import HISTORIES
-from engine.host_worlds import FIRSTS, exceeded, happen_on_hosts, hosted_world
+from engine.host_worlds import (
+    FIRSTS,
+    crowded_world,
+    exceeded,
+    happen_crowded,
+    happen_on_hosts,
+    hosted_world,
+)
 from engine.properties import check
 from engine.test_incremental import Follower, carry_out
-from makeway_quota.engine import GPU, Placed, Plan, Terminating, reference, schedule
+from makeway_quota.engine import GPU, Placed, Plan, QuotaLine, Terminating, reference, schedule
 from makeway_quota.engine.index.nodes import Allocation
 from makeway_quota.engine.rules.victims.preemptor import Preemptor
 from makeway_quota.engine.snapshot import LIVE
@@ -99,9 +108,145 @@ def test_a_victim_in_one_pool_is_no_room_for_two_preemptors(engine: str) -> None
     world.submit("g1", "a", "gpu")
     later = world.step()
     assert "g1" not in {start.id for start in later.start}, "the victim's cores are nominated to t1"
+    assert len(later.evict) == 2, "4 cores of other slices"
     world.release()
-    assert starts(world.step()) == ["t1"]
+    assert starts(world.step()) == ["g1", "t1"]
     assert not exceeded(world)
+
+
+def lent(engine: str = "fast", **shared: Any) -> World:
+    """Return the machine with 4 slices of `b` over quota, which leave no core to the whole GPUs that `a` reserves."""
+    world = machine(engine, **shared)
+    for name, lines in {"a": [("whole", 2)], "b": [("slices", 0)]}.items():
+        quotas = tuple(QuotaLine((pool,), 1000 * reserved) for pool, reserved in lines)
+        world.policies[name] = replace(world.policies[name], quotas=quotas)
+    for job in ("s1", "s2", "s3", "s4"):
+        world.submit(job, "b", "slice")
+        world.step()
+        world.now += 1
+    return world
+
+
+def evicted(plan: Plan) -> list[str]:
+    return sorted(each.id for each in plan.evict)
+
+
+@pytest.mark.covers(*ROWS)
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("kind", ["job", "session"])
+def test_work_over_quota_makes_way_where_a_guaranteed_start_lacks_only_cpu_of_the_machine(
+    engine: str, kind: str
+) -> None:
+    world = lent(engine).submit("g1", "a", "gpu", kind=kind)
+    plan = check(world, world.engine, Random(7))
+    assert evicted(plan) == ["s3", "s4"], "the fewest, started last: 4 cores"
+    if engine == "fast":
+        said = world.say(next(each for each in plan.evict if each.id == "s4"))
+        assert said.endswith("The start is in pool whole, and gets CPU of m, which both pools share.")
+        assert {each.numbers["pool"] for each in plan.evict} == {"slices"}
+    world.release()
+    assert starts(world.step()) == ["g1"]
+    assert not world.plan().acts
+    assert not exceeded(world)
+
+
+@pytest.mark.covers(*ROWS)
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("shared", "victims", "what"),
+    [({"pods": 4}, ["s4"], "pods"), ({"memory": 4096}, ["s4"], "memory"), ({"cpu": 12_000}, [], "")],
+)
+def test_only_what_the_machine_lacks_makes_way_and_only_as_much(
+    engine: str, shared: dict[str, int], victims: list[str], what: str
+) -> None:
+    world = lent(engine, **shared)
+    if "memory" in shared:
+        world = lent(engine, memory=4096)
+        for name in ("gpu", "slice"):
+            world.profiles[name] = replace(world.profiles[name], cpu=0, memory=1024)
+    world.submit("g1", "a", "gpu")
+    plan = check(world, world.engine, Random(7))
+    assert evicted(plan) == victims
+    if what and engine == "fast":
+        [fact] = [fact for fact in plan.evict[0].facts if fact.code == "shares_host"]
+        assert fact.values == {"pool": "whole", "nodes": ("m",), "what": (what,)}
+
+
+@pytest.mark.covers(*ROWS)
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("why", ["in quota", "non-preemptible", "start over quota", "too little even then"])
+def test_what_keeps_its_right_in_its_own_pool_keeps_it_beside_another_pool(engine: str, why: str) -> None:
+    world = lent(engine)
+    if why == "in quota":
+        world.policies["b"] = replace(world.policies["b"], quotas=(QuotaLine(("slices",), 4000),))
+    elif why == "non-preemptible":
+        for job in world.named("running"):
+            world.change(job, preemptible=False)
+    elif why == "start over quota":
+        world.policies["a"] = replace(world.policies["a"], quotas=(QuotaLine(("whole",), 0),))
+    else:
+        world.change("s1", preemptible=False)
+        world.profiles["gpu"] = replace(world.profiles["gpu"], cpu=7000)
+    world.submit("g1", "a", "gpu")
+    plan = check(world, world.engine, Random(7))
+    assert not plan.acts
+    assert [w.id for w in plan.pending] == ["g1"]
+
+
+@pytest.mark.covers(*ROWS)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_department_keeps_what_it_reserves_in_the_other_pool(engine: str) -> None:
+    world = lent(engine).team("top")
+    world.policies["top"] = replace(world.policies["top"], quotas=(QuotaLine(("slices",), 3000),))
+    for name in "ab":
+        world.policies[name] = replace(world.policies[name], parent="top")
+    world.profiles["gpu"] = replace(world.profiles["gpu"], cpu=2000)
+    world.jobs("g1 g2", "a", "gpu")
+    plan = check(world, world.engine, Random(7))
+    assert evicted(plan) == ["s4"], "the others are within the 3 slices of the department"
+
+
+@pytest.mark.covers(*ROWS)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_victims_of_both_pools_are_the_fewest_together(engine: str) -> None:
+    world = lent(engine, cpu=12_000).profile("large", 1, cpu=6000, pools=("whole",))
+    world.submit("w1", "b", "gpu")
+    assert starts(world.step()) == ["w1"]
+    world.now += 1
+    world.submit("g1", "a", "large")
+    plan = check(world, world.engine, Random(7))
+    assert evicted(plan) == ["s4", "w1"], "4 and 2 cores; of the slices alone it would be three"
+
+
+@pytest.mark.covers(*ROWS)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_work_without_gpus_on_the_other_part_of_a_machine_makes_way_for_guaranteed_gpus(engine: str) -> None:
+    world = machine(engine).session("l1", "b", "light", preemptible=True).session("l2", "b", "light", preemptible=True)
+    world.step()
+    world.submit("g1", "a", "gpu")
+    assert len(check(world, world.engine, Random(7)).evict) == 1
+    world.release()
+    assert starts(world.step()) == ["g1"]
+
+
+@pytest.mark.covers(*ROWS)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_protected_job_beside_the_pool_makes_way_once_its_minimum_runtime_has_passed(engine: str) -> None:
+    world = lent(engine)
+    world.profiles["slice"] = replace(world.profiles["slice"], min_runtime=600)
+    world.submit("g1", "a", "gpu")
+    plan = check(world, world.engine, Random(7))
+    assert [w.code for w in plan.pending] == ["protected"]
+    assert not plan.acts
+    world.now += 600
+    assert len(check(world, world.engine, Random(7)).evict) == 2
+
+
+@pytest.mark.covers(*ROWS)
+@pytest.mark.parametrize("part", range(5))
+def test_the_invariants_hold_where_machines_lack_cpu_memory_or_pods(part: int) -> None:
+    for seed in range(4 * part, 4 * part + 4):
+        live_crowded(seed, 6)
 
 
 def full_machines(many: int) -> World:
@@ -161,6 +306,7 @@ def test_both_engines_keep_the_invariants_on_machines_of_several_pools_at_length
     many = max(1, HISTORIES // PARTS)
     for seed in range(1000 + part * many, 1000 + (part + 1) * many):
         live_through(seed, 12)
+        live_crowded(seed, 12)
 
 
 @pytest.mark.covers(*ROWS)
@@ -201,6 +347,36 @@ def change_a_machine(world: World, first: dict[str, Any], random: Random) -> Non
         world.nodes[name] = replace(node, host=random.choice(["", first[name].host]))
     elif what == "renumbered" and not node.devices:  # what runs there keeps its devices, which are not shown any more
         world.nodes[name] = replace(node, first_device=random.choice([0, 1, *FIRSTS.values()]))
+
+
+def live_crowded(seed: int, events: int) -> None:
+    """Do the same where machines lack CPU, memory or pods before GPUs; and check that the world comes to rest."""
+    random = Random(seed)
+    world = crowded_world(random)
+    engine = ENGINES["fast" if seed % 2 else "reference"]
+    for number in range(events):
+        snapshot = world.snapshot()
+        found = differences(schedule(snapshot), reference.schedule(snapshot))
+        assert not found, f"fast and reference differ: {found}"
+        before = exceeded(world)
+        check(world, engine, Random(7))
+        assert exceeded(world).items() <= before.items(), "I1: a machine is given more than it has"
+        if number % 4 == 3 and random.random() < 0.5:
+            rest(world, engine)
+        if random.random() < 0.6:
+            world.release()
+        world.now += random.choice([1, 5, 600])
+        world.workloads = {name: w for name, w in world.workloads.items() if w.state in LIVE}
+        happen_crowded(world, random, f"n{number}")
+
+
+def rest(world: World, engine: Engine) -> None:
+    """Check that a copy of the world comes to rest. What terminates ends first: its end is an event."""
+    other = copy(world)
+    other.nodes, other.workloads, other.plans = dict(other.nodes), dict(other.workloads), []
+    if terminating := other.named("checkpointing"):
+        other.release(*terminating)
+    come_to_rest(other, engine)
 
 
 def live_through(seed: int, events: int) -> None:

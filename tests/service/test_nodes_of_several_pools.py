@@ -50,7 +50,9 @@ async def in_use(run: Running) -> dict[str, dict[str, list[int]]]:
 
 
 @pytest.mark.covers("F02", "F15")
-async def test_notebooks_and_jobs_run_in_each_pool_of_a_node_and_a_reclaim_stays_in_its_own(tmp_path: Path) -> None:
+async def test_notebooks_and_jobs_run_in_each_pool_of_a_node_and_a_reclaim_takes_no_more_than_it_lacks(
+    tmp_path: Path,
+) -> None:
     backend = MemoryBackend([mixed(), shared()], real_time=True)
     async with running(tmp_path, POLICY, backend=backend) as run:
         pools = {
@@ -73,11 +75,52 @@ async def test_notebooks_and_jobs_run_in_each_pool_of_a_node_and_a_reclaim_stays
         await run.job(mine.id, "running")
         states = await run.states()
         assert states["w"] == states["t"] == "running", "no work of another pool"
+        whole = await run.submit("bo", "cpu", profile="gpu1")
+        await run.job(whole.id, "running")
+        assert await left(run, 4), "8 + 7 x 2 of 24 cores were in use, and rnd keeps the 3 slices that it reserved"
+        states = await run.states()
+        assert states["w"] == "running"
+
+
+@pytest.mark.covers("F02", "F09", "N03")
+async def test_jobs_over_quota_of_one_pool_make_way_for_a_guaranteed_job_that_lacks_only_cores_in_another(
+    tmp_path: Path,
+) -> None:
+    backend = MemoryBackend([mixed(), shared()], real_time=True)
+    async with running(tmp_path, POLICY, backend=backend) as run:
+        first = await run.submit("ana", "w", profile="gpu1")
+        await run.job(first.id, "running")
+        slices = [await run.submit("ana", f"s{at}", profile="slice1") for at in range(7)]
+        for job in slices:
+            await run.job(job.id, "running")
+        offer = next(each for each in (await run.client("bo").offers("bo", "job")).offers if each.profile == "gpu1")
+        assert offer.code == "ready_after_reclaim"
+        assert "3 of rnd's jobs (1 GPU each) make way" in offer.message, "8 + 7 x 2 of 24 cores are in use"
+        mine = await run.submit("bo", "b", profile="gpu1")
+        await run.job(mine.id, "running")
+        states = await run.states()
+        gone = [job for job in slices if states[job.name] != "running"]
+        assert len(gone) == 3
+        assert states["w"] == "running"
+        told = [line.message for line in await run.client("ana").job_events(gone[0].id)]
+        assert any("The start is in pool Whole GPUs, and gets CPU of mixed" in message for message in told), told
+        usage = {team.team: team for team in (await run.client("root").usage()).teams}
+        assert (usage["rnd"].used, usage["devops"].used) == (5, 1)
+
+
+@pytest.mark.covers("F02", "F15")
+async def test_a_guaranteed_job_waits_and_names_the_pool_whose_guaranteed_work_uses_the_cores(tmp_path: Path) -> None:
+    policy = POLICY.replace("{pools: [slices], reserved: 3}", "{pools: [slices], reserved: 7}")
+    backend = MemoryBackend([mixed(), shared()], real_time=True)
+    async with running(tmp_path, policy.replace("{pools: [slices], reserved: 2}, ", ""), backend=backend) as run:
+        for name, profile in (("w", "gpu1"), *((f"s{at}", "slice1") for at in range(7))):
+            job = await run.submit("ana", name, profile=profile)
+            await run.job(job.id, "running")
         waits = await run.submit("bo", "cpu", profile="gpu1")
         await run.converged()
         reason = (await run.job(waits.id, "pending")).reason
         assert reason is not None
-        assert "Its nodes offer GPUs in pool slices, too" in reason.message, "8 + 7 x 2 of 24 cores are in use"
+        assert "Its nodes offer GPUs in pool MIG slices, too" in reason.message
 
 
 async def left(run: Running, many: int) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from .index.cluster import Cluster
 from .index.cluster_state import ClusterState
+from .index.hosts import shortage_on
 from .index.ledger import Account
 from .index.nodes import Allocation, NodeState, Part, PoolState, devices_of, placement_of
 from .index.pending import Pending, PendingGroup
@@ -137,7 +138,7 @@ class PlanBuilder:
             used += later[victim.policy]
             later[victim.policy] -= amount
             deadline = cluster.now + cluster.grace(victim)
-            why = self._why(preemptor, rule, used, reserved, allocation)
+            why = (*self._why(preemptor, rule, used, reserved, allocation), *_beside(preemptor, each, victims))
             numbers: dict[str, Number] = {
                 "needs": from_milli(preemptor.amount),
                 "frees": from_milli(amount),
@@ -406,3 +407,27 @@ def quota_numbers(account: Account, pool: str, non_preemptible: bool) -> tuple[i
         key=lambda ln: (ln.quota.reserved - (ln.non_preemptible if non_preemptible else ln.future), ln.quota.pools),
     )
     return line.quota.reserved, line.non_preemptible if non_preemptible else line.future
+
+
+def _beside(preemptor: Preemptor, victim: Victim, victims: Sequence[Victim]) -> Facts:
+    """Return what the preemptor gets of the CPU, memory and pods of a victim in another pool, and on which nodes.
+
+    `victims`: all that leave for it; the cluster has evicted them already.
+    """
+    if not preemptor.pool.beside or victim.allocation.is_in(preemptor.pool):
+        return ()
+    short: dict[str, None] = {}
+    hosts: dict[str, None] = {}
+    for part in victim.gone:
+        for node in [other for other in part.node.beside if other.pool is preemptor.pool]:
+            gone = [v.allocation.need for v in victims for p in v.gone if p.node is node or p.node in node.beside]
+            lacks = shortage_on(node, preemptor.need, gone)
+            if lacks is not None and lacks.is_held_by(victim.allocation.need):
+                hosts[node.node.host] = None
+                held = victim.allocation.need
+                short |= dict.fromkeys(["CPU"] if lacks.cpu and held.cpu else [])
+                short |= dict.fromkeys(["memory"] if lacks.memory and held.memory else [])
+                short |= dict.fromkeys(["pods"] if lacks.pods else [])
+    if not hosts:
+        return ()
+    return (Fact("shares_host", {"pool": preemptor.pool.pool.name, "nodes": tuple(hosts), "what": tuple(short)}),)

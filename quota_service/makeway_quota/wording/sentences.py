@@ -246,6 +246,11 @@ def _reclaim_cpu(v: V, names: Names) -> str:
     return f"{_needs(v, names)} within its reservation, and some of the {held} that this {v['victim_kind']} uses."
 
 
+def _shares_host(v: V, names: Names) -> str:
+    what, where = listed(v["what"]), listed(v["nodes"])
+    return f"The start is in {_pool(v, names)}, and gets {what} of {where}, which both pools share."
+
+
 def _outranked(v: V, names: Names) -> str:
     ids = v["ahead"]
     ahead = listed([*map(names.workload, ids[:4]), *ids[4:]], most=4)  # no more than four of them are shown
@@ -302,6 +307,7 @@ SENTENCES: Mapping[str, Sentence] = {
     ),
     "reclaim_fair_share": lambda v, n: f"{_needs(v, n)} within its fair share; {_beyond(v, n)}; {_order(v, n)}.",
     "reclaim_cpu": _reclaim_cpu,
+    "shares_host": _shares_host,
     "preempt_in_team": lambda v, n: (
         f"{_needs(v, n)} and has a higher priority than this {v['victim_kind']} of the same team."
     ),

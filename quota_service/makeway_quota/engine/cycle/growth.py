@@ -26,6 +26,7 @@ def grow(cluster: Cluster, builder: PlanBuilder, waiting: list[Queue]) -> bool:
         if any(queue.lines.values())
         and cluster.ledger.in_quota(queue.account, pool.pool.name, queue.need.total, queue.non_preemptible)
     }
+    wanted.update([name for pool in wanted for name in cluster.pools[pool].beside])
     grew = False
     for allocation in elastic:
         if allocation.pool.pool.name not in wanted:

@@ -42,18 +42,21 @@ def _replace(builder: PlanBuilder, victims: dict[str, _Victim], served: Sequence
     for victim in [each for each in victims.values() if each.preemptor not in ids]:
         preemptor = _new_preemptor(builder.cluster.allocations[victim.id], served)
         facts, numbers = _facts(builder, victim, preemptor), _numbers(victim, preemptor)
+        facts = tuple([f for f in facts if f.code != "shares_host" or f.values["pool"] == preemptor.pool.pool.name])
         rule = "reclaim" if isinstance(victim, Evict) and facts[0].code == "reclaim" else victim.rule
         name = preemptor.workload.id
         victims[victim.id] = replace(victim, preemptor=name, rule=rule, facts=facts, numbers=numbers)
 
 
 def _new_preemptor(victim: Allocation, served: Sequence[Allocation]) -> Allocation:
-    """Return what got a victim's GPUs: on its devices, else on its nodes, else in its pool; the oldest of these."""
+    """Return what got a victim's GPUs: on its devices, else on its hosts, else in its pool; the oldest of these."""
+    hosts = {node.node.name for part in victim.parts for node in part.node.host}
 
     def order(each: Allocation) -> tuple[object, ...]:
         shared = [(a, b) for a in victim.parts for b in each.parts if a.node is b.node]
         same = any(not set(a.devices).isdisjoint(b.devices) for a, b in shared)
-        return each.pool not in victim.pools, not same, not shared, *age(each.workload)
+        apart = hosts.isdisjoint([part.node.node.name for part in each.parts])
+        return apart and each.pool not in victim.pools, not same, apart, *age(each.workload)
 
     return min(served, key=order)
 

@@ -51,7 +51,8 @@ def serve(
         able = right
         if nominated:
             able = [p for p in queue.pools if p in right or nomination_outlives_quota(queue, nominated, p)]
-        here = pool in able or (bool(able) and queue.borrows)
+        kept = bool(nominated) and nominated[0].node.pool in right  # it starts there in quota
+        here = pool in able or (bool(able) and queue.borrows and (over or not kept))
         if here and start_beside_hold(builder, queue, workload, pool, nominated, over or pool not in able):
             _pop(heads, queue, workload)
         elif able and at + 1 < len(queue.pools):

@@ -40,8 +40,9 @@ def spare(builder: PlanBuilder, spared: set[Eviction]) -> bool:
     able = [(victim, eviction) for victim, eviction in victims if _could_stay(builder, victim)]
     able.sort(key=lambda each: order_of(cluster, each[0], each[0].pool), reverse=True)
     before = len(spared)
+    known = _Known(builder)
     for victim, eviction in able:
-        if _spared(builder, victim):
+        if _spared(known, victim):
             spared.add(eviction)
     return len(spared) > before
 
@@ -85,27 +86,68 @@ def _movable(builder: PlanBuilder, pool: PoolState, target: Allocation | None) -
     return sum(queue.total for queue in movable)
 
 
-def _spared(builder: PlanBuilder, victim: Allocation) -> bool:
+class _Known:
+    """The nominations of this plan by node, and their number by pool; read anew once a victim was spared."""
+
+    def __init__(self, builder: PlanBuilder) -> None:
+        self.builder, self.cluster = builder, builder.cluster
+        self.all: list[_Nomination] = []
+        self._by_node: dict[str, list[int]] = {}
+        self._by_pool: dict[str, int] = {}
+        self.stale = True
+        """Whether they have to be read before the next question."""
+
+    def _read(self) -> None:
+        if not self.stale:
+            return
+        self.stale = False
+        self.all, self._by_node, self._by_pool = _nominations(self.builder), {}, {}
+        for at, (_, _, parts) in enumerate(self.all):
+            for name in {part.node.node.name for part in parts}:
+                self._by_node.setdefault(name, []).append(at)
+            pool = parts[0].node.pool.pool.name
+            self._by_pool[pool] = self._by_pool.get(pool, 0) + 1
+
+    def on_hosts_of(self, victim: Allocation) -> list[_Nomination]:
+        """Return those on a victim's nodes and others of their hosts, in the order of the decisions."""
+        self._read()
+        names = {node.node.name for part in victim.parts for node in part.node.host}
+        return [self.all[at] for at in sorted({at for name in names for at in self._by_node.get(name, ())})]
+
+    def around(self, victim: Allocation) -> list[_Nomination]:
+        """Return all of them, else those in a victim's pools and pools beside; none where these are too many, too."""
+        self._read()
+        if len(self.all) <= _MOST_REPLACED:
+            return self.all
+        pools = set(self.cluster.with_beside(victim.pools))
+        if sum(self._by_pool.get(pool.pool.name, 0) for pool in pools) > _MOST_REPLACED:
+            return []
+        return [each for each in self.all if each[2][0].node.pool in pools]
+
+
+def _spared(known: _Known, victim: Allocation) -> bool:
+    builder = known.builder
     cluster = builder.cluster
     if not _could_stay(builder, victim):
         return False
     target = cluster.withdraw_nomination(victim.workload)
     cluster.restore(victim)
-    if _try(builder, victim):
+    if _try(known, victim):
         builder.spare(victim.workload)
+        known.stale = True
         return True
     cluster.evict(victim)
     move = builder.moved.get(victim.workload.id)
     if move is not None and move.rule == "shrink":
-        return _with_one_more_worker(builder, victim, target)
+        return _with_one_more_worker(known, victim, target)
     if target:
         cluster.nominate(victim.workload, victim.need, target)
     return False
 
 
-def _with_one_more_worker(builder: PlanBuilder, victim: Allocation, kept: tuple[Part, ...]) -> bool:
+def _with_one_more_worker(known: _Known, victim: Allocation, kept: tuple[Part, ...]) -> bool:
     """Keep one more worker of a gang that shrinks, the lowest number first; return whether one could be kept."""
-    cluster, kept_on = builder.cluster, {part.worker for part in kept}
+    cluster, kept_on = known.cluster, {part.worker for part in kept}
     able = sorted((part for part in victim.parts if stays(victim, part)), key=lambda part: part.worker)
     found = False
     for one in able:
@@ -113,14 +155,15 @@ def _with_one_more_worker(builder: PlanBuilder, victim: Allocation, kept: tuple[
         if one.worker in kept_on or len(more) == len(victim.parts):
             continue
         cluster.shrink(victim.workload, victim.need, more)
-        if _try(builder, victim):
+        if _try(known, victim):
+            known.stale = True
             kept_on.add(one.worker)
             found = True
         cluster.withdraw_nomination(victim.workload)
     parts = tuple(part for part in able if part.worker in kept_on)
     cluster.shrink(victim.workload, victim.need, parts)
     if found:
-        builder.keep_workers(victim, parts)
+        known.builder.keep_workers(victim, parts)
     return found
 
 
@@ -184,15 +227,13 @@ def _pools_for(builder: PlanBuilder, queue: Queue, old: PoolState) -> list[PoolS
     return [old, *(pool for pool in able if pool is not old)]
 
 
-def _try(builder: PlanBuilder, victim: Allocation) -> bool:
+def _try(known: _Known, victim: Allocation) -> bool:
     """Place all nominations of this plan beside what a victim keeps; False (nothing changed) if one does not fit.
 
     The orders tried: of the decisions, the largest workers first, and those first whose devices the victim keeps.
     """
-    cluster = builder.cluster
-    nominations = _nominations(builder)
-    nodes = {node.node.name for part in victim.parts for node in part.node.host}
-    near = _Nominations(builder, [p for p in nominations if any(part.node.node.name in nodes for part in p[2])])
+    builder, cluster = known.builder, known.cluster
+    near = _Nominations(builder, known.on_hosts_of(victim))
     near.withdraw()
     if _overbooked(builder, victim):
         near.restore()
@@ -206,9 +247,8 @@ def _try(builder: PlanBuilder, victim: Allocation) -> bool:
     if near.place(moved) and not _exceeds(cluster, victim):
         return True
     near.restore()
-    if len(nominations) > _MOST_REPLACED:
-        nominations = [each for each in nominations if each[2][0].node.pool in victim.pools]
-    if len(nominations) > _MOST_REPLACED:
+    nominations = known.around(victim)
+    if not nominations:
         return False
     every = _Nominations(builder, nominations)
     displaced = {workload.id for workload, _, _ in moved}
@@ -270,8 +310,5 @@ def _exceeds(cluster: Cluster, victim: Allocation) -> bool:
 def _nominations(builder: PlanBuilder) -> list[_Nomination]:
     """Return the nominations of this plan, in the order of the decisions."""
     nominations = builder.cluster.nominations
-    return [
-        (workload, queue, parts)
-        for workload, queue in builder.nominated.values()
-        if workload.id in nominations and placement_of(parts := nominations[workload.id].parts) != workload.nomination
-    ]
+    each = [(*found, nominations[name].parts) for name, found in builder.nominated.items() if name in nominations]
+    return [one for one in each if not one[0].nomination or placement_of(one[2]) != one[0].nomination]

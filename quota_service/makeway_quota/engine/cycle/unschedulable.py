@@ -52,7 +52,8 @@ class Unschedulable:
     def _may_evict(self, queue: Queue) -> bool:
         """Whether the queue's policy runs lower-priority work whose eviction would be enough."""
         pools = self._open(queue)
-        reached = queue.reach if pools is queue.pools else self.cluster.reach(queue.account, pools)
+        known = pools is queue.pools and not self.cluster.hosts
+        reached = queue.reach if known else self.cluster.reach(queue.account, pools)
         if not pools or self.cluster.lowest(queue.account.policy.name, reached) >= queue.priority:
             return False
         known_as = (queue.rights_class, queue.request_class, queue.priority)

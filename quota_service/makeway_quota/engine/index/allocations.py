@@ -147,6 +147,8 @@ def _keep(cluster: ClusterState, allocation: Allocation, workload: Workload) -> 
     for part in allocation.parts:
         part.node.placed[workload.id] = allocation
         part.node.pool.moved.append(part.node)
+        for other in part.node.beside:
+            other.pool.moved.append(other)
     cluster.note(allocation)
 
 

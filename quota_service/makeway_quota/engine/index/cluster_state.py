@@ -212,7 +212,14 @@ class ClusterState:
     def reach(self, account: Account, pools: Iterable[PoolState]) -> Iterable[PoolState]:
         """Return the pools with candidates for work in these pools: all, where a limit may be in the way."""
         limited = account.is_limited and any(account.limiting(pool.pool.name) for pool in pools)
-        return self.pools.values() if limited else pools
+        return self.pools.values() if limited else self.with_beside(pools)
+
+    def with_beside(self, pools: Iterable[PoolState]) -> Iterable[PoolState]:
+        """Return these pools, and those with nodes on the hosts of their nodes, where candidates may be, too."""
+        if not self.hosts:
+            return pools
+        names = dict.fromkeys(name for pool in pools for name in (pool.pool.name, *pool.beside))
+        return [self.pools[name] for name in names]
 
     def is_below(self, workload: Workload, priority: int) -> bool:
         """Whether a workload's priority is lower than this, so that work of its own policy may evict it (rule 5.7)."""
@@ -375,7 +382,8 @@ class ClusterState:
                 self._count_candidate(start, pool.pool.name, sign)
             self._list(start, sign > 0)
         for part in start.parts:
-            part.node.pool.touch(part.node)
+            for node in part.node.host if part.node.beside else (part.node,):
+                node.pool.touch(node)
 
     def _list(self, nomination: Allocation, there: bool) -> None:
         """List a nomination among what runs, or no more."""

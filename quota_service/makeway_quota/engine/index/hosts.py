@@ -7,7 +7,10 @@ Called by `NodeState`, and as nodes come and go.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..request import Need
+from ..snapshot import GPU
 
 if TYPE_CHECKING:
     from .nodes import NodeState
@@ -20,6 +23,7 @@ def share_with(node: NodeState, others: Iterable[NodeState]) -> None:
     """Have a node share CPU, memory and pods with other nodes of its host, from now on."""
     for other in others:
         node.beside, other.beside = (*node.beside, other), (*other.beside, node)
+        _count_pair(node, other, 1)
         subtract(node, other.own)
         subtract(other, node.own)
 
@@ -28,8 +32,48 @@ def part_from(node: NodeState) -> None:
     """Return what a node takes to the other nodes of its host, and have it share nothing any more."""
     for other in node.beside:
         other.beside = tuple([each for each in other.beside if each is not node])
+        _count_pair(node, other, -1)
         subtract(other, node.own, -1)
     node.beside = ()
+
+
+def _count_pair(node: NodeState, other: NodeState, sign: int) -> None:
+    """Count two nodes of one host among those that link their pools (-1: no more)."""
+    for pool, beside in ((node.pool, other.pool), (other.pool, node.pool)):
+        many = pool.beside.get(beside.pool.name, 0) + sign
+        pool.beside[beside.pool.name] = many
+        if not many:
+            del pool.beside[beside.pool.name]
+
+
+class Shortage(NamedTuple):
+    """Whether a node has too little CPU, memory and pods for the workers that its devices could take."""
+
+    cpu: bool
+    memory: bool
+    pods: bool
+
+    def is_held_by(self, need: Need) -> bool:
+        """Whether a worker with this request holds some of that."""
+        return self.pods or bool((self.cpu and need.cpu) or (self.memory and need.memory))
+
+
+def shortage_on(node: NodeState, need: Need, returned: Sequence[Need] = ()) -> Shortage | None:
+    """Return what a node lacks in the future for a request (with GPUs); None where it shares nothing or lacks nothing.
+
+    What other nodes of its host give back is then of use. `returned`: the requests of workers on the host that count
+    as if they were still there.
+    """
+    if not node.beside:
+        return None
+    devices = len(node.future)
+    by_devices = devices // need.whole if need.whole else devices * (GPU // max(1, need.gpus))
+    many = min(need.least, by_devices)
+    cpu, memory, pods = node.cpu_future, node.memory_future, node.pods_future - len(returned)
+    for each in returned:
+        cpu, memory = cpu - each.cpu, memory - each.memory
+    found = Shortage(cpu < many * need.cpu, memory < many * need.memory, pods < many)
+    return found if True in found else None
 
 
 def take(node: NodeState, cpu: int, memory: int, pods: int, now: int, later: int, for_a_while: bool = False) -> None:

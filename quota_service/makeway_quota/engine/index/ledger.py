@@ -363,15 +363,17 @@ class Ledger:
     ) -> bool:
         """Whether work of `account` in `pool` may be evicted for `preemptor`, which needs `amount` in `own_pool`.
 
-        Every level from the victim up must be above its reservation, except those that only stand over
+        Every level from the victim up must be above its reservation, except by lines that only stand over
         both: there the preemptor's need changes nothing. `gone`: what the victims chosen so far count on the lines.
         """
         guarantor = preemptor.guarantor(own_pool) or preemptor
         shared = guarantor.chain[1:]
         for level in account.chain:
-            if level in shared:
-                break
             lines = level.reserving(pool)
+            if level in shared:
+                if pool == own_pool:
+                    break
+                lines = tuple([line for line in lines if not line.quota.covers(own_pool)])
             if not lines:
                 continue
             extra = amount if level in preemptor.chain else 0

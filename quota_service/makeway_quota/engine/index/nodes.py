@@ -307,6 +307,7 @@ class PoolState:
     """One pool during a decision: its nodes, indexed by the number of their untouched devices."""
 
     __slots__ = (
+        "beside",
         "bounds",
         "by_free",
         "by_future",
@@ -343,6 +344,8 @@ class PoolState:
         self.touched: list[int] = []
         self.moved: list[NodeState] = []
         """The touched nodes, without those where GPUs are only taken for a while."""
+        self.beside: dict[str, int] = {}
+        """Pool to the number of pairs of nodes, one in each, that are on one host."""
         self.rounds = 0
         """How many times these lists were cleared."""
         self.mix: dict[Shape, int] = {}

@@ -124,6 +124,8 @@ class Cycle:
             in_quota = [p for p in queue.pools if p in outlives or self.in_quota(queue, p)]
             free = [self.cluster.nodes[nominated[0].node].pool] if self.free_now(nominated, queue) else []
             pools = (queue.pools if in_quota or over else free) if queue.may_borrow else in_quota
+            if in_quota and (workload.nomination or self.replaces(name)):
+                pools = in_quota  # over quota elsewhere, what it replaced would replace it in turn
             if over and not in_quota:
                 done = any(self.start_here(queue, workload, pool, nominated, True) for pool in pools)
             else:
@@ -134,6 +136,10 @@ class Cycle:
                 del self.decisions.nominated[name]
             else:
                 self.cluster.nominate(workload, nominated)
+
+    def replaces(self, name: str) -> bool:
+        """Whether a start of this plan was withdrawn for a workload."""
+        return any(name in each for each in self.decisions.replaced.values())
 
     # Serving one class
 
@@ -148,7 +154,8 @@ class Cycle:
             pool, nominated = queue.pools[at], self.decisions.drop_nomination(workload)
             right = [p for p in queue.pools if (queue.may_borrow if over else self.in_quota(queue, p))]
             able = [p for p in queue.pools if p in right or self.nomination_outlives_quota(queue, nominated, p)]
-            here = pool in able or (bool(able) and queue.may_borrow)
+            kept = bool(nominated) and self.cluster.nodes[nominated[0].node].pool in right  # it starts there in quota
+            here = pool in able or (bool(able) and queue.may_borrow and (over or not kept))
             if here and self.start_here(queue, workload, pool, nominated, over or pool not in able):
                 queue.members.remove(workload)
             elif able and at + 1 < len(queue.pools):
@@ -352,6 +359,7 @@ class Cycle:
         running = [self.cluster.running[name] for name in self.decisions.started]
         waiting = [(queue, pool) for queue in self.waiting if queue.members for pool in queue.pools]
         wanted = {pool for queue, pool in waiting if self.in_quota(queue, pool)}
+        wanted |= {other for pool in wanted for other in self.cluster.pools_beside(pool)}
         grew = False
         for gang in running:
             if gang.need.workers > gang.need.least and gang.pool not in wanted:

@@ -53,16 +53,17 @@ def replace_preemptors(decisions: Decisions) -> None:
     for name, eviction in decisions.evicted.items():
         if served and eviction.preemptor not in ids:
             victim = cluster.running[name]
-            nearest = min(served, key=lambda each: _distance(victim, each))
+            nearest = min(served, key=lambda each: _distance(cluster, victim, each))
             decisions.evicted[name] = replace(eviction, preemptor=nearest.id)
 
 
-def _distance(victim: Allocation, other: Allocation) -> tuple[object, ...]:
-    """Return the order in which to look for what got a victim's devices: the same devices, nodes, pool; then by age."""
-    elsewhere = other.pool not in victim.pools
-    other_nodes = {part.node for part in other.parts}.isdisjoint(part.node for part in victim.parts)
+def _distance(cluster: Cluster, victim: Allocation, other: Allocation) -> tuple[object, ...]:
+    """Return the order in which to look for what got a victim's devices: the same devices, hosts, pool; then by age."""
+    hosts = {name for part in victim.parts for name in cluster.host_of(part.node)}
+    other_hosts = hosts.isdisjoint(part.node for part in other.parts)
+    elsewhere = other.pool not in victim.pools and other_hosts
     other_devices = _devices(other).isdisjoint(_devices(victim))
-    return elsewhere, other_devices, other_nodes, *age(other.workload)
+    return elsewhere, other_devices, other_hosts, *age(other.workload)
 
 
 def _devices(allocation: Allocation) -> set[tuple[str, int]]:
@@ -99,7 +100,8 @@ def _spare(decisions: Decisions, victim: Allocation, smaller: tuple[Part, ...] =
         return False
     placed = _replace(decisions, trial, ours, victim, True)
     if placed is None:
-        near = ours if len(ours) <= MOST_REPLACED else [n for n in ours if trial.nominations[n].pool in victim.pools]
+        around = {*victim.pools, *(other for pool in victim.pools for other in cluster.pools_beside(pool))}
+        near = ours if len(ours) <= MOST_REPLACED else [n for n in ours if trial.nominations[n].pool in around]
         largest = sorted(near, key=lambda name: -trial.nominations[name].need.gpus)
         displaced = [name for name in _displaced(trial.copy(), ours) if name in near]
         first = [*displaced, *(name for name in near if name not in displaced)]

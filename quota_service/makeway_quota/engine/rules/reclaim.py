@@ -16,7 +16,7 @@ from ..placement.fit import allowed, enough
 from .victims.node_by_node import node_by_node
 from .victims.on_node import NodeVictims, NodeVictimsInQuotas, room_on
 from .victims.one_by_one import in_order, one_by_one, smallest_first, steps_of
-from .victims.preemptor import Preemptor, Rights
+from .victims.preemptor import Preemptor, Rights, each_once
 from .victims.ranking import Ranking, enough_devices
 from .victims.returning import REPEATS
 from .victims.returning import returns as victims_return
@@ -157,7 +157,7 @@ def _impossible(preemptor: Preemptor) -> bool:
             continue
         have = node.workers(need, True)
         if have < need.least and (node.allocations or node.beside):
-            candidates = [*preemptor.candidates_on(node), *preemptor.candidates_beside(node)]
+            candidates = each_once([*preemptor.candidates_on(node), *preemptor.candidates_beside(node)])
             if candidates and enough_devices(preemptor, node, candidates):
                 have = min(need.least, room_on(preemptor, node, map(whole, candidates)))
         workers += have

@@ -365,6 +365,11 @@ class Cluster:
         host = self.nodes[node].host
         return tuple(other.name for other in self.nodes.values() if other.host == host) if host else (node,)
 
+    def pools_beside(self, pool: str) -> tuple[str, ...]:
+        """Return the pools with nodes on the hosts of a pool's nodes, other than itself."""
+        names = {self.nodes[other].pool for name in self.nodes_of(pool) for other in self.host_of(name)}
+        return tuple(sorted(names - {pool}))
+
     def free_gpus(self, pool: str, later: bool) -> int:
         """Return the free milli-GPUs of a pool's usable nodes, now or in the future.
 

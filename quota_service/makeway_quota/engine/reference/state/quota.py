@@ -370,15 +370,15 @@ def above(
 ) -> bool:
     """Whether a victim's policy is above its reservation, a request in `pool` counted, those in `gone` not (rule 5.1).
 
-    Every level from the victim up has to be, but those that only stand over both sides: there nothing changes.
+    Every level from the victim up has to be, but by lines that only stand over both sides: there nothing changes.
     """
     reserves = guarantor(cluster, request.levels, pool) or request.levels[0]
     shared = request.levels[request.levels.index(reserves) + 1 :]
     at = victim.nearest(pool)
     for level in victim.levels:
-        if level in shared:
-            break
         lines = reserving(cluster, level, at)
+        if level in shared:
+            lines = [line for line in lines if not line.quota.covers(pool)]
         if lines and not any(_above(cluster, line, pool, request, gone) for line in lines):
             return False
     return True

@@ -75,6 +75,7 @@ def may_cascade(p: Preemptor, evicted: Victims, victim: Allocation) -> bool:
         return bool(victim.need.total)
     pools = cluster.pools_of(workload)
     limited = any(limiting(cluster, victim.levels, pool) for pool in pools)  # candidates may run in other pools then
+    pools = pools if limited else tuple(other for pool in pools for other in (pool, *cluster.pools_beside(pool)))
     mine = [a for a in cluster.running.values() if a.levels[0] == victim.levels[0] and a.amount]
     team = [a for a in mine if limited or a.amount_in(pools)]
     lower = [

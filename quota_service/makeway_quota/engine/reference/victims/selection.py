@@ -19,6 +19,7 @@ from .victims import (
     Victims,
     candidates,
     entitled,
+    here_or_beside,
     items,
     legal_order,
     order,
@@ -118,11 +119,11 @@ def _exists(p: Preemptor) -> bool:
 
 
 def _options(p: Preemptor, victim: Allocation, node: str | None = None) -> list[Member | None]:
-    """Return what may happen to a candidate: nothing, a shrink (on one node) by its highest workers, a stop."""
+    """Return what may happen to a candidate: nothing, a shrink (on one host) by its highest workers, a stop."""
     extra = 0 if victim.fixed else len(victim.parts) - victim.need.least
     found: list[Member | None] = [None]
     if extra > 0:
-        names = [node] if node is not None else list(dict.fromkeys(part.node for part in victim.parts))
+        names = dict.fromkeys(part.node for part in victim.parts if node is None or _on_host(p, part, node))
         by_node = [sorted(victim.on(name), key=lambda part: -part.worker) for name in names]
         for many in product(*(range(min(extra, len(parts)) + 1) for parts in by_node)):
             gone = [part for n, parts in zip(many, by_node, strict=True) for part in parts[:n]]
@@ -176,7 +177,7 @@ def _fewer_given_up(p: Preemptor, member: Member) -> Iterator[Member]:
 def _on_one_node(p: Preemptor, able: Sequence[Allocation]) -> Iterator[Victims]:
     found: list[Victims] = []
     for node in p.cluster.nodes_of(p.pool):
-        here = [a for a in able if a.on(node)]
+        here = here_or_beside(p, node, able)
         if here and p.cluster.suits(node, p.need):
             found += _on_node(p, node, here, 1, ())
     unique = {frozenset((m.allocation.id, m.gone) for m in victims): victims for victims in found}
@@ -240,7 +241,7 @@ def _units(p: Preemptor, able: Sequence[Allocation], node: str | None = None) ->
 
 def _extra_workers(p: Preemptor, victim: Allocation, node: str | None) -> Iterator[Member]:
     """Iterate over the workers that a gang can give up one after the other, the highest number first."""
-    here = [part for part in victim.parts if node is None or part.node == node]
+    here = [part for part in victim.parts if node is None or _on_host(p, part, node)]
     gone: list[Part] = []
     for part in sorted(here, key=lambda each: -each.worker):
         more = len(victim.parts) - len(gone) > victim.need.least
@@ -248,6 +249,10 @@ def _extra_workers(p: Preemptor, victim: Allocation, node: str | None) -> Iterat
         if more and unit is not None and shrunk(p.cluster, victim, [*gone, part]) is not None:
             gone.append(part)
             yield unit
+
+
+def _on_host(p: Preemptor, part: Part, node: str) -> bool:
+    return part.node in p.cluster.host_of(node)
 
 
 def _by_amount(p: Preemptor, units: Sequence[Member]) -> list[Member]:
@@ -335,7 +340,7 @@ def _for_a_gang(p: Preemptor, able: Sequence[Allocation]) -> Victims | None:
         best: tuple[Key, Victims] | None = None
         taken = {member.allocation.id for member in chosen}
         for at, name in enumerate(nodes):
-            here = [a for a in able if a.on(name) and a.id not in taken]
+            here = [a for a in here_or_beside(p, name, able) if a.id not in taken]
             for gain in range(1, missing + 1) if here else ():
                 for victims in _on_node(p, name, here, have[name] + gain, chosen)[:1]:
                     rated = _rate(p, chosen, victims, gain, at)

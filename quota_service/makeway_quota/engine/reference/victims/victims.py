@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from ...request import Need
-from ...snapshot import Workload
+from ...snapshot import GPU, Workload
 from ..state.cluster import Allocation, Cluster, Part
 from ..state.queues import Key, rank
 from ..state.quota import Request, above, blocking, counts_on, fair_share, over, over_limit, shares, within_fair_share
@@ -140,12 +140,53 @@ def rights_of(cluster: Cluster, workload: Workload, need: Need, pool: str, in_qu
 
 def candidates(p: Preemptor) -> list[Allocation]:
     """Return the workloads that the preemptor could evict before any eviction, least protected first."""
-    lines = blocking(p.cluster, p.levels, p.pool, p.need.total)
+    lines, shortages = blocking(p.cluster, p.levels, p.pool, p.need.total), shortages_of(p)
     able = [
-        a for a in p.cluster.preemptible() if p.pool in a.pools or any(counts_on(p.cluster, line, a) for line in lines)
+        a
+        for a in p.cluster.preemptible()
+        if p.pool in a.pools
+        or any(counts_on(p.cluster, line, a) for line in lines)
+        or any(_holds_beside(p.cluster, a, *each) for each in shortages)
     ]
     able = [a for a in able if _may_evict(p, a) and entitled(p, a, ())]
     return sorted(able, key=lambda a: order(p, a))
+
+
+class Shortage(NamedTuple):
+    """What a node has too little of for the workers that its devices could take."""
+
+    cpu: bool
+    memory: bool
+    pods: bool
+
+
+def shortages_of(p: Preemptor) -> list[tuple[str, Shortage]]:
+    """Return the nodes that share CPU, memory and pods with others and have too little of them; and of what."""
+    names = [name for name in p.cluster.nodes_of(p.pool) if len(p.cluster.host_of(name)) > 1]
+    each = [(name, shortage_on(p, name)) for name in names if p.cluster.suits(name, p.need)]
+    return [(name, shortage) for name, shortage in each if any(shortage)]
+
+
+def shortage_on(p: Preemptor, node: str) -> Shortage:
+    """Return what a node has too little of, in the future and before any eviction."""
+    need, left = p.need, p.cluster.future(node)
+    by_devices = len(left.devices) // need.whole if need.whole else len(left.devices) * (GPU // max(1, need.gpus))
+    many = min(need.least, by_devices)
+    return Shortage(left.cpu < many * need.cpu, left.memory < many * need.memory, left.pods < many)
+
+
+def here_or_beside(p: Preemptor, node: str, able: Iterable[Allocation]) -> list[Allocation]:
+    """Return the candidates on a node, and those on other nodes of its host that hold what it has too little of."""
+    shortage = shortage_on(p, node)
+    return [a for a in able if a.on(node) or _holds_beside(p.cluster, a, node, shortage)]
+
+
+def _holds_beside(cluster: Cluster, victim: Allocation, node: str, shortage: Shortage) -> bool:
+    """Whether a workload holds, on other nodes of a node's host, what that has too little of."""
+    others = [name for name in cluster.host_of(node) if name != node]
+    need = victim.need
+    holds = (shortage.cpu and need.cpu) or (shortage.memory and need.memory) or shortage.pods
+    return bool(holds) and any(part.node in others for part in victim.parts)
 
 
 def _may_evict(p: Preemptor, victim: Allocation) -> bool:
@@ -155,6 +196,7 @@ def _may_evict(p: Preemptor, victim: Allocation) -> bool:
         return False
     in_the_way = (p.need.cpu and victim.need.cpu) or (p.need.memory and victim.need.memory)
     in_the_way = in_the_way or any(p.cluster.future(part.node).pods < p.need.least for part in victim.parts)
+    in_the_way = in_the_way or p.pool not in victim.pools
     return bool(victim.amount) or (bool(in_the_way) and "reservation" in p.rights)
 
 
@@ -208,8 +250,8 @@ def right_over(p: Preemptor, victim: Allocation) -> Right:
 
 def _above_fair_share(p: Preemptor, victim: Allocation, gone: Sequence[tuple[Allocation, int]]) -> bool:
     name = victim.levels[0]
-    if name == p.levels[0]:
-        return False
+    if name == p.levels[0] or p.pool not in victim.pools:
+        return False  # a fair share is one of the GPUs of a pool
     fair = p.fair.setdefault(name, fair_share(p.cluster, name, p.pool, p.request))
     less = sum(amount for allocation, amount in gone if name in allocation.levels)
     return over(p.cluster, victim.levels, p.pool, p.request) - less > fair

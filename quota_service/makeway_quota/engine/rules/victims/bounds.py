@@ -12,10 +12,11 @@ from math import inf
 from typing import Any, NamedTuple
 
 from ...index.cluster import Cluster
+from ...index.hosts import shortage_on
 from ...index.nodes import Allocation, NodeState, Part, PoolState
 from ...request import Need
 from ...snapshot import GPU, STARTING, Workload
-from .preemptor import WITHOUT_GPUS, lost_work
+from .preemptor import SEVERAL_POOLS, WITHOUT_GPUS, Team, lost_work
 from .sets import STOP, Key, extra_workers
 
 _MOST = 64
@@ -32,7 +33,7 @@ class Candidate(NamedTuple):
     """A preemptible workload on a node. `soft`: an elastic gang may shrink, a start of this very plan is withdrawn, and
     what has not run yet loses nothing."""
 
-    policy: str
+    team: Team
     order: Plain
     amount: int
     soft: int
@@ -47,25 +48,32 @@ class NodeBound(NamedTuple):
     used: int
     least: int
     candidates: tuple[Candidate, ...]
-    only: tuple[str, Key] | None = None
-    """The policy and the plain key where all candidates are of one policy."""
+    only: tuple[Team, Key] | None = None
+    """The policy and the plain key where all candidates are of one policy, in one pool."""
+    beside: bool = False
+    """Whether there are candidates on other nodes of the host."""
 
     def plain_key(self, policy: str) -> Key:
         """Return the bound where only this policy may be evicted, without its share (see ranking.py)."""
-        return _plain_key(self.used, self.least, [each for each in self.candidates if each.policy == policy])
+        return _plain_key(self.used, self.least, [each for each in self.candidates if each.team == policy])
 
-    def key(self, shares: Mapping[str, int]) -> Key | None:
+    def gpus_of(self, candidates: Sequence[Candidate]) -> int:
+        """Return the milli-GPUs that the smallest of these hold, as many as have to leave at least."""
+        amounts = [each.amount for each in candidates]
+        return sum(sorted(amounts)[: self.least]) if self.beside else min(amounts)
+
+    def key(self, shares: Mapping[Team, int]) -> Key | None:
         """Return the bound, given the shares of the policies that may be evicted; None if these are too few."""
-        candidates = [each for each in self.candidates if each.policy in shares]
+        candidates = [each for each in self.candidates if each.team in shares]
         if len(candidates) < self.least:
             return None
         soft = max([each.soft for each in candidates])
         if soft:
             return False, 0 if soft == _FRESH else self.used, 0, [], 0, [], []
-        gpus = max(self.used, min([each.amount for each in candidates]))
-        if any(each.policy == WITHOUT_GPUS for each in candidates):
+        gpus = max(self.used, self.gpus_of(candidates))
+        if not all([each.amount for each in candidates]):
             return True, gpus, 0, [], 0, [], []
-        orders = [(each.order[0], each.order[1], -shares[each.policy], *each.order[2:]) for each in candidates]
+        orders = [(each.order[0], each.order[1], -shares[each.team], *each.order[2:]) for each in candidates]
         orders = _first(orders, self.least)
         return True, gpus, 0, [order[:4] for order in orders], len(orders), orders, []
 
@@ -78,7 +86,7 @@ class VictimBounds:
         self._known: dict[int, NodeBound | None] = {}
         self._candidates: dict[str, tuple[Allocation, Workload, tuple[Part, ...], bool, Candidate]] = {}
         """Workload to its record, and what that was made from."""
-        self._keys: dict[tuple[tuple[str, int], ...], dict[int, Key | None]] = {}
+        self._keys: dict[tuple[tuple[Team, int], ...], dict[int, Key | None]] = {}
         """Shares to the keys of nodes; the shares that were read longest ago first."""
         self._touched, self._moved, self._now = len(pool.touched), len(pool.moved), cluster.now
 
@@ -89,7 +97,7 @@ class VictimBounds:
         found = self._known[position] = self._bound(self.pool.nodes[position])
         return found
 
-    def keys(self, shares: Mapping[str, int], positions: Iterable[int]) -> Iterator[tuple[Key, int]]:
+    def keys(self, shares: Mapping[Team, int], positions: Iterable[int]) -> Iterator[tuple[Key, int]]:
         """Iterate over the bounds of the nodes at these positions, without those that have too few candidates."""
         asked = tuple(shares.items())
         known = self._keys[asked] = self._keys.pop(asked, {})
@@ -126,21 +134,68 @@ class VictimBounds:
         self._touched = self._moved = 0
 
     def _bound(self, node: NodeState) -> NodeBound | None:
-        if not node.allocations or not node.suits(self.need):
+        if not (node.allocations or node.beside) or not node.suits(self.need):
             return None
+        beside = self._beside(node) if node.beside else ()
         allocations = [a for a in self.cluster.evictable_on(node) if not a.workload.non_preemptible]
         missing = self.need.whole - node.whole_future
         least = _fewest(node, allocations, missing)
-        if not allocations or least > len(allocations):
+        if not (allocations or beside) or (missing > 0 and least > len(allocations)):
             return None
         used = sorted([GPU - left for left in node.future if left < GPU])[:missing] if missing > 0 else ()
         if node.overfull:
             used = ()  # one worker holds all devices, so that what is in use on them is less than their sum
         candidates = tuple([self._candidate(allocation) for allocation in allocations])
-        policy = candidates[0].policy
-        if policy == WITHOUT_GPUS or len({each.policy for each in candidates}) > 1:
+        if beside:
+            return self._with_beside(node, sum(used), max(least, self._fewest_on_host(node)), (*candidates, *beside))
+        policy = candidates[0].team
+        if policy == WITHOUT_GPUS or not isinstance(policy, str) or len({each.team for each in candidates}) > 1:
             return NodeBound(sum(used), least, candidates)
         return NodeBound(sum(used), least, candidates, (policy, _plain_key(sum(used), least, candidates)))
+
+    def _with_beside(self, node: NodeState, used: int, least: int, candidates: tuple[Candidate, ...]) -> NodeBound | None:
+        """Return the bound of a node with candidates on other nodes of its host; None if all of them are too few."""
+        if least > len(candidates):
+            return None
+        found = NodeBound(used, least, candidates, None, True)
+        teams = {each.team for each in candidates}
+        (team,) = teams if len(teams) == 1 else (SEVERAL_POOLS,)
+        if team == SEVERAL_POOLS or not isinstance(team, tuple) or team[1] == WITHOUT_GPUS:
+            return found
+        return found._replace(only=(team, _plain_key(max(used, found.gpus_of(candidates)), least, candidates)))
+
+    def _fewest_on_host(self, node: NodeState) -> int:
+        """Return the least number of workloads on a node's host that hold the CPU, memory and pods that are missing.
+
+        More than there are, if all of them hold less than that.
+        """
+        need, held = self.need, dict[str, list[int]]()
+        for each in node.host:
+            for allocation in self.cluster.evictable_on(each):
+                if allocation.workload.non_preemptible:
+                    continue
+                pods = sum([part.node is each for part in allocation.parts])
+                known = held.setdefault(allocation.workload.id, [0, 0, 0])
+                more = pods * allocation.need.cpu, pods * allocation.need.memory, pods
+                held[allocation.workload.id] = [a + b for a, b in zip(known, more, strict=True)]
+        missing = need.cpu - node.cpu_future, need.memory - node.memory_future, 1 - node.pods_future
+        return max(_as_many_as(lacks, [each[at] for each in held.values()]) for at, lacks in enumerate(missing))
+
+    def _beside(self, node: NodeState) -> list[Candidate]:
+        """Return the candidates on other nodes of a node's host that hold what it has too little of."""
+        shortage = shortage_on(node, self.need)
+        if shortage is None:
+            return []
+        evictable = [allocation for other in node.beside for allocation in self.cluster.evictable_on(other)]
+        each = [a for a in evictable if not a.workload.non_preemptible and shortage.is_held_by(a.need)]
+        return [self._candidate_beside(allocation) for allocation in each]
+
+    def _candidate_beside(self, allocation: Allocation) -> Candidate:
+        found = self._candidate(allocation)
+        if allocation.shares:
+            return found._replace(team=SEVERAL_POOLS, soft=_FRESH)
+        pool = allocation.pool.pool.name
+        return found._replace(team=(pool, allocation.workload.policy if allocation.amount else WITHOUT_GPUS))
 
     def _candidate(self, allocation: Allocation) -> Candidate:
         """Return a candidate's record, kept while its allocation is the same."""
@@ -200,6 +255,17 @@ def _plain_key(used: int, least: int, candidates: Sequence[Candidate]) -> Key:
 def _first(orders: list[Any], many: int) -> list[Any]:
     """Return so many of these, the smallest ones, in descending order: no set of as many members is before them."""
     return [min(orders)] if many == 1 else sorted(orders)[:many][::-1]
+
+
+def _as_many_as(missing: int, amounts: Iterable[int]) -> int:
+    """Return the least number of these amounts whose sum is what is missing; more than there are if all are less."""
+    many = 0
+    for amount in sorted(amounts, reverse=True):
+        if missing <= 0:
+            break
+        missing -= amount
+        many += 1
+    return many + (missing > 0)
 
 
 def _fewest(node: NodeState, allocations: list[Allocation], missing: int) -> int:

@@ -98,9 +98,10 @@ class _Search:
             self.preemptor.choose(victim.allocation, victim.amount)
             self.chosen[victim.allocation.workload.id] = victim
             pool = self.preemptor.pool
-            here = {part.node.position for part in victim.gone if part.node.pool is pool}
+            here = {node.position for part in victim.gone for node in part.node.host if node.pool is pool}
             nodes |= here
-            others.update(part.node.position for part in victim.allocation.parts_in(pool))
+            parts = victim.allocation.parts
+            others.update(node.position for part in parts for node in part.node.host if node.pool is pool)
             for position in here:
                 self.gone.setdefault(position, []).append(victim)
         for position in nodes & self.have.keys():

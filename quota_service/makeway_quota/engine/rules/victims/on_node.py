@@ -43,6 +43,7 @@ class NodeVictims:
         legal: Callable[[Victims], object] | None = None,
     ) -> None:
         self.preemptor, self.node, self.workers = preemptor, node, workers
+        self.nodes = (node, *node.beside)
         self.candidates = sorted(candidates, key=preemptor.order)
         self.before = tuple(before)
         self.legal = legal or (lambda victims: in_legal_order(preemptor, victims))
@@ -97,14 +98,14 @@ class NodeVictims:
         """Return the minimal legal sets, the best first; some of them where there are too many candidates."""
         if combinations_of(self.candidates, self.node) > MOST_SETS:
             return sorted(self._some(), key=lambda scored: scored[0])
-        sets = minimal_sets([ways(a, (self.node,)) for a in self.candidates], self.fits)
+        sets = minimal_sets([ways(a, self.nodes) for a in self.candidates], self.fits)
         found = [(key(self.preemptor, victims), victims) for victims in sets if self.legal(victims)]
         return sorted(found, key=lambda scored: scored[0])
 
     def _some(self) -> list[Scored]:
         """Return the legal sets of one victim, and the set that a search one by one finds."""
-        found = [way for a in self.candidates for way in ways(a, (self.node,)) if self.fits(way) and self._minimal(way)]
-        steps = [step for a in self.candidates for step in steps_of(a, (self.node,))]
+        found = [way for a in self.candidates for way in ways(a, self.nodes) if self.fits(way) and self._minimal(way)]
+        steps = [step for a in self.candidates for step in steps_of(a, self.nodes)]
         for order in (in_order, smallest_first):
             chosen = one_by_one(self.preemptor, order(self.preemptor, steps), _NodeTrial(self))
             if chosen:
@@ -134,7 +135,7 @@ class NodeVictimsInQuotas(NodeVictims):
         """Return the minimal legal sets, the best first; with too many candidates, some of them."""
         if not self.preemptor.may_tighten() or combinations_of(self.candidates, self.node) > MOST_SETS:
             return super().all()
-        sets = all_minimal_sets([ways(a, (self.node,)) for a in self.candidates], self.fits)
+        sets = all_minimal_sets([ways(a, self.nodes) for a in self.candidates], self.fits)
         found = [(key(self.preemptor, victims), victims) for victims in sets if self.legal(victims)]
         return sorted(found, key=lambda scored: scored[0])
 
@@ -179,7 +180,7 @@ def _groups(candidates: Sequence[Allocation]) -> list[list[Allocation]]:
 def _ways_of(group: Sequence[Allocation], node: NodeState) -> Ways:
     """Return the ways in which equal candidates make room: for each number of them, the least protected ones."""
     if len(group) == 1:
-        return ways(group[0], (node,))
+        return ways(group[0], node.host)
     members = tuple(map(whole, group))
     return [members[:count] for count in range(len(group), 0, -1)]
 

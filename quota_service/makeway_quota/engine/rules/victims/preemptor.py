@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ...index.cluster import Cluster
+from ...index.hosts import shortage_on
 from ...index.ledger import Account, LineState
 from ...index.nodes import Allocation, NodeState, PoolState
 from ...request import Need
@@ -26,6 +27,10 @@ ONLY_ABOVE: tuple[Rights, ...] = (("reservation",), ("fair_share",))
 """Rights over nothing but what policies use beyond a reservation, or a fair share."""
 WITHOUT_GPUS = ""
 """Instead of the policy of work without GPUs, which is a candidate whatever its policy uses."""
+SEVERAL_POOLS = ("", "")
+"""Instead of the policy of work beside the preemptor's pool that counts in several others."""
+Team = str | tuple[str, str]
+"""A policy (or work `WITHOUT_GPUS`) in the preemptor's pool; or a pool with nodes on its hosts, and one there."""
 Order = tuple[int, int, int, float, float, float, str]
 """The sort key of protection; its first three parts decide before the number of victims does."""
 Standing = tuple[tuple[int, ...], tuple[int, ...]]
@@ -57,9 +62,10 @@ class Preemptor:
     _beyond: dict[str, list[LineState]] | None = None
     _fair: dict[Account, int] = field(default_factory=dict)
     _orders: dict[str, Order] = field(default_factory=dict)
-    _standings: dict[str, Standing] = field(default_factory=dict)
+    _standings: dict[Team, Standing] = field(default_factory=dict)
     _able: list[Allocation] | None = None
     _where: dict[int, list[Allocation]] | None = None
+    _beside: dict[int, list[Allocation]] | None = None
     _numbered: dict[str, list[tuple[int, Allocation]]] | None = None
     """Node to the candidates on it in any pool, each with its number among all candidates."""
     _own_rank: tuple[int, int] | None = None
@@ -79,7 +85,7 @@ class Preemptor:
     def has_candidates(self) -> bool:
         """Whether there could be any candidate; False is certain, True is not."""
         if "own_team" in self.rights:
-            pools = (self.pool, *(self.cluster.pools[name] for name in self.beyond()))
+            pools = (self.pool, *(self.cluster.pools[name] for name in (*self.beyond(), *self.pool.beside)))
             if self.cluster.lowest(self.workload.policy, pools) < self.cluster.priority(self.workload):
                 return True
             if self.rights == BORROWERS_FIRST:
@@ -87,7 +93,10 @@ class Preemptor:
         if self._without_gpus():
             return True
         lowest = self.cluster.lowest_priorities
-        for pool in (self.pool.pool.name, *self.beyond()):
+        beside = self.pool.beside
+        if beside and "reservation" in self.rights and any(self.cluster.without_gpus.get(pool) for pool in beside):
+            return True
+        for pool in (self.pool.pool.name, *self.beyond(), *beside):
             for name in lowest.get(pool, ()):
                 if self._all_are_candidates(name, pool):
                     return True
@@ -122,12 +131,22 @@ class Preemptor:
             return self.is_candidate_policy(victim.policy) and self._may_evict(allocation)
         return victim.id in self._without_gpus() and self._frees(allocation) and self._may_evict(allocation)
 
-    def shares(self) -> dict[str, int]:
-        """Return the share of each policy with candidates."""
+    def shares(self) -> dict[Team, int]:
+        """Return the share of each policy with candidates, in the pool and in those beside it."""
         pool, ledger = self.pool.pool.name, self.cluster.ledger
         names = [name for name in self.cluster.lowest_priorities.get(pool, {}) if self.is_candidate_policy(name)]
-        found = {name: ledger.account(name).share(pool) for name in names}
-        return found | {WITHOUT_GPUS: 0} if self.is_candidate_policy(WITHOUT_GPUS) else found
+        found: dict[Team, int] = {name: ledger.account(name).share(pool) for name in names}
+        if self.is_candidate_policy(WITHOUT_GPUS):
+            found[WITHOUT_GPUS] = 0
+        if self.pool.beside:
+            found[SEVERAL_POOLS] = 0
+        for other in self.pool.beside:
+            for name in self.cluster.lowest_priorities.get(other, {}):
+                if self.is_candidate_policy(name, other):
+                    found[other, name] = ledger.account(name).share(other)
+            if "reservation" in self.rights:
+                found[other, WITHOUT_GPUS] = 0
+        return found
 
     def may_tighten(self) -> bool:
         """Whether a victim may make less room than it takes: its team's static quota grows by more than it frees."""
@@ -140,9 +159,12 @@ class Preemptor:
         )
 
     def candidates_on(self, node: NodeState) -> list[Allocation]:
-        """Return the candidates on a node."""
+        """Return the candidates on a node, and those on other nodes of its host that hold what it has too little of."""
         if self._where is not None:
             return list(self._where.get(node.position, ()))
+        if node.beside:
+            here = [each for each in self.cluster.evictable_on(node) if self._is_candidate(each)]
+            return each_once([*here, *self._candidates_beside(node)])
         if self.rights not in ONLY_ABOVE or self.cluster.protecting:
             return [each for each in self.cluster.evictable_on(node) if self._is_candidate(each)]
         found, able = [], dict[str, bool]()
@@ -159,6 +181,30 @@ class Preemptor:
             if may:
                 found.append(each)
         return found
+
+    def _candidates_beside(self, node: NodeState) -> Iterator[Allocation]:
+        """Iterate over the candidates on other nodes of a node's host that hold what it has too little of."""
+        shortage = shortage_on(node, self.need) if node.suits(self.need) else None
+        for other in node.beside if shortage else ():
+            for each in self.cluster.evictable_on(other):
+                if shortage and shortage.is_held_by(each.need) and self._may_leave(each):
+                    yield each
+
+    def _may_leave(self, allocation: Allocation) -> bool:
+        """Whether an allocation beside the preemptor's nodes may be evicted first."""
+        victim = allocation.workload
+        if victim.non_preemptible:
+            return False
+        if not allocation.amount:
+            return "reservation" in self.rights and self._may_evict(allocation)
+        return self.is_candidate_policy(victim.policy, self.nearest(allocation)) and self._may_evict(allocation)
+
+    def _beside_each(self) -> dict[int, list[Allocation]]:
+        """Return the candidates beside each node of the pool, by its position; computed once."""
+        if self._beside is None:
+            nodes = [node for node in self.pool.nodes if node.beside] if self.pool.beside else []
+            self._beside = {n.position: found for n in nodes if (found := list(self._candidates_beside(n)))}
+        return self._beside
 
     def candidates_beside(self, node: NodeState) -> list[Allocation]:
         """Return the candidates on the other nodes of a node's host, whose CPU, memory and pods it could use."""
@@ -184,7 +230,7 @@ class Preemptor:
         return [self.pool.nodes[at] for at in sorted(beside.union(self.where()))]
 
     def where(self) -> dict[int, list[Allocation]]:
-        """Return the candidates in the pool by position of their node; computed once."""
+        """Return the candidates by position of the node of the pool on which they are, or beside which; computed once."""
         if self._where is None:
             found: dict[int, list[Allocation]] = {}
             for allocation in self.candidates():
@@ -193,16 +239,22 @@ class Preemptor:
                     here = found.setdefault(part.node.position, [])
                     if not here or here[-1] is not allocation:
                         here.append(allocation)
+            for position, others in self._beside_each().items() if self.pool.beside else ():
+                found[position] = each_once([*found.get(position, ()), *others])
             self._where = found
         return self._where
 
     def candidates(self) -> list[Allocation]:
-        """Return all candidates, those in other pools included that count on a limit in the way; computed once.
+        """Return all candidates, those in other pools included that count on a limit in the way, or hold what a node of
+        the pool on their host has too little of; computed once.
 
         Those on nodes outside the inventory hold quota, but no GPUs.
         """
         if self._able is None:
             self._able = list(self._candidates())
+            if self.pool.beside:
+                beside = [each for found in self._beside_each().values() for each in found]
+                self._able = each_once([*self._able, *beside])
         return self._able
 
     def _candidates(self) -> Iterator[Allocation]:
@@ -298,20 +350,21 @@ class Preemptor:
         """Whether all work of a policy in a pool may be evicted after the victims chosen so far."""
         if "own_policy" in self.rights and account is self.account:
             return True
-        if "fair_share" in self.rights:
-            return account is not self.account and self._above_fair_share(account)
         own_pool = self.pool.pool.name
+        if "fair_share" in self.rights:  # of the GPUs of one pool
+            return account is not self.account and pool == own_pool and self._above_fair_share(account)
         return "reservation" in self.rights and self.cluster.ledger.above(
             account, pool, self.account, own_pool, self.amount, self.gone_on
         )
 
-    def standing(self, name: str) -> Standing:
+    def standing(self, team: Team) -> Standing:
         """Return a policy's standing before any victim is chosen."""
-        known = self._standings.get(name)
+        known = self._standings.get(team)
         if known is None:
-            account, pool = self.cluster.ledger.account(name), self.pool.pool.name
+            pool, name = team if isinstance(team, tuple) else (self.pool.pool.name, team)
+            account = self.cluster.ledger.account(name)
             usage = tuple(line.future for level in account.chain for line in level.reserving(pool))
-            known = self._standings[name] = account.shares(pool), usage
+            known = self._standings[team] = account.shares(pool), usage
         return known
 
     def is_candidate_policy(self, name: str, pool: str = "") -> bool:
@@ -322,6 +375,10 @@ class Preemptor:
         if "own_team" in self.rights and name == self.workload.policy:
             return True
         return self._all_are_candidates(name, pool or self.pool.pool.name)
+
+    def is_candidate_team(self, team: Team) -> bool:
+        """Whether work of a policy may be a candidate before any victim is chosen, in the pool or beside it."""
+        return self.is_candidate_policy(team) if isinstance(team, str) else self.is_candidate_policy(team[1], team[0])
 
     def _all_are_candidates(self, name: str, pool: str) -> bool:
         """Whether a policy is entitled to nothing of what it uses in a pool, before any victim is chosen."""
@@ -382,6 +439,11 @@ class Preemptor:
             pool = self.cluster.pools[self.nearest(allocation)] if allocation.shares else allocation.pool
             known = self._orders[allocation.workload.id] = order_of(self.cluster, allocation, pool)
         return known
+
+
+def each_once(allocations: Iterable[Allocation]) -> list[Allocation]:
+    """Return each allocation once, in the order in which they first occur."""
+    return list({each.workload.id: each for each in allocations}.values())
 
 
 def order_of(cluster: Cluster, allocation: Allocation, pool: PoolState) -> Order:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from ...index.ledger import Account, LineState
 from ...index.nodes import Allocation, NodeState
 from .bounds import VictimBounds, bounds_of
-from .preemptor import WITHOUT_GPUS, Preemptor, Standing
+from .preemptor import WITHOUT_GPUS, Preemptor, Standing, Team
 from .sets import Key, Scored, Victims, extra_workers, key
 
 Judge = Callable[[Preemptor, NodeState, list[Allocation]], Scored | None]
@@ -36,13 +36,13 @@ class Ranking:
 
     def __init__(self, judge: Judge) -> None:
         self.judge = judge
-        self.heaps: dict[str, list[tuple[Key, int]]] = {}
-        """Policy to the plain scores, or bounds, of the nodes where only it has candidates, and their positions."""
-        self.scores: dict[int, tuple[str, Key, Victims | None]] = {}
+        self.heaps: dict[Team, list[tuple[Key, int]]] = {}
+        """Policy (in one pool) to the plain scores, or bounds, of the nodes where only it has candidates, and their positions."""
+        self.scores: dict[int, tuple[Team, Key, Victims | None]] = {}
         """Position of such a node to its policy, its plain score and its best set; None while it is a bound."""
         self.mixed: set[int] = set()
-        """The positions of nodes with candidates of several policies."""
-        self.judged: dict[int, tuple[dict[str, Standing], Ranked | None]] = {}
+        """The positions of nodes with candidates of several policies, or on other nodes of the host."""
+        self.judged: dict[int, tuple[dict[Team, Standing], Ranked | None]] = {}
         """Position of such a node to its best set and the standings of all its policies that gave it."""
         self.lowest: dict[LineState, int] = {}
         """Reserving line to the least usage that any score may stem from."""
@@ -60,13 +60,12 @@ class Ranking:
             best = _better(best, self._top(preemptor, name, without))
         return self._best_mixed(preemptor, bounds, without, best) if self.mixed else best
 
-    def _tops(self, preemptor: Preemptor) -> list[tuple[Key, str]]:
+    def _tops(self, preemptor: Preemptor) -> list[tuple[Key, Team]]:
         """Return the least score or bound in each policy's heap and the policy, the best first."""
         found = [(heap[0][0], name) for name, heap in self.heaps.items() if heap]
         if len(found) < 2:
             return found
-        ledger, pool = preemptor.cluster.ledger, preemptor.pool.pool.name
-        return sorted([(_with_share(plain, ledger.account(name).share(pool)), name) for plain, name in found])
+        return sorted([(_with_share(plain, _share(preemptor, name)), name) for plain, name in found], key=_by_key)
 
     def _best_mixed(
         self,
@@ -95,7 +94,10 @@ class Ranking:
         scored = self._judge(preemptor, position)
         found = None if scored is None else Ranked(scored[0], position, scored[1])
         if "fair_share" not in preemptor.rights:
-            names = {a.workload.policy for a in preemptor.pool.nodes[position].allocations.values()}
+            node = preemptor.pool.nodes[position]
+            names: set[Team] = {a.workload.policy for a in node.allocations.values()}
+            for other in node.beside:
+                names.update((preemptor.nearest(a), a.workload.policy) for a in other.allocations.values())
             self.judged[position] = {name: preemptor.standing(name) for name in names}, found
         return found
 
@@ -105,13 +107,17 @@ class Ranking:
         changed = ledger.changed
         if self.changed < 0 or ("fair_share" in preemptor.rights and len(changed) > self.changed):
             self.heaps, self.scores, self.mixed, self.judged = {}, {}, set(), {}
-            lines = (line for account in ledger.accounts.values() for line in account.reserving(pool.pool.name))
-            self.lowest = {line: line.future for line in lines}
+            pools = (pool.pool.name, *pool.beside)
+            accounts = ledger.accounts.values()
+            self.lowest = {ln: ln.future for account in accounts for name in pools for ln in account.reserving(name)}
             own = "own_team" in preemptor.rights
-            positions = set(preemptor.where()) if own else {node.position for node in pool.nodes if node.allocations}
+            hosting = (node.position for node in pool.nodes if node.allocations or node.beside)
+            positions = set(preemptor.where()) if own else set(hosting)
         else:
             positions = set(pool.touched[self.touched :])
-            grown = self._grown(pool.pool.name, changed[self.changed :])
+            grown = self._grown((pool.pool.name, *pool.beside), changed[self.changed :])
+            if grown and pool.beside:
+                positions.update(self._beside_of(preemptor, grown))
             policies = preemptor.became_candidates(grown) if grown else ()
             if policies:
                 positions.update(node.position for node in pool.nodes if _hosts_any(node, policies))
@@ -123,11 +129,18 @@ class Ranking:
             bound = bounds.at(position)
             if bound is None:
                 continue
+            if bound.beside:
+                if bound.only is not None and preemptor.is_candidate_team(bound.only[0]):
+                    self._enter(position, *bound.only, None)
+                else:
+                    self.mixed.add(position)
+                continue
             if bound.only is not None:
-                if preemptor.is_candidate_policy(bound.only[0]):
+                if preemptor.is_candidate_team(bound.only[0]):
                     self._enter(position, *bound.only, None)
                 continue
-            names = {each.policy for each in bound.candidates if preemptor.is_candidate_policy(each.policy)}
+            teams = {each.team for each in bound.candidates}
+            names = {team for team in teams if isinstance(team, str) and preemptor.is_candidate_policy(team)}
             if len(names) > 1 or WITHOUT_GPUS in names:
                 self.mixed.add(position)
             elif names:
@@ -135,7 +148,14 @@ class Ranking:
                 self._enter(position, name, bound.plain_key(name), None)
         self.touched, self.changed = len(pool.touched), len(changed)
 
-    def _grown(self, pool: str, changed: Iterable[Account]) -> list[Account]:
+    def _beside_of(self, preemptor: Preemptor, grown: Iterable[Account]) -> set[int]:
+        """Return the nodes scored by work on other nodes of their hosts, of policies that now use more."""
+        levels, ledger = {level for account in grown for level in account.chain}, preemptor.cluster.ledger
+        beside = [team for team in self.heaps if isinstance(team, tuple)]
+        teams = {team for team in beside if not levels.isdisjoint(ledger.account(team[1]).chain)}
+        return {at for at, (team, _, _) in self.scores.items() if team in teams} if teams else set()
+
+    def _grown(self, pools: Sequence[str], changed: Iterable[Account]) -> list[Account]:
         """Return the accounts whose usage of a reservation is above the least that a score may stem from.
 
         What was evicted on trial, and stays, is the same as before.
@@ -143,7 +163,7 @@ class Ranking:
         grown: list[Account] = []
         lines: list[LineState] = []
         for account in set(changed):
-            mine = [line for level in account.chain for line in level.reserving(pool)]
+            mine = [line for level in account.chain for pool in pools for line in level.reserving(pool)]
             if any(line.future > self.lowest[line] for line in mine):
                 grown.append(account)
             lines += mine
@@ -151,7 +171,7 @@ class Ranking:
             self.lowest[line] = line.future
         return grown
 
-    def _enter(self, position: int, policy: str, plain: Key, victims: Victims | None) -> None:
+    def _enter(self, position: int, policy: Team, plain: Key, victims: Victims | None) -> None:
         self.scores[position] = policy, plain, victims
         heapq.heappush(self.heaps.setdefault(policy, []), (plain, position))
 
@@ -162,12 +182,12 @@ class Ranking:
     def _candidates_at(self, preemptor: Preemptor, position: int) -> list[Allocation]:
         """Return the candidates on a node; none if they are not enough."""
         node = preemptor.pool.nodes[position]
-        if not node.allocations or not node.suits(preemptor.need):
+        if not (node.allocations or node.beside) or not node.suits(preemptor.need):
             return []
         candidates = preemptor.candidates_on(node)
         return candidates if candidates and enough_devices(preemptor, node, candidates) else []
 
-    def _top(self, preemptor: Preemptor, policy: str, without: Collection[int]) -> Ranked | None:
+    def _top(self, preemptor: Preemptor, policy: Team, without: Collection[int]) -> Ranked | None:
         heap = self.heaps[policy]
         aside: list[tuple[Key, int]] = []
         found: Ranked | None = None
@@ -186,7 +206,7 @@ class Ranking:
             heapq.heappush(heap, entry)
         return found
 
-    def _still(self, preemptor: Preemptor, position: int, known: tuple[str, Key, Victims | None]) -> Ranked | None:
+    def _still(self, preemptor: Preemptor, position: int, known: tuple[Team, Key, Victims | None]) -> Ranked | None:
         """Return a node's best set with its present key if the node has its score still; else enter what it has."""
         policy, plain, victims = known
         if victims is not None:
@@ -196,6 +216,8 @@ class Ranking:
         scored = self._judge(preemptor, position)
         if scored is None:
             del self.scores[position]
+            if isinstance(policy, tuple):
+                self.mixed.add(position)  # its team in the other pool may have candidates again, untouched
             return None
         now = _without_share(scored[0])
         if now == plain:
@@ -203,6 +225,18 @@ class Ranking:
             return Ranked(scored[0], position, scored[1])
         self._enter(position, policy, now, scored[1])
         return None
+
+
+def _share(preemptor: Preemptor, team: Team) -> int:
+    """Return a policy's share in the pool of its candidates."""
+    pool, name = team if isinstance(team, tuple) else (preemptor.pool.pool.name, team)
+    return preemptor.cluster.ledger.account(name).share(pool)
+
+
+def _by_key(top: tuple[Key, Team]) -> tuple[Key, tuple[str, ...]]:
+    """Sort by key, then by the names of team and pool."""
+    key, team = top
+    return key, team if isinstance(team, tuple) else (team,)
 
 
 def _better(one: Ranked | None, other: Ranked | None) -> Ranked | None:

@@ -126,7 +126,7 @@ def _usable_among_first(allocation: Allocation, parts: Iterable[Part]) -> list[i
 
 
 def combinations_of(candidates: Iterable[Allocation], node: NodeState | None) -> int:
-    """Count the combinations of the ways of all candidates, on a node or (None) wherever they run.
+    """Count the combinations of the ways of all candidates, on a node's host or (None) wherever they run.
 
     The count is exact up to MOST_SETS; beyond, it is any larger number.
     """
@@ -147,7 +147,7 @@ def _many_ways(allocation: Allocation, node: NodeState | None) -> int:
         return 2
     by_node: dict[int, list[Part]] = {}
     for part in allocation.parts:
-        if node is None or part.node is node:
+        if node is None or part.node is node or part.node in node.beside:
             by_node.setdefault(part.node.position, []).append(part)
     many = [1]
     """Number of usable workers given up so far, to the number of ways to do so."""
