@@ -68,7 +68,7 @@ def one_gang(many: int) -> Snapshot:
 
 
 def shared_machines(many: int) -> Snapshot:
-    """R5: `many` machines in two pools, whose cores are lent out to slices; the owner submits a job for every whole GPU.
+    """R5: machines in two pools whose cores are lent out to slices; the owner submits a job for every whole GPU.
 
     A whole GPU needs the cores of two slices.
     """
@@ -102,9 +102,7 @@ def shared_machines(many: int) -> Snapshot:
         Workload(f"b{at:06}", "owner", "one", owner=f"user{at % USERS}", submitted_at=NOW - 60 + at * 1e-3)
         for at in range(many * EACH // 2)
     )
-    return Snapshot(
-        NOW, Settings(), (Pool("slices"), Pool("whole")), machines, profiles, policies, (*running, *asking)
-    )
+    return Snapshot(NOW, Settings(), (Pool("slices"), Pool("whole")), machines, profiles, policies, (*running, *asking))
 
 
 def nothing_fits(many: int) -> Snapshot:

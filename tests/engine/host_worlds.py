@@ -49,7 +49,7 @@ def hosted_world(random: Random) -> World:
 
 
 def crowded_world(random: Random) -> World:
-    """Return a small world of machines in both pools `p` and `q` on which CPU, memory or pods end before the GPUs do."""
+    """Return a small world of machines in both pools whose CPU, memory or pods end before their GPUs do."""
     world = World(
         consolidation=random.random() < 0.5,
         in_team_preemption=random.random() < 0.7,

@@ -71,7 +71,7 @@ class NodeBound(NamedTuple):
         if soft:
             return False, 0 if soft == _FRESH else self.used, 0, [], 0, [], []
         gpus = max(self.used, self.gpus_of(candidates))
-        if not all([each.amount for each in candidates]):
+        if 0 in [each.amount for each in candidates]:
             return True, gpus, 0, [], 0, [], []
         orders = [(each.order[0], each.order[1], -shares[each.team], *each.order[2:]) for each in candidates]
         orders = _first(orders, self.least)
@@ -153,7 +153,9 @@ class VictimBounds:
             return NodeBound(sum(used), least, candidates)
         return NodeBound(sum(used), least, candidates, (policy, _plain_key(sum(used), least, candidates)))
 
-    def _with_beside(self, node: NodeState, used: int, least: int, candidates: tuple[Candidate, ...]) -> NodeBound | None:
+    def _with_beside(
+        self, node: NodeState, used: int, least: int, candidates: tuple[Candidate, ...]
+    ) -> NodeBound | None:
         """Return the bound of a node with candidates on other nodes of its host; None if all of them are too few."""
         if least > len(candidates):
             return None

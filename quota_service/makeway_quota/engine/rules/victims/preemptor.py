@@ -230,7 +230,7 @@ class Preemptor:
         return [self.pool.nodes[at] for at in sorted(beside.union(self.where()))]
 
     def where(self) -> dict[int, list[Allocation]]:
-        """Return the candidates by position of the node of the pool on which they are, or beside which; computed once."""
+        """Return the candidates by position of the node of the pool on or beside which they are; computed once."""
         if self._where is None:
             found: dict[int, list[Allocation]] = {}
             for allocation in self.candidates():

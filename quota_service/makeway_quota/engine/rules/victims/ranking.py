@@ -37,7 +37,8 @@ class Ranking:
     def __init__(self, judge: Judge) -> None:
         self.judge = judge
         self.heaps: dict[Team, list[tuple[Key, int]]] = {}
-        """Policy (in one pool) to the plain scores, or bounds, of the nodes where only it has candidates, and their positions."""
+        """Policy (in one pool) to the plain scores, or bounds, of the nodes where only it has candidates, with their
+        positions."""
         self.scores: dict[int, tuple[Team, Key, Victims | None]] = {}
         """Position of such a node to its policy, its plain score and its best set; None while it is a bound."""
         self.mixed: set[int] = set()
