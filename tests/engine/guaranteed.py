@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from engine.facts import Facts, Remaining, RemainingByNode, State
-from makeway_quota.engine import GPU, Plan, Profile, Workload
+from makeway_quota.engine import GPU, Placed, Plan, Profile, Workload
+from makeway_quota.engine.snapshot import Placement
 
 RULE = "guaranteed_gpus"
 
@@ -19,15 +20,24 @@ def free_guaranteed_gpus_keep_cpu_and_memory(facts: Facts, plan: Plan, now: Stat
     """Check the starts of a plan that starts and nominates nothing else in their pool, for which the order is known."""
     placed = {s.id: s.placement for s in plan.start} | {w.id: w.nomination for w in plan.pending if w.nomination}
     mine = [facts.live[name] for name in placed if may_take_only_spare(facts, facts.live[name])]
-    touched = {facts.pool(placement) for name, placement in placed.items() if facts.live[name] not in mine}
-    touched |= {facts.pool(facts.live[each.id].placement) for each in (*plan.evict, *plan.move)}
-    touched |= {facts.pool(move.to) for move in plan.move}
-    for pool in {facts.pool(placed[w.id]) for w in mine if not w.nomination} - touched:
-        here = {w.id for w in mine if facts.pool(placed[w.id]) == pool}
+    others = [placement for name, placement in placed.items() if facts.live[name] not in mine]
+    others += [facts.live[each.id].placement for each in (*plan.evict, *plan.move)]
+    others += [move.to for move in plan.move]
+    touched = {pool for placement in others for pool in _pools_around(facts, placement)}
+    around = {w.id: _pools_around(facts, placed[w.id]) for w in mine}
+    for pool in {pool for w in mine if not w.nomination for pool in around[w.id]} - touched:
+        here = {name for name, pools in around.items() if pool in pools}
         for state in (now, after):
             usable, before = (sum(useful(facts, state.rooms(gone), pool).values()) for gone in ((), here))
             kept = min(before, guaranteed(facts, now, after, pool))
             assert usable >= kept, f"2: {here} leave {usable} of {kept} in {pool}: {plan}"
+
+
+def _pools_around(facts: Facts, placement: Placement) -> set[str]:
+    """Return the pools of the nodes of a placement, and of the others of their hosts."""
+    nodes = [facts.nodes[placed.node] for placed in placement]
+    hosts = {node.host for node in nodes if node.host}
+    return {n.pool for n in facts.nodes.values() if n.host in hosts} | {n.pool for n in nodes}
 
 
 def work_waits_for_free_guaranteed_gpus_only_where_it_must(facts: Facts, plan: Plan, now: State, after: State) -> None:
@@ -49,8 +59,8 @@ def _has_room(facts: Facts, now: State, after: State, w: Workload, pool: str) ->
 
 
 def _leaves_enough(facts: Facts, now: State, after: State, w: Workload, node: str) -> bool:
-    pool = facts.nodes[node].pool
-    for state in (now, after):
+    pools = _pools_around(facts, (Placed(0, node),))
+    for state, pool in ((state, pool) for state in (now, after) for pool in pools):
         before = sum(useful(facts, state.rooms(), pool).values())
         rooms = state.rooms()
         rooms[node].take(facts.profile(w), ())

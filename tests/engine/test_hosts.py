@@ -231,6 +231,23 @@ def test_work_without_gpus_on_the_other_part_of_a_machine_makes_way_for_guarante
 
 @pytest.mark.covers(*ROWS)
 @pytest.mark.parametrize("engine", ENGINES)
+def test_notebooks_without_gpus_leave_guaranteed_gpus_of_the_machines_other_pool_their_cores(engine: str) -> None:
+    world = lent(engine)
+    world.end(*world.named("running"), state="cancelled")
+    world.session("l1", "b", "light")
+    plan = check(world, world.engine, Random(7))
+    assert [w.code for w in plan.pending] == ["held"], "2 whole GPUs need 4 cores each"
+    if engine == "fast":
+        assert world.say(plan.pending[0]) == (
+            "2 GPUs of pool whole are free and guaranteed to a, with 4 cores for each; this session needs 3 cores."
+        )
+    for name in ("whole-1", "slices-1"):
+        world.nodes[name] = replace(world.nodes[name], cpu=11_000)
+    assert starts(world.step()) == ["l1"]
+
+
+@pytest.mark.covers(*ROWS)
+@pytest.mark.parametrize("engine", ENGINES)
 def test_a_protected_job_beside_the_pool_makes_way_once_its_minimum_runtime_has_passed(engine: str) -> None:
     world = lent(engine)
     world.profiles["slice"] = replace(world.profiles["slice"], min_runtime=600)

@@ -249,21 +249,25 @@ def _held(cluster: Cluster, builder: PlanBuilder, queue: Queue, pool: PoolState)
 
 def _beside_guaranteed(cluster: Cluster, queue: Queue, pool: PoolState) -> Reason | None:
     """Return the free guaranteed GPUs that need the CPU and memory which would be enough, if they are the reason."""
-    need, name = queue.need, pool.pool.name
+    need = queue.need
     if not _fits(cluster, pool, need, "spare"):
         return None
+    beside = [cluster.pools[each] for each in pool.beside]
+    keeping = [each for each in (pool, *beside) if min(each.guaranteed(), max(each.free, each.future)) > 0]
+    pool = next(iter(keeping), pool)
+    name = pool.pool.name
     lines = [(account, line) for account in cluster.ledger.accounts.values() for line in account.reserving(name)]
     teams = dict.fromkeys(a.policy.name for a, line in lines if line.quota.reserved > max(line.now, line.future))
     smallest = next(filter(None, (pool.smallest(node.node.model) for node in pool.nodes if node.usable)), need)
     kept = from_milli(min(pool.guaranteed(), max(pool.free, pool.future, 0)))
     numbers: dict[str, Number] = {"needs": 0, "kept": kept, "guaranteed_to": tuple(sorted(teams)), "pool": name}
-    beside: dict[str, Number] = {
+    each: dict[str, Number] = {
         "each_gpus": from_milli(smallest.gpus),
         "each_cpu": from_milli(smallest.cpu),
         "each_memory": smallest.memory,
     }
-    fact = Fact("beside_guaranteed", {**_request(queue), **numbers, **beside})
-    return Reason("held", "guaranteed_gpus", (fact,), {**numbers, **beside})
+    fact = Fact("beside_guaranteed", {**_request(queue), **numbers, **each})
+    return Reason("held", "guaranteed_gpus", (fact,), {**numbers, **each})
 
 
 def _static(cluster: Cluster, queue: Queue, pool: PoolState) -> Reason | None:

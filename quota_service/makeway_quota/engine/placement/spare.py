@@ -14,38 +14,46 @@ from ..snapshot import GPU
 
 
 class Spare:
-    """What one request may take of a pool, now or in the future; valid until the next decision."""
+    """What one request may take of a pool, now or in the future; valid until the next decision.
+
+    Where nodes share CPU, memory and pods with nodes of other pools, the guaranteed GPUs of those keep theirs, too.
+    """
 
     def __init__(self, pool: PoolState, need: Need, later: bool) -> None:
         self.pool, self.need = pool, need
         self.times = (True,) if later else (False, True)
         """Whether it is looked at in the future, for each time at which GPUs must be left useful."""
-        self._budgets: dict[bool, int] = {}
+        self._budgets: dict[tuple[str, bool], int] = {}
 
     def admits(self, parts: Iterable[Part]) -> bool:
-        """Whether the guaranteed GPUs of the pool keep what they need beside these workers."""
+        """Whether the guaranteed GPUs of the pool, and of those beside it, keep what they need beside these workers."""
         many: dict[int, int] = {}
         for part in parts:
             many[part.node.position] = many.get(part.node.position, 0) + 1
         counts = [(self.pool.nodes[at], count) for at, count in many.items()]
-        return all(self._has(sum(self._loss(*each, later) for each in counts), later) for later in self.times)
+        for later in self.times:
+            losses: dict[PoolState, int] = {}
+            for node, count in counts:
+                for each in node.host:
+                    losses[each.pool] = losses.get(each.pool, 0) + self._loss(each, count, later)
+            if not all(self._has(pool, loss, later) for pool, loss in losses.items()):
+                return False
+        return True
 
     def workers(self, node: NodeState, most: int) -> int:
         """Return how many of at most so many workers a node may host; of a gang, without any loss of useful GPUs."""
         for many in range(min(most, self.need.least), 0, -1):
-            losses = {later: self._loss(node, many, later) for later in self.times}
-            if all(not loss or (self.need.least == 1 and self._has(loss, at)) for at, loss in losses.items()):
+            losses = [(each.pool, self._loss(each, many, at), at) for each in node.host for at in self.times]
+            if all(not loss or (self.need.least == 1 and self._has(pool, loss, at)) for pool, loss, at in losses):
                 return many
         return 0
 
-    def _has(self, loss: int, later: bool) -> bool:
-        """Whether the pool can lose the use of so many milli-GPUs."""
-        if loss and later not in self._budgets:
-            self._budgets[later] = self._budget(later)
-        return not loss or loss <= self._budgets[later]
-
-    def _budget(self, later: bool) -> int:
-        return 0 if self.pool.guaranteed() >= self.pool.total else surplus(self.pool, later)
+    def _has(self, pool: PoolState, loss: int, later: bool) -> bool:
+        """Whether a pool can lose the use of so many milli-GPUs."""
+        known = pool.pool.name, later
+        if loss and known not in self._budgets:
+            self._budgets[known] = 0 if pool.guaranteed() >= pool.total else surplus(pool, later)
+        return not loss or loss <= self._budgets[known]
 
     def _loss(self, node: NodeState, many: int, later: bool) -> int:
         return useful(node, later) - useful(node, later, many, self.need)
@@ -75,9 +83,10 @@ def useful(node: NodeState, later: bool, many: int = 0, need: Need = _NOTHING) -
 def _without_holds(node: NodeState) -> tuple[list[int], int, int, int]:
     """Return the future devices, CPU, memory and pods of a node; what is only held, for a while, is free."""
     devices, cpu, memory = list(node.future), node.cpu_future, node.memory_future
-    for part, need in node.pool.held:
-        if part.node is node:
-            cpu, memory = cpu + need.cpu, memory + need.memory
-            for at in part.devices:
-                devices[at] += part.milli
+    for each in node.host:
+        for part, need in each.pool.held:
+            if part.node is each:
+                cpu, memory = cpu + need.cpu, memory + need.memory
+                for at in part.devices if each is node else ():
+                    devices[at] += part.milli
     return devices, cpu, memory, node.pods_future

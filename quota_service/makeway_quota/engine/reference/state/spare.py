@@ -16,9 +16,13 @@ Limit = Callable[[str, int], int]
 
 
 def spares(cluster: Cluster, pool: str, need: Need, parts: Sequence[Part], later: bool) -> bool:
-    """Whether the guaranteed GPUs of a pool keep what they need beside some workers, now and later, or only `later`."""
+    """Whether the guaranteed GPUs of a pool keep what they need beside some workers, now and later, or only `later`.
+
+    So do those of the pools with nodes on the same hosts.
+    """
     many, cluster = Counter(part.node for part in parts), _without_holds(cluster)
-    return all(_can_lose(cluster, pool, _loss(cluster, many, need, at), at) for at in {True, later})
+    pools = (pool, *cluster.pools_beside(pool))
+    return all(_can_lose(cluster, p, _loss(cluster, p, many, need, at), at) for p in pools for at in {True, later})
 
 
 def limit_of(cluster: Cluster, pool: str, need: Need, later: bool) -> Limit:
@@ -27,10 +31,11 @@ def limit_of(cluster: Cluster, pool: str, need: Need, later: bool) -> Limit:
 
     def limit(name: str, most: int) -> int:
         for many in range(min(most, need.least), 0, -1):
-            losses = {at: _loss(cluster, {name: many}, need, at) for at in {True, later}}
-            if not any(losses.values()):
+            pools = (pool, *cluster.pools_beside(pool))
+            losses = [(p, _loss(cluster, p, {name: many}, need, at), at) for p in pools for at in {True, later}]
+            if not any(loss for _, loss, _ in losses):
                 return many
-            if need.least == 1 and all(_can_lose(cluster, pool, loss, at) for at, loss in losses.items()):
+            if need.least == 1 and all(_can_lose(cluster, *each) for each in losses):
                 return many
         return 0
 
@@ -65,10 +70,11 @@ def _surplus(cluster: Cluster, pool: str, later: bool) -> int:
     )
 
 
-def _loss(cluster: Cluster, many: dict[str, int], need: Need, later: bool) -> int:
-    """Return the useful milli-GPUs that are lost with so many workers more on each node."""
+def _loss(cluster: Cluster, pool: str, many: dict[str, int], need: Need, later: bool) -> int:
+    """Return the useful milli-GPUs of a pool that are lost with so many workers more on each node."""
     lost = 0
-    for name, count in many.items():
+    each = [(other, count) for node, count in many.items() for other in cluster.host_of(node)]
+    for name, count in [(name, count) for name, count in each if cluster.nodes[name].pool == pool]:
         left = cluster.left(name, later)
         beside = Left(left.devices, left.cpu - count * need.cpu, left.memory - count * need.memory, left.pods - count)
         lost += _useful(cluster, name, left) - _useful(cluster, name, beside)
