@@ -112,9 +112,39 @@ EDITS = (
     ),
     Edit(
         "placement/spare.py",
-        "return not loss or loss <= self._budgets[later]",
+        "return not loss or loss <= self._budgets[known]",
         "return not loss",
         "what no reservation guarantees keeps no CPU",
+    ),
+    Edit(
+        "placement/spare.py",
+        "losses = [(each.pool, self._loss(each, many, at), at) for each in node.host for at in self.times]",
+        "losses = [(each.pool, self._loss(each, many, at), at) for each in (node,) for at in self.times]",
+        "guaranteed GPUs of a machine's other pools keep their CPU",
+    ),
+    Edit(
+        "index/hosts.py",
+        "cpu < many * need.cpu",
+        "cpu < 0",
+        "work beside a pool makes way for the CPU of a guaranteed start",
+    ),
+    Edit(
+        "index/hosts.py",
+        "return self.pods or bool((self.cpu and need.cpu) or (self.memory and need.memory))",
+        "return self.pods or bool(self.cpu and need.cpu)",
+        "work beside a pool makes way for memory, too",
+    ),
+    Edit(
+        "index/ledger.py",
+        "                lines = tuple([line for line in lines if not line.quota.covers(own_pool)])",
+        "                break",
+        "a department keeps what it reserves in the pool of a victim",
+    ),
+    Edit(
+        "cycle/nominations.py",
+        "pools = queue.pools if queue.borrows and not replaces else in_quota",
+        "pools = queue.pools if queue.borrows else in_quota",
+        "who replaced a start waits for its own GPUs",
     ),
     # Order
     Edit(
@@ -211,7 +241,7 @@ EDITS = (
     ),
     Edit(
         "rules/victims/preemptor.py",
-        "return account is not self.account and self._above_fair_share(account)",
+        "return account is not self.account and pool == own_pool and self._above_fair_share(account)",
         "return account is not self.account",
         "fair share: only from those who are above theirs",
     ),

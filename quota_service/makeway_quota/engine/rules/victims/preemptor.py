@@ -192,12 +192,12 @@ class Preemptor:
 
     def _may_leave(self, allocation: Allocation) -> bool:
         """Whether an allocation beside the preemptor's nodes may be evicted first."""
-        victim = allocation.workload
-        if victim.non_preemptible:
+        if allocation.workload.non_preemptible:
             return False
         if not allocation.amount:
             return "reservation" in self.rights and self._may_evict(allocation)
-        return self.is_candidate_policy(victim.policy, self.nearest(allocation)) and self._may_evict(allocation)
+        policy = allocation.workload.policy
+        return self.is_candidate_policy(policy, self.nearest(allocation)) and self._may_evict(allocation)
 
     def _beside_each(self) -> dict[int, list[Allocation]]:
         """Return the candidates beside each node of the pool, by its position; computed once."""
