@@ -103,7 +103,7 @@ async def test_jobs_over_quota_of_one_pool_make_way_for_a_guaranteed_job_that_la
         assert len(gone) == 3
         assert states["w"] == "running"
         told = [line.message for line in await run.client("ana").job_events(gone[0].id)]
-        assert any("The start is in pool Whole GPUs, and gets CPU of mixed" in message for message in told), told
+        assert any("The start is in pool whole, and gets CPU of mixed" in message for message in told), told
         usage = {team.team: team for team in (await run.client("root").usage()).teams}
         assert (usage["rnd"].used, usage["devops"].used) == (5, 1)
 
@@ -120,7 +120,7 @@ async def test_a_guaranteed_job_waits_and_names_the_pool_whose_guaranteed_work_u
         await run.converged()
         reason = (await run.job(waits.id, "pending")).reason
         assert reason is not None
-        assert "Its nodes offer GPUs in pool MIG slices, too" in reason.message
+        assert "Its nodes offer GPUs in pool slices, too" in reason.message
 
 
 async def left(run: Running, many: int) -> bool:
