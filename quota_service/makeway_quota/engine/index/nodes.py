@@ -78,9 +78,8 @@ class NodeState:
         self.size = max(0, sum(self.open) - node.foreign_gpus)
         self.cpu_open = node.cpu - node.foreign_cpu if node.cpu else UNLIMITED
         self.memory_open = node.memory - node.foreign_memory if node.memory else UNLIMITED
-        self.cpu_future, self.memory_future = self.cpu_open, self.memory_open
         self.pods_open = node.pods - node.foreign_pods if node.pods else UNLIMITED
-        self.pods_future = self.pods_open
+        self.cpu_future, self.memory_future, self.pods_future = self.cpu_open, self.memory_open, self.pods_open
         self.pool.limits_pods |= bool(node.pods)
         self.future = list(self.open)
         for each in node.terminating:
@@ -365,8 +364,7 @@ class PoolState:
     def index(self) -> None:
         """Build the index from the nodes."""
         size = max((len(n.open) for n in self.nodes), default=0) + 1
-        self.by_free = [[] for _ in range(size)]
-        self.by_future = [[] for _ in range(size)]
+        self.by_free, self.by_future = [[] for _ in range(size)], [[] for _ in range(size)]
         for node in self.nodes:
             node.indexed = True
             self.add(node)
