@@ -43,8 +43,9 @@ IMAGES = [{"name": "usual", "image": image_build.name_of("notebook")}, {"name": 
 class Site:
     """A running JupyterHub whose users all have one password; `release`: where the namespace has several."""
 
-    def __init__(self, api: Api, password: str, release: str = "") -> None:
-        self.api, self.password = api, password
+    def __init__(self, api: Api, password: str, release: str = "", namespace: str = NAMESPACE) -> None:
+        self.api, self.password, self.namespace = api, password, namespace
+        self.all_pods = f"/api/v1/namespaces/{namespace}/pods"
         self._own = f"app.kubernetes.io/instance={release}," if release else ""
         self._people: dict[str, Person] = {}
 
@@ -68,7 +69,7 @@ class Site:
 
     def labelled(self, label: str) -> list[Object]:
         """Return the pods of this site with a label."""
-        return self.api.items(PODS, labelSelector=f"{self._own}{label}")
+        return self.api.items(self.all_pods, labelSelector=f"{self._own}{label}")
 
     def pod(self, component: str) -> Object:
         """Return the only pod of one part of the chart."""
@@ -77,7 +78,7 @@ class Site:
 
     def log(self, pod: str) -> str:
         """Return the last lines of a pod of the portal."""
-        return self.api.text(f"{PODS}/{pod}/log", tailLines="60")
+        return self.api.text(f"{self.all_pods}/{pod}/log", tailLines="60")
 
     def close(self) -> None:
         """End the sessions of all people, who log in again when they are asked for."""
@@ -89,20 +90,21 @@ class Portal(Site):
     """The running portal."""
 
     def __init__(self, cluster: Cluster, release: Installation, walk: Walk) -> None:
-        super().__init__(release.api, release.secret()["password"], release.name)
+        super().__init__(release.api, release.secret()["password"], release.name, release.namespace)
         self.cluster, self.release, self.walk = cluster, release, walk
         self.told = ExitStack()
         accounts = (f"{release.prefix}-hub", f"{release.prefix}-service")
-        self.asked = {one: self.told.enter_context(requests(cluster, one)) for one in accounts}
+        self.asked = {one: self.told.enter_context(requests(cluster, one, release.namespace)) for one in accounts}
 
     def as_program(self, path: str, key: str) -> httpx2.Response:
         """Send a request to the Hub's API with a token of the chart's secret."""
         headers = {"Authorization": f"token {self.release.secret()[key]}"}
         return httpx2.get(f"{self.url}/hub/api{path}", headers=headers)
 
-    def volume(self, claim: str, namespace: str = NAMESPACE) -> Path:
+    def volume(self, claim: str, namespace: str = "") -> Path:
         """Return the folder of this machine that a claim got."""
-        return self.cluster.volumes / name_of(self.api.get(f"{CLAIMS.format(namespace)}/{claim}"))
+        path = CLAIMS.format(namespace or self.namespace)
+        return self.cluster.volumes / name_of(self.api.get(f"{path}/{claim}"))
 
     @contextmanager
     def renewed(self, *parts: str) -> Iterator[None]:
@@ -139,7 +141,7 @@ class Portal(Site):
 
     def runs(self, session: Session) -> bool:
         """Whether a session has a pod whose containers may run."""
-        pods = self.api.items(PODS, labelSelector=f"makeway/session={session.id}")
+        pods = self.api.items(self.all_pods, labelSelector=f"makeway/session={session.id}")
         return any(pod["status"]["phase"] in ("Pending", "Running") for pod in pods)
 
     def clean(self) -> None:

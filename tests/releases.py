@@ -63,8 +63,8 @@ CLAIMS = "/api/v1/namespaces/{}/persistentvolumeclaims"
 class Installation:
     """A release on the cluster of the tests; Helm keeps its files in `folder`."""
 
-    def __init__(self, helm: Helm, folder: Path, api: Api, name: str = RELEASE) -> None:
-        self.helm, self.folder, self.api, self.name = helm, folder, api, name
+    def __init__(self, helm: Helm, folder: Path, api: Api, name: str = RELEASE, namespace: str = NAMESPACE) -> None:
+        self.helm, self.folder, self.api, self.name, self.namespace = helm, folder, api, name, namespace
 
     @property
     def prefix(self) -> str:
@@ -75,11 +75,13 @@ class Installation:
         """Run a command of Helm on the release and return what it printed; KubeProblem when it fails."""
         files = ("--values", written(self.folder, values)) if values is not None else ()
         chart = (CHART,) if verb in ("install", "upgrade") else ()
-        return self.helm.run(verb, self.name, *chart, "--namespace", NAMESPACE, *arguments, *files)
+        return self.helm.run(verb, self.name, *chart, "--namespace", self.namespace, *arguments, *files)
 
-    def names(self, path: str, namespace: str = NAMESPACE) -> set[str]:
+    def names(self, path: str, namespace: str = "") -> set[str]:
         """Return the names in a list, such as DEPLOYMENTS, of what the chart made."""
-        found = self.api.items(path.format(namespace), labelSelector="app.kubernetes.io/managed-by=Helm")
+        found = self.api.items(
+            path.format(namespace or self.namespace), labelSelector="app.kubernetes.io/managed-by=Helm"
+        )
         return {one["metadata"]["name"] for one in found}
 
     def generations(self) -> dict[str, dict[str, int | None]]:
@@ -87,7 +89,7 @@ class Installation:
         return {
             path: {
                 one["metadata"]["name"]: one["metadata"].get("generation")
-                for one in self.api.items(path.format(NAMESPACE))
+                for one in self.api.items(path.format(self.namespace))
             }
             for path in KINDS
             if path != SECRETS
@@ -95,7 +97,7 @@ class Installation:
 
     def secret(self) -> dict[str, str]:
         """Return the generated Secret, decoded."""
-        data = self.api.get(f"{SECRETS.format(NAMESPACE)}/{self.prefix}")["data"]
+        data = self.api.get(f"{SECRETS.format(self.namespace)}/{self.prefix}")["data"]
         return {name: base64.b64decode(value).decode() for name, value in data.items()}
 
 
@@ -137,19 +139,19 @@ def left_in(api: Api, *spaces: str) -> set[tuple[str, str]]:
 
 
 @contextmanager
-def requests(cluster: Cluster, account: str) -> Iterator[list[Object]]:
+def requests(cluster: Cluster, account: str, namespace: str = NAMESPACE) -> Iterator[list[Object]]:
     """Yield a list that, after the block, has what an account of the chart asked of the API server meanwhile."""
     log, found = cluster.folder.logs / AUDIT_LOG, list[Object]()
     begin = log.stat().st_size
     yield found
     with log.open(encoding="utf-8") as lines:
         lines.seek(begin)
-        found += [one for one in map(json.loads, lines) if one["user"]["username"] == account_name(account)]
+        found += [one for one in map(json.loads, lines) if one["user"]["username"] == account_name(account, namespace)]
 
 
-def account_name(account: str) -> str:
+def account_name(account: str, namespace: str = NAMESPACE) -> str:
     """Return the name of an account of the chart as a user of the API server."""
-    return f"system:serviceaccount:{NAMESPACE}:{account}"
+    return f"system:serviceaccount:{namespace}:{account}"
 
 
 def rights_used(asked: list[Object]) -> set[tuple[str, str, str]]:

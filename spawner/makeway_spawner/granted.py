@@ -13,7 +13,8 @@ from makeway_api.quantities import gpus, listed
 class Lease:
     """One session's lease. CPU is in cores, memory and disk in MiB; 0 leaves each to the spawner's own settings.
 
-    `started` is None before the server starts, False until the service knows of the server, then True.
+    `claims` are the ResourceClaimTemplates that its GPUs are requested by, by name of the claim in the pod; none: by
+    `resource`. `started` is None before the server starts, False until the service knows of the server, then True.
     """
 
     id: str
@@ -33,6 +34,7 @@ class Lease:
     resource: str = ""
     tolerations: list[str] = field(default_factory=list)
     disk: int = 0
+    claims: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, session: Session, started: bool | None = None) -> Lease:
@@ -55,6 +57,7 @@ class Lease:
             resource=session.resource or "",
             tolerations=list(session.tolerations),
             disk=session.disk,
+            claims=dict(session.claims),
         )
 
     def env(self) -> dict[str, str]:
@@ -111,6 +114,8 @@ class Lease:
             image=str(saved.get("image") or ""),
             resource=str(saved.get("resource") or ""),
             tolerations=[str(text) for text in saved.get("tolerations") or ()],
+            disk=int(saved.get("disk") or 0),
+            claims={str(name): str(template) for name, template in (saved.get("claims") or {}).items()},
         )
 
 

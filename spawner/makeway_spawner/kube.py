@@ -21,6 +21,8 @@ from .pod_spawner import PodSpawner
 from .pod_start import PodStart
 from .refusal import Refused
 
+NOTEBOOK = "notebook"
+"""KubeSpawner's name of the container with the server"""
 DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 _MARGIN = 5.0
 """Seconds by which a start gives up before the Hub does, which does not know why the pod is not there."""
@@ -77,8 +79,10 @@ class MakewayKubeSpawner(LeaseMixin, PodSpawner):
         """Return the pod manifest with the lease in it; KubeSpawner's settings stay as they are for the next start."""
         with self._with_lease():
             manifest = await super().get_pod_manifest()
+        if self._lease is not None:
+            pod.add_claims(self._lease, manifest, NOTEBOOK)
         # What `kubectl logs` and `exec` mean, also where a sidecar comes first.
-        manifest.metadata.annotations = {DEFAULT_CONTAINER: "notebook", **(manifest.metadata.annotations or {})}
+        manifest.metadata.annotations = {DEFAULT_CONTAINER: NOTEBOOK, **(manifest.metadata.annotations or {})}
         return manifest
 
     @contextmanager

@@ -62,13 +62,27 @@ def pod_annotations(lease: Lease, owner: str) -> dict[str, str]:
 
 
 def devices(lease: Lease, resource: str) -> dict[str, str]:
-    """Return the extended resource for a lease's GPUs, as request and limit alike; nothing for a lease without GPUs.
+    """Return the extended resource for a lease's GPUs, as request and limit alike.
 
+    Nothing for a lease without GPUs, or whose GPUs are requested by claims.
     Extended resources are integers: ValueError for a fraction, which `LeaseMixin` refuses before the lease.
     """
     if not lease.gpus.is_integer():
         raise ValueError(f"{resource} is handed out in whole devices, and the lease has {lease.gpus:g}")
-    return {resource: str(int(lease.gpus))} if lease.gpus else {}
+    return {resource: str(int(lease.gpus))} if lease.gpus and not lease.claims else {}
+
+
+def add_claims(lease: Lease, manifest: Any, container: str) -> None:
+    """Have a pod request the lease's GPUs by claims that Kubernetes generates, for its container of that name.
+
+    Those of the site's own settings stay.
+    """
+    if not lease.gpus or not lease.claims:
+        return
+    made = [{"name": name, "resourceClaimTemplateName": template} for name, template in lease.claims.items()]
+    manifest.spec.resource_claims = [*(manifest.spec.resource_claims or ()), *made]
+    resources = next(one.resources for one in manifest.spec.containers if one.name == container)
+    resources.claims = [*(resources.claims or ()), *({"name": name} for name in lease.claims)]
 
 
 def compute(lease: Lease) -> dict[str, float | int]:
@@ -115,9 +129,12 @@ def tolerations(lease: Lease, resource: str, own: list[Any]) -> list[Any]:
 
 
 def environment(env: dict[str, str], lease: Lease | None) -> dict[str, str]:
-    """Return the variables without device numbers, which the device plugin sets; without GPUs no device is visible."""
+    """Return the variables without device numbers, which the device plugin sets; without GPUs no device is visible.
+
+    A driver (DRA) adds its devices beside that, which a runtime that hands out all of the node's must not do.
+    """
     found = {key: value for key, value in env.items() if key not in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")}
-    if lease is None or not lease.gpus:
+    if lease is None or not lease.gpus or lease.claims:
         found["NVIDIA_VISIBLE_DEVICES"] = "void"
     return found
 

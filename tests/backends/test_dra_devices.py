@@ -18,16 +18,19 @@ from makeway_quota.backends.kubernetes.cluster.dra_devices import (
     CLAIMS,
     CLASSES,
     EXTENDED_RESOURCE_CLAIM,
+    GENERATED_CLAIM,
     IMPLICIT_RESOURCE_PREFIX,
     SLICES,
     DeviceId,
     DeviceSlice,
+    HeldDevices,
     index_of,
     project_class,
     project_slice,
 )
 from makeway_quota.backends.kubernetes.cluster.inventory import KubernetesInventory
 from makeway_quota.backends.kubernetes.cluster.nodes import NodeSelector
+from makeway_quota.backends.kubernetes.cluster.pod_requests import project_share
 
 DRIVER = "gpu.nvidia.com"
 GPU, MIG = "example.com/gpu", f"{IMPLICIT_RESOURCE_PREFIX}mig"
@@ -65,10 +68,13 @@ def device_slice(*devices: tuple[str, str], name: str = "s", generation: int = 1
     }
 
 
-def claim(name: str, *devices: str, pods: tuple[str, ...] = (), extended: bool = False) -> dict[str, Any]:
+def claim(
+    name: str, *devices: str, pods: tuple[str, ...] = (), extended: bool = False, generated: bool = False
+) -> dict[str, Any]:
     results = [{"request": "r", "driver": DRIVER, "pool": "n0", "device": each} for each in devices]
     reserved = [{"resource": "pods", "name": each, "uid": each} for each in pods]
-    metadata = meta(name, namespace="jobs", annotations={EXTENDED_RESOURCE_CLAIM: "true"} if extended else {})
+    notes = {EXTENDED_RESOURCE_CLAIM: "true"} if extended else {GENERATED_CLAIM: "gpus"} if generated else {}
+    metadata = meta(name, namespace="jobs", annotations=notes)
     status = {"allocation": {"devices": {"results": results}}, "reservedFor": reserved}
     return {"metadata": metadata, "spec": {}, "status": status}
 
@@ -130,6 +136,58 @@ async def test_our_pods_request_the_classes_resource_as_that_of_a_device_plugin(
     found = await seen(lists, pod("ours", job="j-1", **{GPU: "1"}), selectors=[NodeSelector("whole", GPU)])
     assert amounts(found) == {"whole": (4, 0)}
     assert [(each.workload, each.gpus) for each in found.pods] == [("j-1", 1000)]
+
+
+def with_claims(made: dict[str, Any], *claims: str) -> dict[str, Any]:
+    """Return a pod whose claims Kubernetes has generated."""
+    names = [{"name": f"c{at}", "resourceClaimName": each} for at, each in enumerate(claims)]
+    return made | {"status": {**made["status"], "resourceClaimStatuses": names}}
+
+
+@pytest.mark.covers("F02", "F82")
+async def test_a_claim_that_was_generated_for_a_pod_counts_as_what_that_pod_holds() -> None:
+    lists = {
+        CLASSES: [CLASS],
+        SLICES: [DEVICES],
+        CLAIMS: [
+            claim("ours-1", "g0", pods=("ours",), generated=True),
+            claim("ours-2", "g1", pods=("ours",), generated=True),
+            claim("theirs-1", "g2", pods=("theirs",), generated=True),
+        ],
+    }
+    pods = (with_claims(pod("ours", job="j-1"), "ours-1", "ours-2"), with_claims(pod("theirs"), "theirs-1"))
+    found = await seen(lists, *pods, selectors=[NodeSelector("whole", GPU)])
+    assert amounts(found) == {"whole": (4, 1000)}
+    assert [(each.workload, each.gpus) for each in found.pods] == [("j-1", 2000)]
+
+
+@pytest.mark.covers("F02", "F82")
+async def test_a_generated_claim_counts_from_when_its_pod_is_on_the_node_until_its_devices_are_free() -> None:
+    server = Restricted()
+    server.lists[CLAIMS] = [claim("ours-1", "g0", generated=True)]
+    async with opened(server) as inventory:
+        assert amounts(inventory.seen()["n0"])["whole"] == (4, 0), "its pod is about to be bound"
+
+        def put(made: dict[str, Any] | None) -> None:
+            if made is None:
+                del inventory.pods.objects["jobs/ours"]
+            else:
+                share = project_share(made, "here")
+                assert share is not None
+                inventory.pods.objects["jobs/ours"] = share
+            inventory.pods._changed.add("jobs/ours")
+
+        put(with_claims(pod("ours", job="j-1"), "ours-1"))
+        bound = inventory.seen()["n0"]
+        assert [(each.workload, each.gpus) for each in bound.pods] == [("j-1", 1000)]
+        assert amounts(bound)["whole"] == (4, 0)
+        put(None)
+        assert amounts(inventory.seen()["n0"])["whole"] == (4, 1000), "the driver has not freed it yet"
+        claims = (inventory.devices._followed or pytest.fail("not followed")).claims
+        claims.objects.clear()
+        claims._changed.add("jobs/ours-1")
+        assert amounts(inventory.seen()["n0"])["whole"] == (4, 0)
+        assert inventory._placed_claims == set()
 
 
 @pytest.mark.covers("F02", "F82")
@@ -400,18 +458,21 @@ def test_a_change_of_a_claim_or_slice_concerns_the_nodes_of_its_devices_only() -
         made["spec"]["pool"]["name"] = where
         return project_slice(made) or pytest.fail("no devices")
 
-    def held(where: str) -> frozenset[DeviceId]:
-        return frozenset({DeviceId(DRIVER, where, "g0")})
+    def held(where: str) -> HeldDevices:
+        return HeldDevices(frozenset({DeviceId(DRIVER, where, "g0")}))
+
+    def claims(where: str) -> list[tuple[str, set[str]]]:
+        return [(one.resource, set(one.claims)) for one in index.on(where, [GPU]).held]
 
     index = index_of({"s1": kept("n1"), "s2": kept("n2")}, [project_class(CLASS)], {})
     assert index.put_claim("c", held("n1")) == {"n1"}
-    assert index.on("n1", [GPU]).held == {GPU: 1}
+    assert claims("n1") == [(GPU, {"c"})]
     assert index.put_claim("c", held("n1")) == set(), "nothing changed"
     assert index.put_claim("c", held("n2")) == {"n1", "n2"}
-    assert (index.on("n1", [GPU]).held, index.on("n2", [GPU]).held) == ({}, {GPU: 1})
+    assert (claims("n1"), claims("n2")) == ([], [(GPU, {"c"})])
     assert index.put_claim("elsewhere", held("n3")) == set()
     assert index.put_slice("s3", kept("n3")) == {"n3"}
-    assert index.on("n3", [GPU]).held == {GPU: 1}, "the claim came before the slice"
+    assert claims("n3") == [(GPU, {"elsewhere"})], "the claim came before the slice"
     assert index.put_slice("s4", kept("n1", generation=2)) == {"n1"}
     assert index.put_slice("s1", None) == {"n1"}
     assert index.on("n1", [GPU]).offered == {GPU: 1}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import ssl
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from email.utils import formatdate
 from pathlib import Path
@@ -55,6 +56,8 @@ class Server:
             {
                 "/version": {"major": "1", "minor": "34+"},
                 NODES: {"items": [node("n1", gpu="a"), node("n2", gpu="b")]},
+                "/api/v1/pods": {"items": []},
+                PODS.partition("?")[0]: {"items": []},
                 CLAIM: {
                     "metadata": {"name": "makeway-checkpoints"},
                     "spec": {"storageClassName": "nfs", "accessModes": ["ReadWriteMany"]},
@@ -74,6 +77,10 @@ class Server:
     status: int = 403
     ahead: float = 0.0
     down: bool = False
+    unwatched: Exception | None = None
+    """what watches are refused with"""
+    events: list[bytes] = field(default_factory=list)
+    """of each watch, which then ends"""
 
     @property
     def nodes(self) -> list[Object]:
@@ -100,6 +107,16 @@ class Client(ApiClient):
         if found is None:
             raise ApiRefusal(404, "NotFound", f"{path} not found")
         return found  # type: ignore[no-any-return]
+
+    @asynccontextmanager
+    async def stream(self, path: str, query: Mapping[str, str], silence: float) -> AsyncIterator[AsyncIterator[bytes]]:
+        async def lines() -> AsyncIterator[bytes]:
+            for event in self.server.events:
+                yield event
+
+        if self.server.unwatched is not None:
+            raise self.server.unwatched
+        yield lines()
 
     async def create(self, path: str, body: Object) -> Object:
         if path == REVIEWS:
@@ -308,6 +325,30 @@ def old(server: Server) -> None:
     server.objects["/version"] = {"major": "1", "minor": "27"}
 
 
+def unwatched(error: Exception) -> Callable[[Server], None]:
+    return lambda server: setattr(server, "unwatched", error)
+
+
+def watching(*events: bytes) -> Callable[[Server], None]:
+    return lambda server: setattr(server, "events", list(events))
+
+
+def claims(server: Server) -> None:
+    """Offer the pool a by a DeviceClass, whose GPUs a profile requests by a claim template that is not there."""
+    server.objects[DEVICE_CLASSES] = {"items": [{"metadata": {"name": "a"}, "spec": {"extendedResourceName": GPU}}]}
+
+
+def odd_class(server: Server) -> None:
+    claims(server)
+    expression = "device.attributes['x.com'].model.matches('H100')"
+    server.objects[DEVICE_CLASSES]["items"][0]["spec"]["selectors"] = [{"cel": {"expression": expression}}]
+    server.objects["/apis/resource.k8s.io/v1/resourceclaims"] = {"items": []}
+
+
+GPU = "nvidia.com/gpu"
+DEVICE_CLASSES = "/apis/resource.k8s.io/v1/deviceclasses"
+
+
 def without(path: str) -> Callable[[Server], None]:
     return lambda server: server.objects.pop(path)
 
@@ -323,7 +364,21 @@ def denying(*pairs: tuple[str, str]) -> Callable[[Server], None]:
     return lambda server: server.denied.update(pairs)
 
 
+NOT_FOLLOWED = "cannot be followed, and nothing starts"
+UNFOLLOWED = "can be listed and not followed, and nothing starts"
 FAULTS: list[tuple[str, Callable[[Server], Any], str, str]] = [
+    ("no watch of nodes", denying(("nodes", "watch")), f"may not watch nodes: the cluster {NOT_FOLLOWED}", "error"),
+    ("no watch of pods", denying(("pods", "watch")), f"may not watch pods: the cluster {NOT_FOLLOWED}", "error"),
+    ("silent watches", unwatched(ApiUnreachable("it is silent")), f"The nodes of the cluster {UNFOLLOWED}", "error"),
+    ("failing watches", unwatched(ApiRefusal(502, "", "bad gateway")), "nothing starts: bad gateway.", "error"),
+    (
+        "watches that end with an error",
+        watching(b'{"type": "ERROR", "object": {"message": "too old"}}'),
+        "The pods of jobs of the cluster can be listed and not followed, and nothing starts: too old.",
+        "error",
+    ),
+    ("no events", watching(b"<html>"), "what is answered is no stream of events", "error"),
+    ("selectors", odd_class, "The selectors of the DeviceClass a cannot be evaluated", "error"),
     ("rights on pods", denying(("pods", "create"), ("pods", "delete")), "may not create, delete pods", "error"),
     ("rights on nodes", denying(("nodes", "list")), "may not list nodes", "error"),
     ("rights on secrets", denying(("secrets", "create")), "may not create secrets", "error"),
@@ -375,6 +430,41 @@ async def test_each_fault_is_named_with_a_remedy(plant: Callable[[Server], Any],
     assert named, [one.what for one in found]
     assert named[0].severity == severity
     assert all(one.remedy.endswith((".", ")")) and one.where and one.check for one in found)
+
+
+CLAIMS = POLICY.replace(
+    "memory: 4Gi",
+    "memory: 4Gi, pod: {spec: {resourceClaims: [{name: g, resourceClaimTemplateName: one}]}}, pools: [a]",
+)
+
+
+async def test_claims_of_a_profile_that_do_not_fit_are_named() -> None:
+    server = Server()
+    claims(server)
+    server.objects[SLICES] = {
+        "items": [{"spec": {"driver": "x.com", "nodeName": "n1", "devices": [{"name": "g0"}], "pool": {"name": "n1"}}}]
+    }
+    template = {"spec": {"spec": {"devices": {"requests": [{"name": "r", "exactly": {"deviceClassName": "a"}}]}}}}
+    path = "/apis/resource.k8s.io/v1/namespaces/jobs/resourceclaimtemplates/one"
+    (found,) = [one for one in await findings(server, CLAIMS) if one.check == "claims"]
+    assert (found.severity, found.where) == ("error", "profile gpu1")
+    assert found.what == (
+        "Pods of the profile gpu1 would not get their GPUs: there is no ResourceClaimTemplate one in the namespace "
+        "jobs (version v1)."
+    )
+    server.objects[path] = template
+    assert [one for one in await findings(server, CLAIMS) if one.check == "claims"] == []
+    denying(("resourceclaimtemplates", "get"))(server)
+    (right,) = [one for one in await findings(server, CLAIMS) if one.check == "rights"]
+    assert "may not get resourceclaimtemplates.resource.k8s.io: claims of profiles are not checked" in right.what
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+async def test_a_watch_that_the_account_may_not_open_is_named_by_its_rights_alone(status: int) -> None:
+    server = Server()
+    server.unwatched = ApiRefusal(status, "Forbidden", "no")
+    denying(("nodes", "watch"), ("pods", "watch"))(server)
+    assert {one.check for one in await findings(server)} == {"rights"}
 
 
 async def test_twenty_at_once_are_all_named_worst_first() -> None:

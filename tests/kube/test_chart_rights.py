@@ -33,12 +33,15 @@ LEASES = {(verb, "leases", JOBS) for verb in ("get", "create", "update")}
 DEVICES = ("deviceclasses", "resourceclaims", "resourceslices")
 OF_DEVICES = {(verb, kind, "") for verb in ("list", "watch") for kind in DEVICES}
 """What it asks for where a pool has GPUs of a DeviceClass that the cluster has"""
+OF_CLAIMS = {("get", "resourceclaimtemplates", space) for space in (NAMESPACE, JOBS)}
+"""What it asks for where a profile has claims"""
 NEEDED = {
     *((verb, kind, "") for verb in ("list", "watch") for kind in ("nodes", "pods", *DEVICES)),
     *((verb, "pods", JOBS) for verb in ("get", "list", "watch", "create", "delete")),
     *((verb, kind, JOBS) for verb in ("create", "delete") for kind in ("services", "networkpolicies")),
     *(("create", kind, JOBS) for kind in ("secrets", "events")),
     *LEASES,
+    *OF_CLAIMS,
 }
 """Verb, resource and namespace of what the service asks of the API server; no namespace: of the whole cluster."""
 FOLLOWS = {
@@ -67,12 +70,13 @@ RESOURCES = (
     "networkpolicies",
     "leases",
     *DEVICES,
+    "resourceclaimtemplates",
 )
 WITHOUT_NAMESPACE = ("nodes", "deviceclasses", "resourceslices")
 GROUPS = {
     "leases": "coordination.k8s.io",
     "networkpolicies": "networking.k8s.io",
-    **dict.fromkeys(DEVICES, "resource.k8s.io"),
+    **dict.fromkeys((*DEVICES, "resourceclaimtemplates"), "resource.k8s.io"),
     **dict.fromkeys(("roles", "clusterroles", "rolebindings", "clusterrolebindings"), "rbac.authorization.k8s.io"),
 }
 
@@ -212,7 +216,7 @@ async def test_the_backend_needs_these_rights_and_these_settings_and_no_others(
         with requests(kwok_cluster, "makeway-service") as asked:
             await runs_a_gang(backend, release.api)
     assert not [one for one in asked if one["responseStatus"]["code"] == 403]
-    assert rights_used(asked) | LEASES | OF_DEVICES == NEEDED
+    assert rights_used(asked) | LEASES | OF_DEVICES | OF_CLAIMS == NEEDED
 
 
 async def test_a_gang_runs_where_the_account_may_not_make_network_policies(

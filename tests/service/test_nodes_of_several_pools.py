@@ -202,3 +202,19 @@ async def is_shown(run: Running, total: int, outside: int) -> bool:
 async def total(run: Running, pool: str, many: int) -> bool:
     """Whether a pool has so many GPUs."""
     return {p.name: p.total for p in await run.client("root").pools()}[pool] == many
+
+
+CLAIMS = "pod: {spec: {resourceClaims: [{name: gpus, resourceClaimTemplateName: one-slice}]}}"
+
+
+@pytest.mark.covers("F02", "F82")
+@pytest.mark.parametrize("platform", ["kubernetes", "local"])
+async def test_the_lease_of_a_notebook_has_the_claims_of_its_profile_on_a_cluster(
+    platform: str, tmp_path: Path
+) -> None:
+    policy = POLICY.replace("name: slice1,", f"name: slice1, {CLAIMS},")
+    assert policy != POLICY
+    backend = MemoryBackend([mixed(), shared()], real_time=True)
+    async with running(tmp_path, policy, backend=backend, MAKEWAY_BACKEND=platform) as run:
+        session = await run.granted((await run.session("ana", "slice1", "rnd")).id)
+        assert session.claims == ({"gpus": "one-slice"} if platform == "kubernetes" else {})

@@ -28,6 +28,7 @@ async def test_free_and_all_are_the_same_everywhere(tmp_path: Path) -> None:
         assert sum(devices.values()) == pool.free == usage.free == 8 + 2 - 3
         assert (devices["down"], devices["drained"], devices["others"]) == (0, 0, 2)
         assert pool.total == usage.total == 20
+        assert {node.name: node.foreign for node in pool.nodes if node.foreign} == {"others": 2}
         lines = [NodeLine(node, pool.name, 0.0, ()) for node in pool.nodes]
         assert [line.node.name for line in lines if line.is_in("")] == [node.name for node in NODES]
         for state in STATES:

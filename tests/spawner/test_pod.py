@@ -190,6 +190,24 @@ async def test_the_settings_of_one_lease_are_gone_in_the_next_manifest(spawner: 
     assert (spawner.cpu_limit, spawner.priority_class_name) == (1, "")
 
 
+@pytest.mark.covers("F02", "F82")
+async def test_gpus_are_requested_by_claims_where_the_profile_has_any(spawner: Any) -> None:
+    spawner.extra_pod_config = {"resourceClaims": [{"name": "net", "resourceClaimTemplateName": "nic"}]}
+    claimed = replace(LEASE, resource="deviceclass.resource.kubernetes.io/gpu", claims={"gpus": "two-gpus"})
+    spec = (await manifest(spawner, claimed))["spec"]
+    (notebook,) = spec["containers"]
+    assert [one["name"] for one in spec["resource_claims"]] == ["net", "gpus"]
+    assert spec["resource_claims"][1] == {"name": "gpus", "resourceClaimTemplateName": "two-gpus"}
+    assert notebook["resources"]["claims"] == [{"name": "gpus"}]
+    assert not [name for name in notebook["resources"]["limits"] if "/" in name]
+    assert {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}.items() <= next(
+        one for one in notebook["env"] if one["name"] == "NVIDIA_VISIBLE_DEVICES"
+    ).items()
+    assert Lease.load(claimed.save()) == claimed, "the next Hub knows them, too"
+    other = (await manifest(spawner, LEASE))["spec"]
+    assert [one["name"] for one in other["resource_claims"]] == ["net"]
+
+
 async def test_gpus_are_requested_by_the_name_that_they_have_in_their_pool(spawner: Any) -> None:
     slices = replace(LEASE, resource="nvidia.com/mig-1g.10gb")
     spec = (await manifest(spawner, slices))["spec"]

@@ -72,6 +72,11 @@ class Session(Wire):
     tolerations: list[str] = Field(
         default_factory=list, description="taints that its pod tolerates on a cluster besides that of the resource"
     )
+    claims: dict[str, str] = Field(
+        default_factory=dict,
+        description="on a cluster, the ResourceClaimTemplates that its GPUs are requested by instead of the resource, "
+        "by name of the claim in its pod",
+    )
     image: str | None = Field(None, description="of the notebook's pod; none: the spawner's own setting")
     env: dict[str, str] = Field(default_factory=dict)
     virtual: bool = False

@@ -375,6 +375,10 @@ class Backend(Protocol):
         """Return what the owner of a job has to know about its pods, in sentences; within seconds, never fails."""
         return []
 
+    async def policy_notices(self, document: Document) -> list[tuple[str, str]]:
+        """Return profiles of a document that will not work here, each with the reason; within seconds, never fails."""
+        return []
+
     def folder_bytes(self, workload: str) -> int | None:
         """Return the bytes of a job's folder on this machine; None where there is none."""
         return None

@@ -12,6 +12,7 @@ from ..backends.base import BackendError, StartOrder
 from ..backends.kubernetes.api.client import ApiRefusal, Object
 from ..backends.kubernetes.api.quantities import MIB, number
 from ..backends.kubernetes.attempts.start_errors import fits_later
+from ..backends.kubernetes.pods.claim_templates import ClaimTemplates
 from ..backends.kubernetes.pods.disk import RESOURCE as DISK
 from ..backends.kubernetes.pods.manifest import WorkerResources, container_security, worker_pod
 from ..backends.kubernetes.settings import pod_settings
@@ -184,6 +185,25 @@ def _notebook_pod(cluster: ClusterAccess, profile: Profile) -> Object:
             ],
         },
     }
+
+
+async def check_claim_templates(cluster: ClusterAccess) -> Iterable[Finding]:
+    """Return the profiles whose pods would not get their GPUs by the claims of their pod templates (DRA)."""
+    if cluster.document is None or cluster.hub:
+        return []
+    spaces = {"job": cluster.jobs_namespace}
+    if cluster.client.connection.token_file is not None:  # in a pod, beside those of notebooks
+        spaces["session"] = cluster.client.connection.namespace
+    found = await ClaimTemplates(cluster.client).profile_problems(cluster.document, cluster.selectors, spaces)
+    return [
+        Finding(
+            "error",
+            f"Pods of the profile {name} would not get their GPUs: {why}.",
+            f"profile {name}",
+            "Correct spec.resourceClaims of its pod template, or what it names on the cluster.",
+        )
+        for name, why in found
+    ]
 
 
 async def check_limits(cluster: ClusterAccess) -> Iterable[Finding]:

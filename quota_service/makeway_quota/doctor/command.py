@@ -98,9 +98,11 @@ def cluster_checks(cluster: ClusterAccess) -> list[Check]:
     return [
         Check("version", partial(server.check_server, cluster)),
         Check("rights", partial(rights.check_rights, cluster)),
+        Check("following", partial(server.check_following, cluster)),
         Check("images", partial(images.check_pull_secrets, cluster)),
         Check("admission of jobs", partial(admission.check_job_pods, cluster)),
         Check("admission of notebooks", partial(admission.check_notebook_pods, cluster)),
+        Check("claims", partial(admission.check_claim_templates, cluster)),
         Check("quotas", partial(admission.check_limits, cluster)),
         Check("volumes", partial(volumes.check_volumes, cluster)),
         Check("nodes", partial(nodes.check_nodes, cluster)),

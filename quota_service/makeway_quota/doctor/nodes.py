@@ -10,6 +10,7 @@ from ..backends.kubernetes.cluster.dra_devices import (
     CLAIMS,
     CLASSES,
     SLICES,
+    DeviceClass,
     index_of,
     project_class,
     project_slice,
@@ -48,6 +49,7 @@ async def check_nodes(cluster: ClusterAccess) -> Iterable[Finding]:
     offered = {node.name: unassigned(node, chosen, pools_of(node, chosen)) for node in nodes}
     return [
         *_unselected(cluster.document, chosen),
+        *_not_evaluated(map(project_class, classes), chosen),
         *(finding for selector in chosen for finding in _pool(selector, nodes)),
         *_not_assigned(unassigned_sentences(offered)),
         *_not_assigned(described(slices, devices)),
@@ -65,6 +67,20 @@ def _unselected(document: Document, chosen: Sequence[NodeSelector]) -> Iterator[
                 f"pool {pool.name}",
                 "Write labels of its nodes into the policy (nodes: {labels: …}).",
             )
+
+
+def _not_evaluated(classes: Iterable[DeviceClass], chosen: Sequence[NodeSelector]) -> Iterator[Finding]:
+    """Yield the DeviceClasses of pools whose selectors cannot be evaluated, so that none of their devices counts."""
+    for one in classes:
+        for selector in chosen:
+            if not one.understood and selector.resource in one.resources:
+                yield Finding(
+                    "error",
+                    f"The selectors of the DeviceClass {one.name} cannot be evaluated, so that none of its devices "
+                    f"counts for the pool {selector.pool}.",
+                    f"pool {selector.pool}",
+                    "Make a class for it whose selectors compare device.driver and attributes by ==, joined by &&.",
+                )
 
 
 def _pool(selector: NodeSelector, nodes: Sequence[ClusterNode]) -> Iterator[Finding]:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from ..backends.kubernetes.api.client import together
 from ..backends.kubernetes.cluster.dra_devices import CLASSES, IMPLICIT_RESOURCE_PREFIX
+from ..policy.pod_template import claims_of
 from .cluster import ClusterAccess
 from .findings import Finding
 
@@ -21,12 +22,15 @@ class Right(NamedTuple):
     verbs: tuple[str, ...]
     everywhere: bool = False
     without: str = ""
-    """what does not work without it, where the rest does"""
+    """what does not work without it"""
+    needed: bool = False
+    """whether nothing else works without it either"""
 
 
+NOT_FOLLOWED = "the cluster cannot be followed, and nothing starts"
 SERVICE = (
-    Right("", "nodes", ("list", "watch"), everywhere=True),
-    Right("", "pods", ("list", "watch"), everywhere=True),
+    Right("", "nodes", ("list", "watch"), everywhere=True, without=NOT_FOLLOWED, needed=True),
+    Right("", "pods", ("list", "watch"), everywhere=True, without=NOT_FOLLOWED, needed=True),
     Right("", "pods", ("get", "list", "watch", "create", "delete")),
     Right("", "secrets", ("create",)),
     Right("", "services", ("create", "delete"), without="jobs with several workers do not start"),
@@ -40,6 +44,8 @@ DEVICES = tuple(
     for resource in ("deviceclasses", "resourceclaims", "resourceslices")
 )
 """Where the cluster has classes of devices, or a pool names one, besides; all three, or none of the devices counts"""
+TEMPLATES = Right("resource.k8s.io", "resourceclaimtemplates", ("get",), without="claims of profiles are not checked")
+"""Where a profile's pod template has claims, besides"""
 HOMES = Right("", "persistentvolumeclaims", ("get",), without="jobs have no home")
 """With a claim of homes (`jobs.home` of the chart) besides"""
 HUB = (
@@ -57,6 +63,7 @@ async def check_rights(cluster: ClusterAccess) -> Iterable[Finding]:
     else:
         wanted = [*SERVICE, *([HOMES] if cluster.settings.home_claim else [])]
         wanted += DEVICES if await _counts_devices(cluster) else ()
+        wanted += [TEMPLATES] if _has_claims(cluster) else ()
     return [finding for right in wanted if (finding := await _denied(cluster, right))]
 
 
@@ -65,6 +72,12 @@ async def _counts_devices(cluster: ClusterAccess) -> bool:
     if any(one.resource.startswith(IMPLICIT_RESOURCE_PREFIX) for one in cluster.selectors):
         return True
     return bool(await cluster.listed(CLASSES))
+
+
+def _has_claims(cluster: ClusterAccess) -> bool:
+    """Whether pods of jobs get their GPUs by claims."""
+    facts = cluster.document.profile_facts.values() if cluster.document is not None else ()
+    return any("job" in one.kinds and claims_of(one.pod) for one in facts)
 
 
 async def _denied(cluster: ClusterAccess, right: Right) -> Finding | None:
@@ -81,7 +94,7 @@ async def _denied(cluster: ClusterAccess, right: Right) -> Finding | None:
     name = f"{right.resource}.{right.group}" if right.group else right.resource
     then = f": {right.without}" if right.without else ""
     return Finding(
-        "warning" if right.without else "error",
+        "warning" if right.without and not right.needed else "error",
         f"The account may not {', '.join(denied)} {name}{then}.",
         where,
         f"Bind it to a {'Role' if namespace else 'ClusterRole'} with these verbs, as the chart does.",

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import ssl
 from collections.abc import Iterable
 from email.utils import parsedate_to_datetime
 from urllib.parse import urlsplit
 
-from .cluster import ClusterAccess
+from ..backends.kubernetes.api.client import ApiRefusal, ApiUnreachable, together
+from .cluster import UNKNOWN, ClusterAccess
 from .findings import Finding, Severity
 
 OLDEST = (1, 30)
@@ -19,6 +21,8 @@ APART, TOO_FAR = 5.0, 30.0
 EXPIRES = 14 * 86_400.0
 """Seconds before the end of a certificate from which on it is a finding"""
 DAY = 86_400.0
+WATCH_SECONDS, SILENT_SECONDS = 1, 8.0
+"""How long a watch is tried, and how long it may be silent: an API server answers at once, and ends it in time"""
 
 
 async def check_server(cluster: ClusterAccess) -> Iterable[Finding]:
@@ -36,6 +40,50 @@ async def check_server(cluster: ClusterAccess) -> Iterable[Finding]:
             "Upgrade the cluster.",
         )
     ]
+
+
+async def check_following(cluster: ClusterAccess) -> Iterable[Finding]:
+    """Return the lists whose changes are not reported, though the account may watch them; rights are checked apart."""
+    if cluster.hub:
+        return []
+    jobs = f"/api/v1/namespaces/{cluster.jobs_namespace}/pods"
+    watched = {"nodes": "/api/v1/nodes", "pods": "/api/v1/pods", f"pods of {cluster.jobs_namespace}": jobs}
+    problems = await together(_watch_problem(cluster, path) for path in watched.values())
+    return [
+        Finding(
+            "error",
+            f"The {what} of the cluster can be listed and not followed, and nothing starts: {why.rstrip('.')}.",
+            "API server",
+            "Let watches through: a proxy or load balancer before the API server must neither collect answers nor "
+            "end them early.",
+        )
+        for what, why in zip(watched, problems, strict=True)
+        if why
+    ]
+
+
+async def _watch_problem(cluster: ClusterAccess, path: str) -> str:
+    """Return why a watch of a list does not begin, or ends with an error; "" where it works, or is not allowed."""
+    try:
+        version = (await cluster.client.get(path, {"limit": "1"})).get("metadata", {}).get("resourceVersion", "")
+        query = {"watch": "true", "resourceVersion": version, "timeoutSeconds": str(WATCH_SECONDS)}
+        async with (
+            asyncio.timeout(WATCH_SECONDS + SILENT_SECONDS),
+            cluster.client.stream(path, query, SILENT_SECONDS) as lines,
+        ):
+            async for line in lines:
+                event = json.loads(line)
+                if event["type"] == "ERROR":
+                    return str(event["object"].get("message") or "the API server answers with an error")
+    except ApiRefusal as refusal:
+        return "" if refusal.status in UNKNOWN else refusal.message
+    except ApiUnreachable as error:
+        return str(error)
+    except TimeoutError:
+        return "the watch did not end when it should"
+    except (ValueError, KeyError, TypeError):
+        return "what is answered is no stream of events"
+    return ""
 
 
 async def check_clock(cluster: ClusterAccess) -> Iterable[Finding]:

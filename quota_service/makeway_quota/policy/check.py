@@ -12,6 +12,7 @@ from .document import Document
 from .issues import Loc, Problem, did_you_mean, quote
 from .limits import above_limits
 from .models import DocumentPolicy, DocumentPool, DocumentProfile, DocumentTable, QuotaTable
+from .pod_template import claims_of, has_only_claims
 
 _PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 IMAGE = re.compile(
@@ -26,6 +27,7 @@ FOR_JOBS = (
     "the template is for the pods of jobs, and kinds has none; configure the pods of notebooks in the Hub "
     "(c.KubeSpawner, which is hub.config.KubeSpawner in the chart), or add job to kinds"
 )
+CLAIMS_WITHOUT_GPUS = "resourceClaims are for the GPUs of the profile, and gpus is 0; give the number that they request"
 NO_TIME_LIMIT = "only jobs have a time limit, and kinds has none; remove time_limit, or add job to kinds"
 WITHOUT_EFFECT = (FOR_JOBS, NO_TIME_LIMIT)
 """Problems of a part without any effect, which an earlier release has taken."""
@@ -87,8 +89,10 @@ def _profile(loc: Loc, profile: DocumentProfile, entries: Entries) -> Iterator[P
         yield (*loc, "pools"), NO_POOL
     yield from _names((*loc, "pools"), profile.pools, entries.pools, "pool")
     yield from _names((*loc, "policies"), profile.policies or (), entries.policies, "policy")
-    if profile.pod and "job" not in profile.kinds:
+    if profile.pod and "job" not in profile.kinds and not has_only_claims(profile.pod):
         yield (*loc, "pod"), FOR_JOBS
+    if claims_of(profile.pod) and profile.gpus == 0:
+        yield (*loc, "pod"), CLAIMS_WITHOUT_GPUS
     if profile.time_limit is not None and "job" not in profile.kinds:
         yield (*loc, "time_limit"), NO_TIME_LIMIT
     if profile.max_workers is not None and profile.max_workers < profile.workers:

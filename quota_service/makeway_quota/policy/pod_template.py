@@ -34,7 +34,6 @@ SPEC: Mapping[str, str] = {
     "affinity": PLANNED,
     "topologySpreadConstraints": PLANNED,
     "schedulingGates": PLANNED,
-    "resourceClaims": "the profile's GPUs are the pool's resource",
     "resources": PROFILE,
     "priority": DECIDED,
     "priorityClassName": DECIDED,
@@ -71,6 +70,9 @@ RESERVED = re.compile(r"(makeway(\.[a-z.]+)?/.*)|app\.kubernetes\.io/managed-by"
 OURS = re.compile(r"MAKEWAY_.*|JUPYTERHUB_.*|CUDA_VISIBLE_DEVICES|NVIDIA_VISIBLE_DEVICES")
 TEXTS = ("labels", "annotations", "matchLabels", "value", "requests", "limits")
 """Keys whose values are texts, also where they look like numbers."""
+CLAIM_TEMPLATE = "resourceClaimTemplateName"
+DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+DNS_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 NUMBER = re.compile(r"-?(0|[1-9]\d*)")
 EXTENDED = re.compile(r"[^/]+/.+")
 """The name of an extended resource, such as nvidia.com/gpu."""
@@ -120,11 +122,64 @@ def problems(template: Mapping[str, Any]) -> Iterator[str]:
     if not isinstance(spec.get("securityContext", {}), dict):
         yield "spec.securityContext is a table"
     yield from _security("spec", spec.get("securityContext"))
+    yield from _claims(spec)
     for volume in spec.get("volumes", []) if isinstance(spec.get("volumes", []), list) else ():
         if isinstance(volume, dict) and OWN_VOLUMES.match(str(volume.get("name"))):
             yield f"spec.volumes[{volume['name']}] is not for a template: Makeway's own volumes have such names"
         if isinstance(volume, dict) and "hostPath" in volume:
             yield f"spec.volumes[{volume.get('name')}].hostPath is not for a template: {RIGHTS}"
+
+
+def _claims(spec: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is wrong with the claims of a template, which Kubernetes generates for each pod."""
+    entries, known = spec.get("resourceClaims", []), set[str]()
+    if not _is_list_of_tables(entries):
+        yield "spec.resourceClaims is a list of tables"
+        return
+    for entry in entries:
+        name, template = entry.get("name"), entry.get(CLAIM_TEMPLATE)
+        where = f"spec.resourceClaims[{name}]"
+        if not isinstance(name, str) or not DNS_LABEL.fullmatch(name):
+            yield f"{where}: each claim needs a name of small letters, digits and dashes, 63 at most"
+        elif name in known:
+            yield f"{where} is there twice"
+        elif "resourceClaimName" in entry:
+            yield f"{where}.resourceClaimName is not for a template: pods would share one claim; use {CLAIM_TEMPLATE}"
+        elif not isinstance(template, str) or not DNS_NAME.fullmatch(template):
+            yield f"{where}: {CLAIM_TEMPLATE} names a ResourceClaimTemplate of the pods' namespace"
+        elif more := sorted(entry.keys() - {"name", CLAIM_TEMPLATE}):
+            yield f"{where}.{more[0]} is not known: expected name and {CLAIM_TEMPLATE}"
+        known.add(str(name))
+    for field in ("containers", "initContainers"):
+        for container in entries_of(spec, field):
+            resources = container.get("resources")
+            used = resources.get("claims", []) if isinstance(resources, dict) else []
+            where = f"spec.{field}[{container.get('name')}].resources.claims"
+            if not _is_list_of_tables(used):
+                yield f"{where} is a list of tables"
+            else:
+                yield from (
+                    f"{where}: spec.resourceClaims has no {one.get('name')}"
+                    for one in used
+                    if one.get("name") not in known
+                )
+
+
+def entries_of(spec: Mapping[str, Any], field: str) -> list[dict[str, Any]]:
+    """Return the tables of a list, none where it is no such list."""
+    entries = spec.get(field, [])
+    return entries if _is_list_of_tables(entries) else []
+
+
+def claims_of(template: Mapping[str, Any]) -> dict[str, str]:
+    """Return the ResourceClaimTemplates that a valid pod template names, by the names of the claims in the pod."""
+    spec = template.get("spec") or {}
+    return {str(one["name"]): str(one[CLAIM_TEMPLATE]) for one in spec.get("resourceClaims") or ()}
+
+
+def has_only_claims(template: Mapping[str, Any]) -> bool:
+    """Whether a pod template says nothing but which claims its pods have."""
+    return template.keys() <= {"spec"} and (template.get("spec") or {}).keys() <= {"resourceClaims"}
 
 
 def _is_list_of_tables(value: Any) -> bool:
@@ -177,8 +232,6 @@ def _resources(where: str, resources: Any, *, worker: bool) -> Iterator[str]:
         for name in resources.get(kind, {}):
             if EXTENDED.fullmatch(str(name)) or (worker and name in ("cpu", "memory")):
                 yield f"{where}.resources.{kind}.{name} is not for a template: {PROFILE}"
-    if "claims" in resources:
-        yield f"{where}.resources.claims is not for a template: {PROFILE}"
 
 
 def _security(where: str, context: Any) -> Iterator[str]:

@@ -66,6 +66,10 @@ class PolicyService:
         teams = context.managed_teams(caller)
         odd = _wire(await context.call(warnings, text))
         if teams is None:
+            odd += [
+                PolicyIssue(file="policy.yaml", where=f"profile {name}", message=f"{why[:1].upper()}{why[1:]}")
+                for name, why in await context.backend.policy_notices(document)
+            ]
             return PolicyCheck(ok=True, warnings=odd, changes=diff(context.document, document))
         row = await context.call(context.store.policies.current)
         changes = await context.call(_diff_of_teams, row.document if row else text, text, teams)

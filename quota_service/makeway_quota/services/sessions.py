@@ -10,6 +10,7 @@ from makeway_api.models import Session, SessionRequest
 
 from ..control import transitions
 from ..engine.snapshot import Profile
+from ..policy.pod_template import claims_of
 from ..store.errors import Conflict, TooMany
 from ..store.records import Cap, NewDecision, NewWorkload, Workload
 from ..values import ordinal
@@ -192,9 +193,13 @@ class SessionService:
         virtual = context.world.virtual and row.gpus > 0
         settings, problem = context.settings, context.world.problem
         found = views.session(row, virtual=virtual, url=settings.public_url, titles=titles, problem=problem)
-        tolerations = settings.kubernetes.tolerations if settings.backend == "kubernetes" else ()
-        disk = facts.disk if facts else 0
-        more = {"resource": self._resource(row), "tolerations": list(tolerations), "disk": disk}
+        on_cluster = settings.backend == "kubernetes"
+        more = {
+            "resource": self._resource(row),
+            "tolerations": list(settings.kubernetes.tolerations) if on_cluster else [],
+            "disk": facts.disk if facts else 0,
+            "claims": claims_of(facts.pod) if facts and row.gpus and on_cluster else {},
+        }
         return found.model_copy(update=more)
 
     def _resource(self, row: Workload) -> str | None:

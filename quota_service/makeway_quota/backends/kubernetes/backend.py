@@ -18,7 +18,7 @@ from makeway_api.pod_labels import INSTANCE, MANAGED_BY, MANAGER
 
 from ...policy import Document
 from ...quarantine import Quarantine
-from ..base import BackendError, BackendRefusal, BackendUnavailable, EndTries, Key, NodeSeen, StartOrder
+from ..base import BackendError, BackendFull, BackendRefusal, BackendUnavailable, EndTries, Key, NodeSeen, StartOrder
 from ..remote.backend import LOST_AFTER, REPORT_WITHIN, RemoteBackend
 from ..remote.worker_hosts import WorkerHosts
 from .api.client import OTHER_PORT, SILENT, UNREACHABLE, ApiClient, ApiRefusal, ApiUnreachable, Object, together
@@ -35,9 +35,10 @@ from .attempts.termination_message import record_final_reports
 from .cluster.cluster_lease import ClusterLease
 from .cluster.dead_nodes import NODE_LOST_AFTER, DeadNodes, NodeReadiness
 from .cluster.inventory import KubernetesInventory
-from .cluster.nodes import Toleration
+from .cluster.nodes import Toleration, selectors
 from .cluster.pod_requests import JOB
 from .pods.checkpoint_folders import CheckpointFolders
+from .pods.claim_templates import ClaimTemplates
 from .pods.gang import create_shared
 from .pods.homes import Homes, HomeSetting
 from .pods.manifest import PodSettings, attempt_name, pod_name, token_secret_of
@@ -57,6 +58,9 @@ AT_ONCE = 16
 """Pods that are created at the same time, of all attempts together: fewer than the client has connections."""
 AWAY_SECONDS = 10.0
 """How long nothing is asked of an API server that did not answer: each request that waits for it holds up a cycle."""
+NOTICES_SECONDS = 5.0
+"""How long the check of a policy document waits for what the API server says about its profiles."""
+NO_CLAIMS = "Its pods would not get their GPUs, and an administrator has to act"
 LEFT_SECONDS = 300.0
 """How long a follower remembers pods that are gone, of attempts without a report: only the leader forgets them."""
 
@@ -118,6 +122,7 @@ class KubernetesBackend(RemoteBackend):
         self.durable_checkpoints = bool(settings.checkpoint_claim)
         self._events = EventRecorder(client, settings.namespace, lambda: self._may_act())
         self._homes = Homes(client, settings.namespace, home, monotonic)
+        self._claim_templates = ClaimTemplates(client, monotonic)
         self._health_check = HealthCheck(client, self._answers, health_check_timing)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -271,6 +276,8 @@ class KubernetesBackend(RemoteBackend):
 
         pods: list[Object] = []
         try:
+            if why := await self._claim_problem(order):
+                raise BackendFull(f"{NO_CLAIMS}: {why}")
             home = await self._homes.mount(order.owner)
             mounts = [*([home] if home else ()), *team_mounts(self._worker_pods.document, order.team)]
             pods = await together([create(with_mounts(manifest, mounts)) for manifest in manifests])
@@ -284,6 +291,9 @@ class KubernetesBackend(RemoteBackend):
                 await part.written(pods)
         except (ApiRefusal, ApiUnreachable) as error:
             raise self._broken_off(order, error, 0 if pods else len(manifests)) from error
+        except BackendFull:  # nothing was created
+            self._tokens.done(key)
+            raise
         except BackendUnavailable:  # another request found that the API server does not answer
             self.attempt_pods.break_off(key)
             raise
@@ -357,7 +367,24 @@ class KubernetesBackend(RemoteBackend):
         paths = [mount.path for mount in team_mounts(self._worker_pods.document, team)]
         return list(filter(None, [await self._homes.home_notice(owner, paths)]))
 
+    async def policy_notices(self, document: Document) -> list[tuple[str, str]]:
+        """Return the profiles whose pods would not get their GPUs by the claims of their pod templates."""
+        own = {"job": self.settings.namespace, "session": self._client.connection.namespace}
+        try:
+            async with asyncio.timeout(NOTICES_SECONDS):
+                return await self._claim_templates.profile_problems(document, selectors(document), own)
+        except (ApiRefusal, ApiUnreachable, TimeoutError) as error:
+            log.info("The claim templates of profiles cannot be looked at: %s", error)
+            return []
+
     # -- inside
+
+    async def _claim_problem(self, order: StartOrder) -> str:
+        """Return why the pods of an attempt would not get their GPUs by claims; "" where they would, or have none."""
+        for template, gpus, resource in self._worker_pods.claims(order):
+            if why := await self._claim_templates.problem(template, gpus, resource, self.settings.namespace):
+                return why
+        return ""
 
     def _listed(self, name: str) -> str | None:
         """Return the UID of a pod that is listed."""

@@ -225,7 +225,7 @@ def node_model(use: NodeUse, teams: Teams = None) -> Node:
         virtual=seen.virtual,
         ready=seen.ready,
         cordoned=seen.cordoned,
-        foreign=gpu(sum(seen.foreign.values())),
+        foreign=gpu(sum(seen.foreign.values()) + seen.foreign_gpus),
         devices=devices,
     )
 

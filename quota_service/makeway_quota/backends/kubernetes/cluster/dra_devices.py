@@ -2,7 +2,7 @@
 
 A pool's resource may be that of a DeviceClass: the extended resource that the class names, or
 `deviceclass.resource.kubernetes.io/CLASS`. Pods request it as they do that of a device plugin, and the scheduler makes
-the claim.
+the claim. Or pods name a ResourceClaimTemplate, and the claim that Kubernetes generates for each counts with its pod.
 Pure: no requests. Counted are devices of one node each, by classes whose selectors compare the driver and attributes.
 """
 
@@ -22,8 +22,10 @@ SLICES, CLASSES, CLAIMS = f"{GROUP}/resourceslices", f"{GROUP}/deviceclasses", f
 IMPLICIT_RESOURCE_PREFIX = "deviceclass.resource.kubernetes.io/"
 """Before the name of a class, the extended resource that each class has"""
 EXTENDED_RESOURCE_CLAIM = "resource.kubernetes.io/extended-resource-claim"
-"""The annotation of claims that the scheduler made of a pod's extended resources, which count by the pod's requests.
-All other claims are held by no request, also where pods of ours use them."""
+"""The annotation of claims that the scheduler made of a pod's extended resources, which count by the pod's requests."""
+GENERATED_CLAIM = "resource.kubernetes.io/pod-claim-name"
+"""The annotation of claims that were generated for one pod by its template. They count with that pod, from when it is
+on its node; all others count by themselves, also where pods of ours use them."""
 REPELLING_EFFECTS = ("NoSchedule", "NoExecute")
 _DRIVER = re.compile(r"""device\.driver\s*==\s*(["'])(?P<driver>[^"']+)\1""")
 _ATTRIBUTE = re.compile(
@@ -44,6 +46,18 @@ class DeviceId(NamedTuple):
     driver: str
     pool: str
     name: str
+
+
+@dataclass(frozen=True, slots=True)
+class HeldDevices:
+    """What is kept of a ResourceClaim: the devices that it holds."""
+
+    devices: frozenset[DeviceId]
+    generated: bool = False
+    """for one pod, which names it in its status"""
+
+
+NOTHING_HELD = HeldDevices(frozenset())
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,16 +155,15 @@ def project_class(item: Object) -> DeviceClass:
     return DeviceClass(name, resources, driver, tuple(sorted(attributes.items())))
 
 
-def project_claim(item: Object) -> frozenset[DeviceId] | None:
+def project_claim(item: Object) -> HeldDevices | None:
     """Return the devices of a claim; None where it has none, or where the pod's requests say the same."""
-    status, metadata = item.get("status") or {}, item["metadata"]
+    status, annotations = item.get("status") or {}, item["metadata"].get("annotations") or {}
     results = ((status.get("allocation") or {}).get("devices") or {}).get("results") or ()
-    if (metadata.get("annotations") or {}).get(EXTENDED_RESOURCE_CLAIM) == "true":
+    if annotations.get(EXTENDED_RESOURCE_CLAIM) == "true":
         return None
     used = (one for one in results if not one.get("adminAccess"))
-    return (
-        frozenset(DeviceId(*(intern(str(one[part])) for part in ("driver", "pool", "device"))) for one in used) or None
-    )
+    ids = frozenset(DeviceId(*(intern(str(one[part])) for part in ("driver", "pool", "device"))) for one in used)
+    return HeldDevices(ids, GENERATED_CLAIM in annotations) if ids else None
 
 
 def newest_slices(slices: Iterable[DeviceSlice]) -> Iterator[DeviceSlice]:
@@ -163,10 +176,17 @@ def newest_slices(slices: Iterable[DeviceSlice]) -> Iterator[DeviceSlice]:
 
 @dataclass(frozen=True, slots=True)
 class NodeDevices:
-    """The devices of one node by the resources of pools: how many there are, and how many of them claims hold."""
+    """The devices of one node by the resources of pools: how many there are, and which of them claims hold."""
 
     offered: Mapping[str, int]
-    held: Mapping[str, int]
+    held: tuple[HeldDevice, ...] = ()
+
+
+class HeldDevice(NamedTuple):
+    """A device that claims hold: the resource that it counts as, and the keys of the claims."""
+
+    resource: str
+    claims: frozenset[str]
 
 
 class DeviceIndex:
@@ -178,7 +198,7 @@ class DeviceIndex:
     def __init__(self, classes: Iterable[DeviceClass] = ()) -> None:
         self._by_resource = _by_resource(classes)
         self._slices: dict[str, DeviceSlice] = {}
-        self._claims: dict[str, frozenset[DeviceId]] = {}
+        self._claims: dict[str, HeldDevices] = {}
         self._of_pool: dict[PoolId, set[str]] = {}
         """the keys of slices"""
         self._of_node: dict[str, set[str]] = {}
@@ -229,16 +249,22 @@ class DeviceIndex:
             return set()
         return {self._slices[key].node for key in self._of_pool.get(changed.pool_id, ())}
 
-    def put_claim(self, key: str, devices: frozenset[DeviceId] | None) -> set[str]:
+    def put_claim(self, key: str, value: HeldDevices | None) -> set[str]:
         """Keep the devices of a claim, or drop it; return the nodes that this changes."""
-        before, now = self._claims.pop(key, frozenset()), devices or frozenset()
-        for device in before:
+        before = self._claims.pop(key, NOTHING_HELD)
+        now = value or NOTHING_HELD
+        for device in before.devices:
             _discard(self._holders, device, key)
-        for device in now:
+        for device in now.devices:
             self._holders.setdefault(device, set()).add(key)
-        if now:
+        if now.devices:
             self._claims[key] = now
-        return {node for device in before ^ now for node in self._nodes_of(device)}
+        changed = before.devices ^ now.devices if before.generated == now.generated else before.devices | now.devices
+        return {node for device in changed for node in self._nodes_of(device)}
+
+    def is_generated(self, key: str) -> bool:
+        """Whether a claim that holds devices was generated for one pod."""
+        return self._claims.get(key, NOTHING_HELD).generated
 
     def _nodes_of(self, device: DeviceId) -> Iterator[str]:
         for key in self._of_pool.get((device.driver, device.pool), ()):
@@ -249,7 +275,7 @@ class DeviceIndex:
     def on(self, node: str, resources: Iterable[str]) -> NodeDevices:
         """Count the devices of a node by these resources, each once: by the first whose class selects it."""
         wanted = [(each, self._by_resource[each]) for each in resources if each in self._by_resource]
-        offered, held, known = dict[str, int](), dict[str, int](), set[DeviceId]()
+        offered, held, known = dict[str, int](), list[HeldDevice](), set[DeviceId]()
         for one in self._newest_of(node) if wanted else ():
             for name, attributes in one.devices:
                 device = DeviceId(one.driver, one.pool, name)
@@ -259,8 +285,8 @@ class DeviceIndex:
                 known.add(device)
                 offered[resource] = offered.get(resource, 0) + 1
                 if device in self._holders:
-                    held[resource] = held.get(resource, 0) + 1
-        return NodeDevices(offered, held)
+                    held.append(HeldDevice(resource, frozenset(self._holders[device])))
+        return NodeDevices(offered, tuple(held))
 
     def _newest_of(self, node: str) -> list[DeviceSlice]:
         slices = (self._slices[key] for key in sorted(self._of_node.get(node, ())))
@@ -273,10 +299,12 @@ class DeviceIndex:
             return nodes - {""}
         return {node for node in nodes if node and self._facts(node) != other._facts(node)}
 
-    def _facts(self, node: str) -> tuple[list[DeviceSlice], list[DeviceId]]:
+    def _facts(self, node: str) -> tuple[list[DeviceSlice], dict[DeviceId, dict[str, bool]]]:
+        """Return the slices of a node, and the claims that hold its devices: whether each was generated."""
         slices = self._newest_of(node)
         devices = (DeviceId(one.driver, one.pool, name) for one in slices for name, _ in one.devices)
-        return slices, [device for device in devices if device in self._holders]
+        held = {device: self._holders[device] for device in devices if device in self._holders}
+        return slices, {device: {key: self.is_generated(key) for key in keys} for device, keys in held.items()}
 
 
 def _by_resource(classes: Iterable[DeviceClass]) -> dict[str, DeviceClass]:
@@ -291,12 +319,12 @@ def _discard(index: dict[K, set[str]], name: K, key: str) -> None:
 
 
 def index_of(
-    slices: Mapping[str, DeviceSlice], classes: Iterable[DeviceClass], claims: Mapping[str, frozenset[DeviceId]]
+    slices: Mapping[str, DeviceSlice], classes: Iterable[DeviceClass], claims: Mapping[str, HeldDevices]
 ) -> DeviceIndex:
     """Return an index of these slices and claims, by their keys."""
     found = DeviceIndex(classes)
     for key, one in slices.items():
         found.put_slice(key, one)
-    for key, devices in claims.items():
-        found.put_claim(key, devices)
+    for key, held in claims.items():
+        found.put_claim(key, held)
     return found

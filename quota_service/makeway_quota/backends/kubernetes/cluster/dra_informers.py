@@ -22,9 +22,9 @@ from .dra_devices import (
     SLICES,
     Attribute,
     DeviceClass,
-    DeviceId,
     DeviceIndex,
     DeviceSlice,
+    HeldDevices,
     NodeDevices,
     index_of,
     project_claim,
@@ -54,7 +54,7 @@ class DeviceInformers:
         self.compared = compared
         self.slices: Informer[DeviceSlice] = Informer(client, SLICES, project, wake=wake, timing=timing)
         self.classes: Informer[DeviceClass] = Informer(client, CLASSES, project_class, wake=wake, timing=timing)
-        self.claims: Informer[frozenset[DeviceId]] = Informer(client, CLAIMS, project_claim, wake=wake, timing=timing)
+        self.claims: Informer[HeldDevices] = Informer(client, CLAIMS, project_claim, wake=wake, timing=timing)
         self.all: tuple[Informer[Any], ...] = (self.slices, self.classes, self.claims)
 
     @property
@@ -241,6 +241,10 @@ class DraInformers:
     def on(self, node: str, resources: Iterable[str]) -> NodeDevices:
         """Return the devices of a node by these resources, each by the first whose class selects it."""
         return self._index.on(node, resources)
+
+    def is_generated(self, claim: str) -> bool:
+        """Whether a claim, by its key, was generated for one pod."""
+        return self._index.is_generated(claim)
 
     def by_node(self, resources: Mapping[str, Iterable[str]]) -> dict[str, Mapping[str, int]]:
         """Return how many devices each of these nodes has, by the resources that it may have."""

@@ -19,6 +19,7 @@ from ....values import MAX_DEVICES
 from ...base import NodePart, NodeSeen, WorkloadPod
 from ..api.client import ApiClient, ApiUnreachable
 from ..api.informer import USUAL, Informer, Timing
+from .dra_devices import HeldDevice
 from .dra_informers import DraInformers
 from .nodes import (
     ClusterNode,
@@ -82,6 +83,8 @@ class KubernetesInventory:
         self._on_node: dict[str, set[str]] = {}
         """the keys of the pods on each node"""
         self._node_of: dict[str, str] = {}
+        self._placed_claims: set[str] = set()
+        """generated claims whose pods were on a node, until they hold nothing any more"""
         self._seen: dict[str, NodeSeen] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -147,6 +150,7 @@ class KubernetesInventory:
                 self._uncounted.add(key)
         with self.quarantine.step(COUNTING_DEVICES):
             changed |= self.devices.changed()
+            self._placed_claims = {key for key in self._placed_claims if self.devices.is_generated(key)}
         self._note_devices()
         for name in sorted(changed):
             if not self._is_done(READING, "node", name, partial(self._read, name)):
@@ -182,11 +186,35 @@ class KubernetesInventory:
         if (node := self.nodes.objects.get(name)) is not None:
             before = self._seen[name].pools if name in self._seen else ()
             devices = self.devices.on(name, resources_of(node, self._selectors))
-            node, shares = with_devices(self._dated(node), devices.offered), self._shares(name)
-            self._seen[name] = _seen(node, self._selectors, shares, before, devices.held)
+            node = with_devices(self._dated(node), devices.offered)
+            shares, claimed = self._with_claims(self._shares(name), devices.held)
+            self._seen[name] = _seen(node, self._selectors, shares, before, claimed)
         else:
             self._seen.pop(name, None)
             self._down_since.pop(name, None)
+
+    def _with_claims(
+        self, shares: Sequence[PodShare], held: Sequence[HeldDevice]
+    ) -> tuple[list[PodShare], dict[str, int]]:
+        """Return pods with the devices of the claims that were generated for them, and how many other claims hold.
+
+        A generated claim counts from when its pod is on the node, and until Kubernetes frees its devices, which may be
+        later than the end of the pod.
+        """
+        owners = {key: at for at, share in enumerate(shares) for key in share.claims}
+        more: dict[int, dict[str, int]] = {}
+        claimed: dict[str, int] = {}
+        for resource, keys in held:
+            mine = next((owners[key] for key in sorted(keys) if key in owners), None)
+            if mine is not None:
+                self._placed_claims.update(keys & owners.keys())
+                amounts = more.setdefault(mine, {})
+            elif any(key in self._placed_claims or not self.devices.is_generated(key) for key in keys):
+                amounts = claimed
+            else:
+                continue
+            amounts[resource] = amounts.get(resource, 0) + 1
+        return [_with(share, more[at]) if at in more else share for at, share in enumerate(shares)], claimed
 
     def dra_devices(self) -> dict[str, Mapping[str, int]]:
         """Return how many devices of DRA drivers pools count, by node and resource."""
@@ -221,6 +249,14 @@ class KubernetesInventory:
         if now is not None:
             self._on_node.setdefault(now, set()).add(key)
             self._node_of[key] = now
+
+
+def _with(share: PodShare, devices: Mapping[str, int]) -> PodShare:
+    """Return a pod that holds devices besides what it requests."""
+    held = dict(share.requests)
+    for resource, many in devices.items():
+        held[resource] = held.get(resource, 0) + many
+    return replace(share, requests=tuple(sorted(held.items())))
 
 
 def _seen(

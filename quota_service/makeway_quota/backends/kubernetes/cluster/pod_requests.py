@@ -40,6 +40,8 @@ class PodShare:
     """when it is killed at the latest, in Unix seconds; None while it is not deleted"""
     grace: float = 0.0
     """the seconds that it got when it was deleted"""
+    claims: tuple[str, ...] = ()
+    """the keys of the ResourceClaims that were generated for it"""
 
 
 def project_share(item: Object, instance: str, namespace: str = "") -> PodShare | None:
@@ -66,11 +68,18 @@ def project_share(item: Object, instance: str, namespace: str = "") -> PodShare 
         if not workload and where and numbers[0] is not None:
             workload, attempt, worker = str(labels.get(JOB, "")), numbers[0], numbers[1]
     asked = tuple(sorted((intern(name), value) for name, value in pod_requests(spec, status).items()))
-    share = PodShare(intern(node), _same(asked), workload, attempt, worker)
+    share = PodShare(intern(node), _same(asked), workload, attempt, worker, claims=_claims(metadata, status))
     if not workload or "deletionTimestamp" not in metadata:
         return share
     ends_at = datetime.fromisoformat(metadata["deletionTimestamp"]).timestamp()
     return replace(share, ends_at=ends_at, grace=float(metadata.get("deletionGracePeriodSeconds") or 0))
+
+
+def _claims(metadata: Object, status: Object) -> tuple[str, ...]:
+    """Return the keys of the claims that were generated for a pod, as informers on claims have them."""
+    generated = status.get("resourceClaimStatuses") or ()
+    names = (one["resourceClaimName"] for one in generated if one.get("resourceClaimName"))
+    return tuple(f"{metadata.get('namespace', '')}/{name}" for name in names)
 
 
 @lru_cache(maxsize=4096)

@@ -16,7 +16,7 @@ from typing import Any
 
 from makeway_api.pod_labels import INSTANCE, KIND, MANAGED_BY, MANAGER, OWNER, PROFILE, STAYS_PUT, TEAM
 
-from ....policy.pod_template import WORKER
+from ....policy.pod_template import WORKER, claims_of
 from ...base import Key, StartOrder
 from ..api.client import Object
 from ..cluster.nodes import Toleration
@@ -324,7 +324,7 @@ def _worker_container(
 def _hide_gpus(container: Object, given: WorkerResources) -> None:
     """Show a container without GPUs none: images made for them ask the runtime for all of the node's."""
     if given.resource in container.get("resources", {}).get("limits", {}):
-        return  # the device plugin says which
+        return  # the device plugin says which; a driver (DRA) does so beside that variable
     env = container.setdefault("env", [])
     if not any(one["name"] == VISIBLE for one in env):
         env.append({"name": VISIBLE, "value": "void"})
@@ -342,6 +342,8 @@ def _rendezvous(settings: PodSettings, order: StartOrder, number: int) -> dict[s
 def _resources(given: WorkerResources) -> Object:
     requests: Object = {}
     limits: Object = {}
+    if given.devices and (claims := claims_of(given.template)):
+        return {"requests": requests, "limits": limits, "claims": [{"name": name} for name in claims]}
     if given.devices:
         requests[given.resource] = limits[given.resource] = str(given.devices)
     return {"requests": requests, "limits": limits}

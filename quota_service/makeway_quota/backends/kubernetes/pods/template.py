@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
-from ....policy.pod_template import problems
+from ....policy.pod_template import claims_of, problems
 from ..api.client import Object
 from ..api.quantities import number
 
@@ -69,6 +69,8 @@ def template_setting(text: str) -> Mapping[str, Any]:
     template = _table(TEMPLATE, text, 'such as {"metadata": {"annotations": {"team": "ml"}}}')
     for problem in problems(template):
         raise ValueError(f"{TEMPLATE}: {problem}.")
+    if claims_of(template):
+        raise ValueError(f"{TEMPLATE}: spec.resourceClaims is for the pod template of a profile, whose GPUs they are.")
     return template
 
 

@@ -5,10 +5,12 @@ Called by the backend, which creates them. No requests to the API server.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from ....engine.snapshot import GPU
 from ....policy import Document
+from ....policy.pod_template import claims_of
 from ....values import Place
 from ...base import BackendError, BackendUnavailable, NodeSeen, StartOrder
 from ..api.client import Object
@@ -67,12 +69,7 @@ class WorkerPods:
         if document is None:
             raise BackendUnavailable("the policy document has not been read yet")
         place = order.workers[number]
-        profile = document.profile(order.profile)
-        node = self._inventory.seen().get(place.node)
-        served = list(profile.pools if profile else ())
-        pools = served if node is None else pools_there(node, place, served)
-        known = {one.pool: one for one in self._selected_by(document)}
-        selector = next((known[pool] for pool in pools if pool in known), None)
+        selector = self._selector(document, order, place)
         if any(milli % GPU for milli in place.milli):
             resource = selector.resource if selector else "its pool's resource"
             raise BackendError(f"Its profile needs a part of a GPU, and {resource} can only be requested as a whole.")
@@ -87,6 +84,25 @@ class WorkerPods:
         )
         path = self._path(order.workload, order.attempt, number)
         return worker_pod(self._settings, order, number, path, tokens, given)
+
+    def claims(self, order: StartOrder) -> Iterator[tuple[Mapping[str, Any], int, str]]:
+        """Return the pod template, the GPUs and the resource of each kind of pod that gets its GPUs by claims."""
+        document = self.document
+        facts = document.profile_facts.get(order.profile) if document is not None else None
+        if document is None or facts is None or not claims_of(facts.pod):
+            return
+        chosen = ((len(place.devices), self._selector(document, order, place)) for place in order.workers)
+        kinds = dict.fromkeys((gpus, one.resource) for gpus, one in chosen if gpus and one is not None)
+        yield from ((facts.pod, gpus, resource) for gpus, resource in kinds)
+
+    def _selector(self, document: Document, order: StartOrder, place: Place) -> NodeSelector | None:
+        """Return the selector of the pool whose GPUs a worker holds."""
+        profile = document.profile(order.profile)
+        node = self._inventory.seen().get(place.node)
+        served = list(profile.pools if profile else ())
+        pools = served if node is None else pools_there(node, place, served)
+        known = {one.pool: one for one in self._selected_by(document)}
+        return next((known[pool] for pool in pools if pool in known), None)
 
     def _selected_by(self, document: Document) -> tuple[NodeSelector, ...]:
         return self._selectors if document is self._selected else selectors(document, self._tolerations)
