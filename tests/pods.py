@@ -80,8 +80,10 @@ def kill(pod: Object) -> None:
     os.kill(int(main_process(pod).name), signal.SIGKILL)
 
 
-def evict(api: Api, pod: Object) -> None:
-    """Evict a pod, as before maintenance of its node."""
+def evict(api: Api, pod: Object, grace: int | None = None) -> None:
+    """Evict a pod, as before maintenance of its node; `grace` in seconds, else its own."""
     metadata = {name: pod["metadata"][name] for name in ("name", "namespace")}
-    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata}
+    body: Object = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata}
+    if grace is not None:
+        body["deleteOptions"] = {"gracePeriodSeconds": grace}
     api.create("/api/v1/namespaces/{namespace}/pods/{name}/eviction".format(**metadata), body)

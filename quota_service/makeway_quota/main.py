@@ -8,6 +8,7 @@ import io
 import logging
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -290,6 +291,7 @@ async def serve(settings: ServiceSettings, ready: Callable[[], object] = lambda:
     from .control.hub.client import HubApi
     from .web.app import create_app
     from .web.server.http_server import server_config
+    from .web.server.listeners import listeners
     from .web.settings import WebSettings
 
     raise_limit()
@@ -302,7 +304,7 @@ async def serve(settings: ServiceSettings, ready: Callable[[], object] = lambda:
     ready()
     log.info("Serving at http://%s:%s%s", settings.host, settings.port, settings.prefix)
     try:
-        await server.run_until_signal()
+        await server.run_until_signal(listeners(settings.host, settings.port))
     finally:
         stop_jobs = not (settings.keep or server.orphaned or service.components.backend.shared)
         await service.stop(stop_jobs=stop_jobs)
@@ -329,14 +331,14 @@ class _Server(uvicorn.Server):
         self._close_streams = close_streams
         self._parent = _hub()
 
-    async def run_until_signal(self) -> None:
-        """Serve; return when every request in flight was answered."""
+    async def run_until_signal(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve on these sockets, else on those of the settings; return when every request in flight was answered."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._end)
         watcher = asyncio.create_task(self._watch_parent())
         try:
-            await self._serve()
+            await self._serve(sockets)
         finally:
             watcher.cancel()
 

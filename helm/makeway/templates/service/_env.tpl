@@ -1,6 +1,6 @@
 {{/* The service's environment. tests/helm compares every variable with the settings that the service has. */}}
 {{- define "makeway.serviceEnv" -}}
-- {name: JUPYTERHUB_SERVICE_URL, value: "http://0.0.0.0:8765"}
+- {name: JUPYTERHUB_SERVICE_URL, value: "http://[::]:8765"} # of IPv4, too
 - {name: JUPYTERHUB_SERVICE_PREFIX, value: {{ include "makeway.prefix" . | quote }}}
 - {name: JUPYTERHUB_BASE_URL, value: {{ include "makeway.baseUrl" . | quote }}}
 - {name: JUPYTERHUB_API_URL, value: {{ include "makeway.hubApi" . | quote }}}
