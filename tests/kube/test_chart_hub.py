@@ -30,12 +30,13 @@ def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
 def configuration(helm: Helm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a function from the values of `hub` to the Hub's configuration."""
 
-    def load(hub: Object) -> Any:
+    def load(hub: Object, **environ: str) -> Any:
         manifests = rendered(helm, tmp_path, {"hub": hub})
         for name, text in hub_files(manifests).items():
             (tmp_path / name).write_text(text, encoding="utf-8")
         for one in pod_specs(manifests)["makeway-hub"]["containers"][0]["env"]:
-            monkeypatch.setenv(one["name"], "secret\n" if one["name"] == "HUB_DB_URL" else "secret")
+            value = "secret\n" if one["name"] == "HUB_DB_URL" else "secret"
+            monkeypatch.setenv(one["name"], environ.get(one["name"], value))
         return PyFileConfigLoader(str(tmp_path / "jupyterhub_config.py")).load_config()
 
     return load
@@ -56,6 +57,14 @@ def test_the_hub_reads_the_configuration_of_the_chart(configuration: Any) -> Non
 
 def test_the_address_of_its_database_may_end_with_a_newline_as_files_do(configuration: Any) -> None:
     assert configuration({"database": {"existingSecret": "postgres"}}).JupyterHub.db_url == "secret"
+
+
+@pytest.mark.parametrize(("address", "listens"), [("10.1.2.3", None), ("fd00:10::7", "::")])
+def test_notebooks_listen_on_ipv6_where_pods_have_such_addresses(
+    configuration: Any, address: str, listens: str | None
+) -> None:
+    assert configuration({}, POD_IP=address).KubeSpawner.get("ip") == listens
+    assert configuration({"config": {"KubeSpawner": {"ip": "fd00::1"}}}, POD_IP=address).KubeSpawner.ip == "fd00::1"
 
 
 def test_notebooks_have_as_much_shared_memory_as_memory(configuration: Any) -> None:

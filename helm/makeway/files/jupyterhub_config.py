@@ -28,6 +28,8 @@ if values["firstLook"]:
     c.Authenticator.admin_users = {"admin"}
 
 c.KubeSpawner.namespace = os.environ["POD_NAMESPACE"]
+if ":" in os.environ.get("POD_IP", ""):
+    c.KubeSpawner.ip = "::"  # pods of this cluster have IPv6 addresses, and notebooks listen on IPv4 alone by default
 c.KubeSpawner.image = values["notebookImage"]
 c.KubeSpawner.image_pull_policy = values["pullPolicy"]
 c.KubeSpawner.image_pull_secrets = values["pullSecrets"]
