@@ -1,21 +1,29 @@
-"""A mixed-MIG node beside a time-sliced one, on simulated nodes: a pool for each resource, and a reclaim in one (K3).
+"""Whole GPUs, MIG slices and GPUs that are shared by time: a pool for each resource, and a reclaim in one of them (K3).
 
-The scheduler of Kubernetes places the pods, so that what is planned beyond a node's CPU would not run.
+On simulated nodes, where the scheduler of Kubernetes places the pods, so that what is planned beyond a node's CPU would
+not run; and on a real one, whose kubelet hands out the devices of several device plugins.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from job_service import PODS as JOB_PODS
-from job_service import Serving, make_namespace
+from job_service import TRAIN, Serving, make_namespace, weights
+from makeway_api.models import Job, SessionRequest
+from pods import wait_until
 
+from kube_cluster.api import GPU
 from kube_cluster.cluster import Cluster
+from kube_cluster.node import Node
 from kube_cluster.simulated import SIMULATED
 
 pytestmark = [pytest.mark.kube, pytest.mark.covers("F02", "F15", "F81")]
@@ -113,6 +121,95 @@ async def test_work_runs_in_each_pool_and_a_job_in_quota_gets_the_slice_that_was
             row = service.components.store.workload(waits.id)
             assert row is not None
             assert row.state == "pending", "work of both its pools uses 10 of the node's 11 cores"
+    finally:
+        for one in serving.clients.values():
+            await one.close()
+        serving.reservation.close()
+
+
+PLUGINS = "/var/lib/kubelet/device-plugins"
+KINDS = {"whole": GPU, "slices": MIG, "shared": SHARED}
+
+
+@contextmanager
+def offered(cluster: Cluster, node: Node, resource: str) -> Iterator[None]:
+    """Have a second device plugin of a real node offer two devices of another resource during the block."""
+    kubelet = node.service("kubelet")
+    command = [sys.executable, "-m", "makeway_device_plugin", "--count", "2", "--resource", resource]
+    plugin = subprocess.Popen(["nsenter", "--target", str(kubelet), "--mount", *command, "--folder", PLUGINS])
+
+    def allocatable() -> str:
+        return str(cluster.api.get(f"/api/v1/nodes/{node.name}")["status"]["allocatable"].get(resource))
+
+    try:
+        wait_until(lambda: allocatable() == "2", f"the node offers {resource}")
+        yield
+    finally:
+        plugin.terminate()
+        plugin.wait(60)
+
+
+@pytest.fixture
+def three_kinds(control_plane: Cluster, real_node: Node, jobs_policy: str) -> Iterator[str]:
+    """Return a policy with a pool for each kind of GPU that the real node offers."""
+    document = json.loads(jobs_policy)
+    (profile,) = [one for one in document["profiles"] if one["name"] == "gpu1"]
+    pool = document["pools"][0]
+    document["pools"] = [{**pool, "name": name, "resource": resource} for name, resource in KINDS.items()]
+    document["profiles"] = [{**profile, "name": f"{name}1", "pools": [name]} for name in KINDS]
+    for team in document["policies"]:
+        team["quotas"] = [{"pools": [name], "reserved": 1, "limit": 2} for name in KINDS]
+    with ExitStack() as plugins:
+        for resource in (MIG, SHARED):
+            plugins.enter_context(offered(control_plane, real_node, resource))
+        yield json.dumps(document)
+
+
+async def test_a_slice_that_was_lent_is_reclaimed_for_a_notebook_and_the_job_resumes_on_a_real_node(
+    control_plane: Cluster, three_kinds: str, tmp_path: Path
+) -> None:
+    serving = Serving(control_plane, tmp_path / "state", three_kinds)
+
+    async def trains(pool: str, seconds: str) -> Job:
+        steps = ["--steps", "400", "--every", "5000", "--seconds", seconds]
+        return await serving.submit("ana", pool, "python3", "train.py", *steps, files=[TRAIN], profile=f"{pool}1")
+
+    async def granted(user: str) -> str:
+        spawner = serving.client("spawner")
+        request = SessionRequest(user=user, profile="slices1", team={"ana": "rnd", "bo": "devops"}[user])
+        lease = await spawner.request_session(request)
+
+        async def there() -> bool:
+            return (await spawner.session(lease.id)).phase in ("granted", "running")
+
+        await serving.until(there, lambda: f"{user} has a slice")
+        found = await spawner.session(lease.id)
+        assert (found.resource, len(found.placement[0].devices)) == (MIG, 1)
+        return str(lease.id)
+
+    try:
+        async with serving.running():
+            await granted("ana")
+            jobs = {pool: await trains(pool, "0.05" if pool == "slices" else "0") for pool in KINDS}
+            lent = jobs["slices"]
+            await serving.says(lent, "step 100")
+            pod = control_plane.api.get(f"{JOB_PODS}/makeway-{lent.id}-1-0")
+            (worker,) = [one for one in pod["spec"]["containers"] if one["name"] == "worker"]
+            assert {name: many for name, many in worker["resources"]["limits"].items() if "/" in name} == {MIG: "1"}
+            assert (await serving.client("ana").job(lent.id)).over_quota
+            mine = await granted("bo")
+            evicted = await serving.client("root").job(lent.id)
+            assert (evicted.preemptions, evicted.attempts[0].outcome) == (1, "preempted")
+            for pool in ("whole", "shared"):
+                assert (await serving.reaches(jobs[pool], "succeeded", "failed")).preemptions == 0, "in other pools"
+            await serving.client("spawner").release(mine)
+            done = await serving.reaches(lent, "succeeded", "failed", attempt=2)
+            assert [one.outcome for one in done.attempts] == ["preempted", "succeeded"]
+            step = done.attempts[0].checkpoint
+            assert step is not None
+            assert f"going on at step {step.step} of 400" in await serving.log(lent, 2)
+            assert weights(await serving.log(lent, 2)) == weights(await serving.log(jobs["whole"]))
+            await serving.no_pod_left()
     finally:
         for one in serving.clients.values():
             await one.close()
