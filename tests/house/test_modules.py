@@ -121,6 +121,7 @@ SHORT: dict[str, str] = {
     "web.openapi": "what the API's description says of its errors",
     "web.pages.decisions": EACH_ROUTE,
     "web.requests.hold_reads": "a middleware, as each module here",
+    "web.server.listeners": "which families of addresses a machine has is tested alone",
     "wording.remedies": "all sentences are in `wording`",
 }
 """Modules below SHORT_MODULE lines that only one other imports, and why they are not part of it"""
