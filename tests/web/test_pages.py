@@ -221,8 +221,9 @@ async def test_a_pending_job_is_moved_to_another_queue_on_its_page(web: Portal) 
     assert 'value="rnd/gpu8"' not in page, "where it is"
     assert 'id="mw-queue"' not in check(await eve.get(f"{PREFIX}jobs/{waits.id}")), "not hers"
     token = xsrf(page)
-    moved = words(check(await browser.post(f"{PREFIX}jobs/{waits.id}/move", data=token | {"queue": "rnd/gpu1"})))
-    assert "The job waits in its new queue" in moved
+    moved = check(await browser.post(f"{PREFIX}jobs/{waits.id}/move", data=token | {"queue": "rnd/gpu1"}))
+    assert "The job waits in its new queue, and keeps its submission time." in words(moved)
+    assert '<div class="alert alert-success" role="status">' in moved
     await web.run.job(waits.id, "running")
     assert 'id="mw-queue"' not in check(await browser.get(f"{PREFIX}jobs/{waits.id}"))
     late = check(await browser.post(f"{PREFIX}jobs/{waits.id}/move", data=token | {"queue": "rnd/gpu2"}), 409)

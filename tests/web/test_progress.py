@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from makeway_api.models import JobRequest
+from makeway_quota.store.errors import StoreError
 from running import SAMPLE, running
 from web.portal import API, PREFIX, Portal
 
@@ -181,3 +182,29 @@ async def test_a_signal_that_frameworks_catch_is_told_at_the_submission(tmp_path
         assert told[0][0].startswith(
             "Its profile sends the notice as SIGUSR1, which may not reach the job's code: NCCL, "
         )
+
+
+async def test_a_job_that_has_ended_shows_its_last_step_from_the_first_moment(web: Portal) -> None:
+    """Cards and pages that follow it end with the first state that is an end."""
+    id = await reported(web)
+    web.services.context.progress.note(id, 1, {**REPORT, "step": 2000, "at": 2.0})
+    web.backend.finish(id, message="saved at step 2000")
+    ended = await web.run.job(id, "succeeded")
+    assert ended.progress is not None
+    assert (ended.progress.step, ended.progress.total) == (2000, 2000)
+    text = re.sub(r"\s+", " ", (await web.as_("ana").get(f"{PREFIX}jobs/{id}")).text)
+    assert "exit 0 · saved at step 2000" in text
+
+
+async def test_an_end_is_recorded_where_its_last_step_cannot_be_written(
+    web: Portal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    id = await reported(web)
+
+    def fails(*_: object) -> None:
+        raise StoreError("the disk is full")
+
+    monkeypatch.setattr(web.services.context.progress, "_write", fails)
+    web.services.context.progress.note(id, 1, {**REPORT, "step": 2000, "at": 2.0})
+    web.backend.finish(id)
+    await web.run.job(id, "succeeded")

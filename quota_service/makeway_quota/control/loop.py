@@ -15,10 +15,10 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 
-from ..backends.base import BackendError, Seen
+from ..backends.base import BackendError, Phase, Seen
 from ..metrics import CYCLE_SECONDS, LEADER, count_decisions
 from ..quarantine import concerns_all
-from ..store.errors import Deposed, NotLeading
+from ..store.errors import Deposed, NotLeading, StoreError
 from ..store.records import NewDecision, Workload
 from ..wording import Names
 from .actuate import Actuator, Started
@@ -68,6 +68,7 @@ class Loop:
         self.servers = parts.servers
         self.feed = parts.feed
         self.gate = parts.gate
+        self.progress = parts.progress
         self.actuator = Actuator(parts.store, parts.backend, parts.leader, parts.servers, parts.world.backoff)
         self.leases.quarantine = parts.world.quarantine
         self.actuator.quarantine = parts.world.quarantine
@@ -249,6 +250,8 @@ class Loop:
         work_queue, quarantine = self.world.work_queue, self.world.quarantine
         rows = await self.world.rows_as_of_now()
         seen = work_queue.seen(now)
+        if any(attempt.phase in (Phase.EXITED, Phase.LOST) for attempt in seen.attempts):
+            await self._write_progress()
         reconciled, overdue, expired = self._reported(rows, seen, now), ChangeSet(), ChangeSet()
         note_launched(reconciled, work_queue.unwritten(now))
         with quarantine.step("keeping to time limits"):
@@ -261,6 +264,13 @@ class Loop:
         with quarantine.step("trying jobs again where nodes came back"):
             changed |= await self._try_soon(now)
         return changed
+
+    async def _write_progress(self) -> None:
+        """Write how far jobs are before it is known that they ended: cards and pages end with that state."""
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._threads, self.progress.write)
+        except StoreError as error:
+            log.warning("How far jobs were that have ended is written later: %s", error)
 
     async def _apply(self, change_set: ChangeSet, started: Started, now: float) -> bool:
         """Write what was decided, and start each part of it at once; return whether the store changed."""

@@ -27,7 +27,7 @@ ACTIONS = {
     "cancel": "The job is being cancelled.",
     "resume": "The job is back in the queue and resumes from its last checkpoint.",
     "delete": "The job was deleted.",
-    "move": "The job waits in its new queue, since it was submitted.",
+    "move": "The job waits in its new queue, and keeps its submission time.",
     "preempt-test": "The preemption test has started: the job saves a checkpoint, stops and is requeued.",
 }
 
