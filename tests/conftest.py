@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from longest_first import LongestFirst, in_order
+from quick_databases import copied_tables, no_flushes
 from strict_runs import pytest_configure as pytest_configure
 from strict_runs import pytest_runtest_makereport as pytest_runtest_makereport
 
@@ -81,6 +83,20 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     if config.option.numprocesses != "auto":
         return None
     return min(len(os.sched_getaffinity(0)) + 2, MAX_WORKERS)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def copied_databases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Spare the tests the migrations of each new SQLite file."""
+    with copied_tables(tmp_path_factory.mktemp("migrated")):
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def unflushed_databases() -> Iterator[None]:
+    """Spare the tests what SQLite waits for the disk."""
+    with no_flushes():
+        yield
 
 
 @pytest.fixture(scope="session")

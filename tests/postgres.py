@@ -12,9 +12,12 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 import pytest
+from makeway_quota.store.database.database import parse
+from makeway_quota.store.migrate import upgrade
 from sqlalchemy import create_engine, text
 
 from kube_cluster.certificates import Authority
@@ -111,16 +114,28 @@ def address(folder: str, database: str = "postgres") -> str:
     return f"postgresql+psycopg://makeway@/{database}?host={folder}"
 
 
-def empty_database(folder: str, name: str = "one_test") -> str:
+def empty_database(folder: str, name: str = "one_test", template: str = "template1") -> str:
     """Make a database anew and return its URL."""
     admin = create_engine(address(folder), isolation_level="AUTOCOMMIT")
     try:
         with admin.connect() as connection:
             connection.execute(text(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)"))
-            connection.execute(text(f"CREATE DATABASE {name}"))
+            connection.execute(text(f"CREATE DATABASE {name} TEMPLATE {template}"))
     finally:
         admin.dispose()
     return address(folder, name)
+
+
+def migrated_database(folder: str) -> str:
+    """Make a database anew as a copy of one that was migrated, which is the same, and return its URL."""
+    return empty_database(folder, template=_template(folder))
+
+
+@cache
+def _template(folder: str) -> str:
+    """Migrate a database once for each server and return its name."""
+    upgrade(parse(empty_database(folder, "migrated")))
+    return "migrated"
 
 
 class Network:

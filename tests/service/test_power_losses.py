@@ -82,6 +82,7 @@ def serve_until_all_run_and_lose_power(state: Path, attempt: int) -> None:
 
 
 @pytest.mark.parametrize("boots", [False, True], ids=["killed", "another boot"])
+@pytest.mark.slow
 @pytest.mark.no_repeat
 async def test_five_losses_of_everything_fail_no_job(tmp_path: Path, boots: bool) -> None:
     state = (tmp_path / "state").resolve()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from makeway_quota.store import Store, open_store
 from makeway_quota.store.records import NewWorkload
-from postgres import empty_database, postgres_server
+from postgres import migrated_database, postgres_server
 
 NewJob = Callable[..., NewWorkload]
 
@@ -22,11 +22,11 @@ def postgres() -> Iterator[str]:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """Return the address of an empty database."""
+    """Return the address of a database without rows."""
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path / 'makeway.sqlite'}"
         return
-    yield empty_database(request.getfixturevalue("postgres"))
+    yield migrated_database(request.getfixturevalue("postgres"))
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,9 +10,16 @@ from makeway_quota.application import store_of
 from makeway_quota.settings import load
 from makeway_quota.store.records import Change, NewWorkload
 from makeway_quota.store.store import Store
+from quick_databases import flushes
 from sqlalchemy import event
 
 FULL, NORMAL = 2, 1
+
+
+@pytest.fixture(autouse=True)
+def flushed() -> Iterator[None]:
+    with flushes():
+        yield
 
 
 def job(id: str) -> NewWorkload:

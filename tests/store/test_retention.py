@@ -273,6 +273,7 @@ print("end", flush=True)
 """
 
 
+@pytest.mark.slow
 def test_a_pass_that_is_killed_anywhere_is_finished_by_the_next(sqlite_url: str, tmp_path: Path, job) -> None:
     store = open_store(sqlite_url)
     jobs = tmp_path / "jobs"

@@ -11,6 +11,7 @@ DAYS = 12
 JOBS_A_DAY = 120
 
 
+@pytest.mark.slow
 @pytest.mark.covers("N25")
 def test_sizes_level_off_once_the_oldest_jobs_are_removed() -> None:
     days = run(days=DAYS, jobs=DAYS * JOBS_A_DAY, kept_days=KEPT, step=3 * 3600.0, nodes=8)

@@ -62,6 +62,7 @@ def day_of_work(store: Store, job, day: int, ids: Iterator[int]) -> None:  # typ
     store.pruning.forget_ended(deleted, now)
 
 
+@pytest.mark.slow
 @pytest.mark.covers("N25")
 async def test_every_table_levels_off_within_a_year(
     sqlite_url: str, tmp_path: Path, job, monkeypatch: pytest.MonkeyPatch
