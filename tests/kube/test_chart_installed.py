@@ -25,6 +25,7 @@ from releases import (
     SERVICES,
     Installation,
     left_in,
+    namespaces,
     safe_pod,
 )
 
@@ -305,8 +306,7 @@ def test_it_is_installed_and_uninstalled_in_a_namespace_with_a_long_name(release
     release.helm.run("uninstall", "makeway", "--namespace", namespace, "--no-hooks")
     for one in (namespace, jobs):
         release.api.delete(f"/api/v1/namespaces/{one}")
-    left = {"fieldSelector": f"metadata.name={jobs}"}
-    wait_until(lambda: not release.api.items("/api/v1/namespaces", **left), "the namespace of its jobs is gone")
+    wait_until(lambda: not {namespace, jobs} & namespaces(release.api), "its namespaces are gone")
 
 
 @pytest.mark.covers("N21")

@@ -220,7 +220,7 @@ def test_the_service_reads_its_variables(helm: Helm, tmp_path: Path) -> None:
     plain = {name: value for name, value in given.items() if isinstance(value, str)}
     settings = load(environ=plain | {"MAKEWAY_DB_URL": "postgresql+psycopg://postgres/makeway\n"})
     assert settings.db_url == "postgresql+psycopg://postgres/makeway", "a file that became a Secret ends with a newline"
-    assert (settings.host, settings.port, settings.prefix) == ("0.0.0.0", 8765, "/services/makeway/")
+    assert (settings.host, settings.port, settings.prefix) == ("::", 8765, "/services/makeway/")
     assert (settings.tick_seconds, settings.keep_events, settings.keep) == (2, 600_000, True)
     assert settings.artifacts_s3 == "s3://bucket/makeway"
     assert settings.public_url == "http://makeway-proxy/services/makeway"
