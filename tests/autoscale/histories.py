@@ -115,8 +115,11 @@ class History:
         self.ids = 0
         self.idle_for: dict[str, float] = {}
         self.orphan_for: dict[str, float] = {}
-        self.stock_until = 0.0
-        self.log: list[str] = []
+        self.heard: dict[str, float] = {}
+        self.unanswered_for: dict[str, float] = {}
+        self.weather: dict[str, float] = {}
+        """until when the provider does one thing wrong all the time"""
+        self.launched_late: set[str] = set()
 
     @property
     def now(self) -> float:
@@ -144,6 +147,8 @@ class History:
 
     def _calm(self) -> None:
         self.faults = False
+        self.weather = {}
+        self.deployment = replace(self.deployment, paused=False)
         provider = self.provider
         provider.stock_out = set()
         provider.busy = provider.lost_before = provider.lost_after = 0
@@ -169,19 +174,26 @@ class History:
         random, provider = self.random, self.provider
         for chance, event in (
             (0.25, self._submit), (0.03, self._cancel), (0.08, self._change_stock), (0.05, self._spot_loss),
-            (0.04, self._partition), (0.03, self._set_clock), (0.02, self._restart),
+            (0.04, self._partition), (0.03, self._set_clock), (0.02, self._restart), (0.01, self._pause),
         ):  # fmt: skip
             if random.random() < chance:
                 event()
         provider.busy = random.choice((0, 0, 0, 0, 0, 1, 2, 5))
         provider.lost_after = random.choice((0, 0, 0, 0, 1))
         provider.lost_before = random.choice((0, 0, 0, 0, 0, 1))
-        provider.partial = random.random() < 0.1
-        provider.empty = random.random() < 0.1
+        for trouble in ("partial", "empty", "silent", "denied"):
+            if random.random() < 0.01:
+                self.weather[trouble] = self.true_now + random.choice((60, 200, 600))
+        provider.lost_before = 100 if self._rages("silent") else provider.lost_before
+        provider.partial = random.random() < 0.1 or self._rages("partial")
+        provider.empty = random.random() < 0.1 or self._rages("empty")
         provider.stale = random.choice((0, 0, 0, 30, 150))
         provider.delay = random.choice((0, 0, 40, 140))
         provider.end_delay = random.choice((0, 0, 60, 200))
-        provider.denied = random.random() < 0.02
+        provider.denied = random.random() < 0.02 or self._rages("denied")
+
+    def _rages(self, trouble: str) -> bool:
+        return self.weather.get(trouble, 0.0) > self.true_now
 
     def _submit(self) -> None:
         pool = self.random.choice(("gpu", "gpu", "cpu"))
@@ -232,11 +244,16 @@ class History:
         self.store.term += 1
         self.down_until = self.true_now + self.random.choice((0, 40, 400))
 
+    def _pause(self) -> None:
+        self.deployment = replace(self.deployment, paused=not self.deployment.paused)
+
     def _wake_late_calls(self) -> None:
         due = [one for one in self.late if one[0] <= self.true_now]
         self.late = [one for one in self.late if one[0] > self.true_now]
         for _, call in due:
+            before = set(self.provider.instances)
             self._call(call)
+            self.launched_late |= set(self.provider.instances) - before
 
     def _call(self, call: ProviderCall) -> object:
         if call.kind == "terminate":
@@ -260,7 +277,7 @@ class History:
     def _boot(self, instance: str, machine: str) -> None:
         random = self.random
         trouble = random.random() if self.faults else 1.0
-        delay = 1e12 if trouble < 0.05 else random.choice((40.0, 120.0, 300.0))
+        delay = 1e12 if trouble < 0.05 else random.choice((40.0, 120.0, 300.0, 540.0))
         wrong = 1 if 0.10 < trouble < 0.13 else None
         joins = self.provider.instances[instance].launched_at + delay
         self.agents[instance] = Agent(instance, machine, joins, 0.05 < trouble < 0.10, wrong)
@@ -291,6 +308,7 @@ class History:
 
     def _say(self, agent: Agent, kind: object, **fields: object) -> None:
         if self.true_now >= self.down_until:
+            self.heard[agent.machine] = self.true_now
             self.reports.append((agent.machine, MachineObservation(kind, at=self.now, **fields)))  # type: ignore[arg-type]
         elif kind == "joined":
             agent.joined = False  # refused: it tries again
@@ -416,11 +434,22 @@ class History:
         )
         for row in changes.changed:
             old = before[row.id]
+            self._check_gone(row)
+            heard = self.true_now - self.heard.get(row.id, 0.0) <= self.deployment.lost_after
+            assert not (row.state == "lost" != old.state and heard), self._text(f"lost, though heard: {row}")
             ends = row.state == "terminating" and old.state in ("ready", "draining")
             busy = any(row.id in job.placed for job in self.jobs)
             due = row.deadline is not None and self.now >= row.deadline
             stopped = row.reason in ("stopped",)
             assert not (ends and busy and not due and not stopped), self._text(f"a busy machine is ended: {old} {row}")
+
+    def _check_gone(self, row: Machine) -> None:
+        """No machine is given up while its instance runs."""
+        if row.over:
+            kept = [one for one in self.provider.running().values() if one.machine == row.id]
+            unknown = row.instance is None and row.state == "gone" and not self.provider.empty  # else it is an orphan
+            lost = [one.id for one in kept if row.instance == one.id or unknown]
+            assert set(lost) <= self.launched_late, self._text(f"{row} is given up, and {lost} runs")
 
     def _check_need(self, before: dict[str, Machine], changes: MachineChanges) -> None:
         """Compare the launches with a plain count: each worker takes a whole machine."""
@@ -451,6 +480,8 @@ class History:
         able = self.true_now >= self.down_until and not self.provider.denied and not self.provider.partial
         rows = self.store.rows
         expected = {row.instance for row in rows.values()}
+        tags = [one.machine for one in self.provider.instances.values()]
+        assert self.provider.ignores_tokens or len(set(tags)) == len(tags), self._text("two instances of one machine")
         for one in self.provider.running().values():
             row = rows.get(one.machine)
             orphan = row is None or (row.instance is not None and one.id not in expected)
@@ -461,6 +492,9 @@ class History:
             elif not orphan:
                 self.orphan_for.pop(one.id, None)
         for row in rows.values():
+            if row.state == "requested" and row.calls and able:
+                waited = self.unanswered_for[row.id] = self.unanswered_for.get(row.id, 0.0) + TICK
+                assert waited <= self.deployment.request_timeout + SLACK, self._text(f"requested for ever: {row}")
             kind = self.deployment.type(row.type)
             used = self.demand.used(row.id) or any(work.pools == (row.pool,) for work in self.demand.pending)
             if row.state in (*STARTING, "ready") and not used and kind is not None:

@@ -149,6 +149,17 @@ def test_an_empty_list_ends_no_machine_that_boots() -> None:
     assert fleet.running == 1
 
 
+def test_an_empty_list_does_not_say_that_a_machine_has_ended() -> None:
+    """Found by the histories: it counted no more, while its end still took time."""
+    fleet = one_ready()
+    fleet.provider.empty, fleet.provider.end_delay = True, 10_000
+    fleet.run(1800)
+    assert fleet.states == ["terminating"]
+    fleet.now += 20_000
+    fleet.run(30)
+    assert fleet.states == []
+
+
 def test_a_partial_page_is_not_all() -> None:
     """aec#405."""
     fleet = Fleet(pending=[gpu_work("a"), gpu_work("b")])

@@ -278,7 +278,9 @@ def _absent(machine: Machine, seen: MachineObservation, now: float, windows: Win
     if machine.state == "requested" or seen.at <= _visible_from(machine, windows):
         return machine
     if machine.state == "terminating":
-        needed = 1 if machine.instance and not seen.empty else LISTS_THAT_PROVE
+        if machine.instance and seen.empty:  # the provider answers for a known one when it is asked to end it again
+            return machine
+        needed = 1 if machine.instance else LISTS_THAT_PROVE
         if machine.absences + 1 >= needed:
             return _enter(machine, "gone", now, machine.reason)
         return replace(machine, absences=machine.absences + 1)
