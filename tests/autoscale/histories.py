@@ -298,7 +298,8 @@ class History:
         wanted = {(job.name, job.attempt): job for job in self.jobs if row.id in job.placed and row.boot == boot}
         agent.attempts = {key for key in agent.attempts & wanted.keys() if not self._ended(wanted[key], row.id)}
         self._say(agent, "heard", boot=boot, attempts=len(agent.attempts))
-        for key, job in wanted.items():  # its orders come after the report
+        late = self.faults and self.random.random() < 0.5
+        for key, job in () if late else wanted.items():  # its orders come after the report
             job.started.setdefault(row.id, self.true_now)
             if not self._ended(job, row.id):
                 agent.attempts.add(key)
