@@ -14,7 +14,7 @@ from typing import Literal
 from zoneinfo import ZoneInfo
 
 from .deployment import Deployment
-from .machine import Machine
+from .machine import Machine, Windows
 
 HOUR = 3600
 UNIT = 1_000_000
@@ -72,8 +72,9 @@ class Money:
 def money(deployment: Deployment, machines: Iterable[Machine], closed: Mapping[str, int], now: float) -> Money:
     """Return the money of a deployment. `closed` has what the machines that are over have cost, by month."""
     zone = ZoneInfo(deployment.timezone)
-    month = month_of(now, zone)[0]
+    month, start = month_of(now, zone)
     hour, ending, unknown, spent = 0, 0, 0, closed.get(month, 0)
+    seconds = ending_seconds(deployment)
     for machine in machines:
         if machine.over:
             continue
@@ -81,14 +82,14 @@ def money(deployment: Deployment, machines: Iterable[Machine], closed: Mapping[s
             unknown += 1
             continue
         hour += machine.price
-        ending += cost(machine.price, ending_seconds(deployment, machine.type))
-        spent += spent_by_month(machine, now, zone).get(month, 0)
+        ending += cost(machine.price, seconds)
+        spent += cost(machine.price, now - max(start, machine.requested_at))
     return Money(hour, spent, ending, unknown)
 
 
-def ending_seconds(deployment: Deployment, type_name: str) -> float:
+def ending_seconds(deployment: Deployment) -> float:
     """Return for how long a machine is paid for after it was decided to end it, at the most."""
-    return deployment.drain_timeout + deployment.windows(type_name).alarm
+    return deployment.drain_timeout + Windows().alarm
 
 
 def refusal(deployment: Deployment, held: Money, price: int | None, seconds: float) -> MoneyRefusal | None:

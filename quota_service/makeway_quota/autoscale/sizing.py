@@ -158,7 +158,7 @@ class _Sizer:
             return self._refuse(workload, kind, "paused")
         if self.total >= self.deployment.max_machines or self.of_type.get(kind.name, 0) >= kind.max_machines:
             return self._refuse(workload, kind, "max_machines")
-        seconds = kind.spin_up_timeout + kind.idle_timeout + ending_seconds(self.deployment, kind.name)
+        seconds = kind.spin_up_timeout + kind.idle_timeout + ending_seconds(self.deployment)
         for market in kind.markets():
             price = kind.price_in(market)
             if why := refusal(self.deployment, self.held, price, seconds):
