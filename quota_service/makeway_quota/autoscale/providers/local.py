@@ -248,7 +248,7 @@ class LocalProvider:
         process = read_json(folder / "process.json")
         if process is None:
             return time.time() - facts["launched_at"] < STARTS_WITHIN
-        return process["boot"] == boot_id() and start_ticks(process["pid"]) == process["ticks"]
+        return _runs(process)
 
     def _end(self, folder: Path) -> None:
         write_json(folder / "ended.json", {"at": time.time()})  # a process that starts later ends at once
@@ -256,13 +256,18 @@ class LocalProvider:
 
     def _kill(self, folder: Path) -> None:
         process = read_json(folder / "process.json")
-        if process is not None and process["boot"] == boot_id() and start_ticks(process["pid"]) == process["ticks"]:
+        if process is not None and _runs(process):
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process["pid"], signal.SIGKILL)
 
     def _forget(self, folder: Path, facts: dict[str, Any]) -> None:
         (self.folder / "tokens" / facts["token"]).unlink(missing_ok=True)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _runs(process: dict[str, Any]) -> bool:
+    """Whether a machine's process still runs, and its pid is not that of another one."""
+    return bool(process["boot"] == boot_id() and start_ticks(process["pid"]) == process["ticks"])
 
 
 def _parsed(request: str) -> dict[str, Any]:
