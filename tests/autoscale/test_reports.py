@@ -761,6 +761,7 @@ def test_a_clock_that_is_set_ends_no_machine(seconds: float) -> None:
     fleet.now += seconds
     seen = replace(fleet.seen(listed=False), clock_step=seconds)
     assert step(fleet.store, fleet.deployment, seen, fleet.store.term, fleet.new_id).committed
+    assert sorted(fleet.states) == ["booting", "ready"]
     fleet.run(60)
     assert sorted(fleet.states) == ["booting", "ready"]
     assert fleet.running == 2
