@@ -19,7 +19,7 @@ import yaml
 from makeway_api.client import AsyncClient
 from makeway_api.models import FileIn, Job, JobRequest
 from makeway_quota.application import Application
-from makeway_quota.main import make_backend
+from makeway_quota.backends.choice import make_backend
 from makeway_quota.settings import load
 from makeway_quota.web.app import create_app
 from makeway_quota.web.login.auth import TokenAuth

@@ -16,8 +16,6 @@ from makeway_api import installations
 
 from .artifacts.choice import chosen
 from .backends.base import Backend, BackendError
-from .backends.local.backend import LocalBackend
-from .backends.remote.backend import LOST_AFTER, RemoteBackend
 from .control.components import Components
 from .control.hub.client import HubApi
 from .control.hub.leases import Leases
@@ -96,8 +94,7 @@ class Application:
                 await _lead_alone(leader, settings)
             if not backend.shared:
                 held.append(await asyncio.to_thread(take_installation, store, settings.state_dir))
-            if isinstance(backend, LocalBackend):
-                await asyncio.to_thread(check_jobs_are_here, store, backend, settings.state_dir)
+            await asyncio.to_thread(check_jobs_are_here, store, backend, settings.state_dir)
             components = await _components(settings, store, backend, leader, hub, clock, monotonic)
         except BaseException:
             if leader is not None:
@@ -201,9 +198,8 @@ async def _components(
     """Open the backend, read the policy and make the parts."""
     last = await asyncio.to_thread(store.last_event_id)  # before anything is read that later events change
     secret = settings.ticket_secret.encode() or os.urandom(32)
-    lost_after = backend.lost_after if isinstance(backend, RemoteBackend) else LOST_AFTER
-    channel = WorkerChannel(store, AttemptTokens(secret, clock), clock, lost_after=lost_after)
-    if isinstance(backend, RemoteBackend):
+    channel = WorkerChannel(store, AttemptTokens(secret, clock), clock, lost_after=backend.lost_after)
+    if backend.remote:
         if not settings.ticket_secret:
             raise ValueError(
                 "The tokens of remote workers are signed with a secret that all replicas share and that outlives "
@@ -237,21 +233,18 @@ async def _components(
 
 async def world_now(settings: ServiceSettings, store: Store, backend: Backend, now: float) -> World:
     """Return the world as it is at the moment, without starting or adopting anything."""
-    remote = backend if isinstance(backend, RemoteBackend) else None
-    if remote is not None:
-        remote.connect(WorkerChannel(store, AttemptTokens(os.urandom(32))))
-        await remote.open()
+    backend.guard(lambda: False)
+    backend.connect(WorkerChannel(store, AttemptTokens(os.urandom(32))))
+    await backend.open_for_reading()
     try:
         seen = await backend.observe()
         document, version = current_policy(store, settings, now, partial(sizes, seen.nodes))
-        if remote is not None:
-            remote.follow_policy(lambda: document)
-            seen = await remote.observe()
+        backend.follow_policy(lambda: document)
+        seen = await backend.observe()
         if not seen.synced:
             raise BackendError(f"The nodes cannot be read: {seen.problem or 'no answer'}.")
     finally:
-        if remote is not None:
-            await remote.close(stop_jobs=False)
+        await backend.close(stop_jobs=False)
     world = World(store, document, version, durable_checkpoints=backend.durable_checkpoints)
     world.observe(seen)
     return world
@@ -284,7 +277,7 @@ def take_installation(store: Store, state_dir: Path) -> IO[str]:
     raise AlreadyRunning(installations.is_a_copy(other, str(state_dir.absolute())))
 
 
-def check_jobs_are_here(store: Store, backend: LocalBackend, state_dir: Path) -> None:
+def check_jobs_are_here(store: Store, backend: Backend, state_dir: Path) -> None:
     """Raise AlreadyRunning where jobs run on this machine in another folder: the state directory is a copy."""
     found = backend.running_elsewhere({row.id for row in store.active() if row.kind == "job"})
     if found:

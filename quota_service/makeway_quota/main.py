@@ -18,7 +18,7 @@ from pathlib import Path
 import uvicorn
 
 from . import __version__
-from .backends.base import Backend
+from .backends.choice import make_backend
 from .settings import ServiceSettings, load
 
 log = logging.getLogger("makeway.main")
@@ -262,22 +262,6 @@ def _serve(args: argparse.Namespace) -> int:
         with suppress(OSError):
             trouble.write_text(f"{error}\n" if str(error) else f"{type(error).__name__}\n", encoding="utf-8")
         raise
-
-
-def make_backend(settings: ServiceSettings) -> Backend:
-    """Return the backend that runs the jobs: the processes of this machine, or the pods of a cluster."""
-    if settings.backend == "kubernetes":
-        from .backends.kubernetes.settings import backend_of
-
-        return backend_of(settings.kubernetes)
-    from .backends.local.backend import LocalBackend
-
-    return LocalBackend(
-        settings.state_dir,
-        virtual_gpus=settings.virtual_gpus,
-        virtual_nodes=settings.virtual_nodes,
-        system_users=settings.mode == "system",
-    )
 
 
 async def serve(settings: ServiceSettings, ready: Callable[[], object] = lambda: None) -> int:

@@ -11,6 +11,7 @@ from urllib.parse import urlparse
 
 from makeway_api.settings import absolute_path, group, path_or_none, read_settings, setting
 
+from .backends.choice import MAKERS
 from .backends.kubernetes.settings import KubernetesSettings
 
 
@@ -73,7 +74,7 @@ class ServiceSettings:
     backend: str = setting(
         "local",
         "Where jobs run: as processes of this machine, or as pods of a Kubernetes cluster.",
-        choices=("local", "kubernetes"),
+        choices=tuple(MAKERS),
         scope="chart",
     )
     virtual_gpus: int = setting(

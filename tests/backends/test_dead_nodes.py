@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from api_server import ApiServer, node, pod
-from makeway_quota.backends.base import AttemptSeen, Phase
+from makeway_quota.backends.base import LOST_AFTER, AttemptSeen, Phase
 from makeway_quota.backends.kubernetes.api.client import ApiUnreachable
 from makeway_quota.backends.kubernetes.cluster.dead_nodes import (
     LONGEST_STEP,
@@ -17,7 +17,6 @@ from makeway_quota.backends.kubernetes.cluster.dead_nodes import (
     DeadNodes,
     NodeReadiness,
 )
-from makeway_quota.backends.remote.backend import LOST_AFTER
 from makeway_quota.backends.remote.workers import WorkerSeen
 from makeway_quota.policy import read
 from makeway_quota.settings import load

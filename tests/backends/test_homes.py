@@ -12,6 +12,7 @@ from api_server import ApiServer
 from hypothesis import given
 from hypothesis import strategies as st
 from kubespawner.slugs import escape_slug, safe_slug
+from makeway_quota.backends.choice import make_backend
 from makeway_quota.backends.kubernetes.api.client import ApiRefusal, ApiUnreachable, Object
 from makeway_quota.backends.kubernetes.pods.homes import (
     KEPT_SECONDS,
@@ -24,7 +25,6 @@ from makeway_quota.backends.kubernetes.pods.homes import (
 )
 from makeway_quota.backends.kubernetes.pods.manifest import WorkerResources, worker_pod
 from makeway_quota.backends.kubernetes.pods.volumes import Mount, with_mounts
-from makeway_quota.main import make_backend
 from makeway_quota.policy import read
 from makeway_quota.policy.pod_template import folder_problem, path_problem, problems
 from makeway_quota.settings import load

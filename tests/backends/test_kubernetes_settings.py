@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 from makeway_quota.backends.base import Backend
+from makeway_quota.backends.choice import make_backend
 from makeway_quota.backends.kubernetes.backend import KubernetesBackend
 from makeway_quota.backends.kubernetes.cluster.nodes import Toleration
-from makeway_quota.main import main, make_backend
+from makeway_quota.main import main
 from makeway_quota.policy import Document
 from makeway_quota.settings import load
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import pytest
-from makeway_quota.backends.base import AttemptSeen, BackendUnavailable, Key, NodeSeen, Phase, StartOrder
-from makeway_quota.backends.remote.backend import LOST_AFTER, PATIENCE, REPORT_WITHIN, RemoteBackend, WorkerHosts
+from makeway_quota.backends.base import LOST_AFTER, AttemptSeen, BackendUnavailable, Key, NodeSeen, Phase, StartOrder
+from makeway_quota.backends.remote.backend import PATIENCE, REPORT_WITHIN, RemoteBackend, WorkerHosts
 from makeway_quota.backends.remote.workers import WorkerSeen, attempt_of
 from makeway_quota.values import Notice
 

@@ -91,6 +91,19 @@ def test_one_module_writes_the_states_of_workloads(root: Path) -> None:
     assert writers == ["control/transitions.py"]
 
 
+def test_no_module_asks_which_backend_it_has(root: Path) -> None:
+    """What only some of them do is in the protocol, with a harmless default, so that another one is no special case."""
+    package, asks = root / "quota_service/makeway_quota", list[str]()
+    for file in sorted(package.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass"):
+                kinds = {one.id for one in ast.walk(node.args[1]) if isinstance(one, ast.Name)}
+                kinds |= {one.attr for one in ast.walk(node.args[1]) if isinstance(one, ast.Attribute)}
+                if any(kind.endswith("Backend") for kind in kinds):
+                    asks.append(f"{file.relative_to(package)}:{node.lineno}")
+    assert not asks
+
+
 SERVICE = "makeway_quota"
 MAX_MODULES = 16
 """Of one folder: more than a reader keeps in view"""

@@ -12,10 +12,10 @@ import pytest
 from charts import JOBS, NAMESPACE, ROOT
 from informing import soon
 from makeway_quota.backends.base import StartOrder
+from makeway_quota.backends.choice import make_backend
 from makeway_quota.backends.kubernetes.backend import KubernetesBackend
 from makeway_quota.control.workers.channel import WorkerChannel
 from makeway_quota.control.workers.tokens import AttemptTokens
-from makeway_quota.main import make_backend
 from makeway_quota.policy import read
 from makeway_quota.settings import load
 from makeway_quota.store.store import open_store

@@ -13,7 +13,7 @@ from typing import Any
 import httpx2
 import pytest
 from makeway_api.models import FileIn
-from makeway_quota.backends.remote.backend import LOST_AFTER
+from makeway_quota.backends.base import LOST_AFTER
 from makeway_quota.control.workers import tokens as attempt_tokens
 from makeway_quota.control.workers.channel import STALE, worker_of
 from makeway_quota.control.workers.tokens import AttemptTokens

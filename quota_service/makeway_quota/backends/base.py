@@ -7,15 +7,22 @@ Hub's spawner, never by a backend; a backend only reports which nodes and device
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from ..engine.snapshot import Terminating
 from ..policy import Document
 from ..quarantine import Quarantine
 from ..values import File, Notice, Place
+
+if TYPE_CHECKING:
+    from .remote.channel import Channel
+
+LOST_AFTER = 300.0
+"""Seconds of silence after which a worker elsewhere is lost. Its launcher ends the work before, when it reaches no
+service."""
 
 Key = tuple[str, int]
 """The id of a workload and the number of one of its attempts."""
@@ -252,6 +259,14 @@ class StartOrder:
     """called only when they are needed"""
 
 
+class Elsewhere(NamedTuple):
+    """An attempt that runs in a folder of another state directory."""
+
+    workload: str
+    folder: str
+    pid: int
+
+
 class BackendError(Exception):
     """An order could not be carried out; the sentence is shown to the owner of the job."""
 
@@ -283,6 +298,12 @@ class Backend(Protocol):
     """what a worker is to an administrator"""
     keeps_outputs: bool = False
     """whether logs, results and folders of jobs are files of this machine; else workers send them to the store"""
+    remote: bool = False
+    """whether its workers report by HTTP, through a channel, with tokens that outlive this process"""
+    lost_after: float = LOST_AFTER
+    """seconds of silence after which a worker that reports by HTTP is lost"""
+    reports_begin: bool = False
+    """whether it tells when the command of an attempt began, which may be long after it was ordered to start"""
 
     def on_change(self, wake: Callable[[], None]) -> None:
         """Call `wake` (thread-safe, cheap) whenever `observe` would return something new."""
@@ -338,6 +359,22 @@ class Backend(Protocol):
 
     # -- what only some backends do
 
+    def connect(self, channel: Channel) -> None:
+        """Read what workers report, and get their credentials, from this channel; called once, before `open`."""
+        return None
+
+    def identify(self, database: str) -> None:
+        """Act in the name of this database from now on; called once, before `open`."""
+        return None
+
+    async def open_for_reading(self) -> None:
+        """Make `observe` possible without adopting or starting anything, for a process that decides nothing."""
+        await self.open()
+
+    def running_elsewhere(self, workloads: Collection[str]) -> list[Elsewhere]:
+        """Return which of these workloads run by the order of a service with another state directory. Blocking."""
+        return []
+
     @property
     def reachable(self) -> bool:
         """Whether attempts can be started and ended from here; a leader that cannot hands over."""
@@ -383,9 +420,9 @@ class Backend(Protocol):
         """Return the bytes of a job's folder on this machine; None where there is none."""
         return None
 
-    async def output_bytes(self, workload: str, attempt: int) -> tuple[int, int]:
-        """Return the bytes of an attempt's log and result, where the backend keeps them."""
-        return 0, 0
+    async def output_bytes(self, workload: str, attempt: int) -> tuple[int, int] | None:
+        """Return the bytes of an attempt's log and result; None where the backend does not keep them."""
+        return None
 
     async def remove_output(self, workload: str, attempt: int) -> None:
         """Remove what an attempt wrote, where the backend keeps it."""

@@ -374,7 +374,7 @@ class Loop:
         return woken
 
     def _new_limits(self) -> TimeLimits:
-        limits = TimeLimits(self.backend.shared)
+        limits = TimeLimits(self.backend.reports_begin)
         limits.quarantine = self.world.quarantine
         return limits
 

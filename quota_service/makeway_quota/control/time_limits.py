@@ -34,11 +34,11 @@ STEP = "keeping to its time limit"
 class TimeLimits:
     """When the running attempts have to be over. `monotonic` never jumps."""
 
-    def __init__(self, shared: bool, monotonic: Callable[[], float] = time.monotonic) -> None:
-        """`shared`: the backend tells when an attempt began, which may be long after it was ordered to start."""
+    def __init__(self, reports_begin: bool, monotonic: Callable[[], float] = time.monotonic) -> None:
+        """`reports_begin`: as the backend's; an attempt counts from then on, not before."""
         self.quarantine = Quarantine()
         """that of the loop, once it runs"""
-        self._shared = shared
+        self._reports_begin = reports_begin
         self._monotonic = monotonic
         self._known: dict[Key, float] = {}
         """when an attempt reaches its limit"""
@@ -79,7 +79,7 @@ class TimeLimits:
         if row.time_limit is None or row.kind != "job" or row.state not in ADMITTED or row.attempt != seen.attempt:
             return False
         ending = row.notice is not None or row.cancel_requested or row.reason_code == TIME_LIMIT
-        began = seen.started_at is not None or not self._shared
+        began = seen.started_at is not None or not self._reports_begin
         return began and not ending and seen.phase not in (Phase.EXITED, Phase.LOST)
 
     def _note(self, row: Workload, seen: AttemptSeen, at: float, now: float) -> None:

@@ -18,8 +18,18 @@ from makeway_api.pod_labels import INSTANCE, MANAGED_BY, MANAGER
 
 from ...policy import Document
 from ...quarantine import Quarantine
-from ..base import BackendError, BackendFull, BackendRefusal, BackendUnavailable, EndTries, Key, NodeSeen, StartOrder
-from ..remote.backend import LOST_AFTER, REPORT_WITHIN, RemoteBackend
+from ..base import (
+    LOST_AFTER,
+    BackendError,
+    BackendFull,
+    BackendRefusal,
+    BackendUnavailable,
+    EndTries,
+    Key,
+    NodeSeen,
+    StartOrder,
+)
+from ..remote.backend import REPORT_WITHIN, RemoteBackend
 from ..remote.worker_hosts import WorkerHosts
 from .api.client import OTHER_PORT, SILENT, UNREACHABLE, ApiClient, ApiRefusal, ApiUnreachable, Object, together
 from .api.health_check import HEALTH_CHECK_TIMING, HealthCheck, HealthCheckTiming

@@ -15,11 +15,11 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from ...quarantine import Quarantine
 from ...values import Notice
-from ..base import Backend, BackendError, BackendUnavailable, EndTries, Key, NodeSeen, Seen, StartOrder
+from ..base import Backend, BackendError, BackendUnavailable, Elsewhere, EndTries, Key, NodeSeen, Seen, StartOrder
 from ..untrusted import UnreadableJson
 from ..versions import Changes
 from .attempts import PATIENCE, TRIES, LocalAttempt
@@ -45,14 +45,6 @@ CLAIM_SECONDS = 5.0
 """Seconds for which a launcher that an earlier process started may still claim its attempt"""
 ORDER_FIELDS = {"owner": "", "grace": 30.0}
 """What is taken for an attempt whose order is damaged"""
-
-
-class Elsewhere(NamedTuple):
-    """An attempt that runs in a folder of another state directory."""
-
-    workload: str
-    folder: str
-    pid: int
 
 
 class LocalBackend(Backend):
@@ -107,6 +99,7 @@ class LocalBackend(Backend):
         self._starters = ThreadPoolExecutor(4, thread_name_prefix="makeway-start")
         self._tasks: set[asyncio.Task[None]] = set()
         self._ticking: asyncio.Task[None] | None = None
+        self._opened = False
         self._closing = False
         """whether no launcher is started any more: an order that has none yet is for the next process"""
 
@@ -129,13 +122,18 @@ class LocalBackend(Backend):
 
     async def open(self) -> None:
         """Make the folders, adopt what runs, and start what was ordered but never started."""
-        self._closing = False
+        self._closing, self._opened = False, True
         await self._do(self._open)
         self._follow_up()
         self._ticking = asyncio.create_task(self._tick())
 
+    async def open_for_reading(self) -> None:
+        """Nothing has to be opened to know the nodes; the attempts are those of the service that runs."""
+
     async def close(self, *, stop_jobs: bool) -> None:
         """Stop observing; with `stop_jobs` notice everything, wait for its grace (10 s at most), then kill."""
+        if not self._opened:
+            return
         self._closing = True
         if self._ticking is not None:
             self._ticking.cancel()

@@ -19,7 +19,7 @@ from makeway_api.durations import duration
 
 from ...quarantine import Quarantine
 from ...values import Notice
-from ..base import AttemptSeen, Backend, BackendError, EndTries, Key, NodeSeen, Phase, Seen, StartOrder
+from ..base import LOST_AFTER, AttemptSeen, Backend, BackendError, EndTries, Key, NodeSeen, Phase, Seen, StartOrder
 from ..versions import Changes
 from .channel import Channel
 from .remote_attempt import NOTHING, Ending, Observation, RemoteAttempt, Timeouts, conclude, cut_off
@@ -28,8 +28,6 @@ from .workers import WorkerSeen
 
 log = logging.getLogger("makeway.remote")
 
-LOST_AFTER = 300.0
-"""Seconds of silence after which a worker is lost. Its launcher ends the work before, when it reaches no service."""
 REPORT_WITHIN = 300.0
 """Seconds within which all workers of an attempt have to report, once their machines wait for nothing."""
 PATIENCE = 15.0
@@ -60,6 +58,8 @@ class RemoteBackend(Backend, ABC):
     shared = True
     durable_checkpoints = True
     worker_kind = "pod"
+    remote = True
+    reports_begin = True
 
     def __init__(
         self,
@@ -138,9 +138,6 @@ class RemoteBackend(Backend, ABC):
     def set_aside_in(self, quarantine: Quarantine) -> None:
         """Set aside in this quarantine what an observation fails with."""
         self.quarantine = quarantine
-
-    def identify(self, database: str) -> None:
-        """Act in the name of this database from now on; called once, before `open`."""
 
     def guard(self, may_act: Callable[[], bool]) -> None:
         """Remove machines after their time, and keep to conclusions, only while `may_act`: this replica leads."""

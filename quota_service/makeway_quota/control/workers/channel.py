@@ -14,8 +14,7 @@ from typing import Any, cast
 
 from makeway_api.models.attempts import WorkerReportIn
 
-from ...backends.base import Key
-from ...backends.remote.backend import LOST_AFTER
+from ...backends.base import LOST_AFTER, Key
 from ...backends.remote.workers import WorkerSeen
 from ...quarantine import Quarantine
 from ...store.reports.worker_reports import WorkerKey, WorkerReport

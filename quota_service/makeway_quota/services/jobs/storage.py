@@ -115,11 +115,12 @@ class StorageService:
         )
 
     async def _outputs(self, row: Workload, numbers: Sequence[int]) -> dict[int, OutputSize]:
-        backend = self._context.backend
-        if backend.keeps_outputs:
-            return {number: OutputSize(*await backend.output_bytes(row.id, number)) for number in numbers}
         sent = await self._context.call(self._context.store.job_sizes.outputs, row.id)
-        return {number: sent.get(number, OutputSize()) for number in numbers}
+        kept = {number: await self._context.backend.output_bytes(row.id, number) for number in numbers}
+        return {
+            number: sent.get(number, OutputSize()) if size is None else OutputSize(*size)
+            for number, size in kept.items()
+        }
 
     def _measured(self, id: str) -> dict[str, int]:
         """Return the bytes of a job by kind, its folder as it is now."""
