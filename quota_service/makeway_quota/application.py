@@ -16,6 +16,7 @@ from makeway_api import installations
 
 from .artifacts.choice import chosen
 from .backends.base import Backend, BackendError
+from .backends.choice import keeping_removed
 from .control.components import Components
 from .control.hub.client import HubApi
 from .control.hub.leases import Leases
@@ -28,6 +29,7 @@ from .control.restarting_tasks import restarting
 from .control.workers.channel import WorkerChannel
 from .control.workers.progress_keeper import ProgressKeeper
 from .control.workers.tokens import AttemptTokens
+from .control.world.backend_states import backend_of
 from .control.world.pool_assignment import sizes
 from .control.world.world import World
 from .history.retention import Retention, keep_of
@@ -35,6 +37,7 @@ from .policy import Document, PolicyInvalid, Sizes, read, rescale_text
 from .services import Services
 from .settings import ServiceSettings
 from .store.errors import Conflict
+from .store.records import Workload
 from .store.store import Store, open_store
 
 log = logging.getLogger("makeway.service")
@@ -89,13 +92,21 @@ class Application:
         leader: Leader | None = None
         try:
             store = await asyncio.to_thread(store_of, settings)
+            rows = await asyncio.to_thread(store.active)
+            backend = keeping_removed(backend, {backend_of(row) for row in rows})
             leader = Leader(store.leader_lock(settings.leader_seconds), settings.leader_seconds, able_with(backend))
             if not (store.shared and backend.shared):
                 await _lead_alone(leader, settings)
             if not backend.shared:
                 held.append(await asyncio.to_thread(take_installation, store, settings.state_dir))
-            await asyncio.to_thread(check_jobs_are_here, store, backend, settings.state_dir)
+            await asyncio.to_thread(check_jobs_are_here, rows, backend, settings.state_dir)
+            placed = {(row.id, row.attempt): name for row in rows if (name := backend_of(row))}
+            backend.follow_placements(lambda id, attempt: placed.get((id, attempt), ""))
             components = await _components(settings, store, backend, leader, hub, clock, monotonic)
+            world = components.world
+            backend.follow_placements(
+                lambda id, attempt: world.backend_of_attempt(id, attempt) or placed.get((id, attempt), "")
+            )
         except BaseException:
             if leader is not None:
                 await leader.close()
@@ -170,7 +181,7 @@ def able_with(backend: Backend) -> Callable[[], bool]:
 def store_of(settings: ServiceSettings) -> Store:
     """Open the database and the storage of large files that the settings name."""
     artifacts = chosen(settings.artifacts_dir, settings.artifacts_s3)
-    elsewhere = settings.backend != "local"  # a power cut of this machine does not take the jobs
+    elsewhere = "local" not in settings.backends  # a power cut of this machine does not take the jobs
     return open_store(settings.db_url, artifacts, settings.large_file_bytes, durable=elsewhere)
 
 
@@ -277,9 +288,9 @@ def take_installation(store: Store, state_dir: Path) -> IO[str]:
     raise AlreadyRunning(installations.is_a_copy(other, str(state_dir.absolute())))
 
 
-def check_jobs_are_here(store: Store, backend: Backend, state_dir: Path) -> None:
+def check_jobs_are_here(rows: Sequence[Workload], backend: Backend, state_dir: Path) -> None:
     """Raise AlreadyRunning where jobs run on this machine in another folder: the state directory is a copy."""
-    found = backend.running_elsewhere({row.id for row in store.active() if row.kind == "job"})
+    found = backend.running_elsewhere({row.id for row in rows if row.kind == "job"})
     if found:
         told = ", ".join(f"{each.workload} in {each.folder} (process {each.pid})" for each in found[:5])
         more = f", and {len(found) - 5} more" if len(found) > 5 else ""

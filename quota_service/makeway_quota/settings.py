@@ -11,7 +11,7 @@ from urllib.parse import urlparse
 
 from makeway_api.settings import absolute_path, group, path_or_none, read_settings, setting
 
-from .backends.choice import MAKERS
+from .backends.choice import named, names
 from .backends.kubernetes.settings import KubernetesSettings
 
 
@@ -73,8 +73,9 @@ class ServiceSettings:
     )
     backend: str = setting(
         "local",
-        "Where jobs run: as processes of this machine, or as pods of a Kubernetes cluster.",
-        choices=tuple(MAKERS),
+        "Where jobs run: local, as processes of this machine; kubernetes, as pods of a cluster; or both, separated "
+        "by a comma: notebooks then start on the nodes of the first one.",
+        convert=named,
         scope="chart",
     )
     virtual_gpus: int = setting(
@@ -248,6 +249,11 @@ class ServiceSettings:
         max=86400.0,
     )
     kubernetes: KubernetesSettings = group(KubernetesSettings, "kube_")
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """The names of the backends."""
+        return names(self.backend)
 
     @property
     def jobs_dir(self) -> Path:

@@ -5,6 +5,7 @@ Below both, as neither knows the other. Times are Unix seconds; GPUs are thousan
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -27,6 +28,8 @@ class Place(NamedTuple):
     node: str
     devices: tuple[int, ...] = ()
     milli: tuple[int, ...] = ()
+    backend: str = ""
+    """where there are several: the one that the node belonged to when the worker was placed"""
 
 
 def machine_of(node: str) -> str:
@@ -34,10 +37,11 @@ def machine_of(node: str) -> str:
     return node.partition("/")[0]
 
 
-def places(placement: Placement) -> tuple[Place, ...]:
-    """Write a placement of the engine as the store keeps it, one entry a worker."""
+def places(placement: Placement, backend_of: Callable[[str], str] = lambda node: "") -> tuple[Place, ...]:
+    """Write a placement of the engine as the store keeps it, one entry a worker; `backend_of` tells that of a node."""
     ordered = sorted(placement, key=lambda placed: placed.worker)
-    return tuple(Place(machine_of(p.node), tuple(p.devices), (p.milli,) * len(p.devices)) for p in ordered)
+    found = [(machine_of(p.node), tuple(p.devices), (p.milli,) * len(p.devices)) for p in ordered]
+    return tuple(Place(*place, backend_of(place[0])) for place in found)
 
 
 def ordinal(device: int) -> int:

@@ -44,6 +44,8 @@ class Node(Wire):
     ready: bool = True
     cordoned: bool = False
     """runs on, but takes no new work, so none of its devices is free"""
+    observed: bool = Field(True, description="false: its backend cannot be observed, and it is as it was seen last")
+    backend: str = Field("", description="where there are several: the one that it belongs to")
     foreign: float = 0
     devices: list[Device] = Field(default_factory=list)
 

@@ -109,6 +109,12 @@ class NodeSeen:
     parts: tuple[NodePart, ...] = ()
     """where it is in several pools: what it offers to each; `pool` is the first of them, and `devices` has all devices.
     They share its CPU, memory and pods."""
+    backend: str = ""
+    """where there are several: the one that it belongs to"""
+    sessions: bool = True
+    """whether notebooks may start on it"""
+    observed: bool = True
+    """whether it is as it is now; else its backend cannot be observed, and this is how it was seen last"""
 
     @property
     def pools(self) -> tuple[str, ...]:
@@ -197,6 +203,19 @@ class AttemptSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class BackendState:
+    """How one of several backends was observed last."""
+
+    name: str
+    synced: bool = False
+    """whether its lists are complete: absence from them means something"""
+    problem: str = ""
+    """why its nodes and attempts may be out of date; they are shown as they were seen last, and nothing starts there"""
+    name_conflicts: tuple[str, ...] = ()
+    """its nodes that are not offered, as another backend has nodes of these names"""
+
+
+@dataclass(frozen=True, slots=True)
 class Seen:
     """The nodes and attempts that a backend reports: all of them, or (not `whole`) what changed since a version.
 
@@ -213,6 +232,8 @@ class Seen:
     gone_attempts: tuple[Key, ...] = ()
     problem: str = ""
     """why what is shown may be out of date: the cluster cannot be read at the moment"""
+    backends: tuple[BackendState, ...] = ()
+    """where there are several: each of them"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,6 +391,15 @@ class Backend(Protocol):
     async def open_for_reading(self) -> None:
         """Make `observe` possible without adopting or starting anything, for a process that decides nothing."""
         await self.open()
+
+    def follow_placements(self, backend_of: Callable[[str, int], str]) -> None:
+        """Learn by this on which of several backends an attempt was placed; "" where that is not known."""
+        return None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the backends behind it, by default its own."""
+        return (self.name,)
 
     def running_elsewhere(self, workloads: Collection[str]) -> list[Elsewhere]:
         """Return which of these workloads run by the order of a service with another state directory. Blocking."""

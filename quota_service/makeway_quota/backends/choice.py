@@ -5,13 +5,12 @@ Each is imported only where it is named, so that a service on one machine loads 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from .base import Backend
-
-SEPARATOR = ","
+from .routing.backend import RoutingBackend
 
 
 class BackendSettings(Protocol):
@@ -19,7 +18,7 @@ class BackendSettings(Protocol):
 
     @property
     def backend(self) -> str:
-        """The names of the backends, as `names` reads them."""
+        """The names of the backends, separated by commas."""
 
     @property
     def state_dir(self) -> Path:
@@ -63,6 +62,32 @@ MAKERS: Mapping[str, Callable[[BackendSettings], Backend]] = {"local": _local, "
 """What makes each backend that a setting may name"""
 
 
+def names(setting: str) -> tuple[str, ...]:
+    """Return the names of the backends in a setting, separated by commas."""
+    return tuple(name for part in setting.split(",") if (name := part.strip()))
+
+
+def named(setting: str) -> str:
+    """Return the setting as it is kept; ValueError where it names an unknown backend, none, or one twice."""
+    found = names(setting)
+    if not found or len(set(found)) < len(found) or any(name not in MAKERS for name in found):
+        raise ValueError(
+            f"MAKEWAY_BACKEND={setting!r} is not accepted: use {' or '.join(MAKERS)}, or several of them, each once, "
+            "separated by commas."
+        )
+    return ",".join(found)
+
+
 def make_backend(settings: BackendSettings) -> Backend:
-    """Return the backend that runs the jobs; ValueError where its settings are not complete."""
-    return MAKERS[settings.backend](settings)
+    """Return the backend that runs the jobs, or one that routes to several; ValueError where settings are missing."""
+    found = [MAKERS[name](settings) for name in names(settings.backend)]
+    return found[0] if len(found) == 1 else RoutingBackend(found)
+
+
+def keeping_removed(backend: Backend, placed_on: Iterable[str]) -> Backend:
+    """Return a backend that keeps apart what runs on others, where attempts were placed on some that are not its own.
+
+    `placed_on` are the backends of the attempts that have not ended; "" for those of a service with one backend.
+    """
+    removed = {name for name in placed_on if name and name not in backend.names}
+    return RoutingBackend([backend]) if removed and len(backend.names) == 1 else backend

@@ -7,7 +7,7 @@ the backend, from the store.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from ..engine.plan import Evict, Move, Plan, Start, Waiting
 from ..quarantine import Kind, Quarantine, reason_of
@@ -33,10 +33,12 @@ def change_set_of(
     names: Names = IDS,
     explained: bool = True,
     quarantine: Quarantine | None = None,
+    backend_of: Callable[[str], str] = lambda node: "",
 ) -> ChangeSet:
     """Return a plan as changes and decisions; it was made from `rows`, and `names` is how sentences call them.
 
-    `explained`: whether the plan has the reasons of all pending workloads.
+    `explained`: whether the plan has the reasons of all pending workloads; `backend_of` tells which of several backends
+    has a node.
     """
     change_set, aside = ChangeSet(), quarantine or Quarantine()
     pending: list[Waiting] = []
@@ -46,7 +48,8 @@ def change_set_of(
         with aside.guard(APPLYING, "workload", start.id):
             row = rows[start.id]
             message = sentence(start.facts, names.to(row.team))
-            change_set.add(*transitions.start(row, start, message, now, lease_seconds, lenders(plan, start)))
+            borrowed = lenders(plan, start)
+            change_set.add(*transitions.start(row, start, message, now, lease_seconds, borrowed, backend_of))
     evictions: tuple[Evict | Move, ...] = (*plan.evict, *plan.move)
     for eviction in evictions:
         with aside.guard(APPLYING, "workload", eviction.id):

@@ -329,6 +329,7 @@ class Loop:
             names=self._names(rows),
             explained=explain,
             quarantine=self.world.quarantine,
+            backend_of=self.world.backend_of_node,
         )
         if self.world.left_out.reasons:
             set_aside(change_set, left_out(self.world.left_out, rows), rows, self.world.quarantine)

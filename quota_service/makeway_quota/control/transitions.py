@@ -8,7 +8,7 @@ same row, whichever way they came. Called by `decisions`, `reconcile`, `actuate`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -191,18 +191,25 @@ def withdraw(row: Workload, now: float) -> Transition:
 
 
 def start(
-    row: Workload, planned: Start, message: str, now: float, lease_seconds: float, borrowed_from: tuple[str, ...]
+    row: Workload,
+    planned: Start,
+    message: str,
+    now: float,
+    lease_seconds: float,
+    borrowed_from: tuple[str, ...],
+    backend_of: Callable[[str], str] = lambda node: "",
 ) -> Transition:
-    """Start a workload as planned; the lease of a session begins."""
+    """Start a workload as planned; the lease of a session begins. `backend_of` tells which of several has a node."""
+    placement = places(planned.placement, backend_of)
     fields = _started(row, now, message) | {
-        "placement": places(planned.placement),
+        "placement": placement,
         "over_quota": not planned.in_quota,
         "borrowed_from": borrowed_from,
         "reason_numbers": dict(planned.numbers),
     }
     if row.kind == "session":
         fields["expires_at"] = now + lease_seconds
-    opened = Attempt(row.id, row.attempt + 1, now, placement=places(planned.placement), over_quota=not planned.in_quota)
+    opened = Attempt(row.id, row.attempt + 1, now, placement=placement, over_quota=not planned.in_quota)
     decision = decide(row, "start", planned.rule, message, **_plain(planned.numbers))
     return Transition(_change("start", row, fields, row.version, opened=opened), decision)
 

@@ -41,13 +41,13 @@ def doctor_command(settings: ServiceSettings, output: str, *, hub: bool = False,
 
 async def diagnose(settings: ServiceSettings, *, hub: bool = False, seconds: float = SECONDS) -> list[Finding]:
     """Return the findings of all checks that fit the settings; ValueError for `hub` without a cluster."""
-    if hub and settings.backend != "kubernetes":
+    if hub and "kubernetes" not in settings.backends:
         raise ValueError(NO_CLUSTER)
     general = [
         Check("database", partial(in_thread, database.check_database, settings.db_url)),
         Check("folders", partial(in_thread, _list, machine.folders, settings)),
     ]
-    if settings.backend != "kubernetes":
+    if "kubernetes" not in settings.backends:
         return await find_all([*general, *machine_checks(settings)], seconds)
     found: list[Finding] = []
     try:

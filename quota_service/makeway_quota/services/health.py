@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..control.world.world import World
 from .context import Context
 
 WORKING = {"database": "writes", "files": "available", "loop": "decides", "backend": "observed"}
@@ -26,10 +27,16 @@ def checks(context: Context, named: bool = False) -> dict[str, str]:
         "database": "cannot be written" if store.failure() else "",
         "files": "unavailable" if store.contents.failure() else "",
         "loop": loop if world.cycled else "no cycle yet",
-        "backend": "cannot be observed" if world.problem else "",
+        "backend": _unobserved(world),
     }
     warning = {"people": "the Hub lacks most of its users"} if world.people.problem else {}
     return {part: fails[part] or working for part, working in WORKING.items()} | warning
+
+
+def _unobserved(world: World) -> str:
+    """Return which backends cannot be observed: all, or the names of some of several; "" where all are."""
+    some = ", ".join(world.observed.backends.unobserved())
+    return "cannot be observed" if world.problem else f"cannot be observed: {some}" if some else ""
 
 
 def serves(found: dict[str, str]) -> bool:

@@ -16,9 +16,10 @@ from ..policy import Document, Issue, PolicyInvalid, diff, read, warnings
 from ..store.errors import Conflict
 from ..store.records import NewDecision, Workload
 from ..store.records import PolicyVersion as VersionRow
-from ..wording import count
+from ..wording import count, outcomes
 from .caller import Caller
 from .context import Context
+from .eligibility import title_of
 from .projection import Projection, projection
 from .refusals import busy, refuse
 from .times import at
@@ -64,7 +65,7 @@ class PolicyService:
         except PolicyInvalid as invalid:
             return PolicyCheck(ok=False, issues=_wire(invalid.issues))
         teams = context.managed_teams(caller)
-        odd = _wire(await context.call(warnings, text))
+        odd = _wire([*await context.call(warnings, text), *self._without_sessions(document)])
         if teams is None:
             odd += [
                 PolicyIssue(file="policy.yaml", where=f"profile {name}", message=f"{why[:1].upper()}{why[1:]}")
@@ -74,6 +75,16 @@ class PolicyService:
         row = await context.call(context.store.policies.current)
         changes = await context.call(_diff_of_teams, row.document if row else text, text, teams)
         return PolicyCheck(ok=True, warnings=odd, changes=changes)
+
+    def _without_sessions(self, document: Document) -> list[Issue]:
+        """Return the profiles for notebooks that may go to pools whose backend holds none."""
+        assignment, found = self._context.world.assignment, list[Issue]()
+        for profile in document.profiles:
+            pools = assignment.without_sessions(profile.pools) if profile.gpus else ()
+            if pools and "session" in document.profile_facts[profile.name].kinds:
+                message = outcomes.no_sessions(title_of(document, profile), pools)
+                found.append(Issue("policy.yaml", None, f"profiles.{profile.name}", message))
+        return found
 
     async def preview(self, caller: Caller, text: str) -> Preview:
         """Return which workloads of the caller's teams would start, be evicted and wait, beyond what happens anyway."""

@@ -97,6 +97,8 @@ class SessionService:
                 )
             raise refuse(message, "no_team", 403)
         check_queue(context.document, request.user, teams, request.team, profile)
+        if pools := context.world.assignment.without_sessions(profile.pools):
+            raise refuse(outcomes.no_sessions(title_of(context.document, profile), pools), "no_sessions", 409)
         return profile
 
     def _new_session(self, request: SessionRequest, profile: Profile) -> NewWorkload:
@@ -191,9 +193,9 @@ class SessionService:
         facts = context.document.profile_facts.get(row.profile)
         titles = (facts.title if facts else row.profile, context.title(row.team))
         virtual = context.world.virtual and row.gpus > 0
-        settings, problem = context.settings, context.world.problem
+        settings, problem = context.settings, context.world.problem_of(row)
         found = views.session(row, virtual=virtual, url=settings.public_url, titles=titles, problem=problem)
-        on_cluster = settings.backend == "kubernetes"
+        on_cluster = settings.backends[0] == "kubernetes"
         more = {
             "resource": self._resource(row),
             "tolerations": list(settings.kubernetes.tolerations) if on_cluster else [],

@@ -51,8 +51,8 @@ UNOBSERVED = "unobserved"
 
 
 def reason(row: Workload, problem: str | None = None) -> Reason | None:
-    """Return why the workload is in its state, or None; `problem`: why nothing starts at the moment, whatever it is."""
-    if problem and row.state == "pending":
+    """Return why the workload is in its state, or None; `problem`: what comes before that (`World.problem_of`)."""
+    if problem:
         return unobserved(problem)
     if not row.reason_code:
         return None
@@ -185,8 +185,11 @@ def teams_of(job: Job) -> set[str]:
 
 
 def _job_reason(row: Workload, now: float, durable: bool, problem: str | None) -> Reason | None:
-    """Return a running job's risk: whether it may be evicted, and how much work that would cost (F44)."""
-    if row.state != "running":
+    """Return a running job's risk: whether it may be evicted, and how much work that would cost (F44).
+
+    `problem` comes before it.
+    """
+    if problem or row.state != "running":
         return reason(row, problem)
     if not row.over_quota:
         return Reason(code="running", message=f"Runs on {gpus(row.size)} within the team's reservation.")

@@ -144,16 +144,19 @@ def _mapping(text: str) -> dict[str, Any]:
 def _places_to_json(value: Any) -> str:
     if not value:
         return "[]"
-    return to_json([[place.node, list(place.devices), list(place.milli)] for place in value])
+    found = [[place.node, list(place.devices), list(place.milli)] for place in value]
+    for place, columns in zip(value, found, strict=True):
+        columns += [place.backend] if place.backend else []
+    return to_json(found)
 
 
 def _places(text: str) -> tuple[Place, ...]:
     if text == "[]":
         return ()
     found = []
-    for node, devices, milli in _list(text):
-        _all_are(str, (node,))
-        found.append(Place(node, tuple(_all_are(int, devices)), tuple(_all_are(int, milli))))
+    for node, devices, milli, *backend in _list(text):
+        _all_are(str, (node, *backend))
+        found.append(Place(node, tuple(_all_are(int, devices)), tuple(_all_are(int, milli)), *backend))
     return tuple(found)
 
 

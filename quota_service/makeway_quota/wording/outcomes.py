@@ -290,3 +290,12 @@ def lease_expired(owner: str, seconds: float, hub_answers: bool, milli: int) -> 
 
 def _where(devices: Sequence[int], node: str) -> str:
     return f"GPU{'' if len(devices) == 1 else 's'} {names([str(i) for i in devices], 8)} of {node}" if devices else node
+
+
+def no_sessions(profile: str, pools: Sequence[str]) -> str:
+    """Return why no notebook starts with a profile: some of its pools are of a backend that holds none."""
+    what = f"the pool {pools[0]}" if len(pools) == 1 else f"the pools {names(pools)}"
+    return (
+        f"{profile} cannot be used for notebooks: it may go to {what}, where only jobs run, as notebooks start on the "
+        "nodes of the first backend. Leave it to jobs, or take these pools out of it."
+    )

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple, TypeVar
 
 from ...backends.base import AttemptSeen, Key, NodeSeen, Seen
+from .backend_states import BackendStates
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -33,6 +34,7 @@ class Observed:
         self.synced = False
         self.problem = ""
         """why what was reported last may be out of date"""
+        self.backends = BackendStates()
         self.version: int | None = None
         """The version of the last observation; None before the first."""
         self.changed: set[Key] = set()
@@ -48,7 +50,7 @@ class Observed:
             gone_nodes |= self.nodes.keys() - {node.name for node in seen.nodes}
             gone_attempts |= self.attempts.keys() - {attempt.key for attempt in seen.attempts}
         self.synced |= seen.synced
-        self.problem = seen.problem
+        self.problem, self.backends = seen.problem, BackendStates(seen.backends)
         self._take_attempts(seen.attempts, gone_attempts)
         changed = tuple(node for node in seen.nodes if _differs(self.nodes, node.name, node))
         left = tuple(name for name in sorted(gone_nodes) if self.nodes.pop(name, None) is not None)
@@ -57,6 +59,10 @@ class Observed:
             self.nodes[node.name] = node
         self.version = seen.version
         return NodeChanges(changed, left, returned)
+
+    def absence_counts(self, backend: str) -> bool:
+        """Whether an attempt of a backend ("": of the only one, or not known) that is not reported is not there."""
+        return self.backends.absence_counts(backend) if self.backends else self.synced
 
     def _returns(self, node: NodeSeen) -> bool:
         """Whether a node may take work, or has more devices, and had not at the last observation."""

@@ -91,6 +91,13 @@ class PoolAssignment:
         parts = self.parts.get(place.node)
         return _home(parts, place, pools).pool if parts else None
 
+    def without_sessions(self, pools: Iterable[str]) -> list[str]:
+        """Return those of some pools on whose nodes no notebook can start: not those without nodes."""
+        held: dict[str, bool] = {}
+        for node in self.nodes:
+            held[node.pool] = held.get(node.pool, False) or node.sessions
+        return [pool for pool in pools if not held.get(pool, True)]
+
     def pooled(self, placement: Iterable[Place]) -> set[tuple[str, int]]:
         """Return the machines and devices of a placement that are in a pool."""
         return {

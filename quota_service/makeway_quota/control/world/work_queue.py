@@ -13,6 +13,7 @@ from ...backends.base import AttemptSeen, Key, Phase, Seen
 from ...quarantine import Quarantine
 from ...store.records import Workload
 from .active_rows import ActiveRows
+from .backend_states import backend_of
 from .expectations import Expectations
 from .observation import Observed
 
@@ -116,7 +117,10 @@ class WorkQueue:
     def _verdict(self, row: Workload, now: float) -> str:
         """Return what to do about an attempt that is not reported; "wait" where that cannot be told."""
         with self.quarantine.guard(STEP, "workload", row.id):
-            return self.expectations.verdict(row, self.observed.synced, now)
+            backend = backend_of(row)
+            if self.observed.backends.is_removed(backend):
+                return "lost" if row.cancel_requested else "wait"
+            return self.expectations.verdict(row, self.observed.absence_counts(backend), now)
         return "wait"
 
     def _lost(self, row: Workload) -> AttemptSeen:

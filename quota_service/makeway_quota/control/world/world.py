@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from ...backends.base import AttemptSeen, NodeSeen, Seen
-from ...engine.snapshot import Policy, Snapshot
+from ...engine.snapshot import ADMITTED, Policy, Snapshot
 from ...history.accounting import Accounting
 from ...history.durations import Durations
 from ...policy import Document
@@ -23,6 +23,7 @@ from ...store.store import Store
 from ..hub.people import People
 from ..start_backoff import StartBackoff
 from .active_rows import ActiveRows
+from .backend_states import backend_of
 from .checkpoint_failures import CheckpointFailures
 from .clock_steps import ClockSteps
 from .engine_view import CYCLE, EngineChanges, EngineView
@@ -255,6 +256,29 @@ class World:
         if self.observed.problem:
             return f"Nodes and jobs are shown as they were seen last, and nothing starts: {self.observed.problem}."
         return None
+
+    @property
+    def warnings(self) -> list[str]:
+        """What is wrong with some of several backends, in sentences; all of them are `problem`."""
+        return [] if self.problem else self.observed.backends.sentences(self._active.watched)
+
+    def problem_of(self, row: Workload) -> str | None:
+        """Why a workload is as it is, whatever it was told: its backend, or all of them, cannot be observed."""
+        if row.state == "pending":
+            return self.problem
+        if row.state in ADMITTED and row.kind == "job":
+            return self.observed.backends.problem_of(backend_of(row))
+        return None
+
+    def backend_of_node(self, node: str) -> str:
+        """Return which of several backends has a node; "" where there is one only."""
+        seen = self.observed.nodes.get(node)
+        return seen.backend if seen is not None else ""
+
+    def backend_of_attempt(self, id: str, attempt: int) -> str:
+        """Return which of several backends the present attempt of a workload was placed on; "" where not known."""
+        row = (self._active.found or {}).get(id)
+        return backend_of(row) if row is not None and row.attempt == attempt else ""
 
     @property
     def since(self) -> int | None:

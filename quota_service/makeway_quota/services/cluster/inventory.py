@@ -225,6 +225,8 @@ def node_model(use: NodeUse, teams: Teams = None) -> Node:
         virtual=seen.virtual,
         ready=seen.ready,
         cordoned=seen.cordoned,
+        observed=seen.observed,
+        backend=seen.backend,
         foreign=gpu(sum(seen.foreign.values()) + seen.foreign_gpus),
         devices=devices,
     )

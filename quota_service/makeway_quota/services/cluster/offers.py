@@ -9,9 +9,11 @@ from makeway_api.models import Kind, Offer, OfferTable, Reason, Victim
 from ...control.world.names import names_of
 from ...engine.plan import Offer as EngineOffer
 from ...engine.plan import OfferVictim
-from ...wording import sentence
+from ...engine.snapshot import Profile
+from ...wording import outcomes, sentence
 from ..caller import Caller
 from ..context import Context
+from ..eligibility import title_of
 from ..times import at
 from ..views import gpu
 from .inventory import profile_model, usable
@@ -43,6 +45,14 @@ class OfferService:
                     Offer(profile=profile.name, team=None, kind=wanted, code="ready_now", message=message, seconds=0)
                 )
                 continue
+            pools = context.world.assignment.without_sessions(profile.pools) if wanted is Kind.SESSION else ()
+            if pools:
+                offers += [
+                    self._not_for_notebooks(profile, team, pools)
+                    for team in teams
+                    if document.queue_open(team, profile.name)
+                ]
+                continue
             places += [(team, profile.name) for team in teams if document.queue_open(team, profile.name)]
         engine = self._engine
         answers = await engine.answers(places, wanted.value, user)
@@ -58,6 +68,19 @@ class OfferService:
             virtual=context.world.virtual,
             problem=context.world.problem,
             at=at(min((answer.as_of for answer in answers), default=model.at)),
+        )
+
+    def _not_for_notebooks(self, profile: Profile, team: str, pools: Sequence[str]) -> Offer:
+        """Return the refusal of a profile whose pools are of a backend that holds no notebooks."""
+        message = outcomes.no_sessions(title_of(self._context.document, profile), pools)
+        return Offer(
+            profile=profile.name,
+            team=team,
+            team_title=self._context.title(team),
+            kind=Kind.SESSION,
+            code="refused",
+            message=message,
+            reason=Reason(code="no_sessions", message=message),
         )
 
     async def offer(self, team: str, profile: str, kind: Kind, user: str) -> tuple[Offer, bool]:

@@ -92,7 +92,9 @@ class JobAccess:
         world = context.world
         durable = world.durable_checkpoints
         now = context.clock()
-        job = views.job(row, virtual=world.virtual, durable=durable, attempts=attempts, now=now, problem=world.problem)
+        job = views.job(
+            row, virtual=world.virtual, durable=durable, attempts=attempts, now=now, problem=world.problem_of(row)
+        )
         job.titles = {team: title for team in views.teams_of(job) if (title := context.title(team)) != team}
         job.progress = views.progress_model(progress, now, running=row.state in ADMITTED, whole=whole)
         if row.live and (warning := views.slow_save(progress, row.grace)):

@@ -211,7 +211,7 @@ class SubmissionService:
         """Return what the owner has to know about the pods of a job with this image, and about its checkpoints."""
         settings, backend = self._context.settings, self._context.backend
         notes = await backend.pod_notices(caller.name, team)
-        if settings.backend == "kubernetes":
+        if "kubernetes" in settings.backends:
             notes = [image_note(image, choice, settings.kubernetes.image), *notes]
         failure = self._context.world.checkpoint_failures.of(team, self._context.clock())
         return [*notes, outcomes.checkpoint_risk(self._context.title(team), failure)] if failure else notes

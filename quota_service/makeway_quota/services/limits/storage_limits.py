@@ -276,7 +276,7 @@ class StorageLimits:
         return None if room is None else max(0, room.free - room.reserve)
 
     def _folders(self) -> Sequence[Path]:
-        local = [self._settings.state_dir] if self._settings.backend == "local" else []
+        local = [self._settings.state_dir] if "local" in self._settings.backends else []
         return [*self._store.folders, *local]
 
     def _kept_free(self, folder: Path) -> int:

@@ -88,7 +88,7 @@ def _problem(services: Services, visitor: Visitor | None) -> str | None:
     world = services.context.world
     aside = world.quarantine.sentence(named=visitor is not None and visitor.caller.admin)
     failed = FAILED if world.failure else None
-    return " ".join(filter(None, (world.problem, failed, aside, world.people.problem))) or None
+    return " ".join(filter(None, (world.problem, *world.warnings, failed, aside, world.people.problem))) or None
 
 
 async def render(request: Request, template: str, visitor: Visitor | None, **values: Any) -> str:

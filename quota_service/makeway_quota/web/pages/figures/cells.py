@@ -80,6 +80,8 @@ def cell_tip(machine: Node, device: Device, look: Look) -> str:
     if not device.holders:
         if not machine.ready:
             return f"{here}: the node is not ready"
+        if not machine.observed:
+            return f"{here}: the node cannot be observed at the moment and takes no new work"
         if machine.cordoned:
             return f"{here}: the node is cordoned and takes no new work"
         return (
