@@ -47,7 +47,7 @@ def _git(*words: str) -> bytes:
 
 
 def _plain(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """Return an entry as of nobody in particular; None for what is no file or folder, or compiled."""
+    """Return an entry without an owner; None for what is no file or folder, or compiled."""
     entry.uid = entry.gid = 0
     entry.uname = entry.gname = ""
     wanted = (entry.isfile() or entry.isdir()) and "__pycache__" not in entry.name

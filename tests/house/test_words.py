@@ -12,7 +12,7 @@ MACHINE = re.compile(r"(?<![\w.])/" + "work/|/root/" + r"\.|/tmp/" + "(uvt|contr
 REGISTRY = re.compile("pypi" + r"\.org|pythonhosted" + r"\.org|registry\." + r"npmjs|registry\." + "yarnpkg")
 UNFINISHED = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|X" + r"XX)\b")
 LOCKS = {"uv.lock", "package-lock.json"}
-PICTURES = {".png", ".jpg", ".ico", ".woff2"}
+PICTURES = {".png", ".jpg", ".ico", ".woff2", ".gz"}
 # Words that no reader from Kubernetes, Kueue or JupyterHub knows, also as parts of identifiers.
 PIECES = [
     ("tenan", "c(y|ies)"),

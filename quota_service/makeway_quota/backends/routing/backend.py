@@ -120,7 +120,7 @@ class RoutingBackend(Backend):
             part.on_change(wake)
 
     def connect(self, channel: Channel) -> None:
-        """Give each its own part of the channel."""
+        """Connect each to its own part of the channel."""
         split = SplitChannel(channel)
         for part in [part for part in self.parts if part.backend.remote]:
             part.backend.connect(split.part(lambda key, name=part.name: self._is_of(key, name)))  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Give each of several backends the reports of its own workers, from the one channel of the service."""
+"""Split the channel of the service, so that each of several backends reads the reports of its own workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tell which of several backends can be observed, what an attempt that is not reported means, and say it in words.
+"""Judge which of several backends can be observed, and what an attempt that is not reported means, also in words.
 
 Where there is one backend only, nothing here applies: what it reports is all there is.
 """
