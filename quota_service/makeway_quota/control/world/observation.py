@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple, TypeVar
 
 from ...backends.base import AttemptSeen, Key, NodeSeen, Seen
-from .backend_states import BackendStates
+from ..backend_states import BackendStates
 
 K = TypeVar("K")
 V = TypeVar("V")

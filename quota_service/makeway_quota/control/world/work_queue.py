@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Iterable
 from ...backends.base import AttemptSeen, Key, Phase, Seen
 from ...quarantine import Quarantine
 from ...store.records import Workload
+from ..backend_states import backend_of
 from .active_rows import ActiveRows
-from .backend_states import backend_of
 from .expectations import Expectations
 from .observation import Observed
 

@@ -20,10 +20,10 @@ from ...policy import Document
 from ...quarantine import Quarantine
 from ...store.records import Workload
 from ...store.store import Store
+from ..backend_states import backend_of
 from ..hub.people import People
 from ..start_backoff import StartBackoff
 from .active_rows import ActiveRows
-from .backend_states import backend_of
 from .checkpoint_failures import CheckpointFailures
 from .clock_steps import ClockSteps
 from .engine_view import CYCLE, EngineChanges, EngineView

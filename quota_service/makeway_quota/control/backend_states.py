@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 
 from makeway_api.quantities import listed
 
-from ...backends.base import BackendState
-from ...store.records import Workload
+from ..backends.base import BackendState
+from ..store.records import Workload
 
 MAX_NAMES = 5
 """Nodes that a sentence names"""
