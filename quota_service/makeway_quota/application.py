@@ -17,7 +17,6 @@ from makeway_api import installations
 from .artifacts.choice import chosen
 from .backends.base import Backend, BackendError
 from .backends.choice import keeping_removed
-from .control.backend_states import backend_of
 from .control.components import Components
 from .control.hub.client import HubApi
 from .control.hub.leases import Leases
@@ -30,6 +29,7 @@ from .control.restarting_tasks import restarting
 from .control.workers.channel import WorkerChannel
 from .control.workers.progress_keeper import ProgressKeeper
 from .control.workers.tokens import AttemptTokens
+from .control.world.observation import backend_of
 from .control.world.pool_assignment import sizes
 from .control.world.world import World
 from .history.retention import Retention, keep_of

@@ -12,10 +12,9 @@ from collections.abc import Callable, Collection, Iterable
 from ...backends.base import AttemptSeen, Key, Phase, Seen
 from ...quarantine import Quarantine
 from ...store.records import Workload
-from ..backend_states import backend_of
 from .active_rows import ActiveRows
 from .expectations import Expectations
-from .observation import Observed
+from .observation import Observed, backend_of
 
 STEP = "looking for its attempt"
 RESYNC_SECONDS = 60.0

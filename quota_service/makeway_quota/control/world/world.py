@@ -20,7 +20,6 @@ from ...policy import Document
 from ...quarantine import Quarantine
 from ...store.records import Workload
 from ...store.store import Store
-from ..backend_states import backend_of
 from ..hub.people import People
 from ..start_backoff import StartBackoff
 from .active_rows import ActiveRows
@@ -30,7 +29,7 @@ from .engine_view import CYCLE, EngineChanges, EngineView
 from .expectations import Expectations
 from .followers import Follower, Followers
 from .isolation import Faulty, changes_without, without
-from .observation import Observed
+from .observation import Observed, backend_of
 from .observed_requests import ObservedRequests
 from .pool_assignment import PoolAssignment, divide, sizes
 from .present_times import PresentTimes
