@@ -15,7 +15,7 @@ from makeway_quota.backends.choice import make_backend
 from makeway_quota.backends.local.backend import LocalBackend
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.backends.routing.backend import RoutingBackend
-from makeway_quota.backends.routing.part import Timing
+from makeway_quota.backends.routing.part import PartLimits
 from makeway_quota.settings import load
 from pod_backend import order
 from running import Running, python, running
@@ -32,7 +32,7 @@ profiles:
 policies:
   - {name: rnd, groups: [rnd], quotas: [{pools: [here], reserved: 2}, {pools: [far], reserved: 2}]}
 """
-SOON = Timing(open=0.05, observe=0.05, order=0.05)
+SOON = PartLimits(open=0.05, observe=0.05, order=0.05)
 
 
 def memory(name: str = "far", *nodes: str) -> MemoryBackend:

@@ -31,7 +31,7 @@ from ..base import (
 from ..remote.channel import Channel
 from ..versions import Changes
 from .channels import SplitChannel
-from .part import Part, Timing
+from .part import PartLimits, RoutedPart
 
 T = TypeVar("T")
 
@@ -43,12 +43,12 @@ class RoutingBackend(Backend):
 
     name = "routing"
 
-    def __init__(self, backends: Sequence[Backend], timing: Timing = Timing()) -> None:  # noqa: B008 (a constant)
+    def __init__(self, backends: Sequence[Backend], timing: PartLimits = PartLimits()) -> None:  # noqa: B008 (a constant)
         """ValueError where two have the same name."""
         names = [backend.name for backend in backends]
         if len(set(names)) < len(names):
             raise ValueError(f"Each backend is named once, not {', '.join(names)}.")
-        self.parts = [Part(backend, number == 0, timing) for number, backend in enumerate(backends)]
+        self.parts = [RoutedPart(backend, number == 0, timing) for number, backend in enumerate(backends)]
         self._by_name = {part.name: part for part in self.parts}
         self._timing = timing
         self.shared = all(backend.shared for backend in backends)
@@ -75,7 +75,7 @@ class RoutingBackend(Backend):
 
     # -- routing
 
-    def home(self, key: Key) -> Part | None:
+    def home(self, key: Key) -> RoutedPart | None:
         """Return the backend that an attempt belongs to; None where no one knows it, or it is not there any more."""
         reporting = [part for part in self.parts if key in part.attempts]
         if name := self._placed_on(*key):
@@ -83,7 +83,7 @@ class RoutingBackend(Backend):
         alive = [part for part in reporting if part.attempts[key].phase not in OVER]
         return next(iter([*alive, *reporting]), None)
 
-    def _homes(self, key: Key) -> list[Part]:
+    def _homes(self, key: Key) -> list[RoutedPart]:
         """Return the backends to ask about an attempt: its own, or all where that is not known."""
         if name := self._placed_on(*key):
             return [self._by_name[name]] if name in self._by_name else []

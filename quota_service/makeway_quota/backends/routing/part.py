@@ -26,7 +26,7 @@ UNREAD = "they have not been read yet"
 SILENT = "it does not answer"
 
 
-class Timing(NamedTuple):
+class PartLimits(NamedTuple):
     """How long one backend may hold up a cycle, in seconds."""
 
     open: float = 30.0
@@ -37,10 +37,10 @@ class Timing(NamedTuple):
     """for one order, which is broken off then, and given again"""
 
 
-class Part:
+class RoutedPart:
     """One backend, as it was seen last. For the event loop only."""
 
-    def __init__(self, backend: Backend, sessions: bool, timing: Timing) -> None:
+    def __init__(self, backend: Backend, sessions: bool, timing: PartLimits) -> None:
         """`sessions`: whether notebooks may start on its nodes."""
         self.backend, self.name, self.sessions = backend, backend.name, sessions
         self.nodes: dict[str, NodeSeen] = {}
