@@ -19,7 +19,7 @@ import pytest
 from makeway_api.models import Job
 from makeway_quota.backends.local.processes import boot_id
 from running import Running, running
-from takeover_scenario import POLICY, SETTINGS
+from service.takeover_scenario import POLICY, SETTINGS
 
 RECORDS = sorted((Path(__file__).parent / "takeovers").glob("*.tar.gz"))
 
