@@ -1,1 +1,1 @@
-"""Providers of machines: `memory` for tests and simulations."""
+"""Providers of machines: `memory` for tests and simulations, `local` with processes of this machine."""
