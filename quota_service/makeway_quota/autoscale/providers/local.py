@@ -247,7 +247,7 @@ class LocalProvider:
     def _alive(self, folder: Path, facts: dict[str, Any]) -> bool:
         process = read_json(folder / "process.json")
         if process is None:
-            return time.time() - facts["launched_at"] < STARTS_WITHIN
+            return bool(time.time() - facts["launched_at"] < STARTS_WITHIN)
         return _runs(process)
 
     def _end(self, folder: Path) -> None:
