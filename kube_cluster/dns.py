@@ -42,7 +42,7 @@ ASKED, ANSWERED = 0x0100, 0x8480
 """Flags: recursion is desired; an authoritative answer, and recursion is available."""
 NO_ERROR, FAILED, NO_NAME = 0, 2, 3
 """Codes of an answer."""
-LONGEST_LABEL = 63
+MAX_LABEL = 63
 
 
 def start(folder: Folder, plane: ControlPlane, address: str) -> int:
@@ -136,7 +136,7 @@ def reply(names: Names, message: bytes) -> bytes:
     number, flags, questions, *_ = HEADER.unpack_from(message)
     labels, at = [], HEADER.size
     while length := message[at]:
-        if questions != 1 or length > LONGEST_LABEL:
+        if questions != 1 or length > MAX_LABEL:
             raise ValueError("A message of one question is expected.")
         labels.append(message[at + 1 : at + 1 + length].decode("ascii").lower())
         at += 1 + length

@@ -21,7 +21,7 @@ from .problems import KubeProblem
 
 MARK = "MAKEWAY_KUBE_FOLDER"
 """The environment variable that every process of a cluster carries."""
-LONGEST_PATH = 70
+MAX_PATH = 70
 """A Unix socket's path has 107 bytes at most; those of a cluster are up to 35 bytes longer than its folder's."""
 
 
@@ -34,7 +34,7 @@ def registry() -> Path:
         raise KubeProblem(
             f"{place} is not a private folder of yours: remove it, or set TMPDIR to a folder of your own."
         )
-    if len(str(place)) > LONGEST_PATH - 9:
+    if len(str(place)) > MAX_PATH - 9:
         raise KubeProblem(f"The path {place} is too long for sockets: set TMPDIR to a shorter one.")
     return place
 

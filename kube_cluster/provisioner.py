@@ -23,7 +23,7 @@ log = logging.getLogger("kube_cluster.provisioner")
 CLAIMS = "/api/v1/persistentvolumeclaims"
 VOLUMES = "/api/v1/persistentvolumes"
 LABEL = "makeway.test/provisioned"
-LOOK_SECONDS = 0.5
+POLL_SECONDS = 0.5
 
 
 @contextmanager
@@ -33,7 +33,7 @@ def running(folder: Path, kubeconfig: Path) -> Iterator[None]:
     api, end = Api(kubeconfig), threading.Event()
 
     def work() -> None:
-        while not end.wait(LOOK_SECONDS):
+        while not end.wait(POLL_SECONDS):
             try:
                 look(api, folder)
             except (ApiProblem, httpx2.HTTPError):  # the API server is away, or a claim is new just now

@@ -44,7 +44,7 @@ LAST_FAILED = "v/cache/lastfailed"
 FIRST_FAILURES = "v/makeway/first_failures"
 """What pytest's cache has of the tests that failed, and of those among them with the mark: tests/strict_runs.py."""
 BUILD = (sys.executable, "-m", "kube_cluster", "build")
-LEAST = 19
+LOWEST_PRIORITY = 19
 """The niceness of what runs when nothing else wants to."""
 
 
@@ -62,7 +62,7 @@ class Build:
         log.parent.mkdir(exist_ok=True)
         with log.open("wb") as out:
             self._process = subprocess.Popen(
-                ["nice", "-n", str(LEAST), *command],
+                ["nice", "-n", str(LOWEST_PRIORITY), *command],
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -71,7 +71,7 @@ class Build:
             )
         # Desktop kernels weigh niceness within a session only, and sessions by a niceness of their own.
         with suppress(OSError):
-            Path(f"/proc/{self._process.pid}/autogroup").write_text(f"{LEAST}", encoding="utf-8")
+            Path(f"/proc/{self._process.pid}/autogroup").write_text(f"{LOWEST_PRIORITY}", encoding="utf-8")
 
     def wait(self) -> None:
         """Return when the programs are built, showing what the build says; raise BuildProblem when they cannot be."""

@@ -17,7 +17,7 @@ from playwright.sync_api import Browser, Error, Page, Playwright, expect, sync_p
 expect.set_options(timeout=30_000)  # most take less than a second, but not on a machine that runs other tests beside
 
 _NUMBER = re.compile(r"\[\d+\]:?")
-TRIES = 3
+MAX_TRIES = 3
 WIDTH = 1280
 """Of a window, in pixels."""
 ARGS = [
@@ -43,7 +43,7 @@ def chromium() -> Iterator[Browser]:
 
 def _launched(playwright: Playwright, first: str) -> Browser:
     """Start it and load one page: on a loaded machine it has died over its first one."""
-    for left in reversed(range(TRIES)):
+    for left in reversed(range(MAX_TRIES)):
         browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=ARGS)
         try:
             page = browser.new_page()

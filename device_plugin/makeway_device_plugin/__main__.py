@@ -14,7 +14,7 @@ from pathlib import Path
 FOLDER = Path("/var/lib/kubelet/device-plugins")
 RESOURCE = "nvidia.com/gpu"
 RESOURCE_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
-MOST = 1024
+MAX_GPUS = 1024
 
 
 def parser() -> argparse.ArgumentParser:
@@ -60,8 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _count(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= MOST:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of GPUs from 1 to {MOST}")
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_GPUS:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of GPUs from 1 to {MAX_GPUS}")
     return int(text)
 
 

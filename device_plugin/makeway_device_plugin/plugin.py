@@ -38,7 +38,7 @@ log = logging.getLogger("makeway-device-plugin")
 
 KUBELET = "kubelet.sock"
 REGISTER_SECONDS = 10.0
-LOOK_SECONDS = 0.5
+POLL_SECONDS = 0.5
 OPTIONS = DevicePluginOptions(get_preferred_allocation_available=True)
 THREADS = 8
 """Each stream of ListAndWatch holds one, and that of a kubelet that was restarted may take a moment to end."""
@@ -89,7 +89,7 @@ class Devices:
         while alive():
             with self._changed:
                 if self._list() == last:
-                    self._changed.wait(LOOK_SECONDS)
+                    self._changed.wait(POLL_SECONDS)
                     continue
                 last = self._list()
             yield last
@@ -129,15 +129,15 @@ class Plugin:
             kubelet = self._identity(KUBELET)
             if kubelet is None:
                 log.info("waiting for the kubelet's socket in %s", self._folder)
-                while self._identity(KUBELET) is None and not stop.wait(LOOK_SECONDS):
+                while self._identity(KUBELET) is None and not stop.wait(POLL_SECONDS):
                     pass
                 continue
             server = self.serve()
             try:
                 if not self.register():
-                    stop.wait(LOOK_SECONDS)
+                    stop.wait(POLL_SECONDS)
                     continue
-                while self._identity(KUBELET) == kubelet and self._socket.exists() and not stop.wait(LOOK_SECONDS):
+                while self._identity(KUBELET) == kubelet and self._socket.exists() and not stop.wait(POLL_SECONDS):
                     self._devices.look()
             finally:
                 server.stop(grace=None).wait()

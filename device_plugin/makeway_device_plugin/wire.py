@@ -12,7 +12,7 @@ from typing import Any, Self
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 FIXED_SIZES = {FIXED64: 8, FIXED32: 4}
-LONGEST_VARINT = 10
+MAX_VARINT = 10
 
 
 class WireError(ValueError):
@@ -135,7 +135,7 @@ def _varint(value: int) -> bytes:
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:
     value = 0
-    for place in range(LONGEST_VARINT):
+    for place in range(MAX_VARINT):
         if at + place >= len(data):
             raise WireError("a number ends after the message")
         byte = data[at + place]

@@ -18,7 +18,7 @@ from .settings import Settings
 
 PYTHON = (3, 11)
 FREE_MB = 500
-LONGEST_ROOT = 44
+MAX_ROOT = 44
 """Characters: a socket's path has 107 at most, of which run/ACCOUNT/kernel-…-ipc-5 takes the others."""
 
 
@@ -81,10 +81,10 @@ def check_reachable(settings: Settings) -> None:
 
 def check_sockets(settings: Settings) -> None:
     """Raise CannotStart if the path of system mode's state directory is too long for the sockets of kernels."""
-    if settings.mode == "system" and len(os.fsencode(settings.state.root)) > LONGEST_ROOT:
+    if settings.mode == "system" and len(os.fsencode(settings.state.root)) > MAX_ROOT:
         raise CannotStart(
             f"The path of the state directory {settings.state.root} is too long for the sockets of kernels: system "
-            f"mode allows {LONGEST_ROOT} characters, as in /var/lib/makeway."
+            f"mode allows {MAX_ROOT} characters, as in /var/lib/makeway."
         )
 
 

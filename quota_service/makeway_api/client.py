@@ -39,7 +39,7 @@ ATTEMPTS = 5
 PATIENCE = 30.0
 """Seconds after which no further attempt is made."""
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 4.0
+FIRST_PAUSE, MAX_PAUSE = 0.5, 4.0
 """Seconds; random below these bounds, so that a thousand kernels do not return at once to a service that restarts."""
 
 
@@ -57,8 +57,8 @@ def _pause(state: RetryCallState) -> float:
     """Return the seconds before the next attempt: random and growing, at least what Retry-After asked for."""
     error = state.outcome.exception() if state.outcome else None
     asked = error.numbers.get("retry_after", 0) if isinstance(error, MakewayError) else 0
-    least = min(float(asked), LONGEST_PAUSE) if isinstance(asked, int | float) else 0.0
-    return least + wait_random_exponential(multiplier=FIRST_PAUSE, max=LONGEST_PAUSE)(state)
+    least = min(float(asked), MAX_PAUSE) if isinstance(asked, int | float) else 0.0
+    return least + wait_random_exponential(multiplier=FIRST_PAUSE, max=MAX_PAUSE)(state)
 
 
 def _where(url: str | None, token: str | None) -> tuple[str, str]:

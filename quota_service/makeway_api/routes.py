@@ -47,7 +47,7 @@ J = TypeVar("J")
 TIMEOUT = 20.0
 """Seconds for one answer; a long poll adds its own wait."""
 
-LONGEST_WHY = 1000
+MAX_WHY = 1000
 """Characters of the sentence that says why a lease is released."""
 
 
@@ -167,7 +167,7 @@ class Routes(Generic[J]):
 
     def release(self, id: str, why: str = "") -> Any:
         """Release a lease, `why` in a sentence; repeating it is harmless."""
-        return self._do(Call("DELETE", f"/sessions/{_q(id)}", _nothing, params={"why": why[:LONGEST_WHY] or None}))
+        return self._do(Call("DELETE", f"/sessions/{_q(id)}", _nothing, params={"why": why[:MAX_WHY] or None}))
 
     def submit(self, request: JobRequest) -> Any:
         """Submit a training job → Job; repeated where no answer comes, without submitting it twice."""

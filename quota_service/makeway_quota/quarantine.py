@@ -24,7 +24,7 @@ Kind = Literal["workload", "node", "pod", "queue", "team", "pool", "profile", "p
 """A `row` is one of the database, a `folder` and a `file` are what ended workloads leave. A `step` is a part of the
 cycle, or of the retention, that fails by itself, or with something that it does not name."""
 
-FIRST, LONGEST = 2.0, 120.0
+FIRST_DELAY, MAX_DELAY = 2.0, 120.0
 """Seconds until something is tried again, which double from try to try"""
 FORGOTTEN_AFTER = 60.0
 """Seconds after which something that no step tried again when it was due is no longer set aside"""
@@ -139,7 +139,7 @@ class Quarantine:
         reason = reason_of(error)
         if known is None or known.reason != reason:
             log.error("The %s %s is set aside: %s failed", kind, name, step, exc_info=error)
-        delay = max(every, min(LONGEST, FIRST * 2.0 ** min(tries - 1, 10)))
+        delay = max(every, min(MAX_DELAY, FIRST_DELAY * 2.0 ** min(tries - 1, 10)))
         entry = Quarantined(step, kind, name, type(error).__name__, reason, tries, since, self._clock() + delay)
         self._entries[step, kind, name] = entry
         return entry

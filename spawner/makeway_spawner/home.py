@@ -22,12 +22,12 @@ _NO_NEWS = {
 
 
 _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
-_LONGEST = 255
+_MAX_BYTES = 255
 """Bytes that the name of a file may have on Linux."""
 _CLAIMING = threading.Lock()
 
 
-def file_name(name: str, longest: int = _LONGEST) -> str:
+def file_name(name: str, longest: int = _MAX_BYTES) -> str:
     """Return a name as that of a file, of at most so many characters, such that no two names meet.
 
     Letters, digits, dots, dashes and underscores stay, other bytes of UTF-8 become `=XX`, a dot in front, too. What is

@@ -36,7 +36,7 @@ from .server_log import last_line_of, quoted
 
 _GLANCE = 0.1
 """Seconds between two looks at the process of a server that is starting."""
-_LONGEST_PART = 120
+_MAX_PART = 120
 """Characters of a user's or a server's name in the name of a log file."""
 _MARGIN = 5.0
 """Seconds by which the wait for an answer ends before the Hub gives up the start; the Hub then asks by itself."""
@@ -262,7 +262,7 @@ class MakewayLocalSpawner(LeaseMixin, LocalProcessSpawner):  # type: ignore[misc
 
 def log_name(user: str, server: str) -> str:
     """Return the name of a server's log file; no two servers have the same."""
-    part = _LONGEST_PART
+    part = _MAX_PART
     return f"{file_name(user, part)}+{file_name(server, part)}.log" if server else f"{file_name(user, part)}.log"
 
 

@@ -23,7 +23,7 @@ FRACTIONAL = "fractional_gpus"
 """The reason of an offer that this spawner can never run, whatever is free."""
 
 OPTIONS = frozenset({"profile", "team", "preemptible", "image", "choice"})
-_LONGEST_IMAGE = 1000
+_MAX_IMAGE = 1000
 _TRUE = frozenset({"1", "on", "true", "yes"})
 _FALSE = frozenset({"", "0", "off", "false", "no"})
 
@@ -230,7 +230,7 @@ def _choice(profile: Any, team: Any, preemptible: bool, image: Any) -> Choice:
 def _image(value: Any) -> str:
     if not value:
         return ""
-    if not isinstance(value, str) or len(value) > _LONGEST_IMAGE or not value.isprintable():
+    if not isinstance(value, str) or len(value) > _MAX_IMAGE or not value.isprintable():
         raise Refused(f"{str(value)[:40]!r} is not the name of an image.", code="bad_image", status=400)
     return value
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 _TAIL = 64 * 1024
 """Bytes at the end of a log in which the last line is looked for."""
-_LONGEST = 300
+_MAX_CHARACTERS = 300
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 
 
@@ -15,7 +15,7 @@ def last_line(text: str) -> str:
     """Return the last line that is not empty, without colours and control characters, 300 characters at most."""
     lines = (_CONTROL.sub("", line).strip() for line in reversed(text.splitlines()))
     found = next((line for line in lines if line), "")
-    return found if len(found) <= _LONGEST else f"{found[: _LONGEST - 1]}…"
+    return found if len(found) <= _MAX_CHARACTERS else f"{found[: _MAX_CHARACTERS - 1]}…"
 
 
 def last_line_of(path: Path) -> str:

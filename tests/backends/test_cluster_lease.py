@@ -15,7 +15,12 @@ from makeway_quota.backends.base import BackendUnavailable
 from makeway_quota.backends.kubernetes import backend as kubernetes_backend
 from makeway_quota.backends.kubernetes.api.client import ApiRefusal, ApiUnreachable, Object
 from makeway_quota.backends.kubernetes.cluster import cluster_lease
-from makeway_quota.backends.kubernetes.cluster.cluster_lease import DURATION, EVERY, REFUSED_SECONDS, ClusterLease
+from makeway_quota.backends.kubernetes.cluster.cluster_lease import (
+    DURATION,
+    REFUSED_SECONDS,
+    RENEW_SECONDS,
+    ClusterLease,
+)
 from makeway_quota.store.store import open_store
 from pod_backend import Backend, order
 
@@ -76,7 +81,7 @@ async def passes(time: Time, seconds: float, *leases: ClusterLease) -> None:
     """Have replicas look at the lease for a while."""
     ends = time.now + seconds
     while time.now < ends:
-        time.now += EVERY
+        time.now += RENEW_SECONDS
         for each in leases:
             await each.look()
 
@@ -88,9 +93,9 @@ async def test_the_first_database_acts_and_a_copy_waits_until_it_is_gone() -> No
     await passes(time, 3 * DURATION, original, copy)
     assert (original.may_act, original.problem, copy.may_act) == (True, "", False)
     assert "another database acts on the pods of the installation here in the namespace jobs" in copy.problem
-    await passes(time, DURATION - EVERY, copy)
+    await passes(time, DURATION - RENEW_SECONDS, copy)
     assert not copy.may_act
-    await passes(time, 3 * EVERY, copy)
+    await passes(time, 3 * RENEW_SECONDS, copy)
     assert (copy.may_act, copy.problem) == (True, "")
     await original.look()
     assert not original.may_act, "one that was frozen meanwhile leaves them to the other"
@@ -156,7 +161,7 @@ async def test_without_the_right_to_leases_the_service_acts_as_before(status: in
     await found.look()
     assert not found.may_act, "the rights of a new installation may take a moment to count"
     await passes(time, REFUSED_SECONDS, found)
-    await passes(time, EVERY, found)
+    await passes(time, RENEW_SECONDS, found)
     assert (found.may_act, found.problem) == (True, "")
     cluster.answer = lambda method, path: None
     await found.look()
@@ -181,9 +186,9 @@ async def test_a_service_that_cannot_renew_its_lease_says_why_it_does_not_act(st
     found = lease(cluster, "a", time)
     await found.look()
     cluster.answer = refusing(status, "Webhook", ("PUT",))
-    await passes(time, DURATION - EVERY, found)
+    await passes(time, DURATION - RENEW_SECONDS, found)
     assert (found.may_act, found.problem) == (True, "")
-    await passes(time, 2 * EVERY, found)
+    await passes(time, 2 * RENEW_SECONDS, found)
     assert not found.may_act
     assert f"cannot be renewed (the Kubernetes API server refused the request ({status} Webhook)" in found.problem
     cluster.answer = lambda method, path: None
@@ -215,7 +220,7 @@ async def test_a_lease_that_is_deleted_while_it_is_renewed_is_made_again() -> No
             raise ApiRefusal(404, "NotFound", "it is gone")
 
     cluster.answer = delete
-    time.now += EVERY
+    time.now += RENEW_SECONDS
     await found.look()
     await copy.look()
     assert len(deleted) == 1
@@ -238,7 +243,7 @@ async def test_a_replica_that_is_always_the_second_to_renew_acts() -> None:
 
     cluster.answer = renew
     for _ in range(10):
-        time.now += EVERY
+        time.now += RENEW_SECONDS
         other.clear()
         await second.look()
     assert second.may_act
@@ -344,7 +349,7 @@ async def test_a_service_that_begins_while_leases_do_not_answer_acts_once_they_d
 ) -> None:
     """As with a webhook for leases that hangs while all else of the API server answers."""
     monkeypatch.setattr(kubernetes_backend, "OPEN_SECONDS", 0.05)
-    monkeypatch.setattr(cluster_lease, "EVERY", 0.0)
+    monkeypatch.setattr(cluster_lease, "RENEW_SECONDS", 0.0)
     answers = asyncio.Event()
 
     class Hanging(Cluster):

@@ -11,7 +11,7 @@ from api_server import ApiServer, node, pod
 from makeway_quota.backends.base import LOST_AFTER, AttemptSeen, Phase
 from makeway_quota.backends.kubernetes.api.client import ApiUnreachable
 from makeway_quota.backends.kubernetes.cluster.dead_nodes import (
-    LONGEST_STEP,
+    MAX_STEP,
     NODE_LOST_AFTER,
     TOGETHER,
     DeadNodes,
@@ -134,7 +134,7 @@ async def test_time_in_which_the_service_did_not_observe_does_not_count(nodes: N
     await nodes.passes(10)
     nodes.now += 1.5 * SECONDS
     assert await nodes.passes(1) is Phase.RUNNING
-    assert await nodes.passes(SECONDS - 10 - LONGEST_STEP - 3) is Phase.RUNNING
+    assert await nodes.passes(SECONDS - 10 - MAX_STEP - 3) is Phase.RUNNING
     assert await nodes.passes(5) is Phase.LOST
 
 

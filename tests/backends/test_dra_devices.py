@@ -274,7 +274,7 @@ class Restricted(ApiServer):
 
 FORBIDDEN = ApiRefusal(403, "Forbidden", "cannot watch resourceslices")
 POOLS = (NodeSelector("whole", GPU), NodeSelector("slices", MIG))
-QUICK = Timing(first_pause=0.001, longest_pause=0.002)
+QUICK = Timing(first_pause=0.001, max_pause=0.002)
 
 
 @pytest.fixture(autouse=True)
@@ -400,7 +400,7 @@ async def test_devices_are_asked_for_at_once_when_the_api_server_answers_again(m
         await soon(lambda: amounts(inventory.seen()["n0"]) == {"whole": (4, 0), "slices": (7, 0)})
         slow = (inventory.devices._followed or pytest.fail("not followed")).all
         for each in slow:
-            each._timing = Timing(first_pause=3600.0, longest_pause=3600.0)
+            each._timing = Timing(first_pause=3600.0, max_pause=3600.0)
         server.refused = dict.fromkeys((SLICES, CLASSES, CLAIMS), ApiUnreachable("no answer"))
         inventory.ask_again()
         await soon(lambda: all(each.problem for each in slow))

@@ -24,7 +24,7 @@ from makeway_quota.backends.kubernetes.api.connection import Connection
 from makeway_quota.backends.kubernetes.api.health_check import HEALTH_CHECK_TIMING, HealthCheck, HealthCheckTiming
 from makeway_quota.backends.kubernetes.attempts.pod_attempt import MAX_RECREATIONS, PodAttempt
 from makeway_quota.backends.kubernetes.attempts.pod_waits import LIMITS
-from makeway_quota.backends.kubernetes.backend import AWAY_SECONDS, LEFT_SECONDS, KubernetesBackend
+from makeway_quota.backends.kubernetes.backend import AWAY_SECONDS, GONE_SECONDS, KubernetesBackend
 from makeway_quota.backends.kubernetes.pods.manifest import TOKEN
 from makeway_quota.backends.remote.backend import PATIENCE
 from makeway_quota.backends.remote.workers import WorkerSeen
@@ -96,11 +96,11 @@ async def test_a_follower_does_not_keep_what_only_the_leader_forgets(backend: Ba
         backend.hear("ADDED", pod(f"j{number}"))
         backend.hear("DELETED", pod(f"j{number}", "Succeeded"))
     assert len(await backend.phases()) == 20
-    backend.now += LEFT_SECONDS
+    backend.now += GONE_SECONDS
     assert await backend.phases() == {}
     leads = True
     backend.hear("DELETED", pod("j21"))
-    backend.now += 2 * LEFT_SECONDS
+    backend.now += 2 * GONE_SECONDS
     assert set(await backend.phases()) == {"j21"}, "a leader has to hear of it, however late"
 
 

@@ -13,7 +13,7 @@ from api_server import PODS, ApiServer, pod
 from makeway_quota.backends.kubernetes.api.client import ApiRefusal, Object
 from makeway_quota.backends.kubernetes.api.informer import Informer, Timing
 
-QUICK = Timing(first_pause=0.01, longest_pause=0.02, silence=0.2, page=1)
+QUICK = Timing(first_pause=0.01, max_pause=0.02, silence=0.2, page=1)
 
 
 @asynccontextmanager

@@ -37,7 +37,7 @@ class Cluster(ApiServer):
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    monkeypatch.setattr(uninstallation, "LOOK_AGAIN", 0.0)
+    monkeypatch.setattr(uninstallation, "POLL_SECONDS", 0.0)
     return Cluster()
 
 

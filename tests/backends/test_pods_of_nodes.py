@@ -47,7 +47,7 @@ async def test_every_foreign_pod_counts_also_without_requests(allocatable: dict[
     foreign = [pod("dns"), pod("other", **{"makeway/job": "j-2"}), pod("new", "Pending"), pod("done", "Succeeded")]
     server.lists = {"/api/v1/nodes": [node(**allocatable)], "/api/v1/pods": [ours, *foreign]}
     found = await seen(server)
-    assert (found.most_pods, found.foreign_pods) == (most, 3)
+    assert (found.max_pods, found.foreign_pods) == (most, 3)
     assert [each.workload for each in found.pods] == ["j-1"]
 
 
@@ -55,14 +55,14 @@ async def test_every_foreign_pod_counts_also_without_requests(allocatable: dict[
 def test_a_pod_that_outlives_its_attempt_counts_as_one_that_terminates() -> None:
     kept = WorkloadPods(lambda: 100.0)
     found = kept.shown(
-        NodeSeen("n0", "gpu", (0,), most_pods=110, pods=(WorkloadPod("j-1", attempt=1, worker=0),)), {}, (), tuple
+        NodeSeen("n0", "gpu", (0,), max_pods=110, pods=(WorkloadPod("j-1", attempt=1, worker=0),)), {}, (), tuple
     )
     assert [(each.workload, each.pods) for each in found.terminating] == [("j-1", 1)]
 
 
 @pytest.mark.covers("F82")
 def test_the_engine_gets_the_pods_of_a_node() -> None:
-    node = NodeSeen("n0", "gpu", (0, 1), most_pods=110, foreign_pods=7)
+    node = NodeSeen("n0", "gpu", (0, 1), max_pods=110, foreign_pods=7)
     (shown,) = PoolAssignment({"n0": (node,)}).as_nodes("n0", ())
     assert (shown.pods, shown.foreign_pods) == (110, 7)
 

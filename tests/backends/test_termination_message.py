@@ -11,7 +11,7 @@ import pytest
 from api_server import ApiServer, pod
 from makeway_api.models.attempts import WorkerReportIn
 from makeway_quota.backends.base import AttemptSeen, Phase
-from makeway_quota.backends.kubernetes.attempts.pod_states import LONGEST_LINE, JobPod
+from makeway_quota.backends.kubernetes.attempts.pod_states import MAX_LINE, JobPod
 from makeway_quota.backends.kubernetes.attempts.termination_message import report_of
 from makeway_quota.backends.remote.backend import PATIENCE
 from makeway_quota.store.records import NewWorkload
@@ -252,5 +252,5 @@ async def test_what_is_no_report_is_not_believed(backend: Backend, store: Store,
     began(store)
     backend.hear("ADDED", pod("j1", "Succeeded", words=said))
     seen = await outcome(backend)
-    line = f": {said[:LONGEST_LINE]}" if said[:1] not in ("", "{") else ""
+    line = f": {said[:MAX_LINE]}" if said[:1] not in ("", "{") else ""
     assert (seen.phase, seen.message) == (Phase.LOST, f"its launcher ended with exit code 0 without a report{line}")

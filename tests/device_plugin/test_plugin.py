@@ -20,7 +20,7 @@ from makeway_device_plugin.plugin import Devices, Plugin
 @pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Return a folder with a path that is short enough for sockets."""
-    monkeypatch.setattr(plugin_module, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(plugin_module, "POLL_SECONDS", 0.02)
     with tempfile.TemporaryDirectory(prefix="mw-") as path:
         yield Path(path)
 

@@ -21,7 +21,7 @@ from worlds import World
 ROUNDS = 40
 WORLDS = int(os.environ.get("MINIMALITY", "60"))
 """So many worlds with an eviction are compared."""
-MOST = 0.01
+MAX_SHARE = 0.01
 """In so many of them a plan may stop more than needed: where the search goes by the order of rule 3."""
 
 
@@ -104,4 +104,4 @@ def test_plans_rarely_stop_more_than_the_least_that_would_do(engine: str) -> Non
         too_much += [seed] if judged else []
         seed += 1
     print(f"{len(too_much)} of {compared} worlds with evictions stop more than needed: {too_much}")
-    assert len(too_much) <= max(1, MOST * compared)
+    assert len(too_much) <= max(1, MAX_SHARE * compared)

@@ -22,8 +22,8 @@ PACKAGES = (
 CHECKED = (*PACKAGES, "kube_cluster")
 """The packages of the wheel, and the test cluster, which is used from a checkout alone."""
 BANNED_NAMES = {"utils", "util", "common", "helpers", "helper", "manager", "misc"}
-LONGEST_MODULE = 500
-LONGEST_FUNCTION = 60
+MAX_MODULE = 500
+MAX_FUNCTION = 60
 REFERENCE = "reference"
 """The folder of the reference engine, whose classes are named like those of the engine that it is compared with."""
 TWO_SIDES = {"Workload", "Room"}
@@ -50,12 +50,12 @@ def test_no_module_or_function_is_too_long(root: Path) -> None:
     wrong = []
     for file in modules(root):
         text = file.read_text(encoding="utf-8")
-        if len(text.splitlines()) > LONGEST_MODULE:
+        if len(text.splitlines()) > MAX_MODULE:
             wrong.append(f"{file.relative_to(root)}: {len(text.splitlines())} lines")
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 length = (node.end_lineno or node.lineno) - node.lineno + 1
-                if length > LONGEST_FUNCTION:
+                if length > MAX_FUNCTION:
                     wrong.append(f"{file.relative_to(root)}:{node.lineno} {node.name}: {length} lines")
     assert not wrong
 

@@ -22,8 +22,8 @@ QUOTAS = f"/api/v1/namespaces/{NAMESPACE}/resourcequotas"
 
 
 async def test_a_job_waits_for_the_quota_of_the_namespace(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("makeway_quota.control.start_backoff.FIRST", 2.0)
-    monkeypatch.setattr("makeway_quota.control.start_backoff.LONGEST", 2.0)
+    monkeypatch.setattr("makeway_quota.control.start_backoff.FIRST_DELAY", 2.0)
+    monkeypatch.setattr("makeway_quota.control.start_backoff.MAX_DELAY", 2.0)
     async with serving.running():
         serving.cluster.api.create(QUOTAS, {"metadata": {"name": "site"}, "spec": {"hard": {"pods": "0"}}})
         try:
@@ -64,8 +64,8 @@ async def test_a_job_waits_for_a_volume_whose_export_it_may_not_write_and_begins
     serving: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on NFS, where Kubernetes gives no group: the folder belongs to root with mode 755."""
-    monkeypatch.setattr("makeway_quota.control.start_backoff.FIRST", 2.0)
-    monkeypatch.setattr("makeway_quota.control.start_backoff.LONGEST", 2.0)
+    monkeypatch.setattr("makeway_quota.control.start_backoff.FIRST_DELAY", 2.0)
+    monkeypatch.setattr("makeway_quota.control.start_backoff.MAX_DELAY", 2.0)
     volume = Path(serving.cluster.api.get("/api/v1/persistentvolumes/checkpoints")["spec"]["hostPath"]["path"])
     os.chown(volume, 0, 0)
     volume.chmod(0o755)

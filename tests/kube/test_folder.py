@@ -25,13 +25,13 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(autouse=True)
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folder_module.tempfile, "gettempdir", lambda: str(tmp_path))
-    monkeypatch.setattr(folder_module, "LONGEST_PATH", 200)
+    monkeypatch.setattr(folder_module, "MAX_PATH", 200)
 
 
 def test_a_folder_knows_when_its_owner_has_ended(tmp_path: Path) -> None:
     code = (
         f"import tempfile; tempfile.tempdir = {str(tmp_path)!r}\n"
-        "from kube_cluster import folder; folder.LONGEST_PATH = 200\n"
+        "from kube_cluster import folder; folder.MAX_PATH = 200\n"
         "made = folder.Folder.create(); print(made.path, flush=True); input()"
     )
     with subprocess.Popen(
@@ -88,7 +88,7 @@ def test_a_registry_of_another_user_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_path_that_is_too_long_for_sockets_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder_module, "LONGEST_PATH", 5)
+    monkeypatch.setattr(folder_module, "MAX_PATH", 5)
     with pytest.raises(KubeProblem, match="set TMPDIR to a shorter one"):
         registry()
 

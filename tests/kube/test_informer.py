@@ -16,7 +16,7 @@ pytestmark = pytest.mark.kube
 
 MAPS = "/api/v1/namespaces/informed/configmaps"
 LABEL = "for=tests"
-QUICK = Timing(watch=5.0, silence=20.0, first_pause=0.05, longest_pause=0.4)
+QUICK = Timing(watch=5.0, silence=20.0, first_pause=0.05, max_pause=0.4)
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +167,7 @@ async def test_the_api_server_may_be_away(cluster: Cluster, api: ApiClient) -> N
 
 async def test_a_silent_watch_counts_as_dead(cluster: Cluster, api: ApiClient) -> None:
     await api.create(MAPS, config_map("before"))
-    followed = informer(api, Timing(watch=60.0, silence=1.0, first_pause=0.05, longest_pause=0.4))
+    followed = informer(api, Timing(watch=60.0, silence=1.0, first_pause=0.05, max_pause=0.4))
     async with running(followed):
         with frozen_api_server(cluster):
             await soon(lambda: followed.problem, "it noticed the silence")

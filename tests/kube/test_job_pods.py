@@ -505,8 +505,8 @@ async def test_a_job_whose_pod_lacks_something_waits_with_the_reason_until_it_is
     monkeypatch.setitem(LIMITS, "unschedulable", 2.0)  # type: ignore[misc]
     monkeypatch.setitem(LIMITS, "container", 2.0)  # type: ignore[misc]
     monkeypatch.setattr("makeway_quota.backends.remote.backend.PATIENCE", 1.0)
-    monkeypatch.setattr("makeway_quota.control.start_backoff.FIRST", 2.0)
-    monkeypatch.setattr("makeway_quota.control.start_backoff.LONGEST", 4.0)
+    monkeypatch.setattr("makeway_quota.control.start_backoff.FIRST_DELAY", 2.0)
+    monkeypatch.setattr("makeway_quota.control.start_backoff.MAX_DELAY", 4.0)
     document = json.loads(jobs_policy)
     pod = document["profiles"][0]["pod"]["spec"]
     if lacks == "claim":
@@ -554,8 +554,8 @@ async def test_a_launcher_image_that_is_not_there_lets_jobs_wait_for_an_administ
 ) -> None:
     monkeypatch.setitem(LIMITS, "site_image", 2.0)  # type: ignore[misc]
     monkeypatch.setattr("makeway_quota.backends.remote.backend.PATIENCE", 1.0)
-    monkeypatch.setattr("makeway_quota.control.start_backoff.FIRST", 2.0)
-    monkeypatch.setattr("makeway_quota.control.start_backoff.LONGEST", 4.0)
+    monkeypatch.setattr("makeway_quota.control.start_backoff.FIRST_DELAY", 2.0)
+    monkeypatch.setattr("makeway_quota.control.start_backoff.MAX_DELAY", 4.0)
     right = serving.environ["MAKEWAY_KUBE_LAUNCHER_IMAGE"]
     serving.environ["MAKEWAY_KUBE_LAUNCHER_IMAGE"] = wrong = "makeway.test/Wrong:1"
     async with serving.running():

@@ -53,7 +53,7 @@ pools: [{name: gpu, nodes: {labels: {type: kwok}}}]
 profiles: [{name: gpu1, gpus: 1, cpu: 2, memory: 1Gi}]
 policies: []
 """
-QUICK = Timing(first_pause=0.05, longest_pause=0.4, silence=20.0)
+QUICK = Timing(first_pause=0.05, max_pause=0.4, silence=20.0)
 LIMITS = {
     "scheduler": 600.0,
     "unschedulable": 1.5,

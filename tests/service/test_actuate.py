@@ -108,7 +108,7 @@ async def test_a_job_starts_with_the_cpu_and_memory_that_it_was_planned_with(tmp
 async def test_gpus_of_a_job_that_the_backend_has_no_room_for_go_to_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("makeway_quota.control.start_backoff.FIRST", 300.0)
+    monkeypatch.setattr("makeway_quota.control.start_backoff.FIRST_DELAY", 300.0)
     backend = Faulty()
     backend.broken["start"], backend.error = {"large"}, BackendFull("the quota of the namespace is used up.")
     async with running(tmp_path, backend=backend, MAKEWAY_TICK_SECONDS=0.1) as run:
@@ -134,7 +134,7 @@ async def test_gpus_of_a_job_that_the_backend_has_no_room_for_go_to_others(
 async def test_the_output_of_an_earlier_attempt_is_shown_while_a_later_one_finds_no_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("makeway_quota.control.start_backoff.FIRST", 300.0)
+    monkeypatch.setattr("makeway_quota.control.start_backoff.FIRST_DELAY", 300.0)
 
     class Later(LocalBackend):
         async def start(self, order: StartOrder) -> None:

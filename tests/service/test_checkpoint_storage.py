@@ -153,7 +153,7 @@ class ReadOnly(MemoryBackend):
 async def test_the_job_its_decisions_and_the_next_dry_run_say_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("FIRST", "LONGEST", "RARE"):
+    for name in ("FIRST_DELAY", "MAX_DELAY", "RARE"):
         monkeypatch.setattr(f"makeway_quota.control.start_backoff.{name}", 0.05)
     backend = ReadOnly(NODES, real_time=True)
     async with running(tmp_path, backend=backend, MAKEWAY_TICK_SECONDS=0.1) as run:

@@ -1,4 +1,4 @@
-"""The gate between cycles and requests: reads wait for the end of a cycle, in order, LONGEST seconds at most."""
+"""The gate between cycles and requests: reads wait for the end of a cycle, in order, `max_wait` seconds at most."""
 
 from __future__ import annotations
 

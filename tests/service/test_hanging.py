@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from makeway_quota.backends.kubernetes.attempts.removals import FIRST_PAUSE, LONGEST_PAUSE, PodRemoval
+from makeway_quota.backends.kubernetes.attempts.removals import FIRST_PAUSE, MAX_PAUSE, PodRemoval
 from makeway_quota.services.cluster.stuck_workloads import Hanging, _Left
 from makeway_quota.wording.remedies import remedy
 from running import PEOPLE
@@ -52,7 +52,7 @@ async def test_a_victim_that_hangs_is_listed_with_what_was_tried(tmp_path: Path)
     tries = entry.tries
     assert tries == sum(name == "makeway-r0-1-0" for _, name in found.cluster.deletes) > 0
     assert entry.next_at is not None
-    assert found.cluster.now < entry.next_at.timestamp() < found.cluster.now + LONGEST_PAUSE + 60
+    assert found.cluster.now < entry.next_at.timestamp() < found.cluster.now + MAX_PAUSE + 60
     assert "kubectl --namespace jobs describe pod makeway-r0-1-0" in entry.remedy
     assert await hanging(found, "ana") == [], "an administrator can do something about it"
     await found.run(entry.next_at.timestamp() - found.cluster.now + 2.0)
@@ -139,7 +139,7 @@ def test_a_pod_that_stays_is_deleted_less_and_less_often() -> None:
         pauses.append(removal.next_at - now - 2)
         now = removal.next_at
     assert pauses[:4] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE, 8 * FIRST_PAUSE]
-    assert pauses[-1] == LONGEST_PAUSE
+    assert pauses[-1] == MAX_PAUSE
     assert removal.tries == 9
 
 

@@ -31,7 +31,7 @@ ALL = PEOPLE | {"ada": Caller("ada", groups=frozenset({"rnd"}), scopes=READ)}
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the Hub read again after a moment."""
-    monkeypatch.setattr(module, "LOOK_EVERY", 0.1)
+    monkeypatch.setattr(module, "CHECK_SECONDS", 0.1)
 
 
 async def held(run: Running, id: str, code: str = "not_member") -> str:

@@ -12,10 +12,10 @@ from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.control.reconcile import reconcile
 from makeway_quota.control.start_backoff import (
     CLOCKS_DIFFER,
-    FIRST,
     FIRST_AVOIDED,
-    LONGEST,
+    FIRST_DELAY,
     MANY,
+    MAX_DELAY,
     NO_ROOM,
     RARE,
     StartBackoff,
@@ -111,7 +111,7 @@ def test_a_job_waits_for_the_quota_of_a_namespace_never_longer_than_a_quarter_of
         change, _ = backoff.requeue(row(), "“train” of ana", SAYS, 100.0, NO_ROOM)
         waits = after(row(), change)
         backoff.committed([waits])
-    assert waits.not_before == 100.0 + LONGEST
+    assert waits.not_before == 100.0 + MAX_DELAY
     assert backoff_until(waits, 100.0) == waits.not_before
     assert backoff_until(waits, 30.0) is None, "the clock was set back"
 
@@ -141,8 +141,8 @@ def test_a_long_delay_lasts_in_another_process_and_ends_with_a_clock_that_is_set
         assert backoff_until(waits, now) is None
     once = after(row(), refused(row(), StartBackoff(), 10_000.0))
     assert backoff_until(once, 8_000.0) is None, "a delay of a minute does not become one of half an hour"
-    untold = once._replace(reason_numbers={}, not_before=10_000.0 + LONGEST)  # by an earlier version
-    assert backoff_until(untold, 10_000.0) == 10_000.0 + LONGEST
+    untold = once._replace(reason_numbers={}, not_before=10_000.0 + MAX_DELAY)  # by an earlier version
+    assert backoff_until(untold, 10_000.0) == 10_000.0 + MAX_DELAY
 
 
 def test_a_job_is_shown_to_the_engine_when_the_clock_is_set_back() -> None:
@@ -178,7 +178,7 @@ def test_a_job_avoids_the_node_that_did_not_start_it_for_a_while_where_there_is_
     assert avoided(backoff, 700.0) == ["n1"], "that a node is down says nothing new about the others"
     for now in range(100_000, 2_000_001, 100_000):
         refused(row(), backoff, now)
-    longest = RARE + LONGEST
+    longest = RARE + MAX_DELAY
     assert avoided(backoff, 1_999_999.0 + longest) == ["n1"], "still at its next try"
     assert avoided(backoff, 2_000_000.0 + longest) == []
 
@@ -229,7 +229,7 @@ class Rejecting(MemoryBackend):
 async def test_a_job_that_a_node_rejects_is_delayed_and_runs_on_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("makeway_quota.control.start_backoff.FIRST", 0.5)
+    monkeypatch.setattr("makeway_quota.control.start_backoff.FIRST_DELAY", 0.5)
     backend = Rejecting(NODES, real_time=True)
     async with running(tmp_path, backend=backend, MAKEWAY_TICK_SECONDS=0.1) as run:
         job = await run.submit("ana", "train", profile="gpu1")
@@ -286,7 +286,7 @@ def test_a_node_that_comes_and_goes_has_a_job_tried_once_a_minute_at_most() -> N
     for now in (101.0, 130.0, 159.0):
         soon = backoff.wake({"j-1": waits}, ["n1"], now)
         waits = after(waits, soon[0].change) if soon else waits
-        assert waits.not_before == 100.0 + FIRST
+        assert waits.not_before == 100.0 + FIRST_DELAY
     assert backoff.wake({"j-1": waits}, [], 500.0) == []
 
 

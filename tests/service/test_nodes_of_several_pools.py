@@ -35,12 +35,12 @@ def mixed(whole: int = 2, slices: int = 7) -> NodeSeen:
         NodePart("slices", tuple(range(9 * MAX_DEVICES, 9 * MAX_DEVICES + slices))),
     )
     devices = parts[0].devices + parts[1].devices
-    return NodeSeen("mixed", "whole", devices, cpu=24_000, most_pods=110, counted=True, parts=parts)
+    return NodeSeen("mixed", "whole", devices, cpu=24_000, max_pods=110, counted=True, parts=parts)
 
 
 def shared() -> NodeSeen:
     """Return a node whose 4 GPUs are shared by time."""
-    return NodeSeen("timed", "shared", (0, 1, 2, 3), cpu=8000, most_pods=110, counted=True)
+    return NodeSeen("timed", "shared", (0, 1, 2, 3), cpu=8000, max_pods=110, counted=True)
 
 
 async def in_use(run: Running) -> dict[str, dict[str, list[int]]]:
@@ -155,7 +155,7 @@ def renumbered(whole: int, slices: int | None) -> NodeSeen:
     """Return a node with GPUs and slices; without slices (None) its GPUs have the indices from 0 on."""
     if slices is not None:
         return replace(mixed(whole, slices), cpu=80_000)
-    return NodeSeen("mixed", "whole", tuple(range(whole)), cpu=80_000, most_pods=110, counted=True)
+    return NodeSeen("mixed", "whole", tuple(range(whole)), cpu=80_000, max_pods=110, counted=True)
 
 
 @pytest.mark.covers("F02", "F15")

@@ -23,7 +23,7 @@ profiles: [{name: one, gpus: 1, cpu: 4, memory: 4GiB, pools: [p], policies: [[rn
 policies: [{name: rnd, groups: [rnd], quotas: [{reserved: 2}]}]
 """
 )
-NODE = NodeSeen("n1", "p", (0, 1), cpu=10_000, memory=100_000, most_pods=110)
+NODE = NodeSeen("n1", "p", (0, 1), cpu=10_000, memory=100_000, max_pods=110)
 
 
 class Cluster:

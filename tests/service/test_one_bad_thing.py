@@ -255,10 +255,10 @@ class Site:
 async def site(
     tmp_path: Path, patch: pytest.MonkeyPatch, error: type[Exception] = RecursionError, **more: Any
 ) -> AsyncIterator[Site]:
-    patch.setattr(quarantine, "FIRST", 0.1)
-    patch.setattr(quarantine, "LONGEST", 0.4)
-    patch.setattr(actuate, "LONGEST", 0.4)
-    patch.setattr(start_backoff, "FIRST", 0.5)
+    patch.setattr(quarantine, "FIRST_DELAY", 0.1)
+    patch.setattr(quarantine, "MAX_DELAY", 0.4)
+    patch.setattr(actuate, "MAX_DELAY", 0.4)
+    patch.setattr(start_backoff, "FIRST_DELAY", 0.5)
     backend = MemoryBackend(NODES, real_time=True, leaves_after=0.05)
     async with running(tmp_path, POLICY, backend=backend, MAKEWAY_TICK_SECONDS=0.3, **more) as run:
         yield Site(run, backend, Fault(error))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from makeway_quota.engine.incremental import IncrementalEngine
-from makeway_quota.quarantine import FIRST, Quarantine
+from makeway_quota.quarantine import FIRST_DELAY, Quarantine
 from makeway_quota.store.errors import NotLeading
 from running import running
 
@@ -23,7 +23,7 @@ def test_what_fails_is_tried_less_and_less_often_until_it_passes() -> None:
     assert not quarantine.rests("planning", "workload", "j-2")
     assert "j-1" in (quarantine.sentence(named=True) or "")
     assert "j-1" not in (quarantine.sentence(named=False) or "j-1")
-    now[0] += FIRST
+    now[0] += FIRST_DELAY
     assert not quarantine.rests("planning", "workload", "j-1")
     with quarantine.guard("planning", "workload", "j-1"):
         pass

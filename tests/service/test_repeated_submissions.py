@@ -13,7 +13,7 @@ from makeway_api import client as api
 from makeway_api.client import AsyncClient, Client
 from makeway_api.errors import MakewayError, Unreachable
 from makeway_api.models import JobRequest, SessionRequest
-from makeway_quota.services.limits.user_limits import LOOK_UPS
+from makeway_quota.services.limits.user_limits import LOOKUPS_PER_MINUTE
 from running import IDLE, URL, Running, running
 
 JOB = {"name": "train", "profile": "gpu1", "command": IDLE}
@@ -118,9 +118,9 @@ async def test_a_repetition_at_a_limit_returns_the_job_and_reads_little(
         monkeypatch.setattr(
             run.service.components.store, "submitted", lambda keys: reads.append(keys) or submitted(keys)
         )
-        for number in range(2 * LOOK_UPS):
+        for number in range(2 * LOOKUPS_PER_MINUTE):
             assert (await post(run, "/jobs", JOB, f"new-{number}")).status_code == 429
-        assert 0 < len(reads) < 1.5 * LOOK_UPS
+        assert 0 < len(reads) < 1.5 * LOOKUPS_PER_MINUTE
 
 
 async def test_a_repetition_at_a_limit_waits_for_the_first_request(
@@ -172,7 +172,7 @@ class Flaky(httpx2.ASGITransport):
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(api, "LONGEST_PAUSE", 0.01)
+    monkeypatch.setattr(api, "MAX_PAUSE", 0.01)
 
 
 @pytest.mark.usefixtures("quick")

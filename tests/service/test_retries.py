@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from makeway_quota.backends.base import AttemptSeen, NodeSeen, Phase, Seen
 from makeway_quota.control.reconcile import reconcile
-from makeway_quota.control.start_backoff import LONGEST_RETRY, RETRY_DELAYED, backoff_until, retry_delay
+from makeway_quota.control.start_backoff import MAX_RETRY, RETRY_DELAYED, backoff_until, retry_delay
 from makeway_quota.store.records import NewWorkload, Workload
 from makeway_quota.store.rows import submitted
 from running import python, running
@@ -59,7 +59,7 @@ def test_a_clock_that_was_set_back_holds_no_job() -> None:
     row = after_failure(row, now, 0.0)
     assert row.reason_code == RETRY_DELAYED
     assert backoff_until(row, now) == now + 1.0
-    assert backoff_until(row, now - LONGEST_RETRY - 3600) is None
+    assert backoff_until(row, now - MAX_RETRY - 3600) is None
 
 
 async def test_a_job_in_backoff_says_when_it_is_tried_and_leaves_its_gpus_to_others(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import itsdangerous
 import pytest
 from makeway_quota.backends.remote.backend import WorkerSeen
-from makeway_quota.control.workers.channel import HEARD_EVERY, LONGEST_STEP, READ_ALL_EVERY, STALE, WorkerChannel
+from makeway_quota.control.workers.channel import HEARD_EVERY, MAX_STEP, READ_ALL_EVERY, STALE, WorkerChannel
 from makeway_quota.control.workers.tokens import RENEWAL_SECONDS, TOKEN_SECONDS, AttemptTokens
 from makeway_quota.store import Store, open_store
 from makeway_quota.store.records import NewWorkload
@@ -72,7 +72,7 @@ async def test_an_absence_of_the_service_makes_no_worker_silent(store: Store) ->
     await here.later(30)
     here.now += 3600  # suspended
     await here.channel.refresh()
-    assert here.silent <= 30 + LONGEST_STEP
+    assert here.silent <= 30 + MAX_STEP
     after_restart = Replica(store)
     await after_restart.channel.refresh()
     assert after_restart.silent == 0

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 
 import pytest
-from makeway_quota.services.log.growth import LOOK_BACK, MAX_DAYS, MIN_DAYS, full_in
+from makeway_quota.services.log.growth import MAX_DAYS, MIN_DAYS, TREND_DAYS, full_in
 from makeway_quota.store import Store
 from makeway_quota.store.records import Change
 from makeway_quota.store.storage import growth
@@ -83,9 +83,9 @@ def test_the_days_of_a_person_follow_a_new_name_and_are_added_to_those_of_anothe
 def test_it_is_full_when_a_line_through_the_last_days_reaches_the_limit(seed: int) -> None:
     rng = random.Random(seed)
     rate, today, room = rng.randrange(1, 10**9), rng.randrange(50, 20_000), rng.randrange(1, 10**12)
-    days = {today - ago: 10**12 - ago * rate for ago in range(LOOK_BACK) if ago == 0 or rng.random() < 0.8}
-    days |= {today - ago: rng.randrange(10**13) for ago in range(LOOK_BACK, 40)}
-    expected = math.ceil(room / rate) if len([day for day in days if day > today - LOOK_BACK]) >= MIN_DAYS else None
+    days = {today - ago: 10**12 - ago * rate for ago in range(TREND_DAYS) if ago == 0 or rng.random() < 0.8}
+    days |= {today - ago: rng.randrange(10**13) for ago in range(TREND_DAYS, 40)}
+    expected = math.ceil(room / rate) if len([day for day in days if day > today - TREND_DAYS]) >= MIN_DAYS else None
     assert full_in(days, room) == (expected if expected is None or expected <= MAX_DAYS else None)
 
 

@@ -104,7 +104,7 @@ def test_no_transaction_removes_more_than_it_may_though_all_are_equally_old(stor
 @pytest.mark.covers("N25")
 @pytest.mark.parametrize("kept", [0.0, 90 * 86_400.0])
 async def test_notes_of_removals_do_not_grow_with_the_jobs_that_were_deleted(store: Store, job, kept: float) -> None:
-    keep = Keep(kept, 0.0, 0.0, most_removals=20)
+    keep = Keep(kept, 0.0, 0.0, max_removals=20)
     for day in range(6):
         now = 86_400.0 * (day + 1)
         for number in range(10):
@@ -138,7 +138,7 @@ async def test_nothing_goes_that_is_kept_for_ever(store: Store, job) -> None:
 async def test_events_are_bounded_by_number_and_the_newest_stays(store: Store) -> None:
     for number in range(50):
         store.add_event("usage", None, None, {"n": number}, 1.0)
-    await retention(store, 2.0, Keep(most_events=20), Folders().purge).sweep()
+    await retention(store, 2.0, Keep(max_events=20), Folders().purge).sweep()
     assert (store.oldest_event_id(), store.last_event_id()) == (31, 50)
     await retention(store, 1e9, Keep(), Folders().purge).sweep()
     assert (store.oldest_event_id(), store.last_event_id()) == (50, 50)

@@ -131,7 +131,7 @@ async def test_a_note_of_a_removal_that_stays_keeps_no_other(store: Store, job: 
     keeper = keeper_of(store)
     await keeper.sweep()
     refuse(store, "removals", f"OLD.workload = '{BAD}'")
-    keeper.keep = Keep(10.0, 10.0, 10.0, most_removals=0)
+    keeper.keep = Keep(10.0, 10.0, 10.0, max_removals=0)
     await keeper.sweep()
     assert count(store, removals) == 1
     assert f"removals {BAD}" in (keeper.quarantine.sentence(named=True) or "")

@@ -337,7 +337,7 @@ async def slow_output(worker: Worker) -> AsyncIterator[None]:
 
 
 async def test_one_worker_has_one_name_however_its_address_is_written(tmp_path: Path) -> None:
-    async with portal(tmp_path, most_worker_outputs=2, most_bodies_per_worker=1) as web:
+    async with portal(tmp_path, max_worker_outputs=2, max_bodies_per_worker=1) as web:
         worker = Worker(web, await web.running_job(profile="gpu1"))
         await worker.claim()
         async with slow_output(worker):
@@ -346,7 +346,7 @@ async def test_one_worker_has_one_name_however_its_address_is_written(tmp_path: 
 
 
 async def test_bodies_of_workers_have_places_of_their_own(tmp_path: Path) -> None:
-    async with portal(tmp_path, most_bodies=2, most_worker_outputs=1, most_bodies_per_worker=1) as web:
+    async with portal(tmp_path, max_bodies=2, max_worker_outputs=1, max_bodies_per_worker=1) as web:
         worker = Worker(web, await web.running_job(profile="gpu1"))
         await worker.claim()
         async with slow_output(worker):

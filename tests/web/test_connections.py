@@ -168,7 +168,7 @@ async def idle_connections(port: int, count: int) -> AsyncIterator[list[asyncio.
 
 
 class Few(BoundedHttp):
-    most_connections = 40  # ten of them are reserved
+    max_connections = 40  # ten of them are reserved
 
 
 async def test_requests_are_answered_beside_more_idle_connections_than_are_possible() -> None:

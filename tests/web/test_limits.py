@@ -252,7 +252,7 @@ async def test_a_body_that_does_not_arrive_is_a_timeout(silence: float, whole: f
 
 
 async def test_bodies_beyond_the_limit_get_retry_after() -> None:
-    settings = WebSettings(secret=b"x" * 32, most_bodies=1)
+    settings = WebSettings(secret=b"x" * 32, max_bodies=1)
     told: list[Any] = []
     arriving = asyncio.Event()
 
@@ -278,7 +278,7 @@ async def test_bodies_beyond_the_limit_get_retry_after() -> None:
 
 async def test_slow_uploads_of_some_callers_keep_no_other_out() -> None:
     """Ana and bo hold all that people may have; the spawner's request comes in, and eve's after one of them ends."""
-    settings = WebSettings(secret=b"x" * 32, most_bodies=6, most_bodies_per_caller=2, bodies_for_spawner=2)
+    settings = WebSettings(secret=b"x" * 32, max_bodies=6, max_bodies_per_caller=2, bodies_for_spawner=2)
     handed_on: list[str] = []
     told: list[tuple[str, int]] = []
     arriving = asyncio.Event()
@@ -336,7 +336,7 @@ async def test_a_body_that_ends_early_is_not_processed() -> None:
 
 
 async def test_large_bodies_are_processed_a_few_at_a_time() -> None:
-    settings = WebSettings(secret=b"x" * 32, most_large_bodies=2)
+    settings = WebSettings(secret=b"x" * 32, max_large_bodies=2)
     at_once: list[int] = []
     running = 0
 
@@ -364,9 +364,9 @@ async def test_large_bodies_that_wait_are_bounded_in_all_and_per_caller() -> Non
     settings = WebSettings(
         secret=b"x" * 32,
         job_bytes=2**24,
-        most_large_bodies=1,
-        most_waiting_bytes=3 * 2**24,
-        most_waiting_bytes_per_caller=2 * 2**24,
+        max_large_bodies=1,
+        max_waiting_bytes=3 * 2**24,
+        max_waiting_bytes_per_caller=2 * 2**24,
     )
     free, both = asyncio.Event(), asyncio.Event()
     sent: list[tuple[str, Any]] = []
@@ -400,7 +400,7 @@ async def test_large_bodies_that_wait_are_bounded_in_all_and_per_caller() -> Non
 
 
 async def test_large_bodies_of_other_requests_do_not_hold_up_submissions() -> None:
-    settings = WebSettings(secret=b"x" * 32, most_large_bodies=1)
+    settings = WebSettings(secret=b"x" * 32, max_large_bodies=1)
     free, submitted = asyncio.Event(), asyncio.Event()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:

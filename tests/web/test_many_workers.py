@@ -38,7 +38,7 @@ policies:
 
 
 class Crowded(BoundedHttp):
-    most_connections = 2 * WORKERS + 300
+    max_connections = 2 * WORKERS + 300
     """As many as the workers need, with few to spare."""
 
 

@@ -25,7 +25,7 @@ from makeway.launcher import log_sender, outage, output_copy, remote
 from makeway.launcher.attempt import Attempt
 from makeway.launcher.log import Log
 from makeway.launcher.log_sender import LogSender
-from makeway.launcher.pause import LONGEST_PAUSE, Pause
+from makeway.launcher.pause import MAX_PAUSE, Pause
 from makeway.launcher.remote import Remote
 from makeway.launcher.report import report_of
 from makeway.launcher.run import LOST_RANK_SECONDS
@@ -763,8 +763,8 @@ def test_pauses_grow_and_differ() -> None:
     pause = Pause()
     seconds = [pause.next() for _ in range(12)]
     assert seconds[0] < 1
-    assert max(seconds) <= LONGEST_PAUSE * 1.5
-    assert min(seconds[6:]) >= LONGEST_PAUSE / 2
+    assert max(seconds) <= MAX_PAUSE * 1.5
+    assert min(seconds[6:]) >= MAX_PAUSE / 2
     assert pause.next(100.0) >= 50
     assert len(set(seconds)) == len(seconds)
 

@@ -38,7 +38,7 @@ PROGRESS = 3.0
 """Seconds between two looks at the progress of a job that runs."""
 SPACING = 0.5
 """Seconds for each job that is followed: 20 jobs are looked at every 10 seconds."""
-LONGEST_PAUSE = 15.0
+MAX_PAUSE = 15.0
 """Seconds between attempts to resume the stream, or to reach a service that does not answer, at most."""
 SILENT = "The quota service does not answer."
 GONE = "The service has no such job any more."
@@ -238,7 +238,7 @@ class Feed:
                 self._show(replace(self.picture, live=False))
                 self._all_due()
             await asyncio.sleep(pause * random.uniform(0.5, 1))  # kernels do not reconnect all at once
-            pause = min(pause * 2, LONGEST_PAUSE)
+            pause = min(pause * 2, MAX_PAUSE)
 
     def _heard(self, event: Event) -> None:
         self._changed.set()
@@ -300,7 +300,7 @@ class Feed:
                 if error.status == 401:
                     await asyncio.sleep(POLL)
                     return
-                await asyncio.sleep(min(2.0 ** min(failures, 8), LONGEST_PAUSE) * random.uniform(0.5, 1))
+                await asyncio.sleep(min(2.0 ** min(failures, 8), MAX_PAUSE) * random.uniform(0.5, 1))
                 break
 
     def _due_at(self, followed: _Followed) -> float:

@@ -29,7 +29,7 @@ POLL = 20.0
 PATIENCE = 300.0
 """Seconds without an answer after which waiting gives up; the service may restart meanwhile."""
 FIRST_PAUSE = 0.5
-LONGEST_PAUSE = 10.0
+MAX_PAUSE = 10.0
 CHUNK = 262_144
 """Bytes of a log that are read at once, and printed of a longer one."""
 NUMBERS_EVERY = 60.0
@@ -321,7 +321,7 @@ def _retrying(request: Callable[[], T], deadline: float | None) -> T:
     """
     retrying = Retrying(
         retry=retry_if_exception(lambda error: isinstance(error, MakewayError) and error.code == "unreachable"),
-        wait=wait_random_exponential(multiplier=FIRST_PAUSE, max=LONGEST_PAUSE),
+        wait=wait_random_exponential(multiplier=FIRST_PAUSE, max=MAX_PAUSE),
         stop=lambda state: (state.seconds_since_start or 0.0) > PATIENCE or _too_late(state, deadline),
         before_sleep=_warn_once,
         reraise=True,

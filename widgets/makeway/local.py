@@ -26,7 +26,7 @@ JOB_ONLY = (
     "MAKEWAY_JOB_ID", "MAKEWAY_JOB_NAME", "MAKEWAY_ATTEMPT", "MAKEWAY_JOB_DIR", "MAKEWAY_CHECKPOINT_DIR",
     "MAKEWAY_STOP_FILE", "MAKEWAY_PROGRESS_FILE",
 )  # fmt: skip
-EVERY = 0.05
+POLL_SECONDS = 0.05
 """Seconds between two writes into the notebook"""
 READ = 65_536
 END_SECONDS = 10.0
@@ -112,12 +112,12 @@ def _copy(process: subprocess.Popen[bytes], output: Output, deadline: float = fl
     while open_ and not ended and time.monotonic() < deadline:
         ended = process.poll() is not None  # before the last look, so that nothing is left in the pipe
         if not ended:
-            select.select([pipe], [], [], EVERY)
+            select.select([pipe], [], [], POLL_SECONDS)
         data, open_ = _read(pipe)
         if text := decode(data):
             output.write(text)
         if not ended and data:
-            time.sleep(EVERY)
+            time.sleep(POLL_SECONDS)
     output.write(decode(b"", final=True))
     while process.poll() is None and time.monotonic() < deadline:
         with suppress(subprocess.TimeoutExpired):

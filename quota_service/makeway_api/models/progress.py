@@ -14,7 +14,7 @@ SLOWEST = 1e-9
 """Steps per second; what is slower stands still"""
 MAX_METRICS = 32
 MAX_POINTS = 64
-LONGEST_NAME = 64
+MAX_NAME = 64
 
 Count = Annotated[int, Field(ge=0, lt=LARGEST)]
 
@@ -27,8 +27,8 @@ def _number(value: Any) -> float | None:
 
 
 def _name(value: Any) -> str:
-    text = "".join(c if c.isprintable() else "\ufffd" for c in str(value)[: LONGEST_NAME * 2])
-    return text[:LONGEST_NAME]
+    text = "".join(c if c.isprintable() else "\ufffd" for c in str(value)[: MAX_NAME * 2])
+    return text[:MAX_NAME]
 
 
 class ProgressCurve(Wire):

@@ -40,7 +40,7 @@ RECENT = ORPHAN_AGE / 2
 """Seconds for which `put` needs no new upload: the one that is there is kept for at least as long again"""
 MARK = "makeway-installation"
 """The object that names the installation"""
-TRIES = 3
+MAX_TRIES = 3
 """Attempts of a reader to find a content: the key that it found may have been superseded and removed"""
 
 OPTIONS = Config(
@@ -178,7 +178,7 @@ class ArtifactBucket:
 
     def _downloaded(self, digest: str) -> Iterator[bytes]:
         with self._explained():
-            for _ in range(TRIES):
+            for _ in range(MAX_TRIES):
                 newest, _ = self._newest(digest)
                 if newest is None:
                     break

@@ -85,7 +85,7 @@ class NodeSeen:
     """milli-GPUs on devices that are not known"""
     foreign_cpu: int = 0
     foreign_memory: int = 0
-    most_pods: int = 0
+    max_pods: int = 0
     """how many pods it runs at most; 0: work runs as processes"""
     foreign_pods: int = 0
     """how many of these are not ours"""

@@ -35,7 +35,7 @@ from .change_set import ChangeSet, job_name
 from .hub.servers import HubServers
 from .order_retries import OrderRetries, alike, sentence
 from .replicas.leader import Leader
-from .start_backoff import LONGEST, NO_ROOM, START_DEFERRED, StartBackoff
+from .start_backoff import MAX_DELAY, NO_ROOM, START_DEFERRED, StartBackoff
 from .transitions import TIME_LIMIT
 
 log = logging.getLogger("makeway.actuate")
@@ -260,7 +260,7 @@ class Actuator:
             message = outcomes.could_not_start(job_name(row), sentence(error))
             started.failed.add(*transitions.fail_to_start(row, message, now))
         except Exception as error:  # an error of Makeway's own: others get its GPUs until it is tried again
-            self.quarantine.failed(STARTING, "workload", row.id, error, LONGEST)
+            self.quarantine.failed(STARTING, "workload", row.id, error, MAX_DELAY)
             started.postponed.add(key)
             started.failed.add(*self.backoff.requeue(row, job_name(row), reason_of(error), now, START_DEFERRED))
 

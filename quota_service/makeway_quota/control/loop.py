@@ -41,7 +41,7 @@ WRITING = "writing its changes"
 MIN_CYCLE_SECONDS = 0.01
 """Seconds from one cycle to the next: what happens within them is decided together."""
 
-LONGEST_REST = 0.25
+MAX_REST = 0.25
 """Seconds between two cycles, at most. A cycle is followed by a rest as long as itself, in which requests have the
 processor for themselves: on a busy machine fewer cycles decide more each. A person who waits for a session ends it."""
 
@@ -300,7 +300,7 @@ class Loop:
         """Count a cycle of `took` seconds, and set when the next one may begin."""
         self.cycles += 1
         self.last_cycle_at = time.monotonic()
-        self._not_before = self.last_cycle_at + min(LONGEST_REST, max(MIN_CYCLE_SECONDS - took, took))
+        self._not_before = self.last_cycle_at + min(MAX_REST, max(MIN_CYCLE_SECONDS - took, took))
         CYCLE_SECONDS.observe(took)
 
     async def _plan(self, now: float, explain: bool) -> tuple[ChangeSet, Exception | None]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 
 from ..backends.base import Key
 
-FIRST, LONGEST = 0.5, 30.0
+FIRST_PAUSE, MAX_PAUSE = 0.5, 30.0
 """Seconds between two tries of one attempt, which double from the first to the longest."""
 DIGITS = re.compile(r"\d+")
 
@@ -30,7 +30,7 @@ class OrderRetries:
 
     def refused(self, key: Key) -> None:
         """Postpone the next try of an attempt, twice as long as the last time."""
-        pause = min(LONGEST, 2.0 * self._refused[key][1]) if key in self._refused else FIRST
+        pause = min(MAX_PAUSE, 2.0 * self._refused[key][1]) if key in self._refused else FIRST_PAUSE
         self._refused[key] = self._monotonic() + pause, pause
 
     def keep(self, keys: Collection[Key]) -> None:
@@ -38,10 +38,10 @@ class OrderRetries:
         self._refused = {key: times for key, times in self._refused.items() if key in keys}
 
     def due(self) -> float | None:
-        """Return the seconds until the next try of any attempt, at least FIRST; None where none was refused."""
+        """Return the seconds until the next try of any attempt, at least FIRST_PAUSE; None where none was refused."""
         if not self._refused:
             return None
-        return max(FIRST, min(at for at, _ in self._refused.values()) - self._monotonic())
+        return max(FIRST_PAUSE, min(at for at, _ in self._refused.values()) - self._monotonic())
 
 
 def alike(one: str | None, other: str) -> bool:

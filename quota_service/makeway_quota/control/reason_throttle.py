@@ -25,7 +25,7 @@ AT_ONCE = 1e9
 NOT_BEFORE_SLACK = 5.0
 """Seconds that a forecast may shift before it is written again."""
 
-LOOKS = 10
+COMPARED_PER_WRITE = 10
 """Rows that are compared for each one that may be written."""
 
 CATCH_UP = 0.5
@@ -187,14 +187,14 @@ class ReasonThrottle:
         self, behind: list[tuple[int, _Group]], rows: Mapping[str, Workload], chosen: set[str], names: Names
     ) -> Iterator[Waiting]:
         """Compare rows of groups with a new reason, as far as the pace allows; `chosen` are already to be written."""
-        looks = LOOKS * max(self._left, 1.0)
+        comparisons = COMPARED_PER_WRITE * max(self._left, 1.0)
         for number, group in behind:
             while group.at < len(group.members):
-                if self._left < 1 or looks < 1:
+                if self._left < 1 or comparisons < 1:
                     self.behind, self._last = True, number
                     return
                 waiting = group.reason.to(group.members[group.at])
-                looks -= 1
+                comparisons -= 1
                 if waiting.id in chosen:
                     group.wrote = True
                 elif not self._is_stored(rows[waiting.id], waiting, names):

@@ -26,16 +26,16 @@ START_DEFERRED = "start_deferred"
 """The reason code of a job that did not start on its GPUs for another reason, as its pod could not run"""
 RETRY_DELAYED = "retry_delayed"
 """The reason code of a job that failed soon after its start, and is tried again after a while"""
-FIRST_RETRY, LONGEST_RETRY = 1.0, 300.0
+FIRST_RETRY, MAX_RETRY = 1.0, 300.0
 """Seconds from the start of an attempt that failed to the next one, which double with each failure."""
-FIRST, LONGEST = 60.0, 900.0
+FIRST_DELAY, MAX_DELAY = 60.0, 900.0
 """Seconds between two tries, which double from the first to the longest: others may have to make way for each."""
 MANY = 12
 """Tries in a row after which only a change in the cluster is likely to help: others make way for fewer of them."""
 RARE = 3600.0
 """Seconds between two tries after that, except where a quota is used up: it is free again whenever others end."""
 FIRST_AVOIDED = 120.0
-"""Seconds, at least, for which a job avoids a node that did not start it. As a rule it is the delay twice, or LONGEST
+"""Seconds, at least, for which a job avoids a node that did not start it. As a rule it is the delay twice, or MAX_DELAY
 after it: a device that is not free yet is there a moment later, and others need not make way elsewhere."""
 CLOCKS_DIFFER = 60.0
 """Seconds by which a replica's clock may be behind that of another, or of itself before."""
@@ -71,7 +71,7 @@ class StartBackoff:
         """Remember the nodes that a job avoids from now on, instead of those that it avoided before."""
         before = dict(self.avoided(id, now))
         delay = delay_after(self.refused.get(id, 0) + 1, START_DEFERRED)
-        until = now + max(FIRST_AVOIDED, delay + min(delay, LONGEST))
+        until = now + max(FIRST_AVOIDED, delay + min(delay, MAX_DELAY))
         self._refusals[id] = tuple((node, before.get(node, until)) for node in sorted(nodes))
 
     def of(self, id: str) -> Refusals:
@@ -80,7 +80,7 @@ class StartBackoff:
 
     def avoided(self, id: str, now: float) -> Refusals:
         """Return the nodes that a job avoids at the moment."""
-        latest = now + RARE + LONGEST  # where the clock was set back, it avoided them for as long
+        latest = now + RARE + MAX_DELAY  # where the clock was set back, it avoided them for as long
         return tuple((node, until) for node, until in self._refusals.get(id, ()) if now < until <= latest)
 
     def requeue(self, row: Workload, job: str, cause: str, now: float, code: str) -> Transition:
@@ -99,8 +99,8 @@ class StartBackoff:
     ) -> list[Transition]:
         """Return the changes by which jobs in backoff are tried soon, as these nodes came back, or were repaired.
 
-        A job is tried FIRST seconds after its last try at the soonest, so that a node that comes and goes does not
-        have others make way for it all the time. It no longer avoids these nodes.
+        A job is tried FIRST_DELAY seconds after its last try at the soonest, so that a node that comes and goes does
+        not have others make way for it all the time. It no longer avoids these nodes.
         """
         nodes, quarantine, changes = frozenset(returned), quarantine or Quarantine(), list[Transition]()
         for id in sorted(self.refused if nodes else ()):
@@ -116,7 +116,7 @@ class StartBackoff:
         if (until := backoff_until(row, now)) is None:
             return None
         tried = until - delay_after(self.refused[row.id], START_DEFERRED)
-        soon = max(now, tried + FIRST)
+        soon = max(now, tried + FIRST_DELAY)
         if soon >= until:
             return None
         job = job_name(row)
@@ -129,14 +129,14 @@ def retry_delay(failures: int, ran: float) -> float:
 
     What ran longer than the delay is tried at once: it takes a machine no more often than the delay allows.
     """
-    return max(0.0, min(LONGEST_RETRY, FIRST_RETRY * 2.0 ** min(failures - 1, 20)) - ran)
+    return max(0.0, min(MAX_RETRY, FIRST_RETRY * 2.0 ** min(failures - 1, 20)) - ran)
 
 
 def delay_after(tries: int, code: str) -> float:
     """Return the seconds that a job waits after so many tries in a row, the last of which ended with this code."""
     if tries > MANY and code != NO_ROOM:
         return RARE
-    return min(LONGEST, FIRST * 2.0 ** min(tries - 1, 10))
+    return min(MAX_DELAY, FIRST_DELAY * 2.0 ** min(tries - 1, 10))
 
 
 def backoff_until(row: Workload, now: float) -> float | None:
@@ -148,7 +148,7 @@ def backoff_until(row: Workload, now: float) -> float | None:
     delayed = row.state == "pending" and row.reason_code == RETRY_DELAYED
     if (tries is None and not delayed) or row.not_before is None:
         return None
-    longest = LONGEST_RETRY if tries is None else max(LONGEST, delay_after(tries, row.reason_code))
+    longest = MAX_RETRY if tries is None else max(MAX_DELAY, delay_after(tries, row.reason_code))
     longest += CLOCKS_DIFFER
     return row.not_before if now < row.not_before <= now + longest else None
 

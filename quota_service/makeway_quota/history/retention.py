@@ -25,7 +25,7 @@ from ..store.errors import NotLeading, StoreError
 from ..store.storage.contents import Collected
 from ..store.storage.pruning import Sweep
 from ..store.store import Store
-from .row_removals import TOLD, RowRemovals, Rows, Skip
+from .row_removals import REPORTED_SECONDS, RowRemovals, Rows, Skip
 
 T = TypeVar("T")
 log = logging.getLogger("makeway.retention")
@@ -47,7 +47,7 @@ RESERVE = "keeping room on the disk"
 """The steps that may fail by themselves, or with one thing"""
 
 PURGED_AT_ONCE = 100
-LOOKED_AT_ONCE = 1000
+ORPHANS_AT_ONCE = 1000
 MEASURED_AT_ONCE = 2000
 BYTES_AT_ONCE = 4_000_000
 PAGES_AT_ONCE = 200
@@ -63,10 +63,10 @@ class Keep:
     workloads: float = 90 * DAY
     decisions: float = 90 * DAY
     events: float = 7 * DAY
-    most_events: int = 500_000
+    max_events: int = 500_000
     keys: float = DAY
-    most_decisions: int = 2_000_000
-    most_removals: int = 200_000
+    max_decisions: int = 2_000_000
+    max_removals: int = 200_000
 
 
 def keep_of(settings: ServiceSettings) -> Keep:
@@ -151,7 +151,7 @@ class Retention:
             except StoreError as error:
                 log.warning("What is too old could not be removed; the next try is in 10 min: %s", error)
             except Exception as error:
-                self.quarantine.set_aside(WHOLE, "step", WHOLE, error, TOLD)
+                self.quarantine.set_aside(WHOLE, "step", WHOLE, error, REPORTED_SECONDS)
             await asyncio.sleep(PROBE_SECONDS)
 
     async def clear(self) -> int:
@@ -197,11 +197,9 @@ class Retention:
             now - kept if kept else 0.0 for kept in (keep.decisions, keep.events, 2 * keep.workloads)
         )
         drains: dict[str, Callable[[int, Skip], int]] = {
-            "decisions": lambda n, skip: pruning.forget_decisions(
-                decided, n, term, most=keep.most_decisions, skip=skip
-            ),
-            "events": lambda n, skip: pruning.forget_events(told, keep.most_events, n, term, skip=skip),
-            "removals": lambda n, skip: pruning.forget_removals(noted, n, term, most=keep.most_removals, skip=skip),
+            "decisions": lambda n, skip: pruning.forget_decisions(decided, n, term, most=keep.max_decisions, skip=skip),
+            "events": lambda n, skip: pruning.forget_events(told, keep.max_events, n, term, skip=skip),
+            "removals": lambda n, skip: pruning.forget_removals(noted, n, term, most=keep.max_removals, skip=skip),
             "keys": lambda n, skip: pruning.forget_keys(now - keep.keys, n, term, skip=skip) if keep.keys else 0,
         }
         removed = {"workloads": 0}
@@ -269,7 +267,7 @@ class Retention:
         pruning, pace, total = self._store.pruning, removals.pace(), 0
         after: str | None = ""
         while after is not None:
-            found, after = await self._call(pruning.orphans, after, LOOKED_AT_ONCE)
+            found, after = await self._call(pruning.orphans, after, ORPHANS_AT_ONCE)
             while found:
                 some = [found.pop()]
                 while found and len(some) < pace.rows and sum(size for _, size in [*some, found[-1]]) <= BYTES_AT_ONCE:

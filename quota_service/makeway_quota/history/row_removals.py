@@ -23,7 +23,7 @@ Skip = Collection[tuple[object, ...]]
 
 MAX_SKIPPED = 100
 """Rows of one table that a pass passes over; beyond them the table counts as damaged, and its step as failed"""
-TOLD = 1200.0
+REPORTED_SECONDS = 1200.0
 """Seconds for which a failure is told, unless the next pass succeeds, which begins within ten minutes of this one"""
 
 
@@ -88,7 +88,7 @@ class RowRemovals:
             raise
         except Exception as error:
             await self.check(error)
-            self.quarantine.set_aside(step, kind, name, error, TOLD)
+            self.quarantine.set_aside(step, kind, name, error, REPORTED_SECONDS)
             return otherwise
         self.quarantine.passed(step, kind, name)
         return found
@@ -129,7 +129,7 @@ class RowRemovals:
                 if self._failed[step] > MAX_SKIPPED:
                     raise
                 for key in keys:
-                    self.quarantine.set_aside(step, "row", f"{table} {key}", _cause(error), TOLD)
+                    self.quarantine.set_aside(step, "row", f"{table} {key}", _cause(error), REPORTED_SECONDS)
                 return 0
             middle = len(keys) // 2
             first = await self.each(step, table, keys[:middle], work, pace)
@@ -143,7 +143,7 @@ class RowRemovals:
     def note_failed(self, step: str, kind: Kind, failed: Mapping[str, Exception], still: Collection[str] = ()) -> None:
         """Set aside what a step fails with until the next pass, and end the quarantine of all but those in `still`."""
         for name, error in failed.items():
-            self.quarantine.set_aside(step, kind, name, error, TOLD)
+            self.quarantine.set_aside(step, kind, name, error, REPORTED_SECONDS)
         for name in self.quarantine.names(step, kind) - failed.keys() - set(still):
             self.quarantine.passed(step, kind, name)
 

@@ -31,7 +31,7 @@ from .refusals import busy, database_errors
 P = ParamSpec("P")
 T = TypeVar("T")
 
-LONGEST_WAIT = 60.0
+MAX_WAIT = 60.0
 """Seconds that one long poll may take."""
 REQUEST_THREADS = 8
 """Threads that requests share for reads and writes of the store."""
@@ -169,7 +169,7 @@ class Context:
         self, id: str, fetch: Callable[[], Awaitable[Workload]], wait: float, version: int | None
     ) -> Workload:
         """Read a workload, waiting up to `wait` seconds until it is newer than `version`."""
-        deadline = time.monotonic() + min(max(wait, 0.0), LONGEST_WAIT)
+        deadline = time.monotonic() + min(max(wait, 0.0), MAX_WAIT)
         with self.world.follow(id) as follower:
             while True:
                 row = await fetch()

@@ -9,7 +9,7 @@ from ..backends.base import AttemptSeen, Phase
 from ..store.records import Workload
 from .trace import Arrival
 
-LEFT = 75
+SAVED_EXIT_CODE = 75
 """The exit code of a job that saved and left."""
 
 
@@ -87,7 +87,7 @@ class SimulatedBackend:
                 attempt,
                 Phase.EXITED,
                 ended_at=at,
-                exit_code=LEFT,
+                exit_code=SAVED_EXIT_CODE,
                 acknowledged=True,
                 noticed=True,
                 checkpoint_at=at,

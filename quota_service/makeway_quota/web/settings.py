@@ -34,25 +34,25 @@ class WebSettings:
     """longest time that the body of a request may take to arrive"""
     body_silence: float = 20.0
     """longest time without a byte of it"""
-    most_bodies: int = 64
+    max_bodies: int = 64
     """bodies that are received at the same time, of all callers"""
-    most_bodies_per_caller: int = 16
+    max_bodies_per_caller: int = 16
     """as many of them as one caller may have (the spawner: all)"""
     bodies_for_spawner: int = 8
     """places among them that only callers with the scope `reserve` get: the Hub's spawner, which acts for all users"""
     worker_bytes: int = 2**20
     """largest body of a worker (a part of its log or result)"""
-    most_worker_outputs: int = 64
+    max_worker_outputs: int = 64
     """outputs of workers that are received at the same time; people's bodies have places of their own"""
-    most_worker_reports: int = 256
+    max_worker_reports: int = 256
     """reports and claims of workers that are received at the same time: a slow output keeps none out"""
-    most_bodies_per_worker: int = 2
+    max_bodies_per_worker: int = 2
     """as many of them as one worker may have"""
-    most_large_bodies: int = 2
+    max_large_bodies: int = 2
     """bodies above 1 MiB that are processed at the same time, of submissions and of all else; others wait on disk"""
-    most_waiting_bytes: int = 2**30
+    max_waiting_bytes: int = 2**30
     """bytes of bodies above 1 MiB that arrive, wait or are processed, of all callers (at least one submission)"""
-    most_waiting_bytes_per_caller: int = 2**28
+    max_waiting_bytes_per_caller: int = 2**28
     """as much of it as one caller may have (at least one submission)"""
     ticket_seconds: int = 900
     heartbeat: float = 15.0

@@ -22,7 +22,7 @@ from .registration import started
 EVERY_SECONDS = 1.0
 """Seconds between two writes of steps and metrics"""
 MAX_METRICS = 32
-LONGEST_NAME = 64
+MAX_NAME = 64
 MAX_POINTS = 64
 """Points of the curve; beyond, every second one is dropped"""
 RATE_WRITES = 30
@@ -266,8 +266,8 @@ def _whole(value: int) -> int | None:
 
 
 def _name(text: str) -> str:
-    clean = "".join(c if c.isprintable() else "\ufffd" for c in text[: LONGEST_NAME * 2])
-    return clean.encode("utf-8", "replace").decode("utf-8")[:LONGEST_NAME]
+    clean = "".join(c if c.isprintable() else "\ufffd" for c in text[: MAX_NAME * 2])
+    return clean.encode("utf-8", "replace").decode("utf-8")[:MAX_NAME]
 
 
 def _update(values: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ SECONDS = 60.0
 SIZE = 65_536
 """Bytes that are written: fewer may fit where nothing else does"""
 PREFIX = ".makeway-check-"
-LEFT_SECONDS = 3600.0
+MAX_AGE = 3600.0
 """Age of a file that a check which was killed has left behind, after which another one removes it"""
 CANNOT_CREATE = 73
 """The exit code of an attempt whose checkpoints could not be kept, as sysexits.h has it (EX_CANTCREAT)"""
@@ -76,7 +76,7 @@ def _write(folder: str) -> None:
             with contextlib.suppress(OSError):
                 os.unlink(path)
     with contextlib.suppress(OSError):
-        _remove_left(folder, now - LEFT_SECONDS)
+        _remove_left(folder, now - MAX_AGE)
 
 
 def _remove_left(folder: str, before: float) -> None:

@@ -17,7 +17,7 @@ MAX_SIZE = 2**20
 MAX_DIGITS = 30
 READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-TRIES = 3
+MAX_TRIES = 3
 
 
 def open_file(path: str, links: bool = False) -> BinaryIO:
@@ -34,7 +34,7 @@ def open_file(path: str, links: bool = False) -> BinaryIO:
 
 def create_file(path: str, mode: int = 0o666) -> int:
     """Return the descriptor of a new file to append to; whatever had its name is removed, or renamed."""
-    for _ in range(TRIES):
+    for _ in range(MAX_TRIES):
         try:
             return os.open(path, CREATE, mode)
         except FileExistsError:

@@ -18,7 +18,7 @@ LINGER_SECONDS = 5.0
 """Seconds for which a job that has acknowledged its notice may still run"""
 ENDING_SECONDS = 10.0
 """Seconds for which what started processes that have ended, such as torchrun, may still take to end"""
-LOOK_SECONDS = 0.5
+POLL_SECONDS = 0.5
 """Seconds between two looks for what a noticed job does"""
 
 
@@ -103,7 +103,7 @@ class NoticeDelivery:
     def next_at(self) -> float:
         """When there is something to look at again."""
         now = time.monotonic()
-        return min([now + LOOK_SECONDS, *(at for at in (self._prompt_at, self._group_at) if at > now)])
+        return min([now + POLL_SECONDS, *(at for at in (self._prompt_at, self._group_at) if at > now)])
 
     def lingers(self) -> bool:
         """Whether all that listened has acknowledged the notice, and has still not ended LINGER_SECONDS later."""

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 
-EVERY = 60.0
+WARN_SECONDS = 60.0
 """Seconds between two lines of one outage"""
 MAX_MESSAGE = 300
 """Characters of a cause"""
@@ -28,7 +28,7 @@ class Outage:
         """Write the cause of a failure, unless a line of the last minute has one."""
         now = time.monotonic()
         with self._lock:
-            if self._said_at is None or now - self._said_at >= EVERY:
+            if self._said_at is None or now - self._said_at >= WARN_SECONDS:
                 self._said_at = now
                 _say(f"the service at {self._address} was not reached: {' '.join(why.split())[:MAX_MESSAGE]}")
 

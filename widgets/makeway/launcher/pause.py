@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 
-LONGEST_PAUSE = 10.0
+MAX_PAUSE = 10.0
 """Seconds between two tries while the service is unavailable, at most (half as much more by chance)"""
 
 
 class Pause:
     """Growing pauses between tries, with some chance in them, so that workers do not come back all at once."""
 
-    def __init__(self, longest: float = LONGEST_PAUSE) -> None:
+    def __init__(self, longest: float = MAX_PAUSE) -> None:
         self._seconds = 0.5
         self._longest = longest
 

@@ -32,8 +32,8 @@ from .termination_message import write_termination_message
 
 POLL_SECONDS = 25.0
 """Seconds that one long poll for orders takes at most; as long as from one heartbeat to the next"""
-EVERY = 1.0
-"""Seconds between two looks for output and progress"""
+READ_SECONDS = 1.0
+"""Seconds between two reads of output and progress"""
 ORDERS_PAUSE = 3.0
 """Seconds between two tries to get orders, at most: a notice that waits there has a deadline"""
 FINISH_SECONDS = 900.0
@@ -66,7 +66,7 @@ class Remote:
         self._environ = environ
         self._instance = os.urandom(16).hex()
         self._heartbeat = 10.0
-        self._pace = EVERY
+        self._pace = READ_SECONDS
         self._worker = 0
         self._lost_after = math.inf
         self._notice: dict[str, Any] = {}
@@ -242,7 +242,7 @@ class Remote:
 
     def _end_unheard(self, attempt: Attempt) -> None:
         """Preempt the job so long before the service believes this worker lost that it can save and end."""
-        while not self._done.wait(EVERY):
+        while not self._done.wait(READ_SECONDS):
             silence, after = self._service.silence, self._lost_after
             last = after - min(MARGIN, after / 4)
             first = max(after / 2, last - float(attempt.order.get("grace", 0)))
@@ -270,7 +270,7 @@ class Remote:
         assert self._log is not None
         last: dict[str, Any] = {}
         due, log_due, steps_due, pause = 0.0, 0.0, 0.0, Pause()
-        while not self._done.wait(EVERY):
+        while not self._done.wait(READ_SECONDS):
             try:
                 report, now = self._report(attempt, None), time.monotonic()
                 steps = report != last and now >= steps_due
@@ -292,7 +292,7 @@ class Remote:
     def _send_report(self, report: dict[str, Any]) -> None:
         receipt = self._service.post("report", report)
         self._heartbeat = time_of(receipt.get("heartbeat")) or self._heartbeat
-        self._pace = time_of(receipt.get("pace")) or EVERY
+        self._pace = time_of(receipt.get("pace")) or READ_SECONDS
         self._lost_after = time_of(receipt.get("lost_after")) or self._lost_after
 
     def _renew(self, attempt: Attempt) -> None:

@@ -19,7 +19,7 @@ TIMEOUT = 20.0
 POLL_MARGIN = 5.0
 """Seconds for the answer of a long poll, beyond those that it waits: a replica that is frozen says nothing, and the
 notice that another one has meanwhile must reach the work"""
-LONGEST_WAIT = 60.0
+MAX_WAIT = 60.0
 """Seconds after which a request is tried again, whatever the answer asked for"""
 
 
@@ -214,4 +214,4 @@ def clock() -> float:
 
 
 def _seconds(text: str | None) -> float:
-    return min(LONGEST_WAIT, float(text)) if text and text.isdigit() else 0.0
+    return min(MAX_WAIT, float(text)) if text and text.isdigit() else 0.0

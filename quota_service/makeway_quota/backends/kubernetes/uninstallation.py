@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from .api.client import ApiClient, ApiRefusal, ApiUnreachable, Object
 from .api.connection import connection
 
-LOOK_AGAIN = 2.0
+POLL_SECONDS = 2.0
 """Seconds between two looks at the pods that end."""
 PAGE = 500
 """Pods of one answer: thousands of whole pods are more than the memory of the hook."""
@@ -94,7 +94,7 @@ class Uninstallation:
                 names += ", …" if len(left) > NAMED else ""
                 self._say(problem or _not_ended(len(left), title, names))
                 return
-            await asyncio.sleep(LOOK_AGAIN)
+            await asyncio.sleep(POLL_SECONDS)
 
     async def _pods(self, selectors: Sequence[PodSelector]) -> tuple[dict[str, str], str]:
         """Return the UIDs of the pods by their paths, and why not all of them are known."""

@@ -21,7 +21,7 @@ from .processes import MAX_PID, MAX_TICKS, Mark, Process, boot_id
 PATIENCE = 8.0
 """Seconds after the deadline (or 3 after a kill) that a launcher gets to end its job before it is ended itself."""
 KILL_PATIENCE = 3.0
-TRIES = 3
+MAX_TRIES = 3
 """How often a launcher that never came up is started again."""
 MAX_EXIT_CODE = 1000
 LOST = "its launcher vanished without a report (killed, or out of memory)"

@@ -22,7 +22,7 @@ from ...values import Notice
 from ..base import Backend, BackendError, BackendUnavailable, Elsewhere, EndTries, Key, NodeSeen, Seen, StartOrder
 from ..untrusted import UnreadableJson
 from ..versions import Changes
-from .attempts import PATIENCE, TRIES, LocalAttempt
+from .attempts import MAX_TRIES, PATIENCE, LocalAttempt
 from .gpus import nodes_here
 from .held_devices import holding
 from .jobdir import AttemptFiles, Layout, read_order, remove_order, write_order
@@ -35,7 +35,7 @@ log = logging.getLogger("makeway.local")
 
 T = TypeVar("T")
 
-LOOKING = "looking at its attempt"
+OBSERVING = "looking at its attempt"
 LOG_LIMIT = 64 * 2**20
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """A job whose disk is full waits until there is room again"""
@@ -158,10 +158,10 @@ class LocalBackend(Backend):
     def _tell_troubled(self) -> None:
         """Set aside the attempts that cannot be looked at, for pages and `/readyz`: each is tried at each look."""
         troubled = {key[0]: OSError(why) for key, why in self._troubled.items()}
-        for workload in self.quarantine.names(LOOKING, "workload") - troubled.keys():
-            self.quarantine.passed(LOOKING, "workload", workload)
+        for workload in self.quarantine.names(OBSERVING, "workload") - troubled.keys():
+            self.quarantine.passed(OBSERVING, "workload", workload)
         for workload, error in troubled.items():
-            self.quarantine.set_aside(LOOKING, "workload", workload, error)
+            self.quarantine.set_aside(OBSERVING, "workload", workload, error)
 
     async def start(self, order: StartOrder) -> None:
         """Start an attempt exactly once; BackendError when it never can."""
@@ -458,7 +458,7 @@ class LocalBackend(Backend):
 
     def _came_up(self, attempt: LocalAttempt, why: str | None) -> None:
         """End an attempt whose launcher did not come up, however often it was started."""
-        if not attempt.claimed and attempt.tries >= TRIES:
+        if not attempt.claimed and attempt.tries >= MAX_TRIES:
             sweep({attempt.mark: attempt.files.uid})
             attempt.could_not_start(why or "its launcher did not come up", self._clock())
 

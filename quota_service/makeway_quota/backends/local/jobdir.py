@@ -35,7 +35,7 @@ MAX_ORDER = 64 * 2**20
 PIECE = re.compile(r"log(\.[1-9]\d{0,15})?")
 LOG_PIECES = 64
 """Pieces of a log that are looked at; a launcher keeps three"""
-LEFT = ("result.pkl", "error.json")
+OUTPUTS = ("result.pkl", "error.json")
 """What an attempt leaves beside its log"""
 
 
@@ -287,14 +287,14 @@ class AttemptFiles:
 
     def output_bytes(self) -> tuple[int, int]:
         """Return the bytes of the log, and of the result and the report of an exception."""
-        left = sum(stamp[1] for name in LEFT if (stamp := self.stamp(name)) is not None)
+        left = sum(stamp[1] for name in OUTPUTS if (stamp := self.stamp(name)) is not None)
         return sum(held for _, held, _ in self._log_pieces()), left
 
     def remove_output(self) -> None:
         """Remove the log, the result and the report of an exception."""
         with self._folder() as folder:
             for name in os.listdir(folder) if folder is not None else ():
-                if name in LEFT or PIECE.fullmatch(name):
+                if name in OUTPUTS or PIECE.fullmatch(name):
                     with suppress(OSError):
                         os.unlink(name, dir_fd=folder)
 

@@ -33,7 +33,7 @@ REPORT_WITHIN = 300.0
 PATIENCE = 15.0
 """Seconds after a deadline or a kill for which a worker may report its end itself before its machine is removed, and
 after which a machine that is still there is removed again."""
-LOOKING, ENDING = "looking at its attempt", "removing its machines"
+OBSERVING, ENDING = "looking at its attempt", "removing its machines"
 REFUSED_PAUSE = 1.0
 """Seconds after which a removal that was refused twice is tried again; then twice as long, and so on."""
 
@@ -187,9 +187,9 @@ class RemoteBackend(Backend, ABC):
     def _look(self, observed: Observation, lost_with: tuple[int, str] | None) -> bool:
         """Update what is known of one attempt; False where that fails, so that it stays as it was seen last."""
         key = observed.key
-        if self.quarantine.rests(LOOKING, "workload", key[0]):
+        if self.quarantine.rests(OBSERVING, "workload", key[0]):
             return False
-        with self.quarantine.guard(LOOKING, "workload", key[0]):
+        with self.quarantine.guard(OBSERVING, "workload", key[0]):
             self._attempts[key] = self._seen(observed, lost_with)
             return True
         # What is there must not count as lost, or it would be started a second time.

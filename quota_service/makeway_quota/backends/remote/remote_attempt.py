@@ -16,7 +16,7 @@ from ..base import AttemptSeen, Key, Phase
 from .worker_hosts import WorkerHosts
 from .workers import WorkerSeen, attempt_of, ended_by_others, ran_or_ended, without_checkpoints
 
-LONGEST_PAUSE = 300.0
+MAX_PAUSE = 300.0
 """Seconds between two removals of machines that stay."""
 
 
@@ -37,7 +37,7 @@ class Ending:
 
     def try_again(self, now: float, first: float) -> None:
         """Make the next removal wait for twice as long as this one did; `first` seconds the first time."""
-        self.pause = min(LONGEST_PAUSE, 2.0 * self.pause) if self.pause else first
+        self.pause = min(MAX_PAUSE, 2.0 * self.pause) if self.pause else first
         self.remove_at = now + self.pause
 
 

@@ -23,7 +23,7 @@ from ...store.store import Store
 from .tokens import AttemptTokens
 
 READING, RECORDING = "reading a report of its worker", "recording the end of its worker"
-LONGEST_STEP = 15.0
+MAX_STEP = 15.0
 """Seconds that may pass between two observations and still count as time in which a worker could be heard."""
 HEARD_EVERY = 20.0
 """Seconds between two writes of when workers were heard of, for other replicas."""
@@ -87,7 +87,7 @@ class WorkerChannel:
         """Read the reports that changed; return whether there is something new."""
         async with self._one:
             now = self._monotonic()
-            self._awake += min(LONGEST_STEP, now - self._stepped)
+            self._awake += min(MAX_STEP, now - self._stepped)
             self._stepped = now
             whole = now - self._read_all_at >= READ_ALL_EVERY
             found = await asyncio.to_thread(self._store.worker_reports.after, 0 if whole else self._serial)

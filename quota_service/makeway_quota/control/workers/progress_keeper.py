@@ -19,7 +19,7 @@ from ...store.store import Store
 
 log = logging.getLogger("makeway.progress")
 
-EVERY = 3.0
+WRITE_SECONDS = 3.0
 """Seconds between two writes"""
 MAX_AT_ONCE = 500
 """Jobs of one write: where more report, the others wait for the next"""
@@ -83,7 +83,7 @@ class ProgressKeeper:
     async def run(self) -> None:
         """Write every few seconds, until cancelled."""
         while True:
-            await asyncio.sleep(EVERY)
+            await asyncio.sleep(WRITE_SECONDS)
             try:
                 await asyncio.to_thread(self.write)
                 self._trouble = ""

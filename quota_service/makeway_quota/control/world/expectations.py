@@ -19,7 +19,7 @@ Verdict = Literal["start", "wait", "lost"]
 NOTE_AFTER = 2.0
 """Seconds after the order when a start that is still not running is written down (most are running by then)."""
 
-MIN_LEFT = 10.0
+MIN_REMAINING = 10.0
 """Seconds that are left at least, when a process sees it first, of the deadline of a start that an earlier one ordered:
 its clock may have been another."""
 
@@ -59,7 +59,7 @@ class Expectations:
             return "lost"
         ordered = self._ordered.get(key)
         if ordered is None and row.launched_at is not None:  # by an earlier process
-            passed = min(max(0.0, now - row.launched_at), max(0.0, self.deadline - MIN_LEFT))
+            passed = min(max(0.0, now - row.launched_at), max(0.0, self.deadline - MIN_REMAINING))
             ordered = self._ordered[key] = self._clock() - passed
         if ordered is None:
             return "lost" if row.state == "checkpointing" else "start"

@@ -145,7 +145,7 @@ class PoolAssignment:
             model=seen.model,
             terminating=seen.terminating,
             down_since=seen.down_since,
-            pods=seen.most_pods,
+            pods=seen.max_pods,
             foreign_pods=seen.foreign_pods,
         )
 

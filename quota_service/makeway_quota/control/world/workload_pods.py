@@ -159,9 +159,9 @@ class WorkloadPods:
         others = () if pod.devices else devices.others(left // GPU, among)
         for device in others:
             devices.take(device, GPU)
-        if others or pod.cpu or pod.memory or (node.most_pods and not found):
+        if others or pod.cpu or pod.memory or (node.max_pods and not found):
             found.append(Terminating(pod.workload, others, GPU, pod.cpu, pod.memory, deadline))
-        return [*found[:-1], *(replace(each, pods=int(node.most_pods > 0)) for each in found[-1:])]
+        return [*found[:-1], *(replace(each, pods=int(node.max_pods > 0)) for each in found[-1:])]
 
 
 def _deadline(pod: WorkloadPod, now: float) -> float:

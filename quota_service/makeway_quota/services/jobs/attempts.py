@@ -29,7 +29,7 @@ from ...store.records import Workload
 from ...store.reports.worker_reports import AlreadyClaimed, WorkerKey
 from ...store.storage.outputs import Kind, OutOfPlace, TooLong
 from ...values import Notice
-from ..context import LONGEST_WAIT, Context
+from ..context import MAX_WAIT, Context
 from ..limits.output_rates import RESULT_BURST, RESULT_RATE, OutputRates
 from ..refusals import busy, refuse
 
@@ -52,7 +52,7 @@ MIN_LOG = 2**20
 """Bytes of an attempt's log that are kept where nothing more of its owner fits"""
 MIN_COUNTED = 64 * 1024
 """Bytes that each write of a worker counts for at least: it is a transaction"""
-LOOK_AGAIN = 5.0
+POLL_SECONDS = 5.0
 """Seconds after which a long poll looks for a failure in the gang, which may have been reported elsewhere."""
 
 
@@ -124,7 +124,7 @@ class AttemptService:
     async def orders(self, token: str, key: WorkerKey, known: str, wait: float) -> WorkerOrders:
         """Return the orders for a worker; wait up to `wait` seconds until they are not what it knows."""
         self.check_token(token, key)
-        deadline = time.monotonic() + min(max(0.0, wait), LONGEST_WAIT)
+        deadline = time.monotonic() + min(max(0.0, wait), MAX_WAIT)
         self._channel.hear(key)
         with self._context.world.follow(key[0]) as follower:
             while True:
@@ -138,7 +138,7 @@ class AttemptService:
                 left = deadline - time.monotonic()
                 if orders.known != known or left <= 0:
                     return orders
-                await follower.heard(min(left, LOOK_AGAIN) if len(row.placement) > 1 else left)
+                await follower.heard(min(left, POLL_SECONDS) if len(row.placement) > 1 else left)
 
     async def report(self, token: str, key: WorkerKey, report: WorkerReportIn) -> ReportReceipt:
         """Take how far a worker is, or how it ended. An expired token is renewed while its attempt lives."""

@@ -16,16 +16,16 @@ from ...engine.snapshot import ADMITTED
 from ...store.records import Workload
 from ...wording.outcomes import RESULT_LOST, no_result
 from ..caller import Caller
-from ..context import LONGEST_WAIT, Context
+from ..context import MAX_WAIT, Context
 from ..refusals import refuse
 from .job_access import JobAccess
 
 LOG_POLL = 0.1
 """Seconds after which a log without new output is read again; the pause grows by half each time."""
-LONGEST_POLL = 1.0
+MAX_POLL = 1.0
 MAX_LOG = 700_000
 """Bytes of a log in one answer: in JSON a control character takes six"""
-LONGEST_CHARACTER = 4
+MAX_CHARACTER = 4
 """Bytes of one character in UTF-8"""
 RESULT_CHUNK = 1_000_000
 """Bytes of a result that are in memory at a time"""
@@ -75,7 +75,7 @@ class OutputService:
             return await self._log(caller, row, number, offset, min(max(1, limit), MAX_LOG), wait)
 
     async def _log(self, caller: Caller, row: Workload, number: int, offset: int, limit: int, wait: float) -> LogChunk:
-        deadline = time.monotonic() + min(max(0.0, wait), LONGEST_WAIT)
+        deadline = time.monotonic() + min(max(0.0, wait), MAX_WAIT)
         pause = LOG_POLL
         while True:
             over = not (row.state in ADMITTED and row.attempt == number) and not (row.live and number > row.attempt)
@@ -86,11 +86,11 @@ class OutputService:
                 cut = _continuation(data) if offset else 0
                 offset, data = offset + cut, data[cut:]
             if data and not _decode(data, final=False)[1] and offset + len(data) < length:  # a limit below a character
-                data, length = await self._read(row.id, number, offset, LONGEST_CHARACTER)
+                data, length = await self._read(row.id, number, offset, MAX_CHARACTER)
             if _decode(data, final=False)[1] or over or time.monotonic() >= deadline:
                 break
             await asyncio.sleep(min(pause, max(0.0, deadline - time.monotonic())))
-            pause = min(LONGEST_POLL, pause * 1.5)
+            pause = min(MAX_POLL, pause * 1.5)
             row = await self._access.visible(caller, row.id)
         skipped = False
         if not data and offset < length and (gap := await self._gap(row.id, number)) and gap[0] <= offset < gap[1]:
@@ -170,8 +170,8 @@ def _failure(data: bytes) -> dict[str, Any]:
 
 def _continuation(data: bytes) -> int:
     """Return how many bytes belong to a character that begins before them."""
-    found = next((n for n, byte in enumerate(data[:LONGEST_CHARACTER]) if byte & 0xC0 != 0x80), 0)
-    return found if found < LONGEST_CHARACTER else 0
+    found = next((n for n, byte in enumerate(data[:MAX_CHARACTER]) if byte & 0xC0 != 0x80), 0)
+    return found if found < MAX_CHARACTER else 0
 
 
 def _decode(data: bytes, *, final: bool) -> tuple[str, int]:

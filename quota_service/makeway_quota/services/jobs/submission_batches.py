@@ -25,7 +25,7 @@ SHARE = 0.2
 """The part of the time that writing may take: one that takes 4 ms, on a busy machine, starts every 20 ms and holds
 what arrived in between."""
 
-LONGEST_PACE = 0.02
+MAX_PACE = 0.02
 """Seconds from the beginning of one transaction to the next, at most, unless one takes longer."""
 
 Files = Sequence[tuple[str, bytes, bool]] | FilesOf
@@ -108,4 +108,4 @@ def together(files: Sequence[int]) -> int:
 
 def pace(took: float) -> float:
     """Return the seconds from the beginning of a transaction, which took so many seconds, to that of the next."""
-    return max(PACE, min(LONGEST_PACE, took / SHARE))
+    return max(PACE, min(MAX_PACE, took / SHARE))

@@ -30,7 +30,7 @@ MAX_PATH_BYTES = 1_000_000
 Files = tuple[tuple[str, bytes, bool], ...]
 
 
-def read_files(request: JobRequest, most_bytes: int) -> Files:
+def read_files(request: JobRequest, max_bytes: int) -> Files:
     """Decode the files of a submission, refusing paths that lead out of the job's directory."""
     files: dict[str, tuple[str, bytes, bool]] = {}
     total = named = 0
@@ -46,13 +46,13 @@ def read_files(request: JobRequest, most_bytes: int) -> Files:
                 limit_bytes=MAX_PATH_BYTES,
             )
         total += len(file.data) * 3 // 4
-        if total > most_bytes + 2 * len(request.files):
+        if total > max_bytes + 2 * len(request.files):
             raise refuse(
-                f"The files of this job are larger than {most_bytes // 1_000_000} MB. Leave large data where it is "
+                f"The files of this job are larger than {max_bytes // 1_000_000} MB. Leave large data where it is "
                 f"(a shared directory, object storage) and submit only code.",
                 "files_too_large",
                 413,
-                limit_bytes=most_bytes,
+                limit_bytes=max_bytes,
             )
         if path in files:
             raise refuse(f"The file “{path}” is in the submission twice.", "duplicate_file", 422)

@@ -12,7 +12,7 @@ from makeway_api.models import StorageGrowth, StorageTrend
 from ...store.storage.growth import ALL, DISK, PERSON, TEAM
 from ..context import Context
 
-LOOK_BACK = 14
+TREND_DAYS = 14
 """Days whose trend counts"""
 MIN_DAYS = 3
 """Days without which there is no trend"""
@@ -84,12 +84,12 @@ class GrowthService:
 def full_in(days: Days, room: int) -> int | None:
     """Return the days until `room` more bytes are used, by the trend of the last days; None if it does not look so.
 
-    0: it is full. The trend is that of a straight line through the days of LOOK_BACK.
+    0: it is full. The trend is that of a straight line through the days of TREND_DAYS.
     """
     if room <= 0:
         return 0
     last = max(days)
-    counted = sorted(day for day in days if day > last - LOOK_BACK)
+    counted = sorted(day for day in days if day > last - TREND_DAYS)
     if len(counted) < MIN_DAYS:
         return None
     slope = linear_regression(counted, [days[day] for day in counted]).slope

@@ -19,7 +19,7 @@ from ..tables import ENDED_ROW, LIVE_ROW, attempts, blobs, files, folders, outpu
 
 W = workloads.c
 O = outputs.c  # noqa: E741
-LOOKED_AT = 50
+MEASURED = 50
 """Ended jobs, those with the most bytes, that are measured to find the ones without which an account is smallest"""
 
 
@@ -84,7 +84,7 @@ class JobSizes:
             select(W.id, W.name, func.coalesce(W.team, ""), W.ended_at)
             .where(W.owner == rows.clean(owner), W.kind == "job", ENDED_ROW, W.ended_at.is_not(None))
             .order_by(whole.desc(), W.id)
-            .limit(max(limit, LOOKED_AT))
+            .limit(max(limit, MEASURED))
         )
         with self._database.read() as connection:
             found = [

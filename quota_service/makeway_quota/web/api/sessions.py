@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Response
 from makeway_api.errors import MakewayError
 from makeway_api.models import Session, SessionRequest
-from makeway_api.routes import LONGEST_WHY
+from makeway_api.routes import MAX_WHY
 
 from ...services import Caller
 from ..dependencies import Id, Key, Reserver, TheAuthenticator, TheServices, TheStreams, Version, Wait
@@ -18,7 +18,7 @@ router = APIRouter(prefix="/sessions", tags=["sessions"], responses=declared(404
 
 Watcher = Annotated[Caller, Depends(needs("read", "reserve"))]
 Releaser = Annotated[Caller, Depends(needs("reserve", "admin"))]
-Why = Annotated[str, Query(max_length=LONGEST_WHY, description="how the notebook ended, in a sentence")]
+Why = Annotated[str, Query(max_length=MAX_WHY, description="how the notebook ended, in a sentence")]
 
 
 @router.post(

@@ -27,7 +27,7 @@ PACE = 0.25
 """Seconds from one message about topics to the next"""
 PACE_OF_PARTS = 0.5
 """The same where no topic is asked for: parts have a pace of their own"""
-LOOK = 5.0
+RECHECK_SECONDS = 5.0
 """Seconds after which a silent stream looks for new nodes"""
 UNSEEN = 15.0
 """Seconds after which a part is made again where only what its reader may not see has changed: the map shows that"""
@@ -109,7 +109,7 @@ class PageStream:
                 if making is None and self._stale:
                     making = asyncio.create_task(self._make(self._stale.pop()))
                 waited = {coming, making} if making else {coming}
-                await asyncio.wait(waited, timeout=LOOK, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(waited, timeout=RECHECK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
                 if coming.done():
                     if (batch := coming.result()) is None:
                         return

@@ -27,7 +27,7 @@ from .edits import edits
 from .figures.sharing import SharedParts, View, ViewChanged
 from .render import is_part, page, render
 
-TRIES = 3
+MAX_TRIES = 3
 """Shared renderings that a visitor waits for while the policy changes under each; then it gets one of its own"""
 VERSIONS = 6
 """Versions of a part that are kept: a page that shows an older one is sent the whole part"""
@@ -154,7 +154,7 @@ async def rendered(request: Request, source: PartSource, *, first: bool = False)
         return made if key is None else histories.of((source.name, *key)).add(made)
 
     ask = parts.first if first else parts.get
-    for _ in range(TRIES):
+    for _ in range(MAX_TRIES):
         key = source.view()
         with suppress(ViewChanged):
             found: Rendering = await ask((source.name, *key), partial(make, key))

@@ -77,20 +77,20 @@ class Limits:
         self.settings = settings
         self._check_token = check_token
         self._authenticator = authenticator
-        per_worker = settings.most_bodies_per_worker
+        per_worker = settings.max_bodies_per_worker
         self._arriving_of_workers = {
-            "worker": ArrivingBodies(settings.most_worker_reports, per_worker, 0),
-            "output": ArrivingBodies(settings.most_worker_outputs, per_worker, 0),
+            "worker": ArrivingBodies(settings.max_worker_reports, per_worker, 0),
+            "output": ArrivingBodies(settings.max_worker_outputs, per_worker, 0),
         }
         self._arriving = ArrivingBodies(
-            settings.most_bodies, settings.most_bodies_per_caller, settings.bodies_for_spawner
+            settings.max_bodies, settings.max_bodies_per_caller, settings.bodies_for_spawner
         )
         self._waiting = WaitingBodies(
-            max(settings.most_waiting_bytes, settings.job_bytes),
-            max(settings.most_waiting_bytes_per_caller, settings.job_bytes),
+            max(settings.max_waiting_bytes, settings.job_bytes),
+            max(settings.max_waiting_bytes_per_caller, settings.job_bytes),
         )
-        self._large_jobs = asyncio.Semaphore(settings.most_large_bodies)
-        self._large_others = asyncio.Semaphore(settings.most_large_bodies)
+        self._large_jobs = asyncio.Semaphore(settings.max_large_bodies)
+        self._large_others = asyncio.Semaphore(settings.max_large_bodies)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -37,7 +37,7 @@ HEAD_SECONDS = 20.0
 """Longest time that the head of a request, or the rest of a body after its answer, may take to arrive"""
 STALL_SECONDS = 60.0
 """Longest time that a reader takes nothing of an answer that waits for it"""
-STALL_LOOKS = 12
+STALL_CHECKS = 12
 """Looks at such a reader within that time; after the first one its connection counts as idle"""
 MAX_PIPELINED = 8
 """Most requests of one connection that wait for the answer to an earlier one"""
@@ -94,7 +94,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     head_seconds = HEAD_SECONDS
     stall_seconds = STALL_SECONDS
-    most_connections: int | None = None
+    max_connections: int | None = None
     """None: what the limit of open files allows"""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -117,7 +117,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._own_app = self.app
         authenticator = getattr(getattr(self.config.app, "state", None), "authenticator", None)
         tokens = getattr(authenticator, "spawner_tokens", None)
-        self._all = _connections.setdefault(self.server_state, Connections(self.most_connections, tokens))
+        self._all = _connections.setdefault(self.server_state, Connections(self.max_connections, tokens))
         self._all.opened(self)
 
     def drop(self) -> None:
@@ -261,7 +261,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._stall = None
         if waits:
             self._taken_at, self._untaken = self.loop.time(), self.transport.get_write_buffer_size()
-            self._stall = self.loop.call_later(self.stall_seconds / STALL_LOOKS, self._look_at_reader)
+            self._stall = self.loop.call_later(self.stall_seconds / STALL_CHECKS, self._look_at_reader)
         elif self._answering():
             self.idle_since = None
 
@@ -276,7 +276,7 @@ class BoundedHttp(HttpToolsProtocol):
         else:
             self.idle_since = self._taken_at
         self._untaken = untaken
-        self._stall = self.loop.call_later(self.stall_seconds / STALL_LOOKS, self._look_at_reader)
+        self._stall = self.loop.call_later(self.stall_seconds / STALL_CHECKS, self._look_at_reader)
 
     # -- refusals --------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ window.Makeway = (() => {
   const QUIET = 700; // from one reading of a topic to the next
   const POLL = 10000; // without a stream that speaks, the page is read as often
   const AGAIN = 5000; // a page that shows the progress of a job is read as often
-  const LONGEST = 30000;
+  const MAX_PAUSE = 30000;
   const SHORTEST = 3000;
   const soon = (most) => Math.random() * most;
 
@@ -162,7 +162,7 @@ window.Makeway = (() => {
     close();
     broken = true;
     look();
-    const most = Math.min(LONGEST, SHORTEST * 2 ** Math.min(failures++, 10));
+    const most = Math.min(MAX_PAUSE, SHORTEST * 2 ** Math.min(failures++, 10));
     again = setTimeout(open, 500 + soon(most)); // a hundred pages do not come back in the same moment
   };
   const open = () => {

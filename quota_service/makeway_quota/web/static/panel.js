@@ -167,11 +167,11 @@
   // -- a job's output -----------------------------------------------------------------------------------------
   const output = document.getElementById("mw-output");
   const follow = document.getElementById("mw-follow");
-  const MOST = 2 ** 20;
+  const MAX_LENGTH = 2 ** 20;
   const append = (text) => {
     document.getElementById("mw-no-output")?.remove();
     output.append(text);
-    if (output.textContent.length > MOST) output.textContent = output.textContent.slice(-MOST / 2);
+    if (output.textContent.length > MAX_LENGTH) output.textContent = output.textContent.slice(-MAX_LENGTH / 2);
     if (follow?.checked) output.scrollTop = output.scrollHeight;
   };
   const read = async () => {

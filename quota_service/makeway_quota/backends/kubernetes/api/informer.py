@@ -36,7 +36,7 @@ class Timing:
     silence: float = 90.0
     """without a byte, after which a watch counts as dead; the API server sends a bookmark every minute"""
     first_pause: float = 0.5
-    longest_pause: float = 30.0
+    max_pause: float = 30.0
     resync: float = 3600.0
     """after which everything is listed again, in case that a watch left something out"""
     page: int = 500
@@ -163,7 +163,7 @@ class Informer(Generic[T]):
             await self._pause(1)  # something in between ends watches at once
 
     async def _pause(self, failures: int, least: float = 0.0) -> None:
-        pause = min(self._timing.longest_pause, self._timing.first_pause * 2.0 ** min(failures - 1, 20))
+        pause = min(self._timing.max_pause, self._timing.first_pause * 2.0 ** min(failures - 1, 20))
         self._again.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(max(least, pause * (0.5 + self._jitter()))):

@@ -22,9 +22,9 @@ NO_CONFIG = "CreateContainerConfigError"
 SETUP = (NO_CONFIG, "CreateContainerError", "RunContainerError")
 NO_START = ("StartError", "ContainerCannotRun")
 """Reasons of a container whose command could not be started."""
-LONGEST_MESSAGE = 4096
+MAX_MESSAGE = 4096
 """Characters of a termination message that are kept, as many as the kubelet keeps"""
-LONGEST_LINE = 300
+MAX_LINE = 300
 """Characters of its last line that people read"""
 
 
@@ -163,14 +163,14 @@ def _with_worker(pod: JobPod, state: Object, image: str) -> JobPod:
         reason=pod.reason or reason,
         message=pod.message or _last_line(ended),
         image=image if reason in NO_START else "",
-        termination_message=str(ended.get("message") or "")[:LONGEST_MESSAGE],
+        termination_message=str(ended.get("message") or "")[:MAX_MESSAGE],
     )
 
 
 def _last_line(ended: Object) -> str:
     """Return the last line of what a container said about its end; the report of a launcher is not for people."""
     said = (ended.get("message") or "").strip()
-    return "" if said.startswith("{") else str("".join(said.splitlines()[-1:]))[:LONGEST_LINE]
+    return "" if said.startswith("{") else str("".join(said.splitlines()[-1:]))[:MAX_LINE]
 
 
 def _memory_of(spec: Object) -> int:

@@ -21,7 +21,7 @@ log = logging.getLogger("makeway.kubernetes")
 
 AT_ONCE = 16
 """Pods that are deleted at the same time: fewer than the client has connections."""
-FIRST_PAUSE, LONGEST_PAUSE = 15.0, 300.0
+FIRST_PAUSE, MAX_PAUSE = 15.0, 300.0
 """Seconds beyond its grace after which a pod that stays is deleted again, which double from try to try"""
 USUAL_GRACE = 30
 """Seconds of grace of a pod that gets its own, as Kubernetes gives them by default"""
@@ -42,7 +42,7 @@ class PodRemoval:
     def try_again(self, now: float) -> None:
         """Count a try, and make the next one wait for the grace, and twice as long beyond it as after the last one."""
         self.tries += 1
-        pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(self.tries - 1, 10))
+        pause = min(MAX_PAUSE, FIRST_PAUSE * 2.0 ** min(self.tries - 1, 10))
         self.next_at = now + pause + (USUAL_GRACE if self.grace is None else self.grace)
 
 

@@ -20,11 +20,11 @@ from ..api.client import ApiClient, ApiRefusal, ApiUnreachable, Object
 
 log = logging.getLogger("makeway.kubernetes")
 
-EVERY = 5.0
+RENEW_SECONDS = 5.0
 """Seconds between two looks at the Lease"""
 DURATION = 20.0
 """Seconds without a renewal, on this process's own clock, after which another database may take the Lease"""
-TRIES = 3
+MAX_TRIES = 3
 """How often a look begins again because another replica has changed the Lease meanwhile"""
 ALONE = "sqlite/"
 """How the identity of a database begins that serves a single replica"""
@@ -101,7 +101,7 @@ class ClusterLease:
         while True:
             await self.look()
             self.looked.set()
-            await asyncio.sleep(EVERY)
+            await asyncio.sleep(RENEW_SECONDS)
 
     async def release(self) -> None:
         """Free the Lease for another database at once, unless another replica of this one may be there."""
@@ -118,7 +118,7 @@ class ClusterLease:
 
     async def look(self) -> None:
         """Take the Lease, renew it, or see that another has it; without an answer, all stays as it was."""
-        for _ in range(TRIES):
+        for _ in range(MAX_TRIES):
             if await self._tried():
                 break
         if (problem := self.problem) != self._told:

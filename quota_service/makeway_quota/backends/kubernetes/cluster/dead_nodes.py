@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 NODE_LOST_AFTER = 300.0
 """Seconds for which a node is not ready until it is dead: Kubernetes evicts its pods after as long."""
-LONGEST_STEP = 15.0
+MAX_STEP = 15.0
 """Seconds that may pass between two observations and still count as observed"""
 TOGETHER = 90.0
 """Seconds between the moments at which two nodes went down that the same fault took: Kubernetes notices within 50"""
@@ -54,7 +54,7 @@ class DeadNodes:
         passed, self._looked_at = now - self._looked_at, now
         if not followed:
             return
-        self._observed += min(LONGEST_STEP, passed)
+        self._observed += min(MAX_STEP, passed)
         cluster = _Cluster(nodes)
         alone = [name for name, node in nodes.items() if not node.ready and not cluster.is_cut_off(node)]
         self._since = {name: self._since.get(name, self._observed) for name in alone}

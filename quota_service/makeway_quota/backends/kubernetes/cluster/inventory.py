@@ -290,7 +290,7 @@ def _seen(
         foreign_gpus=sum(part.foreign_gpus for part in parts),
         foreign_cpu=foreign.get("cpu", 0),
         foreign_memory=foreign.get("memory", 0),
-        most_pods=node.allocatable.get("pods", USUAL_PODS),
+        max_pods=node.allocatable.get("pods", USUAL_PODS),
         foreign_pods=sum(not share.workload for share in shares),
         cordoned=all(part.cordoned for part in parts),
         labels={name: node.labels[name] for selector in selectors for name in selector.labels if name in node.labels},

@@ -46,7 +46,7 @@ RUN_SECONDS = 3600
 """How long a pod may run; the next one goes on with what is left."""
 GONE_SECONDS = 60.0
 """How long the pod of an earlier try may take to end."""
-FIRST_PAUSE, LONGEST_PAUSE = 300.0, 86_400.0
+FIRST_PAUSE, MAX_PAUSE = 300.0, 86_400.0
 """Seconds before a removal that failed is tried again, which double from the first to the longest."""
 MAX_REPORT, MAX_ID, MAX_WHY = 2**16, 300, 2000
 """Bytes of a pod's report, and characters of the id of a job and of the reason in it"""
@@ -172,7 +172,7 @@ class CheckpointFolders:
 
     def _pause(self, key: str) -> float:
         """Postpone the next try, twice as long as the last time; return the seconds."""
-        seconds = min(LONGEST_PAUSE, 2.0 * self._pauses[key].seconds) if key in self._pauses else FIRST_PAUSE
+        seconds = min(MAX_PAUSE, 2.0 * self._pauses[key].seconds) if key in self._pauses else FIRST_PAUSE
         self._pauses[key] = _Pause(self._monotonic() + seconds, seconds)
         return seconds
 

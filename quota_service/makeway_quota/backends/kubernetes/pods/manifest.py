@@ -45,7 +45,7 @@ VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 TOKEN = "MAKEWAY_ATTEMPT_TOKEN"
 PATIENCE = 20
 """Seconds beyond a job's grace after which the kubelet kills its container: the launcher reports meanwhile."""
-LONGEST_START = 21_600
+MAX_START = 21_600
 """Seconds for which a pod may pull its image, as in `pod_waits.LIMITS`."""
 MAX_SECONDS = 2**31 - 1
 """The longest `activeDeadlineSeconds` that Kubernetes takes"""
@@ -215,7 +215,7 @@ def deadline_of(order: StartOrder) -> Object:
     """
     if order.time_limit is None:
         return {}
-    seconds = math.ceil(min(order.time_limit, MAX_SECONDS) + order.grace) + LONGEST_START + 2 * PATIENCE
+    seconds = math.ceil(min(order.time_limit, MAX_SECONDS) + order.grace) + MAX_START + 2 * PATIENCE
     return {"activeDeadlineSeconds": min(seconds, MAX_SECONDS)}
 
 

@@ -24,7 +24,7 @@ SHARE = 0.2
 """Part of one processor that renderings may take."""
 BURST = 10.0
 """Seconds of the share that may be used at once after a time of rest: many pages are opened at the same time"""
-LONGEST_PAUSE = 10.0
+MAX_PAUSE = 10.0
 """Seconds that one rendering delays the next at most."""
 MAX_VIEWS = 256
 """Views from which on those are forgotten that were not asked for in the last MIN_INTERVAL; else RECENT counts."""
@@ -98,7 +98,7 @@ class SharedParts:
     def spend(self, seconds: float) -> None:
         """Count the CPU time of a rendering."""
         now = time.monotonic()
-        self._next = max(self._next, now - self._burst) + min(seconds / self._share, LONGEST_PAUSE)
+        self._next = max(self._next, now - self._burst) + min(seconds / self._share, MAX_PAUSE)
 
     def _part(self, view: View) -> _Part:
         part = self._parts.get(view)
