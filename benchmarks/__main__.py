@@ -83,16 +83,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         elif not wanted.only or name in wanted.only:
             print(f"measuring {name} …", file=sys.stderr, flush=True)
             measured[name] = list(measure())
-    found = [one for each in measured.values() for one in each]
-    print(report(found))
+    result = [one for each in measured.values() for one in each]
+    print(report(result))
     if wanted.json:
-        text = json.dumps({"machine": machine(), "measured": [one.as_json() for one in found]}, indent=1)
+        text = json.dumps({"machine": machine(), "measured": [one.as_json() for one in result]}, indent=1)
         wanted.json.write_text(text + "\n", encoding="utf-8")
     for title, names in SECTIONS.items():
         if all(measured.get(name) for name in names):
             rows = [one for name in names for one in measured[name]]
             PAGE.write_text(with_section(PAGE.read_text(encoding="utf-8"), title, rows), encoding="utf-8")
-    if missed := [one.name for one in found if one.met is False]:
+    if missed := [one.name for one in result if one.met is False]:
         print("Goals that were missed:", *missed, sep="\n  ", file=sys.stderr)
     return 1 if missed else 0
 

@@ -31,10 +31,10 @@ def measure() -> Iterator[Measured]:
         yield _row(
             f"the store: read {JOBS} active jobs", store.active, READS, "the same rows by sqlite3 alone", _read(bare)
         )
-        said = NewDecision("start", "j1", "rnd", "ana", "starting", "because", {})
+        decision = NewDecision("start", "j1", "rnd", "ana", "starting", "because", {})
         yield _row(
             "the store: commit a change and its decision",
-            lambda: store.commit([Change("j1", RUNNING)], [said], now=3.0),
+            lambda: store.commit([Change("j1", RUNNING)], [decision], now=3.0),
             WRITES,
             "one UPDATE of the row by sqlite3 alone",
             _write(bare),
@@ -66,6 +66,6 @@ def _read(bare: sqlite3.Connection) -> float:
 def _write(bare: sqlite3.Connection) -> float:
     def write() -> None:
         with bare:
-            bare.execute("update workloads set message = '' where id = 'j1'")
+            bare.execute("update workloads set decision = '' where id = 'j1'")
 
     return median(1000 * timed(write) for _ in range(WRITES))

@@ -80,7 +80,7 @@ def memory(pid: int) -> float:
 
 def launcher_memory(portal: Portal) -> float:
     """Return the mean memory in MiB that belongs to one launcher alone."""
-    found = []
+    result = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -90,5 +90,5 @@ def launcher_memory(portal: Portal) -> float:
                 rollup = (entry / "smaps_rollup").read_text().splitlines()
             except OSError:
                 continue
-            found.append(sum(int(line.split()[1]) for line in rollup if line.startswith("Private_")) / 1024)
-    return sum(found) / len(found) if found else 0.0
+            result.append(sum(int(line.split()[1]) for line in rollup if line.startswith("Private_")) / 1024)
+    return sum(result) / len(result) if result else 0.0

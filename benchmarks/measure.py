@@ -73,25 +73,25 @@ class Measured:
 HEAD = ("what", "median", "95 %", "goal", "met", "baseline of the same run", "ratio")
 
 
-def row(one: Measured) -> tuple[str, ...]:
+def row(item: Measured) -> tuple[str, ...]:
     """One measurement as the cells of a table."""
-    met = {True: "yes", False: "NO", None: "–"}[one.met]
-    goal = f"< {number(one.goal)} {one.unit}{' (95 %)' if one.at_95 else ''}" if one.goal is not None else "–"
-    base = f"{one.baseline_name}: {number(one.baseline)} {one.unit}"
-    value, worst = f"{number(one.value)} {one.unit}", f"{number(one.worst)} {one.unit}"
-    return (one.name, value, worst, goal, met, base, f"{number(one.ratio)}×")
+    met = {True: "yes", False: "NO", None: "–"}[item.met]
+    goal = f"< {number(item.goal)} {item.unit}{' (95 %)' if item.at_95 else ''}" if item.goal is not None else "–"
+    base = f"{item.baseline_name}: {number(item.baseline)} {item.unit}"
+    value, worst = f"{number(item.value)} {item.unit}", f"{number(item.worst)} {item.unit}"
+    return (item.name, value, worst, goal, met, base, f"{number(item.ratio)}×")
 
 
-def report(found: Sequence[Measured]) -> str:
+def report(result: Sequence[Measured]) -> str:
     """Return the measurements as a table for a terminal."""
-    rows = [HEAD, *map(row, found)]
+    rows = [HEAD, *map(row, result)]
     widths = [max(len(cells[at]) for cells in rows) for at in range(len(HEAD))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip() for cells in rows]
-    notes = [f"  {one.name}: {one.note}" for one in found if one.note]
+    notes = [f"  {one.name}: {one.note}" for one in result if one.note]
     return "\n".join([machine(), "", *lines, "", *notes])
 
 
-def with_section(page: str, title: str, found: Sequence[Measured]) -> str:
+def with_section(page: str, title: str, result: Sequence[Measured]) -> str:
     """Return docs/benchmarks.md with this section made anew, or added at the end."""
     head, *sections = page.split("\n## ")
     made = {text.partition("\n")[0]: text.rstrip("\n") + "\n" for text in sections}
@@ -100,9 +100,9 @@ def with_section(page: str, title: str, found: Sequence[Measured]) -> str:
         f"Measured on: {machine()}.\n",
         f"| {' | '.join(HEAD)} |",
         f"|{'---|' * len(HEAD)}",
-        *(f"| {' | '.join(row(one))} |" for one in found),
+        *(f"| {' | '.join(row(one))} |" for one in result),
         "",
-        *(f"- **{one.name}**: {one.note}" for one in found if one.note),
+        *(f"- **{one.name}**: {one.note}" for one in result if one.note),
         "",
     ]
     made[title] = "\n".join(lines)

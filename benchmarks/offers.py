@@ -86,7 +86,7 @@ def world(size: int, pending: int) -> Snapshot:
 def costs(size: int, pending: int, teams: int = TEAMS) -> dict[str, dict[str, Any]]:
     """Return for sessions and jobs the milliseconds of one processor for the offers of each team in turn."""
     snapshot = world(size, pending)
-    found: dict[str, dict[str, Any]] = {}
+    result: dict[str, dict[str, Any]] = {}
     for kind in ("session", "job"):
         began = time.process_time()
         what_if = WhatIf(snapshot)
@@ -108,7 +108,7 @@ def costs(size: int, pending: int, teams: int = TEAMS) -> dict[str, dict[str, An
             began = time.process_time()
             _ask(what_if, kind, team)
             later.append(_since(began))
-        found[kind] = {
+        result[kind] = {
             "build": build,
             "first": first,
             "first_worst": max(first),
@@ -116,7 +116,7 @@ def costs(size: int, pending: int, teams: int = TEAMS) -> dict[str, dict[str, An
             "later_worst": max(later),
             "renew": sorted(renew)[len(renew) // 2],
         }
-    return found
+    return result
 
 
 def _ask(what_if: WhatIf, kind: str, team: int) -> None:

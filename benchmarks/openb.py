@@ -55,13 +55,13 @@ class Task:
 
 def folder(traces: Path) -> Path:
     """Find the openb files below the traces, or say what is missing."""
-    found = traces / "openb_gpu_v2023"
-    if not (found / "openb_node_list_gpu_node.csv.gz").exists():
+    result = traces / "openb_gpu_v2023"
+    if not (result / "openb_node_list_gpu_node.csv.gz").exists():
         raise NoTraces(
-            f"There are no openb traces at {found}: give the folder that holds openb_gpu_v2023/ as the argument "
+            f"There are no openb traces at {result}: give the folder that holds openb_gpu_v2023/ as the argument "
             "(from hkust-adsl/kubernetes-scheduler-simulator, data/csv, gzipped)."
         )
-    return found
+    return result
 
 
 def rows(file: Path) -> list[dict[str, str]]:
@@ -80,21 +80,21 @@ def machines(traces: Path) -> list[Machine]:
 
 def tasks(traces: Path, variant: str) -> list[Task]:
     """Read the tasks of one variant."""
-    found = []
+    result = []
     for r in rows(folder(traces) / f"openb_pod_list_{variant}.csv.gz"):
         devices = int(r["num_gpu"])
         models = tuple(sorted({m for m in (r.get("gpu_spec") or "").split("|") if m}))
         milli = int(r["gpu_milli"]) if devices else 0
-        found.append(Task(int(r["cpu_milli"]), int(r["memory_mib"]), devices, milli, models))
-    return found
+        result.append(Task(int(r["cpu_milli"]), int(r["memory_mib"]), devices, milli, models))
+    return result
 
 
 def published(traces: Path) -> dict[tuple[str, str], Report]:
     """Read the authors' results: (variant, policy) to the mean over their ten seeds."""
-    found: dict[tuple[str, str], list[Report]] = defaultdict(list)
+    result: dict[tuple[str, str], list[Report]] = defaultdict(list)
     for r in rows(folder(traces) / "published_results_1020.csv.gz"):
-        found[r["trace"], r["policy"]].append((float(r["alloc_100"]), float(r["alloc_130"])))
-    return {key: (mean(a for a, _ in every), mean(b for _, b in every)) for key, every in found.items()}
+        result[r["trace"], r["policy"]].append((float(r["alloc_100"]), float(r["alloc_130"])))
+    return {key: (mean(a for a, _ in every), mean(b for _, b in every)) for key, every in result.items()}
 
 
 def arrivals(mix: Sequence[Task], capacity: int, seed: int) -> list[Task]:

@@ -111,16 +111,16 @@ def run(case: Case) -> Report:
 
 def cases(traces: Path, wanted: Sequence[str]) -> list[Case]:
     """List what has to be played for the checks that are wanted."""
-    found: list[Case] = []
+    result: list[Case] = []
     if "P1" in wanted:
-        found += [Case(traces, "default", seed) for seed in SEEDS]
+        result += [Case(traces, "default", seed) for seed in SEEDS]
     if "P2" in wanted or "P3" in wanted:
-        found += [Case(traces, v, s) for v in VARIANTS[1:] if "P2" in wanted or v in SPECS for s in SEEDS]
+        result += [Case(traces, v, s) for v in VARIANTS[1:] if "P2" in wanted or v in SPECS for s in SEEDS]
     if "P4" in wanted:
-        found += [Case(traces, "default", seed, reshuffled=True) for seed in SEEDS]
+        result += [Case(traces, "default", seed, reshuffled=True) for seed in SEEDS]
     if "P5" in wanted:
-        found += [Case(traces, "default", seed, policy) for policy in RIVALS for seed in SEEDS]
-    return found
+        result += [Case(traces, "default", seed, policy) for policy in RIVALS for seed in SEEDS]
+    return result
 
 
 Found = dict[tuple[str, str, bool], list[Report]]
@@ -128,15 +128,15 @@ Found = dict[tuple[str, str, bool], list[Report]]
 
 def play(every: Sequence[Case], workers: int) -> Found:
     """Play the cases on some processes, saying how far it is."""
-    found: Found = defaultdict(list)
+    result: Found = defaultdict(list)
     began = time.monotonic()
     with ProcessPoolExecutor(workers) as pool:
         for at, (case, report) in enumerate(zip(every, pool.map(run, every), strict=True), 1):
-            found[case.variant, case.policy, case.reshuffled].append(report)
+            result[case.variant, case.policy, case.reshuffled].append(report)
             passed = time.monotonic() - began
             print(f"\r{at} of {len(every)} runs, {passed:.0f} s ", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
-    return found
+    return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,10 +165,10 @@ class Check:
 HEAD = ("check", "what", "% at 100 %", "% at 130 %", "goal", "met", "published best", "ratio")
 
 
-def checks(found: Found, published: dict[tuple[str, str], Report]) -> list[Check]:
+def checks(result: Found, published: dict[tuple[str, str], Report]) -> list[Check]:
     """Compare what was reached with what was asked and with what the authors published."""
     lines = []
-    for (variant, policy, reshuffled), reports in found.items():
+    for (variant, policy, reshuffled), reports in result.items():
         reached, later = mean(a for a, _ in reports), mean(b for _, b in reports)
         best = max(a for (v, _), (a, _) in published.items() if v == variant)
         if policy != "makeway":

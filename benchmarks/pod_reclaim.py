@@ -60,7 +60,7 @@ async def _measure(cluster: Cluster, service: Service) -> list[Measured]:
         async with followed(Times(client, PODS)) as times, AsyncClient(service.url, "user00-0") as owner:
             bare = [await _bare(client, times, number) for number in range(BARE)]
             async with AsyncClient(service.url, "user01-0") as borrower:
-                found = await _reclaims(owner, borrower, times)
+                result = await _reclaims(owner, borrower, times)
     finally:
         await client.close()
     note = (
@@ -73,14 +73,14 @@ async def _measure(cluster: Cluster, service: Service) -> list[Measured]:
         Measured(
             "exit of a preempted container to the owner's pod bound",
             "s",
-            found.bound,
+            result.bound,
             "its goal",
             0.5,
             0.5,
             note,
             at_95=True,
         ),
-        Measured("a reclaim by pods beyond the job's own save", "s", found.beyond, "a bare pod", pods, 3.0, beyond),
+        Measured("a reclaim by pods beyond the job's own save", "s", result.beyond, "a bare pod", pods, 3.0, beyond),
     ]
 
 
@@ -94,7 +94,7 @@ class Found:
 
 async def _reclaims(owner: AsyncClient, borrower: AsyncClient, times: Times) -> Found:
     """Fill the GPUs with jobs of a team without a reservation, and take one back again and again."""
-    found = Found()
+    result = Found()
     data = base64.b64encode(TRAINING.encode()).decode()
     file = FileIn(path="train.py", data=data)
     command = ["python3", "train.py"]
@@ -106,30 +106,30 @@ async def _reclaims(owner: AsyncClient, borrower: AsyncClient, times: Times) -> 
         job = await owner.submit(JobRequest(name="owner", profile="gpu1", command=["sleep", "0.2"]))
         mine = f"makeway-{job.id}-1-0"
         await times.until(mine, "running")
-        left = next(each for each in await jobs_of(borrower) if each.preemptions > fillers[each.id].preemptions)
-        attempt = fillers[left.id].attempt
-        found.bound.append(times.of(mine, "bound") - times.of(f"makeway-{left.id}-{attempt}-0", "exited"))
-        save = saved_in((await borrower.logs(left.id, attempt=attempt)).text)
-        found.beyond.append(times.of(mine, "running") - began - save)
-    for each in await jobs_of(borrower):
-        outcomes = {attempt.outcome for attempt in each.attempts} - {None}
+        victim = next(each for each in await jobs_of(borrower) if each.preemptions > fillers[each.id].preemptions)
+        attempt = fillers[victim.id].attempt
+        result.bound.append(times.of(mine, "bound") - times.of(f"makeway-{victim.id}-{attempt}-0", "exited"))
+        save = saved_in((await borrower.logs(victim.id, attempt=attempt)).text)
+        result.beyond.append(times.of(mine, "running") - began - save)
+    for item in await jobs_of(borrower):
+        outcomes = {attempt.outcome for attempt in item.attempts} - {None}
         if outcomes - {"preempted"}:
-            raise RuntimeError(f"{each.name} was lost: {outcomes}")
-    return found
+            raise RuntimeError(f"{item.name} was lost: {outcomes}")
+    return result
 
 
 async def until_running(borrower: AsyncClient, many: int) -> dict[str, Job]:
     """Return the so many jobs of a borrower once all train, and have had the time to import what they need."""
     ends = time.monotonic() + PATIENCE
     while True:
-        found = {job.id: job for job in await jobs_of(borrower)}
-        if len(found) == many and all(job.state == "running" for job in found.values()):
+        result = {job.id: job for job in await jobs_of(borrower)}
+        if len(result) == many and all(job.state == "running" for job in result.values()):
             break
         if time.monotonic() > ends:
-            raise RuntimeError(f"The jobs do not run: {found}")
+            raise RuntimeError(f"The jobs do not run: {result}")
         await asyncio.sleep(0.1)
     await asyncio.sleep(1.0)
-    return found
+    return result
 
 
 async def jobs_of(client: AsyncClient) -> list[Job]:

@@ -63,7 +63,7 @@ class Load:
 def schedule(share: float) -> Iterator[tuple[float, int, Class]]:
     """One person's jobs, in the order of their time: seconds after the beginning, number and class."""
     streams = [[(n * c.every, n, c) for n in range(c.count)] for c in classes(share)]
-    return heapq.merge(*streams, key=lambda one: one[0])
+    return heapq.merge(*streams, key=lambda item: item[0])
 
 
 def main(url: str, share: str, file: str) -> None:
@@ -71,7 +71,7 @@ def main(url: str, share: str, file: str) -> None:
     load = Load(url, float(share))
     began = asyncio.run(load.run())
     cuts = quantiles(load.took, n=20)
-    said = {
+    record = {
         "began": began,
         "due": load.due,
         "class": load.of,
@@ -80,7 +80,7 @@ def main(url: str, share: str, file: str) -> None:
         "late": load.late,
         "cpu": time.process_time(),
     }
-    Path(file).write_text(json.dumps(said), encoding="utf-8")
+    Path(file).write_text(json.dumps(record), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -115,11 +115,11 @@ def measured(service: subprocess.Popen[bytes], file: Path, share: float) -> Meas
     url = service.stdout.readline().decode().strip()
     begin = ticks(service.pid)
     subprocess.run([sys.executable, "-m", "benchmarks.queue_load", url, str(share), str(file)], check=True, cwd=ROOT)
-    said = json.loads(file.read_text(encoding="utf-8"))
+    record = json.loads(file.read_text(encoding="utf-8"))
     with Client(url, "root") as root:
         wait_for_end(root)
         cpu = (ticks(service.pid) - begin) / TICKS
-        return row(outcome(read_log(root), said, share), said, share, cpu, cycle_facts(root))
+        return row(outcome(read_log(root), record, share), record, share, cpu, cycle_facts(root))
 
 
 def wait_for_end(client: Client) -> None:
@@ -130,19 +130,19 @@ def wait_for_end(client: Client) -> None:
 
 def read_log(client: Client) -> list[Decision]:
     """Return the whole decision log, oldest first."""
-    found: list[Decision] = []
+    result: list[Decision] = []
     while True:
-        page = client.decisions(limit=1000, before=found[-1].id if found else None)
-        found += page
+        page = client.decisions(limit=1000, before=result[-1].id if result else None)
+        result += page
         if len(page) < 1000:
-            return found[::-1]
+            return result[::-1]
 
 
-def outcome(log: Sequence[Decision], said: Mapping[str, Any], share: float) -> Outcome:
+def outcome(log: Sequence[Decision], record: Mapping[str, Any], share: float) -> Outcome:
     """Work out from the log what happened; every job must have finished once, after as many starts as it took."""
     kind = {c.name: c for c in classes(share)}
-    due: Mapping[str, float] = said["due"]
-    of: Mapping[str, str] = said["class"]
+    due: Mapping[str, float] = record["due"]
+    of: Mapping[str, str] = record["class"]
     started_now: dict[str, float] = {}
     first: dict[str, float] = {}
     ends: dict[str, float] = {}
@@ -167,7 +167,7 @@ def outcome(log: Sequence[Decision], said: Mapping[str, Any], share: float) -> O
     waits: dict[str, list[float]] = {name: [] for name in kind}
     for id, at in first.items():
         waits[of[id]].append(at - due[id])
-    wall = max(ends.values()) - said["began"]
+    wall = max(ends.values()) - record["began"]
     return Outcome(wall, {name: fmean(found) for name, found in waits.items()}, evictions, wasted, len(ends))
 
 
@@ -179,35 +179,35 @@ def cycle_facts(client: Client) -> tuple[int, float]:
     return round(count), float(values["makeway_cycle_seconds_sum"]) / max(1.0, count)
 
 
-def row(found: Outcome, said: Mapping[str, Any], share: float, cpu: float, cycles: tuple[int, float]) -> Measured:
+def row(result: Outcome, record: Mapping[str, Any], share: float, cpu: float, cycles: tuple[int, float]) -> Measured:
     """Return the row of the report."""
     work = bound(share) * UNITS * GROUPS
-    waits = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in found.admission.items())
-    lag = max(0.0, said["late"])
+    waits = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in result.admission.items())
+    lag = max(0.0, record["late"])
     patience = " and ".join(f"{c.name} ones {c.patience:g} s" for c in CLASSES if c.patience)
     return Measured(
-        f"queue mix, {found.finished:,} jobs in {GROUPS * QUEUES} queues, until the last one ended",
+        f"queue mix, {result.finished:,} jobs in {GROUPS * QUEUES} queues, until the last one ended",
         "s",
-        [found.wall],
+        [result.wall],
         "the work alone",
         bound(share),
         goal=GOAL if share == 1 else None,
         note=(
-            f"{100 * bound(share) / found.wall:.1f} % of what is possible (published elsewhere: "
-            f"{100 * bound() / PUBLISHED:.0f} %, {PUBLISHED:.0f} s); {found.finished / found.wall:.1f} jobs/s. "
+            f"{100 * bound(share) / result.wall:.1f} % of what is possible (published elsewhere: "
+            f"{100 * bound() / PUBLISHED:.0f} %, {PUBLISHED:.0f} s); {result.finished / result.wall:.1f} jobs/s. "
             f"Jobs are evicted only for jobs that waited for a moment ({patience}). "
-            f"Mean time to admission: {waits}. {found.evictions} evictions, {found.wasted:,.0f} unit-seconds lost "
-            f"({100 * found.wasted / work:.1f} % of the work). Service CPU {cpu:.1f} s "
-            f"({1000 * cpu / found.finished:.2f} ms a job), {cycles[0]} cycles of {1000 * cycles[1]:.0f} ms; "
-            f"submitting took {1000 * said['median']:.0f} ms (95 %: {1000 * said['p95']:.0f} ms), at most "
+            f"Mean time to admission: {waits}. {result.evictions} evictions, {result.wasted:,.0f} unit-seconds lost "
+            f"({100 * result.wasted / work:.1f} % of the work). Service CPU {cpu:.1f} s "
+            f"({1000 * cpu / result.finished:.2f} ms a job), {cycles[0]} cycles of {1000 * cycles[1]:.0f} ms; "
+            f"submitting took {1000 * record['median']:.0f} ms (95 %: {1000 * record['p95']:.0f} ms), at most "
             f"{lag:.1f} s late. Jobs exist in memory only; everything else is real."
         ),
         facts={
-            "admission": dict(found.admission),
-            "evictions": found.evictions,
-            "wasted_unit_seconds": found.wasted,
+            "admission": dict(result.admission),
+            "evictions": result.evictions,
+            "wasted_unit_seconds": result.wasted,
             "service_cpu_seconds": cpu,
-            "load_cpu_seconds": said["cpu"],
+            "load_cpu_seconds": record["cpu"],
             "cycles": cycles[0],
             "published": PUBLISHED,
         },

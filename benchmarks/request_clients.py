@@ -22,13 +22,13 @@ OFFERS = 2.0
 CURRENT = re.compile(r'data-after="(\d+)"')
 
 
-async def submit(address: str, clients: int, each: int) -> dict[str, object]:
-    """Submit `each` jobs from every client, one after the other."""
+async def submit(address: str, clients: int, item: int) -> dict[str, object]:
+    """Submit `item` jobs from every client, one after the other."""
     took: list[float] = []
 
     async def one(number: int) -> None:
         headers = {"Authorization": f"token user{number:02}-1"}
-        for _ in range(each):
+        for _ in range(item):
             began = time.perf_counter()
             ask = {"name": "x", "profile": "gpu1", "command": ["python", "x.py"]}
             (await client.post(f"{address}{API}/jobs", json=ask, headers=headers)).raise_for_status()
@@ -79,10 +79,10 @@ class Load:
         user = f"root{number:02}" if self.administrators else f"user{number % TEAMS:02}-{number // TEAMS}"
         headers = {"Authorization": f"token {user}", "Accept": "text/html"}
         page = await self.get(client, "panel opened", PREFIX, headers)
-        found = CURRENT.search(page)
-        assert found is not None, "the page says up to which event it is current"
+        match = CURRENT.search(page)
+        assert match is not None, "the page says up to which event it is current"
         self.is_open()
-        path = f"{API}/events?topics=&parts=panel&after={found[1]}"
+        path = f"{API}/events?topics=&parts=panel&after={match[1]}"
         async with client.stream("GET", self.address + path, headers=headers) as answer:
             answer.raise_for_status()
             async for line in answer.aiter_lines():

@@ -41,20 +41,20 @@ def measure() -> list[Measured]:
 
 
 async def _measure() -> list[Measured]:
-    found = []
+    result = []
     async with large_service(NODES, RUNNING, PENDING, 8) as (service, app, client):
         await decided(service, RUNNING)
         for name, goal in (("usage", 20.0), ("offers", 50.0), ("pools", 50.0)):
             samples = [await _answer(service, client, name) for _ in range(20)]
             note = "1,000 nodes, 6,000 jobs of 50 teams in one pool; one job changed before each request"
-            found.append(Measured(f"GET {name}", "ms", samples, "cbaa94b", BEFORE[name], goal, note))
-        found.append(await _panel(service, client))
+            result.append(Measured(f"GET {name}", "ms", samples, "cbaa94b", BEFORE[name], goal, note))
+        result.append(await _panel(service, client))
         async with serving(app) as url:
-            found += await _submissions(url)
+            result += await _submissions(url)
     async with large_service(NODES, MANY_RUNNING, MANY_PENDING, 1) as (service, app, client):
         await decided(service, MANY_RUNNING)
-        found += await _loop_under_load(service, app)
-    return found
+        result += await _loop_under_load(service, app)
+    return result
 
 
 async def decided(service: Application, running: int) -> None:
@@ -148,16 +148,16 @@ async def clients(*arguments: object) -> AsyncIterator[asyncio.subprocess.Proces
 @contextmanager
 def cycles() -> Iterator[list[float]]:
     """Record the seconds of every cycle of the loop."""
-    found: list[float] = []
+    result: list[float] = []
 
     class Recorder:
         def observe(self, seconds: float) -> None:
-            found.append(seconds)
+            result.append(seconds)
 
     names = vars(loop)
     before, names["CYCLE_SECONDS"] = names["CYCLE_SECONDS"], Recorder()
     try:
-        yield found
+        yield result
     finally:
         names["CYCLE_SECONDS"] = before
 
@@ -189,13 +189,13 @@ async def _loop_under_load(service: Application, app: FastAPI) -> list[Measured]
 
 
 async def _cycles(service: Application) -> list[float]:
-    with cycles() as found:
+    with cycles() as result:
         until = time.monotonic() + SECONDS
         while time.monotonic() < until:
             await touch(service)
             service.loop.wake()
             await asyncio.sleep(0.1)
-    return found
+    return result
 
 
 def p95(samples: list[float]) -> float:

@@ -139,10 +139,10 @@ class GpuPacking(Rival):
         free = self.free[rows]
         whole = (free == GPU).sum(axis=1)
         idle = np.maximum(33 - whole, whole)
-        least = np.where(free >= task.milli, free, 2 * GPU).min(axis=1)
-        shared = np.maximum(100 - least * 100 // GPU // 10, 50)
+        minimum = np.where(free >= task.milli, free, 2 * GPU).min(axis=1)
+        shared = np.maximum(100 - minimum * 100 // GPU // 10, 50)
         used = np.maximum(50 - task.devices, 33)
-        score: Array = np.where(whole == self.devices[rows], idle, np.where(least == GPU, used, shared))
+        score: Array = np.where(whole == self.devices[rows], idle, np.where(minimum == GPU, used, shared))
         return score
 
 
@@ -154,7 +154,7 @@ class Fgd(Rival):
         counts = Counter(mix)
         total, covered = sum(counts.values()), 0
         typical: list[tuple[Task, int]] = []
-        for shape, count in sorted(counts.items(), key=lambda each: (-each[1], each[0])):
+        for shape, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
             if covered >= COVER * total:
                 break
             typical.append((shape, count))

@@ -58,7 +58,7 @@ class Line:
 def helios(traces: Path) -> tuple[dict[str, int], list[Arrival]]:
     """Read demand by the minute as one-GPU jobs that come when it rises and go, newest first, when it falls."""
     quotas: dict[str, int] = {}
-    found: list[Arrival] = []
+    result: list[Arrival] = []
     open_: dict[str, list[tuple[str, float]]] = defaultdict(list)
     last = 0.0
     with gzip.open(traces / "helios_earth_2020_05" / "earth_vc_minutes.csv.gz", "rt", newline="") as text:
@@ -68,12 +68,12 @@ def helios(traces: Path) -> tuple[dict[str, int], list[Arrival]]:
             demand, units, last = int(row["running_gpu"]) + int(row["pending_gpu"]), open_[team], at
             while len(units) > demand:
                 id, since = units.pop()
-                found.append(Arrival(id, team, GPU, since, 0.0, team, until=at))
+                result.append(Arrival(id, team, GPU, since, 0.0, team, until=at))
             while len(units) < demand:
                 units.append((f"{team}-{int(at):07}-{len(units):04}", at))
     for team, units in open_.items():
-        found += [Arrival(id, team, GPU, since, 0.0, team, until=last + 60.0) for id, since in units]
-    return quotas, found
+        result += [Arrival(id, team, GPU, since, 0.0, team, until=last + 60.0) for id, since in units]
+    return quotas, result
 
 
 def itp(traces: Path, rho: float) -> tuple[dict[str, int], list[Arrival]]:

@@ -143,7 +143,7 @@ async def live(
     await service.services.context.learn_limits()
     await service.loop.take_over(service.components.leader.term)
     users, readers = Users(service, rng), Readers(service)
-    found = []
+    result = []
     steps = round(DAY / step)
     for day in range(1, days + 1):
         for number in range(steps):
@@ -156,11 +156,11 @@ async def live(
             await readers.read()
             if number % 12 == 11 or number + 1 == steps:
                 await retention.sweep()
-        found.append(measured(day, users.submitted, service, folder, retention.longest))
-        print(found[-1], file=sys.stderr, flush=True)
+        result.append(measured(day, users.submitted, service, folder, retention.longest))
+        print(result[-1], file=sys.stderr, flush=True)
     await readers.close()
     await service.stop(stop_jobs=True)
-    return found
+    return result
 
 
 async def converge(service: Application) -> None:
@@ -216,18 +216,18 @@ def read(file: Path) -> list[Day]:
     return [Day(**day) for day in json.loads(file.read_text(encoding="utf-8"))]
 
 
-def report(found: Sequence[Day]) -> Iterator[Measured]:
+def report(result: Sequence[Day]) -> Iterator[Measured]:
     """Compare the last day with the day on which the oldest jobs were removed for the first time."""
-    full, end = found[KEPT_DAYS], found[-1]
+    full, end = result[KEPT_DAYS], result[-1]
     name = f"after {end.day} days and {end.jobs:,} jobs on a fake clock"
-    longest = max(day.longest for day in found)
+    longest = max(day.longest for day in result)
     base = f"on day {full.day}, when {KEPT_DAYS} days of jobs were kept"
     note = (
         f"Ended workloads and decisions are kept for {KEPT_DAYS} days here, events for {EVENT_DAYS}; real store, loop, "
         f"services, retention and job folders, machines in memory; {end.evictions:,} evictions. The longest "
         f"transaction of the retention took {1000 * longest:.0f} ms."
     )
-    facts = {"days": [asdict(day) for day in found]}
+    facts = {"days": [asdict(day) for day in result]}
     for what, attribute, unit, size in (
         ("database", "database", "MiB", 2**20),
         ("memory", "resident", "MiB", 2**20),
@@ -241,7 +241,7 @@ def report(found: Sequence[Day]) -> Iterator[Measured]:
 HEAD = ("day", "jobs so far", "workloads", "decisions", "events", "database (MiB)", "memory (MiB)", "job folders")
 
 
-def table(found: Sequence[Day]) -> str:
+def table(result: Sequence[Day]) -> str:
     """Return the first day and every tenth as a table for a page."""
     rows = [
         (
@@ -250,7 +250,7 @@ def table(found: Sequence[Day]) -> str:
             *(f"{size / 2**20:.0f}" for size in (day.database, day.resident)),
             f"{day.folders:,}",
         )
-        for day in found
+        for day in result
         if day.day == 1 or day.day % 10 == 0
     ]
     return markdown(HEAD, rows)
@@ -266,13 +266,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     wanted = parser.parse_args(arguments)
     if wanted.days <= KEPT_DAYS:
         parser.error(f"--days must be more than {KEPT_DAYS}, the days for which jobs are kept")
-    found = run(wanted.days, wanted.jobs, KEPT_DAYS)
-    print(table(found))
+    result = run(wanted.days, wanted.jobs, KEPT_DAYS)
+    print(table(result))
     if wanted.json:
-        wanted.json.write_text(json.dumps([asdict(day) for day in found], indent=1) + "\n", encoding="utf-8")
+        wanted.json.write_text(json.dumps([asdict(day) for day in result], indent=1) + "\n", encoding="utf-8")
     if wanted.page:
-        insert(wanted.page, "soak", table(found))
-    missed = [one for one in report(found) if not one.met]
+        insert(wanted.page, "soak", table(result))
+    missed = [one for one in report(result) if not one.met]
     for one in missed:
         print(f"{one.name}: {one.value:.0f} {one.unit}, {one.baseline:.0f} {one.baseline_name}", file=sys.stderr)
     return 1 if missed else 0

@@ -86,14 +86,14 @@ class _Cycle:
         world, self.now = self.world, self.now + 1
         world.observe(await self.backend.observe(world.since))
         rows = await world.rows()
-        found = reconcile(rows, world.work_queue.seen(self.now), now=self.now, lost_budget=3)
+        result = reconcile(rows, world.work_queue.seen(self.now), now=self.now, lost_budget=3)
         plan = await self.planner.plan(rows, self.now)
         change_set_of(plan, rows, now=self.now, lease_seconds=15.0, reasons=self.reasons)
         world.work_queue.expected(self.now)
         world.work_queue.rows()
         world.work_queue.seen(self.now)
         world.work_queue.done()
-        assert not found.changes, "what is reported is what is in the rows"
+        assert not result.changes, "what is reported is what is in the rows"
 
 
 class _Attempt:
@@ -148,22 +148,22 @@ def _document() -> str:
 
 def _rows() -> list[Workload]:
     """Every node is full, of jobs over quota and in quota; all others wait."""
-    teams, sizes, found = cycle(range(TEAMS)), cycle((8, 4, 4, 2, 2, 2, 2)), list[Workload]()
+    teams, sizes, result = cycle(range(TEAMS)), cycle((8, 4, 4, 2, 2, 2, 2)), list[Workload]()
     free = [(f"n{at:04}", EACH) for at in reversed(range(NODES))]
     began = time.time() - 7200
     while free:
-        node, left = free.pop()
-        size = min(next(sizes), left)
-        row = _row(len(found), next(teams), size, began)
-        first = EACH - left
+        node, remaining = free.pop()
+        size = min(next(sizes), remaining)
+        row = _row(len(result), next(teams), size, began)
+        first = EACH - remaining
         place = Place(node, tuple(range(first, first + size)), (1000,) * size)
         state = {"state": "running", "attempt": 1, "started_at": began, "placement": (place,)}
-        found.append(changed(row, state))
-        if left > size:
-            free.append((node, left - size))
-    while len(found) < ROWS:
-        found.append(_row(len(found), next(teams), (1, 2, 4, 8)[len(found) // TEAMS % 4], began + len(found) / 100))
-    return found
+        result.append(changed(row, state))
+        if remaining > size:
+            free.append((node, remaining - size))
+    while len(result) < ROWS:
+        result.append(_row(len(result), next(teams), (1, 2, 4, 8)[len(result) // TEAMS % 4], began + len(result) / 100))
+    return result
 
 
 def _row(number: int, team: int, size: int, at: float) -> Workload:

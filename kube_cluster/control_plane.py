@@ -54,24 +54,24 @@ class ControlPlane:
 
 def start(folder: Folder, address: str = LOOPBACK) -> ControlPlane:
     """Start the control plane with its API server on this address and return it once pods can be created."""
-    found = programs.control_plane()
+    result = programs.control_plane()
     authority = Authority(folder.path / "pki")
     names = ["localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"]
     serving = authority.server_certificate(
         "api-server", "kube-apiserver", [*names, LOOPBACK, address, KUBERNETES_SERVICE]
     )
     tokens = authority.service_account_keys()
-    _start_etcd(folder, found["etcd"])
+    _start_etcd(folder, result["etcd"])
     with reserved_port(address, 0 if address == LOOPBACK else PORT) as port:
         server = f"https://{address}:{port}"
-        _start_api_server(folder, found["kube-apiserver"], (address, port), authority, serving, tokens)
+        _start_api_server(folder, result["kube-apiserver"], (address, port), authority, serving, tokens)
         kubeconfig = authority.kubeconfig(server, "admin", MASTERS)
         api = Api(kubeconfig)
         folder.at_end.callback(api.close)
         processes.wait_until(api.ready, "The API server", READY_SECONDS, lambda: processes.check(folder))
     # They need the bootstrap RBAC policy, which the API server creates before it is ready.
-    _start_controller_manager(folder, found["kube-controller-manager"], authority, server, tokens[0])
-    _start_scheduler(folder, found["kube-scheduler"], authority, server)
+    _start_controller_manager(folder, result["kube-controller-manager"], authority, server, tokens[0])
+    _start_scheduler(folder, result["kube-scheduler"], authority, server)
     manager = "The controller manager"
     processes.wait_until(lambda: _has_service_account(api), manager, READY_SECONDS, lambda: processes.check(folder))
     return ControlPlane(authority, server, kubeconfig, api)

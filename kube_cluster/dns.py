@@ -143,12 +143,12 @@ def reply(names: Names, message: bytes) -> bytes:
     at += 1
     kind, _ = KIND.unpack_from(message, at)
     try:
-        found = names.find(".".join(labels))
-        code = NO_NAME if found is None else NO_ERROR
+        result = names.find(".".join(labels))
+        code = NO_NAME if result is None else NO_ERROR
     except Exception as problem:  # the API server does not answer: the resolver asks again
         print(f"{'.'.join(labels)}: {problem}", file=sys.stderr, flush=True)
-        found, code = None, FAILED
-    addresses = found if found and kind == A else []
+        result, code = None, FAILED
+    addresses = result if result and kind == A else []
     records = [RECORD.pack(NAME_OF_QUESTION, A, INTERNET, TTL, 4, IPv4Address(one).packed) for one in addresses]
     head = HEADER.pack(number, ANSWERED | flags & ASKED | code, 1, len(records), 0, 0)
     return head + message[HEADER.size : at + KIND.size] + b"".join(records)

@@ -93,10 +93,10 @@ class Folder:
     def facts(self) -> dict[str, Any]:
         """Return what was recorded."""
         try:
-            found = json.loads((self.path / "facts.json").read_text(encoding="utf-8"))
+            result = json.loads((self.path / "facts.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return result if isinstance(result, dict) else {}
 
     def record(self, **facts: Any) -> None:
         """Add facts to the record, in one atomic write."""

@@ -243,12 +243,12 @@ def _wheel(context: Path) -> Path:
 def _copy_npm(context: Path) -> None:
     """Copy the proxy and what it depends on, as `make setup` installed them by the lock file."""
     packages = json.loads(NPM_LOCK.read_text(encoding="utf-8"))["packages"]
-    wanted, found = [NPM_PACKAGE], set[str]()
+    wanted, result = [NPM_PACKAGE], set[str]()
     while wanted:
-        if (name := wanted.pop()) not in found:
-            found.add(name)
+        if (name := wanted.pop()) not in result:
+            result.add(name)
             wanted += packages[f"node_modules/{name}"].get("dependencies", {})
-    for name in sorted(found):
+    for name in sorted(result):
         shutil.copytree(ROOT / "node_modules" / name, context / "node_modules" / name, dirs_exist_ok=True)
     for file in (context / "node_modules").rglob("*"):
         os.utime(file, (0, 0))

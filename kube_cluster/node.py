@@ -113,7 +113,7 @@ class Node:
 def start(folder: Folder, plane: ControlPlane, network: Network, number: int, gpus: int) -> Node:
     """Start a node with this many virtual GPUs and return it when it offers them; 0: it runs no device plugin."""
     check_machine()
-    found = programs.built()
+    result = programs.built()
     name = f"node-{number}"
     path = folder.path / name
     for part in ("log", "kubelet", "containerd", "pods", "cni", "images", "volume-plugins"):
@@ -131,8 +131,8 @@ def start(folder: Folder, plane: ControlPlane, network: Network, number: int, gp
         "netns": str(NAMESPACES / network.namespace(number)),
         "cgroups": [str(group) for group in groups],
         "hidden": {"/var/lib/kubelet": str(path / "kubelet")},
-        "images": _images(path, found / "pause"),
-        "services": _services(path, folder, plane, network, number, gpus, found),
+        "images": _images(path, result / "pause"),
+        "services": _services(path, folder, plane, network, number, gpus, result),
     }
     (path / "node.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
     command = [sys.executable, "-m", f"{__package__}.node_main", "enter", str(path / "node.json")]
@@ -160,7 +160,7 @@ def _images(path: Path, pause: Path) -> list[str]:
 
 
 def _services(
-    path: Path, folder: Folder, plane: ControlPlane, network: Network, number: int, gpus: int, found: Path
+    path: Path, folder: Folder, plane: ControlPlane, network: Network, number: int, gpus: int, result: Path
 ) -> dict[str, list[str]]:
     """Write the configuration of each service and return its command."""
     name, address = f"node-{number}", network.address(number)
@@ -177,10 +177,10 @@ def _services(
     own = f"--hostname-override={name}"
     return {
         "containerd": ["containerd", "--config", str(path / "containerd.toml")],
-        "kube-proxy": [str(found / "kube-proxy"), f"--config={path}/kube-proxy.json", own],
+        "kube-proxy": [str(result / "kube-proxy"), f"--config={path}/kube-proxy.json", own],
         **({"device-plugin": [*plugin, "--unhealthy", str(path / UNHEALTHY)]} if gpus else {}),
         "kubelet": [
-            str(found / "kubelet"),
+            str(result / "kubelet"),
             f"--config={path}/kubelet.json",
             f"--kubeconfig={kubelet}",
             own,
@@ -193,10 +193,10 @@ def _services(
 
 def _make_plugins(place: Path, folder: Folder) -> None:
     """Fill the folder of CNI plugins: Debian's, and ours that reports pods to where policies are enforced."""
-    found = cni_folder()
-    assert found
+    result = cni_folder()
+    assert result
     place.mkdir()
-    for plugin in found.iterdir():
+    for plugin in result.iterdir():
         (place / plugin.name).symlink_to(plugin)
     own = [sys.executable, "-S", "-E", cni_policies.__file__, str(policies.socket_of(folder))]
     (place / POLICIES).write_text(f"#!/bin/sh\nexec {shlex.join(own)}\n", encoding="utf-8")

@@ -111,14 +111,14 @@ def _numbers(ports: Sequence[Object], target: Endpoint | None) -> Iterator[str]:
     """
     if not ports:
         yield ""
-    for one in ports:
-        protocol, port = one.get("protocol", "TCP"), one.get("port")
+    for item in ports:
+        protocol, port = item.get("protocol", "TCP"), item.get("port")
         if port is None:
             yield f"meta l4proto {PROTOCOLS[protocol]}"
             continue
         number = target.ports.get((protocol, port), port) if target else port
         if isinstance(number, int):
-            last = f"-{one['endPort']}" if "endPort" in one else ""
+            last = f"-{item['endPort']}" if "endPort" in item else ""
             yield f"{PROTOCOLS[protocol]} dport {number}{last}"
 
 

@@ -73,11 +73,11 @@ class Enforcer:
 
     def add(self, sandbox: str, path: str, address: str) -> None:
         """Load the filter with one more pod."""
-        found = endpoint(self._api.get(path), address)
+        result = endpoint(self._api.get(path), address)
         with self._lock:
             for other in [key for key, pod in self._pods.items() if pod.address == address]:  # its node lost its memory
                 del self._pods[other], self._names[other]
-            self._pods[sandbox], self._names[sandbox] = found, path
+            self._pods[sandbox], self._names[sandbox] = result, path
             self._read()
             self._load()
 

@@ -97,14 +97,14 @@ def wait_until_ready(
     cluster: Cluster, namespace: str = NAMESPACE, say: Callable[[str], None] = lambda text: None
 ) -> None:
     """Return once all parts are ready, and say which are; KubeProblem with what the cluster says if they are not."""
-    said = set[str]()
+    printed = set[str]()
 
     def ready() -> bool:
-        found = ready_parts(cluster.api, namespace)
-        for part in sorted(found - said):
+        result = ready_parts(cluster.api, namespace)
+        for part in sorted(result - printed):
             say(f"{part} is ready")
-        said.update(found)
-        return found >= set(PARTS)
+        printed.update(result)
+        return result >= set(PARTS)
 
     try:
         processes.wait_until(ready, "The portal", STARTED_SECONDS, cluster.check)
@@ -130,13 +130,13 @@ def _reached(api: Api, namespace: str) -> bool:
 
 def ready_parts(api: Api, namespace: str = NAMESPACE) -> set[str]:
     """Return the parts of the chart whose pods are all ready."""
-    found: dict[str, list[bool]] = {}
+    result: dict[str, list[bool]] = {}
     for pod in pods(api, namespace):
         if "deletionTimestamp" not in pod["metadata"]:
             conditions = {one["type"]: one["status"] for one in pod["status"].get("conditions", ())}
             part = pod["metadata"]["labels"].get("app.kubernetes.io/component", "")
-            found.setdefault(part, []).append(conditions.get("Ready") == "True")
-    return {part for part in PARTS if all(found.get(part, [False]))}
+            result.setdefault(part, []).append(conditions.get("Ready") == "True")
+    return {part for part in PARTS if all(result.get(part, [False]))}
 
 
 def pods(api: Api, namespace: str = NAMESPACE) -> list[Object]:
@@ -148,7 +148,7 @@ def told(api: Api, namespace: str = NAMESPACE) -> str:
     """Return what the cluster says about the portal's pods."""
     events = api.items(f"/api/v1/namespaces/{namespace}/events")
     states = [f"{one['metadata']['name']}: {one['status'].get('containerStatuses')}" for one in pods(api, namespace)]
-    return "\n".join([*states, *(f"{one['reason']}: {one.get('message')}" for one in events)])
+    return "\n".join([*states, *(f"{one['reason']}: {one.get('printed')}" for one in events)])
 
 
 def secret(api: Api, namespace: str = NAMESPACE) -> dict[str, str]:

@@ -70,13 +70,13 @@ def last_lines(log: Path) -> str:
 def marked(folder: Folder) -> list[int]:
     """Return the ids of all processes that carry the mark of this cluster; zombies carry none."""
     mark = f"{MARK}={folder.path}".encode()
-    found = []
+    result = []
     for entry in os.listdir("/proc"):
         if entry.isdigit() and int(entry) != os.getpid():
             with suppress(OSError):
                 if mark in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0"):
-                    found.append(int(entry))
-    return found
+                    result.append(int(entry))
+    return result
 
 
 def ends(pid: int) -> bool:

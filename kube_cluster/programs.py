@@ -120,7 +120,7 @@ def download_modules(go: Path, lock: IO[str], sources: Path, name: str, size: st
     progress = Progress(f"Downloading the Go modules of {name} ({size})")
     sums = (sources / "go.sum").read_text(encoding="utf-8").splitlines()
     total = len([line for line in sums if "/go.mod " not in line])
-    said: list[str] = []
+    output: list[str] = []
     downloaded = 0
     progress.show(0, total)
     with subprocess.Popen(
@@ -139,12 +139,12 @@ def download_modules(go: Path, lock: IO[str], sources: Path, name: str, size: st
             if line.startswith("# get "):
                 progress.show(downloaded, total)
             else:
-                said.append(line)
+                output.append(line)
     if download.returncode:
         progress.end("failed")
         raise KubeProblem(
             f"The Go modules of {name} could not be downloaded: connect this machine to the network, or name a "
-            f"mirror of yours in GOPROXY, and run the same command again.\n{''.join(said).strip()[-1500:]}"
+            f"mirror of yours in GOPROXY, and run the same command again.\n{''.join(output).strip()[-1500:]}"
         )
     progress.end()
 
@@ -157,7 +157,7 @@ def compile_package(go: Path, package: str, target: Path, lock: IO[str], sources
         [go, "list", "-deps", package], cwd=sources, env=environ, capture_output=True, text=True, check=False
     )
     total = len(listed.stdout.splitlines()) or 1
-    said: list[str] = []
+    output: list[str] = []
     compiled = 0
     with subprocess.Popen(
         [go, "build", "-v", *flags, "-o", target, package],
@@ -175,11 +175,11 @@ def compile_package(go: Path, package: str, target: Path, lock: IO[str], sources
                 compiled += 1
                 progress.show(compiled, total)
             else:
-                said.append(line)
+                output.append(line)
     if compiler.returncode:
         progress.end("failed")
         raise KubeProblem(
-            f"{target.name} could not be compiled:\n{''.join(said)[-1500:].strip() or 'no reason was given'}"
+            f"{target.name} could not be compiled:\n{''.join(output)[-1500:].strip() or 'no reason was given'}"
         )
     progress.end()
 

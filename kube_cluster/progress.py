@@ -37,10 +37,12 @@ class Progress:
             self._shown = now
         self._out.flush()
 
-    def end(self, said: str = "done") -> None:
+    def end(self, message: str = "done") -> None:
         """Close the step with a last line."""
         passed = duration(time.monotonic() - self._start)
-        self._out.write(f"\r\x1b[K{said} after {passed}\n" if self._open else f"{self._what}: {said} after {passed}\n")
+        self._out.write(
+            f"\r\x1b[K{message} after {passed}\n" if self._open else f"{self._what}: {message} after {passed}\n"
+        )
         self._out.flush()
 
 

@@ -21,7 +21,7 @@ def pages(folder: Path) -> dict[str, str]:
     for file in sorted(folder.glob("*.md")):
         text = file.read_text(encoding="utf-8")
         if BLOCK.search(text):
-            made[file.name] = BLOCK.sub(lambda found: block(found["name"]), text)
+            made[file.name] = BLOCK.sub(lambda result: block(result["name"]), text)
     return made
 
 

@@ -61,27 +61,27 @@ class Devices:
 
     def look(self) -> None:
         """Read which devices are unhealthy, and wake the streams if that has changed."""
-        found = self._listed()
+        result = self._listed()
         with self._changed:
-            if found != self._unhealthy:
-                log.info("unhealthy devices: %s", ", ".join(map(str, sorted(found))) or "none")
-                self._unhealthy = found
+            if result != self._unhealthy:
+                log.info("unhealthy devices: %s", ", ".join(map(str, sorted(result))) or "none")
+                self._unhealthy = result
                 self._changed.notify_all()
 
     def _listed(self) -> frozenset[int]:
         """Return the indices in the file; other lines, and devices that do not exist, count for nothing."""
-        problem, found = None, frozenset[int]()
+        problem, result = None, frozenset[int]()
         try:
             lines = set(self._file.read_bytes().splitlines()) if self._file is not None else set()
-            found = frozenset(index for index in range(self.count) if str(index).encode() in lines)
+            result = frozenset(index for index in range(self.count) if str(index).encode() in lines)
         except FileNotFoundError:
             pass
         except OSError as error:
-            problem, found = f"{self._file} cannot be read: {error.strerror}", self._unhealthy
+            problem, result = f"{self._file} cannot be read: {error.strerror}", self._unhealthy
         if problem is not None and problem != self._problem:
             log.warning("%s; all devices keep their health", problem)
         self._problem = problem
-        return found
+        return result
 
     def follow(self, alive: Callable[[], bool]) -> Iterator[ListAndWatchResponse]:
         """Yield the list now and after every change, as long as the stream is `alive`."""
@@ -185,10 +185,10 @@ class Plugin:
     def _identity(self, name: str) -> tuple[int, int] | None:
         """Return the inode and ctime of a socket, which differ once it was created again; None when it is not there."""
         try:
-            found = os.stat(self._folder / name)
+            result = os.stat(self._folder / name)
         except FileNotFoundError:
             return None
-        return found.st_ino, found.st_ctime_ns
+        return result.st_ino, result.st_ctime_ns
 
 
 def prefer(request: PreferredAllocationRequest) -> PreferredAllocationResponse:

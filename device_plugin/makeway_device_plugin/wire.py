@@ -75,24 +75,24 @@ def _encode_field(number: int, value: Any) -> bytes:
     return _varint(number << 3 | BYTES) + _varint(len(content)) + content
 
 
-def _store(message: Message, one: Field[Any], raw: int | bytes) -> None:
-    kind = one.metadata["kind"]
+def _store(message: Message, item: Field[Any], raw: int | bytes) -> None:
+    kind = item.metadata["kind"]
     if kind in (bool, int):
         if not isinstance(raw, int):
-            raise WireError(f"{one.name} is no number")
-        setattr(message, one.name, kind(raw))
+            raise WireError(f"{item.name} is no number")
+        setattr(message, item.name, kind(raw))
         return
     if not isinstance(raw, bytes):
-        raise WireError(f"{one.name} is a number")
+        raise WireError(f"{item.name} is a number")
     if kind is dict:
         entry = {number: _text(part) for number, part in _parts(raw)}
-        getattr(message, one.name)[entry.get(1, "")] = entry.get(2, "")
+        getattr(message, item.name)[entry.get(1, "")] = entry.get(2, "")
         return
     value = kind.decode(raw) if _is_message(kind) else _text(raw)
-    if one.metadata["many"]:
-        getattr(message, one.name).append(value)
+    if item.metadata["many"]:
+        getattr(message, item.name).append(value)
     else:
-        setattr(message, one.name, value)
+        setattr(message, item.name, value)
 
 
 def _text(raw: int | bytes) -> str:

@@ -100,26 +100,26 @@ def chosen(hub: Mapping[str, Any], default: Address, ours: Mapping[str, Any]) ->
         value = hub.get(name)
         return None if value is None or value == ours.get(name) else value
 
-    found = asdict(default)
+    result = asdict(default)
     if (url := wished("bind_url")) is not None:
         parts = _parsed("bind_url", url)
-        found |= {"ip": parts.hostname or "", "base_url": parts.path or "/"}
-        found["port"] = parts.port or (443 if parts.scheme == "https" else 80)
+        result |= {"ip": parts.hostname or "", "base_url": parts.path or "/"}
+        result["port"] = parts.port or (443 if parts.scheme == "https" else 80)
     for name in ("ip", "port", "base_url"):
         if (value := wished(name)) is not None:
-            found[name] = value
-    base = "/" + str(found["base_url"]).strip("/") + "/"
-    found["base_url"] = base = base.replace("//", "/")
+            result[name] = value
+    base = "/" + str(result["base_url"]).strip("/") + "/"
+    result["base_url"] = base = base.replace("//", "/")
     if not _BASE.fullmatch(base):
         raise CannotStart(
-            f"c.JupyterHub.base_url = {found['base_url']!r} is no path that every part of the portal can serve: use "
+            f"c.JupyterHub.base_url = {result['base_url']!r} is no path that every part of the portal can serve: use "
             "letters, digits, and . _ ~ - between the slashes, as in '/gpus/'."
         )
-    if not isinstance(found["port"], int) or not 0 < found["port"] < 65536:
-        raise CannotStart(f"c.JupyterHub.port = {found['port']!r} is no port: use a whole number from 1 to 65535.")
+    if not isinstance(result["port"], int) or not 0 < result["port"] < 65536:
+        raise CannotStart(f"c.JupyterHub.port = {result['port']!r} is no port: use a whole number from 1 to 65535.")
     secure = bool(hub.get("ssl_cert") or hub.get("ssl_key"))
     public = str(hub.get("public_url") or "").rstrip("/")
-    return Address(str(found["ip"]), found["port"], base, secure, public)
+    return Address(str(result["ip"]), result["port"], base, secure, public)
 
 
 def check_open(address: Address, mode: str, allowed: bool) -> None:

@@ -90,13 +90,13 @@ def _spawner_class(c: Any) -> type:
     """Return the site's class where it extends Makeway's, Makeway's for KubeSpawner; CannotStart for any other."""
     if "spawner_class" not in c.JupyterHub:
         return MakewayKubeSpawner
-    found: type = JupyterHub.spawner_class.validate(None, c.JupyterHub.spawner_class)
-    if issubclass(found, MakewayKubeSpawner):
-        return found
-    if found is KubeSpawner:  # as Zero to JupyterHub sets it
+    result: type = JupyterHub.spawner_class.validate(None, c.JupyterHub.spawner_class)
+    if issubclass(result, MakewayKubeSpawner):
+        return result
+    if result is KubeSpawner:  # as Zero to JupyterHub sets it
         return MakewayKubeSpawner
     raise CannotStart(
-        f"c.JupyterHub.spawner_class = {found.__name__} cannot be used with Makeway: have it extend "
+        f"c.JupyterHub.spawner_class = {result.__name__} cannot be used with Makeway: have it extend "
         "makeway_spawner.kube.MakewayKubeSpawner."
     )
 

@@ -94,29 +94,29 @@ class Configuration:
         """Set what follows from the address, and merge what Makeway cannot work without; the same each time."""
         hub = c.JupyterHub
         self._take_inner_port(hub)
-        self._address = found = addresses.chosen(hub, self._address, self._ours)
-        self._ours |= found.traits()
-        hub.update(found.traits())
+        self._address = result = addresses.chosen(hub, self._address, self._ours)
+        self._ours |= result.traits()
+        hub.update(result.traits())
         names = read_subdomains(hub)
         if names:
-            api = f"{found.base_url}{SERVICE_PATH.strip('/')}/api/"
-            hosts = {names.name, urlsplit(found.own).hostname}
+            api = f"{result.base_url}{SERVICE_PATH.strip('/')}/api/"
+            hosts = {names.name, urlsplit(result.own).hostname}
             set_subdomains(c, names, {f"{host}{api}": self._service_url for host in hosts})
-            found = replace(found, public=names.hub + found.base_url.rstrip("/"), panel=names.service)
-        path = f"{found.base_url.rstrip('/')}{SERVICE_PATH}"
+            result = replace(result, public=names.hub + result.base_url.rstrip("/"), panel=names.service)
+        path = f"{result.base_url.rstrip('/')}{SERVICE_PATH}"
         direct = self._service_url + path
         # The proxy's own certificate, and the names of subdomains, are those by which browsers know it.
-        inside = direct if found.secure or names else found.own + SERVICE_PATH
+        inside = direct if result.secure or names else result.own + SERVICE_PATH
         watch_services_closely()
         merge_services(c, _services(self.settings, self._service_url, inside))
         merge_roles(c, *_administrators(self.settings))
-        merge_pages(c, f"{found.panel}{path}/")
+        merge_pages(c, f"{result.panel}{path}/")
         merge_server_scopes(c)
         c.MakewayLocalSpawner.makeway_api_url = direct
         c.MakewayLocalSpawner.makeway_url = inside
-        c.MakewayLocalSpawner.makeway_public_path = f"{found.panel}{path}/"
+        c.MakewayLocalSpawner.makeway_public_path = f"{result.panel}{path}/"
         c.MakewayLocalSpawner.makeway_token = self.settings.state.secret("spawner_token")
-        return found
+        return result
 
     def _take_inner_port(self, hub: Any) -> None:
         """Make the port that a site chose for the Hub itself a part of its URL, beside which it counts for nothing."""
@@ -134,14 +134,14 @@ class Configuration:
         def complete_and_update(c: Any) -> None:
             app.update_config = update
             try:
-                found = self.complete(c)
-                self.check(c, found)
+                result = self.complete(c)
+                self.check(c, result)
             except CannotStart as error:
                 self.end(app, error)
             for path in hidden_templates(c):
                 app.log.warning("The template %s has no effect: Makeway's of the same name comes first", path)
             update(c)
-            found.write(self.settings.state.address_file)
+            result.write(self.settings.state.address_file)
 
         app.update_config = complete_and_update
 
@@ -151,18 +151,18 @@ class Configuration:
         app.log.critical("Makeway cannot start. %s", error)
         sys.exit(1)
 
-    def check(self, c: Any, found: Address) -> None:
+    def check(self, c: Any, result: Address) -> None:
         """Raise CannotStart where the portal would be open to others, or could not work, with the site's settings."""
         settings = self.settings
         check_hub_database(str(c.JupyterHub.get("db_url", "")))
         addresses.check_certificate(c.JupyterHub)
-        addresses.check_open(found, settings.mode, settings.open)
+        addresses.check_open(result, settings.mode, settings.open)
         addresses.check_inner(c, settings.open)
         addresses.check_proxy(c)
         _check_classes(c)
         _check_traits(c)
         if addresses.started_by_launcher():
-            addresses.check_free(found)
+            addresses.check_free(result)
 
 
 def _defaults(settings: Settings, ports: dict[str, int]) -> list[tuple[str, str, Any]]:

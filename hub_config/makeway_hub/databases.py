@@ -64,10 +64,10 @@ def check_hub_database(url: str) -> None:
     if not url.startswith(_SQLITE):
         return
     database = Path(url.removeprefix(_SQLITE))
-    found = revision_of(database)
-    if found and found not in known_revisions(Path(jupyterhub.__file__).parent / "alembic" / "versions"):
+    result = revision_of(database)
+    if result and result not in known_revisions(Path(jupyterhub.__file__).parent / "alembic" / "versions"):
         raise CannotStart(
-            f"The Hub's database {database} is of a newer JupyterHub (its version is {found}), and this is JupyterHub "
+            f"The Hub's database {database} is of a newer JupyterHub (its version is {result}), and this is JupyterHub "
             f"{jupyterhub.__version__}: install the newer one again, or put the copy back that was made beside it "
             f"before its upgrade ({database.name}.DATE)."
         )

@@ -28,28 +28,28 @@ def value(section: Any, name: str, default: Any) -> Any:
 
 def set_default(section: Any, name: str, default: Any) -> None:
     """Set a trait unless the site has; a set or a mapping of the site is added to it."""
-    found = section.get(name)
-    if found is None:
+    result = section.get(name)
+    if result is None:
         setattr(section, name, default)
-    elif isinstance(found, LazyConfigValue):
-        setattr(section, name, found.get_value(copy(default)))
+    elif isinstance(result, LazyConfigValue):
+        setattr(section, name, result.get_value(copy(default)))
     elif isinstance(default, set):
-        setattr(section, name, default | set(found))
+        setattr(section, name, default | set(result))
     elif isinstance(default, dict):
-        setattr(section, name, {**default, **found})
+        setattr(section, name, {**default, **result})
 
 
 def merge_roles(c: Any, admin_users: Sequence[str], admin_groups: Sequence[str]) -> None:
     """Add Makeway's scopes to the role of all users, and Makeway's own roles; the site's stay."""
     c.JupyterHub.custom_scopes = dict(value(c.JupyterHub, "custom_scopes", {})) | CUSTOM_SCOPES
-    found: dict[str, dict[str, Any]] = {}
+    result: dict[str, dict[str, Any]] = {}
     for role in value(c.JupyterHub, "load_roles", []):
-        found[role["name"]] = _merged(found.get(role["name"], {}), role)  # JupyterHub refuses a name that comes twice
-    user = found.setdefault("user", {"name": "user", "scopes": ["self"]})
+        result[role["name"]] = _merged(result.get(role["name"], {}), role)  # JupyterHub refuses a name that comes twice
+    user = result.setdefault("user", {"name": "user", "scopes": ["self"]})
     user["scopes"] = _joined(user.get("scopes"), FOR_USERS)
     for role in roles(admin_users, admin_groups):
-        found[role["name"]] = _merged(found.get(role["name"], {}), role)
-    c.JupyterHub.load_roles = list(found.values())
+        result[role["name"]] = _merged(result.get(role["name"], {}), role)
+    c.JupyterHub.load_roles = list(result.values())
 
 
 def _merged(role: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
@@ -63,14 +63,14 @@ def _joined(*lists: Sequence[str] | None) -> list[str]:
 
 def merge_services(c: Any, own: Sequence[dict[str, Any]]) -> None:
     """Add Makeway's services, or complete the site's entries of their names; others stay."""
-    found = [dict(one) for one in value(c.JupyterHub, "services", [])]
+    result = [dict(one) for one in value(c.JupyterHub, "services", [])]
     for service in own:
-        known = next((one for one in found if one.get("name") == service["name"]), None)
+        known = next((one for one in result if one.get("name") == service["name"]), None)
         if known is None:
-            found.append(dict(service))
+            result.append(dict(service))
         else:
             known.update(service)
-    c.JupyterHub.services = found
+    c.JupyterHub.services = result
 
 
 def merge_pages(c: Any, panel: str) -> None:

@@ -41,11 +41,11 @@ def size(n: float) -> str:
     return f"{n:.1f} GB" if n < 9.95 else f"{n:.0f} GB"
 
 
-def listed(names: Iterable[str], joint: str = "and", most: int = 8) -> str:
-    """Return names as a list in a sentence: `a, b and c`; a longer one than `most` ends in `and 4 more`."""
+def listed(names: Iterable[str], joint: str = "and", limit: int = 8) -> str:
+    """Return names as a list in a sentence: `a, b and c`; a longer one than `limit` ends in `and 4 more`."""
     items = list(names)
-    if len(items) > most:
-        items = [*items[: most - 1], f"{len(items) - most + 1} more"]
+    if len(items) > limit:
+        items = [*items[: limit - 1], f"{len(items) - limit + 1} more"]
     if len(items) < 2:
         return "".join(items)
     return f"{', '.join(items[:-1])} {joint} {items[-1]}"

@@ -73,13 +73,13 @@ def group(declarations: type, prefix: str) -> Any:
 
 def declared(declarations: type, prefix: str = "") -> dict[str, Setting]:
     """Return all settings that a dataclass declares, those of its groups too, by name, each with its variable."""
-    found: dict[str, Setting] = {}
+    result: dict[str, Setting] = {}
     for _, made in _fields(declarations, prefix):
         if isinstance(made, _Group):
-            found |= declared(made.declarations, made.prefix)
+            result |= declared(made.declarations, made.prefix)
         else:
-            found[made.name] = made
-    return found
+            result[made.name] = made
+    return result
 
 
 def read_settings(declarations: type, env: Mapping[str, str], *, file: str | None = None, name: str) -> dict[str, Any]:
@@ -88,13 +88,13 @@ def read_settings(declarations: type, env: Mapping[str, str], *, file: str | Non
     `file` is a configuration file that sets some in the class `name`. The environment wins; an empty variable is none.
     """
     source = configurable(declarations, name)(config=_config(file))
-    for found in declared(declarations).values():
-        if text := env.get(found.variable, ""):
+    for result in declared(declarations).values():
+        if text := env.get(result.variable, ""):
             try:
-                setattr(source, found.name, source.traits()[found.name].from_string(text))
+                setattr(source, result.name, source.traits()[result.name].from_string(text))
             except Exception:
                 raise ValueError(
-                    f"{found.variable}={text!r} is not accepted: use {found.accepts}. {found.help}"
+                    f"{result.variable}={text!r} is not accepted: use {result.accepts}. {result.help}"
                 ) from None
     return _values(declarations, "", source)
 
@@ -153,18 +153,18 @@ def _fields(declarations: type, prefix: str) -> Iterator[tuple[str, Setting | _G
             yield field.name, made
 
 
-def _trait(found: Setting) -> Any:
+def _trait(result: Setting) -> Any:
     from traitlets import Bool, Enum, Float, Int, Unicode
 
-    if found.choices:
-        return Enum(list(found.choices), default_value=found.default, help=found.help)
-    if isinstance(found.default, bool):
-        return Bool(found.default, help=found.help)
-    if isinstance(found.default, str):
-        return Unicode(found.default, help=found.help)
-    if isinstance(found.default, int):
-        return Int(found.default, min=found.min, max=found.max, help=found.help)
-    return Float(found.default, min=found.min, max=found.max, help=found.help)
+    if result.choices:
+        return Enum(list(result.choices), default_value=result.default, help=result.help)
+    if isinstance(result.default, bool):
+        return Bool(result.default, help=result.help)
+    if isinstance(result.default, str):
+        return Unicode(result.default, help=result.help)
+    if isinstance(result.default, int):
+        return Int(result.default, min=result.min, max=result.max, help=result.help)
+    return Float(result.default, min=result.min, max=result.max, help=result.help)
 
 
 def _whole(value: Any) -> Any:

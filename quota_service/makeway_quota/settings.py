@@ -270,13 +270,13 @@ def load(config_file: str | None = None, environ: Mapping[str, str] | None = Non
     """Read the settings; ValueError names the setting that is wrong and what it accepts."""
     env = os.environ if environ is None else environ
     values = read_settings(ServiceSettings, env, file=config_file, name="QuotaService")
-    found = ServiceSettings(**values, **_from_the_hub(env))
-    pods = found.kubernetes
+    result = ServiceSettings(**values, **_from_the_hub(env))
+    pods = result.kubernetes
     return replace(
-        found,
-        db_url=found.db_url or f"sqlite:///{found.state_dir / 'makeway.sqlite'}",
+        result,
+        db_url=result.db_url or f"sqlite:///{result.state_dir / 'makeway.sqlite'}",
         kubernetes=replace(
-            pods, worker_url=pods.worker_url or found.public_url, image=pods.image or pods.launcher_image
+            pods, worker_url=pods.worker_url or result.public_url, image=pods.image or pods.launcher_image
         ),
     )
 

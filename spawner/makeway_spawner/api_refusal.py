@@ -34,34 +34,36 @@ def api_message(error: ApiException) -> str:
 
 def start_sentence(error: ApiException, namespace: str) -> str:
     """Return why the API server creates no pod or no volume of a notebook, and what to do."""
-    said = api_message(error)
+    message = api_message(error)
     if not refused(error):
-        return f"Kubernetes could not create the notebook's pod: {said} (status {error.status}). Start it again."
-    if "exceeded quota" in said:
+        return f"Kubernetes could not create the notebook's pod: {message} (status {error.status}). Start it again."
+    if "exceeded quota" in message:
         todo = (
             "Start it again when other pods have ended, or ask an administrator to raise the quota of this namespace."
         )
     elif _status(error) == 401:
         todo = RESTART
-    elif "no PriorityClass" in said:
+    elif "no PriorityClass" in message:
         todo = "An administrator has to create this priority class, or to name another one in the Hub's configuration."
     elif lacks_permission(error):
-        todo = f"An administrator has to give the Hub's account {_right(said)}."
+        todo = f"An administrator has to give the Hub's account {_right(message)}."
     else:
         todo = (
             "Show this to an administrator: the Hub configures a pod that Kubernetes does not accept in the namespace "
             f"{namespace}."
         )
-    return f"Kubernetes refuses the notebook's pod: {said}. {todo}"
+    return f"Kubernetes refuses the notebook's pod: {message}. {todo}"
 
 
 def stop_sentence(error: ApiException, pod: str) -> str:
     """Return why the API server does not let the Hub stop a pod, and what to do."""
-    said = api_message(error)
-    begin = f"Kubernetes does not let the Hub stop the notebook: {said}. Its pod {pod} may still run and hold its GPUs"
+    message = api_message(error)
+    begin = (
+        f"Kubernetes does not let the Hub stop the notebook: {message}. Its pod {pod} may still run and hold its GPUs"
+    )
     if _status(error) == 401:
         return f"{begin}. {RESTART}"
-    return f"{begin}: an administrator has to give the Hub's account {_right(said)}, and to delete the pod."
+    return f"{begin}: an administrator has to give the Hub's account {_right(message)}, and to delete the pod."
 
 
 def lacks_permission(error: ApiException) -> bool:
@@ -70,8 +72,8 @@ def lacks_permission(error: ApiException) -> bool:
     return said == _NO_MESSAGE or ('User "' in said and "cannot" in said)
 
 
-def _right(said: str) -> str:
-    return "the right to list and watch pods and events" if said == _NO_MESSAGE else "this right"
+def _right(message: str) -> str:
+    return "the right to list and watch pods and events" if message == _NO_MESSAGE else "this right"
 
 
 def _status(error: ApiException) -> int:

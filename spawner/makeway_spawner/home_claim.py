@@ -53,14 +53,14 @@ class HomeClaim(KubeSpawner):  # type: ignore[misc]
     async def _start(self) -> Any:
         """Start the pod; a claim that was deleted meanwhile is looked for, or made, as for a user without one."""
         if self.storage_pvc_ensure and self._pvc_exists:
-            found = None
+            result = None
             with suppress(ApiException):
-                found = await self._claim()
-                if found is None:
+                result = await self._claim()
+                if result is None:
                     self._pvc_exists, self._state_kubespawner_version = False, _UNKNOWN
                     self.pvc_name = self._expand_user_properties(self.pvc_name_template)
-            if found is not None:
-                await self._check_release(found)
+            if result is not None:
+                await self._check_release(result)
         return await super()._start()
 
     async def _check_pvc_exists(self, pvc_name: str, namespace: str) -> bool:
@@ -72,18 +72,18 @@ class HomeClaim(KubeSpawner):  # type: ignore[misc]
         """Create the claim unless it is there; raise Refused where it is another user's."""
         if not await super()._make_create_pvc_request(pvc, request_timeout):
             return False
-        found = None
+        result = None
         with suppress(ApiException):  # an account that may not read claims could make them until now
-            found = await self._claim()
-        if found is not None and not self._may_use(found):
+            result = await self._claim()
+        if result is not None and not self._may_use(result):
             raise Refused(
                 f"The notebook could not be started: the claim {self.pvc_name} for its home belongs to the user "
-                f"{_owner(found)}. An administrator has to give that user's claim another name, or to change "
+                f"{_owner(result)}. An administrator has to give that user's claim another name, or to change "
                 "pvc_name_template in the Hub's configuration.",
                 code="claim_of_another_user",
             )
-        if found is not None:
-            await self._check_release(found)
+        if result is not None:
+            await self._check_release(result)
         return True
 
     async def _check_release(self, claim: Any) -> None:

@@ -139,12 +139,12 @@ def drawn(teams: list[TeamUsage]) -> list[DrawnBar]:
     unit = scale(bars, 100)
     return [
         DrawnBar(
-            each,
-            tuple((part.kind.css, round(part.start * unit, 2), round(part.gpus * unit, 2)) for part in each.parts),
-            round(each.reserved * unit, 2) if each.reserved else None,
-            round(each.end * unit, 2),
+            item,
+            tuple((part.kind.css, round(part.start * unit, 2), round(part.gpus * unit, 2)) for part in item.parts),
+            round(item.reserved * unit, 2) if item.reserved else None,
+            round(item.end * unit, 2),
         )
-        for each in bars
+        for item in bars
     ]
 
 

@@ -69,10 +69,10 @@ def sentence(pod: Mapping[str, Any] | None, gone: bool = False) -> str:
         return "Its pod was deleted in Kubernetes, not by Makeway."
     if reason == OUT_OF_MEMORY:
         return _out_of_memory(pod)
-    said = why(pod).rstrip(". ")
+    message = why(pod).rstrip(". ")
     words = _IN_WORDS.get(reason) or _failed_before(pod) or "Its server ended by itself"
     line = "" if reason in _IN_WORDS else quoted(last_line(str(_terminated(pod).get("message") or "")))
-    return words + (f" ({said})." if said else ".") + line
+    return words + (f" ({message})." if message else ".") + line
 
 
 def memory_limit(pod: Mapping[str, Any]) -> str:
@@ -120,10 +120,10 @@ def _terminated(pod: Mapping[str, Any]) -> dict[str, Any]:
 
 def _failed_init(pod: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the name of the init container that failed and how, both empty where none has."""
-    for one in (pod.get("status") or {}).get("initContainerStatuses") or ():
-        state = (one.get("state") or {}).get("terminated") or {}
+    for item in (pod.get("status") or {}).get("initContainerStatuses") or ():
+        state = (item.get("state") or {}).get("terminated") or {}
         if state.get("exitCode"):
-            return str(one.get("name") or ""), state
+            return str(item.get("name") or ""), state
     return "", {}
 
 

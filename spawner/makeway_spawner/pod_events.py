@@ -43,26 +43,26 @@ _RUNS = Step("server", "The container runs; waiting for the notebook server to a
 
 def step(event: Mapping[str, Any]) -> Step | None:
     """Return what an event says to the user, None where it says nothing that they need."""
-    reason, said = str(event.get("reason") or ""), str(event.get("message") or "").strip()
+    reason, message = str(event.get("reason") or ""), str(event.get("message") or "").strip()
     about = (event.get("involvedObject") or {}).get("fieldPath") or ""
     if reason == "FailedScheduling":
-        words = f"Kubernetes does not place the notebook yet: {said}"
-        return Step("node", words, problem=True, unscheduled=True, claim=waits_for_claim(said))
+        words = f"Kubernetes does not place the notebook yet: {message}"
+        return Step("node", words, problem=True, unscheduled=True, claim=waits_for_claim(message))
     if reason == "TriggeredScaleUp":
         return Step("node", "The cluster is adding a node.")
     if reason in ("FailedMount", "FailedAttachVolume"):
-        return Step("node", f"A volume is not there yet: {said}", problem=True, volume=True)
+        return Step("node", f"A volume is not there yet: {message}", problem=True, volume=True)
     if reason == "Pulling":
-        return Step("image", f"Pulling the image {_quoted(said)}".rstrip())
+        return Step("image", f"Pulling the image {_quoted(message)}".rstrip())
     if reason == "Pulled":
-        return Step("image", _pulled(said))
-    if reason in ("Failed", "BackOff", "InspectFailed", "ErrImageNeverPull") and "image" in said.lower():
-        return Step("image", f"The image cannot be pulled: {said}", problem=True)
+        return Step("image", _pulled(message))
+    if reason in ("Failed", "BackOff", "InspectFailed", "ErrImageNeverPull") and "image" in message.lower():
+        return Step("image", f"The image cannot be pulled: {message}", problem=True)
     if reason == "Started" and about in ("", NOTEBOOK):
         return _RUNS
     if event.get("type") == "Warning":
         phase = "server" if about == NOTEBOOK else "node"
-        return Step(phase, said, problem=True) if said else None
+        return Step(phase, message, problem=True) if message else None
     return None
 
 
@@ -75,11 +75,11 @@ def placed(pod: Mapping[str, Any]) -> Step | None:
 def waiting(pod: Mapping[str, Any]) -> Step | None:
     """Return why a container of the pod waits for its image, from the pod itself: events may be dropped."""
     status = pod.get("status") or {}
-    for one in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
-        state = (one.get("state") or {}).get("waiting") or {}
+    for item in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
+        state = (item.get("state") or {}).get("waiting") or {}
         if state.get("reason") in IMAGE_FAULTS:
             said = str(state.get("message") or state["reason"]).strip()
-            return Step("image", f"The image {one.get('image', '')} cannot be pulled: {said}", problem=True)
+            return Step("image", f"The image {item.get('image', '')} cannot be pulled: {said}", problem=True)
     return None
 
 
@@ -144,13 +144,13 @@ def cannot_be_pulled(pod: Mapping[str, Any]) -> bool:
     return not reasons.isdisjoint({"InvalidImageName", "ErrImageNeverPull"})
 
 
-def _quoted(said: str) -> str:
-    parts = said.split('"')
+def _quoted(message: str) -> str:
+    parts = message.split('"')
     return parts[1] if len(parts) > 2 else ""
 
 
-def _pulled(said: str) -> str:
-    if "already present" in said:
+def _pulled(message: str) -> str:
+    if "already present" in message:
         return "The image is on the node already."
-    took = _PULLED_IN.search(said)
+    took = _PULLED_IN.search(message)
     return "The image is pulled" + (f", in {took[1]}." if took else ".")

@@ -235,7 +235,7 @@ class PodSpawner(HomeClaim):
         """Create the pod; one that an earlier request of this start created, unanswered, is not replaced."""
         if self._requested:
             try:
-                found = await asyncio.wait_for(
+                result = await asyncio.wait_for(
                     self.api.read_namespaced_pod(self.pod_name, self.namespace), request_timeout
                 )
             except TimeoutError:
@@ -244,9 +244,9 @@ class PodSpawner(HomeClaim):
                 if error.status != _NOT_FOUND:
                     raise
             else:
-                mark = (found.metadata.annotations or {}).get(START)
-                same = (pod.metadata.labels or {}).items() <= (found.metadata.labels or {}).items()
-                if found.metadata.deletion_timestamp is None and same and mark == self._start_mark:
+                mark = (result.metadata.annotations or {}).get(START)
+                same = (pod.metadata.labels or {}).items() <= (result.metadata.labels or {}).items()
+                if result.metadata.deletion_timestamp is None and same and mark == self._start_mark:
                     return True
         self._check_other()
         self._requested = True

@@ -47,21 +47,21 @@ class PodStart:
         versions = {(one["metadata"]["uid"], one["metadata"]["resourceVersion"]): one for one in events}
         told = [pod_events.step(event) for version, event in versions.items() if version not in self._seen]
         self._seen.update(versions)
-        found: list[Step] = []
+        result: list[Step] = []
         gated = None if self._last is not None and self._last.gated else pod_events.gated(pod)
         for step in (*told, gated, pod_events.waiting(pod)):
             if step is not None and not (step.unscheduled and self._placed):  # else it comes late
-                found.append(self._remember(step))
+                result.append(self._remember(step))
         place = pod_events.placed(pod)  # its event may be dropped, or come late
         if place is not None and not self._placed:
             self._placed = True
             if self._last is None or self._last.unscheduled or (self._last.phase == "node" and not self._last.problem):
-                found.append(self._remember(place))
+                result.append(self._remember(place))
         if (runs := pod_events.running(pod)) is not None and (self._last is None or self._last.phase != runs.phase):
-            found.append(self._remember(runs))
+            result.append(self._remember(runs))
         unscheduled = bool(pod_events.unschedulable(pod))
         self._unscheduled = (self._unscheduled or self._clock()) if unscheduled else None
-        return found
+        return result
 
     def _remember(self, step: Step) -> Step:
         """Remember the step; what repeats or adds to a step of the same kind is as old as that one."""
@@ -80,27 +80,29 @@ class PodStart:
         """Return the sentence for a pod that the scheduler does not place on the granted nodes."""
         words = pod_events.unschedulable(pod).rstrip(".")
         waited = duration(self.unscheduled_for)
-        said = f"Kubernetes has not placed the notebook on {nodes} for {waited}: {words}."
+        message = f"Kubernetes has not placed the notebook on {nodes} for {waited}: {words}."
         if "volume node affinity" in words or "node affinity conflict" in words:
             return (
-                f"{said} The volume of its home is bound to another zone or node. An administrator can move it, or use "
-                "homes that every node can mount."
+                f"{message} The volume of its home is bound to another zone or node. An administrator can move it, or "
+                "use homes that every node can mount."
             )
         if pod_events.waits_for_claim(words):
-            return f"{said} {_ADVICE['claim']}"
+            return f"{message} {_ADVICE['claim']}"
         if pod_events.gates(pod):
-            return f"{said} {_ADVICE['gate']}"
-        return f"{said} Start it again or choose another profile. An administrator can check what else runs on {nodes}."
+            return f"{message} {_ADVICE['gate']}"
+        return (
+            f"{message} Start it again or choose another profile. An administrator can check what else runs on {nodes}."
+        )
 
     @staticmethod
     def ended(pod: Pod, gone: bool = False) -> str:
         """Return how the pod of a start ended, for which there is no use in waiting; `gone`: it was deleted."""
         return f"The notebook could not be started. {pod_end.sentence(pod, gone)}"
 
-    def why_not(self, pod: Pod | None, address: str = "", said: str = "") -> str:
+    def why_not(self, pod: Pod | None, address: str = "", message: str = "") -> str:
         """Return why the server is not there, with what to do.
 
-        `address` is where it listens, once known; `said` is why KubeSpawner gave up by itself.
+        `address` is where it listens, once known; `message` is why KubeSpawner gave up by itself.
         """
         if pod is not None and pod_end.server_ended(pod):
             return self.ended(pod)
@@ -109,8 +111,8 @@ class PodStart:
             return f"The notebook could not be started: {last.message.rstrip('.')}. {_advice(last)}"
         begin = f"The notebook did not start within {waited}"
         if last is None:
-            if pod is None and said:
-                return f"{begin}: {said.rstrip('.')}. {_ADVICE['node']}"
+            if pod is None and message:
+                return f"{begin}: {message.rstrip('.')}. {_ADVICE['node']}"
             if claims := pod_events.silent_claims(pod or {}):
                 return (
                     f"{begin}: Kubernetes has not placed it on a node and gives no reason, as while a volume is made. "

@@ -42,11 +42,11 @@ def kill_marked(variable: str, value: str) -> int:
     """
     killed: set[psutil.Process] = set()
     until, pause = time.monotonic() + _SECONDS, 0.01
-    while left := list(_marked(variable, value)):
-        for process in left:
+    while remaining := list(_marked(variable, value)):
+        for process in remaining:
             with suppress(psutil.Error):
                 process.kill()
-        killed.update(left)
+        killed.update(remaining)
         if time.monotonic() > until:
             break
         time.sleep(pause)

@@ -61,10 +61,10 @@ class Progress:
 
     def clocks(self) -> dict[str, float]:
         """Return the seconds spent in each phase so far; only that of the present phase still grows."""
-        found = dict(self._spent)
+        result = dict(self._spent)
         if self.phase:
-            found[self.phase] += self._clock() - self._entered
-        return {phase: round(seconds, 1) for phase, seconds in found.items()}
+            result[self.phase] += self._clock() - self._entered
+        return {phase: round(seconds, 1) for phase, seconds in result.items()}
 
     async def follow(self) -> AsyncIterator[dict[str, Any]]:
         """Yield every event, recorded and new, until `close`, each with the phases' clocks as they are then.

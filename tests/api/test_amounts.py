@@ -81,7 +81,7 @@ def test_amounts_have_their_units() -> None:
         "1.0 MB",
         "12 GB",
     ]
-    assert [listed(["a"]), listed(["a", "b"]), listed("abcde", most=3)] == ["a", "a and b", "a, b and 3 more"]
+    assert [listed(["a"]), listed(["a", "b"]), listed("abcde", limit=3)] == ["a", "a and b", "a, b and 3 more"]
     assert listed([]) == ""
 
 

@@ -237,5 +237,5 @@ async def test_a_job_gets_its_large_files_from_the_bucket(bucket: str, tmp_path:
         assert not (tmp_path / "artifacts").exists()
         contents = run.service.components.store.contents
         make_older(bucket, 2 * ORPHAN_AGE)
-        assert contents.collect(run.service.components.clock()).left == 1
+        assert contents.collect(run.service.components.clock()).remaining == 1
         assert (await run.service.services.audit.ready()).checks["files"] == "available"

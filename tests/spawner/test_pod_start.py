@@ -127,7 +127,7 @@ def test_a_hub_that_sees_no_pod_says_so(start: PodStart, clock: Clock) -> None:
     )
     assert "Kubernetes says nothing about its pod" in start.why_not({})
     assert ": Could not create pod default/ana. Start it again" in start.why_not(
-        None, said="Could not create pod default/ana"
+        None, message="Could not create pod default/ana"
     )
 
 

@@ -37,7 +37,7 @@ class One:
 
 
 def test_the_oldest_idle_connection_of_the_largest_address_goes_first() -> None:
-    connections = Connections(most=6)
+    connections = Connections(limit=6)
     hub = One("hub", 0.0)
     busy = One("many", None)
     proven, silent, later = One("many", 1.0), One("many", 3.0, requests=0), One("many", 2.0)
@@ -51,7 +51,7 @@ def test_the_oldest_idle_connection_of_the_largest_address_goes_first() -> None:
 
 
 def test_where_all_are_busy_the_new_one_is_refused() -> None:
-    connections = Connections(most=2)
+    connections = Connections(limit=2)
     busy = [One("a", None), One("b", None)]
     for each in busy:
         connections.opened(each)
@@ -67,7 +67,7 @@ def test_where_all_are_busy_the_new_one_is_refused() -> None:
 def test_where_all_are_busy_only_probes_and_the_hub_are_answered() -> None:
     tokens = SpawnerTokens()
     tokens.add("of-the-spawner")
-    connections = Connections(most=8, tokens=tokens)  # two of them are reserved
+    connections = Connections(limit=8, tokens=tokens)  # two of them are reserved
     busy = [One(f"worker-{i}", None) for i in range(6)]
     for each in busy:
         connections.opened(each)
@@ -91,7 +91,7 @@ def test_where_all_are_busy_only_probes_and_the_hub_are_answered() -> None:
 
 
 def test_silent_connections_do_not_keep_the_reserved_places() -> None:
-    connections = Connections(most=8)
+    connections = Connections(limit=8)
     for i in range(6):
         connections.opened(One(f"worker-{i}", None))
     for i in range(100):
@@ -104,7 +104,7 @@ def test_silent_connections_do_not_keep_the_reserved_places() -> None:
 
 @pytest.mark.parametrize("addresses", [1, 10])
 def test_what_answers_is_kept_beside_idle_connections_of_many_addresses(addresses: int) -> None:
-    connections = Connections(most=100)
+    connections = Connections(limit=100)
     busy = [One("proxy", None) for _ in range(50)]
     signed_in = [One("proxy", 0.0, requests=9, logged_in=True) for _ in range(20)]
     for each in (*busy, *signed_in):

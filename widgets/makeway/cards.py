@@ -204,8 +204,8 @@ _TABLES: list[JobTable] = []
 def _alike(news: JobNews, other: JobNews) -> bool:
     """Whether only numbers differ: no state, no attempt, no reason."""
 
-    def facts(each: JobNews) -> tuple[object, ...]:
-        job = each.job
-        return job.state, job.attempt, job.preemptions, job.reason and job.reason.code, bool(each.problem)
+    def facts(item: JobNews) -> tuple[object, ...]:
+        job = item.job
+        return job.state, job.attempt, job.preemptions, job.reason and job.reason.code, bool(item.problem)
 
     return facts(news) == facts(other)

@@ -140,7 +140,7 @@ class CellCheck:
         """Return the global names that the cell reads and has not defined before, in their order."""
         if any(isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in ast.walk(self.tree)):
             return []
-        found: list[str] = []
+        result: list[str] = []
         bound: set[str] = set()
         for statement in self.tree.body:
             names = _own_names(statement)
@@ -150,14 +150,14 @@ class CellCheck:
             reads = [n for n in names if isinstance(n.ctx, ast.Load) or n in changed]
             defined = _defined_by(statement)
             own = bound | defined if simple else bound | defined | stored
-            found += [n.id for n in reads if n.id not in own and self._runs(n)]
+            result += [n.id for n in reads if n.id not in own and self._runs(n)]
             bound |= stored | defined
         changed = _augmented(ast.walk(self.tree))
         assigned = self._bound - {name.id for name in changed if name.id not in bound}
         avoided = {n.id for n in ast.walk(self.tree) if isinstance(n, ast.Name) and not self._runs(n)}
         inner = [*_global_reads(self.source), *(n.id for n in changed if n.id in self._bound)]
-        found += [name for name in inner if name not in assigned | avoided]
-        return [name for name in dict.fromkeys(found) if not OWN_NAMES.fullmatch(name)]
+        result += [name for name in inner if name not in assigned | avoided]
+        return [name for name in dict.fromkeys(result) if not OWN_NAMES.fullmatch(name)]
 
     def _runs(self, node: ast.AST) -> bool:
         """Whether nothing in the cell expects that this fails."""
@@ -336,21 +336,21 @@ def _own_names(statement: ast.AST) -> list[ast.Name]:
 
 def _defined_by(statement: ast.AST) -> set[str]:
     """Return the names that imports, definitions and handlers of a statement define."""
-    found: set[str] = set()
+    result: set[str] = set()
     for node in ast.walk(statement):
         if isinstance(node, ast.Import | ast.ImportFrom):
-            found |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+            result |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
         elif isinstance(node, NAMED) and node.name:
-            found.add(node.name)
+            result.add(node.name)
         elif isinstance(node, ast.MatchMapping) and node.rest:
-            found.add(node.rest)
+            result.add(node.rest)
         elif isinstance(node, ast.Global):
             changed = _augmented(ast.walk(statement))
             names = {n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and n not in changed}
-            found |= set(node.names) & names
+            result |= set(node.names) & names
         elif isinstance(node, ast.NamedExpr) and isinstance(node.target, ast.Name):
-            found.add(node.target.id)
-    return found
+            result.add(node.target.id)
+    return result
 
 
 def _tables(source: str) -> Iterator[symtable.SymbolTable]:
@@ -367,13 +367,13 @@ def _tables(source: str) -> Iterator[symtable.SymbolTable]:
 
 def _bound_names(source: str) -> frozenset[str]:
     """Return the global names that the cell defines somewhere."""
-    found: set[str] = set()
+    result: set[str] = set()
     for depth, table in enumerate(_tables(source)):
         for symbol in table.get_symbols():
             binds = symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()
             if binds and (depth == 0 or symbol.is_declared_global()):
-                found.add(symbol.get_name())
-    return frozenset(found)
+                result.add(symbol.get_name())
+    return frozenset(result)
 
 
 def _global_reads(source: str) -> list[str]:

@@ -416,15 +416,15 @@ def _prepare_children(namespace: dict[str, Any]) -> None:
 def _child_main(namespace: dict[str, Any]) -> str:
     """Return the file of a module that defines what the cell has defined so far."""
     kinds = (types.FunctionType, type, CACHED)
-    found = {
+    result = {
         name: value
         for name, value in list(namespace.items())
         if isinstance(value, kinds) and getattr(value, "__module__", None) == "__main__"
     }
     try:
-        data = dumps(found, namespace)
+        data = dumps(result, namespace)
     except Exception:
-        data = dumps(found, namespace, tolerant=True)
+        data = dumps(result, namespace, tolerant=True)
     # A name for each content: a fork server that has loaded one would not look into the same file again.
     path = os.path.join(HERE, f"main-{hashlib.sha256(data).hexdigest()[:16]}")
     if not os.path.exists(f"{path}.py"):

@@ -175,10 +175,10 @@ def notice() -> Notice | None:
 def _read_notice() -> Notice:
     try:
         with open(os.environ["MAKEWAY_STOP_FILE"], encoding="utf-8") as file:
-            found = json.load(file)
-        preemptor = (found.get("by_team"), found.get("by_owner"), found.get("by_workload"))
-        at, deadline = float(found["at"]), float(found["deadline"])
-        return Notice(str(found["reason"]), *preemptor, at, deadline, bool(found.get("preempt_test")))
+            result = json.load(file)
+        preemptor = (result.get("by_team"), result.get("by_owner"), result.get("by_workload"))
+        at, deadline = float(result["at"]), float(result["deadline"])
+        return Notice(str(result["reason"]), *preemptor, at, deadline, bool(result.get("preempt_test")))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         at = _signals.at or time.time()
         grace = float(os.environ.get("MAKEWAY_GRACE", "30"))

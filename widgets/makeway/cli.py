@@ -191,11 +191,11 @@ def _ended(job: training.Job) -> int:
 
 
 def _jobs(args: argparse.Namespace) -> int:
-    found = training.jobs(all=args.all, team=args.team, state=args.state, limit=args.limit)
+    result = training.jobs(all=args.all, team=args.team, state=args.state, limit=args.limit)
     if args.json:
-        _print_json([job.data for job in found])
+        _print_json([job.data for job in result])
     else:
-        print(found)
+        print(result)
     return 0
 
 
@@ -280,11 +280,11 @@ def _usage(args: argparse.Namespace) -> int:
 
 
 def _quota(args: argparse.Namespace) -> int:
-    found = quota.quota_now()
+    result = quota.quota_now()
     if args.json:
-        _print_json([found.report], single=True)
+        _print_json([result.report], single=True)
     else:
-        print(found)
+        print(result)
     return 0
 
 

@@ -96,16 +96,16 @@ def complete(shell: Any, event: Any) -> list[str]:
         command = event.command if event.command in LINES else f"%{event.command}"
         if before == "--with":
             return [n for n in shell.user_ns if not n.startswith("_")]
-        found = [o for o in LINES[command]().options() if o not in words]
+        result = [o for o in LINES[command]().options() if o not in words]
         if command in ("%job", "%logs") and not event.symbol.startswith("-"):
-            found = KNOWN.names("jobs") + found
+            result = KNOWN.names("jobs") + result
         if command == "%move" and not event.symbol.startswith("-"):
-            found = KNOWN.names("pending") + found
+            result = KNOWN.names("pending") + result
         if command == "%cancel":
-            found = KNOWN.names("unfinished") + found
+            result = KNOWN.names("unfinished") + result
         if command == "%delete" and not event.symbol.startswith("-"):
-            found = KNOWN.names("ended") + found
-        return found
+            result = KNOWN.names("ended") + result
+        return result
     except Exception:
         # A completion that fails must not break typing.
         return []

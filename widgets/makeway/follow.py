@@ -55,10 +55,10 @@ def changes(id: str, deadline: float | None = None) -> Iterator[Job]:
     data = _job(id, 0.0, None, deadline)
     yield data
     while not data.state.ended:
-        left = POLL if deadline is None else min(POLL, deadline - time.monotonic())
-        if left <= 0:
+        remaining = POLL if deadline is None else min(POLL, deadline - time.monotonic())
+        if remaining <= 0:
             return
-        newer = _job(id, left, data.version, deadline)
+        newer = _job(id, remaining, data.version, deadline)
         if newer.version != data.version:
             data = newer
             yield data
@@ -222,8 +222,8 @@ def _newest(id: str, attempt: int | None, lines: int | None) -> _Part:
         if start and newline and rest:  # begin with a whole line
             left_out, text = start + len(f"{first}\n".encode()), rest
         return _Part(text, end, left_out)
-    found = chunk.text.removesuffix("\n").count("\n")
-    while start > 0 and found < lines:
+    result = chunk.text.removesuffix("\n").count("\n")
+    while start > 0 and result < lines:
         begin = max(0, start - CHUNK)
         between, offset = [], begin
         while offset < start:
@@ -233,7 +233,7 @@ def _newest(id: str, attempt: int | None, lines: int | None) -> _Part:
             between.append(chunk.text)
             offset = chunk.next_offset
         texts.insert(0, "".join(between))
-        start, found = begin, found + texts[0].count("\n")
+        start, result = begin, result + texts[0].count("\n")
     text = "".join(texts)
     kept = _last_lines(text, lines)
     return _Part(kept, end, start + len(text[: len(text) - len(kept)].encode()))

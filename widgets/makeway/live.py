@@ -172,11 +172,11 @@ class Cells:
     def publisher(self) -> Any:
         """Return what sends updates to the front end; None without them, as in a terminal and under `%%capture`."""
         shell = get_ipython()
-        found = getattr(shell, "display_pub", None)
-        if not self.in_kernel or isinstance(found, CapturingDisplayPublisher):
+        result = getattr(shell, "display_pub", None)
+        if not self.in_kernel or isinstance(result, CapturingDisplayPublisher):
             return None
         self.watch(shell)
-        return found
+        return result
 
     def watch(self, shell: Any) -> None:
         """Hear of every cell from now on."""

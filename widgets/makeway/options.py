@@ -100,11 +100,11 @@ class VariableNames(argparse.Action):
         self, parser: argparse.ArgumentParser, into: argparse.Namespace, values: Any, option: str | None = None
     ) -> None:
         """Add the names of one option."""
-        found = [name for word in values for name in word.split(",") if name]
-        for name in found:
+        result = [name for word in values for name in word.split(",") if name]
+        for name in result:
             if not name.isidentifier():
                 parser.error(f"{option} {name}: that is not the name of a variable")
-        setattr(into, self.dest, [*(getattr(into, self.dest) or []), *found])
+        setattr(into, self.dest, [*(getattr(into, self.dest) or []), *result])
 
 
 def describe(parser: argparse.ArgumentParser, several: str | int = "+") -> None:
@@ -277,9 +277,9 @@ def _not_negative(text: str) -> int:
     return _whole_number(text, 0)
 
 
-def _whole_number(text: str, least: int) -> int:
-    if not text.isdigit() or int(text) < least:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
+def _whole_number(text: str, minimum: int) -> int:
+    if not text.isdigit() or int(text) < minimum:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {minimum}")
     return int(text)
 
 

@@ -85,20 +85,20 @@ def pickled(variables: Mapping[str, Any]) -> bytes:
 
 def references(data: bytes) -> set[tuple[str, str]]:
     """Return the (module, name) of everything that a pickle refers to by name; (module, "") for whole modules."""
-    found: set[tuple[str, str]] = set()
+    result: set[tuple[str, str]] = set()
 
     class Reader(pickle.Unpickler):
         def find_class(self, module: str, name: str) -> Any:
             if (module.partition(".")[0], name) == ("cloudpickle", "subimport"):
-                return lambda imported: found.add((imported, ""))
-            found.add((module, name))
+                return lambda imported: result.add((imported, ""))
+            result.add((module, name))
             return _Anything
 
     # A pickle that only works with the real classes is not judged.
     with suppress(Exception), io.BytesIO(data) as file:
         Reader(file).load()
     # `vars` of the module __main__ is the job's own namespace.
-    return found - {("__main__", "")}
+    return result - {("__main__", "")}
 
 
 def result_of(data: bytes) -> Any:
@@ -175,15 +175,15 @@ def _first_line(error: Exception) -> str:
 def brought_along(value: Any) -> dict[str, Any]:
     """Return the notebook's variables that a function or class of the notebook uses, and so brings along."""
     namespace = vars(sys.modules["__main__"])
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     ahead = [value]
     while ahead:
         for code in _codes(ahead.pop(), namespace):
             for name in code.co_names:
-                if name in namespace and name not in found:
-                    found[name] = namespace[name]
+                if name in namespace and name not in result:
+                    result[name] = namespace[name]
                     ahead.append(namespace[name])
-    return found
+    return result
 
 
 def _codes(value: Any, namespace: dict[str, Any]) -> Iterable[types.CodeType]:

@@ -22,10 +22,10 @@ SKIPPED = frozenset({"__pycache__", ".git", ".ipynb_checkpoints", ".makeway", ".
 
 def take(patterns: Sequence[str], root: Path | None = None) -> list[FileIn]:
     """Return the files that the patterns match, relative to `root` (default: the working directory); folders whole."""
-    found = paths(patterns, root)
-    sizes = {name: path.stat().st_size for name, path in found.items()}
+    result = paths(patterns, root)
+    sizes = {name: path.stat().st_size for name, path in result.items()}
     check_size(sizes)
-    return [_read(name, found[name]) for name in sorted(found)]
+    return [_read(name, result[name]) for name in sorted(result)]
 
 
 def paths(patterns: Sequence[str], root: Path | None = None) -> dict[str, Path]:
@@ -33,11 +33,11 @@ def paths(patterns: Sequence[str], root: Path | None = None) -> dict[str, Path]:
     if not patterns:
         return {}
     base = (root or _working_directory()).resolve()
-    found: dict[str, Path] = {}
+    result: dict[str, Path] = {}
     for pattern in patterns:
         for path in _matching(pattern, base):
-            found[_relative(path, base, pattern)] = path
-    return found
+            result[_relative(path, base, pattern)] = path
+    return result
 
 
 def _working_directory() -> Path:

@@ -251,7 +251,7 @@ def _with_hint(error: MakewayError, request: JobRequest) -> Refused:
     if error.status not in (400, 403, 404, 409, 422):
         return plain
     try:
-        found, caller = client().profiles(), client().me()
+        result, caller = client().profiles(), client().me()
     except MakewayError:
         return plain
     teams = caller.teams
@@ -260,8 +260,8 @@ def _with_hint(error: MakewayError, request: JobRequest) -> Refused:
     if request.team and request.team not in teams:
         hint = did_you_mean(request.team, teams)
         return Refused(f"you are not in a team {request.team!r}.{hint} Yours: {listed(teams)}.", code=error.code)
-    profiles = [p.name for p in found if Kind.JOB in p.kinds]
-    if request.profile and request.profile not in [p.name for p in found]:
+    profiles = [p.name for p in result if Kind.JOB in p.kinds]
+    if request.profile and request.profile not in [p.name for p in result]:
         yours = f"Yours: {listed(profiles)}." if profiles else "None is open to you; ask an administrator."
         return Refused(
             f"there is no profile {request.profile!r} for you.{did_you_mean(request.profile, profiles)} {yours}",

@@ -178,21 +178,21 @@ def gpus_blocks(offers: OfferTable) -> list[Block]:
 
 def banner_blocks(picture: Picture) -> list[Block]:
     """Return both sides of a reclaim (row N14): which team takes my GPUs and by when, and which GPUs come to me."""
-    found: list[Block] = []
+    result: list[Block] = []
     for job in picture.mine:
         name = job.name or job.id
         if job.state is State.CHECKPOINTING:
             text = f"Your job {name} makes way {preempted_for(job)}. It resumes by itself when GPUs are free."
-            found.append(Banner(text))
+            result.append(Banner(text))
         elif job.state is State.PENDING and job.reason and job.reason.code == "reclaiming":
-            found.append(Banner(f"GPUs are on their way to your job {name}: {job.reason.message}", "good"))
+            result.append(Banner(f"GPUs are on their way to your job {name}: {job.reason.message}", "good"))
     for session in picture.sessions:
         if session.notice and not session.state.ended:
             by = picture.title(session.notice.by_team)
             team = f" for {by}" if by else ""
             until = clock(session.notice.deadline)
-            found.append(Banner(f"This notebook has to make way{team}: save your work before {until}.", "bad"))
-    return found
+            result.append(Banner(f"This notebook has to make way{team}: save your work before {until}.", "bad"))
+    return result
 
 
 def banners(picture: Picture) -> Markup:

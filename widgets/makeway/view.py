@@ -239,25 +239,25 @@ def steady_facts(job: Job, now: datetime | None) -> list[tuple[str, Cell]]:
     virtual = " (virtual)" if job.virtual else ""
     workers = f" over {count(job.workers, 'worker')}" if job.workers > 1 else ""
     owner = f"profile {job.profile}, team {job.title(job.team)}, owner {job.owner}"
-    found: list[tuple[str, Cell]] = [("GPUs", f"{gpus(job.gpus)}{virtual}{workers}, {owner}")]
+    result: list[tuple[str, Cell]] = [("GPUs", f"{gpus(job.gpus)}{virtual}{workers}, {owner}")]
     if job.placement and job.state.holds_gpus:
         nodes = (f"{g.node} (GPU {', '.join(map(str, g.devices))})" if g.devices else g.node for g in job.placement)
-        found.append(("Where", listed(nodes)))
+        result.append(("Where", listed(nodes)))
     if job.attempt:
         preempted = f", made way {count(job.preemptions, 'time')}" if job.preemptions else ""
         failed = f", failed {count(job.failures, 'time')}" if job.failures else ""
-        found.append(("Attempt", f"{job.attempt}{preempted}{failed}"))
-    return [*found, ("Time", times(job, now))]
+        result.append(("Attempt", f"{job.attempt}{preempted}{failed}"))
+    return [*result, ("Time", times(job, now))]
 
 
 def changing_facts(job: Job, now: datetime | None) -> list[tuple[str, Cell]]:
     """Return the reason of a job's state, and its newest checkpoint unless the reason names it."""
     text = why(job, now)
-    found: list[tuple[str, Cell]] = [("Why", text)] if text else []
+    result: list[tuple[str, Cell]] = [("Why", text)] if text else []
     saved = checkpoint(job, now)
     if job.checkpoint is not None and saved not in text:
-        found.append(("Checkpoint", saved.removeprefix("last checkpoint: ")))
-    return found
+        result.append(("Checkpoint", saved.removeprefix("last checkpoint: ")))
+    return result
 
 
 def times(job: Job, now: datetime | None) -> str:

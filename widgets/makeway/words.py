@@ -81,7 +81,7 @@ def typed(text: str, id: str = "") -> str:
     if not _shell:
         return text
     text = text.replace("`%%train` at the top of a cell submits one", "`makeway submit train.py` submits one")
-    return _MAGIC.sub(lambda found: f"makeway {found[1]}", text.replace("`%job`", f"`%job {id}`"))
+    return _MAGIC.sub(lambda result: f"makeway {result[1]}", text.replace("`%job`", f"`%job {id}`"))
 
 
 def did_you_mean(wrong: str, names: Iterable[str]) -> str:

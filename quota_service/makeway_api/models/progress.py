@@ -45,14 +45,14 @@ class ProgressCurve(Wire):
     @field_validator("points", mode="before")
     @classmethod
     def _clean_points(cls, value: Any) -> list[tuple[int, float]]:
-        found: list[tuple[int, float]] = []
+        result: list[tuple[int, float]] = []
         for point in list(value)[-MAX_POINTS - 1 :] if isinstance(value, list | tuple) else ():
             if isinstance(point, list | tuple) and len(point) == 2:
                 step, number = point
-                ordered = isinstance(step, int) and 0 <= step < LARGEST and (not found or step > found[-1][0])
+                ordered = isinstance(step, int) and 0 <= step < LARGEST and (not result or step > result[-1][0])
                 if ordered and (finite := _number(number)) is not None:
-                    found.append((step, finite))
-        return found[-MAX_POINTS:]
+                    result.append((step, finite))
+        return result[-MAX_POINTS:]
 
 
 class ReportedProgress(Wire):
@@ -117,10 +117,10 @@ def read_progress(value: Any) -> ReportedProgress | None:
     if not isinstance(value, dict):
         return None
     try:
-        found = ReportedProgress.model_validate(value)
+        result = ReportedProgress.model_validate(value)
     except (ValidationError, RecursionError):
         return None
-    return found if found.shown or found.save_seconds is not None else None
+    return result if result.shown or result.save_seconds is not None else None
 
 
 class JobProgress(Wire):

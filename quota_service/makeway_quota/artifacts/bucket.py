@@ -150,7 +150,7 @@ class ArtifactBucket:
         mark = {"Bucket": self._bucket, "Key": f"{self._prefix}{MARK}"}
         try:
             with closing(self._client.get_object(**mark)["Body"]) as body:
-                found = body.read(1000).decode("utf-8", "replace").strip()
+                result = body.read(1000).decode("utf-8", "replace").strip()
         except self._client.exceptions.NoSuchKey:
             if self._used:
                 raise ArtifactsUnavailable(
@@ -158,8 +158,8 @@ class ArtifactBucket:
                     f"where they are, or copy them and then write “{self._installation}” into the object {mark['Key']}"
                 ) from None
             self._client.put_object(**mark, Body=self._installation.encode())
-            found = self._installation
-        self._marked = found == self._installation
+            result = self._installation
+        self._marked = result == self._installation
         if not self._marked:
             raise ArtifactsUnavailable(
                 f"{self.where} belongs to another installation, whose contents this one would remove; choose another "
@@ -206,10 +206,10 @@ class ArtifactBucket:
         """Return the multipart uploads that were never completed."""
         pages = self._client.get_paginator("list_multipart_uploads").paginate(Bucket=self._bucket, Prefix=self._prefix)
         return [
-            Stored("", f"{each['Key']}?{each['UploadId']}", 0, each["Initiated"].timestamp())
+            Stored("", f"{item['Key']}?{item['UploadId']}", 0, item["Initiated"].timestamp())
             for page in pages
-            for each in page.get("Uploads", ())
-            if self._stored({"Size": 0, "LastModified": each["Initiated"], "Key": each["Key"]})
+            for item in page.get("Uploads", ())
+            if self._stored({"Size": 0, "LastModified": item["Initiated"], "Key": item["Key"]})
         ]
 
     @contextmanager
@@ -246,14 +246,14 @@ class _Reader(io.RawIOBase):
         return whole[:end]
 
 
-def _superseded(found: list[Stored]) -> list[Stored]:
+def _superseded(result: list[Stored]) -> list[Stored]:
     """Return uploads, all but the newest of each content without their digest, so that no row keeps them."""
     newest: dict[str, Stored] = {}
-    for stored in found:
+    for stored in result:
         known = newest.get(stored.digest)
         if known is None or (stored.at, stored.place) > (known.at, known.place):
             newest[stored.digest] = stored
-    return [stored if newest[stored.digest] is stored else stored._replace(digest="") for stored in found]
+    return [stored if newest[stored.digest] is stored else stored._replace(digest="") for stored in result]
 
 
 def _is_temporary(error: BaseException | None) -> bool:

@@ -139,13 +139,13 @@ class ArtifactFolder:
     def _stored(self, path: Path) -> Stored | None:
         """Describe a file; None for what is no file, or gone meanwhile."""
         try:
-            found = path.stat()
+            result = path.stat()
         except FileNotFoundError:
             return None
         if not path.is_file():
             return None
         digest = path.name if DIGEST.match(path.name) else ""
-        return Stored(digest, path.relative_to(self.root).as_posix(), found.st_size, found.st_mtime)
+        return Stored(digest, path.relative_to(self.root).as_posix(), result.st_size, result.st_mtime)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

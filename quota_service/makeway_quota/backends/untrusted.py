@@ -52,16 +52,16 @@ def number(value: object) -> float | None:
     return float(value) if -FOREVER < value < FOREVER else None
 
 
-def whole(value: object, most: int = MAX_STEP - 1) -> int | None:
-    """Return an integer from -`most` to `most`; None for anything else."""
+def whole(value: object, limit: int = MAX_STEP - 1) -> int | None:
+    """Return an integer from -`limit` to `limit`; None for anything else."""
     if not isinstance(value, int) or isinstance(value, bool):
         return None
-    return value if -most <= value <= most else None
+    return value if -limit <= value <= limit else None
 
 
-def text(value: object, most: int) -> str:
-    """Return at most `most` characters of a text that can be stored and sent; "" for what is no text."""
-    return _clean(value[:most]) if isinstance(value, str) else ""
+def text(value: object, limit: int) -> str:
+    """Return at most `limit` characters of a text that can be stored and sent; "" for what is no text."""
+    return _clean(value[:limit]) if isinstance(value, str) else ""
 
 
 def _plain(value: Any, depth: int) -> Any:

@@ -33,18 +33,18 @@ class Versions(Generic[K, V]):
         known = self.shown
         other = [(key, value) for key, value in now.items() if known.get(key) is not value]
         changed = [(key, value) for key, value in other if key not in known or known[key] != value]
-        left = [key for key in self.shown if key not in now] if len(now) < len(self.shown) + len(changed) else []
+        gone = [key for key in self.shown if key not in now] if len(now) < len(self.shown) + len(changed) else []
         for key, value in changed:
             self.shown[key] = value
             self._changed[key] = version
             self._changed.move_to_end(key)
             self._gone.pop(key, None)
-        for key in left:
+        for key in gone:
             del self.shown[key], self._changed[key]
             self._gone[key] = version
             if len(self._gone) > MAX_GONE:
                 _, self._oldest = self._gone.popitem(last=False)
-        return bool(changed or left)
+        return bool(changed or gone)
 
     def since(self, version: int) -> tuple[list[V], list[K]] | None:
         """Return what changed after a version, and what is gone; None where that is not known any more."""

@@ -68,16 +68,16 @@ def change_set_of(
 
 def left_out(faulty: Faulty, rows: Mapping[str, Workload]) -> dict[str, tuple[Kind, Exception]]:
     """Return the pending workloads that the plan was made without, with why: by themselves, or with their team."""
-    found: dict[str, tuple[Kind, Exception]] = {}
+    result: dict[str, tuple[Kind, Exception]] = {}
     wide = any(kind in ("queue", "team", "profile") for kind, _ in faulty.reasons)
     for id in rows if wide else [name for kind, name in faulty.reasons if kind == "workload" and name in rows]:
         row = rows[id]
         if row.state == "pending":
             for item in items_of(id, row.team or "", row.profile):
                 if item in faulty.reasons:
-                    found[id] = item[0], faulty.reasons[item]
+                    result[id] = item[0], faulty.reasons[item]
                     break
-    return found
+    return result
 
 
 def set_aside(

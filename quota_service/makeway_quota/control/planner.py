@@ -81,11 +81,11 @@ class Planner:
         self._built_at = self._clock()
         search = (changes.snapshot, _Plans(now, explain), self._faulty.reasons, due)
         try:
-            found = await loop.run_in_executor(self._threads, plan_without_faulty, *search)
+            result = await loop.run_in_executor(self._threads, plan_without_faulty, *search)
         except Unplannable as error:
             self._set_aside(error.faulty, due)
             raise error.__cause__ or error from None
-        self._incremental, plan, faulty = found
+        self._incremental, plan, faulty = result
         self._set_aside(faulty, due)
         return plan
 

@@ -118,12 +118,12 @@ class ReasonThrottle:
         behind = self.behind
         self._earn()
         single = list(pending.single.values()) if isinstance(pending, Pending) else pending
-        found = self._singles(single, rows, names)
+        result = self._singles(single, rows, names)
         if not explained:
             self.behind |= behind
         elif isinstance(pending, Pending):
-            found += self._of_groups(pending, rows, names)
-        return found
+            result += self._of_groups(pending, rows, names)
+        return result
 
     def _earn(self) -> None:
         now = self._clock()
@@ -141,7 +141,7 @@ class ReasonThrottle:
 
     def _singles(self, pending: Sequence[Waiting], rows: Mapping[str, Workload], names: Names) -> list[Waiting]:
         reason, known_before = {}, self._stored
-        found: list[Waiting] = []
+        result: list[Waiting] = []
         for waiting in pending:
             with self.quarantine.guard(STEP, "workload", waiting.id):
                 row = rows[waiting.id]
@@ -150,19 +150,19 @@ class ReasonThrottle:
                 if same or is_stored(row, waiting, names):
                     reason[waiting.id] = row.version, waiting
                 elif not may_wait(row, waiting):
-                    found.append(waiting)
+                    result.append(waiting)
                 elif self._left >= 1:
                     self._earned -= 1
-                    found.append(waiting)
+                    result.append(waiting)
                 else:
                     self.behind = True
         self._stored = reason
-        return found
+        return result
 
     # Workloads that share a reason
 
     def _of_groups(self, pending: Pending, rows: Mapping[str, Workload], names: Names) -> list[Waiting]:
-        found: list[Waiting] = []
+        result: list[Waiting] = []
         behind: list[tuple[int, _Group]] = []
         groups: dict[int, _Group] = {}
         for number, members, reason in pending.groups:
@@ -171,7 +171,7 @@ class ReasonThrottle:
                 group = _Group(members, reason)
                 for shown in members:
                     if shown.nomination or rows[shown.id].reason_code not in WAITING:
-                        found.append(reason.to(shown))
+                        result.append(reason.to(shown))
             elif not _same(group.reason, reason):
                 group.reason, group.at = reason, 0
             groups[number] = group
@@ -179,9 +179,9 @@ class ReasonThrottle:
                 behind.append((number, group))
         self._groups = groups
         begin = next((at for at, (number, _) in enumerate(behind) if number > self._last), 0)
-        chosen = {waiting.id for waiting in found}
-        found += self._paced(behind[begin:] + behind[:begin], rows, chosen, names)
-        return found
+        chosen = {waiting.id for waiting in result}
+        result += self._paced(behind[begin:] + behind[:begin], rows, chosen, names)
+        return result
 
     def _paced(
         self, behind: list[tuple[int, _Group]], rows: Mapping[str, Workload], chosen: set[str], names: Names

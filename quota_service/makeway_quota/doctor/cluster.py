@@ -48,7 +48,7 @@ class ClusterAccess:
         """Return the nodes, sorted by name; what was read once is kept."""
         if self._nodes is None:
             found = await self.client.get("/api/v1/nodes")
-            self._nodes = sorted((project_node(item) for item in found.get("items") or ()), key=lambda one: one.name)
+            self._nodes = sorted((project_node(item) for item in found.get("items") or ()), key=lambda item: item.name)
         return self._nodes
 
     async def listed(self, path: str) -> list[Object] | None:

@@ -40,10 +40,10 @@ class Check(NamedTuple):
 
 async def find_all(checks: Sequence[Check], seconds: float = SECONDS) -> list[Finding]:
     """Return what all checks find, worst first, then in the order of the checks, then by place and words."""
-    found = await asyncio.gather(*(_found(check, seconds) for check in checks))
+    result = await asyncio.gather(*(_found(check, seconds) for check in checks))
     ranked = [
         (SEVERITIES.index(finding.severity), number, finding.where, finding.what, finding)
-        for number, findings in enumerate(found)
+        for number, findings in enumerate(result)
         for finding in findings
     ]
     return [item[-1] for item in sorted(ranked, key=lambda item: item[:-1])]
@@ -52,9 +52,9 @@ async def find_all(checks: Sequence[Check], seconds: float = SECONDS) -> list[Fi
 async def _found(check: Check, seconds: float) -> list[Finding]:
     try:
         async with asyncio.timeout(seconds):
-            found = list(await check.run())
+            result = list(await check.run())
     except TimeoutError:
-        found = [
+        result = [
             Finding(
                 "error",
                 f"The check did not end within {seconds:g} s.",
@@ -63,7 +63,7 @@ async def _found(check: Check, seconds: float) -> list[Finding]:
             )
         ]
     except Exception as error:
-        found = [
+        result = [
             Finding(
                 "error",
                 f"The check failed: {str(error).strip() or type(error).__name__}.".replace("..", "."),
@@ -71,7 +71,7 @@ async def _found(check: Check, seconds: float) -> list[Finding]:
                 "Fix what it names; if that is nothing of yours, it is a bug in Makeway: report it.",
             )
         ]
-    return [Finding(one.severity, one.what, one.where, one.remedy, check.name) for one in found]
+    return [Finding(one.severity, one.what, one.where, one.remedy, check.name) for one in result]
 
 
 async def in_thread(function: Callable[..., T], *args: Any) -> T:

@@ -25,10 +25,10 @@ async def check_pull_secrets(cluster: ClusterAccess) -> Iterable[Finding]:
                 "Create it, as the chart does: no pod is admitted without it.",
             )
         ]
-    found = []
+    result = []
     for secret in account.get("imagePullSecrets") or ():
         if await cluster.found(f"/api/v1/namespaces/{namespace}/secrets/{secret['name']}") is False:
-            found.append(
+            result.append(
                 Finding(
                     "error",
                     f"The Secret {secret['name']} with the login for images does not exist.",
@@ -36,4 +36,4 @@ async def check_pull_secrets(cluster: ClusterAccess) -> Iterable[Finding]:
                     "Create it by kubectl create secret docker-registry: images of a private registry are not pulled.",
                 )
             )
-    return found
+    return result

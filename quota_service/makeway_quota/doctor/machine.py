@@ -61,7 +61,7 @@ def _existing(folder: Path) -> Path:
 
 def _room(folder: Path) -> Iterator[Finding]:
     folder = _existing(folder)
-    free, found = shutil.disk_usage(folder).free, os.statvfs(folder)
+    free, result = shutil.disk_usage(folder).free, os.statvfs(folder)
     if free < FEW_BYTES:
         yield Finding(
             "error" if free < TOO_FEW_BYTES else "warning",
@@ -69,10 +69,10 @@ def _room(folder: Path) -> Iterator[Finding]:
             str(folder),
             "Make room, or move MAKEWAY_STATE_DIR to a larger disk: submissions are refused when it is full.",
         )
-    if found.f_files and found.f_favail / found.f_files < FEW_PART:
+    if result.f_files and result.f_favail / result.f_files < FEW_PART:
         yield Finding(
-            "error" if not found.f_favail else "warning",
-            f"The disk of {folder} has {found.f_favail} free inodes of {found.f_files}.",
+            "error" if not result.f_favail else "warning",
+            f"The disk of {folder} has {result.f_favail} free inodes of {result.f_files}.",
             str(folder),
             "Remove many small files, or move MAKEWAY_STATE_DIR.",
         )
@@ -130,13 +130,13 @@ def gpus(settings: ServiceSettings) -> Iterator[Finding]:
     cards = [path for path in devices if _is_nvidia(path)]
     if not cards or settings.virtual_gpus or real_gpus():
         return
-    said = "nvidia-smi is not installed"
+    message = "nvidia-smi is not installed"
     if tool := shutil.which("nvidia-smi"):
         done = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=DRIVER_SECONDS, check=False)
-        said = (done.stdout + done.stderr).strip().rpartition("\n")[2]
+        message = (done.stdout + done.stderr).strip().rpartition("\n")[2]
     yield Finding(
         "error",
-        f"The machine has {len(cards)} NVIDIA devices, and the driver shows none: {said}.",
+        f"The machine has {len(cards)} NVIDIA devices, and the driver shows none: {message}.",
         "GPUs",
         "Install or repair NVIDIA's driver, and restart the machine after an upgrade of the kernel.",
     )

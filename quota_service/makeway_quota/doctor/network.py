@@ -19,14 +19,14 @@ async def check_own_address(url: str, port: int, what: str, remedy: str) -> Iter
 
     Whether a Service leads a pod back to itself (hairpin) depends on the network, and says nothing about other pods.
     """
-    found = list(await check_address(url, what, remedy))
-    if not any(finding.where.rpartition(":")[2].isdecimal() for finding in found) or not await _listens_here(port):
-        return found
+    result = list(await check_address(url, what, remedy))
+    if not any(finding.where.rpartition(":")[2].isdecimal() for finding in result) or not await _listens_here(port):
+        return result
     return [
         Finding(
             "note",
             f"Not checked whether {what[:1].lower()}{what[1:]} is reached: its own pod is not led back to itself.",
-            found[0].where,
+            result[0].where,
             "helm test asks from another pod.",
         )
     ]

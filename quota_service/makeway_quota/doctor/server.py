@@ -123,20 +123,20 @@ async def check_certificate(cluster: ClusterAccess, seconds: float = 10.0) -> It
             parts.hostname, parts.port or 443, ssl=cluster.client.connection.context, server_hostname=parts.hostname
         )
     try:
-        found = writer.get_extra_info("peercert") or {}
+        result = writer.get_extra_info("peercert") or {}
     finally:
         writer.close()
-    return expiring(ssl.cert_time_to_seconds(found["notAfter"]) - cluster.clock()) if "notAfter" in found else []
+    return expiring(ssl.cert_time_to_seconds(result["notAfter"]) - cluster.clock()) if "notAfter" in result else []
 
 
-def expiring(left: float) -> list[Finding]:
+def expiring(remaining: float) -> list[Finding]:
     """Return a finding if a certificate that ends in so many seconds ends soon."""
-    if left > EXPIRES:
+    if remaining > EXPIRES:
         return []
     return [
         Finding(
             "warning",
-            f"The certificate of the API server ends in {max(0.0, left) / DAY:.0f} days.",
+            f"The certificate of the API server ends in {max(0.0, remaining) / DAY:.0f} days.",
             "API server",
             "Renew it (kubeadm certs renew all, or your provider's way) before nothing is reached any more.",
         )

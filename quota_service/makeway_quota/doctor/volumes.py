@@ -35,14 +35,14 @@ async def check_volumes(cluster: ClusterAccess) -> Iterable[Finding]:
 
 async def _claim(cluster: ClusterAccess, name: str) -> list[Finding]:
     where = f"claim {name} of {cluster.jobs_namespace}"
-    found = await cluster.found(f"/api/v1/namespaces/{cluster.jobs_namespace}/persistentvolumeclaims/{name}")
-    if found is None:
+    result = await cluster.found(f"/api/v1/namespaces/{cluster.jobs_namespace}/persistentvolumeclaims/{name}")
+    if result is None:
         return []
-    if found is False or not isinstance(found, dict):
+    if result is False or not isinstance(result, dict):
         return [
             Finding("error", f"The claim {name} of checkpoints does not exist.", where, "Create it: jobs wait for it.")
         ]
-    return [*await _unbound(cluster, found, where), *await _modes(cluster, found, where)]
+    return [*await _unbound(cluster, result, where), *await _modes(cluster, result, where)]
 
 
 async def _unbound(cluster: ClusterAccess, claim: Object, where: str) -> list[Finding]:

@@ -181,7 +181,7 @@ class Retention:
         removed["artifacts"] = cleared + collected.removed
         await self._count(removals, now)
         report: dict[str, Any] = {"removed": removed, "folders_failed": len(self._failing)}
-        report["artifacts"], report["artifact_bytes"] = collected.left, collected.left_bytes
+        report["artifacts"], report["artifact_bytes"] = collected.remaining, collected.remaining_bytes
         report |= await self._figures(removals)
         sweep = Sweep(self._clock(), now, report)
         await self._call(self._store.pruning.note, sweep, term)
@@ -197,9 +197,11 @@ class Retention:
             now - kept if kept else 0.0 for kept in (keep.decisions, keep.events, 2 * keep.workloads)
         )
         drains: dict[str, Callable[[int, Skip], int]] = {
-            "decisions": lambda n, skip: pruning.forget_decisions(decided, n, term, most=keep.max_decisions, skip=skip),
+            "decisions": lambda n, skip: pruning.forget_decisions(
+                decided, n, term, maximum=keep.max_decisions, skip=skip
+            ),
             "events": lambda n, skip: pruning.forget_events(told, keep.max_events, n, term, skip=skip),
-            "removals": lambda n, skip: pruning.forget_removals(noted, n, term, most=keep.max_removals, skip=skip),
+            "removals": lambda n, skip: pruning.forget_removals(noted, n, term, maximum=keep.max_removals, skip=skip),
             "keys": lambda n, skip: pruning.forget_keys(now - keep.keys, n, term, skip=skip) if keep.keys else 0,
         }
         removed = {"workloads": 0}
@@ -223,11 +225,11 @@ class Retention:
             "bytes": (self._store.size, 0),
             "free_bytes": (self._store.free_bytes, 0),
         }
-        found: dict[str, Any] = {"pages_returned": await removals.step(name, pages, 0)}
+        result: dict[str, Any] = {"pages_returned": await removals.step(name, pages, 0)}
         for name, (figure, unknown) in figures.items():
             words = f"measuring {name.replace('_', ' ')}"
-            found[name] = await removals.step(words, partial(self._call, figure), unknown)
-        return found
+            result[name] = await removals.step(words, partial(self._call, figure), unknown)
+        return result
 
     async def _call(self, function: Callable[..., T], *args: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
@@ -267,11 +269,13 @@ class Retention:
         pruning, pace, total = self._store.pruning, removals.pace(), 0
         after: str | None = ""
         while after is not None:
-            found, after = await self._call(pruning.orphans, after, ORPHANS_AT_ONCE)
-            while found:
-                some = [found.pop()]
-                while found and len(some) < pace.rows and sum(size for _, size in [*some, found[-1]]) <= BYTES_AT_ONCE:
-                    some.append(found.pop())
+            result, after = await self._call(pruning.orphans, after, ORPHANS_AT_ONCE)
+            while result:
+                some = [result.pop()]
+                while (
+                    result and len(some) < pace.rows and sum(size for _, size in [*some, result[-1]]) <= BYTES_AT_ONCE
+                ):
+                    some.append(result.pop())
                 forget = partial(self._forget_these, term)
                 total += await removals.each(UNUSED_CONTENTS, "blobs", [digest for digest, _ in some], forget, pace)
         return total

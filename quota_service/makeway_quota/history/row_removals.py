@@ -83,7 +83,7 @@ class RowRemovals:
     async def one(self, step: str, kind: Kind, name: str, work: Callable[[], Awaitable[T]], otherwise: T) -> T:
         """Return what a step returns for one thing; `otherwise` where it fails, which is told until the next pass."""
         try:
-            found = await work()
+            result = await work()
         except NotLeading:
             raise
         except Exception as error:
@@ -91,7 +91,7 @@ class RowRemovals:
             self.quarantine.set_aside(step, kind, name, error, REPORTED_SECONDS)
             return otherwise
         self.quarantine.passed(step, kind, name)
-        return found
+        return result
 
     async def check(self, error: Exception) -> None:
         """Raise an error where it concerns the database as a whole, which then cannot be written."""
@@ -119,7 +119,7 @@ class RowRemovals:
         """
         pace = pace or self.pace()
         try:
-            found = await pace.run(lambda _: work(keys))
+            result = await pace.run(lambda _: work(keys))
         except NotLeading:
             raise
         except Exception as error:
@@ -138,7 +138,7 @@ class RowRemovals:
             self.longest = max(self.longest, pace.longest)
         for key in keys if self.quarantine.size else ():
             self.quarantine.passed(step, "row", f"{table} {key}")
-        return found
+        return result
 
     def note_failed(self, step: str, kind: Kind, failed: Mapping[str, Exception], still: Collection[str] = ()) -> None:
         """Set aside what a step fails with until the next pass, and end the quarantine of all but those in `still`."""

@@ -56,13 +56,13 @@ def _pools(document: Document) -> dict[str, dict[str, Any]]:
 
 
 def _profiles(document: Document) -> dict[str, dict[str, Any]]:
-    found = {}
+    result = {}
     for profile in document.profiles:
         values = _facts(profile) | _facts(document.profile_facts[profile.name])
         if values.pop("everyone"):
             values["policies"] = "all"
-        found[profile.name] = values
-    return found
+        result[profile.name] = values
+    return result
 
 
 def _policies(document: Document) -> dict[str, dict[str, Any]]:

@@ -38,11 +38,11 @@ class PolicyInvalid(Exception):
 
 def in_order(issues: Iterable[Issue]) -> list[Issue]:
     """Return issues by line, at most MAX_ISSUES and one that counts the rest."""
-    found = sorted(issues, key=lambda issue: (issue.line or 0, issue.where))
-    if len(found) <= MAX_ISSUES:
-        return found
-    more = Issue(found[0].file, None, "", f"and at least {len(found) - MAX_ISSUES} more; correct these first")
-    return [*found[:MAX_ISSUES], more]
+    result = sorted(issues, key=lambda issue: (issue.line or 0, issue.where))
+    if len(result) <= MAX_ISSUES:
+        return result
+    more = Issue(result[0].file, None, "", f"and at least {len(result) - MAX_ISSUES} more; correct these first")
+    return [*result[:MAX_ISSUES], more]
 
 
 def place(loc: Loc) -> str:

@@ -53,7 +53,7 @@ def _above(
     at = next(reserving, None)
     if last is policy:
         amounts = {at: line.reserved for at, line in enumerate(policy.quotas) if _covered(line, every) <= pools}
-        at = max(amounts, key=lambda each: amounts[each])
+        at = max(amounts, key=lambda item: amounts[item])
     yield message, last.name, at
 
 

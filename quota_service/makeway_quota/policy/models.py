@@ -88,11 +88,11 @@ def _sub_path(folder: str) -> str:
 
 def _pod(template: dict[str, Any]) -> dict[str, Any]:
     """Return a pod template with numbers and booleans where they are written as such; texts stay texts."""
-    found = plain_values(template)
-    wrong = list(problems(found))
+    result = plain_values(template)
+    wrong = list(problems(result))
     if wrong:
         raise problem("; ".join(wrong[:20]))
-    return found
+    return result
 
 
 class SettingsTable(Table):

@@ -65,20 +65,20 @@ class _Reader:
 
     def section(self, model: type[E], key: str, values: Sequence[Any]) -> dict[str, tuple[Loc, E]]:
         """Return a section's tables with their places, by name; each name once."""
-        found: dict[str, tuple[Loc, E]] = {}
+        result: dict[str, tuple[Loc, E]] = {}
         for at, value in enumerate(values):
             if len(self.problems) > ENOUGH:
                 break
             table = self.table(model, value, (key, at))
-            if table and table.name in found:
-                first = self._source.line(found[table.name][0])
+            if table and table.name in result:
+                first = self._source.line(result[table.name][0])
                 message = (
                     f"the name {quote(table.name)} is used twice in {key} (first on line {first}); give each its own"
                 )
                 self.problems.append(((key, at, "name"), message))
             elif table:
-                found[table.name] = (key, at), table
-        return found
+                result[table.name] = (key, at), table
+        return result
 
     def has_problem_at(self, loc: Loc) -> bool:
         """Whether a problem is known at a place, around it or in it; then another one may only be its consequence."""

@@ -75,15 +75,15 @@ class Source:
         for part in loc if steps else ():
             node = steps[-1][1]
             if isinstance(part, int) and isinstance(node, yaml.SequenceNode):
-                found = [(item, item) for item in node.value[part : part + 1]]
+                result = [(item, item) for item in node.value[part : part + 1]]
             else:
                 if isinstance(node, yaml.MappingNode) and id(node) not in self._pairs:
                     self._pairs[id(node)] = {key.value: (key, value) for key, value in node.value}
                 pair = self._pairs.get(id(node), {}).get(part)
-                found = [pair] if pair else []
-            if not found:
+                result = [pair] if pair else []
+            if not result:
                 break
-            steps.append(found[-1])
+            steps.append(result[-1])
         return steps
 
     def _yaml(self) -> Any:
@@ -159,10 +159,10 @@ def _json(text: str) -> Any:
     """Return the value of JSON; None where it is wrong, because YAML's reader knows the line."""
 
     def table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
+        result = dict(pairs)
+        if len(result) < len(pairs):
             raise ValueError("a key comes twice")
-        return found
+        return result
 
     with suppress(ValueError, RecursionError):
         return json.loads(text, parse_int=Plain, parse_float=Plain, parse_constant=Plain, object_pairs_hook=table)

@@ -56,20 +56,20 @@ def newest_attempts(attempts: Sequence[Attempt]) -> list[Attempt]:
     return first_that_fit(reversed(attempts), attempt_bytes, MAX_ATTEMPTS)[::-1]
 
 
-def shown_text(text: str, most: int = MAX_SHOWN) -> str:
+def shown_text(text: str, limit: int = MAX_SHOWN) -> str:
     """Return a text that has at most so many bytes in JSON, with a note where its end is left out."""
-    if (size := text_bytes(text)) <= most:
+    if (size := text_bytes(text)) <= limit:
         return text
-    kept = text[: most // 6]
+    kept = text[: limit // 6]
     return f"{kept}\n… ({size - text_bytes(kept):,} more bytes are not shown)"
 
 
-def shown_words(words: Sequence[str], most: int = MAX_SHOWN) -> list[str]:
+def shown_words(words: Sequence[str], limit: int = MAX_SHOWN) -> list[str]:
     """Return a command with at most so many bytes, its last word cut."""
-    left, found = most, list[str]()
+    remaining, result = limit, list[str]()
     for word in words:
-        found.append(shown_text(word, max(0, left)))
-        left -= text_bytes(word) + 3
-        if left < 0:
+        result.append(shown_text(word, max(0, remaining)))
+        remaining -= text_bytes(word) + 3
+        if remaining < 0:
             break
-    return found
+    return result

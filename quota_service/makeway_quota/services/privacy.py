@@ -65,12 +65,12 @@ def private_event(event: Event) -> Event:
 
 
 def _private(data: Mapping[str, Any]) -> dict[str, Any]:
-    found = dict(data)
-    if "message" in found:
-        found["message"] = without_own_words(str(found["message"])) if "verb" in found else ""
-    if isinstance(reason := found.get("reason"), dict):
-        found["reason"] = {**reason, "message": without_own_words(str(reason.get("message", "")))}
-    return found
+    result = dict(data)
+    if "message" in result:
+        result["message"] = without_own_words(str(result["message"])) if "verb" in result else ""
+    if isinstance(reason := result.get("reason"), dict):
+        result["reason"] = {**reason, "message": without_own_words(str(reason.get("message", "")))}
+    return result
 
 
 def without_own_words(message: str) -> str:

@@ -37,7 +37,7 @@ def projection(snapshot: Snapshot, rows: Mapping[str, Workload], *, all_names: b
 
     Without `all_names` each sentence is one for the team of its workload, which knows no names of others.
     """
-    found, names = Projection(), names_of(snapshot.policies, rows)
+    result, names = Projection(), names_of(snapshot.policies, rows)
 
     def said(decision: Start | Evict | Move | Refusal | Waiting) -> str:
         return sentence(decision.facts, names if all_names else names.to(rows[decision.id].team))
@@ -49,18 +49,18 @@ def projection(snapshot: Snapshot, rows: Mapping[str, Workload], *, all_names: b
         for each in evictions:
             id, message = each.id, said(each)
             if id in ran:
-                found.evicts.setdefault(id, message)
+                result.evicts.setdefault(id, message)
             else:
-                found.starts.pop(id, None)
+                result.starts.pop(id, None)
         for start in plan.start:
             if start.id not in ran:
-                found.starts[start.id] = said(start)
-        found.refused |= {refusal.id: said(refusal) for refusal in plan.refused}
-        found.waits = {w.id: (w.code, said(w)) for w in plan.pending if w.id not in found.evicts}
+                result.starts[start.id] = said(start)
+        result.refused |= {refusal.id: said(refusal) for refusal in plan.refused}
+        result.waits = {w.id: (w.code, said(w)) for w in plan.pending if w.id not in result.evicts}
         if not (plan.start or plan.evict or plan.move or plan.refused or plan.terminating):
             break
         snapshot = replace(snapshot, workloads=tuple(_carried_out(snapshot, plan)))
-    return found
+    return result
 
 
 def _carried_out(snapshot: Snapshot, plan: Plan) -> Iterator[EngineWorkload]:

@@ -67,12 +67,12 @@ class SimulatedBackend:
 
     def over(self, now: float) -> list[AttemptSeen]:
         """Report the attempts that are over by now."""
-        found = []
+        result = []
         while self._ends and self._ends[0][0] <= now:
             at, id, attempt, noticed = heapq.heappop(self._ends)
             if self._current(id, attempt, noticed):
-                found.append(self._report(id, attempt, at, noticed))
-        return found
+                result.append(self._report(id, attempt, at, noticed))
+        return result
 
     def _current(self, id: str, attempt: int, noticed: bool) -> bool:
         work = self.work.get(id)

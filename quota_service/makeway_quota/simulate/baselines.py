@@ -44,10 +44,10 @@ class Nodes:
             whole, self.free[self.size] = self.free[self.size][:count], self.free[self.size][count:]
             self.free[0] = sorted(self.free[0] + whole)
             return tuple((node, self.size) for node in whole)
-        for left in range(gpus, self.size + 1):
-            if self.free[left]:
-                node = self.free[left].pop(0)
-                insort(self.free[left - gpus], node)
+        for remaining in range(gpus, self.size + 1):
+            if self.free[remaining]:
+                node = self.free[remaining].pop(0)
+                insort(self.free[remaining - gpus], node)
                 return ((node, gpus),)
         return ()
 

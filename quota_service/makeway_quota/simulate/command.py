@@ -48,14 +48,14 @@ def simulate_command(
         for kind in compare:
             named = replace(first, name=NAMES.get(kind, kind))
             outcomes.append(baseline(kind, named, arrivals, _bar(progress, named.name)))
-    found = [summary(outcome) for outcome in outcomes]
-    print(text(found), file=out)
+    result = [summary(outcome) for outcome in outcomes]
+    print(text(result), file=out)
     if json_file:
         Path(json_file).write_text(
-            json.dumps({"trace": Path(trace).name, "simulated": found}, indent=1) + "\n", encoding="utf-8"
+            json.dumps({"trace": Path(trace).name, "simulated": result}, indent=1) + "\n", encoding="utf-8"
         )
     if html_file:
-        Path(html_file).write_text(page(f"Simulation of {Path(trace).name}", outcomes, found), encoding="utf-8")
+        Path(html_file).write_text(page(f"Simulation of {Path(trace).name}", outcomes, result), encoding="utf-8")
     return 0
 
 

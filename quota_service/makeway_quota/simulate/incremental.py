@@ -95,10 +95,10 @@ class IncrementalPlanner:
     def _expected(self, row: Workload, now: float) -> float | None:
         if self.forecasts is None:
             return None
-        left = self.forecasts.durations.left(row, now)
-        if left is not None and row.started_at is not None:
-            heapq.heappush(self._ends, (row.started_at + left, row.id))
-        return left
+        remaining = self.forecasts.durations.left(row, now)
+        if remaining is not None and row.started_at is not None:
+            heapq.heappush(self._ends, (row.started_at + remaining, row.id))
+        return remaining
 
     def _outrun(self, now: float) -> Iterator[str]:
         """List the jobs that run longer than was expected of them."""

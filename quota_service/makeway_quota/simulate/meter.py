@@ -48,12 +48,12 @@ class Team:
 
     def room(self) -> int:
         """Return the milli-GPUs that waiting jobs could use within the reservation, the largest first."""
-        left = self.reserved - self.used
+        remaining = self.reserved - self.used
         served = 0
         for size in sorted(self.queued, reverse=True):
-            if size <= left:
-                fits = min(self.queued[size], left // size)
-                left -= fits * size
+            if size <= remaining:
+                fits = min(self.queued[size], remaining // size)
+                remaining -= fits * size
                 served += fits * size
         return served
 

@@ -23,13 +23,13 @@ td:first-child,th:first-child{text-align:left}svg{width:100%;height:auto}svg tex
 """
 
 
-def page(title: str, outcomes: Sequence[Outcome], found: Sequence[dict[str, Any]]) -> str:
+def page(title: str, outcomes: Sequence[Outcome], result: Sequence[dict[str, Any]]) -> str:
     """Write the whole page."""
     parts = [
         f"<h1>{escape(title)}</h1>",
-        _comparison(found),
-        _unserved(found),
-        *(_section(outcome, one) for outcome, one in zip(outcomes, found, strict=True)),
+        _comparison(result),
+        _unserved(result),
+        *(_section(outcome, one) for outcome, one in zip(outcomes, result, strict=True)),
     ]
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -37,8 +37,8 @@ def page(title: str, outcomes: Sequence[Outcome], found: Sequence[dict[str, Any]
     )
 
 
-def _comparison(found: Sequence[dict[str, Any]]) -> str:
-    return _table(COLUMNS, found)
+def _comparison(result: Sequence[dict[str, Any]]) -> str:
+    return _table(COLUMNS, result)
 
 
 def _table(columns: Sequence[Column[Row, object]], rows: Sequence[Row]) -> str:
@@ -54,16 +54,16 @@ def _number(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _unserved(found: Sequence[dict[str, Any]]) -> str:
-    bars = [(one["name"], one["unserved_guarantee_gpu_h"]) for one in found]
+def _unserved(result: Sequence[dict[str, Any]]) -> str:
+    bars = [(one["name"], one["unserved_guarantee_gpu_h"]) for one in result]
     return "<h2>Guarantees that were not served, GPU-hours</h2>" + _bars(bars)
 
 
 def _bars(bars: Sequence[tuple[str, float]]) -> str:
-    most = max((value for _, value in bars), default=0) or 1
+    maximum = max((value for _, value in bars), default=0) or 1
     lines = []
     for at, (name, value) in enumerate(bars):
-        y, width = 6 + 24 * at, (WIDTH - 320) * value / most
+        y, width = 6 + 24 * at, (WIDTH - 320) * value / maximum
         lines.append(
             f'<text x="0" y="{y + 13}">{escape(name)}</text>'
             f'<rect x="220" y="{y}" width="{width:.1f}" height="16" fill="{COLOURS[at % len(COLOURS)]}"/>'
@@ -72,21 +72,21 @@ def _bars(bars: Sequence[tuple[str, float]]) -> str:
     return f'<svg viewBox="0 0 {WIDTH} {24 * len(bars) + 10}" role="img">{"".join(lines)}</svg>'
 
 
-def _section(outcome: Outcome, one: dict[str, Any]) -> str:
+def _section(outcome: Outcome, item: dict[str, Any]) -> str:
     """Write one simulation: use over time, delays by team, evictions, borrowing between teams."""
     loans = [
-        (f"{row['borrower']} from {row['lender'] or 'unreserved GPUs'}", row["gpu_h"]) for row in one["borrowed_gpu_h"]
+        (f"{row['borrower']} from {row['lender'] or 'unreserved GPUs'}", row["gpu_h"]) for row in item["borrowed_gpu_h"]
     ]
-    loans = sorted(loans, key=lambda each: (-each[1], each[0]))[:20]
-    ways = [(f"{row['team']} for {row['for']}", float(row["times"])) for row in one["made_way"]]
-    ways = sorted(ways, key=lambda each: (-each[1], each[0]))[:20]
+    loans = sorted(loans, key=lambda item: (-item[1], item[0]))[:20]
+    ways = [(f"{row['team']} for {row['for']}", float(row["times"])) for row in item["made_way"]]
+    ways = sorted(ways, key=lambda item: (-item[1], item[0]))[:20]
     parts = [
-        f"<h2>{escape(one['name'])}</h2>",
+        f"<h2>{escape(item['name'])}</h2>",
         "<h3>GPUs in use (filled), of them borrowed (dark), and waiting (line)</h3>",
         _use(outcome),
         "<h3>Delay by team: half, 95 % and 99 % of the jobs, hours</h3>",
         _delays(outcome),
-        _table(TEAM_COLUMNS, one["teams"]),
+        _table(TEAM_COLUMNS, item["teams"]),
     ]
     if ways:
         parts += ["<h3>Who made way for whom, times</h3>", _bars(ways)]
@@ -130,16 +130,16 @@ def _delays(outcome: Outcome) -> str:
     for done in outcome.meter.finished:
         by_team[done.team].append(done.delay / HOUR)
     marks = {name: [percentile(d, part) for part in (0.5, 0.95, 0.99)] for name, d in by_team.items() if d}
-    most = max((values[-1] for values in marks.values()), default=0) or 1
+    maximum = max((values[-1] for values in marks.values()), default=0) or 1
     lines = []
     for at, (name, values) in enumerate(sorted(marks.items())):
         y = 8 + 20 * at
         lines.append(f'<text x="0" y="{y + 11}">{escape(name)}</text>')
         for value, opacity in reversed(list(zip(values, (1.0, 0.6, 0.3), strict=True))):
-            width = (WIDTH - 320) * value / most
+            width = (WIDTH - 320) * value / maximum
             lines.append(
                 f'<rect x="220" y="{y}" width="{width:.1f}" height="13" fill="#009e73" fill-opacity="{opacity}"/>'
             )
         label = " / ".join(f"{value:.2f}" for value in values)
-        lines.append(f'<text x="{226 + (WIDTH - 320) * values[-1] / most:.1f}" y="{y + 11}">{label}</text>')
+        lines.append(f'<text x="{226 + (WIDTH - 320) * values[-1] / maximum:.1f}" y="{y + 11}">{label}</text>')
     return f'<svg viewBox="0 0 {WIDTH} {20 * len(marks) + 14}" role="img">{"".join(lines)}</svg>'

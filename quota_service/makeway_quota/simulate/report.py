@@ -73,7 +73,7 @@ Numbers = dict[str, Any]
 
 
 def _column(key: str, name: str, *, right: bool = True) -> Column[Numbers, object]:
-    return Column(name, lambda one: one[key], right=right)
+    return Column(name, lambda item: item[key], right=right)
 
 
 COLUMNS = (
@@ -101,10 +101,10 @@ TEAM_COLUMNS = (
 """Of the teams in one simulation"""
 
 
-def text(found: Sequence[Numbers]) -> str:
+def text(result: Sequence[Numbers]) -> str:
     """Write the comparison, and the teams of each simulation, as tables for a terminal."""
-    teams = (f"{one['name']}\n{text_table(TEAM_COLUMNS, one['teams'], _cell)}" for one in found)
-    return "\n\n".join([text_table(COLUMNS, found, _cell), *teams])
+    teams = (f"{one['name']}\n{text_table(TEAM_COLUMNS, one['teams'], _cell)}" for one in result)
+    return "\n\n".join([text_table(COLUMNS, result, _cell), *teams])
 
 
 def _cell(value: object) -> str:

@@ -42,14 +42,14 @@ def read_trace(file: Path) -> list[Arrival]:
         with gzip.open(file, "rt", newline="") if file.suffix == ".gz" else file.open(newline="") as text:
             reader = csv.DictReader(text)
             _check_head(file, reader.fieldnames or ())
-            found = [_arrival(file, line, row) for line, row in enumerate(reader, 2)]
+            result = [_arrival(file, line, row) for line, row in enumerate(reader, 2)]
     except (OSError, UnicodeDecodeError, gzip.BadGzipFile) as error:
         raise TraceInvalid(f"{file}: cannot be read: {error}") from None
-    if not found:
+    if not result:
         raise TraceInvalid(f"{file}: no jobs below the head line")
-    if len({arrival.id for arrival in found}) < len(found):
+    if len({arrival.id for arrival in result}) < len(result):
         raise TraceInvalid(f"{file}: the column id names a job twice")
-    return sorted(found, key=lambda a: (a.submit, a.id))
+    return sorted(result, key=lambda a: (a.submit, a.id))
 
 
 def _check_head(file: Path, names: Iterable[str]) -> None:

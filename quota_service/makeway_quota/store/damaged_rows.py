@@ -53,11 +53,11 @@ CHOICES = {"kind": KINDS, "priority": PRIORITIES, "state": STATES}
 
 def faults(names: Sequence[str], values: Sequence[Any]) -> list[str]:
     """Return the fields, JSON aside, whose values are none that the service writes."""
-    found = []
+    result = []
     for name, value in zip(names, values, strict=False):
         if name in FIELDS and (type(value) not in FIELDS[name][0] or (name in CHOICES and value not in CHOICES[name])):
-            found.append(name)
-    return found
+            result.append(name)
+    return result
 
 
 def repaired(

@@ -43,12 +43,12 @@ class Conflict(StoreError):
 
 
 class TooMany(StoreError):
-    """The owner has as many workloads as a cap allows: `existing` are the first of them, `most` is the cap."""
+    """The owner has as many workloads as a cap allows: `existing` are the first of them, `limit` is the cap."""
 
-    def __init__(self, message: str, existing: Sequence[Workload], most: int) -> None:
+    def __init__(self, message: str, existing: Sequence[Workload], limit: int) -> None:
         super().__init__(message)
         self.existing = tuple(existing)
-        self.most = most
+        self.most = limit
 
 
 class TooMuchKept(StoreError):

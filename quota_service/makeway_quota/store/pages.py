@@ -31,15 +31,15 @@ def bounded(limit: int) -> int:
     return max(1, min(limit, MAX_ROWS))
 
 
-def first_that_fit(items: Iterable[T], size: Callable[[T], int], most: int) -> list[T]:
-    """Return the first items that have `most` bytes together, and always the first one."""
-    found: list[T] = []
+def first_that_fit(items: Iterable[T], size: Callable[[T], int], limit: int) -> list[T]:
+    """Return the first items that have `limit` bytes together, and always the first one."""
+    result: list[T] = []
     for item in items:
-        most -= size(item)
-        if most < 0 and found:
+        limit -= size(item)
+        if limit < 0 and result:
             break
-        found.append(item)
-    return found
+        result.append(item)
+    return result
 
 
 def workload_page(
@@ -84,11 +84,11 @@ def by_id(
 
     `damaged` as `rows.workload`.
     """
-    found: dict[str, Workload] = {}
+    result: dict[str, Workload] = {}
     for begin in range(0, len(ids), 500):
         query = select(*COLUMNS).where(W.id.in_([rows.clean(id) for id in ids[begin : begin + 500]]))
-        found.update((row.id, row) for row in rows.workloads(connection.execute(query).all(), damaged))
-    return found
+        result.update((row.id, row) for row in rows.workloads(connection.execute(query).all(), damaged))
+    return result
 
 
 def _walks(owner: str | None, teams: Sequence[str] | None, states: Sequence[str] | None) -> list[Conditions]:

@@ -114,10 +114,10 @@ class _Names:
     def retired(self, name: str) -> str:
         """Return the next unused name for the work of a person who was deleted."""
         number = 1
-        while (found := f"{name}{RETIRED}{number}") in self._taken:
+        while (result := f"{name}{RETIRED}{number}") in self._taken:
             number += 1
-        self._taken.add(found)
-        return found
+        self._taken.add(result)
+        return result
 
 
 def is_retired(name: str) -> bool:
@@ -149,7 +149,7 @@ def _older(connection: Connection, new: Collection[Person]) -> dict[str, float]:
 
     The Hub's clock may differ from that of this service (`CLOCKS_DIFFER`).
     """
-    found: dict[str, float] = {}
+    result: dict[str, float] = {}
     for person in new:
         if person.since is None or not person.identity:
             continue
@@ -157,8 +157,8 @@ def _older(connection: Connection, new: Collection[Person]) -> dict[str, float]:
         mine = (W.owner == rows.clean(person.name), W.submitted_at < before)
         queries = [select(W.id).where(*mine, condition).limit(1) for condition in (LIVE_ROW, ENDED_ROW)]
         if any(connection.execute(query).first() is not None for query in queries):
-            found[person.name] = before
-    return found
+            result[person.name] = before
+    return result
 
 
 def _hand_over(
@@ -210,7 +210,7 @@ def _ousted(
     taken = {(owner, row.server) for owner, found in there.items() for row in found if row.kind == "session"}
     moved = [(moves[old], row) for old, found in live.items() for row in found if row.kind == "session"]
     ousted = []
-    for owner, row in sorted(moved, key=lambda each: each[1].submitted_at, reverse=True):
+    for owner, row in sorted(moved, key=lambda item: item[1].submitted_at, reverse=True):
         if (owner, row.server) in taken:
             ousted.append(row)
         taken.add((owner, row.server))
@@ -218,13 +218,13 @@ def _ousted(
 
 
 def _live(connection: Connection, owners: Iterable[str], limits: Mapping[str, float]) -> dict[str, list[Workload]]:
-    found: dict[str, list[Workload]] = {}
+    result: dict[str, list[Workload]] = {}
     for owner in owners:
         query = select(*pages.COLUMNS).where(W.owner == rows.clean(owner), LIVE_ROW)
         if owner in limits:
             query = query.where(W.submitted_at < limits[owner])
-        found[owner] = rows.workloads(connection.execute(query).all())
-    return found
+        result[owner] = rows.workloads(connection.execute(query).all())
+    return result
 
 
 def _rename(connection: Connection, step: Mapping[str, str], limits: Mapping[str, float]) -> None:

@@ -52,22 +52,22 @@ def active(connection: Connection, damaged: dict[str, Sequence[str]] | None = No
 
     Where the placement of one cannot be read, it is that of its attempt.
     """
-    found = rows.workloads(connection.execute(ACTIVE).all(), damaged)
+    result = rows.workloads(connection.execute(ACTIVE).all(), damaged)
     unplaced = {id for id, fields in (damaged or {}).items() if "placement" in fields}
-    for at, row in enumerate(found) if unplaced else ():
+    for at, row in enumerate(result) if unplaced else ():
         if row.id in unplaced and row.state in ADMITTED:
             last = [each.placement for each in attempts_of(connection, row.id) if each.number == row.attempt]
-            found[at] = row._replace(placement=last[0] if last else ())
-    return found
+            result[at] = row._replace(placement=last[0] if last else ())
+    return result
 
 
 def current(connection: Connection, ids: Sequence[str], known: Mapping[str, Workload]) -> dict[str, Workload]:
     """Return these workloads by id, without what is large; those `known` in their present version are not read."""
-    found = {
+    result = {
         id: known[id] for id, version in VERSIONS.run(connection, ids) if id in known and known[id].version == version
     }
-    missing = [id for id in ids if id not in found]
-    return found | by_id(connection, missing) if missing else found
+    missing = [id for id in ids if id not in result]
+    return result | by_id(connection, missing) if missing else result
 
 
 def ids_taken(connection: Connection, ids: Sequence[str]) -> set[str]:
@@ -82,9 +82,9 @@ def live_session(connection: Connection, owner: str, server: str) -> Workload | 
     return None if row is None else rows.workload(row)
 
 
-def capped(connection: Connection, owner: str, cap: Cap, most: int) -> list[Workload]:
-    """Return the first `most` workloads of an owner that a cap counts."""
-    query = select(*COLUMNS).where(*_counted(owner, cap)).order_by(W.submitted_at).limit(most)
+def capped(connection: Connection, owner: str, cap: Cap, limit: int) -> list[Workload]:
+    """Return the first `limit` workloads of an owner that a cap counts."""
+    query = select(*COLUMNS).where(*_counted(owner, cap)).order_by(W.submitted_at).limit(limit)
     return rows.workloads(connection.execute(query).all())
 
 

@@ -48,9 +48,9 @@ class Lookup:
     def run(self, connection: Connection, keys: Sequence[object]) -> list[Any]:
         """Return the rows of these keys, in no order."""
         mark = "?" if connection.dialect.name == "sqlite" else "%s"
-        found: list[Any] = []
+        result: list[Any] = []
         for begin in range(0, len(keys), AT_ONCE):
             some = tuple(keys[begin : begin + AT_ONCE])
             marks = ", ".join([mark] * len(some))
-            found += connection.exec_driver_sql(f"{self._sql} ({marks})", some).all()
-        return found
+            result += connection.exec_driver_sql(f"{self._sql} ({marks})", some).all()
+        return result

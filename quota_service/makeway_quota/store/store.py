@@ -366,7 +366,7 @@ class Store:
 
     def follow(self, after: int) -> Followed:
         """Read what changed after event `after`, and call the listeners with what this process does not know yet."""
-        found = Followed(after)
+        result = Followed(after)
 
         def read(connection: Connection) -> list[Workload] | None:
             nonlocal found
@@ -374,7 +374,7 @@ class Store:
             return found.rows if found.last > after else None
 
         self._database.follow(read)
-        return found
+        return result
 
     def renew_leases(self, ids: Collection[str], until: float) -> None:
         """Write that these sessions were renewed; neither their version nor their state changes."""

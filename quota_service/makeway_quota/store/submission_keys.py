@@ -59,12 +59,12 @@ def add(connection: Connection, used: Mapping[str, SubmissionKey], now: float) -
 def earlier(connection: Connection, keys: Sequence[SubmissionKey]) -> list[Workload] | None:
     """Return what all these keys submitted, None if one is new; raise KeyReused or Removed."""
     used = UsedKeys(connection, keys)
-    found: list[Workload] = []
+    result: list[Workload] = []
     for key in keys:
         answer = used.repeated(key)
         if isinstance(answer, KeyReused | Removed):
             raise answer
         if answer is None:
             return None
-        found.append(answer)
-    return found
+        result.append(answer)
+    return result

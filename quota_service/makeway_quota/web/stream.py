@@ -55,13 +55,13 @@ class Streams:
 
     def check_room(self, user: str) -> None:
         """Refuse one more stream of a person beyond the limit; call it before the response begins."""
-        most = self.settings.streams_per_user
-        if most and self._open[user] >= most:
+        maximum = self.settings.streams_per_user
+        if maximum and self._open[user] >= maximum:
             raise MakewayError(
-                f"{user} has {most} event streams open, the most for one person: close a page or a notebook first.",
+                f"{user} has {maximum} event streams open, the most for one person: close a page or a notebook first.",
                 code="too_many_streams",
                 status=429,
-                numbers={"most": most, "open": self._open[user], "retry_after": 10},
+                numbers={"most": maximum, "open": self._open[user], "retry_after": 10},
             )
 
     async def follow(

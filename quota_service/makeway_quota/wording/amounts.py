@@ -27,6 +27,6 @@ def gpus_are(milli: int) -> str:
     return f"{gpus(milli)} {'is' if 0 < milli <= 1000 else 'are'}"
 
 
-def names(all_names: Sequence[str], most: int = 5) -> str:
-    """Return names as a list: `a, b and c`, with the number of those beyond `most`."""
-    return listed(all_names, most=most + 1) if len(all_names) > most else listed(all_names)
+def names(all_names: Sequence[str], limit: int = 5) -> str:
+    """Return names as a list: `a, b and c`, with the number of those beyond `limit`."""
+    return listed(all_names, limit=limit + 1) if len(all_names) > limit else listed(all_names)

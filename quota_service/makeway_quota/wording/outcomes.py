@@ -179,10 +179,10 @@ def checkpoint_risk(team: str, before: str) -> str:
     return f"It might not start: the last job of {team} could not keep checkpoints: {cause}"
 
 
-def failed_and_retried(job: str, cause: str, left: int, delay: float = 0.0) -> str:
-    """Return that a job failed and starts again `delay` seconds later; `left` tries remain after the next one."""
+def failed_and_retried(job: str, cause: str, remaining: int, delay: float = 0.0) -> str:
+    """Return that a job failed and starts again `delay` seconds later; `remaining` tries remain after the next one."""
     after = f" {duration(max(1.0, delay))} later" if delay > 0 else ""
-    return f"{job} failed ({cause}) and is tried again{after}, {count(left, 'more try', 'more tries')} left."
+    return f"{job} failed ({cause}) and is tried again{after}, {count(remaining, 'more try', 'more tries')} left."
 
 
 def made_way(job: str, preemptor: str, progress: SavedWork, error: str = "") -> str:

@@ -26,13 +26,13 @@ Sentence = Callable[[V, Names], str]
 def sentence(facts: Sequence[Fact], names: Names = IDS) -> str:
     """Return the facts of a decision as text."""
     victims = _victims([fact.values for fact in facts if fact.code == "by_victim"], names)
-    said = []
+    sentences = []
     for code, values in facts:
         if code in WITH_VICTIMS:
-            said.append(WITH_VICTIMS[code](values, victims))
+            sentences.append(WITH_VICTIMS[code](values, victims))
         elif code != "by_victim":
-            said.append(SENTENCES[code](values, names))
-    return " ".join(said)
+            sentences.append(SENTENCES[code](values, names))
+    return " ".join(sentences)
 
 
 def is_are(amount: float) -> str:
@@ -54,7 +54,7 @@ def _victims(victims: Sequence[V], names: Names) -> str:
     for (work, each), number_of in found.items():
         is_unnamed = number_of > 1 and work.endswith(("'s job", "'s session"))
         texts += [f"{number_of} of {work}s ({each} each)"] if is_unnamed else [f"{work} ({each})"] * number_of
-    return f"{listed(texts, most=4)} {'makes' if len(victims) == 1 else 'make'} way" if texts else ""
+    return f"{listed(texts, limit=4)} {'makes' if len(victims) == 1 else 'make'} way" if texts else ""
 
 
 def _preemptor(v: V, names: Names) -> str:
@@ -154,20 +154,22 @@ def _stuck(v: V, names: Names) -> str:
     if "team" in v:
         owner = f" of {v['owner']}" if v["owner"] else ""
         what = f"{names.team(v['team'])}'s {v['kind']} {names.workload(v['workload'])}{owner}"
-    where = f" on {listed(v['nodes'], most=4)}" if v["nodes"] else ""
+    where = f" on {listed(v['nodes'], limit=4)}" if v["nodes"] else ""
     late = f", {duration(v['late'])} after its deadline" if v["late"] < A_YEAR else ""
     return f"{what[0].upper()}{what[1:]} does not end{where}{late}."
 
 
 def _ready_after_reclaim(v: V, victims: str) -> str:
-    said = [victims] if victims else []
+    parts = [victims] if victims else []
     if v["moved"]:
-        said.append(f"{count(v['moved'], 'job')} {'moves' if v['moved'] == 1 else 'move'} to other GPUs")
+        parts.append(f"{count(v['moved'], 'job')} {'moves' if v['moved'] == 1 else 'move'} to other GPUs")
     if v["shrunk"]:
-        said.append(f"{count(v['shrunk'], 'gang')} {'goes' if v['shrunk'] == 1 else 'go'} on with fewer workers")
-    if said and not victims:
-        said.append("no job is stopped")
-    return f"Ready in {duration(v['within'])} or less: {', '.join(said) if said else 'the GPUs are about to be free'}."
+        parts.append(f"{count(v['shrunk'], 'gang')} {'goes' if v['shrunk'] == 1 else 'go'} on with fewer workers")
+    if parts and not victims:
+        parts.append("no job is stopped")
+    return (
+        f"Ready in {duration(v['within'])} or less: {', '.join(parts) if parts else 'the GPUs are about to be free'}."
+    )
 
 
 # -- reasons to wait -------------------------------------------------------------------------------------------
@@ -202,7 +204,7 @@ def _held_limit(v: V, names: Names) -> str:
 def _beside_guaranteed(v: V, names: Names) -> str:
     each = "each" if v["each_gpus"] == 1 else f"every {gpus(v['each_gpus'])}"
     beside = _cpu_memory({"cpu": v["each_cpu"], "memory": v["each_memory"]}) or "room for a pod"
-    teams = listed([names.team(team) for team in v["guaranteed_to"]], most=4)
+    teams = listed([names.team(team) for team in v["guaranteed_to"]], limit=4)
     free = f"{gpus(v['kept'])} of {_pool(v, names)} {is_are(v['kept'])} free and guaranteed to {teams}"
     return f"{free}, with {beside} for {each}; {_asks(v)}."
 
@@ -230,14 +232,14 @@ def _no_cpu_or_memory(v: V, names: Names) -> str:
 
 
 def _no_free_pods(v: V, names: Names) -> str:
-    full = f"{listed(v['nodes'], most=4)} of {_pool(v, names)} {'runs' if len(v['nodes']) == 1 else 'run'}"
+    full = f"{listed(v['nodes'], limit=4)} of {_pool(v, names)} {'runs' if len(v['nodes']) == 1 else 'run'}"
     many = f"{count(v['workers'], 'pod')}" if v["workers"] > 1 else "one more pod"
     return f"{full} as many pods as Kubernetes allows there; this {v['kind']} needs {many}."
 
 
 def _beside(v: V, names: Names) -> str:
     pools = [names.pool(pool) for pool in v["pools"]]
-    of = f"pool {pools[0]}" if len(pools) == 1 else f"pools {listed(pools, most=4)}"
+    of = f"pool {pools[0]}" if len(pools) == 1 else f"pools {listed(pools, limit=4)}"
     return f"Its nodes offer GPUs in {of}, too, whose work uses some of their CPU, memory and pods."
 
 
@@ -253,7 +255,7 @@ def _shares_host(v: V, names: Names) -> str:
 
 def _outranked(v: V, names: Names) -> str:
     ids = v["ahead"]
-    ahead = listed([*map(names.workload, ids[:4]), *ids[4:]], most=4)  # no more than four of them are shown
+    ahead = listed([*map(names.workload, ids[:4]), *ids[4:]], limit=4)  # no more than four of them are shown
     if not v["needs"]:
         taken = "CPU and memory" if _cpu_memory(v) else "room"
         took = f"{count(len(ids), 'workload')} ahead in {_pool(v, names)} took its {taken}"
@@ -270,12 +272,12 @@ def _protected(v: V, names: Names) -> str:
 
 
 def _node_failed(v: V, names: Names) -> str:
-    down = f"{listed(v['nodes'], most=4)} of {_pool(v, names)} {'is' if len(v['nodes']) == 1 else 'are'} not available"
+    down = f"{listed(v['nodes'], limit=4)} of {_pool(v, names)} {'is' if len(v['nodes']) == 1 else 'are'} not available"
     return f"{down}; {_asks(v)} and fits nowhere else."
 
 
 def _nodes_are(nodes: Sequence[str]) -> str:
-    return f"{listed(nodes, most=4)} {'is' if len(nodes) == 1 else 'are'}"
+    return f"{listed(nodes, limit=4)} {'is' if len(nodes) == 1 else 'are'}"
 
 
 WITH_VICTIMS: Mapping[str, Callable[[V, str], str]] = {
@@ -359,7 +361,7 @@ SENTENCES: Mapping[str, Sentence] = {
     "kept_partly": lambda v, n: f"{_kept(v, n)}; {_asks(v)}.",
     "nominated": lambda v, n: (
         f"{gpus(v['idle'])} of {_pool(v, n)} {is_are(v['idle'])} idle but set aside for "
-        f"{listed([n.workload(id) for id in v['nominees']], most=4)}; {_asks(v)}."
+        f"{listed([n.workload(id) for id in v['nominees']], limit=4)}; {_asks(v)}."
     ),
     "outranked": _outranked,
     "no_free_gpus": _no_free_gpus,

@@ -15,11 +15,11 @@ def unassigned_sentences(nodes: Mapping[str, Offered]) -> list[str]:
 
     Sorted by resource; empty where pools take everything.
     """
-    found: dict[str, dict[str, int]] = {}
+    result: dict[str, dict[str, int]] = {}
     for name, offered in sorted(nodes.items()):
         for resource, many in offered:
-            found.setdefault(resource, {})[name] = many
-    return [_sentence(resource, by_node) for resource, by_node in sorted(found.items())]
+            result.setdefault(resource, {})[name] = many
+    return [_sentence(resource, by_node) for resource, by_node in sorted(result.items())]
 
 
 def _sentence(resource: str, by_node: Mapping[str, int]) -> str:

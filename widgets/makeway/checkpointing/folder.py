@@ -40,12 +40,12 @@ class Folder:
 
     def complete(self) -> list[Path]:
         """Return the complete checkpoints, oldest first."""
-        found = []
+        result = []
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             for path in self.home.iterdir():
                 if (match := _COMPLETE.fullmatch(path.name)) and path.is_dir():
-                    found.append((int(match[1]), int(match[2] or 0), path))
-        return [path for *_, path in sorted(found)]
+                    result.append((int(match[1]), int(match[2] or 0), path))
+        return [path for *_, path in sorted(result)]
 
     @contextlib.contextmanager
     def adding(self, step: int, keep: int) -> Iterator[Path]:

@@ -33,10 +33,10 @@ def _skip_collections() -> None:
 
     Modules are still torn down. What only a collection would have closed is closed with the process.
     """
-    for one in gc.get_objects():
-        if type(one) in WRITERS:  # isinstance would ask objects of others for their class
+    for item in gc.get_objects():
+        if type(item) in WRITERS:  # isinstance would ask objects of others for their class
             with contextlib.suppress(OSError, ValueError):
-                one.flush()
+                item.flush()
     gc.disable()
     if freeze := getattr(gc, "freeze", None):  # not in PyPy
         freeze()

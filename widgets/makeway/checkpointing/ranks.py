@@ -125,10 +125,10 @@ class _FileExchange:
         began, pause = time.monotonic(), PAUSES[0]
         warn_at = began + WARN_SECONDS
         while True:
-            found, ended = self._look()
-            if len(found) == self.size:
-                return [max(numbers[n] for numbers in found.values()) for n in range(len(self.calls[self.count]))]
-            missing = sorted(set(range(self.size)) - set(found))
+            result, ended = self._look()
+            if len(result) == self.size:
+                return [max(numbers[n] for numbers in result.values()) for n in range(len(self.calls[self.count]))]
+            missing = sorted(set(range(self.size)) - set(result))
             names = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing[:10]))}"
             if ended:
                 raise RanksMissing(f"rank {min(ended)} has ended while rank {self.rank} waited for it")
@@ -155,16 +155,16 @@ class _FileExchange:
         """Return the numbers of the ranks that have arrived at this call, and the ranks that never will."""
         files = {rank: self._read(rank) for rank in range(self.size) if rank != self.rank}
         self._join(files)
-        found, ended = {self.rank: self.calls[self.count]}, []
+        result, ended = {self.rank: self.calls[self.count]}, []
         for rank, file in files.items():
             if not self.session or file.get("session") != self.session:
                 continue
             numbers = file.get("calls", {}).get(str(self.count))
             if numbers is not None:
-                found[rank] = numbers
+                result[rank] = numbers
             elif _has_ended(file):
                 ended.append(rank)
-        return found, ended
+        return result, ended
 
     def _join(self, files: dict[int, dict[str, Any]]) -> None:
         """List the words of the other ranks, as rank 0; join the session of a rank 0 that has listed this rank."""

@@ -39,27 +39,27 @@ def portable(states: Raw) -> dict[str, Any]:
 
     version, words, gauss = states[0]
     python = {"version": version, "words": torch.tensor(words, dtype=torch.int64), "gauss": gauss}
-    found: dict[str, Any] = {"python": python, "torch": states[1]}
+    result: dict[str, Any] = {"python": python, "torch": states[1]}
     if isinstance(states[2], tuple):  # a dictionary where the user has put another generator in its place
         name, keys, position, has_gauss, cached = states[2]
-        found["numpy"] = {
+        result["numpy"] = {
             "name": str(name),
             "keys": torch.from_numpy(keys.astype("int64")),
             "position": int(position),
             "has_gauss": int(has_gauss),
             "gauss": float(cached),
         }
-    return found
+    return result
 
 
 def state() -> dict[str, Any]:
     """Return the states of all global generators, as tensors and numbers."""
     import torch
 
-    found = portable(raw())
+    result = portable(raw())
     if torch.cuda.is_available() and torch.cuda.is_initialized():
-        found["cuda"] = torch.cuda.get_rng_state_all()
-    return found
+        result["cuda"] = torch.cuda.get_rng_state_all()
+    return result
 
 
 def restore(states: dict[str, Any]) -> None:

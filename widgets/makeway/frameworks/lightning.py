@@ -187,13 +187,13 @@ def _resume_rank(trainer: Any, folder: Path) -> None:
         return  # a checkpoint of other origin
     own = read(path if path.exists() else folder / "rank-0.pt")
     ranks.check_size(int(own["size"]), folder)
-    found = _resumables(trainer)
-    if len(found) != len(own["positions"]):
+    result = _resumables(trainer)
+    if len(result) != len(own["positions"]):
         raise ValueError(
-            f"{folder} was saved with {len(own['positions'])} resumable loaders, and now there are {len(found)}: pass "
+            f"{folder} was saved with {len(own['positions'])} resumable loaders, and now there are {len(result)}: pass "
             "the training's DataLoader through checkpoint.resumable(…), each time."
         )
-    for loader, state in zip(found, own["positions"]):  # noqa: B905 (not in Python 3.9)
+    for loader, state in zip(result, own["positions"]):  # noqa: B905 (not in Python 3.9)
         loader.load_state_dict(state)
     generators.restore(own["generators"])
 

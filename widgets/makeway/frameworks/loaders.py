@@ -100,10 +100,10 @@ class Position:
         self.done, self.complete = int(plan["done"]), False
         self._epoch = {name: plan[name] for name in ("seed", "generators", "start")}
         if self._keeps_its_own:
-            found = self._iterate_its_own(plan)
+            result = self._iterate_its_own(plan)
         else:
-            found = self._iterate(plan, waiting)
-        for batch in found:
+            result = self._iterate(plan, waiting)
+        for batch in result:
             self._resumed = None
             self.done += 1
             yield batch
@@ -347,12 +347,16 @@ def _is_iterable(loader: Any) -> bool:
 def _own_generators(loader: Any) -> list[Any]:
     """Return the generators that the loader and its samplers were given, in a fixed order."""
     batch_sampler = getattr(loader, "batch_sampler", None)
-    found: list[Any] = []
+    result: list[Any] = []
     for one in (loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)):
         generator = getattr(one, "generator", None)
-        if generator is not None and hasattr(generator, "get_state") and all(generator is not known for known in found):
-            found.append(generator)
-    return found
+        if (
+            generator is not None
+            and hasattr(generator, "get_state")
+            and all(generator is not known for known in result)
+        ):
+            result.append(generator)
+    return result
 
 
 def _chain(first: Any, others: Iterator[Any]) -> Iterator[Any]:

@@ -65,15 +65,15 @@ def newest(name: str = "") -> Path | None:
     """
     if not checkpoint._on_cluster():
         return None
-    found = checkpoint.latest(name)
-    step = checkpoint.step_of(found) if found is not None else -1
+    result = checkpoint.latest(name)
+    step = checkpoint.step_of(result) if result is not None else -1
     highest, negative = exchange([step, -step])
     if highest != -negative:
         raise RuntimeError(
             f"one rank sees the checkpoint of step {highest} and another one that of step {-negative}: the folder of "
             f"the checkpoints, {checkpoint.dir}, has to be one that all ranks share."
         )
-    return found
+    return result
 
 
 def claim(name: str, caller: str) -> None:

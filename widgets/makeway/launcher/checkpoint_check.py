@@ -41,11 +41,11 @@ def write_failure(folder: str, seconds: float = SECONDS) -> str:
     A file is written, flushed, renamed and removed, as a checkpoint is. That takes at most so many seconds: what does
     not answer by then is left to a thread.
     """
-    found = []
-    check = threading.Thread(target=lambda: found.append(_failure(folder)), daemon=True)
+    result = []
+    check = threading.Thread(target=lambda: result.append(_failure(folder)), daemon=True)
     check.start()
     check.join(seconds)
-    cause = found[0] if found else f"its volume did not answer within {duration(seconds)}"
+    cause = result[0] if result else f"its volume did not answer within {duration(seconds)}"
     return f"no checkpoint can be kept in {folder}: {cause}. An administrator has to act" if cause else ""
 
 

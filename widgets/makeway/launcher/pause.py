@@ -15,7 +15,7 @@ class Pause:
         self._seconds = 0.5
         self._longest = longest
 
-    def next(self, least: float = 0.0) -> float:
+    def next(self, minimum: float = 0.0) -> float:
         """Return the next pause in seconds."""
         seconds, self._seconds = self._seconds, min(self._longest, self._seconds * 2)
-        return max(least, seconds) * (0.5 + random.random())
+        return max(minimum, seconds) * (0.5 + random.random())

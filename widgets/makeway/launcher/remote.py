@@ -208,11 +208,11 @@ class Remote:
                 self._ended = True
             except Unavailable as error:
                 self._ended |= self._service.void_for > VOID_SECONDS
-                if (left := ends - time.monotonic()) <= 0:
+                if (remaining := ends - time.monotonic()) <= 0:
                     return False
                 if isinstance(error, TooFast):  # it takes a little every second: longer pauses would waste them
                     pause = Pause()
-                time.sleep(min(left, pause.next(error.wait)))
+                time.sleep(min(remaining, pause.next(error.wait)))
             except Rejected:
                 raise
             except OSError:
@@ -321,10 +321,10 @@ class Remote:
                         raise Unavailable("the time is up")
                     at = self._service.append(kind, at, data, False)
             except Rejected as error:
-                said = f"the {kind} was not kept: {error.strerror}"
-                note(said)
+                message = f"the {kind} was not kept: {error.strerror}"
+                note(message)
                 if kind == "result":
-                    self._refused = said
+                    self._refused = message
 
 
 def _failed(order: object) -> tuple[str, int] | None:

@@ -21,7 +21,7 @@ REPORT = "/dev/termination-log"
 
 def remove_all(volume: str, names: list[str], report: str = REPORT) -> int:
     """Remove these folders of a volume; return 1 if some are left, with the reason and who owns them in the report."""
-    left: dict[str, list[str]] = {}
+    remaining: dict[str, list[str]] = {}
     why = ""
     for name in names:
         try:
@@ -29,12 +29,12 @@ def remove_all(volume: str, names: list[str], report: str = REPORT) -> int:
         except (OSError, RecursionError, ValueError) as error:
             why = why or f"{name}: {error}"
             owner = _other_owner(os.path.join(volume, name)) if isinstance(error, PermissionError) else -1
-            left.setdefault(str(owner), []).append(name)
-    if left:
+            remaining.setdefault(str(owner), []).append(name)
+    if remaining:
         print(f"launcher: {why}", file=sys.stderr)
         with open(report, "w", encoding="utf-8") as file:
-            json.dump({"why": why[:1000], "left": left}, file)
-    return 1 if left else 0
+            json.dump({"why": why[:1000], "left": remaining}, file)
+    return 1 if remaining else 0
 
 
 def _remove(volume: str, name: str) -> None:

@@ -105,10 +105,10 @@ class Service:
     def post(self, what: str, value: dict[str, Any]) -> dict[str, Any]:
         """Send JSON and return the JSON that is answered."""
         body = json.dumps(value).encode()
-        found = _object(self._checked(self._send("POST", what, {}, body, "application/json", TIMEOUT)))
-        if isinstance(found.get("token"), str):
-            self.token, self.expired = found["token"], False
-        return found
+        result = _object(self._checked(self._send("POST", what, {}, body, "application/json", TIMEOUT)))
+        if isinstance(result.get("token"), str):
+            self.token, self.expired = result["token"], False
+        return result
 
     def append(self, kind: str, offset: int, data: bytes, dropped: bool) -> int:
         """Send bytes of an output; return how far the service knows it."""

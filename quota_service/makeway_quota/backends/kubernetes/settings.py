@@ -170,7 +170,7 @@ def check_worker_url(url: str) -> None:
         )
 
 
-def pod_settings(found: KubernetesSettings, namespace: str) -> PodSettings:
+def pod_settings(result: KubernetesSettings, namespace: str) -> PodSettings:
     """Return what all pods of jobs have; ValueError where a setting is wrong."""
     from .pods.disk import setting as disk_setting
     from .pods.manifest import PodSettings, user_and_group
@@ -178,22 +178,22 @@ def pod_settings(found: KubernetesSettings, namespace: str) -> PodSettings:
 
     return PodSettings(
         namespace=namespace,
-        instance=found.instance,
-        address=found.worker_url,
-        launcher_image=found.launcher_image,
-        image=found.image,
-        service_account=found.service_account,
-        priority_class=found.priority_class,
-        run_as=user_and_group(found.run_as),
-        checkpoint_claim=found.checkpoint_claim,
-        disk=disk_setting(found.disk_request, found.disk_limit),
-        cpu_limits=found.cpu_limits,
-        launcher_resources=resources_setting(found.launcher_resources),
-        template=template_setting(found.pod),
+        instance=result.instance,
+        address=result.worker_url,
+        launcher_image=result.launcher_image,
+        image=result.image,
+        service_account=result.service_account,
+        priority_class=result.priority_class,
+        run_as=user_and_group(result.run_as),
+        checkpoint_claim=result.checkpoint_claim,
+        disk=disk_setting(result.disk_request, result.disk_limit),
+        cpu_limits=result.cpu_limits,
+        launcher_resources=resources_setting(result.launcher_resources),
+        template=template_setting(result.pod),
     )
 
 
-def backend_of(found: KubernetesSettings) -> Backend:
+def backend_of(result: KubernetesSettings) -> Backend:
     """Return the backend; ValueError where a setting is missing or wrong."""
     from .api.client import ApiClient
     from .api.connection import connection
@@ -201,14 +201,14 @@ def backend_of(found: KubernetesSettings) -> Backend:
     from .cluster.nodes import toleration
     from .pods.homes import home_setting
 
-    if not found.launcher_image:
+    if not result.launcher_image:
         raise ValueError("Pods copy their launcher from an image with Makeway: name it in MAKEWAY_KUBE_LAUNCHER_IMAGE.")
-    check_worker_url(found.worker_url)
-    cluster = connection(found.kubeconfig, found.context)
-    pods = pod_settings(found, found.namespace or cluster.namespace)
-    tolerations = [toleration(text) for text in found.tolerations]
-    home = home_setting(found.home_claim, found.home_path)
-    lost, node_lost = found.lost_after, found.node_lost_after
+    check_worker_url(result.worker_url)
+    cluster = connection(result.kubeconfig, result.context)
+    pods = pod_settings(result, result.namespace or cluster.namespace)
+    tolerations = [toleration(text) for text in result.tolerations]
+    home = home_setting(result.home_claim, result.home_path)
+    lost, node_lost = result.lost_after, result.node_lost_after
     return KubernetesBackend(
         ApiClient(cluster), pods, tolerations, lost_after=lost, node_lost_after=node_lost, home=home
     )

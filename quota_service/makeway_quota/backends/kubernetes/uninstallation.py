@@ -81,37 +81,37 @@ class Uninstallation:
         """Return once none of these pods is left, or at a time of the monotonic clock."""
         deleted = set[str]()
         while True:
-            left, problem = await self._pods(selectors)
-            new = [(path, uid) for path, uid in left.items() if delete and uid not in deleted]
+            remaining, problem = await self._pods(selectors)
+            new = [(path, uid) for path, uid in remaining.items() if delete and uid not in deleted]
             deleted |= {uid for _, uid in new}
             for at in range(0, len(new), AT_ONCE):
                 await asyncio.gather(*(self._delete(*one) for one in new[at : at + AT_ONCE]))
-            if not left and not problem:
+            if not remaining and not problem:
                 self._say(f"No pod of {title} is left.")
                 return
             if time.monotonic() >= until:
-                names = ", ".join([path.rpartition("/")[2] for path in left][:NAMED])
-                names += ", …" if len(left) > NAMED else ""
-                self._say(problem or _not_ended(len(left), title, names))
+                names = ", ".join([path.rpartition("/")[2] for path in remaining][:NAMED])
+                names += ", …" if len(remaining) > NAMED else ""
+                self._say(problem or _not_ended(len(remaining), title, names))
                 return
             await asyncio.sleep(POLL_SECONDS)
 
     async def _pods(self, selectors: Sequence[PodSelector]) -> tuple[dict[str, str], str]:
         """Return the UIDs of the pods by their paths, and why not all of them are known."""
-        found, problem = dict[str, str](), ""
-        for one in selectors:
-            query = {"labelSelector": one.selector, "limit": str(PAGE)}
+        result, problem = dict[str, str](), ""
+        for item in selectors:
+            query = {"labelSelector": item.selector, "limit": str(PAGE)}
             try:
                 while True:
-                    page = await self._client.get(one.path, query)
+                    page = await self._client.get(item.path, query)
                     pods: list[Object] = page["items"]
-                    found |= {f"{one.path}/{pod['metadata']['name']}": pod["metadata"]["uid"] for pod in pods}
+                    result |= {f"{item.path}/{pod['metadata']['name']}": pod["metadata"]["uid"] for pod in pods}
                     if not (more := (page.get("metadata") or {}).get("continue")):
                         break
                     query["continue"] = more
             except (ApiRefusal, ApiUnreachable) as error:
-                problem = f"It is not known which pods are left in {one.namespace}: {error}"
-        return found, problem
+                problem = f"It is not known which pods are left in {item.namespace}: {error}"
+        return result, problem
 
     async def _delete(self, path: str, uid: str = "") -> None:
         """Delete an object; one that cannot be deleted is named, and the rest is deleted all the same."""

@@ -213,17 +213,17 @@ class LocalAttempt:
         """Write the notice for the launcher and signal it, unless it has already followed it."""
         if self.process is None or (self._notice is None and self._kill_at is None):
             return
-        said: dict[str, Any] = {"kill": True}
+        content: dict[str, Any] = {"kill": True}
         if self._kill_at is None:
             assert self._notice is not None
-            said = self._notice.for_launcher()
-        if self.files.read_json("notice.json") == said and self.files.stamp("stop.json") is not None:
+            content = self._notice.for_launcher()
+        if self.files.read_json("notice.json") == content and self.files.stamp("stop.json") is not None:
             return
         try:
-            self.files.write_json("notice.json", said)
+            self.files.write_json("notice.json", content)
         except OSError:
-            said = {}
-        if said or self._kill_at is None:
+            content = {}
+        if content or self._kill_at is None:
             self.process.send(signal.SIGTERM)
 
     def _enforce(self) -> None:

@@ -29,7 +29,7 @@ def real_gpus() -> tuple[Gpu, ...]:
     except pynvml.NVMLError:
         return ()
     try:
-        found = [_gpu(index) for index in range(int(pynvml.nvmlDeviceGetCount()))]
+        result = [_gpu(index) for index in range(int(pynvml.nvmlDeviceGetCount()))]
     except pynvml.NVMLError:
         return ()
     finally:
@@ -37,8 +37,8 @@ def real_gpus() -> tuple[Gpu, ...]:
     allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if allowed is not None and all(word.strip().isdigit() for word in allowed.split(",")):
         indices = {int(word) for word in allowed.split(",")}
-        found = [gpu for gpu in found if gpu.index in indices]
-    return tuple(found)
+        result = [gpu for gpu in result if gpu.index in indices]
+    return tuple(result)
 
 
 def _gpu(index: int) -> Gpu:

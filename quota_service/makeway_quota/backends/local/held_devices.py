@@ -27,10 +27,10 @@ def holding(nodes: Sequence[NodeSeen], headers: Iterable[Mapping[str, Any]]) -> 
     pods: dict[str, list[WorkloadPod]] = {}
     for header in headers:
         try:
-            found = list(_workers(header, nodes))
+            result = list(_workers(header, nodes))
         except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):  # a loss of power left anything
             continue
-        for node, pod in found:
+        for node, pod in result:
             pods.setdefault(node, []).append(pod)
     return {n.name: replace(n, pods=tuple(pods[n.name])) if n.name in pods else n for n in nodes}
 
@@ -48,7 +48,7 @@ def _workers(header: Mapping[str, Any], nodes: Sequence[NodeSeen]) -> Iterator[t
 
 def _earlier_places(header: Mapping[str, Any], nodes: Sequence[NodeSeen]) -> list[dict[str, Any]]:
     """Return the places of an order that an earlier version wrote, from the environments of its workers."""
-    found = []
+    result = []
     workers = header.get("workers") or ()
     for each in workers:
         env = each["env"]
@@ -56,5 +56,5 @@ def _earlier_places(header: Mapping[str, Any], nodes: Sequence[NodeSeen]) -> lis
         node = next((node.name for node in nodes if devices and {*devices} <= {*node.devices}), None)
         if node is not None:
             share = round(GPU * float(env.get("MAKEWAY_GPUS") or 0) / len(workers) / len(devices))
-            found.append({"node": node, "devices": devices, "milli": [share] * len(devices)})
-    return found
+            result.append({"node": node, "devices": devices, "milli": [share] * len(devices)})
+    return result

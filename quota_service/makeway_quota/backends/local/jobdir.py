@@ -156,11 +156,11 @@ def write_order(path: Path, header: Mapping[str, Any], files: Sequence[File]) ->
 def read_order(path: Path) -> dict[str, Any] | None:
     """Read an order's line of JSON; None when it is gone, UnreadableJson when it is damaged, as by a loss of power."""
     try:
-        found = path.lstat()
-        if not stat.S_ISREG(found.st_mode):
+        result = path.lstat()
+        if not stat.S_ISREG(result.st_mode):
             raise UnreadableJson("it is not a plain file")
         with path.open("rb") as file:
-            header = json.loads(file.readline(min(found.st_size, MAX_ORDER)))
+            header = json.loads(file.readline(min(result.st_size, MAX_ORDER)))
     except FileNotFoundError:
         return None
     except (ValueError, RecursionError):
@@ -209,16 +209,16 @@ class AttemptFiles:
     def stamp(self, name: str) -> tuple[int, int] | None:
         """Return a file's change time and size, to see whether it is new; None when there is none."""
         try:
-            found = os.lstat(self.path / name)
+            result = os.lstat(self.path / name)
         except OSError as error:
             raise_own(error)
             return None
-        return found.st_mtime_ns, found.st_size
+        return result.st_mtime_ns, result.st_size
 
-    def read(self, name: str, most: int) -> bytes | None:
+    def read(self, name: str, limit: int) -> bytes | None:
         """Read a file of the job's account; None when there is none, or when it is not a plain file of that account."""
         with self._open(name) as file:
-            return None if file is None else file.read(most)
+            return None if file is None else file.read(limit)
 
     def part(self, name: str, offset: int, size: int) -> tuple[bytes, int] | None:
         """Return bytes of a file of the job's account from `offset`, and its size; None as for `read`."""
@@ -300,7 +300,7 @@ class AttemptFiles:
 
     def _log_pieces(self) -> list[tuple[int, int, str]]:
         """List (first byte, length, file name) of the log's pieces, in order."""
-        found = []
+        result = []
         with self._folder() as folder:
             names = os.listdir(folder) if folder is not None else ()
             pieces = sorted((int(name[4:] or 0), name) for name in names if PIECE.fullmatch(name))
@@ -308,8 +308,8 @@ class AttemptFiles:
                 with suppress(OSError):
                     status = os.stat(name, dir_fd=folder, follow_symlinks=False)
                     if stat.S_ISREG(status.st_mode):
-                        found.append((start, status.st_size, name))
-        return found
+                        result.append((start, status.st_size, name))
+        return result
 
     @contextmanager
     def _folder(self) -> Iterator[int | None]:

@@ -114,7 +114,7 @@ def workers(order: StartOrder, nodes: Mapping[str, NodeSeen]) -> list[dict[str, 
     """Return each worker's own environment: its devices and, in a gang, its rank."""
     total = sum(sum(place.milli) for place in order.workers) / 1000
     port = str(_free_port()) if len(order.workers) > 1 else ""
-    found = []
+    result = []
     for rank, place in enumerate(order.workers):
         env = {
             "MAKEWAY_GPUS": f"{total:g}",
@@ -126,8 +126,8 @@ def workers(order: StartOrder, nodes: Mapping[str, NodeSeen]) -> list[dict[str, 
         if port:
             size = str(len(order.workers))
             env |= {"RANK": str(rank), "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        found.append({"env": env})
-    return found
+        result.append({"env": env})
+    return result
 
 
 def _free_port() -> int:

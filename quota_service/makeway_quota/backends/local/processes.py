@@ -147,12 +147,12 @@ def sweep(marks: Mapping[Mark, int]) -> set[Mark]:
     """
     ends = time.monotonic() + SWEEP_SECONDS
     while True:
-        left = set()
+        remaining = set()
         for pid, start_time, mark in _carriers(marks):
-            left.add(mark)
+            remaining.add(mark)
             _kill(pid, start_time)
-        if not left or time.monotonic() > ends:
-            return left
+        if not remaining or time.monotonic() > ends:
+            return remaining
         time.sleep(0.005)
 
 
@@ -169,18 +169,18 @@ def marked() -> dict[int, Mark]:
 def _carriers(marks: Mapping[Mark, int]) -> Iterable[tuple[int, int, Mark]]:
     """Return (pid, start time, mark) of processes with a mark, and of descendants, which may have dropped it."""
     stats = {pid: stat for pid in _pids() if (stat := Stat.of(pid)) is not None and not stat.dead}
-    found: dict[int, Mark] = {}
+    result: dict[int, Mark] = {}
     for pid in stats:
         mark = Mark.of(pid)
         if mark is not None and mark in marks and marks[mark] == _owner(pid):
-            found[pid] = mark
+            result[pid] = mark
     for pid in stats:
         line = [pid]
-        while line[-1] in stats and line[-1] not in found and stats[line[-1]].parent not in line:
+        while line[-1] in stats and line[-1] not in result and stats[line[-1]].parent not in line:
             line.append(stats[line[-1]].parent)
-        if line[-1] in found and marks[found[line[-1]]] == _owner(pid):
-            found[pid] = found[line[-1]]
-    return [(pid, stats[pid].start_time, mark) for pid, mark in found.items()]
+        if line[-1] in result and marks[result[line[-1]]] == _owner(pid):
+            result[pid] = result[line[-1]]
+    return [(pid, stats[pid].start_time, mark) for pid, mark in result.items()]
 
 
 def _pids() -> list[int]:

@@ -153,11 +153,11 @@ def conclude(
     return Conclusion(known, seen)
 
 
-def cut_off(found: Conclusion, worker: int, message: str) -> Conclusion:
+def cut_off(result: Conclusion, worker: int, message: str) -> Conclusion:
     """Return the loss of an attempt with the machine of a worker, unless it is over already."""
-    if found.seen.phase in (Phase.EXITED, Phase.LOST):
-        return found
-    return _lost(found.known, replace(found.seen, message=message, node_lost=True, worker=worker))
+    if result.seen.phase in (Phase.EXITED, Phase.LOST):
+        return result
+    return _lost(result.known, replace(result.seen, message=message, node_lost=True, worker=worker))
 
 
 def _exited(

@@ -47,20 +47,20 @@ def attempt_of(key: Key, workers: Mapping[int, WorkerSeen], size: int) -> Attemp
     It runs when all do, and is over when all are; a failure of one worker is that of the attempt. It never runs where
     one could not begin.
     """
-    found = [workers[number] for number in sorted(workers)]
-    whole = len(found) >= max(1, size)
-    saved = max((w for w in found if w.saved_at is not None), key=lambda w: w.saved_at or 0.0, default=None)
+    result = [workers[number] for number in sorted(workers)]
+    whole = len(result) >= max(1, size)
+    saved = max((w for w in result if w.saved_at is not None), key=lambda w: w.saved_at or 0.0, default=None)
     seen = AttemptSeen(
         *key,
         phase=Phase.STARTING,
-        started_at=min((w.started_at for w in found if w.started_at is not None), default=None),
-        noticed=any(w.noticed for w in found),
+        started_at=min((w.started_at for w in result if w.started_at is not None), default=None),
+        noticed=any(w.noticed for w in result),
         step=None if saved is None else saved.step,
         checkpoint_at=None if saved is None else saved.saved_at,
     )
-    if whole and all(w.ended for w in found):
+    if whole and all(w.ended for w in result):
         return _over(seen, workers)
-    if whole and without_checkpoints(workers) is None and all(w.started_at is not None or w.ended for w in found):
+    if whole and without_checkpoints(workers) is None and all(w.started_at is not None or w.ended for w in result):
         return replace(seen, phase=Phase.STOPPING if seen.noticed else Phase.RUNNING)
     return seen
 
@@ -92,26 +92,26 @@ def exit_code_of(codes: list[int]) -> int:
 
 
 def _over(seen: AttemptSeen, workers: Mapping[int, WorkerSeen]) -> AttemptSeen:
-    found = [workers[number] for number in sorted(workers)]
+    result = [workers[number] for number in sorted(workers)]
     failed = without_checkpoints(workers)
     if failed is None:
-        code = exit_code_of([w.exit_code or 0 for w in found])
-        says = next((w for w in found if w.exit_code == code and w.message), None)
+        code = exit_code_of([w.exit_code or 0 for w in result])
+        says = next((w for w in result if w.exit_code == code and w.message), None)
     else:  # the others were ended because of it
         code, says = workers[failed].exit_code or 0, workers[failed]
     return replace(
         seen,
         phase=Phase.EXITED,
-        ended_at=max(w.ended_at or 0.0 for w in found),
+        ended_at=max(w.ended_at or 0.0 for w in result),
         exit_code=code,
-        killed=any(w.killed for w in found),
-        acknowledged=any(w.acknowledged for w in found)
-        and all(w.acknowledged or w.exit_code in (0, 75) for w in found),
-        completed=code == 0 and any(w.completed for w in found) and not any(w.result_unsent for w in found),
-        result_lost=any(w.result_unsent or w.result_refused for w in found),
-        timed_out=any(w.timed_out for w in found),
+        killed=any(w.killed for w in result),
+        acknowledged=any(w.acknowledged for w in result)
+        and all(w.acknowledged or w.exit_code in (0, 75) for w in result),
+        completed=code == 0 and any(w.completed for w in result) and not any(w.result_unsent for w in result),
+        result_lost=any(w.result_unsent or w.result_refused for w in result),
+        timed_out=any(w.timed_out for w in result),
         storage_failed=failed is not None,
         worker=failed or 0,
-        node_lost=any(w.service_unavailable for w in found),
+        node_lost=any(w.service_unavailable for w in result),
         message="" if says is None else says.message,
     )

@@ -103,11 +103,11 @@ class HubApi:
 
         A user may be missing where the list changes between two pages: ask `servers_of` before concluding from that.
         """
-        found: set[tuple[str, str]] = set()
+        result: set[tuple[str, str]] = set()
         async for user in self._list({"state": "active"}):
             with _known_form("list of users"):
-                found.update((str(user["name"]), str(name)) for name in (user.get("servers") or {}))
-        return found
+                result.update((str(user["name"]), str(name)) for name in (user.get("servers") or {}))
+        return result
 
     async def all_users(self) -> list[HubUser]:
         """Return all users, from all pages of the Hub's list, one of which may be missing as in `active_servers`."""

@@ -133,7 +133,7 @@ class HubServers:
 
     async def _look(self, servers: list[Server]) -> dict[Server, State]:
         """Return the state of each server; one that is missing in the list is looked up by its user first."""
-        found: dict[Server, State] = {}
+        result: dict[Server, State] = {}
         if len({user for user, _ in servers}) > FEW:
             try:
                 async with self._slots:
@@ -147,19 +147,19 @@ class HubServers:
             except Exception:
                 log.exception("The Hub's list of servers was not understood, and its users are asked for")
                 active = set()
-            found = {server: "active" for server in servers if server in active}
-        left = [server for server in servers if server not in found]
-        users = sorted({user for user, _ in left})
+            result = {server: "active" for server in servers if server in active}
+        remaining = [server for server in servers if server not in result]
+        users = sorted({user for user, _ in remaining})
         known = dict(zip(users, await asyncio.gather(*map(self._servers_of, users)), strict=True))
-        for user, name in left:
+        for user, name in remaining:
             names = known[user]
-            found[user, name] = "unreachable" if names is None else "active" if name in names else "gone"
-        return found
+            result[user, name] = "unreachable" if names is None else "active" if name in names else "gone"
+        return result
 
     async def _servers_of(self, user: str) -> frozenset[str] | None:
         try:
             async with self._slots:
-                found = await self._hub.servers_of(user)
+                result = await self._hub.servers_of(user)
         except HubUnreachable as error:
             log.warning("The Hub cannot tell which servers of %s run: %s", user, error)
             return None
@@ -167,7 +167,7 @@ class HubServers:
             self.quarantine.failed(ASKING, "person", user, error)
             return None
         self.quarantine.passed(ASKING, "person", user)
-        return found
+        return result
 
     # -- stopping servers
 

@@ -416,12 +416,12 @@ def _shown_as(node: NodeSeen, rows: Sequence[Workload], strays: Sequence[int]) -
     places = [place for row in rows for place in row.placement if place.node == node.name]
     held = {index for place in places for index in place.devices}
     free = [index for index in node.devices if index not in held]
-    found, taken = dict[int, int](), set(map(ordinal, node.devices))
+    result, taken = dict[int, int](), set(map(ordinal, node.devices))
     for index in strays:
         if free:
-            found[index] = free.pop()
+            result[index] = free.pop()
             continue
         own = ordinal(index)
-        found[index] = index if own not in taken else next(at for at in count() if at not in taken)
-        taken.add(ordinal(found[index]))
-    return found
+        result[index] = index if own not in taken else next(at for at in count() if at not in taken)
+        taken.add(ordinal(result[index]))
+    return result

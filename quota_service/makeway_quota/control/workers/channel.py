@@ -90,13 +90,13 @@ class WorkerChannel:
             self._awake += min(MAX_STEP, now - self._stepped)
             self._stepped = now
             whole = now - self._read_all_at >= READ_ALL_EVERY
-            found = await asyncio.to_thread(self._store.worker_reports.after, 0 if whole else self._serial)
+            result = await asyncio.to_thread(self._store.worker_reports.after, 0 if whole else self._serial)
             self._read_at = self._monotonic()
             if whole:
                 self._read_all_at = now
-                self._keep({report.key for report in found})
+                self._keep({report.key for report in result})
             changed = False
-            for report in found:
+            for report in result:
                 with self.quarantine.guard(READING, "workload", report.workload):
                     changed |= self._take(report)
             return changed

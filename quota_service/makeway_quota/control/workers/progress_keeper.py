@@ -43,12 +43,12 @@ class ProgressKeeper:
 
     def note(self, workload: str, attempt: int, given: object) -> None:
         """Keep what a job's process wrote for the next write; anything may be in it."""
-        if (found := read_progress(given)) is None:
+        if (result := read_progress(given)) is None:
             return
         with self._lock:
             before = self._unwritten.get(workload)
             if before is None or before[0] <= attempt:
-                self._unwritten[workload] = (attempt, found.model_dump())
+                self._unwritten[workload] = (attempt, result.model_dump())
 
     def write(self) -> None:
         """Write what was reported since the last time, the first jobs first; StoreError keeps it for the next time."""

@@ -13,8 +13,8 @@ from ...store.records import Workload
 class RowsAsOf(Mapping[str, Workload]):
     """The rows as they were when this was made. Not a copy: only what changed since is kept beside them."""
 
-    def __init__(self, found: Mapping[str, Workload]) -> None:
-        self._found = found
+    def __init__(self, result: Mapping[str, Workload]) -> None:
+        self._found = result
         self.before: dict[str, Workload | None] = {}
         """What changed since, as it was; None for rows that were not there."""
 
@@ -69,11 +69,11 @@ class ActiveRows:
             if self.found is not None:
                 return False
             rows = await read()
-            found: dict[str, Workload] = {}
+            result: dict[str, Workload] = {}
             for row in rows:
-                found[row.id] = row
+                result[row.id] = row
                 self._index(None, row)
-            self.found = found
+            self.found = result
             return True
 
     def copy(self) -> dict[str, Workload]:
@@ -96,19 +96,19 @@ class ActiveRows:
     def follow(self) -> list[tuple[Workload | None, Workload]]:
         """Take in what was committed since; return each row before and after."""
         taken: list[tuple[Workload | None, Workload]] = []
-        found = self.found
-        if found is None or not self._committed:
+        result = self.found
+        if result is None or not self._committed:
             return taken
         self._copy = None
         while self._committed:
             for row in self._committed.popleft():
-                known = found.get(row.id)
+                known = result.get(row.id)
                 if known is not None and not newer(row, known):
                     continue
                 if row.live:
-                    found[row.id] = row
+                    result[row.id] = row
                 else:
-                    found.pop(row.id, None)
+                    result.pop(row.id, None)
                 self._index(known, row)
                 if self._as_of is not None:
                     self._as_of.before.setdefault(row.id, known)
@@ -122,10 +122,10 @@ class ActiveRows:
     def of(self, teams: Iterable[str], owner: str) -> list[Workload]:
         """Return the rows of some teams, then those of `owner` in other teams ("" adds none); in no order."""
         shown = set(teams)
-        found = [row for team in shown for row in self._by_team.get(team, {}).values()]
+        result = [row for team in shown for row in self._by_team.get(team, {}).values()]
         if owner:
-            found += [row for row in self._by_owner.get(owner, {}).values() if (row.team or "") not in shown]
-        return found
+            result += [row for row in self._by_owner.get(owner, {}).values() if (row.team or "") not in shown]
+        return result
 
     def owners(self) -> set[str]:
         """Return the names of all owners."""

@@ -274,11 +274,11 @@ class EngineView:
 
 def _placed_on(rows: Mapping[str, Workload], assignment: PoolAssignment) -> PlacedOn:
     """Return the index of the rows on divided machines; the only ones for which the engine's view depends on them."""
-    found: dict[str, list[Workload]] = {}
+    result: dict[str, list[Workload]] = {}
     for row in rows.values() if assignment.divided else ():
         for name in assignment.divided.intersection(place.node for place in row.placement):
-            found.setdefault(name, []).append(row)
-    return lambda machine: found.get(machine, ())
+            result.setdefault(name, []).append(row)
+    return lambda machine: result.get(machine, ())
 
 
 def to_avoid(lost_on: Sequence[str]) -> tuple[str, ...]:

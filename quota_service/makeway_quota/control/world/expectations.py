@@ -67,11 +67,11 @@ class Expectations:
 
     def unwritten(self, rows: Iterable[Workload], now: float) -> dict[str, float]:
         """Return when attempts were ordered that are not running after a while, where the store does not say so."""
-        found = {}
+        result = {}
         for row in rows:
             ordered = self._ordered.get((row.id, row.attempt))
             if ordered is not None and row.launched_at is None and row.state == "starting":
                 passed = self._clock() - ordered
                 if passed >= NOTE_AFTER:
-                    found[row.id] = now - passed
-        return found
+                    result[row.id] = now - passed
+        return result

@@ -85,16 +85,16 @@ def plan_without_faulty(
     ends = clock() + SEARCH_SECONDS
     there = set(_items(snapshot)) | {("queue", queue_of(each)) for each in snapshot.workloads}
     kept = {item: error for item, error in suspects.items() if item in there}
-    faulty, found = _tried_again(snapshot, make_plan, kept, [item for item in kept if item in due])
-    while isinstance(found, Exception):
+    faulty, result = _tried_again(snapshot, make_plan, kept, [item for item in kept if item in due])
+    while isinstance(result, Exception):
         item = None
         if len(faulty.reasons) < MAX_FAULTY and clock() < ends:
             item = _first_faulty(snapshot, make_plan, faulty)
         if item is None:
-            raise Unplannable(reason_of(found), faulty) from found
-        faulty = _left_out(snapshot, _widened({**faulty.reasons, item: found}, snapshot), make_plan)
-        found = _try(snapshot, make_plan, faulty)
-    return *found, faulty
+            raise Unplannable(reason_of(result), faulty) from result
+        faulty = _left_out(snapshot, _widened({**faulty.reasons, item: result}, snapshot), make_plan)
+        result = _try(snapshot, make_plan, faulty)
+    return *result, faulty
 
 
 def _tried_again(
@@ -104,13 +104,13 @@ def _tried_again(
     reasons = dict(kept)
     for some in (due, *([item] for item in due if len(due) > 1)):
         trial = _left_out(snapshot, {item: error for item, error in reasons.items() if item not in some}, make_plan)
-        found = _try(snapshot, make_plan, trial)
-        if not isinstance(found, Exception):
+        result = _try(snapshot, make_plan, trial)
+        if not isinstance(result, Exception):
             reasons = trial.reasons
             if some is due:
-                return trial, found
+                return trial, result
         elif len(due) == 1:
-            reasons[next(iter(due))] = found
+            reasons[next(iter(due))] = result
     faulty = _left_out(snapshot, reasons, make_plan)
     return faulty, _try(snapshot, make_plan, faulty)
 
@@ -137,11 +137,11 @@ def without(snapshot: Snapshot, faulty: Faulty) -> Snapshot:
 
 def on_nodes(workloads: Iterable[Workload]) -> dict[str, list[Workload]]:
     """Return workloads by the nodes that they are placed on."""
-    found: defaultdict[str, list[Workload]] = defaultdict(list)
+    result: defaultdict[str, list[Workload]] = defaultdict(list)
     for workload in workloads:
         for node in {place.node for place in workload.placement}:
-            found[node].append(workload)
-    return dict(found)
+            result[node].append(workload)
+    return dict(result)
 
 
 def followed(changes: EngineChanges, faulty: Faulty) -> tuple[EngineChanges, Faulty] | None:
@@ -232,7 +232,7 @@ def _try(snapshot: Snapshot, make_plan: MakePlan, faulty: Faulty) -> tuple[Incre
 
 def _items(snapshot: Snapshot) -> list[Item]:
     """List what may be faulty: pools, teams, profiles, nodes, then what runs, then what waits, each by name."""
-    order = sorted(snapshot.workloads, key=lambda each: (each.state not in ADMITTED, each.id))
+    order = sorted(snapshot.workloads, key=lambda item: (item.state not in ADMITTED, item.id))
     names: tuple[tuple[Kind, list[str]], ...] = (
         ("pool", sorted(pool.name for pool in snapshot.pools)),
         ("team", _parents_first(snapshot.policies)),
@@ -250,12 +250,12 @@ def _parents_first(policies: Iterable[Policy]) -> list[str]:
 
 def _departments(name: str, known: Mapping[str, Policy]) -> list[str]:
     """Return the departments of a policy, nearest first."""
-    found: list[str] = []
+    result: list[str] = []
     parent = known[name].parent
-    while parent is not None and parent in known and parent not in found:
-        found.append(parent)
+    while parent is not None and parent in known and parent not in result:
+        result.append(parent)
         parent = known[parent].parent
-    return found
+    return result
 
 
 def _first_faulty(snapshot: Snapshot, make_plan: MakePlan, faulty: Faulty) -> Item | None:
@@ -290,20 +290,20 @@ def _first_faulty(snapshot: Snapshot, make_plan: MakePlan, faulty: Faulty) -> It
 def _widened(reasons: Mapping[Item, Exception], snapshot: Snapshot) -> dict[Item, Exception]:
     """Return what is left out, a queue in place of many of its workloads, a team or profile in place of its queues."""
     by_id = {each.id: each for each in snapshot.workloads}
-    found = dict(reasons)
-    of_queue = _grouped((queue_of(by_id[name]), (kind, name)) for kind, name in found if kind == "workload")
+    result = dict(reasons)
+    of_queue = _grouped((queue_of(by_id[name]), (kind, name)) for kind, name in result if kind == "workload")
     for queue, members in of_queue.items():
         if len(members) >= MIN_WIDENED:
-            found = _replaced(found, members, ("queue", queue))
-    queues = [(kind, name) for kind, name in found if kind == "queue"]
+            result = _replaced(result, members, ("queue", queue))
+    queues = [(kind, name) for kind, name in result if kind == "queue"]
     of_team = _grouped((name.rpartition("/")[0], (kind, name)) for kind, name in queues)
     of_profile = _grouped((name.rpartition("/")[2], (kind, name)) for kind, name in queues)
     wider: tuple[tuple[Kind, Mapping[str, list[Item]]], ...] = (("team", of_team), ("profile", of_profile))
     for kind, groups in wider:
         for name, members in groups.items():
             if len(members) >= MIN_WIDENED:
-                found = _replaced(found, members, (kind, name))
-    return found
+                result = _replaced(result, members, (kind, name))
+    return result
 
 
 def _grouped(pairs: Iterable[tuple[str, Item]]) -> dict[str, list[Item]]:
@@ -313,9 +313,9 @@ def _grouped(pairs: Iterable[tuple[str, Item]]) -> dict[str, list[Item]]:
     return groups
 
 
-def _replaced(found: Mapping[Item, Exception], members: Collection[Item], by: Item) -> dict[Item, Exception]:
-    error = next((found[item] for item in members if item in found), None)
-    kept = {item: why for item, why in found.items() if item not in members}
+def _replaced(result: Mapping[Item, Exception], members: Collection[Item], by: Item) -> dict[Item, Exception]:
+    error = next((result[item] for item in members if item in result), None)
+    kept = {item: why for item, why in result.items() if item not in members}
     return kept if error is None else {**kept, by: error}
 
 

@@ -129,12 +129,12 @@ class Observed:
         self.problem, self.backends = seen.problem, BackendStates(seen.backends)
         self._take_attempts(seen.attempts, gone_attempts)
         changed = tuple(node for node in seen.nodes if _differs(self.nodes, node.name, node))
-        left = tuple(name for name in sorted(gone_nodes) if self.nodes.pop(name, None) is not None)
+        gone = tuple(name for name in sorted(gone_nodes) if self.nodes.pop(name, None) is not None)
         returned = tuple(node.name for node in changed if self.version is not None and self._returns(node))
         for node in changed:
             self.nodes[node.name] = node
         self.version = seen.version
-        return NodeChanges(changed, left, returned)
+        return NodeChanges(changed, gone, returned)
 
     def absence_counts(self, backend: str) -> bool:
         """Whether an attempt of a backend ("": of the only one, or not known) that is not reported is not there."""

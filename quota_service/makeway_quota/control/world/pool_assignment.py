@@ -58,10 +58,10 @@ class PoolAssignment:
             unassigned.pop(seen.name, None)
             if not parts[seen.name]:
                 unassigned[seen.name] = seen
-        found = PoolAssignment(parts, unassigned)
+        result = PoolAssignment(parts, unassigned)
         if not self.divided and all(len(parts[seen.name]) < 2 for seen in nodes):
-            found.divided = self.divided
-        return found
+            result.divided = self.divided
+        return result
 
     def pools_of(self, machine: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
         """Return the pools that a machine is in, each with the devices there."""
@@ -115,14 +115,14 @@ class PoolAssignment:
         """
         parts = self.parts.get(machine, ())
         pooled = {index for part in parts for index in part.devices}
-        found: dict[str, set[int]] = {}
+        result: dict[str, set[int]] = {}
         for row, pools in work:
             for place in row.placement:
                 strays = set(place.devices) - pooled if place.node == machine else set()
                 home = _home(parts, place, pools).pool if parts else next(iter(pools), None)
                 if strays and home is not None:
-                    found.setdefault(home, set()).update(strays)
-        return {pool: tuple(sorted(strays)) for pool, strays in found.items()}
+                    result.setdefault(home, set()).update(strays)
+        return {pool: tuple(sorted(strays)) for pool, strays in result.items()}
 
     def _node(self, seen: NodeSeen, strays: tuple[int, ...], divided: bool) -> Node:
         whole = {index for index, milli in seen.foreign.items() if milli >= GPU}.union(strays)
@@ -158,7 +158,7 @@ class PoolAssignment:
 
     def _strays(self, machine: str, rows: Iterable[Workload]) -> dict[str, tuple[int, ...]]:
         """Find devices that work holds in another pool than the one it is counted in, as after a change of policy."""
-        found: dict[str, tuple[int, ...]] = {}
+        result: dict[str, tuple[int, ...]] = {}
         parts = self.parts[machine]
         for row in rows:
             for place in row.placement:
@@ -168,8 +168,8 @@ class PoolAssignment:
                 for part in parts:
                     held = tuple(index for index in place.devices if index in part.devices)
                     if part is not home and held:
-                        found[part.pool] = (*found.get(part.pool, ()), *held)
-        return found
+                        result[part.pool] = (*result.get(part.pool, ()), *held)
+        return result
 
 
 def divide(nodes: Iterable[NodeSeen], document: Document) -> PoolAssignment:
@@ -184,15 +184,15 @@ def sizes(nodes: Iterable[NodeSeen], document: Document) -> dict[str, int]:
     among the pools, which the world sets aside, counts nowhere.
     """
     nodes = tuple(nodes)
-    found: dict[str, int] = {}
+    result: dict[str, int] = {}
     if any(not seen.pool for seen in nodes):
         facts = document.pool_facts
-        found = {p.name: 0 for p in document.pools if p.kind == "static" and not facts[p.name].labels}
+        result = {p.name: 0 for p in document.pools if p.kind == "static" and not facts[p.name].labels}
     for seen in nodes:
         with contextlib.suppress(Exception):
             for part in _parts(seen, document):
-                found[part.pool] = found.get(part.pool, 0) + len(part.devices)
-    return found
+                result[part.pool] = result.get(part.pool, 0) + len(part.devices)
+    return result
 
 
 def _parts(seen: NodeSeen, document: Document) -> tuple[NodeSeen, ...]:
@@ -216,7 +216,7 @@ def _parts(seen: NodeSeen, document: Document) -> tuple[NodeSeen, ...]:
         first = next((pool.name for pool in document.pools if document.is_local(pool.name)), None)
         return () if first is None else (replace(seen, pool=first, devices=()),)
     total = sum(map(len, by_pool.values()))
-    found: list[NodeSeen] = []
+    result: list[NodeSeen] = []
     for pool, devices in sorted(by_pool.items()):
         part = replace(seen, pool=pool, devices=tuple(devices), foreign=_of(seen, devices))
         if len(by_pool) > 1:
@@ -224,13 +224,13 @@ def _parts(seen: NodeSeen, document: Document) -> tuple[NodeSeen, ...]:
                 part,
                 cpu=seen.cpu * len(devices) // total,
                 memory=seen.memory * len(devices) // total,
-                foreign_gpus=0 if found else seen.foreign_gpus,
+                foreign_gpus=0 if result else seen.foreign_gpus,
                 foreign_cpu=seen.foreign_cpu * len(devices) // total,
                 foreign_memory=seen.foreign_memory * len(devices) // total,
-                terminating=_terminating_on(seen, devices, first=not found),
+                terminating=_terminating_on(seen, devices, first=not result),
             )
-        found.append(part)
-    return tuple(found)
+        result.append(part)
+    return tuple(result)
 
 
 def _by_labels(seen: NodeSeen, document: Document) -> str | None:
@@ -244,13 +244,13 @@ def _by_labels(seen: NodeSeen, document: Document) -> str | None:
 
 def _terminating_on(seen: NodeSeen, devices: Sequence[int], first: bool) -> tuple[Terminating, ...]:
     """Return what ended attempts hold of these devices; their CPU, memory and pods count on the `first` part."""
-    found = []
-    for each in seen.terminating:
-        held = tuple(device for device in each.devices if device in devices)
+    result = []
+    for item in seen.terminating:
+        held = tuple(device for device in item.devices if device in devices)
         if held or first:
-            cpu, memory, pods = (each.cpu, each.memory, each.pods) if first else (0, 0, 0)
-            found.append(replace(each, devices=held, cpu=cpu, memory=memory, pods=pods))
-    return tuple(found)
+            cpu, memory, pods = (item.cpu, item.memory, item.pods) if first else (0, 0, 0)
+            result.append(replace(item, devices=held, cpu=cpu, memory=memory, pods=pods))
+    return tuple(result)
 
 
 def _of(seen: NodeSeen, devices: Sequence[int]) -> dict[int, int]:

@@ -59,12 +59,12 @@ class WorkQueue:
         rows = self.rows()
         attempts = self.observed.attempts
         if self._whole:
-            found = list(attempts.values())
+            result = list(attempts.values())
         else:
             keys = {(id, row.attempt) for id, row in rows.items()} | self.observed.changed
-            found = [attempts[key] for key in keys if key in attempts]
+            result = [attempts[key] for key in keys if key in attempts]
         lost = [self._lost(row) for row in self._absent(rows.values()) if self._verdict(row, now) == "lost"]
-        return Seen(tuple(self.observed.nodes.values()), (*found, *lost), synced=self.observed.synced)
+        return Seen(tuple(self.observed.nodes.values()), (*result, *lost), synced=self.observed.synced)
 
     def expected(self, now: float) -> set[Key]:
         """Return the attempts that are not reported and must not be started (again)."""

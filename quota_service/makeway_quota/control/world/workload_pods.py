@@ -109,15 +109,15 @@ class WorkloadPods:
         known, now = self._deadlines.get(node.name, {}), self.clock()
         deadlines = {pod: known[pod] if pod in known else _deadline(pod, now) for pod in ended}
         self._deadlines[node.name] = deadlines
-        found: list[Terminating] = []
+        result: list[Terminating] = []
         if ended:
             devices = _devices(node, here, nominated() if any(self._is_unknown(pod) for pod in ended) else ())
             for pod in ended:
-                found += self._terminating(pod, node, devices, deadlines[pod])
+                result += self._terminating(pod, node, devices, deadlines[pod])
         return replace(
             node,
             pods=(),
-            terminating=tuple(found),
+            terminating=tuple(result),
             parts=tuple(_with_foreign(part, foreign) for part in node.parts),
             foreign_gpus=node.foreign_gpus + sum(pod.gpus for pod in foreign),
             foreign_cpu=node.foreign_cpu + sum(pod.cpu for pod in foreign),
@@ -146,22 +146,22 @@ class WorkloadPods:
             places = [Place(node.name, pod.devices, pod.milli)]
         if not planned and not pod.devices and pod.ends_at is None:
             deadline = 0.0  # neither known nor about to end
-        found: list[Terminating] = []
-        left = pod.gpus
+        result: list[Terminating] = []
+        remaining = pod.gpus
         for device, milli in [pair for place in places for pair in zip(place.devices, place.milli, strict=False)]:
-            taken = min(milli, left)
+            taken = min(milli, remaining)
             if taken and (devices.free(device) >= taken or device in devices.starting):
-                left -= taken
+                remaining -= taken
                 if held := min(taken, devices.free(device)):
                     devices.take(device, held)
-                    found.append(Terminating(pod.workload, (device,), held, deadline=deadline))
+                    result.append(Terminating(pod.workload, (device,), held, deadline=deadline))
         among = next((part.devices for part in node.parts if part.pool == pod.pool), None)
-        others = () if pod.devices else devices.others(left // GPU, among)
+        others = () if pod.devices else devices.others(remaining // GPU, among)
         for device in others:
             devices.take(device, GPU)
-        if others or pod.cpu or pod.memory or (node.max_pods and not found):
-            found.append(Terminating(pod.workload, others, GPU, pod.cpu, pod.memory, deadline))
-        return [*found[:-1], *(replace(each, pods=int(node.max_pods > 0)) for each in found[-1:])]
+        if others or pod.cpu or pod.memory or (node.max_pods and not result):
+            result.append(Terminating(pod.workload, others, GPU, pod.cpu, pod.memory, deadline))
+        return [*result[:-1], *(replace(each, pods=int(node.max_pods > 0)) for each in result[-1:])]
 
 
 def _deadline(pod: WorkloadPod, now: float) -> float:
@@ -195,17 +195,17 @@ def _placed(pod: WorkloadPod, row: Workload | None, node: str) -> bool:
 
 def _beyond_plan(present: Sequence[WorkloadPod], rows: Mapping[str, Workload], node: str) -> list[WorkloadPod]:
     """Return what pods hold beyond what was planned for their workers: second pods whole, the GPUs of others."""
-    found: list[WorkloadPod] = []
+    result: list[WorkloadPod] = []
     seen: set[tuple[str, int | None]] = set()
-    for pod in sorted(present, key=lambda each: each.gpus):
+    for pod in sorted(present, key=lambda item: item.gpus):
         places = [p for at, p in enumerate(rows[pod.workload].placement) if p.node == node and pod.worker in (None, at)]
         planned = sum(sum(place.milli) for place in places)
         if (pod.workload, pod.worker) in seen or (not places and pod.gpus):
-            found.append(pod)
+            result.append(pod)
         elif pod.gpus > planned and planned % GPU == 0:  # a share of a GPU is requested as what its pool calls one
-            found.append(replace(pod, gpus=pod.gpus - planned, cpu=0, memory=0))
+            result.append(replace(pod, gpus=pod.gpus - planned, cpu=0, memory=0))
         seen.add((pod.workload, pod.worker))
-    return found
+    return result
 
 
 def _with_foreign(part: NodePart, foreign: Sequence[WorkloadPod]) -> NodePart:

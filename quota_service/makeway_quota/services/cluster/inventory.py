@@ -116,13 +116,13 @@ class InventoryService:
 
     def _json(self, model: ReadModel, teams: Teams) -> bytes:
         self._forget_nodes(model)
-        found = []
+        result = []
         for pool in model.document.pools:
             uses = model.nodes[pool.name]
             head = self._pool(pool, uses, teams, whole=False).model_dump_json(exclude={"nodes"}).encode()
             nodes = b",".join([self._node(use).json(teams) for use in uses])
-            found.append(b'%s,"nodes":[%s]}' % (head[:-1], nodes))
-        return b"[%s]" % b",".join(found)
+            result.append(b'%s,"nodes":[%s]}' % (head[:-1], nodes))
+        return b"[%s]" % b",".join(result)
 
     def _pools(self, model: ReadModel, teams: Teams) -> list[Pool]:
         self._forget_nodes(model)

@@ -134,10 +134,10 @@ class OfferEngine:
         model = await self._context.models.current()
         await self._look(model)
         questions = [question_of(model, team, profile, kind, owner) for team, profile in places]
-        found = [self._lasting(question, model) for question in questions]
-        asked = [question for question, answer in zip(questions, found, strict=True) if answer is None]
+        result = [self._lasting(question, model) for question in questions]
+        asked = [question for question, answer in zip(questions, result, strict=True) if answer is None]
         computed = iter(await asyncio.gather(*(self._answer(question, model) for question in asked)))
-        return [next(computed) if answer is None else answer for answer in found]
+        return [next(computed) if answer is None else answer for answer in result]
 
     def _lasting(self, question: Question, model: ReadModel) -> Answer | None:
         """Return the last answer where nothing changed since that the engine can see, else None."""

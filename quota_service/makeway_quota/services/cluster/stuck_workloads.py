@@ -39,7 +39,7 @@ class Hanging:
 
 
 @dataclass(slots=True)
-class _Left:
+class _Leftover:
     """What hangs of a workload: milli-GPUs by node, and the earliest deadline in Unix seconds.
 
     `since` is the same deadline by the present clock, which may have been set since it was written.
@@ -49,11 +49,11 @@ class _Left:
     deadline: float
     since: float
 
-    def merged(self, other: _Left) -> _Left:
+    def merged(self, other: _Leftover) -> _Leftover:
         """Return what hangs of both: of a victim, and of an earlier attempt of the same workload."""
         held = {node: self.held.get(node, 0) + other.held.get(node, 0) for node in (*self.held, *other.held)}
         deadline = min(self.deadline, other.deadline) if other.deadline else other.deadline
-        return _Left(held, deadline, min(self.since, other.since))
+        return _Leftover(held, deadline, min(self.since, other.since))
 
 
 class HangingService:
@@ -69,42 +69,42 @@ class HangingService:
             return []
         context = self._context
         rows = await context.world.watched()
-        left = self._evicted(rows)
+        leftovers = self._evicted(rows)
         for id, outliving in self._outliving().items():
-            left[id] = left[id].merged(outliving) if id in left else outliving
-        order = sorted(left, key=lambda id: (left[id].since, id))
+            leftovers[id] = leftovers[id].merged(outliving) if id in leftovers else outliving
+        order = sorted(leftovers, key=lambda id: (leftovers[id].since, id))
         known = {id: row for id in order if (row := rows.get(id) or await context.world.row(id)) is not None}
-        return [self._entry(id, left[id], known.get(id)) for id in order]
+        return [self._entry(id, leftovers[id], known.get(id)) for id in order]
 
     def _before(self) -> float:
         return self._context.clock() - self._context.document.settings.stuck_after
 
-    def _evicted(self, rows: Mapping[str, Workload]) -> dict[str, _Left]:
+    def _evicted(self, rows: Mapping[str, Workload]) -> dict[str, _Leftover]:
         """Return the victims that hold their GPUs still."""
-        found: dict[str, _Left] = {}
+        result: dict[str, _Leftover] = {}
         for id, row in rows.items():
             notice = self._context.world.times.of(row).notice if row.state == "checkpointing" else None
             if notice is not None and row.notice is not None and notice.deadline <= self._before():
                 held: dict[str, int] = {}
                 for place in row.placement:
                     held[place.node] = held.get(place.node, 0) + sum(place.milli)
-                found[id] = _Left(held, row.notice.deadline, notice.deadline)
-        return found
+                result[id] = _Leftover(held, row.notice.deadline, notice.deadline)
+        return result
 
-    def _outliving(self) -> dict[str, _Left]:
+    def _outliving(self) -> dict[str, _Leftover]:
         """Return what outlives its attempt."""
-        found: dict[str, _Left] = {}
+        result: dict[str, _Leftover] = {}
         for node in self._context.world.seen.nodes:
-            for each in node.terminating:
-                if each.deadline <= self._before():
-                    one = _Left({node.name: each.milli * len(each.devices)}, each.deadline, each.deadline)
-                    there = found.get(each.workload)
-                    found[each.workload] = one if there is None else there.merged(one)
-        return found
+            for item in node.terminating:
+                if item.deadline <= self._before():
+                    one = _Leftover({node.name: item.milli * len(item.devices)}, item.deadline, item.deadline)
+                    there = result.get(item.workload)
+                    result[item.workload] = one if there is None else there.merged(one)
+        return result
 
-    def _entry(self, id: str, left: _Left, row: Workload | None) -> Hanging:
+    def _entry(self, id: str, leftover: _Leftover, row: Workload | None) -> Hanging:
         tries = self._tries(id, row) or EndTries()
-        nodes = tuple(sorted(left.held))
+        nodes = tuple(sorted(leftover.held))
         seen = self._context.world.observed.nodes
         down = [name for name in nodes if name in seen and not seen[name].ready]
         place: WorkerKind = "session" if row is not None and row.kind == "session" else self._place
@@ -115,8 +115,8 @@ class HangingService:
             team=(row.team or "") if row is not None else "",
             owner=row.owner if row is not None else "",
             nodes=nodes,
-            gpus=gpu(sum(left.held.values())),
-            since=at(left.deadline) if left.deadline else None,
+            gpus=gpu(sum(leftover.held.values())),
+            since=at(leftover.deadline) if leftover.deadline else None,
             targets=tries.targets,
             tries=tries.tries,
             next_at=at(tries.next_at) if tries.next_at is not None else None,

@@ -58,12 +58,12 @@ def team_usages(model: ReadModel, teams: Sequence[str] | None, user: str) -> lis
     for team, count in model.usage.items():
         for lender, milli in count.borrowed_from:
             lent_to.setdefault(lender, []).append(_lending(model, team, milli))
-    found = [
+    result = [
         _team_usage(model, policy, model.usage[policy.name], user, lent_to.get(policy.name, []))
         for policy in model.document.policies
         if (teams is None or policy.name in teams) and policy.name in model.usage
     ]
-    return found if teams is not None else [*found, *_removed_teams(model, user)]
+    return result if teams is not None else [*result, *_removed_teams(model, user)]
 
 
 def _lending(model: ReadModel, team: str, milli: int) -> Lending:

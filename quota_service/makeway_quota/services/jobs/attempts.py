@@ -135,10 +135,10 @@ class AttemptService:
                 stop = row.cancel_requested or (not leaving and self._channel.gang_failed(key))
                 failed = self._channel.failed_worker(key, row.signal) if leaving else None
                 orders = _orders(row, stopped_at, failed, stop=stop)
-                left = deadline - time.monotonic()
-                if orders.known != known or left <= 0:
+                remaining = deadline - time.monotonic()
+                if orders.known != known or remaining <= 0:
                     return orders
-                await follower.heard(min(left, POLL_SECONDS) if len(row.placement) > 1 else left)
+                await follower.heard(min(remaining, POLL_SECONDS) if len(row.placement) > 1 else remaining)
 
     async def report(self, token: str, key: WorkerKey, report: WorkerReportIn) -> ReportReceipt:
         """Take how far a worker is, or how it ended. An expired token is renewed while its attempt lives."""

@@ -120,10 +120,10 @@ class ListingService:
         context = self._context
 
         def read() -> Listing:
-            found = list_workloads(rows, visible, owner, query, model.present)
-            known = context.store.progress.of([line.id for line in found.lines if line.is_job])
-            lines = [_with_progress(line, known, context.clock()) for line in found.lines]
-            return replace(found, lines=[_with_problem(line, context.world.problem) for line in lines])
+            result = list_workloads(rows, visible, owner, query, model.present)
+            known = context.store.progress.of([line.id for line in result.lines if line.is_job])
+            lines = [_with_progress(line, known, context.clock()) for line in result.lines]
+            return replace(result, lines=[_with_problem(line, context.world.problem) for line in lines])
 
         return await context.call(read)
 
@@ -152,16 +152,16 @@ def list_workloads(
     Waiting work comes in order of submission, running work by team and start, sessions before jobs in both;
     ties end with the id. A page beyond the last one shows the last.
     """
-    found = list(_matching(rows, visible, owner, query))
-    last = max(1, -(-len(found) // query.lines))
+    result = list(_matching(rows, visible, owner, query))
+    last = max(1, -(-len(result) // query.lines))
     page = min(max(1, query.page), last)
     order = _submitted if query.state == "waiting" else _started
     start = (page - 1) * query.lines
     if start == 0:
-        shown = heapq.nsmallest(query.lines, found, key=order)
+        shown = heapq.nsmallest(query.lines, result, key=order)
     else:
-        shown = sorted(found, key=order)[start : start + query.lines]
-    return Listing(replace(query, page=page), [line(present(row)) for row in shown], len(found))
+        shown = sorted(result, key=order)[start : start + query.lines]
+    return Listing(replace(query, page=page), [line(present(row)) for row in shown], len(result))
 
 
 def _matching(

@@ -118,15 +118,15 @@ class OutputService:
             raise refuse(f"“{row.name or row.id}” succeeded, but {no_result()}", RESULT_LOST, 410)
         if part is None:
             return None
-        total, most = part[1], self._context.settings.max_result_bytes
-        if most and total > most:
+        total, maximum = part[1], self._context.settings.max_result_bytes
+        if maximum and total > maximum:
             raise refuse(
-                f"The result of “{row.name}” has {size(total)}, and {size(most)} is the most that is sent: write large "
-                "results to the shared storage and return their path.",
+                f"The result of “{row.name}” has {size(total)}, and {size(maximum)} is the most that is sent: write "
+                "large results to the shared storage and return their path.",
                 "result_too_large",
                 413,
                 bytes=total,
-                limit_bytes=most,
+                limit_bytes=maximum,
             )
         return Result(self._context, id, number, total)
 
@@ -161,11 +161,11 @@ def _failure(data: bytes) -> dict[str, Any]:
         report = read_table(data, MAX_ERROR)
     except UnreadableJson as error:
         return {"type": "Error", "message": f"The job's report of its exception cannot be read: {error}.", **NO_LINES}
-    found = {name: text(report.get(name), most) for name, most in ERROR_FIELDS.items()}
+    result = {name: text(report.get(name), most) for name, most in ERROR_FIELDS.items()}
     lines = report.get("traceback")
     traceback = "".join(line for line in lines if isinstance(line, str)) if isinstance(lines, list) else lines
-    found["traceback"] = text(traceback, MAX_TRACEBACK)
-    return found
+    result["traceback"] = text(traceback, MAX_TRACEBACK)
+    return result
 
 
 def _continuation(data: bytes) -> int:

@@ -37,10 +37,10 @@ class GrowthService:
 
     def _growth(self) -> StorageGrowth:
         context, settings = self._context, self._context.settings
-        found: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
+        result: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
         for each in context.store.growth.days(context.clock()):
-            found[each.scope, each.name][each.day] = each.bytes
-        whole = found.get((ALL, ""), {})
+            result[each.scope, each.name][each.day] = each.bytes
+        whole = result.get((ALL, ""), {})
         if not whole:
             return StorageGrowth()
         first, last = min(whole), max(whole)
@@ -61,21 +61,21 @@ class GrowthService:
 
         made = {
             scope: sorted(
-                (trend(scope, name, days) for (of, name), days in found.items() if of == scope),
-                key=lambda one: (-(one.week if one.week is not None else one.day or 0), -one.bytes, one.name),
+                (trend(scope, name, days) for (of, name), days in result.items() if of == scope),
+                key=lambda item: (-(item.week if item.week is not None else item.day or 0), -item.bytes, item.name),
             )[:TRENDS]
             for scope in (TEAM, PERSON)
         }
-        room = found.get((DISK, ""), {})
-        left = {day: -free for day, free in room.items()}
-        most = settings.max_kept_bytes
+        room = result.get((DISK, ""), {})
+        remaining = {day: -free for day, free in room.items()}
+        maximum = settings.max_kept_bytes
         return StorageGrowth(
             first_day=first,
             days=[whole.get(day) for day in range(first, last + 1)],
             all=trend(ALL, "", whole),
-            limit=most or None,
-            quota_full_in_days=full_in(whole, most - whole[last]) if most else None,
-            disk_full_in_days=full_in(left, room[max(room)]) if room else None,
+            limit=maximum or None,
+            quota_full_in_days=full_in(whole, maximum - whole[last]) if maximum else None,
+            disk_full_in_days=full_in(remaining, room[max(room)]) if room else None,
             teams=made[TEAM],
             people=made[PERSON],
         )

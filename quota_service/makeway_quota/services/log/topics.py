@@ -54,7 +54,7 @@ def hit(topics: Set[str], event: Event) -> frozenset[str]:
     """Return those of a stream's topics that an event is about."""
     if event.kind == "policy":
         return frozenset(topics)  # teams, pools and titles may be others: every page shows some of them
-    found = touched(event) & topics
+    result = touched(event) & topics
     if event.data.get("state") not in (None, "running"):  # it may have left any of the nodes that are watched
-        found |= {topic for topic in topics if topic.startswith("node:")}
-    return found
+        result |= {topic for topic in topics if topic.startswith("node:")}
+    return result

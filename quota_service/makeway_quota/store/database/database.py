@@ -430,6 +430,6 @@ def explain(url: URL, error: DBAPIError) -> str:
     return f"the database {place} cannot do this: {first}{_remedy(said)}"
 
 
-def _remedy(said: str) -> str:
+def _remedy(message: str) -> str:
     """Return what to do about an error of TLS, which names no setting; empty for others."""
-    return next((f": {remedy}" for words, remedy in TLS_REMEDIES.items() if re.search(words, said)), "")
+    return next((f": {remedy}" for words, remedy in TLS_REMEDIES.items() if re.search(words, message)), "")

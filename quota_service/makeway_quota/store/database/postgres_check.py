@@ -102,13 +102,13 @@ def stored_policy(url: str) -> str | None:
 
 def _timed(connection: Connection) -> tuple[float, float]:
     """Return the seconds of the fastest statement, and how far the server's clock was ahead in it."""
-    found = []
+    result = []
     for _ in range(5):
         before, began = time.time(), time.monotonic()
         theirs = float(connection.execute(NOW).scalar_one())
         took = time.monotonic() - began
-        found.append((took, theirs - before - took / 2))
-    return min(found)
+        result.append((took, theirs - before - took / 2))
+    return min(result)
 
 
 def check_server(url: URL) -> None:

@@ -47,26 +47,26 @@ class Followed:
 def changed_after(connection: Connection, after: int, known: KnownRows) -> Followed:
     """Read the workloads that events after `after` speak of, but for those whose version is known."""
     query = select(events.c.id, events.c.kind, events.c.workload).where(events.c.id > after)
-    found = connection.execute(query.order_by(events.c.id).limit(BATCH)).all()
-    if not found:
+    result = connection.execute(query.order_by(events.c.id).limit(BATCH)).all()
+    if not result:
         return Followed(after)
-    last = int(found[-1][0])
-    if found[0][0] != after + 1 and reads.event_range(connection)[0] > after + 1:
+    last = int(result[-1][0])
+    if result[0][0] != after + 1 and reads.event_range(connection)[0] > after + 1:
         return _everything(connection, reads.event_range(connection)[1], known)
-    ids = list(dict.fromkeys(workload for _, kind, workload in found if workload and kind in ("job", "session")))
+    ids = list(dict.fromkeys(workload for _, kind, workload in result if workload and kind in ("job", "session")))
     rows = _unknown(connection, ids, known)
-    return Followed(last, rows, any(kind == "policy" for _, kind, _ in found), len(found) == BATCH)
+    return Followed(last, rows, any(kind == "policy" for _, kind, _ in result), len(result) == BATCH)
 
 
 def _unknown(connection: Connection, ids: list[str], known: KnownRows) -> list[Workload]:
     versions: dict[str, int] = {id: row.version for id in ids if (row := known.live.get(id)) is not None}
     versions.update({id: version for id in ids if (version := known.ended.get(id)) is not None})
-    found: dict[str, int] = {}
+    result: dict[str, int] = {}
     for begin in range(0, len(ids), 500):
         query = select(workloads.c.id, workloads.c.version).where(workloads.c.id.in_(ids[begin : begin + 500]))
-        found.update((id, version) for id, version in connection.execute(query).all())
-    stale = [id for id, version in found.items() if versions.get(id) != version]
-    held = [known.live.get(id) or known.read.get(id) for id in ids if id not in found]
+        result.update((id, version) for id, version in connection.execute(query).all())
+    stale = [id for id, version in result.items() if versions.get(id) != version]
+    held = [known.live.get(id) or known.read.get(id) for id in ids if id not in result]
     return [*by_id(connection, stale).values(), *(_removed(row) for row in held if row is not None)]
 
 

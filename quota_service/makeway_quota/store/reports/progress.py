@@ -40,13 +40,13 @@ class ProgressRows:
 
     def of(self, ids: Sequence[str]) -> dict[str, ProgressRow]:
         """Return the progress of these jobs by id; those that reported none are left out."""
-        found: dict[str, ProgressRow] = {}
+        result: dict[str, ProgressRow] = {}
         clean = [rows.clean(id) for id in dict.fromkeys(ids)]
         with self._database.read() as connection:
             for begin in range(0, len(clean), AT_ONCE):
                 query = select(progress).where(P.workload.in_(clean[begin : begin + AT_ONCE]))
-                found |= {row.workload: _read(row) for row in connection.execute(query)}
-        return found
+                result |= {row.workload: _read(row) for row in connection.execute(query)}
+        return result
 
     def write(self, reports: Mapping[str, tuple[int, Mapping[str, Any]]], at: float) -> None:
         """Replace the progress of jobs by id with (attempt, report); one of an attempt before the newest is dropped."""

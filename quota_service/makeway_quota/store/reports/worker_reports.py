@@ -62,13 +62,13 @@ class WorkerReports:
     def claim(self, key: WorkerKey, instance: str, at: float) -> WorkerReport:
         """Return the report of a worker, made if there is none; AlreadyClaimed by another launcher than `instance`."""
         with self._database.write(quiet=True) as connection:
-            found = _one(connection, key)
-            if found is None:
-                found = WorkerReport(*key, instance, _next(connection), at, {})
-                connection.execute(insert(worker_reports), _values(found))
-            elif found.instance != instance:
+            result = _one(connection, key)
+            if result is None:
+                result = WorkerReport(*key, instance, _next(connection), at, {})
+                connection.execute(insert(worker_reports), _values(result))
+            elif result.instance != instance:
                 raise AlreadyClaimed(key)
-        return found
+        return result
 
     def write(self, key: WorkerKey, report: Mapping[str, Any], at: float) -> WorkerReport | None:
         """Replace a worker's report and return it; None where the worker was never claimed, or is forgotten.
@@ -77,16 +77,16 @@ class WorkerReports:
         whole, so that a part of it is never taken for the whole.
         """
         with self._database.write(quiet=True) as connection:
-            found = _one(connection, key)
-            if found is None:
+            result = _one(connection, key)
+            if result is None:
                 return None
-            if found.report.get("exit") and not report.get("exit"):
-                return found
-            found = found._replace(serial=_next(connection), heard_at=at, report=report, damaged="")
-            connection.execute(update(worker_reports).where(*_is(key)).values(_values(found)))
+            if result.report.get("exit") and not report.get("exit"):
+                return result
+            result = result._replace(serial=_next(connection), heard_at=at, report=report, damaged="")
+            connection.execute(update(worker_reports).where(*_is(key)).values(_values(result)))
             if (report.get("exit") or {}).get("result_unsent"):
                 connection.execute(delete(outputs).where(*_result_of(key)))
-        return found
+        return result
 
     def heard(self, times: Mapping[WorkerKey, float]) -> None:
         """Write when workers were heard of, without another change; each part of them is a transaction of its own."""
@@ -149,7 +149,7 @@ def _values(report: WorkerReport) -> dict[str, Any]:
 def _next(connection: Connection) -> int:
     """Return the next serial, which no report ever had; writers are one at a time."""
     counted = update(serials).where(serials.c.name == NAME).values(value=serials.c.value + 1)
-    found = connection.execute(counted.returning(serials.c.value)).scalar_one_or_none()
-    if found is None:
+    result = connection.execute(counted.returning(serials.c.value)).scalar_one_or_none()
+    if result is None:
         connection.execute(insert(serials), {"name": NAME, "value": 1})
-    return int(found or 1)
+    return int(result or 1)

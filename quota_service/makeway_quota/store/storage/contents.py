@@ -33,11 +33,11 @@ LARGE = 256 * 1024
 
 
 class Collected(NamedTuple):
-    """What a pass over the artifacts removed, and what it left."""
+    """What a pass over the artifacts removed, and what remains."""
 
     removed: int
-    left: int
-    left_bytes: int
+    remaining: int
+    remaining_bytes: int
 
 
 class Contents:
@@ -108,10 +108,10 @@ class Contents:
         The chunks raise FileUnreadable and FilesUnavailable; the last one comes only if the whole is right.
         """
         with self._database.read() as connection:
-            found = reads.content_of(connection, id, digest)
-        if found is None:
+            result = reads.content_of(connection, id, digest)
+        if result is None:
             return None
-        path, data = found
+        path, data = result
         return iter([data]) if data is not None else self._chunks(path, digest)
 
     def collect(self, now: float) -> Collected:
@@ -119,7 +119,7 @@ class Contents:
 
         OSError while the storage is unavailable; one that cannot be removed stays, and is in `unremovable`.
         """
-        removed = left = left_bytes = 0
+        removed = remaining = remaining_bytes = 0
         artifacts, self.unremovable = self._artifacts, {}
         if artifacts is None:
             return Collected(0, 0, 0)
@@ -131,9 +131,9 @@ class Contents:
                 if stored.digest not in used and self._remove(stored, at - ORPHAN_AGE):
                     removed += 1
                 else:
-                    left_bytes += stored.size
-                    left += 1
-        return Collected(removed, left, left_bytes)
+                    remaining_bytes += stored.size
+                    remaining += 1
+        return Collected(removed, remaining, remaining_bytes)
 
     def clear(self, now: float, skip: Collection[str] = ()) -> int:
         """Remove contents outside whose last row was removed DELETED_AGE ago, and return how many went.
@@ -145,15 +145,15 @@ class Contents:
         due = (dropped.c.at < now - DELETED_AGE) | (dropped.c.at > now + DELETED_AGE)
         removed, after, self.unremovable = 0, "", {}
         while True:
-            left = (dropped.c.digest > after, dropped.c.digest.not_in(list(skip)))
-            query = select(dropped.c.digest, dropped.c.at).where(due, *left).order_by(dropped.c.digest)
+            later = (dropped.c.digest > after, dropped.c.digest.not_in(list(skip)))
+            query = select(dropped.c.digest, dropped.c.at).where(due, *later).order_by(dropped.c.digest)
             with self._database.read() as connection:
-                found = connection.execute(query.limit(CLEARED_AT_ONCE)).all()
-            if not found:
+                result = connection.execute(query.limit(CLEARED_AT_ONCE)).all()
+            if not result:
                 return removed
-            after = found[-1].digest
-            removed += self._remove_unused([each.digest for each in found])
-            done = [{"one": each.digest, "noted": each.at} for each in found if each.digest not in self.unremovable]
+            after = result[-1].digest
+            removed += self._remove_unused([each.digest for each in result])
+            done = [{"one": each.digest, "noted": each.at} for each in result if each.digest not in self.unremovable]
             if done:
                 with self._database.write(quiet=True) as connection:
                     connection.execute(FORGET, done)
@@ -166,11 +166,11 @@ class Contents:
         for digest in digests:
             if digest not in used:
                 try:
-                    found = self._artifacts.found(digest)
+                    result = self._artifacts.found(digest)
                 except Exception as error:
                     self._note(digest, error)
                     continue
-                gone = [self._remove(stored, before) for stored in found]
+                gone = [self._remove(stored, before) for stored in result]
                 removed += any(gone)
         return removed
 
@@ -232,13 +232,13 @@ class Contents:
         return name
 
     def _used(self, names: Sequence[str]) -> set[str]:
-        found: set[str] = set()
+        result: set[str] = set()
         with self._database.read() as connection:
             for begin in range(0, len(names), 500):
                 some = names[begin : begin + 500]
                 query = select(blobs.c.digest).where(blobs.c.digest.in_(some), blobs.c.outside)
-                found.update(connection.execute(query).scalars())
-        return found
+                result.update(connection.execute(query).scalars())
+        return result
 
     def _weigh(self, sizes: Mapping[str, int]) -> None:
         """Write the sizes of contents that rows of an older version do not have."""
@@ -246,10 +246,10 @@ class Contents:
             return
         unknown = select(blobs.c.digest).where(blobs.c.digest.in_(list(sizes)), blobs.c.size == 0)
         with self._database.read() as connection:
-            found = list(connection.execute(unknown).scalars())
-        if found:
+            result = list(connection.execute(unknown).scalars())
+        if result:
             with self._database.write(quiet=True) as connection:
-                for digest in found:
+                for digest in result:
                     connection.execute(update(blobs).where(blobs.c.digest == digest).values(size=sizes[digest]))
 
     def _put(self, digest: str, data: bytes) -> None:

@@ -54,11 +54,11 @@ class JobSizes:
     def outputs(self, id: str) -> dict[int, OutputSize]:
         """Return the bytes that workers sent, by attempt."""
         query = select(O.attempt, O.kind, func.sum(O.size)).where(O.workload == rows.clean(id))
-        found: dict[int, Counter[str]] = {}
+        result: dict[int, Counter[str]] = {}
         with self._database.read() as connection:
             for attempt, output, size in connection.execute(query.group_by(O.attempt, O.kind)):
-                found.setdefault(attempt, Counter())[kind_of(output)] += int(size or 0)
-        return {number: OutputSize(sizes["logs"], sizes["results"]) for number, sizes in sorted(found.items())}
+                result.setdefault(attempt, Counter())[kind_of(output)] += int(size or 0)
+        return {number: OutputSize(sizes["logs"], sizes["results"]) for number, sizes in sorted(result.items())}
 
     def queued(self, owner: str) -> int:
         """Return the bytes of the rows of a person's jobs that have not ended."""
@@ -87,11 +87,11 @@ class JobSizes:
             .limit(max(limit, MEASURED))
         )
         with self._database.read() as connection:
-            found = [
+            result = [
                 JobSize(*row, bytes=sum(size_of(connection, row.id).values()))
                 for row in connection.execute(query).all()
             ]
-        return sorted(found, key=lambda job: (-job.bytes, job.id))[:limit]
+        return sorted(result, key=lambda job: (-job.bytes, job.id))[:limit]
 
 
 def size_of(connection: Connection, id: str) -> dict[str, int]:

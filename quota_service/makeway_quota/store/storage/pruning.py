@@ -137,13 +137,13 @@ class Pruning:
         """Remove one job that has ended, and return its owner, team and name; None if it is gone, or lives."""
         query = select(W.id, W.kind, W.owner, W.team, W.name).where(W.id == rows.clean(id), W.kind == "job", ENDED_ROW)
         with self._writing(None) as connection:
-            found = connection.execute(query).first()
-            if found is not None:
-                contents = select(files.c.blob).where(files.c.workload == found.id).distinct()
+            result = connection.execute(query).first()
+            if result is not None:
+                contents = select(files.c.blob).where(files.c.workload == result.id).distinct()
                 digests = list(connection.execute(contents).scalars())
-                _forget(connection, [found], now)
+                _forget(connection, [result], now)
                 _drop(connection, digests, now)
-        return found
+        return result
 
     def forget_workloads(self, ended_before: float, limit: int, term: int | None = None, *, skip: Skip = ()) -> int:
         """Remove workloads that ended before, with everything of theirs; note whose folders are to be purged.
@@ -157,10 +157,10 @@ class Pruning:
                 .order_by(W.ended_at, W.id)
                 .limit(limit)
             )
-            found = first_that_fit(connection.execute(query).all(), lambda row: int(row.size), PARTS_BYTES)
-            with _removing(workloads, [(row.id,) for row in found]):
-                _forget(connection, found, ended_before)
-        return len(found)
+            result = first_that_fit(connection.execute(query).all(), lambda row: int(row.size), PARTS_BYTES)
+            with _removing(workloads, [(row.id,) for row in result]):
+                _forget(connection, result, ended_before)
+        return len(result)
 
     def removed(self, id: str) -> Removal | None:
         """Return the removal of a workload, None if it is there, or never was, or was removed too long ago."""
@@ -170,9 +170,9 @@ class Pruning:
         return None if found is None else Removal(*found)
 
     def forget_removals(
-        self, before: float, limit: int, term: int | None = None, *, most: int | None = None, skip: Skip = ()
+        self, before: float, limit: int, term: int | None = None, *, maximum: int | None = None, skip: Skip = ()
     ) -> int:
-        """Remove the oldest notes of removals from before a time, or beyond the newest `most`.
+        """Remove the oldest notes of removals from before a time, or beyond the newest `maximum`.
 
         None goes whose folder is still to be purged.
         """
@@ -180,8 +180,10 @@ class Pruning:
         with self._writing(term) as connection:
             if count := _older(connection, removals, before, limit, *purged):
                 return count
-            there = 0 if most is None else connection.execute(select(func.count()).select_from(removals)).scalar_one()
-            beyond = there - (most or 0) - len(skip)
+            there = (
+                0 if maximum is None else connection.execute(select(func.count()).select_from(removals)).scalar_one()
+            )
+            beyond = there - (maximum or 0) - len(skip)
             return _older(connection, removals, inf, min(limit, beyond), *purged) if beyond > 0 else 0
 
     def to_purge(self, limit: int, after: str = "") -> list[ToPurge]:
@@ -202,12 +204,12 @@ class Pruning:
             connection.execute(delete(purges).where(purges.c.workload.in_(ids)))
 
     def forget_decisions(
-        self, before: float, limit: int, term: int | None = None, *, most: int | None = None, skip: Skip = ()
+        self, before: float, limit: int, term: int | None = None, *, maximum: int | None = None, skip: Skip = ()
     ) -> int:
-        """Remove the oldest decisions made before a time, or beyond the newest `most`."""
+        """Remove the oldest decisions made before a time, or beyond the newest `maximum`."""
         with self._writing(term) as connection:
-            newest = 0 if most is None else connection.execute(select(func.max(decisions.c.id))).scalar_one() or 0
-            beyond = newest - (newest if most is None else most)
+            newest = 0 if maximum is None else connection.execute(select(func.max(decisions.c.id))).scalar_one() or 0
+            beyond = newest - (newest if maximum is None else maximum)
             return _oldest(connection, decisions, before, limit, beyond, skip=skip)
 
     def forget_keys(self, before: float, limit: int, term: int | None = None, *, skip: Skip = ()) -> int:
@@ -215,8 +217,10 @@ class Pruning:
         with self._writing(term) as connection:
             return _older(connection, submission_keys, before, limit, *_besides(submission_keys, skip))
 
-    def forget_events(self, before: float, most: int, limit: int, term: int | None = None, *, skip: Skip = ()) -> int:
-        """Remove the oldest events from before a time or beyond the newest `most`, never the newest one.
+    def forget_events(
+        self, before: float, maximum: int, limit: int, term: int | None = None, *, skip: Skip = ()
+    ) -> int:
+        """Remove the oldest events from before a time or beyond the newest `maximum`, never the newest one.
 
         Readers of the live stream continue from its id.
         """
@@ -224,7 +228,7 @@ class Pruning:
             newest = connection.execute(select(func.max(events.c.id))).scalar_one()
             if newest is None:
                 return 0
-            return _oldest(connection, events, before, limit, newest - max(1, most), newest - 1, skip=skip)
+            return _oldest(connection, events, before, limit, newest - max(1, maximum), newest - 1, skip=skip)
 
     def orphans(self, after: str, limit: int) -> tuple[list[tuple[str, int]], str | None]:
         """Return the unreferenced file contents among the next `limit`, with their bytes, and where to go on.
@@ -319,17 +323,17 @@ def _forget_outputs(
     return gone
 
 
-def _forget(connection: Connection, found: Sequence[Any], at: float) -> None:
+def _forget(connection: Connection, result: Sequence[Any], at: float) -> None:
     """Remove workloads, note that they are removed, and that the folders of jobs are to be purged."""
-    if not found:
+    if not result:
         return
-    gone = [{"workload": w.id, "kind": w.kind, "owner": w.owner, "team": w.team, "at": at} for w in found]
-    connection.execute(delete(removals).where(R.workload.in_([w.id for w in found])))  # an id used again
+    gone = [{"workload": w.id, "kind": w.kind, "owner": w.owner, "team": w.team, "at": at} for w in result]
+    connection.execute(delete(removals).where(R.workload.in_([w.id for w in result])))  # an id used again
     connection.execute(insert(removals), gone)
-    jobs = [{"workload": row.id, "at": at} for row in found if row.kind == "job"]
+    jobs = [{"workload": row.id, "at": at} for row in result if row.kind == "job"]
     if jobs:
         connection.execute(insert(purges), jobs)
-    connection.execute(delete(workloads).where(W.id.in_([row.id for row in found])))
+    connection.execute(delete(workloads).where(W.id.in_([row.id for row in result])))
 
 
 def _older(connection: Connection, table: Table, before: float, limit: int, *where: ColumnElement[bool]) -> int:
@@ -345,7 +349,7 @@ def _oldest(
     before: float,
     limit: int,
     beyond: int = 0,
-    most: int | None = None,
+    maximum: int | None = None,
     *,
     skip: Skip = (),
 ) -> int:
@@ -356,7 +360,7 @@ def _oldest(
     first = select(table.c.id, table.c.at).where(*_besides(table, skip)).order_by(table.c.id).limit(limit)
     oldest = connection.execute(first).all()
     last = max((row.id for row in oldest if row.at < before or row.id <= beyond), default=0)
-    last = last if most is None else min(last, most)
+    last = last if maximum is None else min(last, maximum)
     return _remove(connection, table, [(row.id,) for row in oldest if row.id <= last])
 
 

@@ -166,21 +166,21 @@ async def logs(
 )
 async def result(id: Id, caller: Reader, services: TheServices) -> Response:
     """Return the result that the job left, in parts."""
-    found = await services.outputs.result(caller, id)
-    if found is None:
+    result = await services.outputs.result(caller, id)
+    if result is None:
         raise MakewayError(
             f"Job {id} has left no result (yet): only a finished %%train cell with a last value has one.",
             code="no_result",
             status=404,
         )
-    headers = {"Content-Length": str(found.size)}
-    return StreamingResponse(found.chunks(), media_type="application/octet-stream", headers=headers)
+    headers = {"Content-Length": str(result.size)}
+    return StreamingResponse(result.chunks(), media_type="application/octet-stream", headers=headers)
 
 
 @router.get("/{id}/error", operation_id="job_error", response_model=Failure)
 async def error(id: Id, caller: Reader, services: TheServices) -> dict[str, Any]:
     """Return the exception that ended the job."""
-    found = await services.outputs.error(caller, id)
-    if found is None:
+    result = await services.outputs.error(caller, id)
+    if result is None:
         raise MakewayError(f"Job {id} has left no exception.", code="no_error", status=404)
-    return found
+    return result

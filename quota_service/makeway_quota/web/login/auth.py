@@ -83,10 +83,10 @@ class Authenticator:
         """
         header = request.headers.get("authorization")
         if header is not None:
-            found = _HEADER.fullmatch(header)
-            caller = await self.directory.who(found.group(1), _session_id(request)) if found else None
-            if found and caller and caller.holds("reserve"):
-                self.spawner_tokens.add(found.group(1))
+            match = _HEADER.fullmatch(header)
+            caller = await self.directory.who(match.group(1), _session_id(request)) if match else None
+            if match and caller and caller.holds("reserve"):
+                self.spawner_tokens.add(match.group(1))
             if caller is None:
                 raise MakewayError(
                     "The token in the Authorization header is not valid (any more). "

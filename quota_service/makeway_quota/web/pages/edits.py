@@ -58,7 +58,7 @@ def _place(where: dict[str, list[int]], before: Sequence[str], line: str, expect
     """Return the line of the earlier text that is the same: the expected one, else the next one, else any."""
     if expected < len(before) and before[expected] == line:
         return expected
-    found = where.get(line)
-    if not found:
+    result = where.get(line)
+    if not result:
         return None
-    return found[min(bisect_left(found, expected), len(found) - 1)]
+    return result[min(bisect_left(result, expected), len(result) - 1)]

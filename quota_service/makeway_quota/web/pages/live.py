@@ -43,13 +43,13 @@ Parts = Mapping[str, str]
 
 def read_parts(text: str) -> Parts:
     """Return the parts of a list with commas: `panel@VERSION,teams/NAME`; MakewayError 422 for others."""
-    found = dict(entry.rpartition("@")[::2] if "@" in entry else (entry, "") for entry in text.split(",") if entry)
-    for name in found:
+    result = dict(entry.rpartition("@")[::2] if "@" in entry else (entry, "") for entry in text.split(",") if entry)
+    for name in result:
         if name != "panel" and not (name.startswith("teams/") and len(name) > len("teams/")):
             raise MakewayError(f"There is no part {name[:80]!r} of a page.", code="unknown_part", status=422)
-    if len(found) > MAX_PARTS:
+    if len(result) > MAX_PARTS:
         raise MakewayError(f"A stream has at most {MAX_PARTS} parts of pages.", code="too_many_parts", status=422)
-    return found
+    return result
 
 
 class PageStream:

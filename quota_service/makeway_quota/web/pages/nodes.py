@@ -77,16 +77,16 @@ async def nodes_page(
             if line.is_in(state) and (not team or team in line.teams) and words in line.node.name.casefold()
         ]  # fmt: skip
 
-    found = await services.context.call(matching)
-    pages = max(1, -(-len(found) // PAGE_LINES))
+    result = await services.context.call(matching)
+    pages = max(1, -(-len(result) // PAGE_LINES))
     number = min(number, pages)
-    shown = found[(number - 1) * PAGE_LINES :][:PAGE_LINES]
+    shown = result[(number - 1) * PAGE_LINES :][:PAGE_LINES]
     return await page(
         request,
         "nodes.html",
         visitor,
         lines=shown,
-        total=len(found),
+        total=len(result),
         number=number,
         pages=pages,
         pools=[each.name for each in pools],
@@ -102,10 +102,10 @@ async def node_page(request: Request, name: str, visitor: PageVisitor, services:
     """Show one node: its GPUs, the workloads that hold them, and what runs there."""
     caller, settings = visitor.caller, request.app.state.settings
     usage, pools = await services.usage.usage(caller), await services.inventory.pools(caller)
-    found = next(((each, node) for each in pools for node in each.nodes if node.name == name), None)
-    if found is None:
+    result = next(((each, node) for each in pools for node in each.nodes if node.name == name), None)
+    if result is None:
         raise MakewayError(f"There is no node {name[:80]} now.", code="not_found", status=404)
-    pool, node = found
+    pool, node = result
     return await page(
         request,
         part(request, "node"),

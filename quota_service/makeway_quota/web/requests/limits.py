@@ -260,13 +260,13 @@ async def _refuse(refused: Refused, scope: Scope, receive: Receive, send: Send) 
     await answer(refused.problem, headers or None)(scope, receive, send)
 
 
-async def _drain(receive: Receive, left: int) -> None:
-    """Read up to `left` bytes and drop them, so that the answer reaches the sender."""
+async def _drain(receive: Receive, remaining: int) -> None:
+    """Read up to `remaining` bytes and drop them, so that the answer reaches the sender."""
     with suppress(TimeoutError):
         async with asyncio.timeout(DRAIN_SECONDS):
-            while left > 0:
+            while remaining > 0:
                 message = await receive()
-                left -= len(message.get("body", b""))
+                remaining -= len(message.get("body", b""))
                 if message["type"] == "http.disconnect" or not message.get("more_body", False):
                     return
 

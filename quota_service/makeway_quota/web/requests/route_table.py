@@ -80,10 +80,10 @@ class RouteTable(BaseRoute):
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         """Return a full match, or none: whether a path has another method is for FastAPI to answer."""
-        found = self.find(scope)
-        if found is None:
+        result = self.find(scope)
+        if result is None:
             return Match.NONE, {}
-        entry, parameters = found
+        entry, parameters = result
         return Match.FULL, {"endpoint": entry.route.endpoint, "path_params": parameters, ROUTE: entry.route}
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -127,13 +127,13 @@ def _find(place: _Segment, parts: list[str], at: int, method: str, values: list[
         return place.routes.get(method)
     part = parts[at]
     if (named := place.named.get(part)) is not None:
-        found = _find(named, parts, at + 1, method, values)
-        if found is not None:
-            return found
+        result = _find(named, parts, at + 1, method, values)
+        if result is not None:
+            return result
     if place.any is None or not part:
         return None
     values.append(part)
-    found = _find(place.any, parts, at + 1, method, values)
-    if found is None:
+    result = _find(place.any, parts, at + 1, method, values)
+    if result is None:
         values.pop()
-    return found
+    return result

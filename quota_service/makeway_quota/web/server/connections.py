@@ -74,12 +74,12 @@ class Connections:
 
     def __init__(
         self,
-        most: int | None = None,
+        limit: int | None = None,
         tokens: SpawnerTokens | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`most`: connections at a time; None: what the limit of open files allows (`open_files.connections`)."""
-        self._most = most
+        """`limit`: connections at a time; None: what the limit of open files allows (`open_files.connections`)."""
+        self._most = limit
         self._tokens = tokens or SpawnerTokens()
         self._clock = clock
         self._warned_at: float | None = None
@@ -99,16 +99,16 @@ class Connections:
 
     def opened(self, connection: Open) -> None:
         """Take a new connection; close idle ones, or reserve this one where none is idle, if there are too many."""
-        most, for_all = self.most, self.for_all
+        maximum, for_all = self.most, self.for_all
         if len(self._open) >= for_all:
             self._warn(for_all)
             victims = self._victims(for_all, YOUNG_SECONDS)
-            if not victims and len(self._open) >= most:
+            if not victims and len(self._open) >= maximum:
                 victims = self._victims(for_all, 0.0)
             for victim in victims:
                 self.closed(victim)
                 victim.drop()
-            if not victims and len(self._open) >= most:
+            if not victims and len(self._open) >= maximum:
                 connection.drop()
                 return
             if len(self._open) >= for_all:
@@ -134,14 +134,14 @@ class Connections:
         before = self._clock() - seconds
         return _longest_idle(self._open, max(1, for_all // PART), before)
 
-    def _warn(self, most: int) -> None:
+    def _warn(self, limit: int) -> None:
         now = self._clock()
         if self._warned_at is None or now - self._warned_at >= WARN_EVERY:
             self._warned_at = now
             address, count = Counter(each.address for each in self._open).most_common(1)[0]
             log.warning(
                 "%d connections are open, the most that are possible: idle ones are closed. %d are from %s",
-                most,
+                limit,
                 count,
                 address or "one address",
             )
@@ -159,7 +159,7 @@ def _longest_idle(connections: Collection[Open], count: int, before: float) -> l
     if not idle:
         return []
     most: Iterable[Open] = max(idle.items(), key=lambda entry: (len(entry[1]), entry[0]))[1]
-    return sorted(most, key=lambda each: (each.requests > 0, each.idle_since or 0.0))[:count]
+    return sorted(most, key=lambda item: (item.requests > 0, item.idle_since or 0.0))[:count]
 
 
 def note_login(scope: Mapping[str, Any]) -> None:

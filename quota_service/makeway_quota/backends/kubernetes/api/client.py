@@ -188,19 +188,21 @@ class ApiClient:
         if answer.status_code >= 400:
             raise self._refusal(answer, answer.content)
         try:
-            found = orjson.loads(answer.content)
+            result = orjson.loads(answer.content)
         except ValueError:
-            found = None
-        if not isinstance(found, dict):
+            result = None
+        if not isinstance(result, dict):
             raise ApiUnreachable("the Kubernetes API server answered what is not JSON: is there a proxy in between?")
-        return found
+        return result
 
     def _refusal(self, answer: httpx2.Response, content: bytes) -> ApiRefusal:
         """Return the refusal that an answer is, with what to do about credentials that are not accepted."""
-        found = refusal_of(answer.status_code, content, answer.headers.get("Retry-After"))
-        if found.status != UNAUTHORIZED:
-            return found
-        return ApiRefusal(found.status, found.reason, f"{found.message}; {self.connection.renewal}", found.retry_after)
+        result = refusal_of(answer.status_code, content, answer.headers.get("Retry-After"))
+        if result.status != UNAUTHORIZED:
+            return result
+        return ApiRefusal(
+            result.status, result.reason, f"{result.message}; {self.connection.renewal}", result.retry_after
+        )
 
     def _headers(self) -> dict[str, str]:
         if (file := self.connection.token_file) is not None and self._clock() - self._token_read >= TOKEN_SECONDS:

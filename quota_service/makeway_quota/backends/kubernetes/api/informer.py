@@ -162,11 +162,11 @@ class Informer(Generic[T]):
         if self._clock() - began < self._timing.first_pause:
             await self._pause(1)  # something in between ends watches at once
 
-    async def _pause(self, failures: int, least: float = 0.0) -> None:
+    async def _pause(self, failures: int, minimum: float = 0.0) -> None:
         pause = min(self._timing.max_pause, self._timing.first_pause * 2.0 ** min(failures - 1, 20))
         self._again.clear()
         with suppress(TimeoutError):
-            async with asyncio.timeout(max(least, pause * (0.5 + self._jitter()))):
+            async with asyncio.timeout(max(minimum, pause * (0.5 + self._jitter()))):
                 await self._again.wait()
 
     async def _fail(self, error: ApiRefusal | ApiUnreachable) -> None:
@@ -198,25 +198,25 @@ class Informer(Generic[T]):
         A list that expires between its pages starts over, then in one page, which cannot expire: pages that were read
         before show what may be deleted by now.
         """
-        found: set[str] = set()
+        result: set[str] = set()
         query = {**self._query, "limit": str(self._timing.page)}
         self.counts.lists += 1
         while True:
             page = await self._page(query)
             self._heard()
             if page is None:
-                found.clear()
+                result.clear()
                 query = dict(self._query)
                 continue
             for item in page.get("items") or ():
                 key = key_of(item)
                 self._put(key, self._made_of(key, item))
-                found.add(key)
+                result.add(key)
             metadata = page.get("metadata") or {}
             if not metadata.get("continue"):
                 break
             query["continue"] = metadata["continue"]
-        for key in self.objects.keys() - found:
+        for key in self.objects.keys() - result:
             self._gone(self.objects[key])
             self._put(key, None)
         self._version = metadata["resourceVersion"]

@@ -28,13 +28,13 @@ MIB = 2**20
 @lru_cache(maxsize=4096)
 def number(text: str) -> Fraction:
     """Return the exact number that a quantity means; ValueError for what is none."""
-    found = QUANTITY.fullmatch(text.strip()) if len(text) <= MAX_CHARACTERS else None
-    if found is None or (found[3] or "") not in SUFFIXES:
+    match = QUANTITY.fullmatch(text.strip()) if len(text) <= MAX_CHARACTERS else None
+    if match is None or (match[3] or "") not in SUFFIXES:
         raise ValueError(f"{text[:MAX_CHARACTERS]!r} is not a quantity of Kubernetes")
-    if not found[2]:
-        return Fraction(found[1]) * SUFFIXES[found[3] or ""]
-    exponent = max(-MAX_EXPONENT, min(MAX_EXPONENT, int(found[2][1:])))
-    return Fraction(found[1]) * Fraction(10) ** exponent
+    if not match[2]:
+        return Fraction(match[1]) * SUFFIXES[match[3] or ""]
+    exponent = max(-MAX_EXPONENT, min(MAX_EXPONENT, int(match[2][1:])))
+    return Fraction(match[1]) * Fraction(10) ** exponent
 
 
 @lru_cache(maxsize=4096)

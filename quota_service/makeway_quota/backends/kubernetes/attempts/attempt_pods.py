@@ -61,17 +61,17 @@ class AttemptPods:
     def sort(self, changed: Iterable[str], pods: Mapping[str, JobPod]) -> None:
         """Take the pods that changed, by the keys that the informer has them under."""
         changed, self._unsorted = self._unsorted.union(changed), set()
-        for one in sorted(changed):
-            name = one.partition("/")[2]
+        for item in sorted(changed):
+            name = item.partition("/")[2]
             if self.quarantine.rests(SORTING, "pod", name):
-                self._unsorted.add(one)
+                self._unsorted.add(item)
                 continue
             sorted_in = False
             with self.quarantine.guard(SORTING, "pod", name):
-                self._sort_in(name, pods.get(one))
+                self._sort_in(name, pods.get(item))
                 sorted_in = True
             if not sorted_in:
-                self._unsorted.add(one)
+                self._unsorted.add(item)
 
     def _sort_in(self, name: str, pod: JobPod | None) -> None:
         """Take one pod as it is now; None: it is gone."""

@@ -29,14 +29,14 @@ async def create_once(client: ApiClient, settings: PodSettings, manifest: Object
         await client.delete(f"{path}/{name}")
         return await client.create(path, manifest)
     try:
-        found = await client.get(f"{path}/{name}")
+        result = await client.get(f"{path}/{name}")
     except ApiRefusal as refusal:
         if refusal.status == 404:  # which would mean that the installation lacks something
             raise ApiRefusal(409, "Conflict", f"{name} was there, and was just removed") from refusal
         raise
-    if (found["metadata"].get("labels") or {}).get(INSTANCE) != settings.instance:
+    if (result["metadata"].get("labels") or {}).get(INSTANCE) != settings.instance:
         raise ApiRefusal(409, "AlreadyExists", f"{name} belongs to another installation")
-    if since is not None and seconds_of(found["metadata"].get("creationTimestamp")) < since - SKEW:
-        await client.delete(f"{path}/{name}", uid=found["metadata"]["uid"])
+    if since is not None and seconds_of(result["metadata"].get("creationTimestamp")) < since - SKEW:
+        await client.delete(f"{path}/{name}", uid=result["metadata"]["uid"])
         raise ApiRefusal(409, "Conflict", f"{name} is from an earlier time and is being removed")
-    return found
+    return result

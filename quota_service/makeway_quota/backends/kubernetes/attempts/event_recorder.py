@@ -83,23 +83,23 @@ class EventRecorder:
 
     async def _post_all(self) -> None:
         while self._waiting:
-            found = self._waiting.popleft()
+            result = self._waiting.popleft()
             if not self._may_act():
                 self._waiting.clear()
                 return
-            await self._post(found)
+            await self._post(result)
             await asyncio.sleep(self._pause)
         self._dropped = 0
 
-    async def _post(self, found: Object) -> None:
+    async def _post(self, result: Object) -> None:
         try:
-            await self._client.create(self._path, found)
+            await self._client.create(self._path, result)
         except ApiUnreachable:
             self._pause_after_failure(PAUSE_AFTER_FAILURE)
         except ApiRefusal as refusal:
             if refusal.reason == "AlreadyExists":  # it was posted before, here or by an earlier leader
                 return
-            log.warning("The event of the pod %s cannot be posted: %s", found["involvedObject"]["name"], refusal)
+            log.warning("The event of the pod %s cannot be posted: %s", result["involvedObject"]["name"], refusal)
             pause = refusal.retry_after or PAUSE_AFTER_FAILURE
             self._pause_after_failure(LONG_PAUSE_AFTER_FAILURE if refusal.status in (403, 404) else pause)
 

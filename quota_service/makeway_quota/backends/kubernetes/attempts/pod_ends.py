@@ -45,30 +45,30 @@ def machines_of(
     pods: Sequence[JobPod],
     usable: Mapping[str, bool],
     over: Collection[int] = (),
-    left: Iterable[JobPod] = (),
+    gone: Iterable[JobPod] = (),
     limits: Mapping[str, float] = LIMITS,
 ) -> WorkerHosts:
     """Return what the pods of one attempt are together; `usable` are the nodes that there are, and whether they run.
 
     An attempt is there while any of its pods may run, and none has ended without a report: the first failure of a gang
-    decides. `over` are its workers that reported their end, `left` the last states of pods that are listed no more,
+    decides. `over` are its workers that reported their end, `gone` the last states of pods that are listed no more,
     `limits` the seconds that a pod may wait, by what it waits for.
     """
     size = pods[0].workers
     failed = [pod for pod in pods if not pod.present and pod.worker not in over]
     if not failed and any(pod.present for pod in pods):
-        disrupted = next((pod for pod in (*pods, *left) if pod.disruption and not _over_request(pod)), None)
+        disrupted = next((pod for pod in (*pods, *gone) if pod.disruption and not _over_request(pod)), None)
         about = foremost(pods, limits)
-        code, said = waiting(about) if about is not None else _incomplete(pods, over)
+        code, message = waiting(about) if about is not None else _incomplete(pods, over)
         worker = one.worker if (one := about or disrupted) is not None else 0
         cpu, mebibytes = (max(pod.requests[at] for pod in pods) for at in range(2))
         lost = disrupted is not None
-        return WorkerHosts(size, True, lost, code, said, worker=worker, cpu=cpu, memory=mebibytes)
+        return WorkerHosts(size, True, lost, code, message, worker=worker, cpu=cpu, memory=mebibytes)
     ends = [replace(ended(pod, usable), worker=pod.worker) for pod in failed or pods]
     # The job's own fault says more than a loss, and that more than one by a node, or before it ran.
     worst = max(ends, key=lambda end: (end.exit_code is not None, not end.node_lost, not end.never_ran, -end.worker))
-    said = f"worker {worst.worker}: {worst.message}" if size > 1 else worst.message
-    return replace(worst, workers=size, message=said)
+    message = f"worker {worst.worker}: {worst.message}" if size > 1 else worst.message
+    return replace(worst, workers=size, message=message)
 
 
 def gone(pods: Iterable[JobPod], usable: Mapping[str, bool]) -> WorkerHosts:
@@ -91,41 +91,41 @@ def _incomplete(pods: Sequence[JobPod], over: Collection[int]) -> tuple[str, str
 
 def ended(pod: JobPod, usable: Mapping[str, bool]) -> WorkerHosts:
     """Return how a pod ended by which no worker reported: by its job, by its node, or by others."""
-    if (found := _own_fault(pod)) is not None:
-        return found
+    if (result := _own_fault(pod)) is not None:
+        return result
     if pod.node and not usable.get(pod.node, False):
         state = "is down" if pod.node in usable else "is gone"
         return _by_node(f"its node {pod.node} {state}")
     if _over_request(pod):
-        said = f"its pod was evicted, as it used more than it requested of what its node {pod.node} was short of"
-        return WorkerHosts(1, present=False, message=f"{said}: {pod.message}")
-    if (found := _by_others(pod)) is not None:
-        return found if pod.began else replace(found, never_ran=True)
+        message = f"its pod was evicted, as it used more than it requested of what its node {pod.node} was short of"
+        return WorkerHosts(1, present=False, message=f"{message}: {pod.message}")
+    if (result := _by_others(pod)) is not None:
+        return result if pod.began else replace(result, never_ran=True)
     if not pod.began:
-        said = pod.message or "its pod was deleted by others before it ran"
-        return WorkerHosts(1, present=False, never_ran=True, message=said)
+        message = pod.message or "its pod was deleted by others before it ran"
+        return WorkerHosts(1, present=False, never_ran=True, message=message)
     if pod.exit_code is not None:
-        said = f"its launcher ended with exit code {pod.exit_code} without a report: {pod.message}"
-        return WorkerHosts(1, present=False, message=said.rstrip(": "))
+        message = f"its launcher ended with exit code {pod.exit_code} without a report: {pod.message}"
+        return WorkerHosts(1, present=False, message=message.rstrip(": "))
     return WorkerHosts(1, present=False, message=pod.message or "its pod was deleted by others")
 
 
 def _own_fault(pod: JobPod) -> WorkerHosts | None:
     """Return the end of a pod that its job, or the image of its job, is to blame for; None where it is not."""
     if pod.reason == DEADLINE_EXCEEDED:
-        said = "time limit reached, and neither its launcher nor Makeway ended it: Kubernetes did"
-        return WorkerHosts(1, present=False, message=said, exit_code=KILLED, timed_out=True)
+        message = "time limit reached, and neither its launcher nor Makeway ended it: Kubernetes did"
+        return WorkerHosts(1, present=False, message=message, exit_code=KILLED, timed_out=True)
     if pod.reason == "OOMKilled":
         return WorkerHosts(1, present=False, message=_out_of_memory(pod.memory), exit_code=KILLED)
     if pod.reason == "Evicted" and any(word in pod.message for word in OWN_FAULT):
         return WorkerHosts(1, present=False, message=_over_disk(pod.message), exit_code=KILLED)
     if pod.reason in NO_START and any(words in pod.message for words in NO_PYTHON):
-        said = pod.message[max(0, pod.message.find(NO_PYTHON[0])) :]
+        message = pod.message[max(0, pod.message.find(NO_PYTHON[0])) :]
         if pod.own_image:
-            said = f"its image does not start python3: {said}: choose an image that has python3"
-            return WorkerHosts(1, present=False, message=said, exit_code=NO_COMMAND)
-        said = f"{site_image(pod)} does not start python3, and an administrator has to change it: {said}"
-        return WorkerHosts(1, present=False, never_ran=True, message=said)
+            message = f"its image does not start python3: {message}: choose an image that has python3"
+            return WorkerHosts(1, present=False, message=message, exit_code=NO_COMMAND)
+        message = f"{site_image(pod)} does not start python3, and an administrator has to change it: {message}"
+        return WorkerHosts(1, present=False, never_ran=True, message=message)
     return None
 
 

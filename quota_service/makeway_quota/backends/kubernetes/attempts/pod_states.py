@@ -119,32 +119,32 @@ def _requests(spec: Object) -> tuple[int, int]:
 
 
 def _with_conditions(pod: JobPod, status: Object) -> JobPod:
-    for one in status.get("conditions") or ():
-        if one["type"] == "DisruptionTarget" and one["status"] == "True":
-            pod = replace(pod, disruption=one.get("reason") or "", message=one.get("message") or pod.message)
-        if one["type"] == "PodScheduled" and one["status"] == "False":
-            pod = replace(pod, waiting=one.get("reason") or "Unschedulable", message=one.get("message") or "")
-        if one["type"] == "PodReadyToStartContainers":
-            pod = replace(pod, ready=intern(one["status"]))
+    for item in status.get("conditions") or ():
+        if item["type"] == "DisruptionTarget" and item["status"] == "True":
+            pod = replace(pod, disruption=item.get("reason") or "", message=item.get("message") or pod.message)
+        if item["type"] == "PodScheduled" and item["status"] == "False":
+            pod = replace(pod, waiting=item.get("reason") or "Unschedulable", message=item.get("message") or "")
+        if item["type"] == "PodReadyToStartContainers":
+            pod = replace(pod, ready=intern(item["status"]))
     return pod
 
 
 def _with_containers(pod: JobPod, status: Object) -> JobPod:
     first = status.get("initContainerStatuses") or ()
-    for one in (*first, *(status.get("containerStatuses") or ())):
-        name, state = one["name"], one.get("state") or {}
+    for item in (*first, *(status.get("containerStatuses") or ())):
+        name, state = item["name"], item.get("state") or {}
         waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
         if waiting.get("reason") in (*IMAGE, *SETUP) and not pod.waiting:
-            said = waiting.get("message") or ""
+            message = waiting.get("message") or ""
             pod = replace(
-                pod, waiting=waiting["reason"], message=said, container=intern(name), image=one.get("image") or ""
+                pod, waiting=waiting["reason"], message=message, container=intern(name), image=item.get("image") or ""
             )
         if name == WORKER:
-            pod = _with_worker(pod, state, one.get("image") or "")
+            pod = _with_worker(pod, state, item.get("image") or "")
         elif ended.get("exitCode") and pod.phase == "Failed":
-            said = f"its container {name} ended with exit code {ended['exitCode']}: {_last_line(ended)}".rstrip(": ")
-            pod = replace(pod, message=pod.message or said)
-        elif "running" in state and one in first:
+            message = f"its container {name} ended with exit code {ended['exitCode']}: {_last_line(ended)}".rstrip(": ")
+            pod = replace(pod, message=pod.message or message)
+        elif "running" in state and item in first:
             pod = replace(pod, preparing=intern(name))
     return pod
 

@@ -118,13 +118,13 @@ def _gated(pod: JobPod) -> str:
 
 def _pulling(pod: JobPod) -> tuple[str, str]:
     """Return the code and the sentence of an image that cannot be pulled; that of a job or profile is its own fault."""
-    said, worker = pod.message or pod.waiting, pod.container == WORKER
+    message, worker = pod.message or pod.waiting, pod.container == WORKER
     if not _has_no_image(pod):
         what = "its image" if worker else f"the image {pod.image} of its container {pod.container}"
-        return "image_pull", f"{what} cannot be pulled: {said}"
+        return "image_pull", f"{what} cannot be pulled: {message}"
     if worker and pod.own_image:
-        return "no_image", f"its image cannot be pulled: {said}"
-    return "site_image", f"{site_image(pod)} cannot be pulled, and an administrator has to change it: {said}"
+        return "no_image", f"its image cannot be pulled: {message}"
+    return "site_image", f"{site_image(pod)} cannot be pulled, and an administrator has to change it: {message}"
 
 
 def site_image(pod: JobPod) -> str:

@@ -151,11 +151,11 @@ class Removals:
         async with self._room:
             path = f"{self._pods}/{name}"
             try:
-                found = await self._client.get(path)
+                result = await self._client.get(path)
             except ApiRefusal as refusal:
                 if refusal.status == 404:
                     return
                 raise
-            ours = (found["metadata"].get("labels") or {}).get(INSTANCE) == self._instance
+            ours = (result["metadata"].get("labels") or {}).get(INSTANCE) == self._instance
             if ours and self._may_act():  # a later leader goes on with what is there
-                await self._client.delete(path, uid=found["metadata"]["uid"], grace=0)
+                await self._client.delete(path, uid=result["metadata"]["uid"], grace=0)

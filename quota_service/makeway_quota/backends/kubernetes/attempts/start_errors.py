@@ -47,11 +47,11 @@ def _beyond(message: str, pods: int) -> str:
 
     A limit of 0 is no such reason: it closes the namespace for every job, until an administrator opens it.
     """
-    found = QUOTA.match(message)
-    if found is None:
+    match = QUOTA.match(message)
+    if match is None:
         return ""
     try:
-        requested, limited = _quantities(found["requested"]), _quantities(found["limited"])
+        requested, limited = _quantities(match["requested"]), _quantities(match["limited"])
         for resource in requested.keys() & limited.keys():
             if 0 < number(limited[resource]) < pods * number(requested[resource]):
                 need = f"Each of its {pods} pods requests" if pods > 1 else "Its pod requests"
@@ -66,11 +66,11 @@ def _beyond(message: str, pods: int) -> str:
 
 def fits_later(message: str) -> bool:
     """Whether a pod that a quota refuses fits as soon as others end: it requests no more than all of the quota."""
-    found = QUOTA.match(message)
-    if found is None:
+    match = QUOTA.match(message)
+    if match is None:
         return False
     try:
-        requested, limited = _quantities(found["requested"]), _quantities(found["limited"])
+        requested, limited = _quantities(match["requested"]), _quantities(match["limited"])
         return all(number(requested[one]) <= number(limited[one]) for one in requested.keys() & limited.keys())
     except ValueError:  # the sentence of another version
         return False

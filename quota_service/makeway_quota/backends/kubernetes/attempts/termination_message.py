@@ -25,7 +25,7 @@ async def record_final_reports(
 
     Return the attempts with a report that could not be recorded; it is handed over again.
     """
-    found: dict[tuple[str, int, int], WorkerReportIn] = {}
+    result: dict[tuple[str, int, int], WorkerReportIn] = {}
     of_workers = [
         (pod, worker)
         for pod in pods.with_final_report()
@@ -33,8 +33,8 @@ async def record_final_reports(
     ]
     for pod, worker in of_workers:
         if not worker.ended and (report := report_of(pod)) is not None:
-            found[(*pod.key, pod.worker)] = report
-    failed = await channel.record_final_reports(found) if found else frozenset()
+            result[(*pod.key, pod.worker)] = report
+    failed = await channel.record_final_reports(result) if result else frozenset()
     for pod, _ in of_workers:
         if (*pod.key, pod.worker) not in failed:
             pods.final_report_read(pod)

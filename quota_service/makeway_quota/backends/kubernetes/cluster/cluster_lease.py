@@ -168,12 +168,12 @@ class ClusterLease:
                 return None
             raise
 
-    async def _claim(self, found: Object | None) -> str:
+    async def _claim(self, result: Object | None) -> str:
         """Take or renew the Lease where that may be; return why not, else ""."""
-        if found is None:
+        if result is None:
             await self._client.create(self._list, self._lease())
             return ""
-        spec, version = found.get("spec") or {}, str(found["metadata"].get("resourceVersion") or "")
+        spec, version = result.get("spec") or {}, str(result["metadata"].get("resourceVersion") or "")
         holder = str(spec.get("holderIdentity") or "")
         if holder not in ("", self._holder) and not self._is_over(version):
             return self._words(spec)

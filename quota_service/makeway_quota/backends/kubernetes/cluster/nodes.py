@@ -157,13 +157,13 @@ def selectors(document: Document, tolerations: Iterable[Toleration] = ()) -> tup
     A pool without labels selects no node, unless it is the only pool: then it selects all. `tolerations` are those
     of every pool; each pool also tolerates the usual taints of nodes with its resource.
     """
-    found = []
+    result = []
     for pool in document.pools:
         labels = document.pool_facts[pool.name].labels
         if labels or len(document.pools) == 1:
             own = usual_tolerations(pool.resource)
-            found.append(NodeSelector(pool.name, pool.resource, labels, (*own, *tolerations)))
-    return tuple(found)
+            result.append(NodeSelector(pool.name, pool.resource, labels, (*own, *tolerations)))
+    return tuple(result)
 
 
 def usual_tolerations(resource: str) -> tuple[Toleration, ...]:
@@ -182,16 +182,16 @@ def pools_of(
     there are none of either, it is in that of the first selector.
     """
     fitting = {one.resource: one for one in reversed(candidates) if one.selects(node)}
-    found = [one for one in candidates if fitting.get(one.resource) is one]
-    offered = [one for one in found if node.allocatable.get(one.resource) or one.resource in held]
+    result = [one for one in candidates if fitting.get(one.resource) is one]
+    offered = [one for one in result if node.allocatable.get(one.resource) or one.resource in held]
     if any(node.allocatable.get(one.resource) for one in offered):
         return tuple(offered)
-    return tuple(one for one in found if one in offered or one.pool in before) or tuple(found[:1])
+    return tuple(one for one in result if one in offered or one.pool in before) or tuple(result[:1])
 
 
 def resources_of(node: ClusterNode, candidates: Sequence[NodeSelector]) -> tuple[str, ...]:
     """Return the resources of all pools, each once: those of the pools first that select a node, in their order."""
-    return tuple(dict.fromkeys(one.resource for one in sorted(candidates, key=lambda one: not one.selects(node))))
+    return tuple(dict.fromkeys(one.resource for one in sorted(candidates, key=lambda item: not item.selects(node))))
 
 
 def unassigned(
@@ -218,15 +218,15 @@ def first_devices(selectors: Iterable[NodeSelector]) -> dict[str, int]:
     resources = sorted({selector.resource: selector.pool for selector in selectors}.items())
     if len(resources) < 2:
         return {pool: 0 for _, pool in resources}
-    found: dict[str, int] = {}
+    result: dict[str, int] = {}
     taken: set[int] = set()
     for resource, pool in resources:
         block = 1 + crc32(resource.encode()) % BLOCKS
         while block in taken:
             block += 1
         taken.add(block)
-        found[pool] = block * MAX_DEVICES
-    return found
+        result[pool] = block * MAX_DEVICES
+    return result
 
 
 def with_devices(node: ClusterNode, offered: Mapping[str, int]) -> ClusterNode:

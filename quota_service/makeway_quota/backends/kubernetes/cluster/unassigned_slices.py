@@ -39,18 +39,18 @@ def described(items: Iterable[Object], counted: Offered = MappingProxyType({})) 
 
     `counted` has what pools take, by node and resource: it may be of one driver for each node.
     """
-    found: list[str] = []
+    result: list[str] = []
     for driver, by_node in sorted(sliced(items).items()):
-        left = {name: many - sum(counted.get(name, {}).values()) for name, many in by_node.items()}
-        left = {name: many for name, many in left.items() if many > 0}
-        where = f" of {listed(names)}" if (names := sorted(filter(None, left))) else ""
-        if left:
-            found.append(
-                f"{driver} offers {count(sum(left.values()), 'device')}{where} by ResourceSlices (DRA), which no pool "
-                "takes: give a pool the extended resource of their DeviceClass. Devices that are tainted or share "
+        uncounted = {name: many - sum(counted.get(name, {}).values()) for name, many in by_node.items()}
+        uncounted = {name: many for name, many in uncounted.items() if many > 0}
+        where = f" of {listed(names)}" if (names := sorted(filter(None, uncounted))) else ""
+        if uncounted:
+            result.append(
+                f"{driver} offers {count(sum(uncounted.values()), 'device')}{where} by ResourceSlices (DRA), which no "
+                "pool takes: give a pool the extended resource of their DeviceClass. Devices that are tainted or share "
                 "counters, and classes with other selectors than `==`, never count."
             )
-    return found
+    return result
 
 
 def sliced(items: Iterable[Object]) -> dict[str, dict[str, int]]:
@@ -58,12 +58,12 @@ def sliced(items: Iterable[Object]) -> dict[str, dict[str, int]]:
 
     Each counts once, as those of pools do.
     """
-    found: dict[str, dict[str, int]] = {}
+    result: dict[str, dict[str, int]] = {}
     known: set[DeviceId] = set()
-    for one in newest_slices(filter(None, map(project_slice, items))):
-        ids = {DeviceId(one.driver, one.pool, name) for name, _ in one.devices} - known
-        if _GPUS.search(one.driver) and ids:
+    for item in newest_slices(filter(None, map(project_slice, items))):
+        ids = {DeviceId(item.driver, item.pool, name) for name, _ in item.devices} - known
+        if _GPUS.search(item.driver) and ids:
             known |= ids
-            by_node = found.setdefault(one.driver, {})
-            by_node[one.node] = by_node.get(one.node, 0) + len(ids)
-    return found
+            by_node = result.setdefault(item.driver, {})
+            by_node[item.node] = by_node.get(item.node, 0) + len(ids)
+    return result

@@ -139,7 +139,7 @@ class CheckpointFolders:
             user, _ = next(iter(claim.waiting.values()))
             batch = [id for id, (one, _) in claim.waiting.items() if one == user][:AT_ONCE]
             try:
-                left, why = await self._remove(name, user, batch)
+                remaining, why = await self._remove(name, user, batch)
             except _NotLeading:
                 claim.waiting.clear()
                 return
@@ -148,16 +148,16 @@ class CheckpointFolders:
                 claim.waiting.clear()  # the retention asks again
                 return
             self._pauses.pop(f"claim {name}", None)
-            self._record_results(name, claim, batch, left, why)
+            self._record_results(name, claim, batch, remaining, why)
 
     def _record_results(
-        self, name: str, claim: _Claim, batch: Sequence[str], left: Mapping[str, int], why: str
+        self, name: str, claim: _Claim, batch: Sequence[str], remaining: Mapping[str, int], why: str
     ) -> None:
         """Record what is gone; try what is left as the user who is in the way, or after a pause."""
         failed: list[str] = []
         for id in batch:
             user, tries = claim.waiting.pop(id)
-            owner = left.get(id)
+            owner = remaining.get(id)
             if owner is None:
                 claim.gone.add(id)
                 self._pauses.pop(id, None)
@@ -167,7 +167,7 @@ class CheckpointFolders:
                 failed.append(id)
         if failed:
             self._warn(name, claim, failed, max(self._pause(id) for id in failed), why)
-        elif not left:
+        elif not remaining:
             claim.said = ""
 
     def _pause(self, key: str) -> float:
@@ -196,10 +196,10 @@ class CheckpointFolders:
         path = f"{self._pods}/{pod['metadata']['name']}"
         await self._clear(path)
         await self._client.create(self._pods, pod)
-        found = await self._ended(path)
+        result = await self._ended(path)
         with suppress(ApiRefusal, ApiUnreachable):  # the next try deletes it otherwise
             await self._client.delete(path, grace=GRACE)
-        return left_of(found)
+        return left_of(result)
 
     async def _clear(self, path: str) -> None:
         """Delete the pod of an earlier try, perhaps of an earlier leader, and wait until it is gone."""
@@ -304,9 +304,11 @@ def left_of(pod: Object) -> tuple[Mapping[str, int], str]:
 def _why(status: Object, states: Sequence[Object], ended: Mapping[str, Any]) -> str:
     """Return what Kubernetes says about a pod that did not do its work."""
     if ended:
-        said = ended.get("message") or ended.get("reason") or ""
-        return f"ended with exit code {ended.get('exitCode')}: {said}".rstrip(": ")
-    said = [status.get("message") or status.get("reason") or ""]
-    said += [one["waiting"].get("message") or one["waiting"].get("reason") or "" for one in states if "waiting" in one]
-    said += [one.get("message") or "" for one in status.get("conditions") or () if one["status"] == "False"]
-    return f"did not run to its end: {next(filter(None, said), status.get('phase'))}"
+        message = ended.get("message") or ended.get("reason") or ""
+        return f"ended with exit code {ended.get('exitCode')}: {message}".rstrip(": ")
+    messages = [status.get("message") or status.get("reason") or ""]
+    messages += [
+        one["waiting"].get("message") or one["waiting"].get("reason") or "" for one in states if "waiting" in one
+    ]
+    messages += [one.get("message") or "" for one in status.get("conditions") or () if one["status"] == "False"]
+    return f"did not run to its end: {next(filter(None, messages), status.get('phase'))}"

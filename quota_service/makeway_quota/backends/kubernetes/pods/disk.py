@@ -38,10 +38,10 @@ class Disk:
 
 def setting(request: str, limit: str) -> Disk:
     """Return the disk that two quantities of Kubernetes mean; ValueError where they are none, or contradict."""
-    found = Disk(*(amount("memory", text) if text.strip() else 0 for text in (request, limit)))
-    if found.limit and found.request > found.limit:
+    result = Disk(*(amount("memory", text) if text.strip() else 0 for text in (request, limit)))
+    if result.limit and result.request > result.limit:
         raise ValueError(f"Pods of jobs cannot request more of a disk than they may use: {request} and {limit}.")
-    return found
+    return result
 
 
 def bound_disk(pod: Object, disk: Disk, shared_memory: int = 0) -> None:

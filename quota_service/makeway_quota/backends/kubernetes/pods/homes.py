@@ -42,10 +42,10 @@ def home_setting(text: str, path: str) -> HomeSetting | None:
     if not text:
         return None
     claim, _, folder = text.partition("/")
-    left = re.sub(r"\{(user|escaped_user)\}", "x", text)
-    if "{" in left or "}" in left:
+    filled = re.sub(r"\{(user|escaped_user)\}", "x", text)
+    if "{" in filled or "}" in filled:
         raise ValueError(f"MAKEWAY_KUBE_HOME_CLAIM={text!r}: it may have {{user}} and {{escaped_user}}, and no others.")
-    if not CLAIM.fullmatch(left.partition("/")[0]) or folder_problem(folder):
+    if not CLAIM.fullmatch(filled.partition("/")[0]) or folder_problem(folder):
         raise ValueError(
             f"MAKEWAY_KUBE_HOME_CLAIM={text!r} names no claim: expected home-{{user}}, or a claim and a folder on it, "
             "homes/{user}."

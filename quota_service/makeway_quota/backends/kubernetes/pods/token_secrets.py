@@ -123,10 +123,10 @@ class TokenSecrets:
     def part(self, key: Key, tokens: list[str]) -> TokenPart:
         """Return the part of a start, in the Secret of an earlier try or in that of the other starts of the moment."""
         tried = self._of.get(key)
-        found = tried if tried is not None and tried.serves(key) else self._room(len(tokens))
-        self._of[key] = found
+        result = tried if tried is not None and tried.serves(key) else self._room(len(tokens))
+        self._of[key] = result
         by_key = {token_key(*key, number): token for number, token in enumerate(tokens)}
-        return TokenPart(found, key, by_key, None if tried is None or tried is found else tried.name)
+        return TokenPart(result, key, by_key, None if tried is None or tried is result else tried.name)
 
     def done(self, key: Key) -> None:
         """Forget an attempt: its Secret is there, or no pod names it."""
@@ -137,11 +137,11 @@ class TokenSecrets:
         self._of.clear()
 
     def _room(self, tokens: int) -> TokenSecret:
-        found = self._open
-        full = found is None or found.starts >= MAX_STARTS or found.workers + tokens > MAX_TOKENS
-        if found is None or full or not found.open:
-            found = self._open = TokenSecret(self._create, self._instance)
-        return found
+        result = self._open
+        full = result is None or result.starts >= MAX_STARTS or result.workers + tokens > MAX_TOKENS
+        if result is None or full or not result.open:
+            result = self._open = TokenSecret(self._create, self._instance)
+        return result
 
 
 def token_secret(name: str, instance: str, tokens: Mapping[str, str], owners: list[Object]) -> Object:

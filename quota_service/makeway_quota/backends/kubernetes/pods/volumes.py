@@ -40,18 +40,22 @@ def with_mounts(pod: Object, mounts: Sequence[Mount]) -> Object:
     """Return a pod with these mounts; what the profile's template mounts at the same path stays instead."""
     if not mounts:
         return pod
-    found = deepcopy(pod)
-    (worker,) = [one for one in found["spec"]["containers"] if one["name"] == WORKER]
+    result = deepcopy(pod)
+    (worker,) = [one for one in result["spec"]["containers"] if one["name"] == WORKER]
     for mount in mounts:
         if any(one["mountPath"].rstrip("/") == mount.path for one in worker["volumeMounts"]):
             continue
-        entry = {"name": _volume(found["spec"]["volumes"], mount), "mountPath": mount.path, "readOnly": mount.read_only}
+        entry = {
+            "name": _volume(result["spec"]["volumes"], mount),
+            "mountPath": mount.path,
+            "readOnly": mount.read_only,
+        }
         worker["volumeMounts"].append({**entry, **({"subPath": mount.sub_path} if mount.sub_path else {})})
         if mount.home:
             for variable in worker["env"]:
                 if variable == {"name": "HOME", "value": HOME}:
                     variable["value"] = mount.path
-    return found
+    return result
 
 
 def _volume(volumes: list[dict[str, Any]], mount: Mount) -> str:

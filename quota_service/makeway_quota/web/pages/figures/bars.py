@@ -67,10 +67,10 @@ def bar_scale(teams: list[TeamUsage], total: float) -> float:
     A team without a limit may use the whole cluster; where many teams share it, twice the largest use is shown instead,
     for bars of one cluster's width would all be too short to read.
     """
-    most = max([max(team.used + team.lent + team.free, team.reserved) for team in teams], default=0.0)
-    unlimited = total if len(teams) <= MANY else min(total, 2 * most)
+    maximum = max([max(team.used + team.lent + team.free, team.reserved) for team in teams], default=0.0)
+    unlimited = total if len(teams) <= MANY else min(total, 2 * maximum)
     ends = [team.limit if team.limit is not None else unlimited for team in teams]
-    return max([*ends, most, 1.0]) * 1.004
+    return max([*ends, maximum, 1.0]) * 1.004
 
 
 def small_bar(team: TeamUsage, scale: float, colour: str) -> Markup:

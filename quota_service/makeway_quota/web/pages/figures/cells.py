@@ -42,8 +42,8 @@ def _cell(machine: Node, device: Device, look: Look) -> Markup:
     return whole.format(label, tip, first.workload, picture)
 
 
-def _shortened(name: str, most: int) -> str:
-    return name if len(name) <= most else name[: most - 1] + "…"
+def _shortened(name: str, limit: int) -> str:
+    return name if len(name) <= limit else name[: limit - 1] + "…"
 
 
 def _picture(state: str, wide: int, tall: int, inside: Markup) -> Markup:

@@ -53,19 +53,19 @@ def in_words(growth: StorageGrowth) -> str:
 
 def forecasts(growth: StorageGrowth) -> list[tuple[bool, str]]:
     """Return sentences about what becomes full, each with whether that is soon."""
-    found = []
+    result = []
     for days, what, then in (
         (growth.quota_full_in_days, "The quota of all", "submissions of everybody are refused"),
         (growth.disk_full_in_days, "The disk", "submissions and results are refused"),
     ):
         if days == 0:
-            found.append((True, f"{what} is full: {then}. Delete what is not needed, or give it more."))
+            result.append((True, f"{what} is full: {then}. Delete what is not needed, or give it more."))
         elif days is not None:
             after = f"after that {then}"
-            found.append((days <= SOON, f"{what} is full in about {count(days, 'day')} at the present rate; {after}."))
-    if not found and sum(held is not None for held in growth.days) >= 3:
-        found.append((False, "Nothing becomes full at the present rate."))
-    return found
+            result.append((days <= SOON, f"{what} is full in about {count(days, 'day')} at the present rate; {after}."))
+    if not result and sum(held is not None for held in growth.days) >= 3:
+        result.append((False, "Nothing becomes full at the present rate."))
+    return result
 
 
 def day(number: int) -> str:
