@@ -156,7 +156,7 @@ async def live(
             await readers.read()
             if number % 12 == 11 or number + 1 == steps:
                 await retention.sweep()
-        result.append(measured(day, users.submitted, service, folder, retention.longest))
+        result.append(measured(day, users.submitted, service, folder, retention.slowest))
         print(result[-1], file=sys.stderr, flush=True)
     await readers.close()
     await service.stop(stop_jobs=True)

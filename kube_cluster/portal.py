@@ -113,7 +113,7 @@ def wait_until_ready(
         reached = partial(_reached, cluster.api, namespace)
         processes.wait_until(reached, "The way to the Hub and the service", STARTED_SECONDS, cluster.check)
     except KubeProblem as problem:
-        raise KubeProblem(f"{problem} The cluster says:\n{told(cluster.api, namespace)}") from problem
+        raise KubeProblem(f"{problem} The cluster says:\n{pod_events(cluster.api, namespace)}") from problem
 
 
 def _reached(api: Api, namespace: str) -> bool:
@@ -144,7 +144,7 @@ def pods(api: Api, namespace: str = NAMESPACE) -> list[Object]:
     return api.items(f"/api/v1/namespaces/{namespace}/pods")
 
 
-def told(api: Api, namespace: str = NAMESPACE) -> str:
+def pod_events(api: Api, namespace: str = NAMESPACE) -> str:
     """Return what the cluster says about the portal's pods."""
     events = api.items(f"/api/v1/namespaces/{namespace}/events")
     states = [f"{one['metadata']['name']}: {one['status'].get('containerStatuses')}" for one in pods(api, namespace)]

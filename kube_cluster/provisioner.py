@@ -35,7 +35,7 @@ def running(folder: Path, kubeconfig: Path) -> Iterator[None]:
     def work() -> None:
         while not end.wait(POLL_SECONDS):
             try:
-                look(api, folder)
+                provision(api, folder)
             except (ApiProblem, httpx2.HTTPError):  # the API server is away, or a claim is new just now
                 continue
             except Exception:  # claims would wait for ever
@@ -51,7 +51,7 @@ def running(folder: Path, kubeconfig: Path) -> Iterator[None]:
         api.close()
 
 
-def look(api: Api, folder: Path) -> None:
+def provision(api: Api, folder: Path) -> None:
     """Make the volumes that claims wait for, and remove those whose claims are deleted."""
     there = {one["metadata"]["name"]: one for one in api.items(VOLUMES, labelSelector=LABEL)}
     for claim in api.items(CLAIMS, labelSelector=f"{LABEL}!=false"):

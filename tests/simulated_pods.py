@@ -397,7 +397,7 @@ class SimulatedBackend(KubernetesBackend):
         self.cluster.backend = self
         for informer in (self.inventory.nodes, self.inventory.pods, self.pods):
             await informer._list()
-        self.inventory.devices.looked.set()
+        self.inventory.devices.known.set()
         await self.inventory._note_complete()
 
 

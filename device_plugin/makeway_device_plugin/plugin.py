@@ -57,9 +57,9 @@ class Devices:
         self._unhealthy: frozenset[int] = frozenset()
         self._problem: str | None = None
         self._changed = threading.Condition()
-        self.look()
+        self.refresh()
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Read which devices are unhealthy, and wake the streams if that has changed."""
         result = self._listed()
         with self._changed:
@@ -138,7 +138,7 @@ class Plugin:
                     stop.wait(POLL_SECONDS)
                     continue
                 while self._identity(KUBELET) == kubelet and self._socket.exists() and not stop.wait(POLL_SECONDS):
-                    self._devices.look()
+                    self._devices.refresh()
             finally:
                 server.stop(grace=None).wait()
                 self._socket.unlink(missing_ok=True)

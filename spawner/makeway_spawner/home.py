@@ -27,7 +27,7 @@ _MAX_BYTES = 255
 _CLAIMING = threading.Lock()
 
 
-def file_name(name: str, longest: int = _MAX_BYTES) -> str:
+def file_name(name: str, max_bytes: int = _MAX_BYTES) -> str:
     """Return a name as that of a file, of at most so many characters, such that no two names meet.
 
     Letters, digits, dots, dashes and underscores stay, other bytes of UTF-8 become `=XX`, a dot in front, too. What is
@@ -36,7 +36,7 @@ def file_name(name: str, longest: int = _MAX_BYTES) -> str:
     data = name.encode("utf-8", "surrogatepass")
     text = "".join(chr(byte) if byte in _PLAIN else f"={byte:02X}" for byte in data)
     text = f"=2E{text[1:]}" if text.startswith(".") else text
-    return text if len(text) <= longest else f"{text[: longest - 34]}=={hashlib.sha256(data).hexdigest()[:32]}"
+    return text if len(text) <= max_bytes else f"{text[: max_bytes - 34]}=={hashlib.sha256(data).hexdigest()[:32]}"
 
 
 def earlier_file_name(name: str) -> str:

@@ -63,7 +63,7 @@ class PodSpawner(HomeClaim):
     _creating: asyncio.Future[bool] | None = None
     _start_mark = ""
     """The annotation of the pods of this start, by which they are told from those of earlier ones."""
-    _looked_at = 0.0
+    _checked_at = 0.0
     """When the API server was last asked for a pod that the watch does not show (monotonic)."""
     _requested = False
     """Whether this start has requested a pod."""
@@ -189,9 +189,9 @@ class PodSpawner(HomeClaim):
         creating = self._creating
         if creating is None or not creating.done() or self.pod is not None or self.created_pod is not None:
             return False
-        if time.monotonic() - self._looked_at < _UNSEEN:
+        if time.monotonic() - self._checked_at < _UNSEEN:
             return False
-        self._looked_at = time.monotonic()
+        self._checked_at = time.monotonic()
         try:
             await self.api.read_namespaced_pod(self.pod_name, self.namespace)
         except ApiException as error:
@@ -225,7 +225,7 @@ class PodSpawner(HomeClaim):
     async def _make_create_pod_request(self, pod: Any, request_timeout: float) -> bool:
         """Create the pod in a task of its own: a start cancelled meanwhile must learn that there is a pod to delete."""
         self._created = True
-        self._looked_at = time.monotonic()
+        self._checked_at = time.monotonic()
         pod.metadata.annotations = {**(pod.metadata.annotations or {}), START: self._start_mark}
         self.save_state()
         self._creating = asyncio.ensure_future(self._create(pod, request_timeout))

@@ -83,7 +83,7 @@ async def passes(time: Time, seconds: float, *leases: ClusterLease) -> None:
     while time.now < ends:
         time.now += RENEW_SECONDS
         for each in leases:
-            await each.look()
+            await each.renew()
 
 
 async def test_the_first_database_acts_and_a_copy_waits_until_it_is_gone() -> None:
@@ -97,15 +97,15 @@ async def test_the_first_database_acts_and_a_copy_waits_until_it_is_gone() -> No
     assert not copy.may_act
     await passes(time, 3 * RENEW_SECONDS, copy)
     assert (copy.may_act, copy.problem) == (True, "")
-    await original.look()
+    await original.renew()
     assert not original.may_act, "one that was frozen meanwhile leaves them to the other"
 
 
 async def test_all_replicas_of_a_database_act_at_once() -> None:
     time, cluster = Time(), Cluster({})
     first, second = lease(cluster, "a", time), lease(cluster, "a", time)
-    await first.look()
-    await second.look()
+    await first.renew()
+    await second.renew()
     assert first.may_act
     assert second.may_act
 
@@ -113,21 +113,21 @@ async def test_all_replicas_of_a_database_act_at_once() -> None:
 async def test_a_service_that_ends_alone_leaves_the_pods_to_another_at_once() -> None:
     time, cluster = Time(), Cluster({})
     first, second = lease(cluster, "sqlite/a", time), lease(cluster, "sqlite/b", time)
-    await first.look()
-    await second.look()
+    await first.renew()
+    await second.renew()
     await second.release()
     assert first.may_act, "only its holder ends a lease"
     await first.release()
     assert not first.may_act
-    await second.look()
+    await second.renew()
     assert (second.may_act, second.problem) == (True, "")
 
 
 async def test_other_installations_do_not_wait() -> None:
     time, cluster = Time(), Cluster({})
     here, there = lease(cluster, "a", time), lease(cluster, "b", time, "there")
-    await here.look()
-    await there.look()
+    await here.renew()
+    await there.renew()
     assert here.may_act
     assert there.may_act
 
@@ -136,7 +136,7 @@ async def test_a_copy_whose_clock_is_far_ahead_takes_nothing_from_the_original()
     time, cluster = Time(), Cluster({})
     original = lease(cluster, "a", time)
     copy = ClusterLease(cluster, "jobs", "here", "b", monotonic=time, clock=lambda: time.now + 3600)
-    await original.look()
+    await original.renew()
     await passes(time, 3 * DURATION, copy, original)
     assert (original.may_act, copy.may_act) == (True, False)
 
@@ -158,13 +158,13 @@ async def test_without_the_right_to_leases_the_service_acts_as_before(status: in
     time, cluster = Time(), Cluster({})
     cluster.answer = refusing(status)
     found = lease(cluster, "a", time)
-    await found.look()
+    await found.renew()
     assert not found.may_act, "the rights of a new installation may take a moment to count"
     await passes(time, REFUSED_SECONDS, found)
     await passes(time, RENEW_SECONDS, found)
     assert (found.may_act, found.problem) == (True, "")
     cluster.answer = lambda method, path: None
-    await found.look()
+    await found.renew()
     assert len(cluster.leases) == 1, "it is tried again"
 
 
@@ -172,8 +172,8 @@ async def test_without_the_right_to_leases_the_service_acts_as_before(status: in
 async def test_a_copy_that_saw_the_original_does_not_act_because_leases_are_refused(status: int) -> None:
     time, cluster = Time(), Cluster({})
     original, copy = lease(cluster, "a", time), lease(cluster, "b", time)
-    await original.look()
-    await copy.look()
+    await original.renew()
+    await copy.renew()
     cluster.answer = refusing(status)
     await passes(time, 10 * DURATION, copy)
     assert not copy.may_act
@@ -184,7 +184,7 @@ async def test_a_copy_that_saw_the_original_does_not_act_because_leases_are_refu
 async def test_a_service_that_cannot_renew_its_lease_says_why_it_does_not_act(status: int) -> None:
     time, cluster = Time(), Cluster({})
     found = lease(cluster, "a", time)
-    await found.look()
+    await found.renew()
     cluster.answer = refusing(status, "Webhook", ("PUT",))
     await passes(time, DURATION - RENEW_SECONDS, found)
     assert (found.may_act, found.problem) == (True, "")
@@ -192,14 +192,14 @@ async def test_a_service_that_cannot_renew_its_lease_says_why_it_does_not_act(st
     assert not found.may_act
     assert f"cannot be renewed (the Kubernetes API server refused the request ({status} Webhook)" in found.problem
     cluster.answer = lambda method, path: None
-    await found.look()
+    await found.renew()
     assert (found.may_act, found.problem) == (True, "")
 
 
 async def test_it_tells_when_it_stops_and_begins_to_act() -> None:
     time, cluster, told = Time(), Cluster({}), list[str]()
     found = ClusterLease(cluster, "jobs", "here", "a", lambda: told.append(found.problem[:9]), time, time)
-    await found.look()
+    await found.renew()
     cluster.answer = refusing(500)
     await passes(time, 2 * DURATION, found)
     cluster.answer = lambda method, path: None
@@ -210,7 +210,7 @@ async def test_it_tells_when_it_stops_and_begins_to_act() -> None:
 async def test_a_lease_that_is_deleted_while_it_is_renewed_is_made_again() -> None:
     time, cluster = Time(), Cluster({})
     found, copy = lease(cluster, "a", time), lease(cluster, "b", time)
-    await found.look()
+    await found.renew()
     deleted = list[str]()
 
     def delete(method: str, path: str) -> None:
@@ -221,8 +221,8 @@ async def test_a_lease_that_is_deleted_while_it_is_renewed_is_made_again() -> No
 
     cluster.answer = delete
     time.now += RENEW_SECONDS
-    await found.look()
-    await copy.look()
+    await found.renew()
+    await copy.renew()
     assert len(deleted) == 1
     assert (found.may_act, found.problem, copy.may_act) == (True, "", False)
 
@@ -230,8 +230,8 @@ async def test_a_lease_that_is_deleted_while_it_is_renewed_is_made_again() -> No
 async def test_a_replica_that_is_always_the_second_to_renew_acts() -> None:
     time, cluster = Time(), Cluster({})
     first, second = lease(cluster, "a", time), lease(cluster, "a", time)
-    await first.look()
-    await second.look()
+    await first.renew()
+    await second.renew()
     other = list[None]()
 
     def renew(method: str, path: str) -> None:
@@ -245,7 +245,7 @@ async def test_a_replica_that_is_always_the_second_to_renew_acts() -> None:
     for _ in range(10):
         time.now += RENEW_SECONDS
         other.clear()
-        await second.look()
+        await second.renew()
     assert second.may_act
 
 
@@ -257,9 +257,9 @@ async def test_the_time_that_a_renewal_took_counts_as_passed() -> None:
         if method == "PUT":
             time.now += DURATION / 2
 
-    await found.look()
+    await found.renew()
     cluster.answer = slow
-    await found.look()
+    await found.renew()
     time.now += DURATION / 2
     assert not found.may_act, "another database may have counted from when the API server knew"
 
@@ -268,7 +268,7 @@ async def test_the_time_that_a_renewal_took_counts_as_passed() -> None:
 async def test_an_odd_lease_keeps_no_service_from_ending(odd: Object) -> None:
     time, cluster = Time(), Cluster({})
     found = lease(cluster, "sqlite/a", time)
-    await found.look()
+    await found.renew()
     [key] = cluster.leases
     cluster.leases[key] = odd
     await found.release()
@@ -278,26 +278,26 @@ async def test_an_odd_lease_keeps_no_service_from_ending(odd: Object) -> None:
 async def test_a_lease_that_is_not_understood_keeps_nothing_from_acting(odd: Object) -> None:
     time, cluster = Time(), Cluster({})
     found = lease(cluster, "a", time)
-    await found.look()
+    await found.renew()
     [key] = cluster.leases
     cluster.leases[key] = odd
     for _ in range(3):
         time.now += DURATION
-        await found.look()
+        await found.renew()
         assert found.may_act
 
 
 async def test_without_an_answer_nothing_is_concluded_and_what_was_not_renewed_for_long_does_not_act() -> None:
     time, cluster = Time(), Cluster({})
     found = lease(cluster, "a", time)
-    await found.look()
+    await found.renew()
 
     def silent(method: str, path: str) -> None:
         raise ApiUnreachable("it does not answer")
 
     cluster.answer = silent
     time.now += DURATION - 1
-    await found.look()
+    await found.renew()
     assert found.may_act
     time.now += 2
     assert not found.may_act

@@ -14,7 +14,7 @@ from makeway_quota.backends.kubernetes.api.quantities import LARGEST, amount, nu
 from makeway_quota.backends.kubernetes.cluster.inventory import MAX_DEVICES, _seen
 from makeway_quota.backends.kubernetes.cluster.nodes import NodeSelector, project_node
 from makeway_quota.backends.kubernetes.cluster.pod_requests import project_share
-from makeway_quota.backends.kubernetes.pods.checkpoint_folders import RemovalFailed, left_of
+from makeway_quota.backends.kubernetes.pods.checkpoint_folders import RemovalFailed, folders_in_the_way
 
 GPU = "nvidia.com/gpu"
 SELECTOR = NodeSelector("gpu", GPU)
@@ -159,7 +159,7 @@ def test_whatever_a_removal_pod_leaves_is_its_report_or_none(message: object) ->
     pod = {"metadata": {"name": "p"}, "status": {"phase": "Failed", "containerStatuses": [{"state": state}]}}
     said, left = "", {}
     try:
-        left, said = left_of(pod)
+        left, said = folders_in_the_way(pod)
     except RemovalFailed as error:
         said = str(error)
     assert len(said.encode()) < 10_000

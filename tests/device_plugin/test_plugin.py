@@ -121,12 +121,12 @@ def test_a_file_that_cannot_be_read_changes_no_health(unhealthy: Path, caplog: p
     unhealthy.unlink()
     unhealthy.mkdir()
     for _ in range(2):
-        devices.look()
+        devices.refresh()
     assert next(devices.follow(lambda: True)).devices == [device(0), device(1, UNHEALTHY)]
     assert [record.message.partition(" cannot be read")[0] for record in caplog.records] == [str(unhealthy)]
     unhealthy.rmdir()
     unhealthy.write_bytes(b"\xff\n" + b"9" * 5000 + b"\n0\n")
-    devices.look()
+    devices.refresh()
     assert next(devices.follow(lambda: True)).devices == [device(0, UNHEALTHY), device(1)]
 
 

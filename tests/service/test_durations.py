@@ -51,20 +51,20 @@ def test_only_the_last_runs_are_remembered() -> None:
 
 def test_a_restarted_job_has_its_earlier_attempts_behind_it() -> None:
     known = Durations(past(3600, 4000, 5000))
-    assert known.left(row(), 0.0) == 3600
-    assert known.left(row(attempt=2, ran=1000.0), 0.0) == 2600
-    assert known.left(row(attempt=2, ran=9000.0), 0.0) is None, "nothing known took as long"
-    assert known.left(row(state="pending"), 0.0) is None
-    assert known.left(row(kind="session"), 0.0) is None
+    assert known.remaining(row(), 0.0) == 3600
+    assert known.remaining(row(attempt=2, ran=1000.0), 0.0) == 2600
+    assert known.remaining(row(attempt=2, ran=9000.0), 0.0) is None, "nothing known took as long"
+    assert known.remaining(row(state="pending"), 0.0) is None
+    assert known.remaining(row(kind="session"), 0.0) is None
 
 
 def test_a_job_beyond_its_expected_run_time_is_compared_with_longer_runs_only() -> None:
     known = Durations(past(3600, 4000, 5000))
-    assert known.left(row(started_at=100.0), 3699.0) == 3600
-    assert known.left(row(started_at=100.0), 3700.0) == 4000
-    assert known.left(row(started_at=100.0), 4200.0) == 5000
-    assert known.left(row(started_at=100.0), 5200.0) is None
-    assert known.left(row(started_at=100.0, attempt=2, ran=1000.0), 3000.0) == 3000
+    assert known.remaining(row(started_at=100.0), 3699.0) == 3600
+    assert known.remaining(row(started_at=100.0), 3700.0) == 4000
+    assert known.remaining(row(started_at=100.0), 4200.0) == 5000
+    assert known.remaining(row(started_at=100.0), 5200.0) is None
+    assert known.remaining(row(started_at=100.0, attempt=2, ran=1000.0), 3000.0) == 3000
 
 
 def test_what_ended_teaches_and_what_never_ran_does_not() -> None:

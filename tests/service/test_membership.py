@@ -323,7 +323,7 @@ async def test_a_hub_that_lost_its_users_changes_nothing_and_is_named(tmp_path: 
             hub.add("first", "rnd")
             for _ in range(3):
                 clock.now += 20
-                await people.look(crowd)
+                await people.refresh(crowd)
             assert {name: people.is_gone(name) for name in crowd} == dict.fromkeys(crowd, False)
             assert {(await run.client("root").job(job.id)).owner for job in jobs.values()} == set(crowd)
             assert people.problem is not None
@@ -337,7 +337,7 @@ async def test_a_hub_that_lost_its_users_changes_nothing_and_is_named(tmp_path: 
                 assert not people.is_gone("cy"), "the others are doubted as before"
             later = await run.submit("ana", "later", profile="gpu4", team="rnd")
             clock.now += module.DOUBT_SECONDS
-            await people.look(crowd)
+            await people.refresh(crowd)
             assert people.problem is None
             owners = {(await run.client("root").job(job.id)).owner for job in jobs.values()}
             assert owners == {f"{name}/deleted-1" for name in crowd}
@@ -377,12 +377,12 @@ async def test_a_hub_that_has_its_users_again_is_believed_again(tmp_path: Path) 
             for name in ("ana", "ada"):
                 hub.delete(name)
             clock.now += 20
-            await people.look(["ana", "ada"])
+            await people.refresh(["ana", "ada"])
             assert people.problem is not None
             hub.servers, hub.groups, hub.made = kept
             clock.now += 200
             hub.delete("ada")  # one of three was deleted
-            await people.look(["ana", "ada"])
+            await people.refresh(["ana", "ada"])
             assert people.problem is None
             assert people.is_gone("ada")
             assert not people.is_gone("ana")

@@ -91,7 +91,7 @@ async def test_options_that_one_user_gave_a_server_hide_no_other_server(monkeypa
     hub = HubApi("http://hub.test/hub/api", "token")
     monkeypatch.setattr(hub, "_http", httpx2.AsyncClient(transport=httpx2.MockTransport(answer), base_url="http://h"))
     servers = HubServers(hub)
-    found = await servers._look([(name, "") for name in names])
+    found = await servers._states_of([(name, "") for name in names])
     assert found.pop(("user-3", "")) == "unreachable", "the lease of a server that nothing is known of is kept"
     assert set(found.values()) == {"active"}
     await servers.close()

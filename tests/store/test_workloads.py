@@ -143,7 +143,7 @@ def test_five_requests_at_once_do_not_pass_a_cap_of_two(store: Store, job) -> No
             store.add_workload(new, (), None, cap, now=1.0)
             outcomes.append("lease")
         except TooMany as full:
-            outcomes.append(f"refused: {full.most} of {len(full.existing)}")
+            outcomes.append(f"refused: {full.limit} of {len(full.existing)}")
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(5)]
     for thread in threads:

@@ -12,12 +12,12 @@ from makeway_api.models import Device, Holder, Kind, Node, Pool, State, TeamUsag
 from makeway_quota.web.pages.figures import heat
 from makeway_quota.web.pages.figures.bars import bar, bar_scale, sentence
 from makeway_quota.web.pages.figures.cells import cell_tip, node
+from makeway_quota.web.pages.figures.display import SLOTS, Display, colours
 from makeway_quota.web.pages.figures.heat import GPU_WIDTH, ROW_GPUS, WIDTH, Grid, heat_map
-from makeway_quota.web.pages.figures.look import SLOTS, Look, colours
 from makeway_quota.web.pages.figures.node_facts import facts_of
 from web.portal import EVIL
 
-LOOK = Look(classes={"rnd": "t0", "devops": "t1"}, titles={"rnd": "R&D"}, jobs="/jobs/", devices=10)
+DISPLAY = Display(classes={"rnd": "t0", "devops": "t1"}, titles={"rnd": "R&D"}, jobs="/jobs/", devices=10)
 
 
 def holder(team: str = "rnd", gpus: float = 1, kind: Kind = Kind.JOB, over: bool = False, name: str = "n") -> Holder:
@@ -68,7 +68,7 @@ def test_a_bar_of_nothing_is_no_division_by_zero() -> None:
 
 
 def test_shares_of_a_device_fill_their_part_of_the_cell() -> None:
-    drawn = str(node(machine(Device(index=0, free=0.25, holders=[holder(gpus=0.5), holder("devops", 0.25)])), LOOK))
+    drawn = str(node(machine(Device(index=0, free=0.25, holders=[holder(gpus=0.5), holder("devops", 0.25)])), DISPLAY))
     assert re.findall(r'class="mw-box fill (t\d) running" x="([\d.]+)" y="0" width="([\d.]+)"', drawn) == [
         ("t0", "0", "37"), ("t1", "37", "18.5"),
     ]  # fmt: skip
@@ -77,22 +77,22 @@ def test_shares_of_a_device_fill_their_part_of_the_cell() -> None:
 
 def test_cells_show_owner_workload_and_quota() -> None:
     free, down = Device(index=1, free=1), Device(index=2, free=0)
-    assert cell_tip(machine(free), free, LOOK) == "GPU 1 on n1: free"
-    assert "not ready" in cell_tip(machine(free, ready=False), free, LOOK)
-    assert "held by work of others, or by a pod whose workload has ended" in cell_tip(machine(down), down, LOOK)
+    assert cell_tip(machine(free), free, DISPLAY) == "GPU 1 on n1: free"
+    assert "not ready" in cell_tip(machine(free, ready=False), free, DISPLAY)
+    assert "held by work of others, or by a pod whose workload has ended" in cell_tip(machine(down), down, DISPLAY)
     over = Device(index=0, free=0, holders=[holder(over=True)])
-    assert cell_tip(machine(over), over, LOOK) == (
+    assert cell_tip(machine(over), over, DISPLAY) == (
         "GPU 0 on n1\nR&D · ana: job n, running, over quota: makes way when the team that reserved the GPUs needs them"
     )
-    assert "#mw-hatch" in str(node(machine(over), LOOK))
+    assert "#mw-hatch" in str(node(machine(over), DISPLAY))
     session = Device(index=0, free=0, holders=[holder(kind=Kind.SESSION)])
-    drawn = str(node(machine(session), LOOK))
+    drawn = str(node(machine(session), DISPLAY))
     assert "#mw-session" in drawn
     assert "href=" not in drawn.replace('href="#mw-session"', "")
 
 
 def test_names_with_markup_stay_text() -> None:
-    drawn = str(node(machine(Device(index=0, free=0, holders=[holder(name=EVIL, team=EVIL)])), LOOK))
+    drawn = str(node(machine(Device(index=0, free=0, holders=[holder(name=EVIL, team=EVIL)])), DISPLAY))
     assert "<script>" not in drawn
     assert "&lt;script&gt;" in drawn
 
@@ -121,7 +121,7 @@ def test_a_heat_map_draws_every_gpu_once_in_the_colour_of_its_team() -> None:
         full_node("b", *["devops"] * 8, over=True),
         full_node("c", ready=False),
     ]
-    svg = str(heat_map(large_pool(*nodes), LOOK))
+    svg = str(heat_map(large_pool(*nodes), DISPLAY))
     assert areas(svg, "t0") == 2
     assert sum(areas(svg, name) for name in ("t0", "t1", "free", "down")) == 24 - 8, "t1 has two paths"
     assert svg.count('class="t1"') == 2, "over quota has a path of its own"
@@ -133,7 +133,7 @@ def test_a_heat_map_draws_every_gpu_once_in_the_colour_of_its_team() -> None:
 
 def test_tiles_of_a_heat_map_do_not_overlap() -> None:
     nodes = [full_node(f"n{i}", *["rnd"] * (i % 9)) for i in range(500)]
-    svg = str(heat_map(large_pool(*nodes), LOOK))
+    svg = str(heat_map(large_pool(*nodes), DISPLAY))
     boxes = [tuple(map(int, found)) for found in re.findall(r"M(\d+) (\d+)h(\d+)v", svg)]
     cells = [(x + step * GPU_WIDTH, y) for x, y, width in boxes for step in range((width + 1) // GPU_WIDTH)]
     assert len(cells) == len(set(cells)) == 4_000
@@ -143,29 +143,36 @@ def test_tiles_of_a_heat_map_do_not_overlap() -> None:
 
 def test_a_node_with_more_gpus_than_a_row_takes_several() -> None:
     node = Node(name="nvl72", pool="h100", devices=[Device(index=i, free=1) for i in range(72)])
-    svg = str(heat_map(large_pool(node), LOOK))
+    svg = str(heat_map(large_pool(node), DISPLAY))
     assert len({y for _, y in re.findall(r"M(\d+) (\d+)h", svg)}) == -(-72 // ROW_GPUS)
     assert areas(svg, "free") == 72
 
 
 def test_a_heat_map_of_a_thousand_nodes_is_small() -> None:
     nodes = [full_node(f"node-{i:04}", *["rnd", "devops"] * (i % 5)) for i in range(1_000)]
-    svg = str(heat_map(large_pool(*nodes), LOOK))
+    svg = str(heat_map(large_pool(*nodes), DISPLAY))
     assert len(svg) < 120 * 1024, "though no two neighbours are of the same team"
     assert svg.count("<") < 40
 
 
 def test_a_heat_map_drawn_again_is_that_of_the_nodes_and_colours_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is kept of a drawing is used for the same nodes at the same place in the same colours only."""
-    other = replace(LOOK, classes={"rnd": "t5", "devops": "t1"})
+    other = replace(DISPLAY, classes={"rnd": "t5", "devops": "t1"})
     nodes = [full_node(f"n{i}", *["rnd", "devops"] * (i % 5)) for i in range(100)]
     changed = [*nodes[:40], full_node("n40", "devops", over=True), *nodes[41:]]
     larger = [*nodes, Node(name="large", pool="h100", devices=[Device(index=i, free=1) for i in range(16)])]
-    cases = [(nodes, LOOK), (nodes, other), (changed, LOOK), (nodes[1:], LOOK), (larger, LOOK), (nodes, LOOK)]
-    again = [heat_map(large_pool(*drawn), look) for drawn, look in cases]
-    for (drawn, look), found in zip(cases, again, strict=True):
+    cases = [
+        (nodes, DISPLAY),
+        (nodes, other),
+        (changed, DISPLAY),
+        (nodes[1:], DISPLAY),
+        (larger, DISPLAY),
+        (nodes, DISPLAY),
+    ]
+    again = [heat_map(large_pool(*drawn), display) for drawn, display in cases]
+    for (drawn, display), found in zip(cases, again, strict=True):
         monkeypatch.setattr(heat, "_KNOWN", {})
-        assert heat_map(large_pool(*drawn), look) == found
+        assert heat_map(large_pool(*drawn), display) == found
     assert len(set(again)) == len(cases) - 1
 
 
@@ -174,8 +181,8 @@ def test_a_heat_map_keeps_no_node_in_memory_that_was_replaced() -> None:
     alive: list[ref[Node]] = []
     for version in range(12):
         nodes = [full_node(f"replaced-{i}", *["rnd"] * (1 + (version + i) % 8)) for i in range(40)]
-        classes = {**LOOK.classes, f"team-{version}": "t7"}
-        heat_map(large_pool(*nodes), replace(LOOK, classes=classes))
+        classes = {**DISPLAY.classes, f"team-{version}": "t7"}
+        heat_map(large_pool(*nodes), replace(DISPLAY, classes=classes))
         alive += map(ref, nodes)
         del nodes
     gc.collect()
@@ -186,7 +193,7 @@ def test_a_block_of_a_heat_map_has_a_bounded_number_of_drawings(monkeypatch: pyt
     monkeypatch.setattr(heat, "_KNOWN", {})
     nodes = [full_node(f"n{i}", "rnd") for i in range(2 * heat.BLOCK)]
     for slot in range(SLOTS):
-        heat_map(large_pool(*nodes), replace(LOOK, classes={"rnd": f"t{slot}"}))
+        heat_map(large_pool(*nodes), replace(DISPLAY, classes={"rnd": f"t{slot}"}))
     drawings = [block for kept in heat._KNOWN.values() for block in kept]
     assert len(drawings) == 2 * heat.MAX_DRAWINGS
 
@@ -198,7 +205,9 @@ def test_a_heat_map_is_drawn_once_for_visitors_whose_colours_differ_in_teams_wit
     paths = heat._paths
     monkeypatch.setattr(heat, "_paths", lambda start, *rest: drawn.append(start) or paths(start, *rest))
     nodes = [full_node(f"shared-{i}", *["rnd", "devops"][: i % 3]) for i in range(2 * heat.BLOCK)]
-    maps = {heat_map(large_pool(*nodes), replace(LOOK, classes={**LOOK.classes, f"x{i}": "t8"})) for i in range(20)}
+    maps = {
+        heat_map(large_pool(*nodes), replace(DISPLAY, classes={**DISPLAY.classes, f"x{i}": "t8"})) for i in range(20)
+    }
     assert len(maps) == 1
     assert drawn == [0, heat.BLOCK]
 
@@ -213,8 +222,8 @@ def test_a_node_divided_evenly_among_pools_is_derived_once_in_each() -> None:
 
 
 def test_foreign_jobs_are_no_links() -> None:
-    look = Look(classes={}, titles={}, jobs="/jobs/", linked=frozenset({"devops"}))
-    assert "href" not in str(node(machine(Device(index=0, free=0, holders=[holder()])), look))
+    display = Display(classes={}, titles={}, jobs="/jobs/", linked=frozenset({"devops"}))
+    assert "href" not in str(node(machine(Device(index=0, free=0, holders=[holder()])), display))
 
 
 def test_colours_differ_and_stay() -> None:

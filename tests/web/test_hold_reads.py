@@ -25,7 +25,7 @@ async def cycle_under_way(web: Portal, monkeypatch: pytest.MonkeyPatch) -> Async
         await go_on.wait()
         return await observe(since)
 
-    monkeypatch.setattr(service.loop.gate, "longest", 3600.0)
+    monkeypatch.setattr(service.loop.gate, "max_wait", 3600.0)
     monkeypatch.setattr(web.backend, "observe", slow)
     service.loop.wake()
     await asyncio.wait_for(began.wait(), PATIENCE)

@@ -210,7 +210,7 @@ async def test_a_part_that_a_policy_overtakes_is_shown_to_no_other_visitor(
     browsers = [await web.browser("ana"), await web.browser("eye")]
     asked.clear()
     both.clear()
-    async with parts._one:  # nothing is rendered
+    async with parts._lock:  # nothing is rendered
         waiting = [asyncio.create_task(browser.get(f"{PREFIX}live/panel")) for browser in browsers]
         await asyncio.wait_for(both.wait(), 30)
         assert len([part for part in parts._parts.values() if part.coming]) == 1

@@ -33,7 +33,7 @@ class Card:
         self._news = JobNews(job, known_at)
         self._drawn = self._news
         self._is_followed = CELLS.publisher() is not None
-        self._text = self._said(idle=False)
+        self._text = self._content(idle=False)
         self._drawn_at = clock()
         self._lock = threading.RLock()
         self._output = LiveOutput(self._bundles(idle=False))
@@ -77,7 +77,7 @@ class Card:
 
     def _draw(self) -> bool:
         news, idle = self._news, CELLS.idle
-        if (text := self._said(idle)) == self._text:
+        if (text := self._content(idle)) == self._text:
             return False
         self._drawn, self._text, self._drawn_at = news, text, self._clock()
         return self._output.update(self._bundles(idle))
@@ -85,7 +85,7 @@ class Card:
     def _bundles(self, idle: bool) -> Sequence[Bundle]:
         return view.job_bundles(self._news.job, self._news.known_at, self._news.problem, idle, self._is_followed)
 
-    def _said(self, idle: bool) -> str:
+    def _content(self, idle: bool) -> str:
         """Return what the card says, but for the time at which the service said so."""
         texts = [each["text/plain"] for each in self._bundles(idle)]
         return "\n".join(texts).replace(full_clock(self._news.known_at), "")
@@ -116,7 +116,7 @@ class JobTable:
         self._followed = {job.id for job in jobs if not job.state.ended}
         self._is_followed = len(self._followed) <= MAX_ROWS and CELLS.publisher() is not None
         self._output = LiveOutput(self._bundles())
-        self._text = self._said()
+        self._text = self._content()
         before = _TABLES[:]
         if len(self._followed) > MAX_ROWS or not self._output.updatable:
             self._followed.clear()
@@ -177,7 +177,7 @@ class JobTable:
                 self._draw()
 
     def _draw(self) -> bool:
-        if (text := self._said()) == self._text:
+        if (text := self._content()) == self._text:
             return False
         self._text, self._drawn_at = text, self._clock()
         return self._output.update(self._bundles())
@@ -193,7 +193,7 @@ class JobTable:
         jobs = [news.job for news in self._news.values()]
         return view.jobs_bundles(jobs, self._known_at, self._more, self._owner, problem, self._is_followed)
 
-    def _said(self) -> str:
+    def _content(self) -> str:
         texts = [each["text/plain"] for each in self._bundles()]
         return "\n".join(texts).replace(full_clock(self._known_at), "")
 

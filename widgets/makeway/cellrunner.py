@@ -160,7 +160,7 @@ def _end_loop(loop: asyncio.AbstractEventLoop) -> None:
 def _end_in_time(code: int) -> None:
     """End the process although threads, child processes or `atexit` handlers of the cell do not end."""
     time.sleep(min(5.0, END_SECONDS))
-    if names := _left_behind():
+    if names := _running_threads_and_tasks():
         wait = f"They may run for {END_SECONDS:g} s; join those whose work you need."
         print(f"Makeway: the cell has ended, but still running are {', '.join(names)}. {wait}", file=sys.stderr)
     time.sleep(max(0.0, END_SECONDS - 5.0))
@@ -170,7 +170,7 @@ def _end_in_time(code: int) -> None:
     os._exit(code & 0xFF)
 
 
-def _left_behind() -> list[str]:
+def _running_threads_and_tasks() -> list[str]:
     main_thread = threading.main_thread()
     names = [thread.name for thread in threading.enumerate() if not thread.daemon and thread is not main_thread]
     if processes := sys.modules.get("multiprocessing.process"):

@@ -142,7 +142,7 @@ def print_newest(id: str, attempt: int | None = None, tail: int | None = None, a
         else:
             part = _newest(id, attempt, tail)
             if tail is None:
-                _mark_left_out(output, id, part)
+                _mark_omitted(output, id, part)
             output.write(part.text)
             printed = bool(part.text)
         if not printed:
@@ -167,7 +167,7 @@ def print_log(id: str, attempt: int | None = None, tail: int | None = None, all:
         if number and (tail is not None or not all):
             part = _newest(id, number, tail)
             if tail is None:
-                _mark_left_out(output, id, part)
+                _mark_omitted(output, id, part)
             output.write(part.text)
             offset = part.end
         while number:
@@ -209,7 +209,7 @@ class _Part:
 
     text: str
     end: int
-    left_out: int
+    omitted: int
 
 
 def _newest(id: str, attempt: int | None, lines: int | None) -> _Part:
@@ -217,11 +217,11 @@ def _newest(id: str, attempt: int | None, lines: int | None) -> _Part:
     chunk = _chunk(id, attempt, -CHUNK)
     start, end, texts = chunk.offset, chunk.next_offset, [chunk.text]
     if lines is None:
-        left_out, text = start, chunk.text
+        omitted, text = start, chunk.text
         first, newline, rest = text.partition("\n")
         if start and newline and rest:  # begin with a whole line
-            left_out, text = start + len(f"{first}\n".encode()), rest
-        return _Part(text, end, left_out)
+            omitted, text = start + len(f"{first}\n".encode()), rest
+        return _Part(text, end, omitted)
     result = chunk.text.removesuffix("\n").count("\n")
     while start > 0 and result < lines:
         begin = max(0, start - CHUNK)
@@ -239,10 +239,10 @@ def _newest(id: str, attempt: int | None, lines: int | None) -> _Part:
     return _Part(kept, end, start + len(text[: len(text) - len(kept)].encode()))
 
 
-def _mark_left_out(output: Output, id: str, part: _Part) -> None:
-    if part.left_out:
+def _mark_omitted(output: Output, id: str, part: _Part) -> None:
+    if part.omitted:
         output.mark(
-            f"{size(part.left_out)} before this are left out: `%logs {id} --all` prints everything, "
+            f"{size(part.omitted)} before this are left out: `%logs {id} --all` prints everything, "
             f'makeway.job("{id}").logs() returns it as text'
         )
 

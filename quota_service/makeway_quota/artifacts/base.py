@@ -57,7 +57,7 @@ class Artifacts(Protocol):
     def listed(self) -> Iterator[list[Stored]]:
         """Yield all contents and what interrupted writes left, page by page."""
 
-    def found(self, digest: str) -> list[Stored]:
+    def entries(self, digest: str) -> list[Stored]:
         """Return what there is of one content."""
 
     def remove(self, stored: Stored, before: float) -> bool:

@@ -100,7 +100,7 @@ class ArtifactBucket:
             yield _superseded(held)
             yield self._incomplete()
 
-    def found(self, digest: str) -> list[Stored]:
+    def entries(self, digest: str) -> list[Stored]:
         """Return the uploads of a content."""
         with self._explained():
             self._check_mark()

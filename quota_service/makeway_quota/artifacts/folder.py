@@ -85,7 +85,7 @@ class ArtifactFolder:
         if failed is not None:
             raise failed
 
-    def found(self, digest: str) -> list[Stored]:
+    def entries(self, digest: str) -> list[Stored]:
         """Return the file of a content, if it is there."""
         self.check()
         stored = self._stored(self._path(digest))

@@ -66,7 +66,7 @@ def change_set_of(
     return change_set
 
 
-def left_out(faulty: Faulty, rows: Mapping[str, Workload]) -> dict[str, tuple[Kind, Exception]]:
+def excluded(faulty: Faulty, rows: Mapping[str, Workload]) -> dict[str, tuple[Kind, Exception]]:
     """Return the pending workloads that the plan was made without, with why: by themselves, or with their team."""
     result: dict[str, tuple[Kind, Exception]] = {}
     wide = any(kind in ("queue", "team", "profile") for kind, _ in faulty.reasons)

@@ -24,7 +24,7 @@ from ..wording import Names
 from .actuate import Actuator, Started
 from .change_set import ChangeSet
 from .components import Components
-from .decisions import change_set_of, left_out, set_aside
+from .decisions import change_set_of, excluded, set_aside
 from .garbage import collect_less
 from .hub.membership import holds, is_new
 from .planner import Planner
@@ -331,8 +331,8 @@ class Loop:
             quarantine=self.world.quarantine,
             backend_of=self.world.backend_of_node,
         )
-        if self.world.left_out.reasons:
-            set_aside(change_set, left_out(self.world.left_out, rows), rows, self.world.quarantine)
+        if self.world.excluded.reasons:
+            set_aside(change_set, excluded(self.world.excluded, rows), rows, self.world.quarantine)
         if explain:
             self._explaining.done(time.perf_counter() - planned_at)
         else:

@@ -38,12 +38,12 @@ class Planner:
         self._clock = clock
         self._incremental: IncrementalEngine | None = None
         self._built_at = 0.0
-        self._one = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     @property
     def _faulty(self) -> Faulty:
         """What the last plan was made without."""
-        return self._world.left_out
+        return self._world.excluded
 
     def restart(self) -> None:
         """Drop the engine: this replica did not plan for a while, so the next decision reads everything."""
@@ -54,7 +54,7 @@ class Planner:
 
         Without `explain` only nominated workloads have a reason for waiting; the decisions are the same.
         """
-        async with self._one:
+        async with self._lock:
             return await self._plan(rows, now, explain)
 
     async def _plan(self, rows: Mapping[str, Workload], now: float, explain: bool) -> Plan:

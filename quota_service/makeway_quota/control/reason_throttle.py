@@ -133,7 +133,7 @@ class ReasonThrottle:
         self.behind = False
 
     @property
-    def _left(self) -> float:
+    def _remaining(self) -> float:
         """Return the rows that this cycle may still write."""
         return self._earned if self._writing else 0.0
 
@@ -151,7 +151,7 @@ class ReasonThrottle:
                     reason[waiting.id] = row.version, waiting
                 elif not may_wait(row, waiting):
                     result.append(waiting)
-                elif self._left >= 1:
+                elif self._remaining >= 1:
                     self._earned -= 1
                     result.append(waiting)
                 else:
@@ -187,10 +187,10 @@ class ReasonThrottle:
         self, behind: list[tuple[int, _Group]], rows: Mapping[str, Workload], chosen: set[str], names: Names
     ) -> Iterator[Waiting]:
         """Compare rows of groups with a new reason, as far as the pace allows; `chosen` are already to be written."""
-        comparisons = COMPARED_PER_WRITE * max(self._left, 1.0)
+        comparisons = COMPARED_PER_WRITE * max(self._remaining, 1.0)
         for number, group in behind:
             while group.at < len(group.members):
-                if self._left < 1 or comparisons < 1:
+                if self._remaining < 1 or comparisons < 1:
                     self.behind, self._last = True, number
                     return
                 waiting = group.reason.to(group.members[group.at])

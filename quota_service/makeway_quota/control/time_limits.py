@@ -71,7 +71,7 @@ class TimeLimits:
             # Its change may be refused, as by a report in the same cycle: it is looked at until it is in the row.
             heapq.heappush(self._due, (at + AGAIN, key))
             with self.quarantine.guard(STEP, "workload", row.id):
-                self._look(change_set, row, found, at)
+                self._check(change_set, row, found, at)
         return change_set
 
     def _counts(self, row: Workload, seen: AttemptSeen) -> bool:
@@ -88,7 +88,7 @@ class TimeLimits:
         self._known[seen.key] = at + limit - passed
         heapq.heappush(self._due, (self._known[seen.key] + row.grace + MARGIN, seen.key))
 
-    def _look(self, change_set: ChangeSet, row: Workload, seen: AttemptSeen, at: float) -> None:
+    def _check(self, change_set: ChangeSet, row: Workload, seen: AttemptSeen, at: float) -> None:
         noticed = seen.noticed or seen.phase is Phase.STOPPING
         last = self._known[seen.key] + row.grace + (LATE_MARGIN if noticed else MARGIN)
         if at < last:

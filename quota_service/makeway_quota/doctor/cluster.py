@@ -59,7 +59,7 @@ class ClusterAccess:
             self._unknown(path, refusal)
             return None
 
-    async def found(self, path: str) -> Object | bool | None:
+    async def existing(self, path: str) -> Object | bool | None:
         """Return an object, False where it does not exist, None where the account may not look."""
         try:
             return await self.client.get(path)

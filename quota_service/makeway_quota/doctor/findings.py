@@ -40,7 +40,7 @@ class Check(NamedTuple):
 
 async def find_all(checks: Sequence[Check], seconds: float = SECONDS) -> list[Finding]:
     """Return what all checks find, worst first, then in the order of the checks, then by place and words."""
-    result = await asyncio.gather(*(_found(check, seconds) for check in checks))
+    result = await asyncio.gather(*(_findings_of(check, seconds) for check in checks))
     ranked = [
         (SEVERITIES.index(finding.severity), number, finding.where, finding.what, finding)
         for number, findings in enumerate(result)
@@ -49,7 +49,7 @@ async def find_all(checks: Sequence[Check], seconds: float = SECONDS) -> list[Fi
     return [item[-1] for item in sorted(ranked, key=lambda item: item[:-1])]
 
 
-async def _found(check: Check, seconds: float) -> list[Finding]:
+async def _findings_of(check: Check, seconds: float) -> list[Finding]:
     try:
         async with asyncio.timeout(seconds):
             result = list(await check.run())

@@ -13,7 +13,7 @@ async def check_pull_secrets(cluster: ClusterAccess) -> Iterable[Finding]:
     if cluster.hub:
         return []
     namespace, name = cluster.jobs_namespace, cluster.settings.service_account or "default"
-    account = await cluster.found(f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}")
+    account = await cluster.existing(f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}")
     if account is None:
         return []
     if account is False or not isinstance(account, dict):
@@ -27,7 +27,7 @@ async def check_pull_secrets(cluster: ClusterAccess) -> Iterable[Finding]:
         ]
     result = []
     for secret in account.get("imagePullSecrets") or ():
-        if await cluster.found(f"/api/v1/namespaces/{namespace}/secrets/{secret['name']}") is False:
+        if await cluster.existing(f"/api/v1/namespaces/{namespace}/secrets/{secret['name']}") is False:
             result.append(
                 Finding(
                     "error",

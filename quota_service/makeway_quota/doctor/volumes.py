@@ -35,7 +35,7 @@ async def check_volumes(cluster: ClusterAccess) -> Iterable[Finding]:
 
 async def _claim(cluster: ClusterAccess, name: str) -> list[Finding]:
     where = f"claim {name} of {cluster.jobs_namespace}"
-    result = await cluster.found(f"/api/v1/namespaces/{cluster.jobs_namespace}/persistentvolumeclaims/{name}")
+    result = await cluster.existing(f"/api/v1/namespaces/{cluster.jobs_namespace}/persistentvolumeclaims/{name}")
     if result is None:
         return []
     if result is False or not isinstance(result, dict):

@@ -37,7 +37,7 @@ class Accounting:
         self._at = clock()
         self._history: dict[str, float] = {}
         self._policies: tuple[Policy, ...] = ()
-        self._told: tuple[Policy, ...] = ()
+        self._current: tuple[Policy, ...] = ()
         self._ledger = Ledger(())
         self._pools: tuple[str, ...] = ()
         self._amounts: Amounts = lambda _: ()
@@ -64,7 +64,7 @@ class Accounting:
         """Count by these policies from now on; `rows` are all that may hold GPUs."""
         self.advance()
         self.half_life = half_life
-        self._policies = self._told = policies
+        self._policies = self._current = policies
         self._pools, self._amounts = tuple(pools), amounts
         self._recorded = {}
         self._ledger = Ledger(policies if self.on else ())
@@ -132,9 +132,9 @@ class Accounting:
         """Return the policies with their histories; the same object as before while these are the same."""
         if self.on:
             self.advance()
-            if any(self.history(policy.name) != policy.history for policy in self._told):
-                self._told = self.applied(self._policies)
-        return self._told
+            if any(self.history(policy.name) != policy.history for policy in self._current):
+                self._current = self.applied(self._policies)
+        return self._current
 
     def applied(self, policies: tuple[Policy, ...], half_life: float = 1.0) -> tuple[Policy, ...]:
         """Return other policies with the histories of those of the same names, if they count."""

@@ -69,7 +69,7 @@ class Durations:
         mine = self._known((team, owner, profile))
         return mine if mine is not None else self._known((team, None, profile))
 
-    def left(self, row: Workload, now: float) -> float | None:
+    def remaining(self, row: Workload, now: float) -> float | None:
         """Return a low estimate of the seconds of the present attempt: earlier attempts count as done.
 
         For a job that has outrun the estimate, only longer runs count.

@@ -130,7 +130,7 @@ class Retention:
         self._failing: set[str] = set()
         self.quarantine = Quarantine()
         """that of the loop, once it runs"""
-        self.longest = 0.0
+        self.slowest = 0.0
         """Seconds of the longest transaction of the last pass."""
 
     async def run(self) -> None:
@@ -185,7 +185,7 @@ class Retention:
         report |= await self._figures(removals)
         sweep = Sweep(self._clock(), now, report)
         await self._call(self._store.pruning.note, sweep, term)
-        self.longest = removals.longest
+        self.slowest = removals.slowest
         if any(removed.values()):
             log.info("Removed what was too old: %s", ", ".join(f"{n} {what}" for what, n in removed.items() if n))
         return sweep
@@ -277,7 +277,9 @@ class Retention:
                 ):
                     some.append(result.pop())
                 forget = partial(self._forget_these, term)
-                total += await removals.each(UNUSED_CONTENTS, "blobs", [digest for digest, _ in some], forget, pace)
+                total += await removals.in_batches(
+                    UNUSED_CONTENTS, "blobs", [digest for digest, _ in some], forget, pace
+                )
         return total
 
     def _forget_these(self, term: int | None, digests: Sequence[str]) -> int:
@@ -305,7 +307,7 @@ class Retention:
         pace = removals.pace()
         for owner in await removals.step("listing accounts", lambda: self._call(accounts.people), none):
             recount = partial(pace.run, partial(self._recount, owner))
-            await removals.one("counting what is kept", "person", owner, recount, None)
+            await removals.guarded("counting what is kept", "person", owner, recount, None)
         await removals.step(RESERVE, lambda: self._call(store.fill_reserve), None)
         await removals.step("noting what grows", lambda: self._call(lambda: store.growth.note(now, self._room())), None)
 
@@ -315,7 +317,7 @@ class Retention:
             return
         for id in await self._call(accounts.unmeasured, MEASURED_AT_ONCE):
             measure = partial(self._call, self._measure, id)
-            if (size := await removals.one("measuring its size", "folder", id, measure, None)) is not None:
+            if (size := await removals.guarded("measuring its size", "folder", id, measure, None)) is not None:
                 sizes[id] = size
         if sizes:
             await self._call(accounts.measured, sizes, self._clock())
@@ -332,13 +334,13 @@ class Retention:
             for id, team in found:
                 if id in leave:
                     continue
-                gone = await removals.one(PURGING, "folder", id, partial(self._purge, id, team), None)
+                gone = await removals.guarded(PURGING, "folder", id, partial(self._purge, id, team), None)
                 if gone is None:
                     failing[id] = None
                 elif gone:
                     done.append(id)
             if done:
-                total += await removals.each(FOLDERS, "purges", done, forget)
+                total += await removals.in_batches(FOLDERS, "purges", done, forget)
         self._failing = set(failing)
         return total
 

@@ -38,7 +38,7 @@ class Pace:
     threads: Executor | None = None
     """None: asyncio's own"""
 
-    longest: float = field(default=0.0, init=False)
+    slowest: float = field(default=0.0, init=False)
 
     async def run(self, work: Callable[[int], T]) -> T:
         """Call `work` with a number of rows in a thread, adapt the number, and rest."""
@@ -47,7 +47,7 @@ class Pace:
             return await asyncio.get_running_loop().run_in_executor(self.threads, work, self.rows)
         finally:
             took = time.perf_counter() - began
-            self.longest = max(self.longest, took)
+            self.slowest = max(self.slowest, took)
             wanted = self.rows * self.target / max(took, 1e-6)
             self.rows = int(min(max(wanted, self.rows / 4, 1), self.rows * 2, 10_000))
             await asyncio.sleep(took * self.rest)
@@ -63,7 +63,7 @@ class RowRemovals:
         self._probe = probe
         self._rest = rest
         self._threads = threads
-        self.longest = 0.0
+        self.slowest = 0.0
         """seconds of the longest transaction"""
         self._failed: Counter[str] = Counter()
 
@@ -78,9 +78,9 @@ class RowRemovals:
         """
         if may_rest and self.quarantine.rests(name, "step", name):
             return otherwise
-        return await self.one(name, "step", name, work, otherwise)
+        return await self.guarded(name, "step", name, work, otherwise)
 
-    async def one(self, step: str, kind: Kind, name: str, work: Callable[[], Awaitable[T]], otherwise: T) -> T:
+    async def guarded(self, step: str, kind: Kind, name: str, work: Callable[[], Awaitable[T]], otherwise: T) -> T:
         """Return what a step returns for one thing; `otherwise` where it fails, which is told until the next pass."""
         try:
             result = await work()
@@ -110,7 +110,7 @@ class RowRemovals:
         rows.end()
         return total
 
-    async def each(
+    async def in_batches(
         self, step: str, table: str, keys: Sequence[str], work: Callable[[Sequence[str]], int], pace: Pace | None = None
     ) -> int:
         """Do something for rows together, and, where that fails, for all but those with which it does.
@@ -132,10 +132,10 @@ class RowRemovals:
                     self.quarantine.set_aside(step, "row", f"{table} {key}", _cause(error), REPORTED_SECONDS)
                 return 0
             middle = len(keys) // 2
-            first = await self.each(step, table, keys[:middle], work, pace)
-            return first + await self.each(step, table, keys[middle:], work, pace)
+            first = await self.in_batches(step, table, keys[:middle], work, pace)
+            return first + await self.in_batches(step, table, keys[middle:], work, pace)
         finally:
-            self.longest = max(self.longest, pace.longest)
+            self.slowest = max(self.slowest, pace.slowest)
         for key in keys if self.quarantine.size else ():
             self.quarantine.passed(step, "row", f"{table} {key}")
         return result
@@ -183,7 +183,7 @@ class Rows:
                 [key] = error.keys
                 self._skip[key] = self._names[f"{error.table} {'/'.join(map(str, key))}"] = _cause(error)
             finally:
-                self._removals.longest = max(self._removals.longest, self._pace.longest)
+                self._removals.slowest = max(self._removals.slowest, self._pace.slowest)
 
     def end(self) -> None:
         """Set aside the rows that cannot be removed; all others were, or are not old any more."""

@@ -31,7 +31,7 @@ class RequestsUnderWay:
         self._ends: dict[tuple[str, str], asyncio.Event] = {}
 
     @asynccontextmanager
-    async def one(self, key: SubmissionKey | None) -> AsyncIterator[None]:
+    async def turn(self, key: SubmissionKey | None) -> AsyncIterator[None]:
         """Wait until no other request of this person with this key is under way; None waits for nothing."""
         if key is None:
             yield
@@ -89,6 +89,6 @@ async def submitted_before(
     A limit or a changed policy refuses a repetition, although the first request was accepted. The database is asked a
     bounded number of times a minute for one person, so that many refusals do not become many reads.
     """
-    if not keys or refused.status not in REFUSED or not context.limits.may_look_up(caller.name):
+    if not keys or refused.status not in REFUSED or not context.limits.may_repeat_lookup(caller.name):
         return None
     return await context.call(context.store.submitted, keys)

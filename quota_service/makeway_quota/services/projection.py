@@ -39,7 +39,7 @@ def projection(snapshot: Snapshot, rows: Mapping[str, Workload], *, all_names: b
     """
     result, names = Projection(), names_of(snapshot.policies, rows)
 
-    def said(decision: Start | Evict | Move | Refusal | Waiting) -> str:
+    def sentence_of(decision: Start | Evict | Move | Refusal | Waiting) -> str:
         return sentence(decision.facts, names if all_names else names.to(rows[decision.id].team))
 
     ran = {workload.id for workload in snapshot.workloads if workload.state in ADMITTED}
@@ -47,16 +47,16 @@ def projection(snapshot: Snapshot, rows: Mapping[str, Workload], *, all_names: b
         plan = schedule(snapshot)
         evictions: tuple[Evict | Move, ...] = (*plan.evict, *plan.move)
         for each in evictions:
-            id, message = each.id, said(each)
+            id, message = each.id, sentence_of(each)
             if id in ran:
                 result.evicts.setdefault(id, message)
             else:
                 result.starts.pop(id, None)
         for start in plan.start:
             if start.id not in ran:
-                result.starts[start.id] = said(start)
-        result.refused |= {refusal.id: said(refusal) for refusal in plan.refused}
-        result.waits = {w.id: (w.code, said(w)) for w in plan.pending if w.id not in result.evicts}
+                result.starts[start.id] = sentence_of(start)
+        result.refused |= {refusal.id: sentence_of(refusal) for refusal in plan.refused}
+        result.waits = {w.id: (w.code, sentence_of(w)) for w in plan.pending if w.id not in result.evicts}
         if not (plan.start or plan.evict or plan.move or plan.refused or plan.terminating):
             break
         snapshot = replace(snapshot, workloads=tuple(_carried_out(snapshot, plan)))

@@ -218,12 +218,12 @@ def _beyond_cap(user: str, full: TooMany) -> MakewayError:
     """Return the refusal of one GPU session more than one person may have (F25)."""
     servers = names([f"“{row.server or 'default'}” ({row.profile})" for row in full.existing])
     return refuse(
-        f"{user} already has {count(full.most, 'GPU session')}, and {full.most} is the most for one person: "
+        f"{user} already has {count(full.limit, 'GPU session')}, and {full.limit} is the most for one person: "
         f"{servers}. Stop one of them first.",
         "too_many_sessions",
         409,
-        sessions=full.most,
-        most=full.most,
+        sessions=full.limit,
+        most=full.limit,
     )
 
 

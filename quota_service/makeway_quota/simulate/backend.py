@@ -18,7 +18,7 @@ class Work:
     """One job and how much of it is left. `since`: it does useful work since then (None: it does not run)."""
 
     arrival: Arrival
-    left: float
+    remaining: float
     since: float | None = None
     attempt: int = 0
     lost: float = 0.0
@@ -45,14 +45,14 @@ class SimulatedBackend:
         work.since = now + load
         work.lost += load * held(row)
         if work.arrival.until is None:
-            heapq.heappush(self._ends, (now + load + work.left, row.id, row.attempt, False))
+            heapq.heappush(self._ends, (now + load + work.remaining, row.id, row.attempt, False))
 
     def notice(self, row: Workload, now: float) -> None:
         """Stop working, save, and leave when that is done."""
         work = self.work[row.id]
         if work.since is None or work.attempt != row.attempt:
             return
-        work.left -= max(0.0, now - work.since)
+        work.remaining -= max(0.0, now - work.since)
         if now < work.since:
             work.lost -= (work.since - now) * held(row)
         work.since = None

@@ -95,7 +95,7 @@ class IncrementalPlanner:
     def _expected(self, row: Workload, now: float) -> float | None:
         if self.forecasts is None:
             return None
-        remaining = self.forecasts.durations.left(row, now)
+        remaining = self.forecasts.durations.remaining(row, now)
         if remaining is not None and row.started_at is not None:
             heapq.heappush(self._ends, (row.started_at + remaining, row.id))
         return remaining

@@ -50,7 +50,7 @@ class FullPlanner:
                 self.cluster.nodes,
                 self.cluster.profiles,
                 self.policies,
-                tuple(as_workload(row, placed, self.durations.left(row, now)) for row in rows.values()),
+                tuple(as_workload(row, placed, self.durations.remaining(row, now)) for row in rows.values()),
             )
         )
 

@@ -48,7 +48,7 @@ class TooMany(StoreError):
     def __init__(self, message: str, existing: Sequence[Workload], limit: int) -> None:
         super().__init__(message)
         self.existing = tuple(existing)
-        self.most = limit
+        self.limit = limit
 
 
 class TooMuchKept(StoreError):

@@ -90,7 +90,7 @@ def capped(connection: Connection, owner: str, cap: Cap, limit: int) -> list[Wor
 
 def count_capped(connection: Connection, owner: str, cap: Cap) -> int:
     """Return how many workloads of an owner a cap counts; it stops counting at the cap."""
-    found = select(W.id).where(*_counted(owner, cap)).limit(cap.most).subquery()
+    found = select(W.id).where(*_counted(owner, cap)).limit(cap.limit).subquery()
     return int(connection.execute(select(func.count()).select_from(found)).scalar_one())
 
 

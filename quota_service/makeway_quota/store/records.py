@@ -70,7 +70,7 @@ class NewWorkload:
 class Cap:
     """The most workloads of a kind and in these states that an owner may have; counted in the inserting transaction."""
 
-    most: int
+    limit: int
     kind: Kind
     states: tuple[State, ...] = LIVE_STATES
     with_gpus: bool = False

@@ -131,9 +131,9 @@ class _Gate:
         """Return the refusal of one more workload under a cap, or count it."""
         if (owner, cap) not in self._counts:
             self._counts[owner, cap] = reads.count_capped(self._connection, owner, cap)
-        if self._counts[owner, cap] >= cap.most:
+        if self._counts[owner, cap] >= cap.limit:
             existing = reads.capped(self._connection, owner, cap, MAX_NAMED)
-            return TooMany(f"{owner} has {cap.most} {cap.kind}s, and that is the most", existing, cap.most)
+            return TooMany(f"{owner} has {cap.limit} {cap.kind}s, and that is the most", existing, cap.limit)
         self._counts[owner, cap] += 1
         return None
 

@@ -130,9 +130,9 @@ class Messages:
 
     def of(self, rows: Iterable[EventRow]) -> bytes:
         """Return events as one chunk of a stream."""
-        return b"".join([self._one(row) for row in rows])
+        return b"".join([self._message(row) for row in rows])
 
-    def _one(self, row: EventRow) -> bytes:
+    def _message(self, row: EventRow) -> bytes:
         key = row.id, bool(row.data.get("private"))
         if (known := self._made.get(key)) is not None:
             return known

@@ -125,7 +125,7 @@ class _FileExchange:
         began, pause = time.monotonic(), PAUSES[0]
         warn_at = began + WARN_SECONDS
         while True:
-            result, ended = self._look()
+            result, ended = self._arrivals()
             if len(result) == self.size:
                 return [max(numbers[n] for numbers in result.values()) for n in range(len(self.calls[self.count]))]
             missing = sorted(set(range(self.size)) - set(result))
@@ -151,7 +151,7 @@ class _FileExchange:
         needs = f"every rank has to call this at the same step, and to see the folder {self.folder}"
         print(f"Makeway: rank {self.rank} {what}; {needs}", file=sys.stderr, flush=True)
 
-    def _look(self) -> tuple[dict[int, list[int]], list[int]]:
+    def _arrivals(self) -> tuple[dict[int, list[int]], list[int]]:
         """Return the numbers of the ranks that have arrived at this call, and the ranks that never will."""
         files = {rank: self._read(rank) for rank in range(self.size) if rank != self.rank}
         self._join(files)

@@ -76,10 +76,10 @@ def _write(folder: str) -> None:
             with contextlib.suppress(OSError):
                 os.unlink(path)
     with contextlib.suppress(OSError):
-        _remove_left(folder, now - MAX_AGE)
+        _remove_leftovers(folder, now - MAX_AGE)
 
 
-def _remove_left(folder: str, before: float) -> None:
+def _remove_leftovers(folder: str, before: float) -> None:
     """Remove the files of checks that were killed; those of other workers may be in use."""
     for name in os.listdir(folder):
         path = os.path.join(folder, name)

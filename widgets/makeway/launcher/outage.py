@@ -22,22 +22,22 @@ class Outage:
     def __init__(self, address: str) -> None:
         self._address = address
         self._lock = threading.Lock()
-        self._said_at: float | None = None
+        self._warned_at: float | None = None
 
     def failed(self, why: str) -> None:
         """Write the cause of a failure, unless a line of the last minute has one."""
         now = time.monotonic()
         with self._lock:
-            if self._said_at is None or now - self._said_at >= WARN_SECONDS:
-                self._said_at = now
+            if self._warned_at is None or now - self._warned_at >= WARN_SECONDS:
+                self._warned_at = now
                 _say(f"the service at {self._address} was not reached: {' '.join(why.split())[:MAX_MESSAGE]}")
 
     def over(self) -> None:
         """Write that the service is reached again, if it was not."""
-        if self._said_at is not None:
+        if self._warned_at is not None:
             with self._lock:
-                if self._said_at is not None:
-                    self._said_at = None
+                if self._warned_at is not None:
+                    self._warned_at = None
                     _say(f"the service at {self._address} is reached again")
 
 

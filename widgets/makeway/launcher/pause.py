@@ -11,11 +11,11 @@ MAX_PAUSE = 10.0
 class Pause:
     """Growing pauses between tries, with some chance in them, so that workers do not come back all at once."""
 
-    def __init__(self, longest: float = MAX_PAUSE) -> None:
+    def __init__(self, max_seconds: float = MAX_PAUSE) -> None:
         self._seconds = 0.5
-        self._longest = longest
+        self._max_seconds = max_seconds
 
     def next(self, minimum: float = 0.0) -> float:
         """Return the next pause in seconds."""
-        seconds, self._seconds = self._seconds, min(self._longest, self._seconds * 2)
+        seconds, self._seconds = self._seconds, min(self._max_seconds, self._seconds * 2)
         return max(minimum, seconds) * (0.5 + random.random())

@@ -337,7 +337,7 @@ class Run:
             written = True
         except OSError:
             written = False
-        seconds = _time_left(notice, self.grace)
+        seconds = _remaining_seconds(notice, self.grace)
         self.kill_at = time.monotonic() + seconds
         self.log.note(f"{sentence.rstrip('.')}; it has {duration(seconds)} to save and end")
         self.delivery.begin(seconds, written=written)
@@ -476,7 +476,7 @@ def _signal_named(name: str) -> int:
         return signal.SIGTERM
 
 
-def _time_left(notice: dict[str, Any], grace: float) -> float:
+def _remaining_seconds(notice: dict[str, Any], grace: float) -> float:
     """Return the seconds until a notice's deadline; all of them if the clock was set since it was written."""
     at = number(notice.get("at"))
     given = max(0.0, notice["deadline"] - at) if at is not None else grace

@@ -194,7 +194,7 @@ class KubernetesBackend(RemoteBackend):
         try:
             async with asyncio.timeout(OPEN_SECONDS):
                 if self.lease is not None:
-                    await self.lease.looked.wait()
+                    await self.lease.tried.wait()
                 await self.inventory.open()
                 await self.pods.wait_synced()
         except TimeoutError:
@@ -234,7 +234,7 @@ class KubernetesBackend(RemoteBackend):
             self._removals.drop()
         usable = {name: node.ready for name, node in self.inventory.nodes.objects.items()}
         with self.quarantine.step("deleting pods that stay"):
-            self._removals.look_after(self._listed, self._is_ending, self._check_reachable)
+            self._removals.retry_due(self._listed, self._is_ending, self._check_reachable)
         with self.quarantine.step("looking for dead nodes"):
             self._dead_nodes.observe(self._node_states(), followed=not self.problem)
         unrecorded = set[Key]()

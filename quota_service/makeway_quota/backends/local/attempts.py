@@ -116,7 +116,7 @@ class LocalAttempt:
         assert self.process is not None
         if not self.process.alive():
             return True
-        self._look()
+        self._read_files()
         self._enforce()
         return False
 
@@ -130,7 +130,7 @@ class LocalAttempt:
 
         `all_vanished`: everything that ran on this machine vanished together, which says nothing about this job.
         """
-        self._look()
+        self._read_files()
         status = self._report()
         if status:
             self._seen = _reported(self._seen, status)
@@ -245,7 +245,7 @@ class LocalAttempt:
             message="stopped before it started",
         )  # fmt: skip
 
-    def _look(self) -> None:
+    def _read_files(self) -> None:
         """Read what is new: the start, a checkpoint, a requested stop."""
         seen = self._seen
         if seen.started_at is None and self._is_new("running.json"):

@@ -274,7 +274,7 @@ class LocalBackend(Backend):
     def _hold_back(self) -> None:
         """Start no second launcher of an attempt that a process is there of: it may claim the attempt in a moment."""
         attempts = self._attempts.values()
-        unclaimed = {each.mark: each for each in attempts if self._look(each, lambda a: not a.claimed)}
+        unclaimed = {each.mark: each for each in attempts if self._check(each, lambda a: not a.claimed)}
         for mark in carried({mark: each.files.uid for mark, each in unclaimed.items()}) if unclaimed else ():
             unclaimed[mark].held_until = time.monotonic() + CLAIM_SECONDS
 
@@ -297,18 +297,18 @@ class LocalBackend(Backend):
         """
         now, self._troubled = self._clock(), {}
         before = {key: attempt.seen for key, attempt in self._attempts.items()}
-        gone = [attempt for attempt in list(self._attempts.values()) if self._look(attempt, lambda a: a.refresh(now))]
+        gone = [attempt for attempt in list(self._attempts.values()) if self._check(attempt, lambda a: a.refresh(now))]
         if gone:
             self._conclude(gone, now)
         for key, attempt in self._attempts.items():
             if (progress := attempt.new_progress()) is not None:
                 self._note_progress(*key, progress)
         for attempt in list(self._attempts.values()):
-            self._look(attempt, self._tidy)
+            self._check(attempt, self._tidy)
         self._warned = {key: why for key, why in self._troubled.items() if key in self._attempts}
         return before != {key: attempt.seen for key, attempt in self._attempts.items()}
 
-    def _look(self, attempt: LocalAttempt, look: Callable[[LocalAttempt], T]) -> T | None:
+    def _check(self, attempt: LocalAttempt, look: Callable[[LocalAttempt], T]) -> T | None:
         """Check one attempt; None where that fails, which is its end unless the service itself is in trouble."""
         key = (attempt.workload, attempt.number)
         try:
@@ -331,15 +331,15 @@ class LocalBackend(Backend):
         over = [attempt for attempt in gone if attempt.mark not in left]
         for attempt in gone:
             attempt.end_tries += attempt.mark in left
-        alone = [attempt for attempt in over if self._look(attempt, lambda a: a.vanished)]
+        alone = [attempt for attempt in over if self._check(attempt, lambda a: a.vanished)]
         others = [each for each in self._attempts.values() if each not in gone]
         running = sum(each.process is not None and not each.ended for each in others)
         all_vanished = self._vanished.all_at_once({(a.workload, a.number) for a in alone}, running)
         for attempt in over:
             if attempt not in alone:
-                self._look(attempt, lambda a: a.conclude(now))
+                self._check(attempt, lambda a: a.conclude(now))
             elif all_vanished is not None:
-                self._look(attempt, lambda a: a.conclude(now, all_vanished=all_vanished))
+                self._check(attempt, lambda a: a.conclude(now, all_vanished=all_vanished))
 
     def _swept(self, gone: Sequence[LocalAttempt]) -> set[Mark]:
         """Kill what is left of attempts, and return the marks of those of which something still is, or may be."""
@@ -347,7 +347,7 @@ class LocalBackend(Backend):
             return set(sweep({attempt.mark: attempt.files.uid for attempt in gone}))
         except Exception:
             log.exception("Processes are looked for attempt by attempt")
-        done = {each.mark: self._look(each, lambda a: [sweep({a.mark: a.files.uid})]) for each in gone}
+        done = {each.mark: self._check(each, lambda a: [sweep({a.mark: a.files.uid})]) for each in gone}
         return {mark for mark, found in done.items() if found is None or mark in found[0]}
 
     def _tidy(self, attempt: LocalAttempt) -> None:
@@ -412,7 +412,7 @@ class LocalBackend(Backend):
     def _follow_up(self) -> None:
         """Start the launchers that are wanted, and watch exactly the processes that run."""
         for key, attempt in list(self._attempts.items()):
-            if not self._closing and self._look(attempt, lambda a: a.wants_launcher):
+            if not self._closing and self._check(attempt, lambda a: a.wants_launcher):
                 attempt.spawning = True
                 task = asyncio.create_task(self._spawn(attempt))
                 self._tasks.add(task)
@@ -451,7 +451,7 @@ class LocalBackend(Backend):
             why = f"{type(error).__name__}: {error}"
         attempt.tries += 1
         attempt.spawning = False
-        await self._do(lambda: self._look(attempt, lambda a: self._came_up(a, why)))
+        await self._do(lambda: self._check(attempt, lambda a: self._came_up(a, why)))
         await self._do(self._refresh)
         self._follow_up()
         self._wake()
@@ -465,7 +465,7 @@ class LocalBackend(Backend):
     async def _stop_all(self) -> None:
         now, began = self._clock(), time.monotonic()
         there = [attempt for attempt in self._attempts.values() if not attempt.ended]
-        running = [attempt for attempt in there if self._look(attempt, lambda a: a.claimed)]
+        running = [attempt for attempt in there if self._check(attempt, lambda a: a.claimed)]
         longest = 0.0
         for attempt in running:
             grace = min(CLOSE_SECONDS, attempt.grace)

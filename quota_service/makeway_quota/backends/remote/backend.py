@@ -169,13 +169,13 @@ class RemoteBackend(Backend, ABC):
         listed, reported = await self.machines(), self.channel.seen()
         machines, otherwise = dict(listed or {}), None if listed is None else GONE
         silent, dead = self.channel.silent(self.lost_after), self.cut_off()
-        for key in self._due_to_look_at(machines, listed is not None) | silent.keys() | dead.keys():
+        for key in self._due(machines, listed is not None) | silent.keys() | dead.keys():
             if key not in machines and key not in reported:
                 self._attempts.pop(key, None)
                 self._known.pop(key, None)
                 continue
             observed = Observation(key, machines.get(key, otherwise), reported.get(key, _NONE), silent.get(key))
-            if not self._look(observed, dead.get(key)):
+            if not self._observe_attempt(observed, dead.get(key)):
                 self._again.add(key)
         for key, ending in self._due_endings():
             if not self.quarantine.rests(ENDING, "workload", key[0]):
@@ -184,7 +184,7 @@ class RemoteBackend(Backend, ABC):
         seen = self._changes.seen(await self.nodes(), self._attempts, since, synced=listed is not None)
         return replace(seen, problem=self.problem) if self.problem else seen
 
-    def _look(self, observed: Observation, lost_with: tuple[int, str] | None) -> bool:
+    def _observe_attempt(self, observed: Observation, lost_with: tuple[int, str] | None) -> bool:
         """Update what is known of one attempt; False where that fails, so that it stays as it was seen last."""
         key = observed.key
         if self.quarantine.rests(OBSERVING, "workload", key[0]):
@@ -214,7 +214,7 @@ class RemoteBackend(Backend, ABC):
         ending.try_again(self._monotonic(), PATIENCE)
         self._again.add(key)
 
-    def _due_to_look_at(self, machines: dict[Key, WorkerHosts], synced: bool) -> set[Key]:
+    def _due(self, machines: dict[Key, WorkerHosts], synced: bool) -> set[Key]:
         """Return the attempts that may not be what they were at the last observation."""
         before, self._machines = self._machines, machines
         unheard_before = self._monotonic() - self.report_within

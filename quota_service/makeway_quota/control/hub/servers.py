@@ -127,11 +127,11 @@ class HubServers:
         while self._asked:
             asked, self._asked = self._asked, {}
             at = self._clock()
-            found = await self._look(list(asked))
+            found = await self._states_of(list(asked))
             self._answers.update({server: _Answer(state, at) for server, state in found.items()})
             self._changed()
 
-    async def _look(self, servers: list[Server]) -> dict[Server, State]:
+    async def _states_of(self, servers: list[Server]) -> dict[Server, State]:
         """Return the state of each server; one that is missing in the list is looked up by its user first."""
         result: dict[Server, State] = {}
         if len({user for user, _ in servers}) > FEW:

@@ -18,13 +18,13 @@ MAX_CLOSED = 0.1
 
 
 class CycleGate:
-    """Closed from the start of a cycle to its end, for `longest` seconds at most.
+    """Closed from the start of a cycle to its end, for `max_wait` seconds at most.
 
     `wait_async` is for the event loop, `wait_in_thread` for threads.
     """
 
-    def __init__(self, longest: float = MAX_CLOSED) -> None:
-        self.longest = longest
+    def __init__(self, max_wait: float = MAX_CLOSED) -> None:
+        self.max_wait = max_wait
         self._open = threading.Event()
         self._open.set()
         self._waiting: deque[asyncio.Future[None]] = deque()
@@ -37,8 +37,8 @@ class CycleGate:
 
     @contextmanager
     def closed(self) -> Iterator[None]:
-        """Close the gate until the end of the block, for `longest` seconds at most."""
-        timer = asyncio.get_running_loop().call_later(self.longest, self._reopen)
+        """Close the gate until the end of the block, for `max_wait` seconds at most."""
+        timer = asyncio.get_running_loop().call_later(self.max_wait, self._reopen)
         self._open.clear()
         try:
             yield
@@ -47,21 +47,21 @@ class CycleGate:
             self._reopen()
 
     async def wait_async(self) -> None:
-        """Wait until the gate is open, in order of arrival, for `longest` seconds at most."""
+        """Wait until the gate is open, in order of arrival, for `max_wait` seconds at most."""
         if self._waiting or not self._open.is_set():
             loop = asyncio.get_running_loop()
             waiter = loop.create_future()
             self._waiting.append(waiter)
-            timer = loop.call_later(self.longest, _resolve, waiter)
+            timer = loop.call_later(self.max_wait, _resolve, waiter)
             try:
                 await waiter
             finally:
                 timer.cancel()
 
     def wait_in_thread(self) -> None:
-        """Wait in a thread until the gate is open, `longest` seconds at most."""
+        """Wait in a thread until the gate is open, `max_wait` seconds at most."""
         if not self._open.is_set():
-            self._open.wait(self.longest)
+            self._open.wait(self.max_wait)
 
     def _reopen(self) -> None:
         self._open.set()

@@ -165,7 +165,7 @@ class ReadModels:
         """Rows that could not be taken in, which are tried again"""
         self._unknown: set[str] = set()
         """Nodes of which it cannot be told what is free there"""
-        self._one = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._model: ReadModel | None = None
         self._not_before = 0.0
         self.stop_following = store.on_change(self._committed)
@@ -187,7 +187,7 @@ class ReadModels:
         if self._fresh():
             assert self._model is not None
             return self._model
-        async with self._one:
+        async with self._lock:
             if not self._fresh():
                 if (wait := self._not_before - self._monotonic()) > 0:
                     await asyncio.sleep(wait)

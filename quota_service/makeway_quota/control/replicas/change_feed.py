@@ -58,7 +58,7 @@ class ChangeFeed:
         self._clock = clock
         self._changed: Callable[[], None] = lambda: None
         self._leases_at = 0.0
-        self._one = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._listener = ThreadPoolExecutor(1, thread_name_prefix="makeway-listen")
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="makeway-follow")
         self._trouble = ""
@@ -84,7 +84,7 @@ class ChangeFeed:
 
     async def catch_up(self) -> None:
         """Read everything that was committed before this call; a new leader does so before its first decision."""
-        async with self._one:
+        async with self._lock:
             changed, more, policy = False, True, False
             while more:
                 followed = await self._read(self._store.follow, self._last)

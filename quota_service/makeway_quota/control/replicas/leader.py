@@ -81,7 +81,7 @@ class Leader:
     def term(self) -> int | None:
         """The term that this replica may act in now, None while it follows."""
         leadership = self._leadership
-        if leadership is None or self._left(leadership) <= 0 or leadership.taken.age() < leadership.acts_in:
+        if leadership is None or self._remaining(leadership) <= 0 or leadership.taken.age() < leadership.acts_in:
             return None
         return leadership.term
 
@@ -107,14 +107,14 @@ class Leader:
             yield
             return
         try:
-            async with asyncio.timeout(self._left(leadership)) as limit:
+            async with asyncio.timeout(self._remaining(leadership)) as limit:
                 yield
         except TimeoutError:
             if limit.expired():
                 raise NotLeading("the leader's lock was not renewed in time") from None
             raise
 
-    def _left(self, leadership: Leadership) -> float:
+    def _remaining(self, leadership: Leadership) -> float:
         return self._deadline - leadership.renewed.age() if self._lock.expires else self._deadline
 
     async def acquire(self) -> bool:

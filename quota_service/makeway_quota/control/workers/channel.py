@@ -65,7 +65,7 @@ class WorkerChannel:
         self._stepped = self._read_at = monotonic()
         self._read_all_at = -READ_ALL_EVERY
         self._written_at = monotonic()
-        self._one = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     @property
     def used(self) -> bool:
@@ -85,7 +85,7 @@ class WorkerChannel:
 
     async def refresh(self) -> bool:
         """Read the reports that changed; return whether there is something new."""
-        async with self._one:
+        async with self._lock:
             now = self._monotonic()
             self._awake += min(MAX_STEP, now - self._stepped)
             self._stepped = now
@@ -169,7 +169,7 @@ class WorkerChannel:
 
     async def forget(self, workload: str, attempt: int) -> None:
         """Drop the reports of an attempt whose end is recorded."""
-        async with self._one:  # a read that is under way would bring them back
+        async with self._lock:  # a read that is under way would bring them back
             if (workers := self._reports.pop((workload, attempt), None)) is not None:
                 for report in workers.values():
                     self._heard.pop(report.key, None)

@@ -13,21 +13,21 @@ from ...store.records import Workload
 class RowsAsOf(Mapping[str, Workload]):
     """The rows as they were when this was made. Not a copy: only what changed since is kept beside them."""
 
-    def __init__(self, result: Mapping[str, Workload]) -> None:
-        self._found = result
+    def __init__(self, rows: Mapping[str, Workload]) -> None:
+        self._rows = rows
         self.before: dict[str, Workload | None] = {}
         """What changed since, as it was; None for rows that were not there."""
 
     def __getitem__(self, id: str) -> Workload:
         if id not in self.before:
-            return self._found[id]
+            return self._rows[id]
         row = self.before[id]
         if row is None:
             raise KeyError(id)
         return row
 
     def __iter__(self) -> Iterator[str]:
-        yield from (id for id in self._found if id not in self.before)
+        yield from (id for id in self._rows if id not in self.before)
         yield from (id for id, row in self.before.items() if row is not None)
 
     def __len__(self) -> int:
@@ -38,7 +38,7 @@ class ActiveRows:
     """The rows by id, with the indexes that a cycle needs. Used by one event loop; commits come from any thread."""
 
     def __init__(self) -> None:
-        self.found: dict[str, Workload] | None = None
+        self.rows: dict[str, Workload] | None = None
         """None until they were read."""
         self.watched: dict[str, Workload] = {}
         """Those that hold GPUs or have a lease; not the thousands of jobs that wait."""
@@ -63,28 +63,28 @@ class ActiveRows:
 
     async def read(self, read: Callable[[], Awaitable[Iterable[Workload]]]) -> bool:
         """Read the rows, if that was not done yet; return whether it was done now."""
-        if self.found is not None:
+        if self.rows is not None:
             return False
         async with self._reading:
-            if self.found is not None:
+            if self.rows is not None:
                 return False
             rows = await read()
             result: dict[str, Workload] = {}
             for row in rows:
                 result[row.id] = row
                 self._index(None, row)
-            self.found = result
+            self.rows = result
             return True
 
     def copy(self) -> dict[str, Workload]:
         """Return a copy for others to hold, the same one until something changes."""
         if self._copy is None:
-            self._copy = dict(self.found or {})
+            self._copy = dict(self.rows or {})
         return self._copy
 
     def as_of_now(self) -> Mapping[str, Workload]:
         """Return the rows as they are now, without a copy; valid until the next call."""
-        self._as_of = RowsAsOf(self.found or {})
+        self._as_of = RowsAsOf(self.rows or {})
         return self._as_of
 
     def are_current(self, rows: object) -> bool:
@@ -96,7 +96,7 @@ class ActiveRows:
     def follow(self) -> list[tuple[Workload | None, Workload]]:
         """Take in what was committed since; return each row before and after."""
         taken: list[tuple[Workload | None, Workload]] = []
-        result = self.found
+        result = self.rows
         if result is None or not self._committed:
             return taken
         self._copy = None

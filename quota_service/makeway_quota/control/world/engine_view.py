@@ -217,7 +217,7 @@ class EngineView:
         if assignment.divided and (profile := document.profile(row.profile)) is not None:
             pools = profile.pools  # on a divided machine work without GPUs is in the pool that its profile prefers
         row = self._requested.of(self._times.of(row))
-        shown = as_workload(row, lambda places: assignment.placement(places, pools), self.durations.left(row, now))
+        shown = as_workload(row, lambda places: assignment.placement(places, pools), self.durations.remaining(row, now))
         if not self._durable_checkpoints:
             shown = replace(shown, last_checkpoint_at=None)
         refusals = self._backoff.avoided(id, now)

@@ -92,7 +92,7 @@ def plan_without_faulty(
             item = _first_faulty(snapshot, make_plan, faulty)
         if item is None:
             raise Unplannable(reason_of(result), faulty) from result
-        faulty = _left_out(snapshot, _widened({**faulty.reasons, item: result}, snapshot), make_plan)
+        faulty = _stand_ins(snapshot, _widened({**faulty.reasons, item: result}, snapshot), make_plan)
         result = _try(snapshot, make_plan, faulty)
     return *result, faulty
 
@@ -103,7 +103,7 @@ def _tried_again(
     """Plan without what was left out before, but with what is due: all of it, else what passes one by one."""
     reasons = dict(kept)
     for some in (due, *([item] for item in due if len(due) > 1)):
-        trial = _left_out(snapshot, {item: error for item, error in reasons.items() if item not in some}, make_plan)
+        trial = _stand_ins(snapshot, {item: error for item, error in reasons.items() if item not in some}, make_plan)
         result = _try(snapshot, make_plan, trial)
         if not isinstance(result, Exception):
             reasons = trial.reasons
@@ -111,7 +111,7 @@ def _tried_again(
                 return trial, result
         elif len(due) == 1:
             reasons[next(iter(due))] = result
-    faulty = _left_out(snapshot, reasons, make_plan)
+    faulty = _stand_ins(snapshot, reasons, make_plan)
     return faulty, _try(snapshot, make_plan, faulty)
 
 
@@ -319,7 +319,7 @@ def _replaced(result: Mapping[Item, Exception], members: Collection[Item], by: I
     return kept if error is None else {**kept, by: error}
 
 
-def _left_out(snapshot: Snapshot, reasons: Mapping[Item, Exception], make_plan: MakePlan) -> Faulty:
+def _stand_ins(snapshot: Snapshot, reasons: Mapping[Item, Exception], make_plan: MakePlan) -> Faulty:
     """Choose how what is left out and holds GPUs is counted: in a simple form that can be planned, or as taken."""
     reasons = dict(reasons)
     known = {policy.name: policy for policy in snapshot.policies} if reasons else {}

@@ -88,12 +88,12 @@ class WorkQueue:
         """
         attempts = self.observed.attempts
         self.observed.changed = {
-            key for key in self.observed.changed if key in attempts and self._is_left(attempts[key])
+            key for key in self.observed.changed if key in attempts and self._is_obsolete(attempts[key])
         }
         self._ids = self.quarantine.all("workload")
         if self._whole:
             self._whole, self._resync_at = False, self._clock()
-            self.observed.changed |= {key for key, attempt in attempts.items() if self._is_left(attempt)}
+            self.observed.changed |= {key for key, attempt in attempts.items() if self._is_obsolete(attempt)}
             self.expectations.keep(self.active.watched)
 
     def _gather(self) -> None:
@@ -125,7 +125,7 @@ class WorkQueue:
     def _lost(self, row: Workload) -> AttemptSeen:
         return AttemptSeen(row.id, row.attempt, Phase.LOST, message="the backend no longer reports it")
 
-    def _is_left(self, attempt: AttemptSeen) -> bool:
+    def _is_obsolete(self, attempt: AttemptSeen) -> bool:
         """Whether an attempt is over, or is not the present one of a workload that holds GPUs."""
         row = self.active.watched.get(attempt.workload)
         present = row is not None and row.attempt == attempt.attempt and row.state != "pending"

@@ -98,7 +98,7 @@ class World:
         self._view.quarantine = self.work_queue.quarantine = self.quarantine
         self._unfollowed: dict[str, tuple[Workload | None, Workload]] = {}
         """rows, before and after, that were committed and could not be followed"""
-        self.left_out = Faulty()
+        self.excluded = Faulty()
         """what the last plan was made without"""
         self._followers = Followers()
         self._kept: tuple[Mapping[str, float], float] = {}, 0.0
@@ -117,12 +117,12 @@ class World:
     def observe(self, seen: Seen) -> None:
         """Take a new observation; only what belongs to the nodes that changed is looked at."""
         self._seen_at = time.monotonic()
-        self._look_at_clock()
+        self._observe_clock()
         changes = self.observed.take(seen)
         self.returned.update(changes.returned)
         self.work_queue.expectations.seen(seen.attempts)
-        if self._active.found is not None:
-            self.requested.keep(self._active.found)
+        if self._active.rows is not None:
+            self.requested.keep(self._active.rows)
         self._note_requests(seen.attempts, changes.changed)
         again = {
             name
@@ -141,11 +141,11 @@ class World:
             if self.requested.note(workload, cpu, memory):
                 self._view.stale.add(workload)
 
-    def _look_at_clock(self) -> None:
+    def _observe_clock(self) -> None:
         """Convert what was timed before the clock was set, if it was since the last observation."""
         if step := self._steps.observe():
             self._take_commits()
-            rows = self._active.found or {}
+            rows = self._active.rows or {}
             self.times.stepped(rows.values(), step, self._recent)
             self._view.stale |= rows.keys()
             self._pods.stepped(step)
@@ -174,13 +174,13 @@ class World:
         self._assign({node.name: node for node in changed}, gone)
         self._view.stale_machines |= names
         moved = [name for name in names if before.pools_of(name) != self.assignment.pools_of(name)]
-        rows = self._active.found or {}
+        rows = self._active.rows or {}
         self._follow_use({id: rows[id] for id in sorted(self._active.on(moved))})
 
     def _divisible(self) -> tuple[NodeSeen, ...]:
         """Return the nodes without those that cannot be divided among pools at the moment."""
-        left_out = self.quarantine.names(DIVIDING, "node")
-        return tuple(node for name, node in self._nodes.items() if name not in left_out)
+        excluded = self.quarantine.names(DIVIDING, "node")
+        return tuple(node for name, node in self._nodes.items() if name not in excluded)
 
     def _assign(self, changed: Mapping[str, NodeSeen], gone: Sequence[str]) -> None:
         """Divide changed nodes among the pools; one that cannot be divided is in none."""
@@ -210,7 +210,7 @@ class World:
 
     def _shown(self, seen: NodeSeen) -> NodeSeen:
         """Return a node with what the pods of ended attempts hold there."""
-        rows, active = self._active.found, self._active
+        rows, active = self._active.rows, self._active
         here = [rows[id] for id in sorted(active.on_node.get(seen.name, ()))] if rows and seen.pods else ()
         return self._pods.shown(seen, rows, here, active.nominated.values)
 
@@ -225,7 +225,7 @@ class World:
         self.assignment = PoolAssignment()
         self._assign(self._nodes, ())
         self._account()
-        self._follow_use(self._active.found or {})
+        self._follow_use(self._active.rows or {})
 
     def _account(self) -> None:
         """Count past over-quota use by the document in force, from no workload on."""
@@ -315,7 +315,7 @@ class World:
     async def rows_of(self, teams: Sequence[str] | None, owner: str) -> list[Workload]:
         """Return those of `rows` that belong to some teams (None: all) or to `owner` ("": no one), in no order."""
         await self._follow()
-        return list((self._active.found or {}).values()) if teams is None else self._active.of(teams, owner)
+        return list((self._active.rows or {}).values()) if teams is None else self._active.of(teams, owner)
 
     async def owners(self) -> set[str]:
         """Return the names that workloads which have not ended are filed under."""
@@ -329,7 +329,7 @@ class World:
     async def row(self, id: str) -> Workload | None:
         """Return one workload that has not ended, as it is now, or None."""
         await self._follow()
-        return (self._active.found or {}).get(id)
+        return (self._active.rows or {}).get(id)
 
     async def watched(self) -> dict[str, Workload]:
         """Return those of `rows` that may hold something or have a lease, not the thousands of jobs that wait."""
@@ -340,7 +340,7 @@ class World:
         """Read the rows once, and take in what was committed since."""
         if await self._active.read(self._read):
             self._account()
-            self._follow_use(self._active.found or {})
+            self._follow_use(self._active.rows or {})
             self.accounting.recall(*self._kept)
             self._show([node.name for node in self.observed.nodes.values() if node.pods])
         await self._read_damaged()
@@ -417,11 +417,11 @@ class World:
             changes = self._view.changes(self._snapshot(rows, now, self._view), reader)
             if whole or changes.whole:
                 changes = EngineChanges(_with(changes.snapshot, self._view), True)
-        return changes if reader == CYCLE else changes_without(changes, self.left_out)
+        return changes if reader == CYCLE else changes_without(changes, self.excluded)
 
     def snapshot(self, rows: Mapping[str, Workload], now: float) -> Snapshot:
         """Return the world as the engine plans it: without what is left out."""
-        return without(self._whole(rows, now), self.left_out)
+        return without(self._whole(rows, now), self.excluded)
 
     def _whole(self, rows: Mapping[str, Workload], now: float) -> Snapshot:
         known = self._view if self._active.are_current(rows) else self._new_view()
@@ -429,15 +429,15 @@ class World:
 
     def leave_out(self, faulty: Faulty) -> None:
         """Show what plans are made without to no reader but the cycle, which tries it again."""
-        if faulty.reasons or self.left_out.reasons:
+        if faulty.reasons or self.excluded.reasons:
             self._view.start_over(besides=CYCLE)
-        self.left_out = faulty
+        self.excluded = faulty
 
     def go_on_without(self, faulty: Faulty) -> None:
         """Show what is left out now to the other readers, too, where it is less than before."""
-        if faulty.taken is not self.left_out.taken:
+        if faulty.taken is not self.excluded.taken:
             self.leave_out(faulty)
-        self.left_out = faulty
+        self.excluded = faulty
 
     def proposed(
         self, rows: Mapping[str, Workload], now: float, document: Document
@@ -449,13 +449,13 @@ class World:
         nodes, view = self._divisible(), self._new_view()
         policies = self.accounting.applied(document.policies, document.settings.history_half_life)
 
-        left_out = Faulty({item: why for item, why in self.left_out.reasons.items() if item[0] in ("node", "workload")})
-        left_out.stand_ins, left_out.taken = self.left_out.stand_ins, self.left_out.taken
+        excluded = Faulty({item: why for item, why in self.excluded.reasons.items() if item[0] in ("node", "workload")})
+        excluded.stand_ins, excluded.taken = self.excluded.stand_ins, self.excluded.taken
 
         def make() -> tuple[Snapshot, PoolAssignment]:
             assignment = divide(nodes, document)
             view.show(rows, assignment, document, now)
-            return without(_with(_plain(document, policies, now), view), left_out), assignment
+            return without(_with(_plain(document, policies, now), view), excluded), assignment
 
         return make
 
@@ -473,7 +473,7 @@ class World:
         )
 
     def _placed_on(self, machine: str) -> list[Workload]:
-        rows = self._active.found or {}
+        rows = self._active.rows or {}
         return [rows[id] for id in sorted(self._active.on_node.get(machine, ()))]
 
 

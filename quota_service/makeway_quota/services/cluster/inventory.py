@@ -38,7 +38,7 @@ class LatestAnswer(Generic[T]):
     def __init__(self, models: ReadModels, make: Callable[[ReadModel], Awaitable[T]]) -> None:
         self._models = models
         self._make = make
-        self._one = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._made: tuple[int, T] | None = None
         """The version and the answer"""
 
@@ -46,7 +46,7 @@ class LatestAnswer(Generic[T]):
         """Return an answer that has everything that was committed and observed before the call."""
         wanted = (await self._models.current()).version
         if self._made is None or self._made[0] < wanted:
-            async with self._one:
+            async with self._lock:
                 if self._made is None or self._made[0] < wanted:
                     model = await self._models.current()
                     self._made = model.version, await self._make(model)

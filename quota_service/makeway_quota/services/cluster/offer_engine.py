@@ -86,18 +86,18 @@ class Budget:
 
     def __init__(self, share: float, burst: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._share, self._burst, self._clock = share, burst, clock
-        self._left, self._at = burst, clock()
+        self._remaining, self._at = burst, clock()
 
     def wait(self) -> float:
         """Return the seconds until something may be computed again."""
         now = self._clock()
-        self._left = min(self._burst, self._left + max(0.0, now - self._at) * self._share)
+        self._remaining = min(self._burst, self._remaining + max(0.0, now - self._at) * self._share)
         self._at = now
-        return max(0.0, -self._left / self._share)
+        return max(0.0, -self._remaining / self._share)
 
     def spend(self, seconds: float) -> None:
         """Count what was used."""
-        self._left -= seconds
+        self._remaining -= seconds
 
 
 class OfferEngine:
@@ -109,7 +109,7 @@ class OfferEngine:
         self._budget = Budget(SHARE, BURST, clock)
         self._known: dict[Question, Answer] = {}
         self._under_way: dict[Question, asyncio.Task[Answer]] = {}
-        self._one = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._what_if: WhatIf | None = None
         self._built_at: float | None = None
         """None while it has to be built anew."""
@@ -132,7 +132,7 @@ class OfferEngine:
     async def answers(self, places: Sequence[tuple[str, str]], kind: Kind, owner: str) -> list[Answer]:
         """Return `answer` for every team and profile; only those that have to be waited for take tasks of their own."""
         model = await self._context.models.current()
-        await self._look(model)
+        await self._read_changes(model)
         questions = [question_of(model, team, profile, kind, owner) for team, profile in places]
         result = [self._lasting(question, model) for question in questions]
         asked = [question for question, answer in zip(questions, result, strict=True) if answer is None]
@@ -148,7 +148,7 @@ class OfferEngine:
 
     async def _answer(self, question: Question, model: ReadModel) -> Answer:
         known = self._known.get(question)
-        await self._look(model)
+        await self._read_changes(model)
         if (lasting := self._lasting(question, model)) is not None:
             return lasting
         task = self._under_way.get(question)
@@ -177,13 +177,13 @@ class OfferEngine:
             task.exception()  # it is raised where the answer is awaited, if it still is
 
     async def _compute(self, question: Question) -> Answer:
-        async with self._one:
+        async with self._lock:
             if (wait := self._budget.wait()) > 0:
                 await asyncio.sleep(wait)
             model = await self._context.models.current()
-            await self._look(model)
+            await self._read_changes(model)
             while self._due():  # so many changes came that the engine is built anew
-                await self._look(model)
+                await self._read_changes(model)
             changes, self._unread, self._unread_size = self._unread, [], 0
             state, now = self._state, self._context.clock()
             try:
@@ -198,7 +198,7 @@ class OfferEngine:
             self._known[question] = answer
             return answer
 
-    async def _look(self, model: ReadModel) -> None:
+    async def _read_changes(self, model: ReadModel) -> None:
         """Read what the engine has to be shown of a newer model, and count whether there is anything."""
         if self._version >= model.version and not self._due():
             return

@@ -61,7 +61,7 @@ class SubmissionService:
         A request that is repeated with the same `key` (Idempotency-Key) returns the job of the first one.
         """
         known = await key_of(self._context, caller, key, "submit", request)
-        async with self._under_way.one(known):
+        async with self._under_way.turn(known):
             try:
                 return await self._submit(caller, request, known)
             except MakewayError as refused:
@@ -111,7 +111,7 @@ class SubmissionService:
         """
         known = await clone_key(self._context, caller, key, id, many, overrides)
         keys = [known and known._replace(number=number) for number in range(many)]
-        async with self._under_way.one(known):
+        async with self._under_way.turn(known):
             try:
                 return await self._clone(caller, id, overrides, keys)
             except MakewayError as refused:

@@ -19,7 +19,7 @@ MAX_BUCKETS = 10_000
 
 @dataclass(slots=True)
 class _Bucket:
-    left: float
+    remaining: float
     at: float
 
 
@@ -37,9 +37,9 @@ class OutputRates:
             full = self._burst / self._rate
             self._buckets = {each: bucket for each, bucket in self._buckets.items() if now - bucket.at < full}
         bucket = self._buckets.setdefault(worker, _Bucket(self._burst, now))
-        bucket.left = min(self._burst, bucket.left + (now - bucket.at) * self._rate)
+        bucket.remaining = min(self._burst, bucket.remaining + (now - bucket.at) * self._rate)
         bucket.at = now
-        if bucket.left < size:
-            return (size - bucket.left) / self._rate
-        bucket.left -= size
+        if bucket.remaining < size:
+            return (size - bucket.remaining) / self._rate
+        bucket.remaining -= size
         return 0.0

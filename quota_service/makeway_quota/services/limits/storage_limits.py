@@ -270,7 +270,7 @@ class StorageLimits:
         found = [Room(free_bytes(path), self._kept_free(path)) for path in self._folders() if path.exists()]
         return min(found, key=lambda room: room.free - room.reserve, default=None)
 
-    def left(self) -> int | None:
+    def remaining(self) -> int | None:
         """Return the bytes that large writes may still take of the disk; None where it is not of this machine."""
         room = self.room()
         return None if room is None else max(0, room.free - room.reserve)

@@ -106,7 +106,7 @@ class Notifications:
         self._connection: Any = None
         self._checked = 0.0
         self._closed = threading.Event()
-        self._one = threading.Lock()
+        self._lock = threading.Lock()
 
     def wait(self, timeout: float) -> bool:
         """Wait until another process has committed; False when time is up. Blocking; for one thread at a time."""
@@ -114,7 +114,7 @@ class Notifications:
             self._closed.wait(timeout)
             return False
         ends = time.monotonic() + timeout
-        with self._one:
+        with self._lock:
             try:
                 while (left := ends - time.monotonic()) > 0:
                     for heard in self._driver().notifies(timeout=left, stop_after=1):
@@ -130,7 +130,7 @@ class Notifications:
     def close(self) -> None:
         """Close the connection, after the wait under way."""
         self._closed.set()
-        with self._one:
+        with self._lock:
             self._drop()
 
     def _driver(self) -> Any:

@@ -62,7 +62,7 @@ class WorkerReports:
     def claim(self, key: WorkerKey, instance: str, at: float) -> WorkerReport:
         """Return the report of a worker, made if there is none; AlreadyClaimed by another launcher than `instance`."""
         with self._database.write(quiet=True) as connection:
-            result = _one(connection, key)
+            result = _report_of(connection, key)
             if result is None:
                 result = WorkerReport(*key, instance, _next(connection), at, {})
                 connection.execute(insert(worker_reports), _values(result))
@@ -77,7 +77,7 @@ class WorkerReports:
         whole, so that a part of it is never taken for the whole.
         """
         with self._database.write(quiet=True) as connection:
-            result = _one(connection, key)
+            result = _report_of(connection, key)
             if result is None:
                 return None
             if result.report.get("exit") and not report.get("exit"):
@@ -123,7 +123,7 @@ def _result_of(key: WorkerKey) -> Iterable[Any]:
     return o.workload == rows.clean(key[0]), o.attempt == key[1], o.worker == key[2], o.kind == "result"
 
 
-def _one(connection: Connection, key: WorkerKey) -> WorkerReport | None:
+def _report_of(connection: Connection, key: WorkerKey) -> WorkerReport | None:
     row = connection.execute(select(worker_reports).where(*_is(key))).first()
     return None if row is None else _report(row)
 

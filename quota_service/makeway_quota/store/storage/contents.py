@@ -166,7 +166,7 @@ class Contents:
         for digest in digests:
             if digest not in used:
                 try:
-                    result = self._artifacts.found(digest)
+                    result = self._artifacts.entries(digest)
                 except Exception as error:
                     self._note(digest, error)
                     continue

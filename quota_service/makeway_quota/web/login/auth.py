@@ -38,7 +38,7 @@ class Visitor:
 class Directory(Protocol):
     """Tokens and groups: the Hub in production, a fixed table in tests and benchmarks."""
 
-    async def who(self, token: str, session_id: str) -> Caller | None:
+    async def caller_of(self, token: str, session_id: str) -> Caller | None:
         """Return the holder of a token, or None; MakewayError 503 while the Hub cannot be reached."""
 
     async def groups_of(self, user: str) -> Sequence[str]:
@@ -84,7 +84,7 @@ class Authenticator:
         header = request.headers.get("authorization")
         if header is not None:
             match = _HEADER.fullmatch(header)
-            caller = await self.directory.who(match.group(1), _session_id(request)) if match else None
+            caller = await self.directory.caller_of(match.group(1), _session_id(request)) if match else None
             if match and caller and caller.holds("reserve"):
                 self.spawner_tokens.add(match.group(1))
             if caller is None:
@@ -96,7 +96,7 @@ class Authenticator:
                 )
             return caller
         token = self._cookie(request)
-        return await self.directory.who(token, _session_id(request)) if token else None
+        return await self.directory.caller_of(token, _session_id(request)) if token else None
 
     def _cookie(self, request: Request) -> str:
         """Return the token in the login cookie, or an empty string."""
@@ -269,7 +269,7 @@ class TokenAuth:
         self.tokens = dict(tokens)
         self.groups = dict(groups or {})
 
-    async def who(self, token: str, session_id: str) -> Caller | None:
+    async def caller_of(self, token: str, session_id: str) -> Caller | None:
         """Return the holder of a token."""
         return self.tokens.get(token)
 

@@ -41,7 +41,7 @@ class HubDirectory:
         self.hub = hub or HubOAuth(cache_max_age=settings.auth_cache_seconds)
         self.api = HubApi(self.hub.api_url, self.hub.api_token, keep_seconds=settings.auth_cache_seconds)
 
-    async def who(self, token: str, session_id: str) -> Caller | None:
+    async def caller_of(self, token: str, session_id: str) -> Caller | None:
         """Return the holder of a token, as the Hub says."""
         if not token.isascii() or not token.isprintable():
             return None

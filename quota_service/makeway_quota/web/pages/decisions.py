@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from ..dependencies import BIG, Name, TheServices
 from .access import PageVisitor
-from .panel import look_of
+from .panel import display_of
 from .render import page
 
 LINES = 100
@@ -34,7 +34,7 @@ async def decisions_page(
         visitor,
         decisions=decisions,
         names=names,
-        look=look_of(services, caller, await services.usage.usage(caller), [], request.app.state.settings),
+        display=display_of(services, caller, await services.usage.usage(caller), [], request.app.state.settings),
         team=team,
         lines=LINES,
     )

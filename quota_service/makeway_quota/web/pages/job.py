@@ -16,7 +16,7 @@ from ..dependencies import Id, TheServices
 from ..login.auth import Visitor, may, may_for_some, refusal
 from ..settings import WebSettings
 from .access import PageVisitor
-from .panel import look_of
+from .panel import display_of
 from .render import page, part
 from .storage import KINDS
 
@@ -48,7 +48,7 @@ async def job_page(request: Request, id: Id, visitor: PageVisitor, services: The
         template,
         visitor,
         job=job,
-        look=look_of(services, caller, await services.usage.usage(caller), [], settings),
+        display=display_of(services, caller, await services.usage.usage(caller), [], settings),
         decisions=list(reversed(await services.jobs.events(caller, id)))[:100],
         failure=await services.outputs.error(caller, id) if job.state.value == "failed" and not job.private else None,
         may_touch=await _may_touch(services, caller, job),

@@ -123,7 +123,7 @@ class PageStream:
                         yield chunk
                 if nodes is not (nodes := self._nodes()) and (watched := self._watched()):
                     yield self._packed(note("changed", {"topics": sorted(watched)}))
-                self._look()
+                self._mark_stale()
         finally:
             tasks = [task for task in (coming, making) if task is not None]
             for task in tasks:
@@ -154,7 +154,7 @@ class PageStream:
             return frozenset()
         return frozenset().union(*(hit(self._topics, row) for row in batch.rows))
 
-    def _look(self) -> None:
+    def _mark_stale(self) -> None:
         """Make the parts again where the progress of jobs, or what the reader may not see, has changed a while ago."""
         progressed = self._services.context.progress.written != self._progress_seen
         if (self._unseen or progressed) and time.monotonic() - self._made > UNSEEN:

@@ -14,7 +14,7 @@ from ...services.jobs.listing import PAGE_LINES, ListQuery
 from ..dependencies import TheServices
 from .access import PageVisitor
 from .filters import Page, Text
-from .panel import look_of
+from .panel import display_of
 from .render import page, part
 
 STATES = {
@@ -92,7 +92,7 @@ async def nodes_page(
         pools=[each.name for each in pools],
         states=STATES,
         chosen={"pool": pool, "state": state, "team": team, "q": q},
-        look=look_of(services, caller, usage, pools, settings, nodes=[]),
+        display=display_of(services, caller, usage, pools, settings, nodes=[]),
     )
 
 
@@ -114,7 +114,7 @@ async def node_page(request: Request, name: str, visitor: PageVisitor, services:
         node=node,
         line=_line(node, pool.name),
         running=await services.listings.listing(caller, ListQuery("running", node=name, lines=100)),
-        look=look_of(services, caller, usage, pools, settings, nodes=[node]),
+        display=display_of(services, caller, usage, pools, settings, nodes=[node]),
     )
 
 

@@ -18,7 +18,7 @@ from ..dependencies import TheServices
 from ..settings import WebSettings
 from .access import PageVisitor
 from .figures.bars import MANY, bar_scale
-from .figures.look import Look, colours, is_large
+from .figures.display import Display, colours, is_large
 from .figures.node_facts import facts_of
 from .figures.sharing import view_of
 from .parts import PartSource, shared_page
@@ -41,7 +41,7 @@ class Panel:
     waiting: Listing
     running: Listing
     decisions: Sequence[Decision]
-    look: Look
+    display: Display
     scale: float
     shown: frozenset[str] = frozenset()
     """teams that hold a GPU on the map"""
@@ -106,7 +106,7 @@ async def gather(services: Services, caller: Caller, settings: WebSettings, team
         waiting=waiting,
         running=running,
         decisions=decisions,
-        look=look_of(services, caller, usage, pools, settings, shown=shown),
+        display=display_of(services, caller, usage, pools, settings, shown=shown),
         scale=bar_scale(list(usage.teams), usage.total),
         shown=shown,
         team=team,
@@ -118,7 +118,7 @@ async def gather(services: Services, caller: Caller, settings: WebSettings, team
     )
 
 
-def look_of(
+def display_of(
     services: Services,
     caller: Caller,
     usage: Usage,
@@ -126,7 +126,7 @@ def look_of(
     settings: WebSettings,
     nodes: Sequence[Node] | None = None,
     shown: Set[str] | None = None,
-) -> Look:
+) -> Display:
     """Return a colour and a title for every team on the page.
 
     `nodes` are those with a cell for each GPU, and `shown` the teams that hold a GPU of the pools, if that is known.
@@ -136,7 +136,7 @@ def look_of(
     others = {lending.team for entry in usage.teams for lending in (*entry.borrowed_from, *entry.lent_to)}
     teams = {entry.team for entry in usage.teams} | shown | others
     cells = [node for pool in pools if not is_large(pool) for node in pool.nodes] if nodes is None else nodes
-    return Look(
+    return Display(
         classes=colours(teams - {""}),
         titles={team: services.context.title(team) for team in teams},
         jobs=f"{settings.prefix}jobs/",

@@ -21,7 +21,7 @@ from ...wording import duration
 from .. import assets
 from ..login.auth import Visitor
 from ..settings import WebSettings
-from .figures import bars, cells, heat, look
+from .figures import bars, cells, display, heat
 
 _ENV = Environment(
     loader=FileSystemLoader(Path(__file__).parent.parent / "templates"),
@@ -170,7 +170,7 @@ _ENV.globals.update(
     small_bar=bars.small_bar,
     cells=cells.node,
     heat_map=heat.heat_map,
-    is_large=look.is_large,
+    is_large=display.is_large,
     curves=curves,
     verbs=VERBS,
     states=STATES,

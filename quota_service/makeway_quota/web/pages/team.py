@@ -33,9 +33,9 @@ def team_part(services: Services, caller: Caller, settings: WebSettings, team: s
     async def collect() -> dict[str, Any]:
         policy = await _policy(services, caller, team)
         panel = await gather(services, caller, settings, team)
-        return {"panel": panel, "policy": policy, "team": team, "look": panel.look, "virtual": panel.virtual}
+        return {"panel": panel, "policy": policy, "team": team, "display": panel.display, "virtual": panel.virtual}
 
-    return PartSource("team", lambda: (team, *view_of(services, caller)), collect, ("team", "look", "virtual"))
+    return PartSource("team", lambda: (team, *view_of(services, caller)), collect, ("team", "display", "virtual"))
 
 
 async def _policy(services: Services, caller: Caller, team: str) -> Policy:

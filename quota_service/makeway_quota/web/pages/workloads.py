@@ -14,7 +14,7 @@ from ..login.auth import may, refusal
 from ..settings import WebSettings
 from .access import PageVisitor
 from .filters import Page, Text
-from .panel import look_of
+from .panel import display_of
 from .render import page
 
 router = APIRouter(include_in_schema=False)
@@ -44,7 +44,7 @@ async def workloads_page(
         teams=[entry.team for entry in usage.teams],
         profiles=sorted(each.name for each in await services.inventory.profiles(caller)),
         chosen={"state": state, "team": team, "owner": owner, "profile": profile, "q": q},
-        look=look_of(services, caller, usage, [], settings),
+        display=display_of(services, caller, usage, [], settings),
         cancels_all=bool(owner) and may(caller, "admin"),
     )
 

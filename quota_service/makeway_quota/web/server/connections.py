@@ -79,7 +79,7 @@ class Connections:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`limit`: connections at a time; None: what the limit of open files allows (`open_files.connections`)."""
-        self._most = limit
+        self._limit = limit
         self._tokens = tokens or SpawnerTokens()
         self._clock = clock
         self._warned_at: float | None = None
@@ -87,19 +87,19 @@ class Connections:
         self._beyond: set[Open] = set()
 
     @property
-    def most(self) -> int:
+    def limit(self) -> int:
         """Return how many connections may be open now, with those that are reserved."""
-        return self._most or open_files.connections()
+        return self._limit or open_files.connections()
 
     @property
     def for_all(self) -> int:
         """Return how many of them anyone may use."""
-        most = self.most
+        most = self.limit
         return most - min(max(RESERVED, most // RESERVED_PART), most // 4)
 
     def opened(self, connection: Open) -> None:
         """Take a new connection; close idle ones, or reserve this one where none is idle, if there are too many."""
-        maximum, for_all = self.most, self.for_all
+        maximum, for_all = self.limit, self.for_all
         if len(self._open) >= for_all:
             self._warn(for_all)
             victims = self._victims(for_all, YOUNG_SECONDS)
@@ -132,7 +132,7 @@ class Connections:
     def _victims(self, for_all: int, seconds: float) -> list[Open]:
         """Return which connections go, of those that were idle for so long."""
         before = self._clock() - seconds
-        return _longest_idle(self._open, max(1, for_all // PART), before)
+        return _idle_longest(self._open, max(1, for_all // PART), before)
 
     def _warn(self, limit: int) -> None:
         now = self._clock()
@@ -147,7 +147,7 @@ class Connections:
             )
 
 
-def _longest_idle(connections: Collection[Open], count: int, before: float) -> list[Open]:
+def _idle_longest(connections: Collection[Open], count: int, before: float) -> list[Open]:
     """Return up to `count` connections of one address that are idle since `before`, the first to close first.
 
     Those without a login go before all others.

@@ -261,11 +261,11 @@ class BoundedHttp(HttpToolsProtocol):
             self._stall = None
         if waits:
             self._taken_at, self._untaken = self.loop.time(), self.transport.get_write_buffer_size()
-            self._stall = self.loop.call_later(self.stall_seconds / STALL_CHECKS, self._look_at_reader)
+            self._stall = self.loop.call_later(self.stall_seconds / STALL_CHECKS, self._check_reader)
         elif self._answering():
             self.idle_since = None
 
-    def _look_at_reader(self) -> None:
+    def _check_reader(self) -> None:
         """Count a connection whose reader takes nothing as idle, and close it after a while."""
         now, untaken = self.loop.time(), self.transport.get_write_buffer_size()
         if untaken < self._untaken:
@@ -276,7 +276,7 @@ class BoundedHttp(HttpToolsProtocol):
         else:
             self.idle_since = self._taken_at
         self._untaken = untaken
-        self._stall = self.loop.call_later(self.stall_seconds / STALL_CHECKS, self._look_at_reader)
+        self._stall = self.loop.call_later(self.stall_seconds / STALL_CHECKS, self._check_reader)
 
     # -- refusals --------------------------------------------------------------------------------------------------
 

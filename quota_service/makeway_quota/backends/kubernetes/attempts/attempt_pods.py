@@ -191,7 +191,7 @@ class AttemptPods:
                 continue
             read = False
             with self.quarantine.guard(READING, "workload", key[0]):
-                self._look(key, reported.get(key, {}), now)
+                self._observe_attempt(key, reported.get(key, {}), now)
                 read = True
             if not read:  # what is there is not gone, and is not started a second time
                 self._due.add(key)
@@ -199,7 +199,7 @@ class AttemptPods:
                 self._put(key, replace(attempt, machines=attempt.machines or WorkerHosts(1)))
         return {key: at.machines for key, at in self._attempts.items() if at.machines is not None}
 
-    def _look(self, key: Key, reports: Mapping[int, WorkerSeen], now: float) -> None:
+    def _observe_attempt(self, key: Key, reports: Mapping[int, WorkerSeen], now: float) -> None:
         before = self.attempt(key)
         after = step(before, self.of(key), reports, now, self._cluster)
         if after != before:

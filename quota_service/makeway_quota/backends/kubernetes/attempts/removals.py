@@ -71,7 +71,7 @@ class Removals:
     async def delete(self, pods: Iterable[tuple[str, str, int | None]], check: Callable[[], None]) -> None:
         """Delete pods by name, UID and grace in seconds (None: their own); `check` raises where no more is asked."""
 
-        async def one(name: str, uid: str, grace: int | None) -> None:
+        async def delete_pod(name: str, uid: str, grace: int | None) -> None:
             asked = self._asked.get(name)
             if asked is None or asked.uid != uid:
                 asked = self._asked[name] = PodRemoval(name, uid, grace)
@@ -85,22 +85,22 @@ class Removals:
                     asked.problem = str(error)
                     raise
 
-        await together([one(*pod) for pod in pods])
+        await together([delete_pod(*pod) for pod in pods])
 
     def asked(self, names: Iterable[str]) -> list[PodRemoval]:
         """Return those of these pods that were deleted and may still be there."""
         return [self._asked[name] for name in names if name in self._asked]
 
-    def look_after(
-        self, uid_of: Callable[[str], str | None], left_alone: Callable[[str], bool], check: Callable[[], None]
+    def retry_due(
+        self, uid_of: Callable[[str], str | None], is_excepted: Callable[[str], bool], check: Callable[[], None]
     ) -> None:
         """Forget the pods that are listed no more, and begin to delete those again that stay and are due.
 
-        `uid_of` returns the UID of a listed pod; `left_alone`: whether another part deletes a pod again.
+        `uid_of` returns the UID of a listed pod; `is_excepted`: whether another part deletes a pod again.
         """
         self._asked = {name: asked for name, asked in self._asked.items() if uid_of(name) == asked.uid}
         now = self._monotonic()
-        due = [asked for asked in self._asked.values() if now >= asked.next_at and not left_alone(asked.name)]
+        due = [asked for asked in self._asked.values() if now >= asked.next_at and not is_excepted(asked.name)]
         if due and self._repeating is None and self._may_act():
             self._repeating = asyncio.create_task(self._repeat(due, check))
 
@@ -140,14 +140,14 @@ class Removals:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _undo(self, key: Key, names: Sequence[str]) -> None:
-        outcomes = await asyncio.gather(*(self._undo_one(name) for name in names), return_exceptions=True)
+        outcomes = await asyncio.gather(*(self._undo_pod(name) for name in names), return_exceptions=True)
         failed = [one for one in outcomes if isinstance(one, Exception)]
         if failed:
             log.warning("%s pods of attempt %s of %s could not be deleted: %s", len(failed), key[1], key[0], failed[0])
         else:
             log.info("No pods of attempt %s of %s are left: it was not started", key[1], key[0])
 
-    async def _undo_one(self, name: str) -> None:
+    async def _undo_pod(self, name: str) -> None:
         async with self._room:
             path = f"{self._pods}/{name}"
             try:

@@ -21,11 +21,11 @@ from ..api.client import ApiClient, ApiRefusal, ApiUnreachable, Object
 log = logging.getLogger("makeway.kubernetes")
 
 RENEW_SECONDS = 5.0
-"""Seconds between two looks at the Lease"""
+"""Seconds between two renewals of the Lease"""
 DURATION = 20.0
 """Seconds without a renewal, on this process's own clock, after which another database may take the Lease"""
 MAX_TRIES = 3
-"""How often a look begins again because another replica has changed the Lease meanwhile"""
+"""How often a renewal begins again because another replica has changed the Lease meanwhile"""
 ALONE = "sqlite/"
 """How the identity of a database begins that serves a single replica"""
 NOT_ALLOWED = (403, 404, 405)
@@ -53,8 +53,8 @@ class ClusterLease:
         clock: Callable[[], float] = time.time,
     ) -> None:
         """`holder` is the identity of the database; `changed` is called when `problem` is another one."""
-        self.looked = asyncio.Event()
-        """set after the first look, whatever came of it"""
+        self.tried = asyncio.Event()
+        """set after the first try, whatever came of it"""
         self._client = client
         self._instance = instance
         self._holder = holder
@@ -66,7 +66,7 @@ class ClusterLease:
         self._clock = clock
         self._elsewhere = ""
         """that another database holds the Lease, in words; "" where this one does, as far as is known"""
-        self._looked_at: float | None = None
+        self._renewed_at: float | None = None
         """when the request was sent by which the Lease was read, or renewed, last"""
         self._failure = ""
         """why it could not be since"""
@@ -74,15 +74,15 @@ class ClusterLease:
         self._seen: tuple[str, float] = "", 0.0
         """the version of another holder's Lease, and since when it is unchanged (monotonic)"""
         self._ignored = False
-        self._told = ""
-        """the problem that was told last"""
+        self._reported = ""
+        """the problem that was logged last"""
 
     @property
     def may_act(self) -> bool:
         """Whether this database held the Lease a moment ago."""
         if self._ignored:
             return True
-        return not self._elsewhere and self._looked_at is not None and self._monotonic() - self._looked_at < DURATION
+        return not self._elsewhere and self._renewed_at is not None and self._monotonic() - self._renewed_at < DURATION
 
     @property
     def problem(self) -> str:
@@ -99,8 +99,8 @@ class ClusterLease:
     async def run(self) -> None:
         """Renew the Lease, or wait for it, until cancelled."""
         while True:
-            await self.look()
-            self.looked.set()
+            await self.renew()
+            self.tried.set()
             await asyncio.sleep(RENEW_SECONDS)
 
     async def release(self) -> None:
@@ -114,20 +114,20 @@ class ClusterLease:
                 await self._client.replace(f"{self._list}/{self._name}", freed)
         except Exception as error:  # it ends by itself, and nothing else is kept from ending
             log.warning("The Lease %s was not released, and ends in %.0f s: %s", self._name, DURATION, error)
-        self._looked_at = None
+        self._renewed_at = None
 
-    async def look(self) -> None:
+    async def renew(self) -> None:
         """Take the Lease, renew it, or see that another has it; without an answer, all stays as it was."""
         for _ in range(MAX_TRIES):
-            if await self._tried():
+            if await self._renew_once():
                 break
-        if (problem := self.problem) != self._told:
-            self._told = problem
+        if (problem := self.problem) != self._reported:
+            self._reported = problem
             log.warning("%s", problem or "This database acts on the pods of its installation")
             self._changed()
 
-    async def _tried(self) -> bool:
-        """Return whether one look came to an end; False where another replica was faster: look again."""
+    async def _renew_once(self) -> bool:
+        """Return whether one try came to an end; False where another replica was faster: try again."""
         began = self._monotonic()  # of the renewal itself the API server may know long before its answer is here
         try:
             elsewhere = await self._claim(await self._get())
@@ -145,7 +145,7 @@ class ClusterLease:
                 log.exception("A copy of this installation is not noticed: its Lease is not understood")
             self._ignored = True
             return True
-        self._elsewhere, self._looked_at = elsewhere, began
+        self._elsewhere, self._renewed_at = elsewhere, began
         self._ignored, self._failure, self._refused_since = False, "", None
         return True
 

@@ -42,7 +42,7 @@ class DeadNodes:
         self.after = after
         self._monotonic = monotonic
         self._observed = 0.0
-        self._looked_at = monotonic()
+        self._observed_at = monotonic()
         self._since: dict[str, float] = {}
 
     def observe(self, nodes: Mapping[str, NodeReadiness], followed: bool) -> None:
@@ -51,7 +51,7 @@ class DeadNodes:
         The time of a node that is cut off with others begins when it no longer is.
         """
         now = self._monotonic()
-        passed, self._looked_at = now - self._looked_at, now
+        passed, self._observed_at = now - self._observed_at, now
         if not followed:
             return
         self._observed += min(MAX_STEP, passed)

@@ -82,7 +82,7 @@ class DraInformers:
     """The devices of each node by the resources of pools, and how many claims hold; none before there is a class."""
 
     def __init__(self, client: ApiClient, wake: Callable[[], None], timing: Timing) -> None:
-        self.looked = asyncio.Event()
+        self.known = asyncio.Event()
         """set once it is known what there is, or that the account may not know it"""
         self._client = client
         self._wake = wake
@@ -137,7 +137,7 @@ class DraInformers:
                 elif await self._follow(classes):
                     continue
             if not tries:
-                self.looked.set()
+                self.known.set()
             self._wake()
             await self._pause(min(ABSENT_RETRY, ERROR_RETRY * 2.0 ** (tries - 1)) if tries else ABSENT_RETRY)
 
@@ -192,7 +192,7 @@ class DraInformers:
 
     async def _note_synced(self, followed: DeviceInformers) -> None:
         await followed.wait_synced()
-        self.looked.set()
+        self.known.set()
         self._wake()
 
     async def _pause(self, seconds: float) -> None:

@@ -115,7 +115,7 @@ class KubernetesInventory:
         await self.pods.wait_synced()
         with suppress(TimeoutError):
             async with asyncio.timeout(DEVICES_SECONDS):
-                await self.devices.looked.wait()
+                await self.devices.known.wait()
         self._complete.set()
         self._wake()
 

@@ -78,7 +78,7 @@ class _Claim:
     waiting: dict[str, tuple[int, int]] = field(default_factory=dict)
     gone: set[str] = field(default_factory=set)
     task: asyncio.Task[None] | None = None
-    said: str = ""
+    warned_of: str = ""
     """the last warning's reason"""
 
 
@@ -168,7 +168,7 @@ class CheckpointFolders:
         if failed:
             self._warn(name, claim, failed, max(self._pause(id) for id in failed), why)
         elif not remaining:
-            claim.said = ""
+            claim.warned_of = ""
 
     def _pause(self, key: str) -> float:
         """Postpone the next try, twice as long as the last time; return the seconds."""
@@ -178,8 +178,8 @@ class CheckpointFolders:
 
     def _warn(self, name: str, claim: _Claim, ids: Sequence[str], pause: float, why: str) -> None:
         """Log that folders are still there, once for each reason."""
-        level = logging.DEBUG if why == claim.said else logging.WARNING
-        claim.said = why
+        level = logging.DEBUG if why == claim.warned_of else logging.WARNING
+        claim.warned_of = why
         log.log(
             level,
             "The checkpoints of %s (%s) are still on the claim %s, tried again after %s: %s",
@@ -199,7 +199,7 @@ class CheckpointFolders:
         result = await self._ended(path)
         with suppress(ApiRefusal, ApiUnreachable):  # the next try deletes it otherwise
             await self._client.delete(path, grace=GRACE)
-        return left_of(result)
+        return folders_in_the_way(result)
 
     async def _clear(self, path: str) -> None:
         """Delete the pod of an earlier try, perhaps of an earlier leader, and wait until it is gone."""
@@ -286,7 +286,7 @@ def _container(status: Object) -> Mapping[str, Any]:
     return states.get(NAME, {})
 
 
-def left_of(pod: Object) -> tuple[Mapping[str, int], str]:
+def folders_in_the_way(pod: Object) -> tuple[Mapping[str, int], str]:
     """Return what a pod left, by its report, with the user in the way, and why; RemovalFailed without a report."""
     status = pod["status"]
     ended: Mapping[str, Any] = _container(status).get("terminated") or {}

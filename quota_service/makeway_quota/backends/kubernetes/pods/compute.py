@@ -28,9 +28,9 @@ def share_compute(pod: Object, order: StartOrder, *, limit: bool = False) -> Non
     beside = requests_beside(pod["spec"])
     given = worker["resources"]
     if order.cpu:
-        given["requests"]["cpu"] = f"{_left('cpu', order.cpu, beside.get('cpu', 0))}m"
+        given["requests"]["cpu"] = f"{_for_the_job('cpu', order.cpu, beside.get('cpu', 0))}m"
     if order.memory:
-        mebibytes = f"{_left('memory', order.memory, beside.get('memory', 0))}Mi"
+        mebibytes = f"{_for_the_job('memory', order.memory, beside.get('memory', 0))}Mi"
         given["requests"]["memory"] = given["limits"]["memory"] = mebibytes
     if limit:
         limit_cpu(pod)
@@ -59,7 +59,7 @@ def containers_beside(spec: Object) -> list[Object]:
     return [*(one for one in spec["containers"] if one["name"] != WORKER), *sidecars]
 
 
-def _left(resource: str, planned: int, beside: int) -> int:
+def _for_the_job(resource: str, planned: int, beside: int) -> int:
     if beside < planned:
         return planned - beside
     taken, whole = (memory(n) if resource == "memory" else f"{number(n / 1000)} CPU" for n in (beside, planned))

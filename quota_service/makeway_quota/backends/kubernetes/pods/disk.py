@@ -55,7 +55,7 @@ def bound_disk(pod: Object, disk: Disk, shared_memory: int = 0) -> None:
     limits, requests = (resources.setdefault(kind, {}) for kind in ("limits", "requests"))
     own = RESOURCE in limits or RESOURCE in requests
     if not own and disk.limit:
-        limits[RESOURCE] = f"{_left(disk.limit, _beside(pod, 'limits'))}Mi"
+        limits[RESOURCE] = f"{_for_the_job(disk.limit, _beside(pod, 'limits'))}Mi"
     if not own and (disk.request or disk.limit):  # without a request of its own its limit would be the request
         requests[RESOURCE] = f"{max(0, disk.request - _beside(pod, 'requests'))}Mi"
     size = _in_all(pod) if RESOURCE in limits else 0
@@ -82,7 +82,7 @@ def _mebibytes(container: Object, kind: str) -> int:
     return -(-amount(RESOURCE, str(text)) // MIB) if text is not None else 0
 
 
-def _left(planned: int, beside: int) -> int:
+def _for_the_job(planned: int, beside: int) -> int:
     if beside < planned:
         return planned - beside
     raise BackendError(

@@ -7,21 +7,21 @@ from makeway_api.models import Device, Holder, Kind, Node
 from makeway_api.quantities import gpus, number
 from markupsafe import Markup
 
-from .look import Look
+from .display import Display
 
 
-def node(machine: Node, look: Look) -> Markup:
+def node(machine: Node, display: Display) -> Markup:
     """Return the cells of a node; the page breaks them into rows."""
-    cells = Markup("").join(_cell(machine, device, look) for device in machine.devices)
+    cells = Markup("").join(_cell(machine, device, display) for device in machine.devices)
     busy = sum(1 for device in machine.devices if device.holders)
     label = f"Node {machine.name}: {busy} of {gpus(len(machine.devices))} in use"
     return Markup('<div class="mw-cells" role="group" aria-label="{}">{}</div>').format(label, cells)
 
 
-def _cell(machine: Node, device: Device, look: Look) -> Markup:
+def _cell(machine: Node, device: Device, display: Display) -> Markup:
     """Return one cell; its accessible name begins with the words that it shows."""
-    wide, tall = look.cell
-    tip = cell_tip(machine, device, look)
+    wide, tall = display.cell
+    tip = cell_tip(machine, device, display)
     if not device.holders:
         state = "free" if device.free > 0 else "down"
         words = _word("idx", wide // 2, tall // 2 + 4, str(device.index), "middle")
@@ -33,11 +33,13 @@ def _cell(machine: Node, device: Device, look: Look) -> Markup:
     owner = "" if len(device.holders) > 1 else _shortened(first.owner, wide // 8)
     words = _words(device, first, owner, wide, tall) if owner or not first.owner else Markup("")
     over = " over" if first.over_quota else ""
-    picture = _picture(f"used {look.colour(first.team)}{over}", wide, tall, _parts(device, look, wide, tall) + words)
+    picture = _picture(
+        f"used {display.colour(first.team)}{over}", wide, tall, _parts(device, display, wide, tall) + words
+    )
     label = f"{device.index} {owner}: {tip}" if owner else tip
-    if first.kind is Kind.JOB and first.workload and look.opens(first.team):
+    if first.kind is Kind.JOB and first.workload and display.opens(first.team):
         whole = Markup('<a class="mw-cell" href="{}{}" aria-label="{}" data-tip="{}" data-w="{}">{}</a>')
-        return whole.format(look.jobs, first.workload, label, tip, first.workload, picture)
+        return whole.format(display.jobs, first.workload, label, tip, first.workload, picture)
     whole = Markup('<span class="mw-cell" role="img" tabindex="0" aria-label="{}" data-tip="{}" data-w="{}">{}</span>')
     return whole.format(label, tip, first.workload, picture)
 
@@ -51,12 +53,12 @@ def _picture(state: str, wide: int, tall: int, inside: Markup) -> Markup:
     return picture.format(state, wide, tall, inside)
 
 
-def _parts(device: Device, look: Look, wide: int, tall: int) -> Markup:
+def _parts(device: Device, display: Display, wide: int, tall: int) -> Markup:
     """Return the holders of a device, from the left, each by its share."""
     drawn, x = _box("mw-box under", 0, wide, tall), 0.0
     for holder in device.holders:
         part = min(max(2.0, wide * min(holder.gpus, 1.0)), wide - x)
-        drawn += _box(f"mw-box fill {look.colour(holder.team)} {holder.state.value}", x, part, tall)
+        drawn += _box(f"mw-box fill {display.colour(holder.team)} {holder.state.value}", x, part, tall)
         if holder.over_quota:
             drawn += _box("mw-box hatch", x, part, tall, 'fill="url(#mw-hatch)"')
         x += part
@@ -72,7 +74,7 @@ def _words(device: Device, holder: Holder, owner: str, wide: int, tall: int) -> 
     return words
 
 
-def cell_tip(machine: Node, device: Device, look: Look) -> str:
+def cell_tip(machine: Node, device: Device, display: Display) -> str:
     """Return what a cell shows in words; one line for each holder."""
     here = f"GPU {device.index} on {machine.name}"
     if device.outside:
@@ -90,19 +92,19 @@ def cell_tip(machine: Node, device: Device, look: Look) -> str:
             else f"{here}: held by work of others, or by a pod whose workload has ended"
         )
     return "\n".join(
-        [here, *(_holder_line(holder, look) for holder in device.holders)]
+        [here, *(_holder_line(holder, display) for holder in device.holders)]
         + ([f"{number(device.free)} free"] if 0 < device.free < 1 else [])
     )
 
 
-def _holder_line(holder: Holder, look: Look) -> str:
+def _holder_line(holder: Holder, display: Display) -> str:
     share = "" if holder.gpus >= 1 else f" ({number(holder.gpus)} of it)"
     what = "notebook" if holder.kind is Kind.SESSION else f"job {holder.name or holder.workload}".rstrip()
     quota = f"over quota: makes way {WHEN_NEEDED}" if holder.over_quota else "in quota"
     if holder.kind is Kind.SESSION and not holder.over_quota:
         quota = "guaranteed"
     whose = f" · {holder.owner}" if holder.owner else ""
-    return f"{look.title(holder.team)}{whose}: {what}{share}, {holder.state.value}, {quota}"
+    return f"{display.title(holder.team)}{whose}: {what}{share}, {holder.state.value}, {quota}"
 
 
 def _box(classes: str, x: float, wide: float, tall: float, extra: str = "") -> Markup:

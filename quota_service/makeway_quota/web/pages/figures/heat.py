@@ -14,7 +14,7 @@ from makeway_api.models import Node, Pool
 from makeway_api.quantities import gpus, number
 from markupsafe import Markup
 
-from .look import Look
+from .display import Display
 from .node_facts import ROW_GPUS, NodeFacts, facts_of
 
 GPU_WIDTH, GPU_HEIGHT, GAP = 6, 9, 5
@@ -50,11 +50,11 @@ class Grid:
         return cls(wide, -(-most // ROW_GPUS) * GPU_HEIGHT + GAP, max(1, WIDTH // wide))
 
 
-def heat_map(pool: Pool, look: Look) -> Markup:
+def heat_map(pool: Pool, display: Display) -> Markup:
     """Return the map of a pool; nodes come in the order of the pool's list."""
     nodes = pool.nodes[:MAX_NODES]
     grid = Grid.of(nodes)
-    blocks = [_block(pool.name, at, nodes[at : at + BLOCK], grid, look) for at in range(0, len(nodes), BLOCK)]
+    blocks = [_block(pool.name, at, nodes[at : at + BLOCK], grid, display) for at in range(0, len(nodes), BLOCK)]
     paths: defaultdict[tuple[str, bool], list[str]] = defaultdict(list)
     for block in blocks:
         for key, data in block.paths.items():
@@ -92,28 +92,28 @@ _KNOWN: dict[tuple[str, int, Grid], Sequence[_Block]] = {}
 """Drawings by pool, position and grid, newest first: the same for all who see these teams in these colours"""
 
 
-def _block(pool: str, start: int, nodes: Sequence[Node], grid: Grid, look: Look) -> _Block:
+def _block(pool: str, start: int, nodes: Sequence[Node], grid: Grid, display: Display) -> _Block:
     """Return a block of nodes from position `start` on, drawn again only if a node or a colour changed."""
     key, facts = (pool, start, grid), [facts_of(node) for node in nodes]
     serials = [each.serial for each in facts]
     kept = _KNOWN.get(key, ())
     for known in kept:
-        if known.serials == serials and all(look.colour(team) == colour for team, colour in known.colours):
+        if known.serials == serials and all(display.colour(team) == colour for team, colour in known.colours):
             return known
-    colours = [(team, look.colour(team)) for team in frozenset().union(*(each.teams for each in facts))]
-    block = _Block(serials, colours, _paths(start, facts, grid, look), "\n".join(each.tip for each in facts))
+    colours = [(team, display.colour(team)) for team in frozenset().union(*(each.teams for each in facts))]
+    block = _Block(serials, colours, _paths(start, facts, grid, display), "\n".join(each.tip for each in facts))
     if key not in _KNOWN and len(_KNOWN) >= MAX_BLOCKS:
         _KNOWN.clear()
     _KNOWN[key] = (block, *kept[: MAX_DRAWINGS - 1])
     return block
 
 
-def _paths(start: int, facts: Sequence[NodeFacts], grid: Grid, look: Look) -> Paths:
+def _paths(start: int, facts: Sequence[NodeFacts], grid: Grid, display: Display) -> Paths:
     paths: defaultdict[tuple[str, bool], list[str]] = defaultdict(list)
     for at, node in enumerate(facts, start):
         left, top = at % grid.columns * grid.wide, at // grid.columns * grid.tall
         for team, state, over, row, first, length in node.runs:
-            name = state if team is None else look.colour(team)
+            name = state if team is None else display.colour(team)
             width = length * GPU_WIDTH - 1
             x, y = left + first * GPU_WIDTH, top + row * GPU_HEIGHT
             paths[name, over].append(f"M{x} {y}h{width}v{GPU_HEIGHT - 1}h-{width}z")

@@ -69,13 +69,13 @@ def _runs(node: Node) -> Iterator[Run]:
     """Yield the GPUs of a node as runs of the same look."""
     for row in range(0, len(node.devices), ROW_GPUS):
         first = 0
-        for (team, state, over), run in groupby(_looks(node, node.devices[row : row + ROW_GPUS])):
+        for (team, state, over), run in groupby(_device_styles(node, node.devices[row : row + ROW_GPUS])):
             length = sum(1 for _ in run)
             yield team, state, over, row // ROW_GPUS, first, length
             first += length
 
 
-def _looks(node: Node, devices: Iterable[Device]) -> Iterator[tuple[str | None, str, bool]]:
+def _device_styles(node: Node, devices: Iterable[Device]) -> Iterator[tuple[str | None, str, bool]]:
     for device in devices:
         if device.holders:
             holder = device.holders[0]

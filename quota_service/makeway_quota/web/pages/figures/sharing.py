@@ -59,7 +59,7 @@ class SharedParts:
         self._interval = interval
         self._share = share
         self._burst = burst
-        self._one = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._next = float("-inf")
         """when the renderings so far are within the share (monotonic seconds)"""
         self._open = 0
@@ -110,7 +110,7 @@ class SharedParts:
         self._open += 1
         try:
             await asyncio.sleep(max(0.0, part.began + self._interval - time.monotonic()))
-            async with self._one:  # one after the other, in the order of arrival
+            async with self._lock:  # one after the other, in the order of arrival
                 await asyncio.sleep(max(0.0, self._next - time.monotonic()))
                 part.coming = None
                 return await self._render(part, render)

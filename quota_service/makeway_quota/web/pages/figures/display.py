@@ -20,7 +20,7 @@ SLOTS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Display:
     """How a page shows teams, profiles and jobs: a class and a title for each team, and where jobs are shown."""
 
     classes: Mapping[str, str]
