@@ -369,9 +369,9 @@ class Store:
         result = Followed(after)
 
         def read(connection: Connection) -> list[Workload] | None:
-            nonlocal found
-            found = replicas.changed_after(connection, after, self._known)
-            return found.rows if found.last > after else None
+            nonlocal result
+            result = replicas.changed_after(connection, after, self._known)
+            return result.rows if result.last > after else None
 
         self._database.follow(read)
         return result
