@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from makeway_quota.backends.base import BackendError, StartOrder
-from makeway_quota.backends.kubernetes.attempts.pod_ends import gone, machines_of
+from makeway_quota.backends.kubernetes.attempts.pod_ends import gone, hosts_of
 from makeway_quota.backends.kubernetes.attempts.pod_states import JobPod, project_job_pod
 from makeway_quota.backends.kubernetes.attempts.pod_waits import LIMITS
 from makeway_quota.backends.kubernetes.cluster.nodes import toleration
@@ -60,7 +60,7 @@ def test_a_pod_has_a_deadline_after_its_limit_and_its_grace_whatever_it_waits_fo
 def test_a_pod_that_kubernetes_ended_at_its_deadline_reached_its_time_limit() -> None:
     said = "Pod was active on the node longer than the specified deadline"
     for more in ({}, over(137)):
-        end = machines_of([pod("Failed", reason="DeadlineExceeded", message=said, **more)], RUNS)
+        end = hosts_of([pod("Failed", reason="DeadlineExceeded", message=said, **more)], RUNS)
         assert (end.present, end.timed_out, end.exit_code, end.node_lost) == (False, True, 137, False)
         assert "time limit reached" in end.message
 
@@ -620,7 +620,7 @@ def test_a_pod_is_kept_with_its_place_in_the_attempt() -> None:
     ],
 )
 def test_a_pod_that_waits_says_for_what(kept: JobPod, reason: str, message: str) -> None:
-    assert machines_of([kept], RUNS) == WorkerHosts(1, True, False, reason, message)
+    assert hosts_of([kept], RUNS) == WorkerHosts(1, True, False, reason, message)
 
 
 @pytest.mark.parametrize(
@@ -688,7 +688,7 @@ def test_a_pod_that_waits_says_for_what(kept: JobPod, reason: str, message: str)
     ],
 )
 def test_how_a_pod_ended_is_told_apart(kept: JobPod, by_node: bool, code: int | None, says: str) -> None:
-    found = machines_of([kept], RUNS)
+    found = hosts_of([kept], RUNS)
     assert (found.present, found.node_lost, found.exit_code) == (False, by_node, code)
     assert says in found.message
 
@@ -715,39 +715,39 @@ def test_how_a_pod_ended_is_told_apart(kept: JobPod, by_node: bool, code: int | 
     ],
 )
 def test_a_pod_whose_worker_never_began_says_so(kept: JobPod, says: str) -> None:
-    found = machines_of([kept], RUNS)
+    found = hosts_of([kept], RUNS)
     assert (found.present, found.never_ran, found.exit_code) == (False, True, None)
     assert says in found.message
-    assert not machines_of([pod("Failed", node="n2")], RUNS).never_ran, "its node is down, and takes nothing now"
+    assert not hosts_of([pod("Failed", node="n2")], RUNS).never_ran, "its node is down, and takes nothing now"
 
 
 def test_a_pod_whose_worker_ended_is_over_while_others_of_its_containers_run() -> None:
     kept = pod("Running", **over(0))
     assert (kept.present, kept.over) == (False, False)
-    assert machines_of([kept], RUNS, over=[0]).present is False
+    assert hosts_of([kept], RUNS, over=[0]).present is False
 
 
 def test_an_attempt_is_there_while_one_of_its_pods_is() -> None:
     ends = [pod("Failed", worker=0, workers=2, **over(1)), pod("Running", worker=1, workers=2)]
-    assert machines_of(ends, RUNS, over=[0]) == WorkerHosts(2)
-    incomplete = machines_of(ends[1:], RUNS)
+    assert hosts_of(ends, RUNS, over=[0]) == WorkerHosts(2)
+    incomplete = hosts_of(ends[1:], RUNS)
     assert (incomplete.waiting_reason, incomplete.message) == ("incomplete", "1 of its 2 pods are not there")
-    assert machines_of(ends[1:], RUNS, over=[0]) == WorkerHosts(2), "one that has reported its end needs no pod"
+    assert hosts_of(ends[1:], RUNS, over=[0]) == WorkerHosts(2), "one that has reported its end needs no pod"
 
 
 def test_the_first_pod_that_ends_without_a_report_decides_for_its_gang() -> None:
     killed = pod("Failed", worker=1, workers=3, **over(137, "OOMKilled"))
     gang = [pod(worker=0, workers=3), killed, pod("Succeeded", worker=2, workers=3, **over(0))]
-    found = machines_of(gang, RUNS, over=[2])
+    found = hosts_of(gang, RUNS, over=[2])
     assert (found.present, found.exit_code) == (False, 137)
     assert found.message == "worker 1: its node ran out of memory"
-    lost = machines_of([gang[0], pod("Failed", node="n3", worker=1, workers=3), gang[2]], RUNS, over=[2])
+    lost = hosts_of([gang[0], pod("Failed", node="n3", worker=1, workers=3), gang[2]], RUNS, over=[2])
     assert (lost.present, lost.node_lost, lost.message) == (False, True, "worker 1: its node n3 is gone")
 
 
 def test_the_fault_of_the_job_counts_before_that_of_a_node() -> None:
     ends = [pod("Failed", node="n2", workers=2), pod("Failed", worker=1, workers=2, **over(137, "OOMKilled"))]
-    found = machines_of(ends, RUNS)
+    found = hosts_of(ends, RUNS)
     assert (found.workers, found.exit_code, found.node_lost) == (2, 137, False)
 
 
@@ -755,8 +755,8 @@ def test_a_gang_of_which_one_worker_used_more_of_its_node_than_it_requested_does
     evicted = condition("DisruptionTarget", "True", "TerminationByKubelet", f"{LOW}Container worker was {USING}")
     other = pod("Failed", reason="Evicted", message=f"{LOW}", workers=2, **over(137))
     still = [pod(workers=2), pod(worker=1, workers=2, **evicted)]
-    assert machines_of(still, RUNS) == WorkerHosts(2), "it saves, and its end counts then"
-    found = machines_of([other, replace(still[1], phase="Failed")], RUNS)
+    assert hosts_of(still, RUNS) == WorkerHosts(2), "it saves, and its end counts then"
+    found = hosts_of([other, replace(still[1], phase="Failed")], RUNS)
     assert (found.present, found.node_lost, found.worker) == (False, False, 1)
     assert found.message.startswith("worker 1: its pod was evicted")
 

@@ -76,7 +76,7 @@ def changed(backend: Backend) -> None:
 
 OF_ATTEMPTS: list[tuple[Any, str, Callable[..., bool]]] = [
     (attempt_pods, "with_cause", lambda pod, before: pod.key[0] == "bad"),
-    (pod_attempt, "machines_of", lambda pods, *_: any(pod.key[0] == "bad" for pod in pods)),
+    (pod_attempt, "hosts_of", lambda pods, *_: any(pod.key[0] == "bad" for pod in pods)),
     (remote_attempt, "attempt_of", lambda key, *_: key[0] == "bad"),
 ]
 

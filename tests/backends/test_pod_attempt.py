@@ -103,13 +103,13 @@ def test_pods_that_others_delete_are_made_again_only_where_nothing_of_them_ran(
 ) -> None:
     before = replace(PodAttempt(phase, recreations=recreations).pod_gone(last, BEGIN))
     after = step(before, [], reports, LATER, CLUSTER)
-    assert after.machines is not None
+    assert after.hosts is not None
     if phase is P.BROKEN_OFF and not reports:
-        assert after.machines.unfinished, "its start has to be repeated anyway"
+        assert after.hosts.unfinished, "its start has to be repeated anyway"
     else:
         assert after.phase is P.DELETED
-        assert after.machines.unfinished is (anew and recreations < MAX_RECREATIONS)
-        assert after.machines.present is after.machines.unfinished
+        assert after.hosts.unfinished is (anew and recreations < MAX_RECREATIONS)
+        assert after.hosts.present is after.hosts.unfinished
 
 
 def pods_of_a_gang() -> st.SearchStrategy[list[JobPod]]:
@@ -148,7 +148,7 @@ def test_a_step_is_complete_and_changes_nothing_twice(
 ) -> None:
     after = step(before, pods, reports, now, CLUSTER)
     assert step(after, pods, reports, now, CLUSTER) == after, "the same observation again is no news"
-    machines = after.machines
+    machines = after.hosts
     assert (machines is None) is (after.phase in (P.UNSEEN, P.FORGOTTEN))
     if machines is None:
         return

@@ -114,7 +114,7 @@ async def test_a_report_that_arrives_while_its_pod_is_read_counts(backend: Backe
     assert (await backend.seen("j1")).phase is Phase.RUNNING
     backend.hear("MODIFIED", pod("j1", "Failed", words=words(END)))
     store.worker_reports.write(("j1", 1, 0), {"exit": {"exit_code": 3, "ended_at": 5.0, "message": "its own"}}, 5.0)
-    await backend.machines()
+    await backend.hosts()
     seen = await backend.seen("j1")
     assert (seen.exit_code, seen.message) == (3, "its own")
 

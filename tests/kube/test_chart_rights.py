@@ -257,7 +257,7 @@ async def runs_a_gang(backend: KubernetesBackend, api: Api) -> None:
     for pod in api.items(pods, **running):
         assert pod["spec"]["serviceAccountName"] == "makeway-job"
         assert pod["spec"]["priorityClassName"] == "makeway-makeway-preemptible"
-    await backend.machines()  # which takes in the pods
+    await backend.hosts()  # which takes in the pods
     backend.publish_event(("j-1", 1), "failed", "fit failed.")
     await soon(lambda: len(api.items(pods.replace("pods", "events"), **of_makeway)) == 2, "both pods have the event")
     await backend.forget("j-1", 1)

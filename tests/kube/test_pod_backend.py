@@ -112,20 +112,20 @@ def usable(backend: KubernetesBackend, name: str) -> bool:
     return node is not None and node.ready and not node.cordoned
 
 
-async def machines(backend: KubernetesBackend, name: str) -> WorkerHosts | None:
-    found = await backend.machines()
+async def hosts(backend: KubernetesBackend, name: str) -> WorkerHosts | None:
+    found = await backend.hosts()
     assert found is not None
     return found.get((name, 1))
 
 
 async def becomes(backend: KubernetesBackend, name: str, what: str, **facts: Any) -> WorkerHosts:
-    """Wait until the machines of an attempt are as the facts say."""
+    """Wait until the hosts of an attempt are as the facts say."""
     for _ in range(1500):
-        found = await machines(backend, name)
+        found = await hosts(backend, name)
         if found is not None and all(getattr(found, key) == value for key, value in facts.items()):
             return found
         await asyncio.sleep(0.05)
-    raise AssertionError(f"{what}: {await machines(backend, name)}")
+    raise AssertionError(f"{what}: {await hosts(backend, name)}")
 
 
 async def test_a_gang_is_created_once_and_removed_as_a_whole(cluster: Cluster, backend: KubernetesBackend) -> None:
@@ -146,12 +146,12 @@ async def test_a_gang_is_created_once_and_removed_as_a_whole(cluster: Cluster, b
     assert bound == {"makeway-j-gang-1-0": "simulated-0003", "makeway-j-gang-1-1": "simulated-0004"}
     assert not (await backend.nodes())["simulated-0003"].foreign_gpus
     await backend.forget("j-gang", 1)
-    assert await machines(backend, "j-gang") is None, "what is forgotten is reported no more"
+    assert await hosts(backend, "j-gang") is None, "what is forgotten is reported no more"
     await soon(lambda: not cluster.api.items(PODS), "the pods are gone")
     for path in (f"{CORE}/secrets", *shared):
         left = partial(cluster.api.items, path, labelSelector=OURS)
         await soon(lambda left=left: not left(), f"and of {path}")
-    assert await machines(backend, "j-gang") is None
+    assert await hosts(backend, "j-gang") is None
 
 
 async def test_the_pods_of_several_gangs_are_created_some_at_a_time(
@@ -332,13 +332,13 @@ async def test_without_the_api_server_nothing_is_concluded(cluster: Cluster, bac
     before = await becomes(backend, "j-stays", "it runs", present=True, waiting_reason="")
     command = await asyncio.to_thread(stop_api_server, cluster)
     await soon(lambda: backend.pods.problem and backend.inventory.problem, "the backend has noticed")
-    assert await machines(backend, "j-stays") == before
+    assert await hosts(backend, "j-stays") == before
     with pytest.raises(BackendUnavailable, match="cannot be reached"):
         await backend.start(order("j-later", "simulated-0013"))
     with pytest.raises(BackendUnavailable, match="cannot be reached"):
         await backend.forget("j-stays", 1)
     await asyncio.to_thread(start_api_server, cluster, command)
     await soon(lambda: not backend.pods.problem and not backend.inventory.problem, "it follows again")
-    assert await machines(backend, "j-stays") == before
+    assert await hosts(backend, "j-stays") == before
     await backend.start(order("j-later", "simulated-0013"))
     await becomes(backend, "j-later", "it runs", present=True, waiting_reason="")

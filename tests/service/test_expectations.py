@@ -263,7 +263,7 @@ profiles: [{name: gpu1, gpus: 1, policies: [rnd]}]
 policies: [{name: rnd, groups: [rnd], quotas: [{reserved: 2}]}]
 """)
     view, job = EngineView(Durations()), row(state="pending", placement=(), lost_on=("n1", "n1"))
-    view.stale_machines = {"n1", "n2"}
+    view.stale_hosts = {"n1", "n2"}
     view.show({job.id: job}, divide(NODES, document), document, 100.0)
     (shown,) = view.workloads()
     assert {node.name for node in view.nodes()} - set(shown.avoid) == {"n2/a", "n2/b"}

@@ -12,7 +12,7 @@ from makeway_quota import policy
 from makeway_quota.backends.base import NodeSeen
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.control.world import pool_assignment
-from makeway_quota.values import Place, machine_of
+from makeway_quota.values import Place, host_of
 from running import Running, python, running
 
 TWO = """
@@ -229,7 +229,7 @@ def test_cpu_and_memory_go_with_the_gpus_and_work_over_the_border_is_foreign() -
     ]
     border = Place("host", (6, 7, 8), (1000,) * 3)
     [placed] = found.placement([border])
-    assert machine_of(placed.node) == "host"
+    assert host_of(placed.node) == "host"
     assert placed.node == "host/metal"
     nodes = {node.name: node for node in found.as_nodes("host", [])}
     assert nodes["host/metal"].foreign_devices == (3,)

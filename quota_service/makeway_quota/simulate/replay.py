@@ -61,7 +61,7 @@ class Replay:
         self.profiles = {p.name: p for p in cluster.profiles}
         self.gpus = cluster.gpus
         grace = max((p.grace for p in cluster.profiles if p.grace is not None), default=cluster.settings.grace)
-        self.machines = SimulatedBackend(grace, restart)
+        self.backend = SimulatedBackend(grace, restart)
         self.meter = Meter(cluster.reserved())
         self.store = MemoryStore(self._changed, durations)
         self.dirty: set[str] = set()
@@ -85,7 +85,7 @@ class Replay:
                 break
             self.now = moment
             self.meter.advance(moment, self.gpus)
-            self._report(self.machines.over(moment))
+            self._report(self.backend.over(moment))
             self._withdraw()
             while at < len(waiting) and waiting[at].submit <= moment:
                 self._submit(waiting[at])
@@ -98,7 +98,7 @@ class Replay:
 
     def _next(self, arrival: float | None) -> float | None:
         times = [
-            t for t in (arrival, self.machines.next_at(), self._until[0][0] if self._until else None) if t is not None
+            t for t in (arrival, self.backend.next_at(), self._until[0][0] if self._until else None) if t is not None
         ]
         if not times:
             return None
@@ -110,7 +110,7 @@ class Replay:
         if arrival.team not in self.meter.teams:
             raise TraceInvalid(f"Job {arrival.id} is of team {arrival.team}, which the policy does not have.")
         row = self.store.add_like(like, arrival.id, arrival.team, arrival.owner, now=arrival.submit)
-        self.machines.submit(arrival)
+        self.backend.submit(arrival)
         self.meter.submitted(row)
         self.dirty.add(row.id)
         self.changed = True
@@ -183,10 +183,10 @@ class Replay:
 
     def _carry_out(self, plan: Plan) -> None:
         for start in plan.start:
-            self.machines.start(self.store.rows[start.id], self.now)
+            self.backend.start(self.store.rows[start.id], self.now)
         for id in (*(evict.id for evict in plan.evict), *(move.id for move in plan.move)):
             row = self.store.rows[id]
-            self.machines.notice(row, self.now)
+            self.backend.notice(row, self.now)
             self.meter.made_way(row)
 
     def _commit(self, change_set: ChangeSet) -> None:
@@ -199,7 +199,7 @@ class Replay:
         self.dirty.add(after.id)
         self.changed = self.changed or after.state not in HOLDING
         if after.ended_at is not None:
-            work = self.machines.forget(after.id)
+            work = self.backend.forget(after.id)
             self.meter.lost += work.lost
             arrival = work.arrival
             if arrival.until is None:

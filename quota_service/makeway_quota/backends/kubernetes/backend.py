@@ -221,7 +221,7 @@ class KubernetesBackend(RemoteBackend):
         """Return the nodes by name, in the pools of the policy in force; none before there is one."""
         return self._worker_pods.nodes()
 
-    async def machines(self) -> Mapping[Key, WorkerHosts] | None:
+    async def hosts(self) -> Mapping[Key, WorkerHosts] | None:
         """Return what the pods of each attempt are together; None before the first complete list."""
         if not self.pods.synced or not self.inventory.synced:
             return None
@@ -240,9 +240,9 @@ class KubernetesBackend(RemoteBackend):
         unrecorded = set[Key]()
         if self._may_act():
             unrecorded = await record_final_reports(self.channel, self.attempt_pods, reported)
-        found = self.attempt_pods.machines(usable, self.channel.seen())
+        found = self.attempt_pods.hosts(usable, self.channel.seen())
         # How these ended is known and not recorded yet: until then they are as they were.
-        return found | {key: self._machines.get(key, WorkerHosts(1)) for key in unrecorded & found.keys()}
+        return found | {key: self._hosts.get(key, WorkerHosts(1)) for key in unrecorded & found.keys()}
 
     async def start(self, order: StartOrder) -> None:
         """Create the pods of an attempt; those that are there already are left alone."""

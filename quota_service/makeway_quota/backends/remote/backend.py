@@ -1,7 +1,7 @@
 """Run attempts whose workers are no processes of the service: they speak the attempt protocol, through a channel.
 
 `RemoteBackend` is the part that all such backends share: what workers report and send comes from the channel, and
-orders reach them as the store has them, whichever replica they ask. A subclass starts and removes machines (pods,
+orders reach them as the store has them, whichever replica they ask. A subclass starts and removes hosts (pods,
 processes elsewhere). A worker that is not heard of for `lost_after` is lost.
 """
 
@@ -29,17 +29,17 @@ from .workers import WorkerSeen
 log = logging.getLogger("makeway.remote")
 
 REPORT_WITHIN = 300.0
-"""Seconds within which all workers of an attempt have to report, once their machines wait for nothing."""
+"""Seconds within which all workers of an attempt have to report, once their hosts wait for nothing."""
 PATIENCE = 15.0
-"""Seconds after a deadline or a kill for which a worker may report its end itself before its machine is removed, and
-after which a machine that is still there is removed again."""
-OBSERVING, ENDING = "looking at its attempt", "removing its machines"
+"""Seconds after a deadline or a kill for which a worker may report its end itself before its host is removed, and
+after which a host that is still there is removed again."""
+OBSERVING, ENDING = "looking at its attempt", "removing its hosts"
 REFUSED_PAUSE = 1.0
 """Seconds after which a removal that was refused twice is tried again; then twice as long, and so on."""
 
 
 class Folders(Protocol):
-    """The folders of checkpoints on a volume that outlives machines."""
+    """The folders of checkpoints on a volume that outlives hosts."""
 
     def purge(self, workload: str, team: str) -> bool:
         """Return as `Backend.purge`."""
@@ -75,7 +75,7 @@ class RemoteBackend(Backend, ABC):
         self._known: dict[Key, RemoteAttempt] = {}
         """of attempts of which there is something to remember"""
         self._changes = Changes()
-        self._machines: dict[Key, WorkerHosts] = {}
+        self._hosts: dict[Key, WorkerHosts] = {}
         self._synced = False
         self._attempts: dict[Key, AttemptSeen] = {}
         """what was observed last: an observation looks only at what has changed, or may change by time"""
@@ -89,7 +89,7 @@ class RemoteBackend(Backend, ABC):
 
     @property
     def problem(self) -> str:
-        """Why nodes and machines cannot be observed at the moment; "" when they can."""
+        """Why nodes and hosts cannot be observed at the moment; "" when they can."""
         return ""
 
     # -- what a subclass does
@@ -99,19 +99,19 @@ class RemoteBackend(Backend, ABC):
         """Return the nodes by name."""
 
     @abstractmethod
-    async def machines(self) -> Mapping[Key, WorkerHosts] | None:
-        """Return the machines of the attempts that were started and not removed since.
+    async def hosts(self) -> Mapping[Key, WorkerHosts] | None:
+        """Return the hosts of the attempts that were started and not removed since.
 
         None while the list is not complete: absence from it means nothing then.
         """
 
     @abstractmethod
     async def start(self, order: StartOrder) -> None:
-        """Start an attempt's machines exactly once, however often it is ordered."""
+        """Start an attempt's hosts exactly once, however often it is ordered."""
 
     @abstractmethod
     async def remove(self, workload: str, attempt: int) -> None:
-        """Remove an attempt's machines with everything on them; a repetition does nothing."""
+        """Remove an attempt's hosts with everything on them; a repetition does nothing."""
 
     def end_tries(self, workload: str) -> EndTries | None:
         """Return what was done to end what is left of a workload; None where nothing was ordered by this process."""
@@ -122,11 +122,11 @@ class RemoteBackend(Backend, ABC):
         return EndTries((), last.tries, self._clock() + last.remove_at - self._monotonic(), last.problem)
 
     def cut_off(self) -> Mapping[Key, tuple[int, str]]:
-        """Return attempts that are lost with a machine before `lost_after`: the worker that is silent, and why."""
+        """Return attempts that are lost with a host before `lost_after`: the worker that is silent, and why."""
         return {}
 
     def unreported_message(self, key: Key, worker: int) -> str:
-        """Return that a worker whose machine is there did not report in time."""
+        """Return that a worker whose host is there did not report in time."""
         return f"worker {worker} did not report within {duration(self.report_within)}"
 
     # -- the protocol
@@ -140,7 +140,7 @@ class RemoteBackend(Backend, ABC):
         self.quarantine = quarantine
 
     def guard(self, may_act: Callable[[], bool]) -> None:
-        """Remove machines after their time, and keep to conclusions, only while `may_act`: this replica leads."""
+        """Remove hosts after their time, and keep to conclusions, only while `may_act`: this replica leads."""
         self._may_act = may_act
 
     def restart(self) -> None:
@@ -164,17 +164,17 @@ class RemoteBackend(Backend, ABC):
             await self.folders.close()
 
     async def observe(self, since: int | None = None) -> Seen:
-        """Return the nodes, and the attempts that have machines or that a worker reported about."""
+        """Return the nodes, and the attempts that have hosts or that a worker reported about."""
         await self.channel.refresh()
-        listed, reported = await self.machines(), self.channel.seen()
-        machines, otherwise = dict(listed or {}), None if listed is None else GONE
+        listed, reported = await self.hosts(), self.channel.seen()
+        hosts, otherwise = dict(listed or {}), None if listed is None else GONE
         silent, dead = self.channel.silent(self.lost_after), self.cut_off()
-        for key in self._due(machines, listed is not None) | silent.keys() | dead.keys():
-            if key not in machines and key not in reported:
+        for key in self._due(hosts, listed is not None) | silent.keys() | dead.keys():
+            if key not in hosts and key not in reported:
                 self._attempts.pop(key, None)
                 self._known.pop(key, None)
                 continue
-            observed = Observation(key, machines.get(key, otherwise), reported.get(key, _NONE), silent.get(key))
+            observed = Observation(key, hosts.get(key, otherwise), reported.get(key, _NONE), silent.get(key))
             if not self._observe_attempt(observed, dead.get(key)):
                 self._again.add(key)
         for key, ending in self._due_endings():
@@ -197,38 +197,38 @@ class RemoteBackend(Backend, ABC):
         return False
 
     async def _remove(self, key: Key, ending: Ending) -> None:
-        """Remove machines whose time is over; where they stay, again and again, less and less often."""
+        """Remove hosts whose time is over; where they stay, again and again, less and less often."""
         ending.tries += 1
         try:
             await self.remove(*key)
         except BackendError as error:
             if ending.problem != str(error):
-                log.warning("The machines of attempt %s of %s could not be removed: %s", key[1], key[0], error)
+                log.warning("The hosts of attempt %s of %s could not be removed: %s", key[1], key[0], error)
             if ending.problem:
                 ending.try_again(self._monotonic(), REFUSED_PAUSE)
             ending.problem = str(error)
             return
         if ending.removed:
-            log.warning("The machines of attempt %s of %s are still there, and were removed again", key[1], key[0])
+            log.warning("The hosts of attempt %s of %s are still there, and were removed again", key[1], key[0])
         ending.removed, ending.problem = True, ""
         ending.try_again(self._monotonic(), PATIENCE)
         self._again.add(key)
 
-    def _due(self, machines: dict[Key, WorkerHosts], synced: bool) -> set[Key]:
+    def _due(self, hosts: dict[Key, WorkerHosts], synced: bool) -> set[Key]:
         """Return the attempts that may not be what they were at the last observation."""
-        before, self._machines = self._machines, machines
+        before, self._hosts = self._hosts, hosts
         unheard_before = self._monotonic() - self.report_within
         keys = self.channel.changed() | {key for key, known in self._known.items() if known.timed(unheard_before)}
-        keys |= (before.keys() - machines.keys()) | self._again
+        keys |= (before.keys() - hosts.keys()) | self._again
         self._again = set()
-        keys |= {key for key, machine in machines.items() if (old := before.get(key)) is not machine and old != machine}
+        keys |= {key for key, host in hosts.items() if (old := before.get(key)) is not host and old != host}
         if synced != self._synced:
             self._synced = synced
             keys |= self._attempts.keys()
         return keys
 
     async def notice(self, workload: str, attempt: int, notice: Notice) -> None:
-        """Remove the machines some time after the deadline; the workers read their notice from the store themselves."""
+        """Remove the hosts some time after the deadline; the workers read their notice from the store themselves."""
         remove_at = self._monotonic() + max(0.0, notice.deadline - notice.at) + PATIENCE
         if (seen := self._attempts.get((workload, attempt))) is not None and seen.unfinished:
             remove_at = self._monotonic()  # there is nothing that could save
@@ -237,12 +237,12 @@ class RemoteBackend(Backend, ABC):
         self.publish_event((workload, attempt), "notice", f"{notice.reason} It may save until {until}.")
 
     async def kill(self, workload: str, attempt: int) -> None:
-        """Remove the machines unless the workers end by themselves soon: they read from the store that they must."""
+        """Remove the hosts unless the workers end by themselves soon: they read from the store that they must."""
         patience = PATIENCE if (workload, attempt) in self.channel.seen() else 0.0
         self._order_end((workload, attempt), Ending(self._monotonic() + patience))
 
     async def forget(self, workload: str, attempt: int) -> None:
-        """Remove the machines and stop reporting the attempt."""
+        """Remove the hosts and stop reporting the attempt."""
         await self.remove(workload, attempt)
         await self.channel.forget(workload, attempt)
 
@@ -284,7 +284,7 @@ class RemoteBackend(Backend, ABC):
         self._remember(key, self._known.get(key, NOTHING).to_end(ending))
 
     def _due_endings(self) -> list[tuple[Key, Ending]]:
-        """Return the attempts that were to end, and whose machines are removed now."""
+        """Return the attempts that were to end, and whose hosts are removed now."""
         if not self._may_act():
             return []
         now = self._monotonic()
@@ -298,7 +298,7 @@ class RemoteBackend(Backend, ABC):
     def _seen(self, observed: Observation, lost_with: tuple[int, str] | None) -> AttemptSeen:
         """Return the report of an attempt, and remember of it what the next observation needs.
 
-        `lost_with`: the worker whose machine is dead, and why. A replica that leads keeps to ends that it concluded.
+        `lost_with`: the worker whose host is dead, and why. A replica that leads keeps to ends that it concluded.
         """
         key = observed.key
         found = conclude(

@@ -35,7 +35,7 @@ class Channel(Protocol):
     async def record_final_reports(
         self, ends: Mapping[tuple[str, int, int], WorkerReportIn]
     ) -> Collection[tuple[str, int, int]]:
-        """Record ends of workers that their machines report; not of one that reported an end itself, or never began.
+        """Record ends of workers that their hosts report; not of one that reported an end itself, or never began.
 
         Return the workers whose end could not be recorded.
         """

@@ -17,23 +17,23 @@ from .worker_hosts import WorkerHosts
 from .workers import WorkerSeen, attempt_of, ended_by_others, ran_or_ended, without_checkpoints
 
 MAX_PAUSE = 300.0
-"""Seconds between two removals of machines that stay."""
+"""Seconds between two removals of hosts that stay."""
 
 
 @dataclass(slots=True)
 class Ending:
-    """An end that was ordered: from when on the machines are removed (monotonic), and the notice, None for a kill."""
+    """An end that was ordered: from when on the hosts are removed (monotonic), and the notice, None for a kill."""
 
     remove_at: float
     notice: Notice | None = None
     removed: bool = False
-    """whether a removal was accepted; one whose machines stay is ordered again"""
+    """whether a removal was accepted; one whose hosts stay is ordered again"""
     problem: str = ""
-    """why the machines could not be removed at the last try"""
+    """why the hosts could not be removed at the last try"""
     pause: float = 0.0
     """the seconds before the last try"""
     tries: int = 0
-    """how often the machines were removed, or that was tried"""
+    """how often the hosts were removed, or that was tried"""
 
     def try_again(self, now: float, first: float) -> None:
         """Make the next removal wait for twice as long as this one did; `first` seconds the first time."""
@@ -47,11 +47,11 @@ class RemoteAttempt:
 
     ending: Ending | None = None
     absent_since: float | None = None
-    """since when its machines are gone"""
+    """since when its hosts are gone"""
     unheard_since: float | None = None
-    """when its machines were there first, with workers that have not reported yet"""
+    """when its hosts were there first, with workers that have not reported yet"""
     ended_since: float | None = None
-    """when it reported first that something killed or stopped it, while its machines were still there"""
+    """when it reported first that something killed or stopped it, while its hosts were still there"""
     silent: bool = False
     """whether a worker was silent at the last observation"""
     concluded: AttemptSeen | None = None
@@ -84,7 +84,7 @@ class Observation(NamedTuple):
     """What is observed of one attempt."""
 
     key: Key
-    machines: WorkerHosts | None
+    hosts: WorkerHosts | None
     """None: nothing is known of them"""
     workers: Mapping[int, WorkerSeen]
     silent: int | None = None
@@ -97,9 +97,9 @@ class Timeouts(NamedTuple):
     lost_after: float
     """for a worker that is silent"""
     report_within: float
-    """for workers whose machines are there"""
+    """for workers whose hosts are there"""
     patience: float
-    """for a report after a machine is gone, or before it is"""
+    """for a report after a host is gone, or before it is"""
 
 
 class Conclusion(NamedTuple):
@@ -116,89 +116,89 @@ def conclude(
 ) -> Conclusion:
     """Return what is known of an attempt now, and its report; one that is concluded stays so, whatever comes later.
 
-    `unreported` returns the sentence about a worker whose machine is there and that did not report in time.
+    `unreported` returns the sentence about a worker whose host is there and that did not report in time.
     """
-    machines, workers = observed.machines, observed.workers
+    hosts, workers = observed.hosts, observed.workers
     known = replace(known, silent=observed.silent is not None)
     if known.concluded is not None:
         return Conclusion(known, known.concluded)
-    seen = attempt_of(observed.key, workers, machines.workers if machines else 0)
+    seen = attempt_of(observed.key, workers, hosts.workers if hosts else 0)
     if seen.phase is Phase.EXITED:
-        return _exited(known, seen, machines, now, timeouts.patience)
+        return _exited(known, seen, hosts, now, timeouts.patience)
     ending = known.ending
     removed = ending is not None and ending.removed
-    if machines is not None and machines.unfinished and not machines.workers and removed:
-        machines = replace(machines, present=False, unfinished=False)  # this service deleted what never ran
-    if machines is not None and not machines.present:
+    if hosts is not None and hosts.unfinished and not hosts.workers and removed:
+        hosts = replace(hosts, present=False, unfinished=False)  # this service deleted what never ran
+    if hosts is not None and not hosts.present:
         known = replace(known, absent_since=now if known.absent_since is None else known.absent_since)
         if now - (known.absent_since or 0.0) >= (0.0 if removed else timeouts.patience):
-            return _absent(known, seen, machines, workers)
-    elif machines is not None:
+            return _absent(known, seen, hosts, workers)
+    elif hosts is not None:
         known = replace(known, absent_since=None)
-        waits, unfinished = machines.waiting_reason, machines.unfinished
-        seen = replace(seen, waiting_reason=waits, message=machines.message, unfinished=unfinished)
-        seen = replace(seen, cpu=machines.cpu, memory=machines.memory)
-        if len(workers) >= machines.workers or machines.waiting_reason:
+        waits, unfinished = hosts.waiting_reason, hosts.unfinished
+        seen = replace(seen, waiting_reason=waits, message=hosts.message, unfinished=unfinished)
+        seen = replace(seen, cpu=hosts.cpu, memory=hosts.memory)
+        if len(workers) >= hosts.workers or hosts.waiting_reason:
             known = replace(known, unheard_since=None)
         else:
             known = replace(known, unheard_since=now if known.unheard_since is None else known.unheard_since)
             if now - (known.unheard_since or 0.0) >= timeouts.report_within:
-                first = min(set(range(machines.workers)) - workers.keys(), default=0)
+                first = min(set(range(hosts.workers)) - workers.keys(), default=0)
                 return _lost(known, replace(seen, message=unreported(first)))
     if observed.silent is not None:
         message = f"worker {observed.silent} was not heard of for {duration(timeouts.lost_after)}"
-        # A machine that is there counts: a job can stop its own launcher. What is gone or unknown does not.
-        by_node = machines is None or machines.node_lost
+        # A host that is there counts: a job can stop its own launcher. What is gone or unknown does not.
+        by_node = hosts is None or hosts.node_lost
         return _lost(known, replace(seen, message=message, node_lost=by_node, worker=observed.silent))
     return Conclusion(known, seen)
 
 
 def cut_off(result: Conclusion, worker: int, message: str) -> Conclusion:
-    """Return the loss of an attempt with the machine of a worker, unless it is over already."""
+    """Return the loss of an attempt with the host of a worker, unless it is over already."""
     if result.seen.phase in (Phase.EXITED, Phase.LOST):
         return result
     return _lost(result.known, replace(result.seen, message=message, node_lost=True, worker=worker))
 
 
 def _exited(
-    known: RemoteAttempt, seen: AttemptSeen, machines: WorkerHosts | None, now: float, patience: float
+    known: RemoteAttempt, seen: AttemptSeen, hosts: WorkerHosts | None, now: float, patience: float
 ) -> Conclusion:
-    """Return an end that the workers reported, with what the machines say about it.
+    """Return an end that the workers reported, with what the hosts say about it.
 
     A launcher cannot know who killed or stopped its worker, such as a kubelet whose disk the job fills: for a short
-    time it runs on until its machine has ended, too.
+    time it runs on until its host has ended, too.
     """
-    if machines is None:
+    if hosts is None:
         return Conclusion(known, seen)
-    if ended_by_others(seen) and not machines.node_lost and known.ending is None:
-        if machines.present:
+    if ended_by_others(seen) and not hosts.node_lost and known.ending is None:
+        if hosts.present:
             known = replace(known, ended_since=now if known.ended_since is None else known.ended_since)
             if now - (known.ended_since or 0.0) < patience:
                 return Conclusion(known, replace(seen, phase=Phase.RUNNING, ended_at=None, exit_code=None, message=""))
-        if machines.exit_code is not None:
-            code = machines.exit_code if seen.noticed else seen.exit_code
-            found = replace(seen, message=machines.message, exit_code=code, noticed=False, acknowledged=False)
+        if hosts.exit_code is not None:
+            code = hosts.exit_code if seen.noticed else seen.exit_code
+            found = replace(seen, message=hosts.message, exit_code=code, noticed=False, acknowledged=False)
             return Conclusion(known, found)
-    return Conclusion(known, replace(seen, node_lost=True, worker=machines.worker) if machines.node_lost else seen)
+    return Conclusion(known, replace(seen, node_lost=True, worker=hosts.worker) if hosts.node_lost else seen)
 
 
 def _absent(
-    known: RemoteAttempt, seen: AttemptSeen, machines: WorkerHosts, workers: Mapping[int, WorkerSeen]
+    known: RemoteAttempt, seen: AttemptSeen, hosts: WorkerHosts, workers: Mapping[int, WorkerSeen]
 ) -> Conclusion:
-    """Return the end of an attempt without machines whose workers did not report it."""
+    """Return the end of an attempt without hosts whose workers did not report it."""
     if (ending := known.ending) is not None:
         message = "did not end in time and was killed" if ending.notice else "stopped"
         return Conclusion(known, replace(seen, phase=Phase.EXITED, exit_code=-9, killed=True, message=message), True)
-    message = machines.message or "its worker vanished without a report"
-    if machines.exit_code is not None:
-        ended = replace(seen, phase=Phase.EXITED, exit_code=machines.exit_code, message=message)
-        return Conclusion(known, replace(ended, timed_out=machines.timed_out), True)
-    lost = replace(seen, message=message, node_lost=machines.node_lost, worker=machines.worker)
+    message = hosts.message or "its worker vanished without a report"
+    if hosts.exit_code is not None:
+        ended = replace(seen, phase=Phase.EXITED, exit_code=hosts.exit_code, message=message)
+        return Conclusion(known, replace(ended, timed_out=hosts.timed_out), True)
+    lost = replace(seen, message=message, node_lost=hosts.node_lost, worker=hosts.worker)
     if (failed := without_checkpoints(workers)) is not None:
         message = workers[failed].message
         return _lost(known, replace(lost, storage_failed=True, message=message, worker=failed))
-    never_ran = machines.never_ran and not ran_or_ended(seen, workers)
-    storage_failed = machines.storage_failed and never_ran
+    never_ran = hosts.never_ran and not ran_or_ended(seen, workers)
+    storage_failed = hosts.storage_failed and never_ran
     return _lost(known, replace(lost, never_ran=never_ran, storage_failed=storage_failed))
 
 

@@ -13,7 +13,7 @@ from ...history.durations import Durations
 from ...policy import Document
 from ...quarantine import Quarantine
 from ...store.records import Workload
-from ...values import Place, machine_of
+from ...values import Place, host_of
 from ..hub.people import People
 from ..start_backoff import CLOCKS_DIFFER, StartBackoff, backoff_until
 from .observed_requests import ObservedRequests
@@ -28,7 +28,7 @@ UNWRITTEN = ("writing what was decided", "writing its changes")
 MAX_UNREAD = 50_000
 """Changes that are kept for one reader; beyond, it reads everything again."""
 PlacedOn = Callable[[str], Iterable[Workload]]
-"""The rows that are placed on a machine."""
+"""The rows that are placed on a host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Unread:
 
 
 class EngineView:
-    """The workloads and nodes as the engine has them. `stale` rows and `stale_machines` are converted again."""
+    """The workloads and nodes as the engine has them. `stale` rows and `stale_hosts` are converted again."""
 
     def __init__(
         self,
@@ -81,11 +81,11 @@ class EngineView:
         self._resting: set[str] = set()
         """Pending workloads that are not shown, because a plan that starts them cannot be carried out."""
         self.stale: set[str] = set()
-        self.stale_machines: set[str] = set()
+        self.stale_hosts: set[str] = set()
         self._document: Document | None = None
         self._workloads: dict[str, EngineWorkload] = {}
         self._nodes: dict[str, Node] = {}
-        self._machines: dict[str, tuple[tuple[str, tuple[int, ...]], ...]] = {}
+        self._hosts: dict[str, tuple[tuple[str, tuple[int, ...]], ...]] = {}
         """Machine to its pools and devices, as they were shown."""
         self._unread: dict[str, Unread] = {}
         self._shown_at = 0.0
@@ -147,17 +147,17 @@ class EngineView:
         if self._document is not document:
             self._document = document
             self.stale = rows.keys() | self._workloads.keys()
-            self.stale_machines = assignment.parts.keys() | self._machines.keys()
+            self.stale_hosts = assignment.parts.keys() | self._hosts.keys()
         placed_on = placed_on or _placed_on(rows, assignment)
-        for machine in self.stale_machines:
-            pools = assignment.pools_of(machine)
-            if pools != self._machines.get(machine, ()):
-                divided = max(len(pools), len(self._machines.get(machine, ()))) > 1
-                self.stale.update(row.id for row in placed_on(machine) if divided)
+        for host in self.stale_hosts:
+            pools = assignment.pools_of(host)
+            if pools != self._hosts.get(host, ()):
+                divided = max(len(pools), len(self._hosts.get(host, ()))) > 1
+                self.stale.update(row.id for row in placed_on(host) if divided)
 
         again = {id for id in self.stale if not self._shows_row(id, rows.get(id), assignment, document, now)}
-        machines = {name for name in self.stale_machines if not self._shows_machine(name, assignment, placed_on)}
-        self.stale, self.stale_machines = again, machines
+        hosts = {name for name in self.stale_hosts if not self._shows_host(name, assignment, placed_on)}
+        self.stale, self.stale_hosts = again, hosts
 
     def _shows_row(
         self, id: str, row: Workload | None, assignment: PoolAssignment, document: Document, now: float
@@ -183,10 +183,10 @@ class EngineView:
         if self._workloads.pop(id, None) is not None:
             self._note(workload=id)
 
-    def _shows_machine(self, name: str, assignment: PoolAssignment, placed_on: PlacedOn) -> bool:
-        """Show one machine; False where that fails: it stays as it was shown last, and is tried again."""
+    def _shows_host(self, name: str, assignment: PoolAssignment, placed_on: PlacedOn) -> bool:
+        """Show one host; False where that fails: it stays as it was shown last, and is tried again."""
         with self.quarantine.guard(SHOWING, "node", name):
-            self._show_machine(name, assignment, placed_on)
+            self._show_host(name, assignment, placed_on)
             return True
         return False
 
@@ -198,9 +198,9 @@ class EngineView:
             self._times.forget(id)
             self._requested.forget(id)
         if assignment.divided:
-            places = [*(machine_of(each.node) for each in (known.placement if known else ()))]
+            places = [*(host_of(each.node) for each in (known.placement if known else ()))]
             places += [place.node for place in (row.placement if row else ())]
-            self.stale_machines.update(assignment.divided.intersection(places))
+            self.stale_hosts.update(assignment.divided.intersection(places))
         until = backoff_until(row, now) if row is not None else None
         held = row is not None and self._holds(row, document)
         resting = row is not None and row.state == "pending" and id in self._resting
@@ -215,7 +215,7 @@ class EngineView:
             return
         pools: tuple[str, ...] = ()
         if assignment.divided and (profile := document.profile(row.profile)) is not None:
-            pools = profile.pools  # on a divided machine work without GPUs is in the pool that its profile prefers
+            pools = profile.pools  # on a divided host work without GPUs is in the pool that its profile prefers
         row = self._requested.of(self._times.of(row))
         shown = as_workload(row, lambda places: assignment.placement(places, pools), self.durations.remaining(row, now))
         if not self._durable_checkpoints:
@@ -247,10 +247,10 @@ class EngineView:
             if len(self._ends) > 2 * len(self._end_of) + 64:  # most of them are stale
                 self._ends = sorted((end, id) for id, end in self._end_of.items())
 
-    def _show_machine(self, machine: str, assignment: PoolAssignment, placed_on: PlacedOn) -> None:
-        before = self._machines.get(machine, ())
-        names = [f"{machine}/{pool}" if len(before) > 1 else machine for pool, _ in before]
-        now = assignment.as_nodes(machine, placed_on(machine) if machine in assignment.divided else ())
+    def _show_host(self, host: str, assignment: PoolAssignment, placed_on: PlacedOn) -> None:
+        before = self._hosts.get(host, ())
+        names = [f"{host}/{pool}" if len(before) > 1 else host for pool, _ in before]
+        now = assignment.as_nodes(host, placed_on(host) if host in assignment.divided else ())
         for node in now:
             if self._nodes.get(node.name) != node:
                 self._nodes[node.name] = node
@@ -259,9 +259,9 @@ class EngineView:
             del self._nodes[name]
             self._note(node=name)
         if now:
-            self._machines[machine] = assignment.pools_of(machine)
+            self._hosts[host] = assignment.pools_of(host)
         else:
-            self._machines.pop(machine, None)
+            self._hosts.pop(host, None)
 
     def workloads(self) -> tuple[EngineWorkload, ...]:
         """Return all workloads that are shown."""
@@ -273,12 +273,12 @@ class EngineView:
 
 
 def _placed_on(rows: Mapping[str, Workload], assignment: PoolAssignment) -> PlacedOn:
-    """Return the index of the rows on divided machines; the only ones for which the engine's view depends on them."""
+    """Return the index of the rows on divided hosts; the only ones for which the engine's view depends on them."""
     result: dict[str, list[Workload]] = {}
     for row in rows.values() if assignment.divided else ():
         for name in assignment.divided.intersection(place.node for place in row.placement):
             result.setdefault(name, []).append(row)
-    return lambda machine: result.get(machine, ())
+    return lambda host: result.get(host, ())
 
 
 def to_avoid(lost_on: Sequence[str]) -> tuple[str, ...]:
@@ -286,9 +286,9 @@ def to_avoid(lost_on: Sequence[str]) -> tuple[str, ...]:
     return tuple(sorted({node for node in lost_on if lost_on.count(node) > 1}))
 
 
-def _in_any_pool(machines: Sequence[str], document: Document) -> tuple[str, ...]:
-    """Return the names that the engine may know machines by: their own, and one for each pool if they are divided."""
-    return tuple(name for machine in machines for name in (machine, *(f"{machine}/{p.name}" for p in document.pools)))
+def _in_any_pool(hosts: Sequence[str], document: Document) -> tuple[str, ...]:
+    """Return the names that the engine may know hosts by: their own, and one for each pool if they are divided."""
+    return tuple(name for host in hosts for name in (host, *(f"{host}/{p.name}" for p in document.pools)))
 
 
 def holder(row: Workload, placement: Placement) -> EngineWorkload:

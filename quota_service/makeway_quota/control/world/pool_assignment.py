@@ -1,9 +1,9 @@
-"""Assign every GPU to its pool, as the policy document says, also where one machine's GPUs are divided among pools.
+"""Assign every GPU to its pool, as the policy document says, also where one host's GPUs are divided among pools.
 
 A backend that does not know pools reports its nodes with pool "": a node whose labels match a pool's is in that pool,
 else its GPUs become one part for each pool that the document gives them to. A node of a cluster may offer several kinds
 of GPUs, each to another pool (`NodeSeen.parts`); these share its CPU, memory and pods. Store, pages and people know a
-divided machine by its one name; only the engine, which puts a node into one pool, sees `NAME/POOL`.
+divided host by its one name; only the engine, which puts a node into one pool, sees `NAME/POOL`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ...values import Place
 
 
 class PoolAssignment:
-    """The nodes by pool; a value that never changes. A divided machine has one part for each of its pools."""
+    """The nodes by pool; a value that never changes. A divided host has one part for each of its pools."""
 
     def __init__(
         self, parts: Mapping[str, tuple[NodeSeen, ...]] | None = None, seen: Mapping[str, NodeSeen] | None = None
@@ -29,16 +29,16 @@ class PoolAssignment:
         self.parts = parts or {}
         """Machine to its parts, each in one pool; none where no pool takes its GPUs."""
         self.unassigned = seen or {}
-        """The machines without parts"""
+        """The hosts without parts"""
 
     @cached_property
     def nodes(self) -> tuple[NodeSeen, ...]:
-        """The parts of all machines."""
+        """The parts of all hosts."""
         return tuple(part for parts in self.parts.values() for part in parts)
 
     @cached_property
     def divided(self) -> frozenset[str]:
-        """The machines that have GPUs in several pools."""
+        """The hosts that have GPUs in several pools."""
         return frozenset(name for name, parts in self.parts.items() if len(parts) > 1)
 
     @cached_property
@@ -63,17 +63,17 @@ class PoolAssignment:
             result.divided = self.divided
         return result
 
-    def pools_of(self, machine: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """Return the pools that a machine is in, each with the devices there."""
-        return tuple((part.pool, part.devices) for part in self.parts.get(machine, ()))
+    def pools_of(self, host: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """Return the pools that a host is in, each with the devices there."""
+        return tuple((part.pool, part.devices) for part in self.parts.get(host, ()))
 
-    def as_nodes(self, machine: str, rows: Iterable[Workload]) -> tuple[Node, ...]:
-        """Return a machine as nodes of the engine; `rows` are placed there.
+    def as_nodes(self, host: str, rows: Iterable[Workload]) -> tuple[Node, ...]:
+        """Return a host as nodes of the engine; `rows` are placed there.
 
         Devices that a workload holds in a second pool count there as foreign.
         """
-        parts = self.parts.get(machine, ())
-        strays = self._strays(machine, rows) if len(parts) > 1 else {}
+        parts = self.parts.get(host, ())
+        strays = self._strays(host, rows) if len(parts) > 1 else {}
         return tuple(self._node(part, strays.get(part.pool, ()), len(parts) > 1) for part in parts)
 
     def placement(self, places: Sequence[Place], pools: Sequence[str] = ()) -> Placement:
@@ -99,7 +99,7 @@ class PoolAssignment:
         return [pool for pool in pools if not held.get(pool, True)]
 
     def pooled(self, placement: Iterable[Place]) -> set[tuple[str, int]]:
-        """Return the machines and devices of a placement that are in a pool."""
+        """Return the hosts and devices of a placement that are in a pool."""
         return {
             (place.node, index)
             for place in placement
@@ -107,18 +107,18 @@ class PoolAssignment:
             if any(index in part.devices for part in self.parts.get(place.node, ()))
         }
 
-    def outside(self, machine: str, work: Iterable[tuple[Workload, Sequence[str]]]) -> dict[str, tuple[int, ...]]:
-        """Return the devices of a machine that are in no pool and are held, by the pool in which the work counts.
+    def outside(self, host: str, work: Iterable[tuple[Workload, Sequence[str]]]) -> dict[str, tuple[int, ...]]:
+        """Return the devices of a host that are in no pool and are held, by the pool in which the work counts.
 
         `work` are the workloads placed there, each with the pools of its profile. A policy, or the loss of a label or
         of a device, takes GPUs out of their pool while work runs on them; they count until it ends.
         """
-        parts = self.parts.get(machine, ())
+        parts = self.parts.get(host, ())
         pooled = {index for part in parts for index in part.devices}
         result: dict[str, set[int]] = {}
         for row, pools in work:
             for place in row.placement:
-                strays = set(place.devices) - pooled if place.node == machine else set()
+                strays = set(place.devices) - pooled if place.node == host else set()
                 home = _home(parts, place, pools).pool if parts else next(iter(pools), None)
                 if strays and home is not None:
                     result.setdefault(home, set()).update(strays)
@@ -156,13 +156,13 @@ class PoolAssignment:
         part = _home(parts, place, pools)
         return f"{part.name}/{part.pool}"
 
-    def _strays(self, machine: str, rows: Iterable[Workload]) -> dict[str, tuple[int, ...]]:
+    def _strays(self, host: str, rows: Iterable[Workload]) -> dict[str, tuple[int, ...]]:
         """Find devices that work holds in another pool than the one it is counted in, as after a change of policy."""
         result: dict[str, tuple[int, ...]] = {}
-        parts = self.parts[machine]
+        parts = self.parts[host]
         for row in rows:
             for place in row.placement:
-                if place.node != machine:
+                if place.node != host:
                     continue
                 home = _home(parts, place, ())
                 for part in parts:
@@ -178,7 +178,7 @@ def divide(nodes: Iterable[NodeSeen], document: Document) -> PoolAssignment:
 
 
 def sizes(nodes: Iterable[NodeSeen], document: Document) -> dict[str, int]:
-    """Return the GPUs (whole devices) of every pool that has machines.
+    """Return the GPUs (whole devices) of every pool that has hosts.
 
     Where this host is all there is: of every static pool that is not picked by labels. A node that cannot be divided
     among the pools, which the world sets aside, counts nowhere.
@@ -196,7 +196,7 @@ def sizes(nodes: Iterable[NodeSeen], document: Document) -> dict[str, int]:
 
 
 def _parts(seen: NodeSeen, document: Document) -> tuple[NodeSeen, ...]:
-    """Divide one machine; CPU and memory go with the GPUs. One without GPUs is in the first pool of this machine."""
+    """Divide one host; CPU and memory go with the GPUs. One without GPUs is in the first pool of this host."""
     if seen.parts:
         parts = seen.by_pool()
         return tuple(

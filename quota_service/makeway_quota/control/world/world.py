@@ -172,7 +172,7 @@ class World:
             return
         before = self.assignment
         self._assign({node.name: node for node in changed}, gone)
-        self._view.stale_machines |= names
+        self._view.stale_hosts |= names
         moved = [name for name in names if before.pools_of(name) != self.assignment.pools_of(name)]
         rows = self._active.rows or {}
         self._follow_use({id: rows[id] for id in sorted(self._active.on(moved))})
@@ -243,7 +243,7 @@ class World:
 
     @property
     def seen(self) -> Seen:
-        """The nodes by pool; a machine that is divided among pools is there once for each of them."""
+        """The nodes by pool; a host that is divided among pools is there once for each of them."""
         return Seen(self.assignment.nodes)
 
     @property
@@ -472,9 +472,9 @@ class World:
             self.durations, self.backoff, self.durable_checkpoints, self.people, self.times, self.requested
         )
 
-    def _placed_on(self, machine: str) -> list[Workload]:
+    def _placed_on(self, host: str) -> list[Workload]:
         rows = self._active.rows or {}
-        return [rows[id] for id in sorted(self._active.on_node.get(machine, ()))]
+        return [rows[id] for id in sorted(self._active.on_node.get(host, ()))]
 
 
 def _plain(document: Document, policies: tuple[Policy, ...], now: float) -> Snapshot:

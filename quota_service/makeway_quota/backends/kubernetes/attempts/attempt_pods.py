@@ -140,7 +140,7 @@ class AttemptPods:
     def forget(self, key: Key) -> None:
         """Report an attempt no more; its pods are deleted."""
         phase = AttemptPhase.FORGOTTEN if key in self._pods else AttemptPhase.UNSEEN
-        self._put(key, PodAttempt(phase, self.attempt(key).machines))
+        self._put(key, PodAttempt(phase, self.attempt(key).hosts))
         self._due.add(key)
 
     def break_off(self, key: Key) -> None:
@@ -172,7 +172,7 @@ class AttemptPods:
                 self._put(key, replace(attempt, last={}, last_since=0.0, recreations=0))
                 self._due.add(key)
 
-    def machines(
+    def hosts(
         self, usable: Mapping[str, bool], reported: Mapping[Key, Mapping[int, WorkerSeen]] = NO_REPORTS
     ) -> dict[Key, WorkerHosts]:
         """Return what the pods of each attempt are together; `usable` are the nodes, and whether they run.
@@ -181,7 +181,7 @@ class AttemptPods:
         """
         if usable != self._cluster.usable:
             self._cluster = self._cluster._replace(usable=usable)
-            over = [key for key, at in self._attempts.items() if at.machines is not None and not at.machines.present]
+            over = [key for key, at in self._attempts.items() if at.hosts is not None and not at.hosts.present]
             self._due.update(over)
         now = self._clock()
         due, self._due = self._due, set()
@@ -196,8 +196,8 @@ class AttemptPods:
             if not read:  # what is there is not gone, and is not started a second time
                 self._due.add(key)
                 attempt = self.attempt(key)
-                self._put(key, replace(attempt, machines=attempt.machines or WorkerHosts(1)))
-        return {key: at.machines for key, at in self._attempts.items() if at.machines is not None}
+                self._put(key, replace(attempt, hosts=attempt.hosts or WorkerHosts(1)))
+        return {key: at.hosts for key, at in self._attempts.items() if at.hosts is not None}
 
     def _observe_attempt(self, key: Key, reports: Mapping[int, WorkerSeen], now: float) -> None:
         before = self.attempt(key)

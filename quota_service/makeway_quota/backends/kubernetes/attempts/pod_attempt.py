@@ -14,7 +14,7 @@ from makeway_api.durations import duration
 
 from ...remote.worker_hosts import WorkerHosts
 from ...remote.workers import WorkerSeen
-from .pod_ends import NO_COMMAND, gone, machines_of, never_ran
+from .pod_ends import NO_COMMAND, gone, hosts_of, never_ran
 from .pod_states import JobPod
 from .pod_waits import LIMITS
 
@@ -44,7 +44,7 @@ class PodAttempt:
     """What is remembered of an attempt beside its listed pods. Times are monotonic seconds."""
 
     phase: AttemptPhase = AttemptPhase.UNSEEN
-    machines: WorkerHosts | None = None
+    hosts: WorkerHosts | None = None
     """what is reported of it; None: nothing"""
     workers: int = 0
     """those of the start in CREATED"""
@@ -113,19 +113,17 @@ def step(
     if attempt.phase is AttemptPhase.BROKEN_OFF and reports:
         attempt = attempt.without_start()  # it started all the same
     if attempt.phase is AttemptPhase.BROKEN_OFF:
-        return replace(attempt, machines=UNFINISHED)
+        return replace(attempt, hosts=UNFINISHED)
     if attempt.phase is AttemptPhase.FORGOTTEN:
-        return replace(attempt, machines=None) if pods else PodAttempt()
+        return replace(attempt, hosts=None) if pods else PodAttempt()
     if pods:
         return _listed(attempt, pods, reports, now, cluster)
     if attempt.last:
         last = attempt.last.values()
         again = attempt.recreations < MAX_RECREATIONS and not reports and never_ran(last, cluster.usable)
-        return replace(
-            attempt, phase=AttemptPhase.DELETED, machines=UNFINISHED if again else gone(last, cluster.usable)
-        )
+        return replace(attempt, phase=AttemptPhase.DELETED, hosts=UNFINISHED if again else gone(last, cluster.usable))
     if attempt.phase is AttemptPhase.CREATED:
-        return replace(attempt, machines=WorkerHosts(attempt.workers))
+        return replace(attempt, hosts=WorkerHosts(attempt.workers))
     return PodAttempt(recreations=attempt.recreations, read_reports=attempt.read_reports)
 
 
@@ -137,41 +135,41 @@ def _listed(
     cluster: ClusterConditions,
 ) -> PodAttempt:
     ended = [number for number, worker in reports.items() if worker.ended]
-    machines = machines_of(_as_reported(pods, reports), cluster.usable, ended, attempt.last.values(), cluster.limits)
-    if not machines.present:
+    hosts = hosts_of(_as_reported(pods, reports), cluster.usable, ended, attempt.last.values(), cluster.limits)
+    if not hosts.present:
         torn = any(pod.present for pod in pods)
         phase = AttemptPhase.PARTLY_ENDED if torn else AttemptPhase.ENDED
-    elif machines.waiting_reason:
-        return _waiting(attempt, machines, now, cluster, reported=bool(reports))
+    elif hosts.waiting_reason:
+        return _waiting(attempt, hosts, now, cluster, reported=bool(reports))
     else:
         phase = AttemptPhase.RUNNING
-    return replace(attempt, phase=phase, machines=machines, waits_for="")
+    return replace(attempt, phase=phase, hosts=hosts, waits_for="")
 
 
 def _waiting(
-    attempt: PodAttempt, machines: WorkerHosts, now: float, cluster: ClusterConditions, *, reported: bool
+    attempt: PodAttempt, hosts: WorkerHosts, now: float, cluster: ClusterConditions, *, reported: bool
 ) -> PodAttempt:
     """Return an attempt of which a pod waits; one that waited for too long counts as absent, with the reason."""
-    reason = machines.waiting_reason
+    reason = hosts.waiting_reason
     since = attempt.waits_since if attempt.waits_for == reason else now
     attempt = replace(attempt, waits_for=reason, waits_since=since)
     if now - since < cluster.limits[reason]:
-        return replace(attempt, phase=AttemptPhase.WAITING, machines=machines)
+        return replace(attempt, phase=AttemptPhase.WAITING, hosts=hosts)
     last = attempt.last.values()
     if not reported and (reason == "token" or (reason == "incomplete" and never_ran(last, cluster.usable))):
-        return replace(attempt, phase=AttemptPhase.UNRECOVERABLE, machines=replace(machines, unfinished=True))
+        return replace(attempt, phase=AttemptPhase.UNRECOVERABLE, hosts=replace(hosts, unfinished=True))
     if reason == "incomplete" and last:
-        return replace(attempt, phase=AttemptPhase.EXPIRED, machines=gone(last, cluster.usable))
-    return replace(attempt, phase=AttemptPhase.EXPIRED, machines=_expired(machines, cluster.limits[reason]))
+        return replace(attempt, phase=AttemptPhase.EXPIRED, hosts=gone(last, cluster.usable))
+    return replace(attempt, phase=AttemptPhase.EXPIRED, hosts=_expired(hosts, cluster.limits[reason]))
 
 
-def _expired(machines: WorkerHosts, limit: float) -> WorkerHosts:
+def _expired(hosts: WorkerHosts, limit: float) -> WorkerHosts:
     """Return pods that waited for longer than the `limit` in seconds as absent, with the reason."""
-    over = replace(machines, present=False, waiting_reason="")
-    if machines.waiting_reason == "no_image":
+    over = replace(hosts, present=False, waiting_reason="")
+    if hosts.waiting_reason == "no_image":
         return replace(over, exit_code=NO_COMMAND)
-    storage_failed = machines.waiting_reason == "checkpoint_storage"
-    message = f"its pod waited for {duration(limit)}: {machines.message}"
+    storage_failed = hosts.waiting_reason == "checkpoint_storage"
+    message = f"its pod waited for {duration(limit)}: {hosts.message}"
     return replace(over, never_ran=True, storage_failed=storage_failed, message=message)
 
 

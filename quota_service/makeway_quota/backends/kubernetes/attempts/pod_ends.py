@@ -41,7 +41,7 @@ NO_COMMAND = 127
 """The exit code of a job that could not be started, as a shell has it."""
 
 
-def machines_of(
+def hosts_of(
     pods: Sequence[JobPod],
     usable: Mapping[str, bool],
     over: Collection[int] = (),
@@ -73,7 +73,7 @@ def machines_of(
 
 def gone(pods: Iterable[JobPod], usable: Mapping[str, bool]) -> WorkerHosts:
     """Return what it means that pods are there no more, from their last states."""
-    return machines_of([replace(pod, phase="Failed") for pod in pods], usable)
+    return hosts_of([replace(pod, phase="Failed") for pod in pods], usable)
 
 
 def never_ran(pods: Iterable[JobPod], usable: Mapping[str, bool]) -> bool:
