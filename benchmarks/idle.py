@@ -10,7 +10,7 @@ from pathlib import Path
 from makeway_api.models import JobRequest
 
 from .measure import Measured
-from .portal import PATIENCE, Portal
+from .portal import TIMEOUT, Portal
 
 JOBS = 100
 WINDOW = 20.0
@@ -28,7 +28,7 @@ def measure() -> Iterator[Measured]:
         for number in range(JOBS):
             ask = JobRequest(name=f"sleeper {number}", team="rnd", profile="gpu1", command=["sleep", "3600"])
             ana.submit(ask)
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while len(ana.jobs(mine=True, state="running", limit=JOBS).jobs) < JOBS:
             if time.monotonic() > deadline:
                 raise RuntimeError("The jobs did not start.")

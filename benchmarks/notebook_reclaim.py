@@ -32,7 +32,7 @@ ROUNDS = 50
 FREE = 5
 """Starts that are measured while a GPU is free."""
 GPUS = 2
-PATIENCE = 120.0
+TIMEOUT = 120.0
 OWNER, BORROWER = "bo", "ana"
 TEAMS = {OWNER: "devops", BORROWER: "rnd"}
 POD = f"jupyter-{OWNER}"
@@ -97,7 +97,7 @@ class Person:
     def __init__(self, url: str, name: str) -> None:
         self.name = name
         self._url = url
-        self._browser = httpx2.AsyncClient(base_url=url, follow_redirects=True, timeout=PATIENCE, trust_env=False)
+        self._browser = httpx2.AsyncClient(base_url=url, follow_redirects=True, timeout=TIMEOUT, trust_env=False)
         self._client: AsyncClient | None = None
 
     async def __aenter__(self) -> Person:
@@ -134,7 +134,7 @@ class Person:
 
     async def until(self, *states: str) -> None:
         """Return once the user's server is in one of these states: `ready` or `gone`."""
-        ends = time.monotonic() + PATIENCE
+        ends = time.monotonic() + TIMEOUT
         while True:
             server = (await self.hub("GET", "")).json()["servers"].get("")
             if (server is None and "gone" in states) or (server is not None and server["ready"] and "ready" in states):

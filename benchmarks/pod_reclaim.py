@@ -30,7 +30,7 @@ from .reclaim import TRAINING, saved_in
 ROUNDS = 50
 BARE = 5
 GPUS = 2
-PATIENCE = 120.0
+TIMEOUT = 120.0
 CORE = f"/api/v1/namespaces/{NAMESPACE}"
 PODS = f"{CORE}/pods"
 
@@ -120,7 +120,7 @@ async def _reclaims(owner: AsyncClient, borrower: AsyncClient, times: Times) -> 
 
 async def until_running(borrower: AsyncClient, many: int) -> dict[str, Job]:
     """Return the so many jobs of a borrower once all train, and have had the time to import what they need."""
-    ends = time.monotonic() + PATIENCE
+    ends = time.monotonic() + TIMEOUT
     while True:
         result = {job.id: job for job in await jobs_of(borrower)}
         if len(result) == many and all(job.state == "running" for job in result.values()):
@@ -159,7 +159,7 @@ class Times(Informer[str]):
 
     async def until(self, pod: str, what: str) -> float:
         """Wait until it is reported, and return when it was."""
-        ends = time.monotonic() + PATIENCE
+        ends = time.monotonic() + TIMEOUT
         while (pod, what) not in self._times:
             if time.monotonic() > ends:
                 raise RuntimeError(f"{pod} is not {what}; pods: {self.objects}")

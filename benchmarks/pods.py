@@ -43,7 +43,7 @@ AT_ONCE = 16
 """requests of the load at the same time"""
 GOAL = 1 / 0.8
 """times the seconds of bare pods"""
-PATIENCE = 1200.0
+TIMEOUT = 1200.0
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 
 
@@ -119,7 +119,7 @@ class Phases(Informer[str]):
 
     async def until(self, running: int) -> None:
         """Return when so many pods run, and no other is there."""
-        ends = time.monotonic() + PATIENCE
+        ends = time.monotonic() + TIMEOUT
         while len(self.objects) != running or any(phase != "Running" for phase in self.objects.values()):
             if time.monotonic() > ends:
                 raise RuntimeError(f"{len(self.objects)} pods, of which not all run; expected {running}.")

@@ -18,7 +18,7 @@ import httpx2
 from makeway_api.client import Client
 from makeway_hub.state_directory import StateDirectory, free_port
 
-PATIENCE = 120.0
+TIMEOUT = 120.0
 SERVICE = "/services/makeway"
 EMBEDDED = (sys.executable, "-m", "makeway_hub.embedded")
 SCOPES = ("admin:users", "tokens", "servers", "admin:servers")
@@ -54,7 +54,7 @@ def timed(call: Callable[[], object]) -> float:
     return time.perf_counter() - begin
 
 
-def until(true: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
+def until(true: Callable[[], Any], what: str, seconds: float = TIMEOUT) -> Any:
     """Wait until something holds and give it."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -211,7 +211,7 @@ class Portal(Started):
     def wait_until_dead(self) -> None:
         """Wait until the portal has noticed that its Hub was killed, and ended."""
         assert self.process
-        self.process.wait(PATIENCE)
+        self.process.wait(TIMEOUT)
 
     def spawner(self) -> Client:
         """Return the client that the Hub's spawner uses, straight to the service."""
@@ -232,7 +232,7 @@ class Portal(Started):
 
     def stop_server(self, user: str) -> None:
         """Stop it, and wait until it is gone."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while time.monotonic() < deadline:
             server = self.hub("GET", f"/users/{user}").json().get("servers", {}).get("")
             if server is None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from makeway_api.models import FileIn, Job, JobRequest, SessionRequest
 
 from .measure import Measured
-from .portal import PATIENCE, Portal
+from .portal import TIMEOUT, Portal
 
 ROUNDS = 12
 SAVE_SECONDS = 0.5
@@ -86,7 +86,7 @@ def saved_in(log: str) -> float:
 
 def wait_for_two_running(portal: Portal) -> None:
     """Wait until both jobs train, and have had the time to import what they need."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while sum(job.state == "running" for job in portal.user("ana").jobs(mine=True).jobs) < 2:
         if time.monotonic() > deadline:
             raise RuntimeError("The jobs did not start.")

@@ -26,11 +26,11 @@ from .address import Address
 from .sample import SAMPLE_USERS
 from .settings import SERVICE_PATH, Settings, read
 
-STOP_PATIENCE = 75.0
+STOP_TIMEOUT = 75.0
 """Seconds that jobs and notebooks get to save and end after Ctrl-C."""
-START_PATIENCE = 90.0
+START_TIMEOUT = 90.0
 """Seconds after which a Hub or a service that does not answer yet is named; it is waited for all the same."""
-RETRY_PATIENCE = 3.0
+RETRY_SECONDS = 3.0
 """Seconds that a quota service which could not start gets to retry, as when its predecessor was just ending."""
 LOG_BYTES = 10_000_000
 _FAILURE = re.compile(r"\[[CE] ")
@@ -146,7 +146,7 @@ class Portal:
 
     def _wait_until_up(self, hub: subprocess.Popen[bytes]) -> bool:
         """Return whether Hub and service answer; False where one ended, cannot start, or shall stop."""
-        slow_at = time.monotonic() + START_PATIENCE
+        slow_at = time.monotonic() + START_TIMEOUT
         wanted = ["/hub/health", f"{SERVICE_PATH}/healthz"]
         while wanted and hub.poll() is None and not self._signals:
             found = Address.read(self.settings.state.address_file)
@@ -160,7 +160,7 @@ class Portal:
                 slow_at = math.inf
                 what = "JupyterHub" if len(wanted) == 2 else "The quota service"
                 print(
-                    f"{what} does not answer after {START_PATIENCE:g} s, and is waited for; its log is {self.log}.",
+                    f"{what} does not answer after {START_TIMEOUT:g} s, and is waited for; its log is {self.log}.",
                     file=sys.stderr,
                     flush=True,
                 )
@@ -173,7 +173,7 @@ class Portal:
             self._problem_since = 0.0
             return False
         self._problem_since = self._problem_since or time.monotonic()
-        return time.monotonic() - self._problem_since > RETRY_PATIENCE
+        return time.monotonic() - self._problem_since > RETRY_SECONDS
 
     def _read_problem(self) -> bool:
         try:
@@ -201,7 +201,7 @@ class Portal:
         print(f"\nStopping ({kept}); Ctrl-C again stops at once …", flush=True)
         before = self._signals
         hub.terminate()
-        deadline = time.monotonic() + STOP_PATIENCE
+        deadline = time.monotonic() + STOP_TIMEOUT
         while hub.poll() is None and time.monotonic() < deadline and self._signals == before:
             time.sleep(0.1)
         orderly = hub.poll() is not None

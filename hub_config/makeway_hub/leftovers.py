@@ -9,7 +9,7 @@ import psutil
 
 from .settings import Settings
 
-PATIENCE = 10.0
+KILL_SECONDS = 10.0
 """Seconds between SIGTERM and SIGKILL."""
 
 
@@ -31,15 +31,15 @@ def clear(settings: Settings) -> list[str]:
 
 
 def stop(process: psutil.Process) -> None:
-    """End a process: SIGTERM, and SIGKILL after PATIENCE seconds."""
+    """End a process: SIGTERM, and SIGKILL after KILL_SECONDS seconds."""
     with suppress(psutil.NoSuchProcess):
         process.terminate()
         with suppress(psutil.TimeoutExpired):
-            process.wait(PATIENCE)
+            process.wait(KILL_SECONDS)
             return
         process.kill()
         with suppress(psutil.TimeoutExpired):
-            process.wait(PATIENCE)
+            process.wait(KILL_SECONDS)
 
 
 def _process(pid_file: Path, word: str) -> psutil.Process | None:

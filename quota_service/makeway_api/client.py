@@ -36,7 +36,7 @@ AWAY = frozenset({502, 503, 504})
 """The statuses of a service, or of a proxy before it, that can do the same request later; also of no connection."""
 
 ATTEMPTS = 5
-PATIENCE = 30.0
+RETRY_SECONDS = 30.0
 """Seconds after which no further attempt is made."""
 
 FIRST_PAUSE, MAX_PAUSE = 0.5, 4.0
@@ -48,7 +48,7 @@ def retries() -> dict[str, Any]:
     return {
         "retry": retry_if_exception(lambda error: isinstance(error, MakewayError) and error.status in AWAY),
         "wait": _pause,
-        "stop": stop_after_attempt(ATTEMPTS) | stop_after_delay(PATIENCE),
+        "stop": stop_after_attempt(ATTEMPTS) | stop_after_delay(RETRY_SECONDS),
         "reraise": True,
     }
 

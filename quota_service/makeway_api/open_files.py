@@ -16,7 +16,7 @@ log = logging.getLogger("makeway.main")
 
 ENOUGH = 2**20
 """Open files that no process of the portal needs"""
-FEW = 4096
+RECOMMENDED_FILES = 4096
 """Open files below which an administrator is told"""
 OTHER_FILES = 256
 """Open files that are kept for the database, files, jobs and requests to the Hub and Kubernetes"""
@@ -37,7 +37,7 @@ def raise_limit() -> int:
         with suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     now = limit()
-    if now < FEW:
+    if now < RECOMMENDED_FILES:
         log.warning(
             "This process may open %d files at most, which is enough for %d connections: raise the hard limit "
             "(LimitNOFILE= of systemd, ulimit -Hn)",

@@ -42,7 +42,7 @@ from .store.store import Store, open_store
 
 log = logging.getLogger("makeway.service")
 
-PATIENCE = 20.0
+TAKEOVER_SECONDS = 20.0
 """Seconds that a service which must be the only one waits for another that is just stopping."""
 
 
@@ -187,7 +187,7 @@ def store_of(settings: ServiceSettings) -> Store:
 
 async def _lead_alone(leader: Leader, settings: ServiceSettings) -> None:
     """Take the leader's lock for a service that cannot share its database or its backend with another."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TAKEOVER_SECONDS
     while not await leader.acquire():
         if time.monotonic() > deadline:
             raise AlreadyRunning(
@@ -265,7 +265,7 @@ def take_state_dir(state_dir: Path) -> IO[str]:
     """Lock the state directory until the file is closed; AlreadyRunning when another service has it."""
     state_dir.mkdir(parents=True, exist_ok=True)
     file = open(state_dir / "service.lock", "a")  # noqa: SIM115 (held as long as the service lives)
-    for _ in range(round(PATIENCE / 0.1)):
+    for _ in range(round(TAKEOVER_SECONDS / 0.1)):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return file
@@ -280,7 +280,7 @@ def take_state_dir(state_dir: Path) -> IO[str]:
 def take_installation(store: Store, state_dir: Path) -> IO[str]:
     """Hold the installation's name on this machine; AlreadyRunning where a service has it whose data is the same."""
     name = store.contents.installation()
-    for _ in range(round(PATIENCE / 0.1)):
+    for _ in range(round(TAKEOVER_SECONDS / 0.1)):
         if (held := installations.hold(name)) is not None:
             return held
         time.sleep(0.1)

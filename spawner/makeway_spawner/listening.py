@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 _PAUSE = 0.1
 """Seconds between two attempts."""
-_PATIENCE = 2.0
+_TIMEOUT = 2.0
 """Seconds for one attempt: packets to a pod may be dropped."""
 
 
@@ -48,7 +48,7 @@ def _address(where: Any) -> tuple[str, int]:
 
 async def _accepts(host: str, port: int) -> bool:
     with suppress(OSError, TimeoutError):
-        async with asyncio.timeout(_PATIENCE):
+        async with asyncio.timeout(_TIMEOUT):
             _, writer = await asyncio.open_connection(host, port)
         writer.close()
         with suppress(OSError):
@@ -58,7 +58,7 @@ async def _accepts(host: str, port: int) -> bool:
 
 
 async def _answers(host: str, port: int, path: str) -> bool:
-    """Whether the server answers; it may take longer than `_PATIENCE` while it loads its extensions."""
+    """Whether the server answers; it may take longer than `_TIMEOUT` while it loads its extensions."""
     request = f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\nAccept: */*\r\n\r\n"
     with suppress(OSError, ValueError):  # ValueError: a line that never ends
         reader, writer = await asyncio.open_connection(host, port)

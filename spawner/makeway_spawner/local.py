@@ -34,7 +34,7 @@ from .process import kill_marked, start_ticks
 from .refusal import Refused
 from .server_log import last_line_of, quoted
 
-_GLANCE = 0.1
+_POLL_SECONDS = 0.1
 """Seconds between two looks at the process of a server that is starting."""
 _MAX_PART = 120
 """Characters of a user's or a server's name in the name of a log file."""
@@ -191,7 +191,7 @@ class MakewayLocalSpawner(LeaseMixin, LocalProcessSpawner):  # type: ignore[misc
         answering = asyncio.ensure_future(listening.answer(where, path))
         try:
             while not answering.done() and time.monotonic() < until:
-                await asyncio.wait([answering], timeout=_GLANCE)
+                await asyncio.wait([answering], timeout=_POLL_SECONDS)
                 if (status := own.proc.poll()) is not None:
                     raise Refused(
                         self._ended_at_start(status, time.monotonic() - began), code="server_ended", status=503

@@ -218,8 +218,8 @@ async def forge(shop: Workshop, claim: dict[str, object]) -> None:
 
 
 async def test_a_stopped_launcher_is_ended_after_the_deadline(shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("makeway_quota.backends.local.attempts.PATIENCE", 0.3)
-    monkeypatch.setattr("makeway_quota.backends.local.attempts.KILL_PATIENCE", 0.3)
+    monkeypatch.setattr("makeway_quota.backends.local.attempts.LAUNCHER_GRACE", 0.3)
+    monkeypatch.setattr("makeway_quota.backends.local.attempts.KILL_GRACE", 0.3)
     for job in ("j-1", "j-2"):
         await shop.run(job, "sh", "-c", "echo up; sleep 85")
         await shop.running(job, says="up")

@@ -14,7 +14,7 @@ from makeway_quota.backends.kubernetes.api.client import ApiRefusal, ApiUnreacha
 from makeway_quota.backends.kubernetes.attempts.pod_waits import LIMITS
 from makeway_quota.backends.kubernetes.backend import AWAY_SECONDS
 from makeway_quota.backends.kubernetes.pods.manifest import TOKEN
-from makeway_quota.backends.remote.backend import PATIENCE
+from makeway_quota.backends.remote.backend import REPORT_GRACE
 from makeway_quota.backends.remote.workers import WorkerSeen
 from makeway_quota.store.store import open_store
 from pod_backend import Backend, order
@@ -333,9 +333,9 @@ async def test_what_else_a_container_lacks_and_what_has_run_is_not_started_again
     for _ in range(3):
         assert await replica.unfinished() == set()
         replica.now += LIMITS["token"] - 1.0
-    replica.now += LIMITS["container"] + PATIENCE
+    replica.now += LIMITS["container"] + REPORT_GRACE
     await replica.observe()
-    replica.now += PATIENCE
+    replica.now += REPORT_GRACE
     assert await replica.phases() == {"j00": Phase.LOST, "gang": Phase.LOST}
 
 

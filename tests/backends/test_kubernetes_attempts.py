@@ -26,7 +26,7 @@ from makeway_quota.backends.kubernetes.attempts.pod_attempt import MAX_RECREATIO
 from makeway_quota.backends.kubernetes.attempts.pod_waits import LIMITS
 from makeway_quota.backends.kubernetes.backend import AWAY_SECONDS, GONE_SECONDS, KubernetesBackend
 from makeway_quota.backends.kubernetes.pods.manifest import TOKEN
-from makeway_quota.backends.remote.backend import PATIENCE
+from makeway_quota.backends.remote.backend import REPORT_GRACE
 from makeway_quota.backends.remote.workers import WorkerSeen
 from makeway_quota.control.reconcile import reconcile
 from makeway_quota.control.workers.channel import WorkerChannel
@@ -170,7 +170,7 @@ async def test_a_start_that_broke_off_is_ordered_again(backend: Backend, refusal
     for _ in range(3):
         seen = await backend.seen("j1")
         assert (seen.phase, seen.unfinished) == (Phase.STARTING, True), "that its pod was deleted is no loss"
-        backend.now += PATIENCE
+        backend.now += REPORT_GRACE
     backend.server.answer = lambda method, path: None
     backend.server.asked.clear()
     await backend.start(order("j1"))
@@ -181,7 +181,7 @@ async def test_a_start_that_broke_off_is_ordered_again(backend: Backend, refusal
     backend.hear("ADDED", pod("j1"))
     backend.hear("DELETED", pod("j1"))
     await backend.observe()
-    backend.now += PATIENCE
+    backend.now += REPORT_GRACE
     assert await backend.phases() == {"j1": Phase.LOST}
 
 
@@ -216,7 +216,7 @@ async def test_pods_that_are_deleted_before_they_run_are_no_loss(backend: Backen
     for _ in range(3):
         seen = await backend.seen("j1")
         assert (seen.phase, seen.unfinished) == (Phase.STARTING, True)
-        backend.now += PATIENCE
+        backend.now += REPORT_GRACE
     await backend.start(order("j1"))
     assert not (await backend.seen("j1")).unfinished
     backend.hear("ADDED", pod("j1"))
@@ -224,7 +224,7 @@ async def test_pods_that_are_deleted_before_they_run_are_no_loss(backend: Backen
     await backend.observe()
     backend.hear("DELETED", pod("j1", "Pending"))
     await backend.observe()
-    backend.now += PATIENCE
+    backend.now += REPORT_GRACE
     assert (await backend.seen("j1")).phase is Phase.LOST, "its worker ran, before its pod said so"
 
 
@@ -239,7 +239,7 @@ async def test_a_job_ends_whose_pods_are_deleted_before_they_run(backend: Backen
         assert (await backend.seen("killed")).unfinished
     await backend.kill("killed", 1)
     await backend.notice("noticed", 1, Notice("reclaim", 0.0, 30.0, "evict", "devops", "bo"))
-    backend.now += (30.0 + PATIENCE) if listed else 0.0
+    backend.now += (30.0 + REPORT_GRACE) if listed else 0.0
     await backend.observe()
     for job in ("killed", "noticed") if listed else ():
         assert f"DELETE {PODS}/makeway-{job}-1-0" in backend.server.asked
@@ -267,7 +267,7 @@ async def test_pods_that_others_delete_again_and_again_are_made_a_few_times(back
     backend.hear("ADDED", pod("j1", "Pending"))
     backend.hear("DELETED", pod("j1", "Pending"))
     await backend.observe()
-    backend.now += PATIENCE
+    backend.now += REPORT_GRACE
     seen = await backend.seen("j1")
     assert (seen.phase, seen.unfinished, seen.never_ran) == (Phase.LOST, False, True), "the job waits, and is no loss"
     await backend.forget("j1", 1)
@@ -400,7 +400,7 @@ async def test_a_pod_that_its_node_refuses_is_no_loss(backend: Backend) -> None:
     backend.hear("ADDED", refused)
     for _ in range(2):
         seen = await backend.seen("j1")
-        backend.now += PATIENCE
+        backend.now += REPORT_GRACE
     assert (seen.phase, seen.never_ran) == (Phase.LOST, True)
     assert seen.message == "its node n0 refused its pod (OutOfcpu): Node didn't have enough resource: cpu"
 
@@ -452,7 +452,7 @@ async def test_a_killed_worker_is_explained_by_the_end_of_its_pod(backend: Backe
         backend.report(job, killed)
         seen = await backend.seen(job)
         assert (seen.phase, seen.exit_code, seen.message) == (Phase.EXITED, -9, says)
-    backend.now += PATIENCE
+    backend.now += REPORT_GRACE
     backend.report("j3", killed)
     seen = await backend.seen("j3")
     assert (seen.phase, seen.message) == (Phase.EXITED, killed.message), "its pod does not end"
@@ -488,7 +488,7 @@ async def test_a_stop_by_others_and_what_was_done_before_it_stay_what_they_are(b
     backend.report("deleted", SAVED)
     seen = await backend.seen("deleted")
     assert (seen.phase, seen.exit_code, seen.acknowledged) == (Phase.EXITED, 75, True)
-    backend.now += PATIENCE
+    backend.now += REPORT_GRACE
     backend.report("hangs", SAVED)
     assert (await backend.seen("hangs")).phase is Phase.EXITED, "its pod does not end"
     backend.hear("ADDED", pod("done"))
@@ -512,7 +512,7 @@ async def test_a_job_that_exhausts_node_after_node_ends_and_one_that_is_evicted_
     }
     backend.hear("MODIFIED", evicted)
     await backend.observe()
-    backend.now += PATIENCE
+    backend.now += REPORT_GRACE
     seen = await backend.seen("j1")
     assert (seen.phase, seen.exit_code, seen.node_lost, seen.never_ran) == (Phase.LOST, None, False, False)
     job = submitted(NewWorkload("j1", "job", "rnd", "gpu1", "ana", name="x"), 0.0)
@@ -537,7 +537,7 @@ async def test_a_worker_that_ends_without_a_report_is_over_though_its_sidecar_ru
     backend.hear("MODIFIED", torn)
     for _ in range(2):
         seen = await backend.seen("j1")
-        backend.now += PATIENCE
+        backend.now += REPORT_GRACE
     assert (seen.phase, seen.message) == (Phase.LOST, "its launcher ended with exit code 1 without a report")
 
 
@@ -649,9 +649,9 @@ async def test_the_worker_of_a_gang_that_may_wait_the_shortest_is_the_one_that_c
     backend.hear("ADDED", unplaced(blocked))
     said = "Kubernetes does not place its pod: no node has room"
     assert (await backend.seen("j1")).message == said
-    backend.now += LIMITS["unschedulable"] + PATIENCE
+    backend.now += LIMITS["unschedulable"] + REPORT_GRACE
     await backend.observe()
-    backend.now += PATIENCE
+    backend.now += REPORT_GRACE
     seen = await backend.seen("j1")
     assert (seen.phase, seen.never_ran, seen.worker) == (Phase.LOST, True, blocked)
     assert said in seen.message
@@ -722,7 +722,7 @@ async def test_a_gang_whose_pod_ends_without_a_report_is_over_at_once(backend: B
     ]
     backend.hear("MODIFIED", killed)
     assert (await backend.seen("j1")).phase is Phase.RUNNING, "its report may be on its way"
-    backend.now += PATIENCE
+    backend.now += REPORT_GRACE
     seen = await backend.seen("j1")
     assert (seen.phase, seen.exit_code) == (Phase.EXITED, 137)
     assert seen.message == "worker 1: its node ran out of memory"
@@ -736,7 +736,7 @@ async def test_a_report_that_comes_after_the_end_of_its_pod_counts(backend: Back
     backend.hear("MODIFIED", pod("j1", "Succeeded", worker=1, of=2))
     await backend.observe()
     backend.report("j1", RUNS, replace(RUNS, ended_at=20.0, exit_code=0))
-    backend.now += PATIENCE
+    backend.now += REPORT_GRACE
     assert (await backend.seen("j1")).phase is Phase.RUNNING
 
 

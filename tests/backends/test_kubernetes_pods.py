@@ -20,7 +20,7 @@ from makeway_quota.backends.kubernetes.pods.checkpoint_folders import removing_p
 from makeway_quota.backends.kubernetes.pods.disk import Disk
 from makeway_quota.backends.kubernetes.pods.gang import network_policy, service
 from makeway_quota.backends.kubernetes.pods.manifest import (
-    PATIENCE,
+    GRACE_MARGIN,
     PodSettings,
     WorkerResources,
     label_value,
@@ -186,7 +186,7 @@ def test_a_pod_runs_on_the_planned_node_with_what_the_plan_gives() -> None:
     away = [f"node.kubernetes.io/{state}" for state in ("not-ready", "unreachable")]
     stays = [{"key": key, "operator": "Exists", "effect": "NoExecute"} for key in away]
     assert spec["tolerations"] == [{"operator": "Exists", "key": GPU}, *stays]
-    assert spec["terminationGracePeriodSeconds"] == 31 + PATIENCE
+    assert spec["terminationGracePeriodSeconds"] == 31 + GRACE_MARGIN
     assert spec["automountServiceAccountToken"] is False
     (worker,) = spec["containers"]
     assert worker["resources"] == {

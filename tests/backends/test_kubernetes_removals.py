@@ -12,7 +12,7 @@ from makeway_quota.backends.base import BackendRefusal, BackendUnavailable
 from makeway_quota.backends.kubernetes.api.client import ApiRefusal, Object, together
 from makeway_quota.backends.kubernetes.attempts.removals import AT_ONCE
 from makeway_quota.backends.kubernetes.backend import REMOVAL_GRACE
-from makeway_quota.backends.remote.backend import PATIENCE
+from makeway_quota.backends.remote.backend import REPORT_GRACE
 from makeway_quota.backends.remote.workers import WorkerSeen
 from makeway_quota.store.store import open_store
 from makeway_quota.values import Notice
@@ -198,7 +198,7 @@ async def test_a_pod_has_its_own_grace_unless_its_job_had_its_notice(
     backend.hear("ADDED", pod("j1"))
     backend.report("j1", *([worker] if worker else []))
     await backend.notice("j1", 1, Notice("reclaim", at=100.0, deadline=130.0))
-    backend.now += 30.0 + PATIENCE - 1.0
+    backend.now += 30.0 + REPORT_GRACE - 1.0
     await backend.observe()
     assert backend.server.graces == []
     backend.now += 1.0

@@ -13,7 +13,7 @@ from makeway_api.models.attempts import WorkerReportIn
 from makeway_quota.backends.base import AttemptSeen, Phase
 from makeway_quota.backends.kubernetes.attempts.pod_states import MAX_LINE, JobPod
 from makeway_quota.backends.kubernetes.attempts.termination_message import report_of
-from makeway_quota.backends.remote.backend import PATIENCE
+from makeway_quota.backends.remote.backend import REPORT_GRACE
 from makeway_quota.store.records import NewWorkload
 from makeway_quota.store.store import Store, open_store
 from makeway_quota.values import Notice
@@ -55,7 +55,7 @@ async def outcome(backend: Backend) -> AttemptSeen:
     """Return how the attempt ends when nothing more is heard of it."""
     for _ in range(4):
         await backend.observe()
-        backend.now += PATIENCE / 2
+        backend.now += REPORT_GRACE / 2
     return await backend.seen("j1")
 
 
@@ -134,7 +134,7 @@ async def test_a_pod_that_is_deleted_after_its_notice_tells_that_its_worker_save
     began(store)
     backend.hear("ADDED", pod("j1"))
     await backend.notice("j1", 1, NOTICE)
-    backend.now += NOTICE.deadline - NOTICE.at + PATIENCE
+    backend.now += NOTICE.deadline - NOTICE.at + REPORT_GRACE
     assert (await backend.seen("j1")).phase is Phase.RUNNING
     assert backend.server.graces == [None], "its own"
     said = words({**END, "exit_code": 75, "acknowledged": True}, noticed=True)

@@ -183,8 +183,8 @@ def test_a_service_that_is_slow_to_start_is_waited_for_and_how_it_ends_is_told(
     code: int,
     words: str,
 ) -> None:
-    monkeypatch.setattr(embedded, "START_PATIENCE", 0.0)
-    monkeypatch.setattr(embedded, "RETRY_PATIENCE", 0.0)
+    monkeypatch.setattr(embedded, "START_TIMEOUT", 0.0)
+    monkeypatch.setattr(embedded, "RETRY_SECONDS", 0.0)
     monkeypatch.setattr(embedded.databases, "upgrade_service", lambda *_: None)
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     portal = SlowPortal(tmp_path, at_last)

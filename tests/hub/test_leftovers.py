@@ -33,7 +33,7 @@ def deaf() -> Iterator[subprocess.Popen[str]]:
 def test_a_process_that_ignores_sigterm_is_killed(
     settings: Settings, deaf: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leftovers, "PATIENCE", 0.1)
+    monkeypatch.setattr(leftovers, "KILL_SECONDS", 0.1)
     pid_file = settings.state.root / "hub.pid"
     pid_file.write_text(f"{deaf.pid}\n")
     assert leftovers.clear(settings) == [f"the Hub (process {deaf.pid})"]

@@ -504,7 +504,7 @@ async def test_a_job_whose_pod_lacks_something_waits_with_the_reason_until_it_is
 ) -> None:
     monkeypatch.setitem(LIMITS, "unschedulable", 2.0)  # type: ignore[misc]
     monkeypatch.setitem(LIMITS, "container", 2.0)  # type: ignore[misc]
-    monkeypatch.setattr("makeway_quota.backends.remote.backend.PATIENCE", 1.0)
+    monkeypatch.setattr("makeway_quota.backends.remote.backend.REPORT_GRACE", 1.0)
     monkeypatch.setattr("makeway_quota.control.start_backoff.FIRST_DELAY", 2.0)
     monkeypatch.setattr("makeway_quota.control.start_backoff.MAX_DELAY", 4.0)
     document = json.loads(jobs_policy)
@@ -553,7 +553,7 @@ async def test_a_launcher_image_that_is_not_there_lets_jobs_wait_for_an_administ
     serving: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(LIMITS, "site_image", 2.0)  # type: ignore[misc]
-    monkeypatch.setattr("makeway_quota.backends.remote.backend.PATIENCE", 1.0)
+    monkeypatch.setattr("makeway_quota.backends.remote.backend.REPORT_GRACE", 1.0)
     monkeypatch.setattr("makeway_quota.control.start_backoff.FIRST_DELAY", 2.0)
     monkeypatch.setattr("makeway_quota.control.start_backoff.MAX_DELAY", 4.0)
     right = serving.environ["MAKEWAY_KUBE_LAUNCHER_IMAGE"]

@@ -58,7 +58,7 @@ async def test_a_job_that_kubernetes_does_not_place_follows_to_another_node(
     two_nodes: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(LIMITS, "unschedulable", 2.0)  # type: ignore[misc]
-    monkeypatch.setattr("makeway_quota.backends.remote.backend.PATIENCE", 1.0)
+    monkeypatch.setattr("makeway_quota.backends.remote.backend.REPORT_GRACE", 1.0)
     monkeypatch.setattr("makeway_quota.control.start_backoff.FIRST_DELAY", 1.0)
     serving = Serving(two_nodes, tmp_path / "state", json.dumps(POLICY))
     serving.environ |= {"MAKEWAY_KUBE_TOLERATIONS": SIMULATED, "MAKEWAY_KUBE_CHECKPOINT_CLAIM": ""}

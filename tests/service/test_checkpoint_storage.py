@@ -13,7 +13,7 @@ from makeway_quota.backends.base import AttemptSeen, NodeSeen, Phase, Seen, Star
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.backends.remote.workers import WorkerSeen, attempt_of
 from makeway_quota.control.reconcile import reconcile
-from makeway_quota.control.start_backoff import MANY, StartBackoff, backoff_until
+from makeway_quota.control.start_backoff import MANY_TRIES, StartBackoff, backoff_until
 from makeway_quota.control.workers.channel import worker_of
 from makeway_quota.control.world.checkpoint_failures import PASSES, CheckpointFailures
 from makeway_quota.store.records import NewWorkload, Workload
@@ -64,14 +64,14 @@ def after(
 
 def test_a_job_waits_longer_and_longer_and_never_fails_for_it() -> None:
     backoff, waited = StartBackoff(), list[float]()
-    for _ in range(MANY + 1):
+    for _ in range(MANY_TRIES + 1):
         waits = after(backoff, 100.0, row(preemptions=3, checkpoint_step=7, max_failures=0))
         assert (waits.state, waits.reason_code, waits.failures) == ("pending", CHECKPOINT_STORAGE, 0)
         assert SAYS in waits.reason_message
         until = backoff_until(waits, 100.0)
         assert until is not None, "the engine leaves it out meanwhile"
         waited.append(until - 100.0)
-    assert waited == [60.0, 120.0, 240.0, 480.0, *[900.0] * (MANY - 4), 3600.0]
+    assert waited == [60.0, 120.0, 240.0, 480.0, *[900.0] * (MANY_TRIES - 4), 3600.0]
 
 
 @pytest.mark.parametrize("tries", [4, 40])
@@ -153,7 +153,7 @@ class ReadOnly(MemoryBackend):
 async def test_the_job_its_decisions_and_the_next_dry_run_say_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("FIRST_DELAY", "MAX_DELAY", "RARE"):
+    for name in ("FIRST_DELAY", "MAX_DELAY", "RARE_DELAY"):
         monkeypatch.setattr(f"makeway_quota.control.start_backoff.{name}", 0.05)
     backend = ReadOnly(NODES, real_time=True)
     async with running(tmp_path, backend=backend, MAKEWAY_TICK_SECONDS=0.1) as run:

@@ -31,7 +31,7 @@ POLICY = "version: 1\npools: [{name: gpu}]\nprofiles: [{name: gpu1, gpus: 1}]\np
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("makeway_quota.application.PATIENCE", 0.5)
+    monkeypatch.setattr("makeway_quota.application.TAKEOVER_SECONDS", 0.5)
 
 
 @asynccontextmanager

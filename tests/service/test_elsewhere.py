@@ -298,7 +298,7 @@ async def test_a_silent_worker_is_lost_fenced_and_its_job_starts_again(tmp_path:
 
 
 async def test_a_launcher_that_vanishes_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("makeway_quota.backends.remote.backend.PATIENCE", 1.0)
+    monkeypatch.setattr("makeway_quota.backends.remote.backend.REPORT_GRACE", 1.0)
     async with far(tmp_path) as service:
         job = await service.train("import time; print('up', flush=True); time.sleep(600)")
         await service.said(job, "up")

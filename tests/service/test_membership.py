@@ -190,7 +190,7 @@ async def test_a_person_named_in_the_policy_needs_no_group(tmp_path: Path) -> No
 
 
 async def test_many_owners_are_read_from_the_list_of_users(tmp_path: Path) -> None:
-    names = [f"p{n}" for n in range(module.FEW + 2)]
+    names = [f"p{n}" for n in range(module.MAX_SINGLE_REQUESTS + 2)]
     crowd = {name: Caller(name, groups=frozenset({"rnd"}), scopes=READ) for name in names}
     async with fake_hub(page_limit=5) as hub:
         for name in names:

@@ -14,10 +14,10 @@ from makeway_quota.control.start_backoff import (
     CLOCKS_DIFFER,
     FIRST_AVOIDED,
     FIRST_DELAY,
-    MANY,
+    MANY_TRIES,
     MAX_DELAY,
     NO_ROOM,
-    RARE,
+    RARE_DELAY,
     StartBackoff,
     backoff_until,
 )
@@ -72,7 +72,7 @@ def after(job: Workload, change: Change) -> Workload:
 
 def many(backoff: StartBackoff, now: float) -> Workload:
     """Return the job after so many tries in a row that it waits for an hour."""
-    for _ in range(MANY + 1):
+    for _ in range(MANY_TRIES + 1):
         waits = after(row(), refused(row(), backoff, now))
     return waits
 
@@ -101,13 +101,13 @@ def test_a_job_of_which_nothing_ran_is_delayed_longer_and_longer_and_has_lost_no
 
 def test_a_job_says_after_how_many_tries_it_waits_for_how_long() -> None:
     waits = many(StartBackoff(), 100.0)
-    assert waits.reason_numbers == {"tries": MANY + 1}
+    assert waits.reason_numbers == {"tries": MANY_TRIES + 1}
     assert waits.reason_message.endswith("; after 13 tries in a row it waits 1 h before the next one.")
 
 
 def test_a_job_waits_for_the_quota_of_a_namespace_never_longer_than_a_quarter_of_an_hour() -> None:
     backoff = StartBackoff()
-    for _ in range(MANY + 20):
+    for _ in range(MANY_TRIES + 20):
         change, _ = backoff.requeue(row(), "“train” of ana", SAYS, 100.0, NO_ROOM)
         waits = after(row(), change)
         backoff.committed([waits])
@@ -178,7 +178,7 @@ def test_a_job_avoids_the_node_that_did_not_start_it_for_a_while_where_there_is_
     assert avoided(backoff, 700.0) == ["n1"], "that a node is down says nothing new about the others"
     for now in range(100_000, 2_000_001, 100_000):
         refused(row(), backoff, now)
-    longest = RARE + MAX_DELAY
+    longest = RARE_DELAY + MAX_DELAY
     assert avoided(backoff, 1_999_999.0 + longest) == ["n1"], "still at its next try"
     assert avoided(backoff, 2_000_000.0 + longest) == []
 
@@ -250,11 +250,11 @@ def test_another_process_knows_the_tries_and_the_avoided_nodes_of_a_job_that_is_
     started = waits._replace(state="starting", reason_code="starting", reason_numbers={}, not_before=None)
     second = StartBackoff()
     second.committed([started])
-    assert second.refused == first.refused == {"j-1": MANY + 1}
+    assert second.refused == first.refused == {"j-1": MANY_TRIES + 1}
     assert avoided(second, 100.0) == avoided(first, 100.0) == ["n1"]
     again = after(started, refused(started, second, 200.0))
-    assert again.start_tries == MANY + 2
-    assert again.not_before == 200.0 + RARE
+    assert again.start_tries == MANY_TRIES + 2
+    assert again.not_before == 200.0 + RARE_DELAY
 
 
 def test_a_job_that_runs_begins_its_tries_anew_in_its_row() -> None:
@@ -268,7 +268,7 @@ def test_a_job_that_runs_begins_its_tries_anew_in_its_row() -> None:
 def test_a_node_that_returns_ends_a_long_wait(returned: list[str]) -> None:
     backoff = StartBackoff()
     waits = many(backoff, 100.0)
-    assert waits.not_before == 100.0 + RARE
+    assert waits.not_before == 100.0 + RARE_DELAY
     (woken_soon,) = backoff.wake({"j-1": waits}, returned, 1000.0)
     woken = after(waits, woken_soon.change)
     assert woken.not_before == 1000.0

@@ -14,7 +14,7 @@ from makeway_quota.backends.base import NodeSeen
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.backends.untrusted import UnreadableJson, read_value
 from makeway_quota.control.hub.client import HubApi
-from makeway_quota.control.hub.servers import FEW, HubServers
+from makeway_quota.control.hub.servers import MAX_SINGLE_REQUESTS, HubServers
 from running import running
 from starlette.responses import JSONResponse
 
@@ -77,7 +77,7 @@ def test_what_is_too_deep_is_left_out() -> None:
 
 
 async def test_options_that_one_user_gave_a_server_hide_no_other_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = [f"user-{number}" for number in range(FEW + 5)]
+    names = [f"user-{number}" for number in range(MAX_SINGLE_REQUESTS + 5)]
 
     def user(name: str) -> bytes:
         options = b"[" * 5000 if name == "user-3" else b"{}"  # more than any reader of JSON takes

@@ -232,7 +232,7 @@ def alone(postgres: str) -> str:
 async def test_a_backend_that_is_not_shared_has_one_service(
     alone: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("makeway_quota.application.PATIENCE", 0.5)
+    monkeypatch.setattr("makeway_quota.application.TAKEOVER_SECONDS", 0.5)
     first = await Application.open(load(environ=settings(tmp_path / "one", alone)), MemoryBackend())
     await first.start()
     with pytest.raises(AlreadyRunning, match="Another quota service works on this database"):

@@ -12,7 +12,7 @@ from typing import Any
 import itsdangerous
 import pytest
 from makeway_quota.backends.remote.backend import WorkerSeen
-from makeway_quota.control.workers.channel import HEARD_EVERY, MAX_STEP, READ_ALL_EVERY, STALE, WorkerChannel
+from makeway_quota.control.workers.channel import HEARD_EVERY, MAX_STEP, READ_ALL_EVERY, STALE_SECONDS, WorkerChannel
 from makeway_quota.control.workers.tokens import RENEWAL_SECONDS, TOKEN_SECONDS, AttemptTokens
 from makeway_quota.store import Store, open_store
 from makeway_quota.store.records import NewWorkload
@@ -100,9 +100,9 @@ async def test_a_report_to_one_replica_reaches_the_other(store: Store) -> None:
 async def test_a_replica_without_its_database_knows_that_it_is_behind(store: Store) -> None:
     here = Replica(store)
     here.channel.on_change(lambda: None)
-    await here.later(STALE + 5)
+    await here.later(STALE_SECONDS + 5)
     assert not here.channel.stale
-    here.now += STALE + 1
+    here.now += STALE_SECONDS + 1
     assert here.channel.stale
     await here.channel.refresh()
     assert not here.channel.stale

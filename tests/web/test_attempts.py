@@ -15,7 +15,7 @@ import pytest
 from makeway_api.models import FileIn
 from makeway_quota.backends.base import LOST_AFTER
 from makeway_quota.control.workers import tokens as attempt_tokens
-from makeway_quota.control.workers.channel import STALE, worker_of
+from makeway_quota.control.workers.channel import STALE_SECONDS, worker_of
 from makeway_quota.control.workers.tokens import AttemptTokens
 from makeway_quota.services.jobs.attempts import MIN_LOG
 from makeway_quota.services.limits.output_rates import BURST, RATE, RESULT_BURST, RESULT_RATE, OutputRates
@@ -122,7 +122,7 @@ async def test_a_cancelled_job_is_stopped_and_a_worker_that_is_over_is_told(web:
 async def test_a_replica_without_its_database_tells_no_worker_what_to_do(worker: Worker) -> None:
     await worker.claim()
     worker.channel.on_change(lambda: None)
-    worker.channel._read_at -= STALE
+    worker.channel._read_at -= STALE_SECONDS
     for asked in (worker.post("claim", INSTANCE), worker.get("orders"), worker.post("report", {})):
         answer = await asked
         assert code(answer) == (503, "database_unavailable")

@@ -243,7 +243,7 @@ async def test_a_service_that_is_busy_for_a_moment_ends_no_part(
         return await rendered(*given)
 
     monkeypatch.setattr(live_module, "rendered", sometimes)
-    monkeypatch.setattr(live_module, "BUSY", 0.01, raising=False)
+    monkeypatch.setattr(live_module, "RETRY_SECONDS", 0.01, raising=False)
     async with httpx2.AsyncClient(headers={"Authorization": "token root"}, timeout=30) as client:
         async with client.stream("GET", f"{url}{API}/events?parts=panel") as answer:
             pieces = answer.aiter_bytes()

@@ -181,7 +181,7 @@ def test_a_live_output_sends_nothing_while_nothing_changes(portal: Portal, ana: 
     ana.submit(JobRequest(name="long", command=SLEEP, profile="gpu1"))
     notebook = Notebook(tmp_path, MAKEWAY_URL=portal.url, JUPYTERHUB_API_TOKEN="ana")
     try:
-        notebook.run("import makeway.feed\nmakeway.feed.REST = makeway.feed.POLL = makeway.feed.CALM = 0.2")
+        notebook.run("import makeway.feed\nmakeway.feed.REST = makeway.feed.POLL = makeway.feed.MIN_PAUSE = 0.2")
         notebook.run("%load_ext makeway\nimport makeway\nw = makeway.usage(); w")
         notebook.run("makeway.jobs()[0]")
         notebook.until_shown(lambda: notebook.text().count("in quota") >= 2)

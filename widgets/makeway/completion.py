@@ -1,4 +1,4 @@
-"""Complete options, teams, profiles, states and jobs; never raises, never blocks for longer than PATIENCE."""
+"""Complete options, teams, profiles, states and jobs; never raises, never blocks for longer than TIMEOUT."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from . import options
 from .connection import client, configured
 from .options import MagicParser
 
-PATIENCE = 0.8
+TIMEOUT = 0.8
 """Seconds that one completion may wait for the service."""
 KEPT = 15.0
 """Seconds for which an answer is cached."""
@@ -48,7 +48,7 @@ class Known:
             thread = threading.Thread(target=self._fetch, args=(what,), daemon=True, name="makeway-completion")
             self._busy[what] = thread
             thread.start()
-        thread.join(PATIENCE)
+        thread.join(TIMEOUT)
         return self._kept.get(what, (0.0, names))[1]
 
     def _fetch(self, what: str) -> None:

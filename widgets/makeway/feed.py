@@ -28,7 +28,7 @@ from .teams import Picture
 
 Listener = Callable[[Picture], None]
 
-CALM = 1.0
+MIN_PAUSE = 1.0
 """Seconds between two fetches of the same, at least: a burst of events costs one."""
 POLL = 5.0
 """Seconds between fetches while there is no stream."""
@@ -118,7 +118,7 @@ class Feed:
         with self._lock:
             followed = self._jobs.setdefault(job.id, _Followed([], JobNews(job, known_at)))
             followed.listeners.append(listener)
-            followed.due = time.monotonic() + CALM
+            followed.due = time.monotonic() + MIN_PAUSE
             self._start()
         self._wake()
 
@@ -279,7 +279,7 @@ class Feed:
             if refused:
                 await asyncio.sleep(POLL)
                 return
-            await asyncio.sleep(CALM)
+            await asyncio.sleep(MIN_PAUSE)
 
     async def _fetch_jobs(self, service: AsyncClient) -> None:
         """Read each job that is followed when it is due; return when the token is refused."""
@@ -304,7 +304,7 @@ class Feed:
                 break
 
     def _due_at(self, followed: _Followed) -> float:
-        return max(followed.due, followed.read_at + CALM)
+        return max(followed.due, followed.read_at + MIN_PAUSE)
 
     async def _fetch_job(self, service: AsyncClient, id: str) -> MakewayError | None:
         if (followed := self._jobs.get(id)) is None:

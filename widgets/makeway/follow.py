@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 POLL = 20.0
 """Seconds of one long poll."""
-PATIENCE = 300.0
+RETRY_SECONDS = 300.0
 """Seconds without an answer after which waiting gives up; the service may restart meanwhile."""
 FIRST_PAUSE = 0.5
 MAX_PAUSE = 10.0
@@ -317,12 +317,12 @@ def _retrying(request: Callable[[], T], deadline: float | None) -> T:
     """Return the service's answer, retried with growing, random pauses while it is unreachable.
 
     Random, so that a thousand kernels do not return at once to a service that restarts. Other errors, and an
-    unreachable service after PATIENCE seconds or at the `deadline` (monotonic), are raised as Refused.
+    unreachable service after RETRY_SECONDS seconds or at the `deadline` (monotonic), are raised as Refused.
     """
     retrying = Retrying(
         retry=retry_if_exception(lambda error: isinstance(error, MakewayError) and error.code == "unreachable"),
         wait=wait_random_exponential(multiplier=FIRST_PAUSE, max=MAX_PAUSE),
-        stop=lambda state: (state.seconds_since_start or 0.0) > PATIENCE or _too_late(state, deadline),
+        stop=lambda state: (state.seconds_since_start or 0.0) > RETRY_SECONDS or _too_late(state, deadline),
         before_sleep=_warn_once,
         reraise=True,
     )

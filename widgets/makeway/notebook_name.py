@@ -16,7 +16,7 @@ import httpx2
 
 from .problems import Refused
 
-PATIENCE = 0.5
+TIMEOUT = 0.5
 """Seconds that the notebook's server may take to name the notebook"""
 MAX_LENGTH = 200
 """Characters of a job's name"""
@@ -79,7 +79,7 @@ def _present_path() -> str | None:
             answer = httpx2.get(
                 f"{server['url'].rstrip('/')}/api/sessions",
                 headers={"Authorization": f"token {token}"},
-                timeout=PATIENCE,
+                timeout=TIMEOUT,
                 trust_env=False,
             )
             for session in answer.raise_for_status().json():

@@ -11,7 +11,7 @@ from .feed import FEED, Feed
 from .live import CELLS, Bundle, Cells, LiveOutput
 from .teams import Picture
 
-PATIENCE = 2.0
+TIMEOUT = 2.0
 """Seconds that the first picture may take; then the output says that nothing is known yet"""
 PAUSED = "Paused after an hour without a cell; run any cell to go on."
 STOPPED = "Stopped."
@@ -80,7 +80,7 @@ class LiveUsage:
     def _ipython_display_(self) -> None:
         """Show it below this cell; where it was shown before, it stays as it is."""
         self._listen()
-        picture = self._feed.first(PATIENCE)
+        picture = self._feed.first(TIMEOUT)
         self._output = None
         if self._cells.publisher() is None:
             self._pause(STATIC)

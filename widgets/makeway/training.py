@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 FRESH = 1.0
 """Seconds for which the last known state of a job is shown without a request."""
-PATIENCE = 2.0
+TIMEOUT = 2.0
 """Seconds that showing a job may wait for the service; then the last known state is shown."""
 CANCEL_TAKES = 3.0
 """Seconds that cancelling waits for the end of the job."""
@@ -274,13 +274,13 @@ class Job:
             self.data, self._known_at = news.job, news.known_at
 
     def _shown(self) -> models.Job:
-        """Return the newest state that is available within PATIENCE; never raises."""
+        """Return the newest state that is available within TIMEOUT; never raises."""
         self._newest()
         age = (datetime.now(UTC) - self._known_at).total_seconds()
         if age > FRESH and not self.data.state.ended:
             fetching = threading.Thread(target=self._fetch_quietly, daemon=True, name="makeway-job")
             fetching.start()
-            fetching.join(PATIENCE)
+            fetching.join(TIMEOUT)
         return self.data
 
     def _fetch_quietly(self) -> None:

@@ -30,9 +30,9 @@ FIRST_RETRY, MAX_RETRY = 1.0, 300.0
 """Seconds from the start of an attempt that failed to the next one, which double with each failure."""
 FIRST_DELAY, MAX_DELAY = 60.0, 900.0
 """Seconds between two tries, which double from the first to the longest: others may have to make way for each."""
-MANY = 12
+MANY_TRIES = 12
 """Tries in a row after which only a change in the cluster is likely to help: others make way for fewer of them."""
-RARE = 3600.0
+RARE_DELAY = 3600.0
 """Seconds between two tries after that, except where a quota is used up: it is free again whenever others end."""
 FIRST_AVOIDED = 120.0
 """Seconds, at least, for which a job avoids a node that did not start it. As a rule it is the delay twice, or MAX_DELAY
@@ -80,7 +80,7 @@ class StartBackoff:
 
     def avoided(self, id: str, now: float) -> Refusals:
         """Return the nodes that a job avoids at the moment."""
-        latest = now + RARE + MAX_DELAY  # where the clock was set back, it avoided them for as long
+        latest = now + RARE_DELAY + MAX_DELAY  # where the clock was set back, it avoided them for as long
         return tuple((node, until) for node, until in self._refusals.get(id, ()) if now < until <= latest)
 
     def requeue(self, row: Workload, job: str, cause: str, now: float, code: str) -> Transition:
@@ -134,8 +134,8 @@ def retry_delay(failures: int, ran: float) -> float:
 
 def delay_after(tries: int, code: str) -> float:
     """Return the seconds that a job waits after so many tries in a row, the last of which ended with this code."""
-    if tries > MANY and code != NO_ROOM:
-        return RARE
+    if tries > MANY_TRIES and code != NO_ROOM:
+        return RARE_DELAY
     return min(MAX_DELAY, FIRST_DELAY * 2.0 ** min(tries - 1, 10))
 
 

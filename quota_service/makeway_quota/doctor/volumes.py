@@ -10,7 +10,7 @@ from ..backends.kubernetes.settings import pod_settings
 from .cluster import ClusterAccess
 from .findings import Finding
 
-MANY = ("ReadWriteMany",)
+SHARED_MODES = ("ReadWriteMany",)
 CLASSES = "/apis/storage.k8s.io/v1/storageclasses"
 
 
@@ -95,7 +95,7 @@ async def _modes(cluster: ClusterAccess, claim: Object, where: str) -> list[Find
     name = claim["metadata"]["name"]
     if "ReadOnlyMany" in modes and not {"ReadWriteMany", "ReadWriteOnce"} & set(modes):
         return [Finding("error", f"The claim {name} is read-only.", where, "Use one that jobs may write to.")]
-    if any(mode in MANY for mode in modes):
+    if any(mode in SHARED_MODES for mode in modes):
         return []
     chosen = cluster.selectors
     nodes = [node for node in await cluster.nodes() if any(one.selects(node) for one in chosen)]

@@ -13,7 +13,7 @@ from ..engine.snapshot import GPU
 from .meter import HOUR
 from .replay import Outcome
 
-BIG = 8 * GPU
+WHOLE_NODE = 8 * GPU
 """From so many milli-GPUs on, a job needs a whole node or more."""
 
 
@@ -27,7 +27,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
     """Return one simulation as plain values: hours, GPUs, GPU-hours, percent."""
     meter = outcome.meter
     delays = [done.delay / HOUR for done in meter.finished]
-    big = [done.delay / HOUR for done in meter.finished if done.gpus >= BIG]
+    big = [done.delay / HOUR for done in meter.finished if done.gpus >= WHOLE_NODE]
     capacity = outcome.gpus / GPU * (outcome.ended - outcome.began)
     used = [moment.used / GPU for moment in meter.moments]
     return {

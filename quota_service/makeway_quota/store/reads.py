@@ -19,7 +19,7 @@ VERSIONS = Lookup(W.id, W.id, W.version)
 IDS = Lookup(W.id, W.id)
 NAMES = Lookup(W.id, W.id, W.name)
 PURGES = Lookup(purges.c.workload, purges.c.workload)
-ONE = (
+WHOLE_ROW = (
     select(*COLUMNS, W.command, W.env, sources.c.source)
     .outerjoin_from(workloads, sources)
     .where(W.id == bindparam("one"))
@@ -32,7 +32,7 @@ NEWEST_TERM = select(terms.c.term, terms.c.holder).order_by(terms.c.term.desc())
 
 def workload(connection: Connection, id: str) -> Workload | None:
     """Return one workload with its source, or None."""
-    row = connection.execute(ONE, {"one": rows.clean(id)}).first()
+    row = connection.execute(WHOLE_ROW, {"one": rows.clean(id)}).first()
     return None if row is None else rows.whole(row)
 
 

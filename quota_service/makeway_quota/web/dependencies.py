@@ -11,7 +11,7 @@ from .login.auth import Authenticator, needs
 from .stream import Streams
 
 MAX_WAIT = 60.0
-BIG = 2**53 - 1
+MAX_INTEGER = 2**53 - 1
 """the largest integer that every JSON reader and database keeps exactly"""
 
 
@@ -64,4 +64,4 @@ Key = Annotated[
         description="a random text for each submission: a request that is repeated with it submits nothing anew",
     ),
 ]
-Version = Annotated[int | None, Query(ge=0, le=BIG, description="the version that the caller already has")]
+Version = Annotated[int | None, Query(ge=0, le=MAX_INTEGER, description="the version that the caller already has")]

@@ -18,9 +18,9 @@ from ..untrusted import UnreadableJson, number, text, whole
 from .jobdir import AttemptFiles
 from .processes import MAX_PID, MAX_TICKS, Mark, Process, boot_id
 
-PATIENCE = 8.0
+LAUNCHER_GRACE = 8.0
 """Seconds after the deadline (or 3 after a kill) that a launcher gets to end its job before it is ended itself."""
-KILL_PATIENCE = 3.0
+KILL_GRACE = 3.0
 MAX_TRIES = 3
 """How often a launcher that never came up is started again."""
 MAX_EXIT_CODE = 1000
@@ -228,8 +228,8 @@ class LocalAttempt:
 
     def _enforce(self) -> None:
         at = time.monotonic()
-        late = self._leave_by is not None and at > self._leave_by + PATIENCE
-        if self.process is not None and (late or (self._kill_at is not None and at > self._kill_at + KILL_PATIENCE)):
+        late = self._leave_by is not None and at > self._leave_by + LAUNCHER_GRACE
+        if self.process is not None and (late or (self._kill_at is not None and at > self._kill_at + KILL_GRACE)):
             self.end_tries += 1
             self.process.send(signal.SIGKILL)
 

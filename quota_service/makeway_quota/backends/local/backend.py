@@ -22,7 +22,7 @@ from ...values import Notice
 from ..base import Backend, BackendError, BackendUnavailable, Elsewhere, EndTries, Key, NodeSeen, Seen, StartOrder
 from ..untrusted import UnreadableJson
 from ..versions import Changes
-from .attempts import MAX_TRIES, PATIENCE, LocalAttempt
+from .attempts import LAUNCHER_GRACE, MAX_TRIES, LocalAttempt
 from .gpus import nodes_here
 from .held_devices import holding
 from .jobdir import AttemptFiles, Layout, read_order, remove_order, write_order
@@ -469,7 +469,7 @@ class LocalBackend(Backend):
         longest = 0.0
         for attempt in running:
             grace = min(CLOSE_SECONDS, attempt.grace)
-            longest = max(longest, grace + PATIENCE + 1.0)
+            longest = max(longest, grace + LAUNCHER_GRACE + 1.0)
             notice = Notice("Makeway is stopping", now, now + grace)
             await self.notice(attempt.workload, attempt.number, notice)
         while any(not attempt.ended for attempt in running) and time.monotonic() - began < longest:

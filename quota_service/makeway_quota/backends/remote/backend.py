@@ -30,7 +30,7 @@ log = logging.getLogger("makeway.remote")
 
 REPORT_WITHIN = 300.0
 """Seconds within which all workers of an attempt have to report, once their hosts wait for nothing."""
-PATIENCE = 15.0
+REPORT_GRACE = 15.0
 """Seconds after a deadline or a kill for which a worker may report its end itself before its host is removed, and
 after which a host that is still there is removed again."""
 OBSERVING, ENDING = "looking at its attempt", "removing its hosts"
@@ -211,7 +211,7 @@ class RemoteBackend(Backend, ABC):
         if ending.removed:
             log.warning("The hosts of attempt %s of %s are still there, and were removed again", key[1], key[0])
         ending.removed, ending.problem = True, ""
-        ending.try_again(self._monotonic(), PATIENCE)
+        ending.try_again(self._monotonic(), REPORT_GRACE)
         self._again.add(key)
 
     def _due(self, hosts: dict[Key, WorkerHosts], synced: bool) -> set[Key]:
@@ -229,7 +229,7 @@ class RemoteBackend(Backend, ABC):
 
     async def notice(self, workload: str, attempt: int, notice: Notice) -> None:
         """Remove the hosts some time after the deadline; the workers read their notice from the store themselves."""
-        remove_at = self._monotonic() + max(0.0, notice.deadline - notice.at) + PATIENCE
+        remove_at = self._monotonic() + max(0.0, notice.deadline - notice.at) + REPORT_GRACE
         if (seen := self._attempts.get((workload, attempt))) is not None and seen.unfinished:
             remove_at = self._monotonic()  # there is nothing that could save
         self._order_end((workload, attempt), Ending(remove_at, notice))
@@ -238,8 +238,8 @@ class RemoteBackend(Backend, ABC):
 
     async def kill(self, workload: str, attempt: int) -> None:
         """Remove the hosts unless the workers end by themselves soon: they read from the store that they must."""
-        patience = PATIENCE if (workload, attempt) in self.channel.seen() else 0.0
-        self._order_end((workload, attempt), Ending(self._monotonic() + patience))
+        report_grace = REPORT_GRACE if (workload, attempt) in self.channel.seen() else 0.0
+        self._order_end((workload, attempt), Ending(self._monotonic() + report_grace))
 
     async def forget(self, workload: str, attempt: int) -> None:
         """Remove the hosts and stop reporting the attempt."""
@@ -305,7 +305,7 @@ class RemoteBackend(Backend, ABC):
             self._known.get(key, NOTHING),
             observed,
             self._monotonic(),
-            Timeouts(self.lost_after, self.report_within, PATIENCE),
+            Timeouts(self.lost_after, self.report_within, REPORT_GRACE),
             lambda worker: self.unreported_message(key, worker),
         )
         if lost_with is not None:

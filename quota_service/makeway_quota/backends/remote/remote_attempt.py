@@ -98,7 +98,7 @@ class Timeouts(NamedTuple):
     """for a worker that is silent"""
     report_within: float
     """for workers whose hosts are there"""
-    patience: float
+    report_grace: float
     """for a report after a host is gone, or before it is"""
 
 
@@ -124,14 +124,14 @@ def conclude(
         return Conclusion(known, known.concluded)
     seen = attempt_of(observed.key, workers, hosts.workers if hosts else 0)
     if seen.phase is Phase.EXITED:
-        return _exited(known, seen, hosts, now, timeouts.patience)
+        return _exited(known, seen, hosts, now, timeouts.report_grace)
     ending = known.ending
     removed = ending is not None and ending.removed
     if hosts is not None and hosts.unfinished and not hosts.workers and removed:
         hosts = replace(hosts, present=False, unfinished=False)  # this service deleted what never ran
     if hosts is not None and not hosts.present:
         known = replace(known, absent_since=now if known.absent_since is None else known.absent_since)
-        if now - (known.absent_since or 0.0) >= (0.0 if removed else timeouts.patience):
+        if now - (known.absent_since or 0.0) >= (0.0 if removed else timeouts.report_grace):
             return _absent(known, seen, hosts, workers)
     elif hosts is not None:
         known = replace(known, absent_since=None)
@@ -161,7 +161,7 @@ def cut_off(result: Conclusion, worker: int, message: str) -> Conclusion:
 
 
 def _exited(
-    known: RemoteAttempt, seen: AttemptSeen, hosts: WorkerHosts | None, now: float, patience: float
+    known: RemoteAttempt, seen: AttemptSeen, hosts: WorkerHosts | None, now: float, report_grace: float
 ) -> Conclusion:
     """Return an end that the workers reported, with what the hosts say about it.
 
@@ -173,7 +173,7 @@ def _exited(
     if ended_by_others(seen) and not hosts.node_lost and known.ending is None:
         if hosts.present:
             known = replace(known, ended_since=now if known.ended_since is None else known.ended_since)
-            if now - (known.ended_since or 0.0) < patience:
+            if now - (known.ended_since or 0.0) < report_grace:
                 return Conclusion(known, replace(seen, phase=Phase.RUNNING, ended_at=None, exit_code=None, message=""))
         if hosts.exit_code is not None:
             code = hosts.exit_code if seen.noticed else seen.exit_code

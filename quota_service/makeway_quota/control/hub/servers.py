@@ -29,7 +29,7 @@ State = Literal["active", "gone", "unreachable", "unknown"]
 SLOTS = 8
 """Requests to the Hub at a time."""
 
-FEW = 10
+MAX_SINGLE_REQUESTS = 10
 """Users that are requested one by one; for more, the whole list is read."""
 
 STOP_AGAIN = 30.0
@@ -134,7 +134,7 @@ class HubServers:
     async def _states_of(self, servers: list[Server]) -> dict[Server, State]:
         """Return the state of each server; one that is missing in the list is looked up by its user first."""
         result: dict[Server, State] = {}
-        if len({user for user, _ in servers}) > FEW:
+        if len({user for user, _ in servers}) > MAX_SINGLE_REQUESTS:
             try:
                 async with self._slots:
                     active = await self._hub.active_servers()

@@ -27,7 +27,7 @@ MAX_STEP = 15.0
 """Seconds that may pass between two observations and still count as time in which a worker could be heard."""
 HEARD_EVERY = 20.0
 """Seconds between two writes of when workers were heard of, for other replicas."""
-STALE = 15.0
+STALE_SECONDS = 15.0
 """Seconds without an answer of the database after which this process cannot tell workers what they have to do."""
 READ_ALL_EVERY = 60.0
 """Seconds between two reads of all reports, which also shows those that are gone."""
@@ -213,7 +213,7 @@ class WorkerChannel:
     @property
     def stale(self) -> bool:
         """Whether the database has not been read for so long that other replicas may have decided anything."""
-        return self._connected and self._monotonic() - self._read_at > STALE
+        return self._connected and self._monotonic() - self._read_at > STALE_SECONDS
 
     @property
     def workers(self) -> int:

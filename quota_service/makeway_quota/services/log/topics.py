@@ -17,7 +17,7 @@ MAX_TOPICS = 64
 """Topics of one stream: all tabs of a browser share it"""
 MAX_LENGTH = 255
 """Characters of a topic"""
-ALONE = frozenset({"cluster", "policy"})
+SINGLE_TOPICS = frozenset({"cluster", "policy"})
 _NAMED = re.compile(r"(team|job|node):[^,\s]+")
 
 
@@ -25,7 +25,7 @@ def read_topics(text: str) -> frozenset[str]:
     """Return the topics of a list with commas; MakewayError 422 for one that is not known. An empty list is none."""
     topics = frozenset(text.split(",")) if text else frozenset()
     for topic in sorted(topics):
-        if len(topic) > MAX_LENGTH or not (topic in ALONE or _NAMED.fullmatch(topic)):
+        if len(topic) > MAX_LENGTH or not (topic in SINGLE_TOPICS or _NAMED.fullmatch(topic)):
             raise MakewayError(
                 f"There is no topic {topic[:80]!r}; topics are cluster, policy, team:NAME, job:ID and node:NAME.",
                 code="unknown_topic",

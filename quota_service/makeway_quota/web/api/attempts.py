@@ -9,7 +9,7 @@ from fastapi.responses import StreamingResponse
 from makeway_api.models.attempts import Claim, OutputReceipt, ReportReceipt, WorkerOrders, WorkerReportIn, WorkerStart
 
 from ...services.jobs.attempts import AttemptService
-from ..dependencies import BIG, Id, TheStreams, Wait
+from ..dependencies import MAX_INTEGER, Id, TheStreams, Wait
 from ..requests.limits import BODY
 from ..server.problems import declared, json_of
 
@@ -97,7 +97,7 @@ async def append(
     kind: Literal["log", "result", "error"],
     attempts: TheAttempts,
     token: Token,
-    offset: Annotated[int, Query(ge=0, le=BIG, description="where these bytes begin in what the worker sends")],
+    offset: Annotated[int, Query(ge=0, le=MAX_INTEGER, description="where these bytes begin in what the worker sends")],
     dropped: Annotated[bool, Query(description="bytes that are missing before these are lost")] = False,
 ) -> Response:
     """Add bytes to the log, the result or the exception of a worker; those that are known already are left out."""

@@ -12,7 +12,7 @@ from makeway_api.models import Decision, Kind, Me, OfferTable, Policy, Pool, Pro
 
 from ...services import Caller, Services
 from ...services.log.topics import read_topics
-from ..dependencies import BIG, Name, Reader, TheAuthenticator, TheServices, TheStreams
+from ..dependencies import MAX_INTEGER, Name, Reader, TheAuthenticator, TheServices, TheStreams
 from ..login.auth import SCOPE, may, refusal, still_reads
 from ..pages.live import PageStream, read_parts
 from ..server.problems import declared, json_list, json_of
@@ -106,7 +106,7 @@ async def decisions(
     workload: Name = None,
     team: Name = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-    before: Annotated[int | None, Query(ge=0, le=BIG, description="only decisions with a smaller id")] = None,
+    before: Annotated[int | None, Query(ge=0, le=MAX_INTEGER, description="only decisions with a smaller id")] = None,
 ) -> Response:
     """Return the decision log, newest first."""
     found = await services.audit.decisions(caller, workload, team, limit, before)
@@ -124,8 +124,8 @@ async def events(
     caller: Reader,
     services: TheServices,
     streams: TheStreams,
-    last_event_id: Annotated[int | None, Header(ge=0, le=BIG)] = None,
-    after: Annotated[int | None, Query(ge=0, le=BIG, description="like the header Last-Event-ID")] = None,
+    last_event_id: Annotated[int | None, Header(ge=0, le=MAX_INTEGER)] = None,
+    after: Annotated[int | None, Query(ge=0, le=MAX_INTEGER, description="like the header Last-Event-ID")] = None,
     topics: Annotated[str | None, Query(max_length=8000, description="only which of these topics changed")] = None,
     parts: Annotated[str, Query(max_length=2000, description="parts of the portal's own pages")] = "",
 ) -> StreamingResponse:

@@ -21,7 +21,19 @@ from makeway_api.models import (
 )
 from pydantic import BaseModel, Field
 
-from ..dependencies import BIG, Id, Key, Name, Reader, Submitter, TheServices, TheStreams, Toucher, Version, Wait
+from ..dependencies import (
+    MAX_INTEGER,
+    Id,
+    Key,
+    Name,
+    Reader,
+    Submitter,
+    TheServices,
+    TheStreams,
+    Toucher,
+    Version,
+    Wait,
+)
 from ..server.problems import declared, json_list, json_of
 
 router = APIRouter(prefix="/jobs", tags=["jobs"], responses=declared(404, 410))
@@ -149,7 +161,9 @@ async def logs(
     services: TheServices,
     streams: TheStreams,
     attempt: Attempt = None,
-    offset: Annotated[int, Query(ge=-BIG, le=BIG, description="in bytes; a negative one counts from the end")] = 0,
+    offset: Annotated[
+        int, Query(ge=-MAX_INTEGER, le=MAX_INTEGER, description="in bytes; a negative one counts from the end")
+    ] = 0,
     limit: Annotated[int, Query(ge=1, le=4 * 2**20, description="bytes")] = 64 * 2**10,
     wait: Wait = 0,
 ) -> Response:

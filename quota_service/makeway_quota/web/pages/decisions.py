@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from ..dependencies import BIG, Name, TheServices
+from ..dependencies import MAX_INTEGER, Name, TheServices
 from .access import PageVisitor
 from .panel import display_of
 from .render import page
@@ -22,7 +22,7 @@ async def decisions_page(
     visitor: PageVisitor,
     services: TheServices,
     team: Name = None,
-    before: Annotated[int | None, Query(ge=0, le=BIG)] = None,
+    before: Annotated[int | None, Query(ge=0, le=MAX_INTEGER)] = None,
 ) -> Response:
     """Return the decisions before one of them, newest first."""
     caller = visitor.caller

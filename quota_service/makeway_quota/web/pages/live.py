@@ -29,9 +29,9 @@ PACE_OF_PARTS = 0.5
 """The same where no topic is asked for: parts have a pace of their own"""
 RECHECK_SECONDS = 5.0
 """Seconds after which a silent stream looks for new nodes"""
-UNSEEN = 15.0
+HIDDEN_REFRESH_SECONDS = 15.0
 """Seconds after which a part is made again where only what its reader may not see has changed: the map shows that"""
-BUSY = 1.0
+RETRY_SECONDS = 1.0
 """Seconds after which a part is tried again that the service could not make: it is busy, or its database is away"""
 MAX_PARTS = 8
 """Parts of one stream"""
@@ -157,7 +157,7 @@ class PageStream:
     def _mark_stale(self) -> None:
         """Make the parts again where the progress of jobs, or what the reader may not see, has changed a while ago."""
         progressed = self._services.context.progress.written != self._progress_seen
-        if (self._unseen or progressed) and time.monotonic() - self._made > UNSEEN:
+        if (self._unseen or progressed) and time.monotonic() - self._made > HIDDEN_REFRESH_SECONDS:
             self._stale |= self._shown.keys()
 
     async def _make(self, part: str) -> tuple[str, Rendering | None]:
@@ -170,7 +170,7 @@ class PageStream:
             except MakewayError as refused:
                 if refused.status < 500:
                     return part, None
-            await asyncio.sleep(BUSY)
+            await asyncio.sleep(RETRY_SECONDS)
 
     def _source(self, part: str) -> PartSource:
         settings = self._request.app.state.settings

@@ -17,7 +17,7 @@ from ...services.jobs.listing import Listing, ListQuery
 from ..dependencies import TheServices
 from ..settings import WebSettings
 from .access import PageVisitor
-from .figures.bars import MANY, bar_scale
+from .figures.bars import MANY_TEAMS, bar_scale
 from .figures.display import Display, colours, is_large
 from .figures.node_facts import facts_of
 from .figures.sharing import view_of
@@ -57,7 +57,7 @@ class Panel:
     @property
     def many_teams(self) -> bool:
         """Whether each team gets one line only, because there are many."""
-        return len(self.teams) > MANY
+        return len(self.teams) > MANY_TEAMS
 
     @property
     def older(self) -> bool:

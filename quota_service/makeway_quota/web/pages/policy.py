@@ -19,7 +19,7 @@ from .render import page
 
 router = APIRouter()
 
-BIG = 2**31 - 1
+MAX_INTEGER = 2**31 - 1
 
 
 @router.get("/policy")
@@ -27,8 +27,8 @@ async def show(
     request: Request,
     visitor: PageVisitor,
     services: TheServices,
-    version: Annotated[int | None, Query(ge=1, le=BIG)] = None,
-    applied: Annotated[int | None, Query(ge=1, le=BIG)] = None,
+    version: Annotated[int | None, Query(ge=1, le=MAX_INTEGER)] = None,
+    applied: Annotated[int | None, Query(ge=1, le=MAX_INTEGER)] = None,
 ) -> Response:
     """Return the document in force, or an earlier version of it to start from."""
     _only_admins(visitor)
@@ -54,7 +54,7 @@ async def change(
     document: Annotated[str, Form(max_length=1_000_000)] = "",
     action: Annotated[str, Form(pattern="^(validate|preview|apply)$")] = "validate",
     comment: Annotated[str, Form(max_length=500)] = "",
-    base: Annotated[int | None, Form(ge=0, le=BIG)] = None,
+    base: Annotated[int | None, Form(ge=0, le=MAX_INTEGER)] = None,
     confirmed: Annotated[str, Form(alias="confirmation", max_length=2000)] = "",
 ) -> Response:
     """One of the three buttons; what was typed is never lost.

@@ -26,7 +26,7 @@ DURATION = 20.0
 """Seconds without a renewal, on this process's own clock, after which another database may take the Lease"""
 MAX_TRIES = 3
 """How often a renewal begins again because another replica has changed the Lease meanwhile"""
-ALONE = "sqlite/"
+SINGLE_REPLICA = "sqlite/"
 """How the identity of a database begins that serves a single replica"""
 NOT_ALLOWED = (403, 404, 405)
 """Refusals where the account has no right to leases, as with the roles of an earlier release"""
@@ -105,7 +105,7 @@ class ClusterLease:
 
     async def release(self) -> None:
         """Free the Lease for another database at once, unless another replica of this one may be there."""
-        if not self.may_act or self._ignored or not self._holder.startswith(ALONE):
+        if not self.may_act or self._ignored or not self._holder.startswith(SINGLE_REPLICA):
             return
         try:
             if (found := await self._get()) is not None and found["spec"].get("holderIdentity") == self._holder:

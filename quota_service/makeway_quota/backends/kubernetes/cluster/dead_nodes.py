@@ -21,7 +21,7 @@ MAX_STEP = 15.0
 """Seconds that may pass between two observations and still count as observed"""
 TOGETHER = 90.0
 """Seconds between the moments at which two nodes went down that the same fault took: Kubernetes notices within 50"""
-MANY = 3
+MIN_DOWN_TOGETHER = 3
 """Nodes that went down together, at least, for their number to say something about the cluster"""
 
 
@@ -116,7 +116,7 @@ class _Cluster:
         if not self._all.ready:
             return True
         together = self._all.fell_with(node)
-        if together >= MANY and 2 * together > self._size:
+        if together >= MIN_DOWN_TOGETHER and 2 * together > self._size:
             return True
         in_zone = bool(node.zone) and self._zones[node.zone].fell_as_a_whole(node)
         return in_zone or any(self._pools[pool].fell_as_a_whole(node) for pool in node.pools)

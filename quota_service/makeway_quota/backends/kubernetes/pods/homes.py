@@ -21,7 +21,7 @@ from .volumes import Mount
 KEPT_SECONDS = 60.0
 """How long what was read of a claim is used: of a job that is started, and of those submitted after it."""
 MAX_KEPT = 10_000
-PATIENCE = 2.0
+TIMEOUT_SECONDS = 2.0
 """Seconds that a submission waits for what the API server says about its owner's home."""
 SILENT_SECONDS = 10.0
 """How long no submission asks an API server that did not answer in that time."""
@@ -113,7 +113,7 @@ class Homes:
         why = f"Makeway cannot tell, as {SILENT}"
         if self._monotonic() >= self._silent_until:
             try:
-                async with asyncio.timeout(PATIENCE):
+                async with asyncio.timeout(TIMEOUT_SECONDS):
                     why = await self._problem(mount)
             except (ApiUnreachable, TimeoutError):
                 self._silent_until = self._monotonic() + SILENT_SECONDS

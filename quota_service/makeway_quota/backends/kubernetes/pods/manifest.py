@@ -43,7 +43,7 @@ container's memory."""
 CHECKPOINTS = "/makeway/checkpoints"
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 TOKEN = "MAKEWAY_ATTEMPT_TOKEN"
-PATIENCE = 20
+GRACE_MARGIN = 20
 """Seconds beyond a job's grace after which the kubelet kills its container: the launcher reports meanwhile."""
 MAX_START = 21_600
 """Seconds for which a pod may pull its image, as in `pod_waits.LIMITS`."""
@@ -180,7 +180,7 @@ def worker_pod(
             "serviceAccountName": settings.service_account,
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
-            "terminationGracePeriodSeconds": math.ceil(order.grace) + PATIENCE,
+            "terminationGracePeriodSeconds": math.ceil(order.grace) + GRACE_MARGIN,
             **deadline_of(order),
             "affinity": _affinity_to(node),
             "tolerations": [*(toleration_of(one) for one in given.tolerations), *STAYS],
@@ -215,7 +215,7 @@ def deadline_of(order: StartOrder) -> Object:
     """
     if order.time_limit is None:
         return {}
-    seconds = math.ceil(min(order.time_limit, MAX_SECONDS) + order.grace) + MAX_START + 2 * PATIENCE
+    seconds = math.ceil(min(order.time_limit, MAX_SECONDS) + order.grace) + MAX_START + 2 * GRACE_MARGIN
     return {"activeDeadlineSeconds": min(seconds, MAX_SECONDS)}
 
 

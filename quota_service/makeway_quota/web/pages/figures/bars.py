@@ -6,7 +6,7 @@ from makeway_api.models import TeamUsage
 from makeway_api.quantities import gpus, number
 from markupsafe import Markup
 
-MANY = 12
+MANY_TEAMS = 12
 """Teams from which on a page lists them in one line each."""
 
 SEGMENTS = (
@@ -68,7 +68,7 @@ def bar_scale(teams: list[TeamUsage], total: float) -> float:
     for bars of one cluster's width would all be too short to read.
     """
     maximum = max([max(team.used + team.lent + team.free, team.reserved) for team in teams], default=0.0)
-    unlimited = total if len(teams) <= MANY else min(total, 2 * maximum)
+    unlimited = total if len(teams) <= MANY_TEAMS else min(total, 2 * maximum)
     ends = [team.limit if team.limit is not None else unlimited for team in teams]
     return max([*ends, maximum, 1.0]) * 1.004
 
