@@ -62,7 +62,7 @@ class Attack:
                 taken += 1
         assert taken == JOBS, f"{taken} jobs were taken"
 
-    async def look(self) -> None:
+    async def read_lists(self) -> None:
         """Request everything that has a list, with the largest pages."""
         for page in ("jobs?limit=1000", "decisions?limit=1000", "sessions?all=1", "usage", "pools", "offers"):
             await self.ask("GET", page)
@@ -91,11 +91,11 @@ class Attack:
 
 STEPS: dict[str, Callable[[Attack], Awaitable[None]]] = {
     "submitted": Attack.submit,
-    "pending": Attack.look,
+    "pending": Attack.read_lists,
     "cancelled": Attack.end,
-    "listed": Attack.look,
+    "listed": Attack.read_lists,
     "resumed": Attack.resume,
-    "restarted": Attack.look,
+    "restarted": Attack.read_lists,
 }
 
 

@@ -123,12 +123,12 @@ def cases(traces: Path, wanted: Sequence[str]) -> list[Case]:
     return result
 
 
-Found = dict[tuple[str, str, bool], list[Report]]
+Results = dict[tuple[str, str, bool], list[Report]]
 
 
-def play(every: Sequence[Case], workers: int) -> Found:
+def play(every: Sequence[Case], workers: int) -> Results:
     """Play the cases on some processes, saying how far it is."""
-    result: Found = defaultdict(list)
+    result: Results = defaultdict(list)
     began = time.monotonic()
     with ProcessPoolExecutor(workers) as pool:
         for at, (case, report) in enumerate(zip(every, pool.map(run, every), strict=True), 1):
@@ -165,7 +165,7 @@ class Check:
 HEAD = ("check", "what", "% at 100 %", "% at 130 %", "goal", "met", "published best", "ratio")
 
 
-def checks(result: Found, published: dict[tuple[str, str], Report]) -> list[Check]:
+def checks(result: Results, published: dict[tuple[str, str], Report]) -> list[Check]:
     """Compare what was reached with what was asked and with what the authors published."""
     lines = []
     for (variant, policy, reshuffled), reports in result.items():

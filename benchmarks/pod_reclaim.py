@@ -85,16 +85,16 @@ async def _measure(cluster: Cluster, service: Service) -> list[Measured]:
 
 
 @dataclass(slots=True)
-class Found:
+class Delays:
     """Seconds of each reclaim."""
 
     bound: list[float] = field(default_factory=list)
     beyond: list[float] = field(default_factory=list)
 
 
-async def _reclaims(owner: AsyncClient, borrower: AsyncClient, times: Times) -> Found:
+async def _reclaims(owner: AsyncClient, borrower: AsyncClient, times: Times) -> Delays:
     """Fill the GPUs with jobs of a team without a reservation, and take one back again and again."""
-    result = Found()
+    result = Delays()
     data = base64.b64encode(TRAINING.encode()).decode()
     file = FileIn(path="train.py", data=data)
     command = ["python3", "train.py"]

@@ -117,8 +117,8 @@ class Started:
         process = self.launch()
 
         def ready() -> bool:
-            assert process.poll() is None, self.said
-            return "Makeway is ready" in self.said
+            assert process.poll() is None, self.printed
+            return "Makeway is ready" in self.printed
 
         try:
             until(ready, "the portal is ready")
@@ -136,7 +136,7 @@ class Started:
             except subprocess.TimeoutExpired:
                 self.send(signal.SIGKILL)
                 self.process.wait()
-        return self.said
+        return self.printed
 
     def send(self, number: signal.Signals) -> None:
         """Send the process a signal."""
@@ -144,7 +144,7 @@ class Started:
         self.process.send_signal(number)
 
     @property
-    def said(self) -> str:
+    def printed(self) -> str:
         """What the terminal shows."""
         return self.output.read_text()
 

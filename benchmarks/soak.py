@@ -62,7 +62,7 @@ class Day:
     database: int
     resident: int
     folders: int
-    longest: float
+    slowest: float
 
 
 def policy(nodes: int) -> str:
@@ -175,7 +175,7 @@ def share_of_day(time: float) -> float:
     return time - 0.6 * math.sin(2 * math.pi * time) / (2 * math.pi)
 
 
-def measured(day: int, jobs: int, service: Application, folder: Path, longest: float) -> Day:
+def measured(day: int, jobs: int, service: Application, folder: Path, slowest: float) -> Day:
     """Return what there is now."""
     gc.collect()
     with open("/proc/self/statm", encoding="ascii") as file:
@@ -190,7 +190,7 @@ def measured(day: int, jobs: int, service: Application, folder: Path, longest: f
         for verb in ("evict", "move")
         for team in TEAMS
     )
-    return Day(day, jobs, round(evictions), waiting, workloads, decisions, events, size, resident, folders, longest)
+    return Day(day, jobs, round(evictions), waiting, workloads, decisions, events, size, resident, folders, slowest)
 
 
 def run(days: int, jobs: int, kept_days: float, step: float = STEP, nodes: int = NODES) -> list[Day]:
@@ -220,12 +220,12 @@ def report(result: Sequence[Day]) -> Iterator[Measured]:
     """Compare the last day with the day on which the oldest jobs were removed for the first time."""
     full, end = result[KEPT_DAYS], result[-1]
     name = f"after {end.day} days and {end.jobs:,} jobs on a fake clock"
-    longest = max(day.longest for day in result)
+    slowest = max(day.slowest for day in result)
     base = f"on day {full.day}, when {KEPT_DAYS} days of jobs were kept"
     note = (
         f"Ended workloads and decisions are kept for {KEPT_DAYS} days here, events for {EVENT_DAYS}; real store, loop, "
         f"services, retention and job folders, machines in memory; {end.evictions:,} evictions. The longest "
-        f"transaction of the retention took {1000 * longest:.0f} ms."
+        f"transaction of the retention took {1000 * slowest:.0f} ms."
     )
     facts = {"days": [asdict(day) for day in result]}
     for what, attribute, unit, size in (

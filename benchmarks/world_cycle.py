@@ -24,7 +24,7 @@ from makeway_quota.values import Place
 from .measure import Measured
 
 NODES = 4_000
-EACH = 8
+GPUS_PER_NODE = 8
 ROWS = 56_000
 TEAMS = 50
 CHANGES = 12
@@ -37,7 +37,7 @@ def measure() -> Iterator[Measured]:
 
 async def _measure() -> list[Measured]:
     document = policy.read(_document(), "policy.yaml")
-    backend = MemoryBackend(NodeSeen(f"n{at:04}", "gpu", tuple(range(EACH))) for at in range(NODES))
+    backend = MemoryBackend(NodeSeen(f"n{at:04}", "gpu", tuple(range(GPUS_PER_NODE))) for at in range(NODES))
     rows = _rows()
     for row in rows:
         if row.state == "running":
@@ -141,7 +141,7 @@ def _document() -> str:
     for gpus in (1, 2, 4, 8):
         lines.append(f"  - {{name: gpu{gpus}, title: {gpus} GPUs, gpus: {gpus}, policies: [[{', '.join(names)}]]}}")
     lines.append("policies:")
-    reserved = NODES * EACH // TEAMS // 2
+    reserved = NODES * GPUS_PER_NODE // TEAMS // 2
     lines += [f"  - {{name: {name}, groups: [{name}], quotas: [{{reserved: {reserved}}}]}}" for name in names]
     return "\n".join(lines) + "\n"
 
@@ -149,13 +149,13 @@ def _document() -> str:
 def _rows() -> list[Workload]:
     """Every node is full, of jobs over quota and in quota; all others wait."""
     teams, sizes, result = cycle(range(TEAMS)), cycle((8, 4, 4, 2, 2, 2, 2)), list[Workload]()
-    free = [(f"n{at:04}", EACH) for at in reversed(range(NODES))]
+    free = [(f"n{at:04}", GPUS_PER_NODE) for at in reversed(range(NODES))]
     began = time.time() - 7200
     while free:
         node, remaining = free.pop()
         size = min(next(sizes), remaining)
         row = _row(len(result), next(teams), size, began)
-        first = EACH - remaining
+        first = GPUS_PER_NODE - remaining
         place = Place(node, tuple(range(first, first + size)), (1000,) * size)
         state = {"state": "running", "attempt": 1, "started_at": began, "placement": (place,)}
         result.append(changed(row, state))

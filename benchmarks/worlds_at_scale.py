@@ -11,7 +11,7 @@ from makeway_quota.engine.snapshot import Weight
 
 NOW = 1_000_000.0
 DAY = 86_400.0
-EACH = 8
+GPUS_PER_NODE = 8
 """devices on a node"""
 TEAMS = 100
 USERS = 10
@@ -24,16 +24,16 @@ LAYOUTS = ((8,), (4, 4), (4, 4), (2, 2, 4))
 
 def nodes(many: int) -> tuple[Node, ...]:
     """Return `many` equal nodes."""
-    return tuple(Node(f"n{at:05}", "p", EACH) for at in range(many))
+    return tuple(Node(f"n{at:05}", "p", GPUS_PER_NODE) for at in range(many))
 
 
 def lent_out(many: int) -> Snapshot:
     """Return a cluster full of one-GPU jobs of a team that reserves nothing; `owner` reserves all of it."""
-    policies = (Policy("borrower", (QuotaLine(),)), Policy("owner", (QuotaLine((), many * EACH * GPU),)))
+    policies = (Policy("borrower", (QuotaLine(),)), Policy("owner", (QuotaLine((), many * GPUS_PER_NODE * GPU),)))
     open_to = (("borrower", "owner"),)
     profiles = (
         Profile("one", GPU, pools=("p",), policies=open_to),
-        Profile("gang", EACH * GPU, workers=max(1, many // 2), pools=("p",), policies=open_to),
+        Profile("gang", GPUS_PER_NODE * GPU, workers=max(1, many // 2), pools=("p",), policies=open_to),
     )
     running = tuple(
         Workload(
@@ -44,9 +44,9 @@ def lent_out(many: int) -> Snapshot:
             submitted_at=NOW - DAY / 2 + at,
             state="running",
             started_at=NOW - DAY / 2 + at,
-            placement=(Placed(0, f"n{at // EACH:05}", (at % EACH,)),),
+            placement=(Placed(0, f"n{at // GPUS_PER_NODE:05}", (at % GPUS_PER_NODE,)),),
         )
-        for at in range(many * EACH)
+        for at in range(many * GPUS_PER_NODE)
     )
     return Snapshot(NOW, Settings(), (Pool("p"),), nodes(many), profiles, policies, running)
 
@@ -56,7 +56,7 @@ def all_at_once(many: int) -> Snapshot:
     world = lent_out(many)
     asking = (
         Workload(f"b{at:06}", "owner", "one", owner=f"user{at % USERS}", submitted_at=NOW - 60 + at * 1e-3)
-        for at in range(many * EACH)
+        for at in range(many * GPUS_PER_NODE)
     )
     return replace(world, workloads=(*world.workloads, *asking))
 
@@ -109,7 +109,7 @@ def nothing_fits(many: int) -> Snapshot:
     """R3, R4: every GPU runs, all teams are over their reservation, and five times as many jobs wait as run."""
     random = Random(20260101)
     names = tuple(f"team{at:03}" for at in range(TEAMS))
-    total = many * EACH * GPU
+    total = many * GPUS_PER_NODE * GPU
     weights: list[Weight] = ["Low", "Medium", "High"]
     policies = tuple(
         Policy(name, (QuotaLine((), total // TEAMS // 2, total // TEAMS if at % 4 == 0 else None),), weights[at % 3])

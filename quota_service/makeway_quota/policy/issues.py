@@ -50,10 +50,10 @@ def place(loc: Loc) -> str:
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part[:60]}" for part in loc).removeprefix(".")
 
 
-def quote(value: object, longest: int = 60) -> str:
+def quote(value: object, limit: int = 60) -> str:
     """Return a value of the document in quotation marks, shortened."""
     text = str(value)
-    return f'"{text}"' if len(text) <= longest else f'"{text[: longest - 1]}…"'
+    return f'"{text}"' if len(text) <= limit else f'"{text[: limit - 1]}…"'
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:

@@ -461,12 +461,12 @@ class Run:
         return ending.after_notice(acknowledged) if notice else ending.unasked()
 
 
-def _limit_open_files(most: Any) -> None:
+def _limit_open_files(limit: Any) -> None:
     """Set the job's soft limit of open files: that of the service is for its connections."""
-    if isinstance(most, int):
+    if isinstance(limit, int):
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def _signal_named(name: str) -> int:

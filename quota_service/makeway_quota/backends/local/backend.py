@@ -308,11 +308,11 @@ class LocalBackend(Backend):
         self._warned = {key: why for key, why in self._troubled.items() if key in self._attempts}
         return before != {key: attempt.seen for key, attempt in self._attempts.items()}
 
-    def _check(self, attempt: LocalAttempt, look: Callable[[LocalAttempt], T]) -> T | None:
+    def _check(self, attempt: LocalAttempt, observe: Callable[[LocalAttempt], T]) -> T | None:
         """Check one attempt; None where that fails, which is its end unless the service itself is in trouble."""
         key = (attempt.workload, attempt.number)
         try:
-            found = look(attempt)
+            found = observe(attempt)
         except (OSError, MemoryError) as error:
             if self._warned.get(key) != str(error):
                 log.warning("Attempt %s of %s is looked at again later: %s", key[1], key[0], error or "no memory")

@@ -95,20 +95,20 @@ class OfferService:
             known = answer.shown.last = document, await self._offer(answer.offer, kind)
         return known[1]
 
-    async def _offer(self, found: EngineOffer, kind: Kind) -> Offer:
+    async def _offer(self, offer: EngineOffer, kind: Kind) -> Offer:
         rows = await self._context.world.rows()
         document = self._context.document
-        message = sentence(found.facts, names_of(document.policies, rows, document).to(found.policy))
+        message = sentence(offer.facts, names_of(document.policies, rows, document).to(offer.policy))
         return Offer(
-            profile=found.profile,
-            team=found.policy,
-            team_title=self._context.title(found.policy),
+            profile=offer.profile,
+            team=offer.policy,
+            team_title=self._context.title(offer.policy),
             kind=kind,
-            code=OFFER_CODES.get(found.code, found.code),
+            code=OFFER_CODES.get(offer.code, offer.code),
             message=message,
-            seconds=None if found.code in ("wait", "refused") else round(found.seconds),
-            victims=[await self._victim(victim, found.policy) for victim in (*found.victims, *found.moved)],
-            reason=Reason(code=found.reason, message=message, numbers=dict(found.numbers)),
+            seconds=None if offer.code in ("wait", "refused") else round(offer.seconds),
+            victims=[await self._victim(victim, offer.policy) for victim in (*offer.victims, *offer.moved)],
+            reason=Reason(code=offer.reason, message=message, numbers=dict(offer.numbers)),
         )
 
     async def _victim(self, victim: OfferVictim, team: str) -> Victim:

@@ -132,7 +132,7 @@ class Connections:
     def _victims(self, for_all: int, seconds: float) -> list[Open]:
         """Return which connections go, of those that were idle for so long."""
         before = self._clock() - seconds
-        return _idle_longest(self._open, max(1, for_all // PART), before)
+        return _closable(self._open, max(1, for_all // PART), before)
 
     def _warn(self, limit: int) -> None:
         now = self._clock()
@@ -147,7 +147,7 @@ class Connections:
             )
 
 
-def _idle_longest(connections: Collection[Open], count: int, before: float) -> list[Open]:
+def _closable(connections: Collection[Open], count: int, before: float) -> list[Open]:
     """Return up to `count` connections of one address that are idle since `before`, the first to close first.
 
     Those without a login go before all others.
