@@ -137,6 +137,61 @@ def test_replaced_names_are_gone(tracked: list[Path]) -> None:
     assert not [f"{place} {line.strip()}" for place, line in vocabulary_lines(tracked) if MOVED.search(line)]
 
 
+WORN = re.compile(
+    r"_*(found|each|least|most|left|said|longest|look|looked|told)|(most|least|longest)_\w+|\w+_left", re.IGNORECASE
+)
+"""Names for results, items, bounds, what remains and messages, which have names of their own"""
+KEPT = {"most", "seconds_left", "SAVED_AND_LEFT"}
+"""A field of the API, a function of `makeway.checkpoint`, and the exit code that goes with it"""
+PACKAGES = (
+    "hub_config",
+    "kube_cluster",
+    "device_plugin",
+    "spawner",
+    "widgets",
+    "quota_service",
+    "benchmarks",
+    "scripts",
+)
+
+
+def defined(tree: ast.Module) -> Iterator[str]:
+    """Yield the names of functions, classes, parameters, attributes, fields and constants, not of local variables."""
+    for node in ast.walk(tree):
+        match node:
+            case (
+                ast.FunctionDef(name=name)
+                | ast.AsyncFunctionDef(name=name)
+                | ast.ClassDef(name=name)
+                | ast.arg(arg=name)
+            ):
+                yield name
+            case ast.Attribute(attr=name, ctx=ast.Store()):
+                yield name
+        for item in node.body if isinstance(node, ast.Module | ast.ClassDef) else ():
+            targets = [item.target] if isinstance(item, ast.AnnAssign) else getattr(item, "targets", [])
+            yield from (target.id for target in targets if isinstance(target, ast.Name))
+
+
+def test_results_items_and_bounds_are_named_as_such(root: Path, tracked: list[Path]) -> None:
+    """The engine's names are not changed yet."""
+    engine = root / "quota_service/makeway_quota/engine"
+    python = [file for file in tracked if file.suffix == ".py" and file.relative_to(root).parts[0] in PACKAGES]
+    worn = [
+        f"{file.relative_to(root)} {name}"
+        for file in python
+        if engine not in file.parents
+        for name in defined(ast.parse(file.read_text(encoding="utf-8")))
+        if WORN.fullmatch(name) and name not in KEPT
+    ]
+    assert not worn
+
+
+def test_names_are_found_wherever_they_are_defined() -> None:
+    code = "class A:\n    a: int\n    def b(self, c): self.d = 1\nE, F = 1, 2\nG = 3\ndef h(*i): j = 4"
+    assert set(defined(ast.parse(code))) == {"A", "a", "b", "self", "c", "d", "G", "h", "i"}
+
+
 def test_no_two_packages_have_modules_of_one_name_for_opposite_directions(tracked: list[Path]) -> None:
     """The spawner reads the events of its pods; the backend records events of them."""
     assert [file.parent.name for file in tracked if file.name == "pod_events.py"] == ["makeway_spawner"]
