@@ -179,7 +179,7 @@ class Cells:
         return result
 
     def watch(self, shell: Any) -> None:
-        """Hear of every cell from now on."""
+        """Follow every cell from now on."""
         if shell is None or self._shell() is shell:
             return
         self._shell = ref(shell)

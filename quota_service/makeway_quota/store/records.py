@@ -183,7 +183,7 @@ class Workload(NamedTuple):
 
     @property
     def live(self) -> bool:
-        """True until the workload has ended."""
+        """Whether the workload has not ended."""
         return self.state in LIVE
 
     @property

@@ -76,12 +76,12 @@ class LocalAttempt:
 
     @property
     def ended(self) -> bool:
-        """True once its end is known and nothing of it is left."""
+        """Whether its end is known and nothing of it runs any more."""
         return self._seen.phase in (Phase.EXITED, Phase.LOST)
 
     @property
     def claimed(self) -> bool:
-        """True when a launcher took this attempt, now or ever."""
+        """Whether a launcher took this attempt, now or ever."""
         if self._claim is None:
             try:
                 self._claim = self.files.report("launcher.json")

@@ -265,7 +265,7 @@ class AttemptFiles:
         return True
 
     def log(self, offset: int, size: int) -> tuple[bytes, int]:
-        """Read from the log, which may lack its middle (`log_gap`); answers the bytes and the log's length."""
+        """Read from the log, which may lack its middle (`log_gap`); return the bytes and the log's length."""
         pieces = self._log_pieces()
         length = max((start + held for start, held, _ in pieces), default=0)
         for start, held, name in pieces:

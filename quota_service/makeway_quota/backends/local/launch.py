@@ -139,7 +139,7 @@ def _free_port() -> int:
 def spawn(
     attempt: LocalAttempt, order: Path, launcher: Path, python: str, account_of: Callable[[str], UnixAccount]
 ) -> str | None:
-    """Start a launcher and wait until it has started the job; answers why it did not come up, if it did not.
+    """Start a launcher and wait until it has started the job; return why it did not come up, if it did not.
 
     The launcher has a session of its own and outlives the service.
     """

@@ -218,7 +218,7 @@ class ReadModels:
         )
 
     def _next(self, rows: Mapping[str, Workload] | None) -> ReadModel:
-        """Take in what changed and make the next version."""
+        """Apply what changed, and return the next version."""
         self._take_rows(rows)
         self._take_nodes()
         document = self._world.document

@@ -94,7 +94,7 @@ class ActiveRows:
         return rows is not None and rows is self._copy
 
     def follow(self) -> list[tuple[Workload | None, Workload]]:
-        """Take in what was committed since; return each row before and after."""
+        """Apply what was committed since; return each row before and after."""
         taken: list[tuple[Workload | None, Workload]] = []
         result = self.rows
         if result is None or not self._committed:

@@ -39,7 +39,7 @@ class Followers:
 
     @contextmanager
     def follow(self, id: str) -> Iterator[Follower]:
-        """Hear of every commit that changes one workload, from now on."""
+        """Follow every commit that changes one workload, from now on."""
         follower = Follower(asyncio.get_running_loop())
         with self._guard:
             self._waiting.setdefault(id, []).append(follower)

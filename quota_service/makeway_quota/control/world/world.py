@@ -109,7 +109,7 @@ class World:
         store.on_change(self._followers.committed, last=True)
 
     def follow(self, id: str) -> AbstractContextManager[Follower]:
-        """Hear of every commit that changes one workload, from now on."""
+        """Follow every commit that changes one workload, from now on."""
         return self._followers.follow(id)
 
     # What there is
@@ -347,7 +347,7 @@ class World:
         self._take_commits()
 
     def _take_commits(self) -> None:
-        """Take in what was committed since the last time."""
+        """Apply what was committed since the last time."""
         taken = self._active.follow()
         self._recent.update(row.id for _, row in taken)
         for known, row in taken:
@@ -364,7 +364,7 @@ class World:
         self._show({place.node for place in places if self._has_pods(place.node)})
 
     def _take(self, known: Workload | None, row: Workload) -> None:
-        """Learn from a row that was committed; what fails is tried again."""
+        """Apply a row that was committed; what fails is tried again."""
         self._unfollowed.pop(row.id, None)
         try:
             self._pods.note(known, row)
