@@ -17,7 +17,7 @@ from walk import Walk, blocks, file_of, section
 
 from kube_cluster import programs
 from kube_cluster.cluster import Cluster
-from kube_cluster.portal import PARTS, ready_parts, told
+from kube_cluster.portal import PARTS, pod_events, ready_parts
 
 LEASE_SECONDS = 20
 ADD_ON: Object = {
@@ -100,7 +100,7 @@ def wait_until_ready(site: Site, parts: Iterable[str] = PARTS) -> None:
         wait_until(lambda: set(parts) <= ready_parts(site.api), "all parts are ready", STARTED, pause=0.5)
         wait_until(lambda: shows_login(site), "the proxy shows the login page", STARTED, pause=0.5)
     except TimeoutError as late:
-        raise TimeoutError(f"{late}\n{told(site.api)}") from late
+        raise TimeoutError(f"{late}\n{pod_events(site.api)}") from late
 
 
 def shows_login(site: Site) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from makeway_quota.backends.kubernetes.attempts.removals import FIRST_PAUSE, MAX_PAUSE, PodRemoval
-from makeway_quota.services.cluster.stuck_workloads import Hanging, _Left
+from makeway_quota.services.cluster.stuck_workloads import Hanging, _Leftover
 from makeway_quota.wording.remedies import remedy
 from running import PEOPLE
 from simulated_pods import EPOCH, Habits, SimulatedCluster, Site
@@ -109,10 +109,10 @@ async def test_a_pod_that_outlives_its_row_is_deleted_again_and_listed(tmp_path:
 
 
 def test_what_hangs_of_two_attempts_is_one_entry_since_the_first() -> None:
-    victim, before = _Left({"n1": 1000, "n2": 500}, 200.0, 250.0), _Left({"n2": 500, "n3": 1000}, 100.0, 150.0)
-    both = _Left({"n1": 1000, "n2": 1000, "n3": 1000}, 100.0, 150.0)
+    victim, before = _Leftover({"n1": 1000, "n2": 500}, 200.0, 250.0), _Leftover({"n2": 500, "n3": 1000}, 100.0, 150.0)
+    both = _Leftover({"n1": 1000, "n2": 1000, "n3": 1000}, 100.0, 150.0)
     assert victim.merged(before) == before.merged(victim) == both
-    assert victim.merged(_Left({"n1": 1000}, 0.0, 0.0)).deadline == 0.0, "longer than this process knows"
+    assert victim.merged(_Leftover({"n1": 1000}, 0.0, 0.0)).deadline == 0.0, "longer than this process knows"
 
 
 @pytest.mark.covers("N33")
@@ -121,8 +121,8 @@ async def test_a_victim_of_which_an_earlier_attempt_hangs_too_holds_both(
 ) -> None:
     found = await site(tmp_path)
     service = found.service.services.hanging
-    one, two = _Left({"n1": 1000}, 300.0, 20.0), _Left({"n2": 1000}, 100.0, 30.0)
-    monkeypatch.setattr(service, "_evicted", lambda rows: {"r0": one, "r1": _Left({"n1": 1000}, 90.0, 25.0)})
+    one, two = _Leftover({"n1": 1000}, 300.0, 20.0), _Leftover({"n2": 1000}, 100.0, 30.0)
+    monkeypatch.setattr(service, "_evicted", lambda rows: {"r0": one, "r1": _Leftover({"n1": 1000}, 90.0, 25.0)})
     monkeypatch.setattr(service, "_outliving", lambda: {"r0": two})
     entries = await hanging(found)
     assert [(entry.workload, entry.nodes, entry.gpus) for entry in entries] == [

@@ -21,7 +21,7 @@ from makeway.launcher import log as launcher_log
 from makeway.launcher.attempt import Attempt
 from makeway.launcher.durations import duration
 from makeway.launcher.log import Log
-from makeway.launcher.run import DRAIN_SECONDS, Run, _time_left
+from makeway.launcher.run import DRAIN_SECONDS, Run, _remaining_seconds
 from makeway_api import durations
 
 
@@ -214,7 +214,7 @@ def test_the_launcher_runs_on_python_3_8() -> None:
 def test_a_clock_that_is_set_takes_no_time_to_save(at: float, deadline: float, left: float) -> None:
     now = time.time()
     notice = {"at": now + at, "deadline": now + deadline}
-    assert _time_left(notice, 5.0) == pytest.approx(left, abs=0.5)
+    assert _remaining_seconds(notice, 5.0) == pytest.approx(left, abs=0.5)
 
 
 def test_a_note_waits_for_a_line_that_is_written_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
