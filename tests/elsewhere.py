@@ -69,7 +69,7 @@ class Processes(RemoteBackend):
     def publish_event(self, key: Key, code: str, message: str) -> None:
         self.published.append((key, code, message))
 
-    async def machines(self) -> Mapping[Key, WorkerHosts]:
+    async def hosts(self) -> Mapping[Key, WorkerHosts]:
         found: dict[Key, WorkerHosts] = {}
         for file in sorted(self.root.glob("*/pid")):
             workload, attempt, _ = file.parent.name.rsplit("-", 2)

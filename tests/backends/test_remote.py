@@ -77,7 +77,7 @@ class Cluster(RemoteBackend):
     async def nodes(self) -> Mapping[str, NodeSeen]:
         return {}
 
-    async def machines(self) -> Mapping[Key, WorkerHosts] | None:
+    async def hosts(self) -> Mapping[Key, WorkerHosts] | None:
         return self.there if self.synced else None
 
     async def start(self, order: StartOrder) -> None:
