@@ -48,7 +48,7 @@ class NoticeDelivery:
         """Follow a worker, by its pid, whose processes register in this folder."""
         self._listeners[worker] = Listeners(folder)
 
-    def look(self) -> None:
+    def observe(self) -> None:
         """Remember what listens now: what ends from here on has ended since the notice."""
         for _, listeners in self._running():
             listeners.alive()

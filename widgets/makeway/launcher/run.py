@@ -331,7 +331,7 @@ class Run:
         if self.notice and notice["deadline"] >= self.notice["deadline"]:
             return
         self.notice = notice
-        self.delivery.look()
+        self.delivery.observe()
         try:
             write_json(self.attempt.path("stop.json"), {**notice, "attempt": self.attempt.number})
             written = True
