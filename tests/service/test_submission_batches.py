@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from makeway_quota.services.jobs import submission_batches
-from makeway_quota.services.jobs.submission_batches import LONGEST_PACE, PACE, SubmissionBatcher, pace
+from makeway_quota.services.jobs.submission_batches import MAX_PACE, PACE, SubmissionBatcher, pace
 from makeway_quota.store.records import FilesOf
 
 
@@ -52,7 +52,7 @@ async def test_the_next_transaction_waits_for_its_time(monkeypatch: pytest.Monke
 def test_transactions_that_take_longer_start_less_often() -> None:
     assert pace(0.0) == PACE
     assert pace(0.003) == pytest.approx(0.015)
-    assert pace(3.0) == LONGEST_PACE
+    assert pace(3.0) == MAX_PACE
 
 
 async def test_a_transaction_has_few_rows_of_files(monkeypatch: pytest.MonkeyPatch) -> None:

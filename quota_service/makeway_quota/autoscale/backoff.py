@@ -22,11 +22,11 @@ class Delays(NamedTuple):
     """The first and the longest delay of a class of failures, in seconds; it doubles in between."""
 
     first: float
-    longest: float
+    max_seconds: float
 
     def after(self, failures: int) -> float:
         """Return the delay after so many failures in a row."""
-        return min(self.longest, self.first * 2.0 ** min(30, failures - 1))
+        return min(self.max_seconds, self.first * 2.0 ** min(30, failures - 1))
 
 
 DELAYS: Mapping[FailureClass, Delays] = {
@@ -102,7 +102,7 @@ def _key(type_name: str, zone: str, market: str, failure: FailureClass) -> tuple
 def held_back(
     known: Iterable[LaunchBackoff], type_name: str, zone: str, market: Market, now: float
 ) -> LaunchBackoff | None:
-    """Return the back-off that holds back a launch for longest, None if there is none."""
+    """Return the back-off that holds back a launch for max_seconds, None if there is none."""
     active = [one for one in known if one.active(now) and one.covers(type_name, zone, market)]
     return max(active, key=lambda one: (one.until, one.key), default=None)
 

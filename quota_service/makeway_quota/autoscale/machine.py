@@ -163,6 +163,6 @@ class Windows:
     """for which a machine may be terminating before an administrator is told"""
 
     @property
-    def longest_unseen(self) -> float:
+    def listed_after(self) -> float:
         """Seconds after which an instance is on every list: the call that launched it has ended."""
         return self.request_timeout + self.visibility

@@ -294,7 +294,7 @@ def _absent(machine: Machine, seen: MachineObservation, now: float, windows: Win
 def _visible_from(machine: Machine, windows: Windows) -> float:
     """Return from when on every list has the machine's instance, if there is one."""
     last = max(machine.called_at or machine.requested_at, machine.launched_at or 0.0)
-    return last + windows.longest_unseen
+    return last + windows.listed_after
 
 
 def _fenced(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:

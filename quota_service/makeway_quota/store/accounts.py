@@ -67,13 +67,13 @@ def add(connection: Connection, added: Mapping[tuple[str, str, str], int]) -> No
 
 def add_output(connection: Connection, workload: str, output: str, size: int, limits: KeptLimits | None = None) -> None:
     """Count bytes that a worker sent for the owner of its job; TooMuchKept where they exceed a limit."""
-    found = connection.execute(select(W.owner, W.team).where(W.id == rows.clean(workload))).first()
-    if found is None:
+    result = connection.execute(select(W.owner, W.team).where(W.id == rows.clean(workload))).first()
+    if result is None:
         return
-    team = found.team or ""
-    if limits is not None and (refused := KeptSums(connection).take(found.owner, team, size, limits)) is not None:
+    team = result.team or ""
+    if limits is not None and (refused := KeptSums(connection).take(result.owner, team, size, limits)) is not None:
         raise refused
-    add(connection, {(found.owner, team, kind_of(output)): size})
+    add(connection, {(result.owner, team, kind_of(output)): size})
 
 
 class KeptSums:
@@ -89,11 +89,11 @@ class KeptSums:
         if any(limits) and not self._sums.keys() >= set(whose.values()):
             read = dict(zip(whose.values(), sums_of(self._connection, owner, team), strict=True))
             self._sums = read | self._sums  # what this transaction has taken is not written yet
-        found = {which: self._sums[who] for which, who in whose.items() if getattr(limits, which)}
-        for which, kept in found.items():
+        result = {which: self._sums[who] for which, who in whose.items() if getattr(limits, which)}
+        for which, kept in result.items():
             if kept + size > getattr(limits, which):
                 return TooMuchKept(which, kept, size)
-        for which, kept in found.items():
+        for which, kept in result.items():
             self._sums[whose[which]] = kept + size
         return None
 
@@ -228,8 +228,8 @@ def _counted(connection: Connection, owner: str) -> dict[tuple[str, str], int]:
     counted: dict[tuple[str, str], int] = defaultdict(int)
     mine, team = W.owner == rows.clean(owner), func.coalesce(W.team, "").label("team")
 
-    def count(kind: str | None, found: Iterable[tuple[str, str, int]]) -> None:
-        for one, output, size in found:
+    def count(kind: str | None, result: Iterable[tuple[str, str, int]]) -> None:
+        for one, output, size in result:
             counted[one, kind or kind_of(output)] += int(size or 0)
 
     named = literal("")

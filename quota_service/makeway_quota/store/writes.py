@@ -186,13 +186,13 @@ def _sizes(connection: Connection, submission: Checked) -> dict[str, int]:
 
 def _by_account(added: Sequence[Checked], sizes: Mapping[str, Mapping[str, int]]) -> dict[tuple[str, str, str], int]:
     """Return the bytes of submissions by owner, team and kind."""
-    found: dict[tuple[str, str, str], int] = {}
+    result: dict[tuple[str, str, str], int] = {}
     for new in (submission.workload for submission in added):
         for kind, size in sizes[new.id].items():
             if size:
                 account = new.owner, new.team or "", kind
-                found[account] = found.get(account, 0) + size
-    return found
+                result[account] = result.get(account, 0) + size
+    return result
 
 
 def add_blob(connection: Connection, digest: str, data: bytes | None, size: int) -> None:
@@ -204,15 +204,15 @@ def add_blob(connection: Connection, digest: str, data: bytes | None, size: int)
 
 def digests(given: Sequence[tuple[str, bytes, bool]]) -> dict[File, str]:
     """Return files with the digests of their content; ValueError for a path that is not storable or comes twice."""
-    found: dict[File, str] = {}
+    result: dict[File, str] = {}
     paths: set[str] = set()
     for path, data, executable in given:
         rows.refuse_unstorable(path, f"the file name {path!r}")
         if path in paths:
             raise ValueError(f"the file {path!r} comes twice; send it once")
         paths.add(path)
-        found[File(path, data, executable)] = hashlib.sha256(data).hexdigest()
-    return found
+        result[File(path, data, executable)] = hashlib.sha256(data).hexdigest()
+    return result
 
 
 def lead(connection: Connection, term: int) -> None:

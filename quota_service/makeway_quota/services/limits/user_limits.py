@@ -25,7 +25,7 @@ MAX_BYTES = 64 * 2**20
 class Bucket:
     """A token bucket: how many submissions are left, and since when."""
 
-    left: float
+    remaining: float
     at: float
 
 
@@ -35,16 +35,16 @@ MAX_BUCKETS = 10_000
 FILES_OF_ONE = 200
 """Files that a job has at most to count as a single submission of a minute"""
 
-LOOK_UPS = 30
+LOOKUPS_PER_MINUTE = 30
 """Times a minute that a refused submission of one person is looked for in the database"""
 
 
 class Reservation:
     """Room for jobs that are being written: each takes its part until the store has it."""
 
-    def __init__(self, user: str, left: int, size: int, expected: dict[str, Reservation]) -> None:
+    def __init__(self, user: str, remaining: int, size: int, expected: dict[str, Reservation]) -> None:
         self.user = user
-        self.left = left
+        self.remaining = remaining
         self.size = size
         """bytes of each"""
         self._expected = expected
@@ -66,9 +66,9 @@ class UserLimits:
         followers: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._most_pending = pending
+        self._max_pending = pending
         self._per_minute = submissions
-        self._most_followers = followers
+        self._max_followers = followers
         self._clock = clock
         self._guard = threading.Lock()
         self._versions: dict[str, int] = {}
@@ -82,7 +82,7 @@ class UserLimits:
         self._arriving_bytes: Counter[str] = Counter()
         self._expected: dict[str, Reservation] = {}
         self._buckets: dict[str, Bucket] = {}
-        self._look_ups: dict[str, Bucket] = {}
+        self._lookups: dict[str, Bucket] = {}
         self._followers: Counter[str] = Counter()
         self._known = False
         self._ended_unlearned: set[str] = set()
@@ -112,7 +112,7 @@ class UserLimits:
         with self._guard:
             for row in changed:
                 if (reservation := self._expected.pop(row.id, None)) is not None:
-                    reservation.left -= 1
+                    reservation.remaining -= 1
                     self._less(self._arriving, reservation.user)
                     self._less(self._arriving_bytes, reservation.user, reservation.size)
                 if row.kind != "job" or self._versions.get(row.id, -1) >= row.version:
@@ -145,8 +145,8 @@ class UserLimits:
             yield reservation
         finally:
             with self._guard:
-                self._less(self._arriving, user, reservation.left)
-                self._less(self._arriving_bytes, user, reservation.left * size)
+                self._less(self._arriving, user, reservation.remaining)
+                self._less(self._arriving_bytes, user, reservation.remaining * size)
                 for id in [id for id, each in self._expected.items() if each is reservation]:
                     del self._expected[id]
 
@@ -156,22 +156,22 @@ class UserLimits:
             self._check_rate(user, 1)
 
     def _check_pending(self, user: str, many: int) -> None:
-        there, most = self._pending[user] + self._arriving[user], self._most_pending
-        if most and there + many > most:
+        there, maximum = self._pending[user] + self._arriving[user], self._max_pending
+        if maximum and there + many > maximum:
             raise refuse(
-                f"{user} has {count(there, 'pending job')}, and {most} is the most for one person"
+                f"{user} has {count(there, 'pending job')}, and {maximum} is the most for one person"
                 + (f": {many} more do not fit. " if many > 1 else ". ")
                 + "Submit more when some have started, or cancel some.",
                 "too_many_pending",
                 429,
                 pending=there,
                 submitted=many,
-                most=most,
+                most=maximum,
             )
 
     def _check_bytes(self, user: str, size: int) -> None:
         there = self._bytes[user] + self._arriving_bytes[user]
-        if self._most_pending and size and there + size > MAX_BYTES:
+        if self._max_pending and size and there + size > MAX_BYTES:
             raise refuse(
                 f"The commands, environments and sources of {user}'s pending and running jobs have "
                 f"{there // 2**20} MiB, and {MAX_BYTES // 2**20} MiB is the most for one person: put long ones into a "
@@ -186,10 +186,10 @@ class UserLimits:
     def _check_rate(self, user: str, many: int) -> None:
         if not self._per_minute:
             return
-        most = float(self._per_minute)
-        bucket = self._filled(self._buckets, user, most)
-        if bucket.left < min(many, most):
-            wait = (min(many, most) - bucket.left) * 60 / most
+        maximum = float(self._per_minute)
+        bucket = self._filled(self._buckets, user, maximum)
+        if bucket.remaining < min(many, maximum):
+            wait = (min(many, maximum) - bucket.remaining) * 60 / maximum
             raise busy(
                 f"{user} submits more than {count(self._per_minute, 'job')} a minute: "
                 f"try again in {max(1, round(wait))} s.",
@@ -198,20 +198,21 @@ class UserLimits:
                 wait,
                 per_minute=self._per_minute,
             )
-        bucket.left -= many
+        bucket.remaining -= many
 
     @contextmanager
     def following(self, user: str) -> Iterator[None]:
         """Count a request that waits for a log; refuse it beyond the limit."""
         with self._guard:
-            most = self._most_followers
-            if most and self._followers[user] >= most:
+            maximum = self._max_followers
+            if maximum and self._followers[user] >= maximum:
                 raise busy(
-                    f"{user} follows {count(most, 'log')} already, the most for one person: stop following one first.",
+                    f"{user} follows {count(maximum, 'log')} already, the most for one person: "
+                    "stop following one first.",
                     "too_many_followers",
                     429,
                     5,
-                    most=most,
+                    most=maximum,
                 )
             self._followers[user] += 1
         try:
@@ -220,20 +221,20 @@ class UserLimits:
             with self._guard:
                 self._less(self._followers, user)
 
-    def may_look_up(self, user: str) -> bool:
+    def may_repeat_lookup(self, user: str) -> bool:
         """Whether one more look-up of a refused submission of this person is allowed; counts it."""
         with self._guard:
-            bucket = self._filled(self._look_ups, user, LOOK_UPS)
-            if bucket.left < 1:
+            bucket = self._filled(self._lookups, user, LOOKUPS_PER_MINUTE)
+            if bucket.remaining < 1:
                 return False
-            bucket.left -= 1
+            bucket.remaining -= 1
             return True
 
-    def _filled(self, buckets: dict[str, Bucket], user: str, most: float) -> Bucket:
-        """Return the bucket of a user, with what a minute's `most` has added since the last time."""
+    def _filled(self, buckets: dict[str, Bucket], user: str, limit: float) -> Bucket:
+        """Return the bucket of a user, with what a minute's `limit` has added since the last time."""
         now = self._clock()
-        bucket = buckets.setdefault(user, Bucket(most, now))
-        bucket.left = min(most, bucket.left + max(0.0, now - bucket.at) * most / 60)
+        bucket = buckets.setdefault(user, Bucket(limit, now))
+        bucket.remaining = min(limit, bucket.remaining + max(0.0, now - bucket.at) * limit / 60)
         bucket.at = max(bucket.at, now)
         if len(buckets) > MAX_BUCKETS:  # one that was not used for a minute is full
             for name in [name for name, each in buckets.items() if now - each.at >= 60]:
