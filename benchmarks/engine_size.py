@@ -17,7 +17,7 @@ from makeway_quota.control.garbage import collect_less
 from makeway_quota.engine import IncrementalEngine, Snapshot, schedule
 
 from .measure import Measured
-from .worlds_at_scale import EACH, all_at_once, carried_out, nothing_fits, one_gang, shared_machines
+from .worlds_at_scale import GPUS_PER_NODE, all_at_once, carried_out, nothing_fits, one_gang, shared_machines
 
 R1_SIZES = (100, 200, 500, 1000, 2000)
 R2_SIZES = (100, 200, 500, 1000)
@@ -64,24 +64,24 @@ def measure() -> Iterator[Measured]:
     )
 
 
-def _incremental(found: Run, crowd: str, cold: float) -> Iterator[Measured]:
+def _incremental(result: Run, crowd: str, cold: float) -> Iterator[Measured]:
     """Show R3: time of a pass after one job ended, and the memory of the process."""
     yield Measured(
         f"R3: one job ends, the engine stays, {crowd}",
         "ms",
-        [1000 * each for each in found.seconds],
+        [1000 * each for each in result.seconds],
         "a pass from a snapshot of the same",
         1000 * cold,
         goal=50.0,
-        note=f"{1000 * found.cpu:.3g} ms of one processor; {found.facts['started']} of {ENDS} passes started a job.",
-        facts={**found.facts, "cpu": found.cpu},
+        note=f"{1000 * result.cpu:.3g} ms of one processor; {result.facts['started']} of {ENDS} passes started a job.",
+        facts={**result.facts, "cpu": result.cpu},
     )
     yield Measured(
         f"R3: memory, {crowd}",
         "MiB",
-        [found.peak],
+        [result.peak],
         "the process that made one pass from a snapshot",
-        found.facts["cold_peak"],
+        result.facts["cold_peak"],
         goal=500.0,
         note="The most that the process ever took, with the snapshot in it.",
     )
@@ -93,21 +93,21 @@ def _growing(
     """Measure one case over its sizes; the baseline is linear growth from the smallest one."""
     first: float | None = None
     for size in sizes:
-        found = run(case, size)
-        value = median(found.seconds)
+        result = run(case, size)
+        value = median(result.seconds)
         first = first if first is not None else value
         known = f"published for the best-known open GPU scheduler: {published[size]:g} s, " if size in published else ""
         faster = f"{published[size] / value:.0f} times as long; " if size in published else ""
         yield Measured(
-            f"{case}: {words.format(n=size, gpus=size * EACH, half=size // 2)}",
+            f"{case}: {words.format(n=size, gpus=size * GPUS_PER_NODE, half=size // 2)}",
             "s",
-            found.seconds,
+            result.seconds,
             f"linear growth from {sizes[0]} nodes",
             first * size / sizes[0],
             goal=GOALS.get(case) if size == goal_at else None,
-            note=f"{known}{faster}{found.cpu:.3g} s of one processor, {found.peak:.0f} MiB; "
-            f"the pass that starts them all once the victims have left: {found.facts['then']:.3g} s.",
-            facts={**found.facts, "cpu": found.cpu, "peak_mib": found.peak, "published": published.get(size)},
+            note=f"{known}{faster}{result.cpu:.3g} s of one processor, {result.peak:.0f} MiB; "
+            f"the pass that starts them all once the victims have left: {result.facts['then']:.3g} s.",
+            facts={**result.facts, "cpu": result.cpu, "peak_mib": result.peak, "published": published.get(size)},
         )
 
 
@@ -189,11 +189,11 @@ def _peak() -> float:
 
 
 CASES: dict[str, Callable[[int], Run]] = {
-    "R1": lambda size: _reclaim(all_at_once(size), size * EACH),
-    "R2": lambda size: _reclaim(one_gang(size), size // 2 * EACH),
+    "R1": lambda size: _reclaim(all_at_once(size), size * GPUS_PER_NODE),
+    "R2": lambda size: _reclaim(one_gang(size), size // 2 * GPUS_PER_NODE),
     "R3": _staying,
     "R4": _cold,
-    "R5": lambda size: _reclaim(shared_machines(size), size * EACH),
+    "R5": lambda size: _reclaim(shared_machines(size), size * GPUS_PER_NODE),
 }
 
 if __name__ == "__main__":

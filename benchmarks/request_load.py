@@ -49,13 +49,13 @@ def policy(nodes: int, teams: int = TEAMS) -> str:
 def people(teams: int = TEAMS) -> dict[str, Caller]:
     """Make the users of every team and administrators; tokens are names."""
     scopes = frozenset({"custom:makeway:read", "custom:makeway:submit"})
-    found = {
+    result = {
         f"user{team:02}-{at}": Caller(f"user{team:02}-{at}", groups=frozenset({f"team{team:02}"}), scopes=scopes)
         for team in range(teams)
         for at in range(USERS)
     }
     names = ("root", *(f"root{at:02}" for at in range(ADMINISTRATORS)))
-    return found | {name: Caller(name, admin=True, scopes=scopes | {"custom:makeway:admin"}) for name in names}
+    return result | {name: Caller(name, admin=True, scopes=scopes | {"custom:makeway:admin"}) for name in names}
 
 
 def jobs(running: int, pending: int, size: int, teams: int = TEAMS) -> list[NewWorkload]:

@@ -74,11 +74,11 @@ def shared_machines(many: int) -> Snapshot:
     """
     numbers = range(many)
     machines = tuple(
-        Node(f"n{at:05}/{pool}", pool, gpus, cpu=EACH * 1000, host=f"n{at:05}", first_device=first)
+        Node(f"n{at:05}/{pool}", pool, gpus, cpu=GPUS_PER_NODE * 1000, host=f"n{at:05}", first_device=first)
         for at in numbers
-        for pool, gpus, first in (("whole", EACH // 2, 0), ("slices", EACH, 4096))
+        for pool, gpus, first in (("whole", GPUS_PER_NODE // 2, 0), ("slices", GPUS_PER_NODE, 4096))
     )
-    owned = (QuotaLine(("whole",), many * EACH // 2 * GPU),)
+    owned = (QuotaLine(("whole",), many * GPUS_PER_NODE // 2 * GPU),)
     policies = (Policy("borrower", (QuotaLine(),)), Policy("owner", owned))
     open_to = (("borrower", "owner"),)
     profiles = (
@@ -94,13 +94,13 @@ def shared_machines(many: int) -> Snapshot:
             submitted_at=NOW - DAY / 2 + at,
             state="running",
             started_at=NOW - DAY / 2 + at,
-            placement=(Placed(0, f"n{at // EACH:05}/slices", (4096 + at % EACH,)),),
+            placement=(Placed(0, f"n{at // GPUS_PER_NODE:05}/slices", (4096 + at % GPUS_PER_NODE,)),),
         )
-        for at in range(many * EACH)
+        for at in range(many * GPUS_PER_NODE)
     )
     asking = tuple(
         Workload(f"b{at:06}", "owner", "one", owner=f"user{at % USERS}", submitted_at=NOW - 60 + at * 1e-3)
-        for at in range(many * EACH // 2)
+        for at in range(many * GPUS_PER_NODE // 2)
     )
     return Snapshot(NOW, Settings(), (Pool("slices"), Pool("whole")), machines, profiles, policies, (*running, *asking))
 

@@ -120,8 +120,8 @@ async def test_jobs_get_their_gpus_by_claims_of_their_profile_and_the_next_one_o
     driver: Cluster, template: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The claims are generated and allocated by Kubernetes; the service has the rights of the documentation alone."""
-    monkeypatch.setattr("makeway_quota.control.start_backoff.FIRST", 1.0)
-    monkeypatch.setattr("makeway_quota.control.start_backoff.LONGEST", 1.0)
+    monkeypatch.setattr("makeway_quota.control.start_backoff.FIRST_DELAY", 1.0)
+    monkeypatch.setattr("makeway_quota.control.start_backoff.MAX_DELAY", 1.0)
     serving = Serving(driver, tmp_path / "state", json.dumps(POLICY))
     serving.environ |= {"MAKEWAY_KUBE_TOLERATIONS": SIMULATED, "MAKEWAY_KUBE_CHECKPOINT_CLAIM": ""}
 

@@ -448,7 +448,7 @@ async def test_a_replica_that_does_not_lead_learns_of_a_user_with_capitals(tmp_p
         return ()
 
     other.on_change(learned.set)
-    follows = module.look_again_and_again(other, owners, lambda: ("BOSS",), lambda: False)
+    follows = module.refresh_forever(other, owners, lambda: ("BOSS",), lambda: False)
     task = asyncio.create_task(follows)
     document = read(CAPITALS)
     assert other.teams_of(document, "boss", ()) == ("devops",)

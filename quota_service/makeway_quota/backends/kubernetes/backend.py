@@ -71,7 +71,7 @@ AWAY_SECONDS = 10.0
 NOTICES_SECONDS = 5.0
 """How long the check of a policy document waits for what the API server says about its profiles."""
 NO_CLAIMS = "Its pods would not get their GPUs, and an administrator has to act"
-LEFT_SECONDS = 300.0
+GONE_SECONDS = 300.0
 """How long a follower remembers pods that are gone, of attempts without a report: only the leader forgets them."""
 
 
@@ -199,11 +199,11 @@ class KubernetesBackend(RemoteBackend):
                 await self.pods.wait_synced()
         except TimeoutError:
             why = self.problem or "it does not answer"
-            said = f"The Kubernetes cluster at {self._client.connection.server} cannot be read: {why}."
+            message = f"The Kubernetes cluster at {self._client.connection.server} cannot be read: {why}."
             if self.inventory.refused or self.pods.refused:
                 await self.close(stop_jobs=False)
-                raise BackendError(said) from None
-            log.warning("%s Jobs go on, and nothing is decided until it can", said)
+                raise BackendError(message) from None
+            log.warning("%s Jobs go on, and nothing is decided until it can", message)
 
     async def close(self, *, stop_jobs: bool) -> None:
         """Stop following the cluster; pods go on."""
@@ -228,7 +228,7 @@ class KubernetesBackend(RemoteBackend):
         self._sort()
         reported = self.channel.seen()
         if not self._may_act():
-            self.attempt_pods.drop_last(LEFT_SECONDS, reported)
+            self.attempt_pods.drop_last(GONE_SECONDS, reported)
             self.attempt_pods.end_term()
             self._tokens.clear()
             self._removals.drop()
@@ -337,13 +337,13 @@ class KubernetesBackend(RemoteBackend):
     def end_tries(self, workload: str) -> EndTries | None:
         """Return what was done to end the pods that are left of a workload; None where there are none."""
         pods = [pod for key in self.attempt_pods.keys_of(workload) for pod in self.attempt_pods.of(key) if pod.present]
-        found, asked = super().end_tries(workload), self._removals.asked(pod.name for pod in pods)
+        result, asked = super().end_tries(workload), self._removals.asked(pod.name for pod in pods)
         if not pods:
-            return found
+            return result
         targets, space = tuple(f"pod {pod.name}" for pod in pods), self.settings.namespace
         problem = next((each.problem for each in asked if each.problem), "")
-        if found is not None:
-            return replace(found, targets=targets, problem=found.problem or problem, namespace=space)
+        if result is not None:
+            return replace(result, targets=targets, problem=result.problem or problem, namespace=space)
         if not asked:
             return EndTries(targets, namespace=space)
         next_at = self._clock() + min(each.next_at for each in asked) - self._monotonic()
@@ -351,14 +351,14 @@ class KubernetesBackend(RemoteBackend):
 
     def cut_off(self) -> Mapping[Key, tuple[int, str]]:
         """Return the attempts with a silent worker on a dead node."""
-        found: dict[Key, tuple[int, str]] = {}
+        result: dict[Key, tuple[int, str]] = {}
         if dead := self._dead_nodes.dead():
-            said = duration(self._dead_nodes.after)
+            message = duration(self._dead_nodes.after)
             for key, worker in self.channel.silent(self._dead_nodes.after).items():
                 node = next((pod.node for pod in self.attempt_pods.of(key) if pod.worker == worker), "")
                 if node in dead:
-                    found[key] = worker, f"its node {node} is down, and worker {worker} was not heard of for {said}"
-        return found
+                    result[key] = worker, f"its node {node} is down, and worker {worker} was not heard of for {message}"
+        return result
 
     def unreported_message(self, key: Key, worker: int) -> str:
         """Return which address a launcher did not reach, from which node, and what to check."""
@@ -403,10 +403,10 @@ class KubernetesBackend(RemoteBackend):
 
     def _node_states(self) -> dict[str, NodeReadiness]:
         """Return where the nodes of pools are, and which of them are ready."""
-        found = {name: node for name, node in self.inventory.seen().items() if node.pool}
-        zones = {name: self.inventory.nodes.objects[name].labels.get(ZONE, "") for name in found}
+        result = {name: node for name, node in self.inventory.seen().items() if node.pool}
+        zones = {name: self.inventory.nodes.objects[name].labels.get(ZONE, "") for name in result}
         return {
-            name: NodeReadiness(node.ready, node.pools, zones[name], node.down_since) for name, node in found.items()
+            name: NodeReadiness(node.ready, node.pools, zones[name], node.down_since) for name, node in result.items()
         }
 
     def _is_ending(self, name: str) -> bool:
@@ -456,12 +456,12 @@ class KubernetesBackend(RemoteBackend):
     def _broken_off(self, order: StartOrder, error: Exception, pods: int) -> BackendError:
         """Return why a start broke off. What was refused leaves no pods; without an answer, it goes on from there."""
         self._note(error)
-        key, found = (order.workload, order.attempt), start_error(error, pods)
-        (self.attempt_pods.break_off if isinstance(found, BackendUnavailable) else self.attempt_pods.show)(key)
+        key, result = (order.workload, order.attempt), start_error(error, pods)
+        (self.attempt_pods.break_off if isinstance(result, BackendUnavailable) else self.attempt_pods.show)(key)
         if isinstance(error, ApiRefusal):  # also for a while: half a gang would keep what another one needs
             self._tokens.done(key)
             self._undo(order)
-        return found
+        return result
 
     def _anew(self, order: StartOrder) -> BackendRefusal:
         """Delete the pods of a start that broke off, which get their tokens no more; return what to raise."""

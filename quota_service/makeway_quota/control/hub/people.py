@@ -25,10 +25,10 @@ from .client import HubApi, HubUnreachable, HubUser
 
 log = logging.getLogger("makeway.people")
 
-LOOK_EVERY = 10.0
+CHECK_SECONDS = 10.0
 """Seconds after which the Hub is asked again about an owner of work: a person who left a team starts nothing then."""
 
-FEW = 10
+MAX_SINGLE_REQUESTS = 10
 """Owners that are asked for one by one; for more, the whole list is read."""
 
 SHARE = 0.05
@@ -62,7 +62,7 @@ class People:
         self._on_change: Callable[[], None] = lambda: None
         self._heard_at: dict[str, float] = {}
         self._not_before = 0.0
-        self._one = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._lost: frozenset[str] = frozenset()
         """names of people whom the Hub does not have any more, while it lacks most of those who are known"""
         self._known_then = 0
@@ -156,7 +156,7 @@ class People:
         person = Person(user.name, user.identity, tuple(sorted(user.groups)))
         if self._known.get(user.name) == person:
             return user.name
-        async with self._one:
+        async with self._lock:
             await self.load()  # another replica may have heard of it first
             known = self._known.get(user.name)
             if known is not None and known.identity == person.identity:
@@ -168,7 +168,7 @@ class People:
                 await self._read_all({person.name})
         return self._name_of(person)
 
-    async def look(self, owners: Iterable[str], entries: Iterable[str] = ()) -> None:
+    async def refresh(self, owners: Iterable[str], entries: Iterable[str] = ()) -> None:
         """Learn from the Hub about those owners of work that were not heard of lately; its silence changes nothing.
 
         `entries` are users of the policy with capitals, as whom the Hub may have another user than the one with their
@@ -176,38 +176,38 @@ class People:
         """
         if self._hub is None or self._monotonic() < self._not_before:
             return
-        since = self._monotonic() - LOOK_EVERY
+        since = self._monotonic() - CHECK_SECONDS
         due = {o for o in owners if "/" not in o and self._heard_at.get(o, since) <= since}
         others = {each for each in entries if "/" not in each and self._heard_at.get(each, since) <= since} - due
         if not due and not others:
             return
         try:
-            few = len(due) + len(others) <= FEW
+            few = len(due) + len(others) <= MAX_SINGLE_REQUESTS
             if few:
-                due |= await self._look_at_entries(self._hub, others)
-            if not few or (due and not await self._look_at_each(self._hub, due)):
-                async with self._one:
+                due |= await self._refresh_entries(self._hub, others)
+            if not few or (due and not await self._refresh_each(self._hub, due)):
+                async with self._lock:
                     await self._read_all(due)
             self._heard_at |= dict.fromkeys(others, self._monotonic())
         except HubUnreachable as error:
-            self._not_before = self._monotonic() + LOOK_EVERY
+            self._not_before = self._monotonic() + CHECK_SECONDS
             log.warning("The Hub cannot tell who is in which team, so that nothing changes: %s", error)
 
-    async def _look_at_each(self, hub: HubApi, names: Collection[str]) -> bool:
+    async def _refresh_each(self, hub: HubApi, names: Collection[str]) -> bool:
         """Hear of a few users; return False where one is missing, so that only the whole list tells more."""
-        found = await asyncio.gather(*(hub.user(name, fresh=True) for name in sorted(names)))
-        for user in found:
+        result = await asyncio.gather(*(hub.user(name, fresh=True) for name in sorted(names)))
+        for user in result:
             if user is not None:
                 await self.hear(user)
-        return None not in found
+        return None not in result
 
-    async def _look_at_entries(self, hub: HubApi, entries: set[str]) -> set[str]:
+    async def _refresh_entries(self, hub: HubApi, entries: set[str]) -> set[str]:
         """Hear of the users of a policy whom the Hub has as they are written; return those whom it has no more."""
-        found = await asyncio.gather(*(hub.user(name, fresh=True) for name in sorted(entries)))
-        for user in found:
+        result = await asyncio.gather(*(hub.user(name, fresh=True) for name in sorted(entries)))
+        for user in result:
             if user is not None:
                 await self.hear(user)
-        return {name for name in entries - {user.name for user in found if user is not None} if name in self}
+        return {name for name in entries - {user.name for user in result if user is not None} if name in self}
 
     async def _read_all(self, wanted: Collection[str]) -> None:
         """Compare everyone with the Hub's list of users; `wanted` are names that work is filed under."""
@@ -301,7 +301,7 @@ def _person(user: HubUser) -> Person:
     return Person(user.name, user.identity, tuple(sorted(user.groups)))
 
 
-async def look_again_and_again(
+async def refresh_forever(
     people: People,
     owners: Callable[[], Awaitable[Collection[str]]],
     entries: Callable[[], Collection[str]],
@@ -311,11 +311,11 @@ async def look_again_and_again(
 
     Another replica reads what the leader has learned where its requests may depend on it.
     """
-    read_at = -LOOK_EVERY
+    read_at = -CHECK_SECONDS
     while True:
         if leads():
-            await people.look(await owners(), entries())
-        elif entries() and time.monotonic() - read_at >= LOOK_EVERY:
+            await people.refresh(await owners(), entries())
+        elif entries() and time.monotonic() - read_at >= CHECK_SECONDS:
             read_at = time.monotonic()
             await people.load()
-        await asyncio.sleep(LOOK_EVERY / 5)
+        await asyncio.sleep(CHECK_SECONDS / 5)

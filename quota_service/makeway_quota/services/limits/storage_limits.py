@@ -43,7 +43,7 @@ MAX_KNOWN = 10_000
 """Accounts that are kept in memory"""
 MAX_WAIT_SECONDS = 20.0
 """How long a submission waits for others that are being written, and may leave it room"""
-LOOK_AGAIN_SECONDS = 0.5
+RECHECK_SECONDS = 0.5
 PART_OF_DISK = 10
 """The free space that is kept is at most this part of the disk"""
 
@@ -120,7 +120,7 @@ class StorageLimits:
         try:
             while not await call(self.take, taken, patient=self._clock() < ends):
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._released.wait(), LOOK_AGAIN_SECONDS)
+                    await asyncio.wait_for(self._released.wait(), RECHECK_SECONDS)
             yield
         finally:
             self.release(taken)
@@ -135,18 +135,18 @@ class StorageLimits:
         self.check_disk(size + sum(other.size for other in tuple(self._arriving)))
         with self._guard:
             self._check_deleted(owner, size)
-            found = self._too_much(taken)
-            if found is None:
+            result = self._too_much(taken)
+            if result is None:
                 for who in taken.accounts.values():
                     self._known[who].bytes += size
                 self._arriving.add(taken)
                 if taken.released:  # the request was cancelled meanwhile
                     self._arriving.discard(taken)
                 return True
-            mine = taken.accounts[found.which]
-            if patient and any(other.accounts[found.which] == mine for other in tuple(self._arriving)):
+            mine = taken.accounts[result.which]
+            if patient and any(other.accounts[result.which] == mine for other in tuple(self._arriving)):
                 return False
-        raise self.refusal(owner, team, found)
+        raise self.refusal(owner, team, result)
 
     def deleted(self, owner: str, size: int) -> None:
         """Note bytes of a person that were deleted: large files go some time after their rows."""
@@ -229,25 +229,25 @@ class StorageLimits:
                 return TooMuchKept(which, kept, more.size)
         return None
 
-    def refusal(self, owner: str, team: str, found: TooMuchKept) -> MakewayError:
+    def refusal(self, owner: str, team: str, result: TooMuchKept) -> MakewayError:
         """Return the refusal of bytes that are too many, with what the person keeps by kind."""
         who, may = {
             "person": (f"{owner} keeps", "one person may keep"),
             "team": (f"The team {team} keeps", "one team may keep"),
             "whole": ("All people together keep", "all may keep"),
             "share": (f"{owner} keeps", f"one person may keep of the quota of {team}"),
-        }[found.which]
-        limit: int = getattr(self.limits, found.which)
+        }[result.which]
+        limit: int = getattr(self.limits, result.which)
         own = self._in_words(owner)
-        whose = f" ({own})" if found.which in ("person", "share") else f", of which {owner}: {own}"
-        more = f"{written(found.size)} more do not fit" if found.size else "nothing more fits"
-        kept = f"{who} {written(found.kept)} of the {written(limit)} that {may}{whose if own else ''}"
+        whose = f" ({own})" if result.which in ("person", "share") else f", of which {owner}: {own}"
+        more = f"{written(result.size)} more do not fit" if result.size else "nothing more fits"
+        kept = f"{who} {written(result.kept)} of the {written(limit)} that {may}{whose if own else ''}"
         return refuse(
             f"{kept}: {more}. {DELETE}.",
             "storage_quota",
             507,
-            kept_bytes=found.kept,
-            bytes=found.size,
+            kept_bytes=result.kept,
+            bytes=result.size,
             limit_bytes=limit,
         )
 
@@ -255,11 +255,11 @@ class StorageLimits:
         """Return what a person keeps by kind, the largest first, as it is in the database."""
         known = self._kinds.get(owner)
         if known is None or not 0 <= self._clock() - known[0] < KNOWN_SECONDS:
-            found: Counter[str] = Counter()
+            result: Counter[str] = Counter()
             for line in self._store.accounts.listed(owner):
-                found[line.kind] += line.bytes
-            kinds = sorted(KINDS, key=lambda kind: (-found[kind], kind))
-            words = ", ".join(f"{kind} {written(found[kind])}" for kind in kinds if found[kind])
+                result[line.kind] += line.bytes
+            kinds = sorted(KINDS, key=lambda kind: (-result[kind], kind))
+            words = ", ".join(f"{kind} {written(result[kind])}" for kind in kinds if result[kind])
             if len(self._kinds) > MAX_KNOWN:
                 self._kinds.clear()
             known = self._kinds[owner] = self._clock(), words
