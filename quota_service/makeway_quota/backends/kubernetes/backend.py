@@ -353,11 +353,11 @@ class KubernetesBackend(RemoteBackend):
         """Return the attempts with a silent worker on a dead node."""
         result: dict[Key, tuple[int, str]] = {}
         if dead := self._dead_nodes.dead():
-            message = duration(self._dead_nodes.after)
+            silence = duration(self._dead_nodes.after)
             for key, worker in self.channel.silent(self._dead_nodes.after).items():
                 node = next((pod.node for pod in self.attempt_pods.of(key) if pod.worker == worker), "")
                 if node in dead:
-                    result[key] = worker, f"its node {node} is down, and worker {worker} was not heard of for {message}"
+                    result[key] = worker, f"its node {node} is down, and worker {worker} was not heard of for {silence}"
         return result
 
     def unreported_message(self, key: Key, worker: int) -> str:
