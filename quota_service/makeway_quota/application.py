@@ -20,7 +20,7 @@ from .backends.choice import keeping_removed
 from .control.components import Components
 from .control.hub.client import HubApi
 from .control.hub.leases import Leases
-from .control.hub.people import People, look_again_and_again
+from .control.hub.people import People, refresh_forever
 from .control.hub.servers import HubServers
 from .control.loop import Loop
 from .control.replicas.change_feed import ChangeFeed
@@ -64,7 +64,7 @@ class Application:
             clock=components.clock,
             threads=components.threads,
             measure=components.backend.folder_bytes if components.backend.keeps_outputs else None,
-            room=lambda: self.services.context.storage.left(),
+            room=lambda: self.services.context.storage.remaining(),
         )
         self.retention.quarantine = components.world.quarantine
         self.services = Services.of(components, self.loop.wake, self.loop.wake_at_once)
@@ -150,7 +150,7 @@ class Application:
         def leads() -> bool:
             return components.leader.term is not None
 
-        await look_again_and_again(world.people, world.owners, entries, leads)
+        await refresh_forever(world.people, world.owners, entries, leads)
 
     async def stop(self, *, stop_jobs: bool) -> None:
         """Stop leading or following; with `stop_jobs` a leader first lets all jobs save and return to the queue."""
@@ -290,10 +290,10 @@ def take_installation(store: Store, state_dir: Path) -> IO[str]:
 
 def check_jobs_are_here(rows: Sequence[Workload], backend: Backend, state_dir: Path) -> None:
     """Raise AlreadyRunning where jobs run on this machine in another folder: the state directory is a copy."""
-    found = backend.running_elsewhere({row.id for row in rows if row.kind == "job"})
-    if found:
-        told = ", ".join(f"{each.workload} in {each.folder} (process {each.pid})" for each in found[:5])
-        more = f", and {len(found) - 5} more" if len(found) > 5 else ""
+    result = backend.running_elsewhere({row.id for row in rows if row.kind == "job"})
+    if result:
+        told = ", ".join(f"{each.workload} in {each.folder} (process {each.pid})" for each in result[:5])
+        more = f", and {len(result) - 5} more" if len(result) > 5 else ""
         raise AlreadyRunning(
             f"Jobs of {state_dir.absolute()} run on this machine in another folder: {told}{more}. It is a copy, and "
             "would start them a second time. Start the portal from that folder instead, or end these processes first."

@@ -32,15 +32,15 @@ class Place(NamedTuple):
     """where there are several: the one that the node belonged to when the worker was placed"""
 
 
-def machine_of(node: str) -> str:
-    """Return the machine that a node of the engine is, or is a part of."""
+def host_of(node: str) -> str:
+    """Return the host that a node of the engine is, or is a part of."""
     return node.partition("/")[0]
 
 
 def places(placement: Placement, backend_of: Callable[[str], str] = lambda node: "") -> tuple[Place, ...]:
     """Write a placement of the engine as the store keeps it, one entry a worker; `backend_of` tells that of a node."""
     ordered = sorted(placement, key=lambda placed: placed.worker)
-    found = [(machine_of(p.node), tuple(p.devices), (p.milli,) * len(p.devices)) for p in ordered]
+    found = [(host_of(p.node), tuple(p.devices), (p.milli,) * len(p.devices)) for p in ordered]
     return tuple(Place(*place, backend_of(place[0])) for place in found)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from makeway_quota.backends.base import LOST_AFTER, AttemptSeen, BackendUnavailable, Key, NodeSeen, Phase, StartOrder
-from makeway_quota.backends.remote.backend import PATIENCE, REPORT_WITHIN, RemoteBackend, WorkerHosts
+from makeway_quota.backends.remote.backend import REPORT_GRACE, REPORT_WITHIN, RemoteBackend, WorkerHosts
 from makeway_quota.backends.remote.workers import WorkerSeen, attempt_of
 from makeway_quota.values import Notice
 
@@ -205,7 +205,7 @@ async def test_a_machine_that_is_gone_has_a_moment_for_its_report(cluster: Clust
     cluster.report(RUNS)
     cluster.there[KEY] = WorkerHosts(1, present=False)
     assert await phase(cluster) is Phase.RUNNING
-    cluster.now += PATIENCE
+    cluster.now += REPORT_GRACE
     seen = await cluster.one()
     assert seen is not None
     assert (seen.phase, seen.node_lost) == (Phase.LOST, False)
@@ -217,7 +217,7 @@ async def test_a_machine_that_comes_back_in_time_is_not_lost(cluster: Cluster) -
     cluster.there[KEY] = WorkerHosts(1, present=False)
     await cluster.observe()
     cluster.there[KEY] = WorkerHosts(1)
-    cluster.now += PATIENCE
+    cluster.now += REPORT_GRACE
     await cluster.observe()
     cluster.there[KEY] = WorkerHosts(1, present=False)
     assert await phase(cluster) is Phase.RUNNING
@@ -227,7 +227,7 @@ async def test_a_machine_that_went_with_its_node_does_not_count(cluster: Cluster
     cluster.report(RUNS)
     cluster.there[KEY] = WorkerHosts(1, present=False, node_lost=True)
     await cluster.observe()
-    cluster.now += PATIENCE
+    cluster.now += REPORT_GRACE
     seen = await cluster.one()
     assert seen is not None
     assert (seen.phase, seen.node_lost) == (Phase.LOST, True)
@@ -258,7 +258,7 @@ async def test_machines_that_do_not_end_in_time_are_removed(cluster: Cluster, en
         cluster.now += 30.0
     else:
         await cluster.kill(*KEY)
-    cluster.now += PATIENCE - 1
+    cluster.now += REPORT_GRACE - 1
     assert await phase(cluster) is Phase.RUNNING
     cluster.now += 1
     await cluster.observe()
@@ -273,7 +273,7 @@ async def test_the_report_of_a_worker_goes_before_the_removal_of_its_machine(clu
     await cluster.notice(*KEY, NOTICE)
     cluster.report(replace(ENDED, exit_code=75, acknowledged=True, noticed=True))
     del cluster.there[KEY]
-    cluster.now += 10 * PATIENCE
+    cluster.now += 10 * REPORT_GRACE
     seen = await cluster.one()
     assert seen is not None
     assert (seen.exit_code, seen.acknowledged) == (75, True)
@@ -291,7 +291,7 @@ async def test_a_follower_concludes_nothing_for_good_and_removes_nothing(cluster
     cluster.report(RUNS)
     await cluster.kill(*KEY)
     cluster.reported.silent_for[0] = LOST_AFTER
-    cluster.now += 10 * PATIENCE
+    cluster.now += 10 * REPORT_GRACE
     assert await phase(cluster) is Phase.LOST
     assert cluster.removed == []
     cluster.reported.silent_for[0] = 0.0
@@ -311,7 +311,7 @@ async def test_a_new_term_concludes_anew(cluster: Cluster) -> None:
     assert await phase(cluster) is Phase.LOST
     cluster.restart()
     assert await phase(cluster) is Phase.RUNNING
-    cluster.now += 10 * PATIENCE
+    cluster.now += 10 * REPORT_GRACE
     assert await phase(cluster) is Phase.RUNNING
     assert cluster.removed == [], "it was not ordered in this term"
 
@@ -335,12 +335,12 @@ async def test_before_the_list_is_complete_absence_means_nothing(cluster: Cluste
     for _ in range(3):
         seen = await cluster.observe()
         assert (seen.synced, [each.phase for each in seen.attempts]) == (False, [Phase.RUNNING])
-        cluster.now += 10 * PATIENCE
+        cluster.now += 10 * REPORT_GRACE
     cluster.synced = True
     assert await phase(cluster) is Phase.RUNNING
     del cluster.there[KEY]
     await cluster.observe()
-    cluster.now += PATIENCE
+    cluster.now += REPORT_GRACE
     assert await phase(cluster) is Phase.LOST
 
 
@@ -349,7 +349,7 @@ async def test_machines_that_ended_by_their_job_end_it_with_their_exit_code(clus
     assert await phase(cluster) is Phase.RUNNING
     cluster.there[KEY] = WorkerHosts(1, present=False, message="it used more memory than it has", exit_code=137)
     assert await phase(cluster) is Phase.RUNNING, "its report may still come"
-    cluster.now += PATIENCE
+    cluster.now += REPORT_GRACE
     seen = await cluster.one()
     assert seen is not None
     assert (seen.phase, seen.exit_code, seen.message) == (Phase.EXITED, 137, "it used more memory than it has")
@@ -360,7 +360,7 @@ async def test_the_message_of_lost_machines_is_that_of_the_attempt(cluster: Clus
     await cluster.observe()
     cluster.there[KEY] = WorkerHosts(1, present=False, node_lost=True, message="its node n1 is gone")
     await cluster.observe()
-    cluster.now += PATIENCE
+    cluster.now += REPORT_GRACE
     seen = await cluster.one()
     assert seen is not None
     assert (seen.phase, seen.node_lost, seen.message) == (Phase.LOST, True, "its node n1 is gone")
@@ -370,7 +370,7 @@ async def test_a_removal_that_fails_is_tried_again(cluster: Cluster) -> None:
     cluster.report(RUNS)
     await cluster.observe()
     await cluster.kill(*KEY)
-    cluster.now += PATIENCE
+    cluster.now += REPORT_GRACE
     cluster.away = True
     assert await phase(cluster) is Phase.RUNNING
     assert not cluster.removed

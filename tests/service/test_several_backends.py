@@ -175,7 +175,7 @@ async def test_a_backend_that_starts_late_is_waited_for_by_its_own_jobs_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("makeway_quota.backends.routing.part.FIRST_PAUSE", 0.01)
-    monkeypatch.setattr("makeway_quota.backends.routing.part.LONGEST_PAUSE", 0.01)
+    monkeypatch.setattr("makeway_quota.backends.routing.part.MAX_PAUSE", 0.01)
     far, var = Late(), tmp_path / "var"
     far.there = True
     async with running(var, POLICY, backend=RoutingBackend([local(var), far])) as run:

@@ -39,11 +39,11 @@ def _unobserved(world: World) -> str:
     return "cannot be observed" if world.problem else f"cannot be observed: {some}" if some else ""
 
 
-def serves(found: dict[str, str]) -> bool:
+def serves(result: dict[str, str]) -> bool:
     """Whether a replica with these checks may get requests: another may do better without its database only.
 
     Where files, the loop or the cluster fail, they fail for every replica: people then read what is wrong, and workers
     report, rather than all replicas being taken out of service. A new replica whose loop never went through a cycle is
     another matter: the old ones stay in service beside it.
     """
-    return found["database"] == WORKING["database"] and found["loop"] != "no cycle yet"
+    return result["database"] == WORKING["database"] and result["loop"] != "no cycle yet"

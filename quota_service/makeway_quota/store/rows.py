@@ -119,10 +119,10 @@ def strings(text: str) -> tuple[str, ...]:
 
 
 def _list(text: str) -> list[Any]:
-    found = orjson.loads(text)
-    if type(found) is not list:
+    result = orjson.loads(text)
+    if type(result) is not list:
         raise ValueError("no JSON list")
-    return found
+    return result
 
 
 def _all_are(kind: type, items: Any) -> Any:
@@ -135,29 +135,29 @@ def _all_are(kind: type, items: Any) -> Any:
 def _mapping(text: str) -> dict[str, Any]:
     if text == "{}":
         return {}
-    found = orjson.loads(text)
-    if type(found) is not dict:
+    result = orjson.loads(text)
+    if type(result) is not dict:
         raise ValueError("no JSON object")
-    return found
+    return result
 
 
 def _places_to_json(value: Any) -> str:
     if not value:
         return "[]"
-    found = [[place.node, list(place.devices), list(place.milli)] for place in value]
-    for place, columns in zip(value, found, strict=True):
+    result = [[place.node, list(place.devices), list(place.milli)] for place in value]
+    for place, columns in zip(value, result, strict=True):
         columns += [place.backend] if place.backend else []
-    return to_json(found)
+    return to_json(result)
 
 
 def _places(text: str) -> tuple[Place, ...]:
     if text == "[]":
         return ()
-    found = []
+    result = []
     for node, devices, milli, *backend in _list(text):
         _all_are(str, (node, *backend))
-        found.append(Place(node, tuple(_all_are(int, devices)), tuple(_all_are(int, milli)), *backend))
-    return tuple(found)
+        result.append(Place(node, tuple(_all_are(int, devices)), tuple(_all_are(int, milli)), *backend))
+    return tuple(result)
 
 
 def _avoided(text: str) -> tuple[tuple[str, float], ...]:
@@ -257,11 +257,11 @@ def workload(row: Iterable[Any], damaged: dict[str, Sequence[str]] | None = None
 def whole(row: Iterable[Any]) -> Workload:
     """Return the workload of a row whose columns are WORKLOAD_FIELDS and LARGE_FIELDS in that order."""
     *values, command, env, source = row
-    found = workload(values)
+    result = workload(values)
     try:
-        return found._replace(command=strings(command), env=_mapping(env), source=source or "")
+        return result._replace(command=strings(command), env=_mapping(env), source=source or "")
     except Exception:  # it cannot be started, which is its own end
-        return found._replace(command=(), env=NOTHING, source="")
+        return result._replace(command=(), env=NOTHING, source="")
 
 
 def light(given: Workload) -> Workload:

@@ -163,7 +163,7 @@ class RoutingBackend(Backend):
 
     async def observe(self, since: int | None = None) -> Seen:
         """Return the nodes and attempts of all; what one of them cannot show is as it was seen last."""
-        looking = [task for part in self.parts if (task := part.look()) is not None]
+        looking = [task for part in self.parts if (task := part.observe()) is not None]
         if looking:
             await asyncio.wait(looking, timeout=self._timing.observe)
         for part in self.parts:

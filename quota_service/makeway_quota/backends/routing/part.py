@@ -18,7 +18,7 @@ log = logging.getLogger("makeway.routing")
 
 T = TypeVar("T")
 
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
+FIRST_PAUSE, MAX_PAUSE = 1.0, 60.0
 """Seconds until opening is tried again: then twice as long, and so on"""
 CLOSE_SECONDS = 90.0
 """The longest that closing waits: jobs get up to ten seconds to save, and backends some more to end them"""
@@ -95,7 +95,7 @@ class RoutedPart:
                 self._note(error, "could not be opened, which is tried again")
                 self.tried.set()
                 await asyncio.sleep(pause)
-                pause = min(LONGEST_PAUSE, 2 * pause)
+                pause = min(MAX_PAUSE, 2 * pause)
                 continue
             self.opened, self.failure = True, None
             self.tried.set()
@@ -119,7 +119,7 @@ class RoutedPart:
 
     # -- observing
 
-    def look(self) -> asyncio.Task[Seen] | None:
+    def observe(self) -> asyncio.Task[Seen] | None:
         """Begin an observation; None where one is under way already, or it is not open."""
         if not self.opened or self._looking is not None:
             return None

@@ -276,7 +276,7 @@ class World:
 
     def backend_of_attempt(self, id: str, attempt: int) -> str:
         """Return which of several backends the present attempt of a workload was placed on; "" where not known."""
-        row = (self._active.found or {}).get(id)
+        row = (self._active.rows or {}).get(id)
         return backend_of(row) if row is not None and row.attempt == attempt else ""
 
     @property
