@@ -24,13 +24,14 @@ import psutil
 import uvicorn
 from makeway_api.models.attempts import WorkerReportIn
 from makeway_quota.application import Application
+from makeway_quota.backends.base import LOST_AFTER
 from makeway_quota.backends.kubernetes.api.client import ApiClient
 from makeway_quota.backends.kubernetes.api.connection import from_kubeconfig
 from makeway_quota.backends.kubernetes.api.informer import Informer
 from makeway_quota.backends.kubernetes.backend import KubernetesBackend
 from makeway_quota.backends.kubernetes.cluster.nodes import toleration
 from makeway_quota.backends.kubernetes.pods.manifest import PodSettings
-from makeway_quota.backends.remote.backend import LOST_AFTER, REPORT_WITHIN
+from makeway_quota.backends.remote.backend import REPORT_WITHIN
 from makeway_quota.settings import load
 from makeway_quota.web.app import create_app
 from makeway_quota.web.login.auth import TokenAuth
