@@ -17,7 +17,7 @@ RANDOM := invariants reference pools hosts changing_worlds holds shortcuts secon
 # More arguments for pytest: make test ARGS='-k reclaim -x'
 ARGS ?=
 
-.PHONY: help setup run test check test-frameworks jupyterhub kube run-kube kube-test images coverage invariants mutations faults requests lint format bench screenshots docs wheel clean
+.PHONY: help setup run test check test-frameworks jupyterhub kube run-kube kube-test images coverage invariants mutations faults requests lint format bench screenshots docs takeover wheel clean
 
 help: ## List these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -100,6 +100,9 @@ screenshots: setup ## Make the pictures of README.md and the documentation from 
 
 docs: setup ## Make the generated pages: docs/features.md and docs/reference/
 	@.venv/bin/python scripts/make_docs.py
+
+takeover: setup ## Record what a killed service of COMMIT leaves, for the test that the code of today takes it over
+	@.venv/bin/python scripts/record_takeover.py $(or $(COMMIT),$(error which commit? make takeover COMMIT=…))
 
 wheel: setup ## Build the wheel and the source distribution into dist/
 	@.venv/bin/python -m build --no-isolation

@@ -90,7 +90,7 @@ def transitions() -> str:
 
 
 def machine_transitions() -> str:
-    """Return the states that can follow each observation of a machine; an empty cell is no effect."""
+    """Return the states that can follow each observation of a machine; an empty cell leaves the state."""
     from makeway_quota.autoscale.machine import OVER, STATES
     from makeway_quota.autoscale.transitions import MACHINE_EVENTS
 

@@ -1,6 +1,6 @@
 """Record what a killed service of a commit leaves behind, for the test that the code of today takes it over.
 
-    .venv/bin/python scripts/record_takeover.py COMMIT
+    make takeover COMMIT=COMMIT
 
 Run it at each release, with the commit of the release before, and keep the earlier records: an installation may skip
 releases. It writes `tests/service/takeovers/COMMIT.tar.gz`, with the database and the working folder.

@@ -10,7 +10,7 @@ from typing import Any
 from makeway_quota.autoscale.backoff import LaunchBackoff
 from makeway_quota.autoscale.demand import MachineDemand, PendingWork
 from makeway_quota.autoscale.deployment import Deployment, MachineType
-from makeway_quota.autoscale.inventory import InstanceList
+from makeway_quota.autoscale.instances import InstanceList
 from makeway_quota.autoscale.machine import Machine, MachineObservation
 from makeway_quota.autoscale.provider import ProviderError
 from makeway_quota.autoscale.providers.memory import MemoryProvider

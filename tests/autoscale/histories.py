@@ -15,7 +15,7 @@ from random import Random
 from autoscale.fleet import EURO, START, MemoryMachineStore
 from makeway_quota.autoscale.demand import MachineDemand, PendingWork
 from makeway_quota.autoscale.deployment import Deployment, MachineType
-from makeway_quota.autoscale.inventory import InstanceList
+from makeway_quota.autoscale.instances import InstanceList
 from makeway_quota.autoscale.machine import STARTING, Machine, MachineObservation
 from makeway_quota.autoscale.provider import ProviderError
 from makeway_quota.autoscale.providers.memory import MemoryProvider

@@ -1,7 +1,7 @@
 """Hold back launches that failed: for one type, zone and market, by the class of the failure.
 
-A stock-out goes on to the next zone or type in the same cycle, and comes back when the back-off ends: it never ends for
-good, and never repeats without a pause. Nothing here counts as a failure of a user's job.
+After a stock-out the next zone, market or type is tried in the same cycle; the first is tried again when its back-off
+ends. Nothing here counts as a failure of a user's job.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ def ending_seconds(deployment: Deployment) -> float:
 
 
 def refusal(deployment: Deployment, held: Money, price: int | None, seconds: float) -> MoneyRefusal | None:
-    """Return why one more machine would not be paid for, which runs for `seconds` at least; None if it is."""
+    """Return why the budget does not allow one more machine that runs for at least `seconds`; None if it does."""
     if not deployment.limited:
         return None
     if price is None:

@@ -1,7 +1,7 @@
 """Read and write the document of a deployment: YAML, every problem at once with its line, and help for each field.
 
 It is apart from the policy document, whose pools it names: pausing or exporting a deployment touches no policy. The
-form of a deployment is made from the same schema, with the help of each field. It has no secret.
+form of a deployment will be made from the same schema, with the help of each field. It has no secret.
 """
 
 from __future__ import annotations
@@ -112,9 +112,13 @@ class TypeTable(Table):
     name: Name = Field(description="A name of your own, such as gpu-8")
     pool: Name = Field(description="The pool of the policy document whose work its machines do")
     instance: Label = Field(description="What the provider calls the type, such as g5.2xlarge")
-    gpus: Annotated[int, count("GPUs", 1024)] = Field(0, description="GPUs of a machine; with fewer it is not ready")
-    cpu: Cores = Field(0, description="Cores of a machine for work; 0: not checked")
-    memory: Mib = Field(0, description="Memory of a machine for work, such as 60Gi; 0: not checked")
+    gpus: Annotated[int, count("GPUs", 1024)] = Field(
+        0, description="GPUs of a machine. One that reports another number is ended"
+    )
+    cpu: Cores = Field(0, description="Cores of a machine for work; 0: unlimited when machines are sized")
+    memory: Mib = Field(
+        0, description="Memory of a machine for work, such as 60Gi; 0: unlimited when machines are sized"
+    )
     model: Title = Field("", description="The model of its GPUs, for people")
     zones: Many[Label] = Field(("",), description="Zones to try, in order; default: the provider's choice")
     market: Markets = Field(
@@ -131,11 +135,15 @@ class TypeTable(Table):
         0, description="Machines that are kept without work, ready at once"
     )
     schedule: Many[ScheduleTable] = Field((), description="Times with more machines that are kept without work")
-    idle_timeout: Seconds = Field(600.0, description="How long a machine stays without work before it is ended")
-    spin_up_timeout: Seconds = Field(
-        1200.0, description="How long a machine may take from its launch until it is ready"
+    idle_timeout: Seconds = Field(
+        600.0, description="Seconds for which a machine stays without work before it is ended"
     )
-    max_age: Seconds | None = Field(None, description="Older machines take no new work and end after the last one")
+    spin_up_timeout: Seconds = Field(
+        1200.0, description="Seconds that a machine may take from its launch until it is ready"
+    )
+    max_age: Seconds | None = Field(
+        None, description="Seconds; older machines take no new work and end after the last one"
+    )
     image: Annotated[str, StringConstraints(strip_whitespace=True, max_length=1000)] | None = Field(
         None, description="Container image of jobs that name none; without one, they run without containers"
     )
@@ -151,7 +159,10 @@ class DeploymentTable(Table):
     version: Version = Field(1, description="Version of the format; 1")
     name: Name = Field(description="Name of the deployment, also the tag of its machines at the provider")
     title: Title = Field("", description="What people read")
-    provider: Literal["local", "memory"] = Field(description="Where machines are launched")
+    provider: Literal["local", "memory"] = Field(
+        description="`local`: processes of this machine, for tests and the demo; `memory`: for tests. "
+        "Clouds are not supported yet"
+    )
     settings: Annotated[Texts, AfterValidator(_no_secrets)] = Field(
         default_factory=dict, description="What the provider needs besides, such as a region; no secrets"
     )
@@ -162,15 +173,20 @@ class DeploymentTable(Table):
     paused: Flag = Field(False, description="Launch nothing, and end what runs after a notice")
     timezone: Annotated[str, AfterValidator(_timezone)] = Field("UTC", description="Time zone of schedules and months")
     drain_timeout: Seconds = Field(
-        300.0, description="How long work may save when its machine is ended for a pause or the budget"
+        300.0, description="Seconds for which work may save when its machine is ended for a pause or the budget"
     )
     orphan_after: Seconds = Field(
-        900.0, description="A machine that cannot reach the service and runs nothing powers off after this"
+        900.0,
+        description="Seconds after which a machine without the service and without work powers off (no effect yet)",
     )
-    poll_interval: Seconds = Field(15.0, description="Pause between two lists of the provider")
-    request_timeout: Seconds = Field(120.0, description="How long an answer to a launch is waited for")
-    lost_after: Seconds = Field(120.0, description="How long a machine may be silent before its work goes elsewhere")
-    visibility: Seconds = Field(300.0, description="How long the provider's lists may be without a new machine")
+    poll_interval: Seconds = Field(15.0, description="Seconds between two lists of the provider (no effect yet)")
+    request_timeout: Seconds = Field(120.0, description="Seconds for which an answer to a launch is waited for")
+    lost_after: Seconds = Field(
+        120.0, description="Seconds for which a machine may be silent before its work goes elsewhere"
+    )
+    visibility: Seconds = Field(
+        300.0, description="Seconds for which the provider's lists may be without a new machine"
+    )
     machine_types: Many[Any] = Field((), description="Machine types, the preferred ones first")
 
 

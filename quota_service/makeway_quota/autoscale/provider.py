@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import ClassVar, Protocol
 
 from .backoff import FailureClass
-from .inventory import Instance, InstanceList
+from .instances import Instance, InstanceList
 
 
 class Provider(Protocol):

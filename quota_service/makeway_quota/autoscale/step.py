@@ -2,7 +2,7 @@
 
 Each step reads the rows, applies every observation, decides, and commits all of it with the leader's term before the
 first call is made. Calls follow from the rows alone, so that a leader that is killed after the commit leaves them to
-the next one. `control` will drive it; the store and the calls are passed in.
+the next one. One cycle is one or more steps. `control` will drive it; the store and the calls are passed in.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .backoff import FailureClass, LaunchBackoff, failed, kept
 from .budget import Money, money, spent_by_month
 from .demand import MachineDemand, PendingWork
 from .deployment import Deployment
-from .inventory import Instance, InstanceList, join
+from .instances import Instance, InstanceList, match_instances
 from .machine import Machine, MachineObservation, Windows
 from .provider import Provider, ProviderError
 from .retirement import retire
@@ -265,10 +265,10 @@ def step(
 def _take_lists(work: _Work, seen: StepInput) -> list[Instance]:
     orphans: dict[str, Instance] = {}
     for listed in seen.lists:
-        inventory = join(work.deployment, work.machines.values(), listed, seen.first_seen)
-        for machine, observation in inventory.observations:
+        result = match_instances(work.deployment, work.machines.values(), listed, seen.first_seen)
+        for machine, observation in result.observations:
             work.observe(machine.id, observation)
-        orphans.update((orphan.id, orphan) for orphan in inventory.orphans)
+        orphans.update((orphan.id, orphan) for orphan in result.orphans)
     return list(orphans.values())
 
 

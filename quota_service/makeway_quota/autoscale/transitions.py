@@ -41,7 +41,7 @@ After = Mapping[MachineState, tuple[MachineState, ...]]
 
 
 class MachineEvent(NamedTuple):
-    """One kind of observation: what it means, and the states that can follow in each state where it has an effect."""
+    """One kind of observation: what it means, and the states that can follow; in others the state stays."""
 
     meaning: str
     after: After
@@ -104,7 +104,7 @@ MACHINE_EVENTS: Mapping[ObservationKind, MachineEvent] = {
         "the provider knows no such instance, after the window", {"terminating": ("terminating", "gone")}
     ),
     "absent": MachineEvent(
-        "a complete list is without it; a live one needs two, none of them empty, and no report meanwhile",
+        "a complete list is without it; a live one needs two, none empty, and no report meanwhile",
         {
             "booting": ("booting", "gone"),
             "joining": ("joining", "gone"),

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from ..inventory import Instance, InstanceList, InstanceState
+from ..instances import Instance, InstanceList, InstanceState
 from ..provider import AnswerLost, Denied, InvalidLaunch, QuotaReached, StockOut, Throttled
 from . import local_machine
 from .local_machine import boot_id, read_json, start_ticks, write_json

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ..inventory import Instance, InstanceList, InstanceState
+from ..instances import Instance, InstanceList, InstanceState
 from ..provider import AnswerLost, Denied, InvalidLaunch, StockOut, Throttled
 
 

@@ -41,19 +41,19 @@ class InstanceList:
 
 
 @dataclass(frozen=True, slots=True)
-class Inventory:
+class ListResult:
     """What a list says: observations by machine, and the instances to end because no row expects them."""
 
     observations: tuple[tuple[Machine, MachineObservation], ...]
     orphans: tuple[Instance, ...]
 
 
-def join(
+def match_instances(
     deployment: Deployment,
     machines: Iterable[Machine],
     listed: InstanceList,
     first_seen: Mapping[str, float],
-) -> Inventory:
+) -> ListResult:
     """Return what a list says of the machines. `first_seen`: when this leader saw each instance for the first time."""
     rows = {machine.id: machine for machine in machines if not machine.over}
     ours = [instance for instance in listed.instances if instance.deployment == deployment.name]
@@ -72,7 +72,7 @@ def join(
         for row in rows.values():
             if row.id not in shown:
                 found.append((row, MachineObservation("absent", at=listed.at, empty=empty)))
-    return Inventory(tuple(found), tuple(orphans))
+    return ListResult(tuple(found), tuple(orphans))
 
 
 def _seen(instance: Instance, at: float) -> Iterator[MachineObservation]:
