@@ -6,6 +6,7 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,9 +85,22 @@ async def test_the_service_does_not_begin_where_it_may_not_read_the_cluster(
         raise ApiRefusal(403, "Forbidden", "nodes is forbidden")
 
     server.answer = refuse
+    closed: list[str] = []
+    monkeypatch.setattr(server, "close", partial(_note, closed))
+    refused = Backend(server, store)
     with pytest.raises(BackendError, match=r"cannot be read: .*nodes is forbidden"):
-        await Backend(server, store).open()
+        await refused.open()
+    assert not closed  # a right that is granted later lets it be opened again
+    server.answer = lambda method, path: None
+    await refused.open()
+    assert (await refused.observe()).synced
+    await refused.close(stop_jobs=False)
+    assert closed
     store.close()
+
+
+async def _note(closed: list[str]) -> None:
+    closed.append("closed")
 
 
 async def test_a_follower_does_not_keep_what_only_the_leader_forgets(backend: Backend) -> None:

@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from elsewhere import Processes
 from makeway_api.models import SessionRequest
-from makeway_quota.backends.base import Backend, NodeSeen, Seen, StartOrder
+from makeway_quota.backends.base import Backend, BackendUnavailable, NodeSeen, Seen, StartOrder
 from makeway_quota.backends.choice import make_backend
 from makeway_quota.backends.local.backend import LocalBackend
 from makeway_quota.backends.memory import MemoryBackend
@@ -324,3 +325,83 @@ async def test_an_order_that_hangs_is_broken_off_and_a_backend_that_is_away_is_a
 def order_on(order: StartOrder, node: str) -> StartOrder:
 
     return replace(order, workers=tuple(place._replace(node=node) for place in order.workers))
+
+
+async def test_while_a_cycle_observes_a_backend_answers_and_only_a_late_one_is_left_alone() -> None:
+    far = Breakable()
+    both = RoutingBackend([far, memory("one", "n2")], SOON)
+    await both.open()
+    await both.observe()
+    await both.start(order_on(order("j-1"), "far-1"))
+    far.hangs = True
+    observing = asyncio.create_task(both.observe())
+    await asyncio.sleep(0)
+    assert await both.log("j-1", 1, 0, 10) == (b"", 0)
+    await observing
+    with pytest.raises(BackendUnavailable, match="far cannot be reached: it does not answer"):
+        await both.log("j-1", 1, 0, 10)
+    far.hangs = False
+    far.released.set()
+    await both.observe()
+    assert await both.log("j-1", 1, 0, 10) == (b"", 0)
+    await both.close(stop_jobs=False)
+
+
+async def test_a_backend_that_cannot_be_reached_hides_no_output_of_the_others(tmp_path: Path) -> None:
+    far = memory()
+    both = RoutingBackend([memory("away", "n2"), far], SOON)
+    async with running(tmp_path / "var", POLICY, backend=both) as run:
+        there = await run.submit("ana", "distant", profile="far1")
+        await run.job(there.id, "running")
+        far.newest(there.id).log.extend(b"from there")
+        far.finish(there.id)
+        await run.job(there.id, "succeeded")
+        await run.until(lambda: not far.attempts, "it is forgotten")
+        both.follow_placements(lambda id, attempt: "")
+        both.parts[0].opened = False
+        assert "from there" in (await run.client("ana").logs(there.id, attempt=1, offset=0, limit=100)).text
+        both.parts[0].opened, both.parts[1].opened = True, False
+        for ask in (
+            run.client("ana").logs(there.id, attempt=1, offset=0, limit=100),
+            run.client("ana").error(there.id),
+            run.client("ana").job_storage(there.id),
+        ):
+            with pytest.raises(Exception, match="cannot be reached at the moment: The backend far") as refused:
+                await ask
+            assert refused.value.status == 503  # type: ignore[attr-defined]
+        both.parts[1].opened = True
+
+
+async def test_a_backend_that_was_being_opened_is_closed() -> None:
+    class Opening(MemoryBackend):
+        closed = False
+
+        async def open(self) -> None:
+            await asyncio.Event().wait()
+
+        async def close(self, *, stop_jobs: bool) -> None:
+            self.closed = True
+
+    opening = Opening([])
+    both = RoutingBackend([memory("one"), opening], SOON._replace(open=0.0))
+    await both.open()
+    await both.close(stop_jobs=True)
+    assert opening.closed
+
+
+def test_every_method_of_a_backend_is_passed_on() -> None:
+    methods = {name for name, value in vars(Backend).items() if callable(value) or isinstance(value, property)}
+    assert {name for name in methods if not name.startswith("_")} <= vars(RoutingBackend).keys()
+
+
+async def test_notices_of_all_backends_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def notices(*given: Any) -> list[Any]:
+        return [("far1", "has no claim template")]
+
+    far = memory()
+    monkeypatch.setattr(far, "policy_notices", notices)
+    monkeypatch.setattr(far, "pod_notices", notices)
+    both = RoutingBackend([memory("one", "n2"), far])
+    await both.open()
+    assert await both.policy_notices(None) == await notices()  # type: ignore[arg-type]
+    assert await both.pod_notices("ana", "rnd") == await notices()

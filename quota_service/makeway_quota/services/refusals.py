@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from makeway_api.errors import MakewayError
 from makeway_api.quantities import count
 
+from ..backends.base import BackendUnavailable
 from ..store.errors import Conflict, KeyReused, NotLeading, OutcomeUnknown, Removed, StoreError, TooMany, TooMuchKept
 
 log = logging.getLogger("makeway.requests")
@@ -17,6 +18,8 @@ MAX_NAMED = 5
 """Jobs that a sentence names"""
 DATABASE_PAUSE = 3.0
 """Seconds after which a request may be repeated that the database did not answer."""
+BACKEND_PAUSE = 5.0
+"""Seconds after which a request may be repeated that one of several backends did not answer."""
 
 
 def refuse(message: str, code: str, status: int = 400, **numbers: object) -> MakewayError:
@@ -66,6 +69,16 @@ def database_errors() -> Iterator[None]:
         log.warning("A request could not use the database: %s", error)
         message = "Makeway's database does not answer, so nothing was changed. Running work goes on; try again shortly."
         raise busy(message, "database_unavailable", 503, DATABASE_PAUSE) from error
+
+
+@contextmanager
+def backend_errors() -> Iterator[None]:
+    """Turn a backend that cannot be reached into a refusal (503) that can be repeated; other errors pass through."""
+    try:
+        yield
+    except BackendUnavailable as error:
+        message = f"What this job wrote cannot be reached at the moment: {error}. Try again shortly."
+        raise busy(message, "backend_unavailable", 503, BACKEND_PAUSE) from error
 
 
 def some_failed(done: str, failed: Mapping[str, Exception]) -> MakewayError:

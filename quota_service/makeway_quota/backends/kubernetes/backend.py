@@ -201,12 +201,16 @@ class KubernetesBackend(RemoteBackend):
             why = self.problem or "it does not answer"
             message = f"The Kubernetes cluster at {self._client.connection.server} cannot be read: {why}."
             if self.inventory.refused or self.pods.refused:
-                await self.close(stop_jobs=False)
+                await self._stop_following(stop_jobs=False)  # the client is kept: it may be opened again
                 raise BackendError(message) from None
             log.warning("%s Jobs go on, and nothing is decided until it can", message)
 
     async def close(self, *, stop_jobs: bool) -> None:
         """Stop following the cluster; pods go on."""
+        await self._stop_following(stop_jobs=stop_jobs)
+        await self._client.close()
+
+    async def _stop_following(self, *, stop_jobs: bool) -> None:
         await self.inventory.close()
         await self._removals.close()
         await self._events.close()
@@ -215,7 +219,6 @@ class KubernetesBackend(RemoteBackend):
         await asyncio.gather(*self._tasks, super().close(stop_jobs=stop_jobs), return_exceptions=True)
         if self.lease is not None:
             await self.lease.release()
-        await self._client.close()
 
     async def nodes(self) -> Mapping[str, NodeSeen]:
         """Return the nodes by name, in the pools of the policy in force; none before there is one."""

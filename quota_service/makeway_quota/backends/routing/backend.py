@@ -105,11 +105,21 @@ class RoutingBackend(Backend):
             raise failed[0]
 
     async def _first(self, key: Key, ask: Callable[[Backend], Awaitable[T]], there: Callable[[T], bool]) -> T | None:
-        """Return what the first backend answers that has something; None where none does."""
+        """Return what the first backend answers that has something; None where none does.
+
+        One that cannot be reached hides nothing of the others; BackendUnavailable where only that one may have it.
+        """
+        failed: list[BackendUnavailable] = []
         for part in self._homes(key):
-            answer = await part.order(lambda part=part: ask(part.backend))  # type: ignore[misc]
+            try:
+                answer = await part.order(lambda part=part: ask(part.backend))  # type: ignore[misc]
+            except BackendUnavailable as error:
+                failed.append(error)
+                continue
             if there(answer):
                 return answer
+        if failed:
+            raise failed[0]
         return None
 
     # -- the protocol
@@ -309,13 +319,12 @@ class RoutingBackend(Backend):
             part.backend.publish_event(key, code, message)
 
     async def pod_notices(self, owner: str, team: str) -> list[str]:
-        """Return what the owner of a job has to know, of those that answer."""
-        return [
-            notice
-            for part in self.parts
-            if part.opened and not part.problem
-            for notice in await part.backend.pod_notices(owner, team)
-        ]
+        """Return what the owner of a job has to know, of those that are open."""
+        return await self._gather(lambda backend: backend.pod_notices(owner, team))
+
+    async def policy_notices(self, document: Document) -> list[tuple[str, str]]:
+        """Return the profiles of a document that will not work on one of them, each with the reason."""
+        return await self._gather(lambda backend: backend.policy_notices(document))
 
     def folder_bytes(self, workload: str) -> int | None:
         """Return the bytes of a job's folder on this machine."""
@@ -333,6 +342,10 @@ class RoutingBackend(Backend):
         """Remove what an attempt wrote, wherever it is kept."""
         key = (workload, attempt)
         await self._to_homes(key, lambda backend: backend.remove_output(workload, attempt))
+
+    async def _gather(self, ask: Callable[[Backend], Awaitable[list[T]]]) -> list[T]:
+        found = await asyncio.gather(*(ask(part.backend) for part in self.parts if part.opened))
+        return [each for answer in found for each in answer]
 
     def _answers(self, ask: Callable[[Backend], T | None]) -> Iterator[T]:
         return (answer for part in self.parts if (answer := ask(part.backend)) is not None)

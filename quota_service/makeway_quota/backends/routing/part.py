@@ -54,13 +54,15 @@ class RoutedPart:
         self._problem = ""
         self._version: int | None = None
         self._looking: asyncio.Task[Seen] | None = None
+        self._overdue = False
+        """the observation under way was not there when it was to be taken"""
         self._opening: asyncio.Task[None] | None = None
         self._wake: Callable[[], None] = lambda: None
 
     @property
     def late(self) -> bool:
         """Whether an observation is under way that took too long."""
-        return self._looking is not None and not self._looking.done()
+        return self._overdue and self._looking is not None and not self._looking.done()
 
     @property
     def problem(self) -> str:
@@ -103,17 +105,17 @@ class RoutedPart:
             return
 
     async def close(self, *, stop_jobs: bool) -> None:
-        """Close it, or stop opening it; what fails or takes too long is logged."""
+        """Close it, also where opening it had only begun; what fails or takes too long is logged."""
         tasks = [task for task in (self._opening, self._looking) if task is not None and not task.done()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._looking = None
-        if not self.opened:
+        if self._opening is None and not self.opened:
             return
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
-                await self.backend.close(stop_jobs=stop_jobs)
+                await self.backend.close(stop_jobs=stop_jobs and self.opened)
         except Exception as error:
             log.warning("The backend %s could not be closed: %s", self.name, _sentence(error))
 
@@ -132,10 +134,11 @@ class RoutedPart:
         if task is None:
             return
         if not task.done():
+            self._overdue = True
             task.remove_done_callback(self._arrived)
             task.add_done_callback(self._arrived)
             return
-        self._looking = None
+        self._looking, self._overdue = None, False
         try:
             self._merge(task.result())
         except Exception as error:

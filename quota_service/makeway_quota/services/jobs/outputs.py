@@ -17,7 +17,7 @@ from ...store.records import Workload
 from ...wording.outcomes import RESULT_LOST, no_result
 from ..caller import Caller
 from ..context import MAX_WAIT, Context
-from ..refusals import refuse
+from ..refusals import backend_errors, refuse
 from .job_access import JobAccess
 
 LOG_POLL = 0.1
@@ -113,7 +113,8 @@ class OutputService:
         if not (number := await self._newest(row)):
             return None
         async with self._context.file_reads:
-            part = await self._context.backend.result_part(id, number, 0, 0)
+            with backend_errors():
+                part = await self._context.backend.result_part(id, number, 0, 0)
         if part is None and row.reason_numbers.get(RESULT_LOST):
             raise refuse(f"“{row.name or row.id}” succeeded, but {no_result()}", RESULT_LOST, 410)
         if part is None:
@@ -136,7 +137,8 @@ class OutputService:
         if not (number := await self._newest(row)):
             return None
         async with self._context.file_reads:
-            data = await self._context.backend.error(id, number)
+            with backend_errors():
+                data = await self._context.backend.error(id, number)
         return _failure(data) if data else None
 
     async def _newest(self, row: Workload) -> int:
@@ -148,11 +150,13 @@ class OutputService:
 
     async def _read(self, id: str, attempt: int, offset: int, limit: int) -> tuple[bytes, int]:
         async with self._context.file_reads:
-            return await self._context.backend.log(id, attempt, offset, limit)
+            with backend_errors():
+                return await self._context.backend.log(id, attempt, offset, limit)
 
     async def _gap(self, id: str, attempt: int) -> tuple[int, int] | None:
         async with self._context.file_reads:
-            return await self._context.backend.log_gap(id, attempt)
+            with backend_errors():
+                return await self._context.backend.log_gap(id, attempt)
 
 
 def _failure(data: bytes) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from ...store.records import NewDecision, Workload
 from ...store.storage.job_sizes import OutputSize
 from ..caller import Caller
 from ..context import Context
-from ..refusals import refuse, some_failed
+from ..refusals import backend_errors, refuse, some_failed
 from .job_access import JobAccess
 
 AT_ONCE = 50
@@ -116,7 +116,8 @@ class StorageService:
 
     async def _outputs(self, row: Workload, numbers: Sequence[int]) -> dict[int, OutputSize]:
         sent = await self._context.call(self._context.store.job_sizes.outputs, row.id)
-        kept = {number: await self._context.backend.output_bytes(row.id, number) for number in numbers}
+        with backend_errors():
+            kept = {number: await self._context.backend.output_bytes(row.id, number) for number in numbers}
         return {
             number: sent.get(number, OutputSize()) if size is None else OutputSize(*size)
             for number, size in kept.items()
@@ -140,7 +141,8 @@ class StorageService:
             )
             raise refuse(message, "not_ended", 409)
         before = sum((await self._outputs(row, [attempt]))[attempt])
-        await self._context.backend.remove_output(id, attempt)
+        with backend_errors():
+            await self._context.backend.remove_output(id, attempt)
         await self._context.call(self._delete_output, caller, row, attempt)
         await self._context.call(self._context.storage.deleted, row.owner, before)
         return StorageDeleted(jobs=0, bytes=before)
