@@ -82,6 +82,16 @@ def crowded_world(random: Random) -> World:
     return world
 
 
+def share_gpus(world: World, random: Random) -> None:
+    """Have profiles of half a GPU and jobs of them in a world of `crowded_world`."""
+    each = {name: most for name in ("cpu", "memory") if (most := getattr(world.profiles["one"], name))}
+    for name, workers in (("half", 1), ("halves", 2)):
+        world.profile(name, 0.5, workers=workers, pools=random.choice([("p",), ("q",), ("p", "q")]), **each)
+    for at in range(3):
+        team, profile = random.choice("abc"), random.choice(["half", "halves"])
+        world.submit(f"half{at}", team, profile, priority=random.choice([0, 1]))
+
+
 def happen_crowded(world: World, random: Random, name: str) -> None:
     """Have a workload submitted; or, later on, one ended, a node down or up again, or quotas changed."""
     what, teams = random.random(), [team for team in world.policies if team != "top"]

@@ -110,10 +110,19 @@ def _in_quota(preemptor: Preemptor, workload: Workload, pool: PoolState, gone: V
         used = guarantee.used(False)
         for victim in gone:
             account = cluster.account(victim.allocation.workload)
-            used -= sum(amount for where, amount in victim.counted if guarantee.counts(account, where))
+            used -= sum(amount for where, amount in _released(preemptor, victim) if guarantee.counts(account, where))
         asks = preemptor.workload.id not in cluster.nominations
         if asks and guarantee.counts(preemptor.account, preemptor.pool.pool.name):
             used += preemptor.amount
         if used + cluster.need(workload).total > guarantee.reserved:
             return False
     return bool(guarantees)
+
+
+def _released(preemptor: Preemptor, victim: Victim) -> tuple[tuple[str, int], ...]:
+    """Return each pool and how much of a victim counts there no more: also what it gave up before in this plan."""
+    allocation = victim.allocation
+    if not allocation.rest:
+        return victim.counted
+    given = preemptor.cluster.allocations[allocation.workload.id].amount - allocation.amount
+    return (*victim.counted, (allocation.pool.pool.name, given))
