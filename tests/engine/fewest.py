@@ -163,9 +163,10 @@ class _Served:
     def _entitled(self, state: State, w: Workload, pool: str, unit: Unit, gone: Sequence[Unit]) -> bool:
         if w.kind == "job" and is_protected(self.facts, unit.victim):
             return False
-        if owns(self.facts, w, pool, unit.victim, w.id in self.own_last):
+        quota = (w, pool) in self.quota
+        if owns(self.facts, w, pool, unit.victim, w.id in self.own_last, quota):
             return True
-        return (w, pool) in self.quota and above(self.facts, state, w, pool, unit, gone)
+        return quota and above(self.facts, state, w, pool, unit, gone)
 
     def _somewhere(self, w: Workload, pool: str) -> Placement:
         node = next(name for name, each in self.facts.nodes.items() if each.pool == pool)

@@ -167,10 +167,13 @@ def _legal(facts: Facts, after: State, w: Workload, pool: str, order: Sequence[U
     return True
 
 
-def owns(facts: Facts, w: Workload, pool: str, victim: Workload, firm: bool) -> bool:
-    """Whether a victim of the own team may leave whatever the team uses: for `firm` work, or for a higher priority."""
+def owns(facts: Facts, w: Workload, pool: str, victim: Workload, firm: bool, quota: bool = True) -> bool:
+    """Whether a victim of the own team may leave whatever the team uses: for `firm` work, or for a higher priority.
+
+    One without GPUs, of any team, leaves for work in `quota` only.
+    """
     if not facts.profile(victim).gpus:
-        return True
+        return quota
     if victim.policy != w.policy:
         return False
     if w.non_preemptible:
