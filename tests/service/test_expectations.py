@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from makeway_quota import policy
 from makeway_quota.application import Application
-from makeway_quota.backends.base import AttemptSeen, NodeSeen, Phase, Seen
+from makeway_quota.backends.base import AttemptSeen, BackendState, NodeSeen, Phase, Seen
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.control.reconcile import reconcile
 from makeway_quota.control.world.engine_view import EngineView, to_avoid
 from makeway_quota.control.world.expectations import NOTE_AFTER, Expectations
+from makeway_quota.control.world.observation import BackendStates
 from makeway_quota.control.world.pool_assignment import divide
 from makeway_quota.history.durations import Durations
 from makeway_quota.store.records import NewWorkload, Workload
@@ -286,3 +287,23 @@ def test_a_job_says_why_its_attempt_is_still_starting() -> None:
     assert change.fields == {"reason_code": "image_pull", "reason_message": "The image is pulled."}
     told = job._replace(reason_code="image_pull", reason_message="The image is pulled.")
     assert not reconcile({job.id: told}, Seen(NODES, (seen,)), now=21.0, lost_budget=2).changes
+
+
+def test_the_deadline_of_a_start_begins_again_once_its_backend_answers_again() -> None:
+    clock = Clock()
+    expectations = Expectations(60.0, clock)
+    expectations.ordered([KEY])
+    for passed in (50.0, 50.0):
+        clock.now += passed
+        assert expectations.verdict(row(), synced=False, now=20.0) == "wait"
+    clock.now += 59.0
+    assert expectations.verdict(row(), synced=True, now=20.0) == "wait"
+    clock.now += 1.0
+    assert expectations.verdict(row(), synced=True, now=20.0) == "lost"
+
+
+def test_nothing_is_gone_from_a_backend_that_cannot_be_observed() -> None:
+    silent = BackendStates([BackendState("here", synced=True), BackendState("far", synced=True, problem="no route")])
+    assert [silent.absence_counts(name) for name in ("here", "far", "")] == [True, False, False]
+    heard = BackendStates([BackendState("here", synced=True), BackendState("far", synced=True)])
+    assert [heard.absence_counts(name) for name in ("here", "far", "")] == [True, True, True]

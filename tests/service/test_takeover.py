@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tarfile
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,7 +60,7 @@ class Left:
 
 
 @pytest.fixture(params=RECORDS, ids=lambda record: record.name.partition(".")[0])
-def left(request: pytest.FixtureRequest, tmp_path: Path) -> Left:
+def left(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Left]:
     """Unpack a record as if it had been left here: in this folder, by this account, since this machine began."""
     with tarfile.open(request.param) as archive:
         archive.extractall(tmp_path, filter="tar")
@@ -68,7 +71,16 @@ def left(request: pytest.FixtureRequest, tmp_path: Path) -> Left:
         header = json.loads(line.replace(found["root"].encode(), str(root).encode()))
         header |= {"uid": os.getuid(), "boot": boot_id()}
         order.write_bytes(json.dumps(header).encode() + b"\n" + files)
-    return Left(root, found["jobs"], found["session"], root / found["launcher"])
+    yield Left(root, found["jobs"], found["session"], root / found["launcher"])
+    end_processes_of(root)
+
+
+def end_processes_of(root: Path) -> None:
+    """Kill what is left of jobs in a state directory: launchers outlive a test that fails."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if f"MAKEWAY_JOB_DIR={root}/".encode() in (process / "environ").read_bytes():
+                os.kill(int(process.name), signal.SIGKILL)
 
 
 async def logged(run: Running, job: str, attempt: int) -> str:

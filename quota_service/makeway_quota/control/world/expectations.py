@@ -2,7 +2,7 @@
 
 Used by `World` for jobs that hold GPUs. An attempt that was ordered to start is expected until it was seen once or
 its start deadline has passed; it is never started a second time. Once it was seen, absence means that it is lost.
-Before the backend is synced absence means nothing.
+Before the backend is synced, and while it cannot be observed, absence means nothing.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ class Expectations:
         self.deadline = deadline
         self._clock = clock
         self._ordered: dict[Key, float] = {}
+        self._unknown: dict[Key, float] = {}
+        """when it could not be told last whether an ordered attempt is there: its deadline begins again then"""
         self._seen: set[Key] = set()
 
     def ordered(self, keys: Iterable[Key]) -> None:
@@ -46,7 +48,7 @@ class Expectations:
 
     def keep(self, rows: Mapping[str, Workload]) -> None:
         """Drop the attempts that are not the present one of a workload in `rows`, those that may hold GPUs."""
-        for known in (self._ordered, self._seen):
+        for known in (self._ordered, self._unknown, self._seen):
             for key in [key for key in known if (row := rows.get(key[0])) is None or row.attempt != key[1]]:
                 known.discard(key) if isinstance(known, set) else known.pop(key)
 
@@ -54,6 +56,8 @@ class Expectations:
         """Return what to do about an attempt that is not reported; `now` is the time of day, as in the row."""
         key = (row.id, row.attempt)
         if not synced:
+            if key in self._ordered:
+                self._unknown[key] = self._clock()
             return "wait"
         if key in self._seen or row.state == "running":
             return "lost"
@@ -63,7 +67,8 @@ class Expectations:
             ordered = self._ordered[key] = self._clock() - passed
         if ordered is None:
             return "lost" if row.state == "checkpointing" else "start"
-        return "lost" if self._clock() - ordered >= self.deadline else "wait"
+        since = max(ordered, self._unknown.get(key, ordered))
+        return "lost" if self._clock() - since >= self.deadline else "wait"
 
     def unwritten(self, rows: Iterable[Workload], now: float) -> dict[str, float]:
         """Return when attempts were ordered that are not running after a while, where the store does not say so."""

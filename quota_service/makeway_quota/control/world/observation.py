@@ -45,8 +45,8 @@ class BackendStates:
     def absence_counts(self, backend: str) -> bool:
         """Whether an attempt of this backend ("": not known) that is not reported is really not there."""
         if backend:
-            return backend in self._by_name and self._by_name[backend].synced
-        return all(state.synced for state in self.states)
+            return backend in self._by_name and _is_complete(self._by_name[backend])
+        return all(_is_complete(state) for state in self.states)
 
     def problem_of(self, backend: str) -> str | None:
         """Return why the attempts of a backend are shown as they were seen last; None where they are observed."""
@@ -155,6 +155,11 @@ class Observed:
         for key in gone:
             if self.attempts.pop(key, None) is not None:
                 self.changed.add(key)
+
+
+def _is_complete(state: BackendState) -> bool:
+    """Whether the lists of a backend are complete and as it is now."""
+    return state.synced and not state.problem
 
 
 def _many_open(node: NodeSeen) -> int:
