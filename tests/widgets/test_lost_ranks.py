@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from container import FOLDER, Container
+from makeway.checkpointing.registration import HEARD, Registration
 from makeway.launcher.causes import Ending, last_words
 from makeway.launcher.listeners import Listeners
 
@@ -223,8 +224,29 @@ def test_a_save_is_seen_where_launcher_or_library_know_no_file_of_it(tmp_path: P
 @pytest.mark.parametrize(
     ("last_line", "exited", "why"),
     [
-        ("rank 0: RuntimeError: Connection reset by peer", ("1",), "rank 1 had exited while others waited; rank 0: "),
-        ("rank 2: Broken pipe", ("3", "1", "10"), "ranks 1, 3 and 10 had exited while others waited; rank 2: "),
+        (
+            "rank 0: RuntimeError: [/gloo/gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer",
+            ("1",),
+            "rank 1 had exited while others waited; rank 0: ",
+        ),
+        (
+            "rank 2: RuntimeError: [/gloo/gloo/transport/tcp/pair.cc:81] writev: Broken pipe",
+            ("3", "1", "10"),
+            "ranks 1, 3 and 10 had exited while others waited; rank 2: ",
+        ),
+        (
+            "rank 0: ncclRemoteError: A call failed possibly due to a network error or a remote process exiting "
+            "prematurely.",
+            ("1",),
+            "rank 1 had exited while others waited; rank 0: ",
+        ),
+        (
+            "rank 0: torch.distributed.DistStoreError: wait timeout after 300000ms, keys: /worker_count",
+            ("1",),
+            "rank 1 had exited while others waited; rank 0: ",
+        ),
+        ("rank 0: requests.exceptions.ReadTimeout: Read timed out. (read timeout=5)", ("1",), "rank 0: requests"),
+        ("rank 0: ConnectionResetError: [Errno 104] Connection reset by peer", ("1",), "rank 0: ConnectionReset"),
         ("rank 1: ConnectionError: closed", ("1",), "rank 1: ConnectionError: closed"),  # of something else
         ("rank 0: ValueError: a bad batch", ("1",), "rank 0: ValueError"),
         ("rank 0: RuntimeError: Connection closed by peer", (), "rank 0: RuntimeError"),
@@ -249,3 +271,19 @@ def test_what_a_job_puts_in_the_place_of_an_exit_names_no_rank(tmp_path: Path, k
         path.symlink_to(tmp_path / "nothing")
     (tmp_path / "2.1.1.exited").write_text("7")
     assert Listeners(str(tmp_path)).exited() == ["7"]
+
+
+@pytest.mark.parametrize(("later", "exited"), [("1", []), ("0", ["1"]), ("", ["1"])])
+def test_a_rank_that_was_started_again_has_not_exited(tmp_path: Path, later: str, exited: list[str]) -> None:
+    """As by torchrun --max-restarts; a library of an earlier release writes no rank before the exit."""
+    for name, rank in (("8.100.1", "1"), ("8.100.1.exited", "1"), ("9.100.1", "0"), ("20.200.1", later)):
+        (tmp_path / name).write_text(rank)
+    assert Listeners(str(tmp_path)).exited() == exited
+
+
+def test_a_process_that_listens_says_its_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAKEWAY_LISTENERS", str(tmp_path))
+    monkeypatch.setenv("RANK", "3")
+    Registration().note()
+    Registration().note(HEARD)
+    assert sorted(path.read_text() for path in tmp_path.iterdir()) == ["", "3"]

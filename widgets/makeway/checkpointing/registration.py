@@ -2,7 +2,8 @@
 
 Used by `makeway.checkpoint`; the launcher reads the files in `launcher/listeners.py`. Their names are
 `PID.START.NAMESPACE`, with `.heard` once the process has seen the notice, `.acknowledged` once it has saved and ends,
-with `.saving` while it saves, and with `.exited` once one of several ranks exits without an error; its rank is in it.
+with `.saving` while it saves, and with `.exited` once one of several ranks exits, and not of an exception. The first
+and the last of them have its rank in them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ PAUSE_SECONDS = 0.02
 
 
 class Registration:
-    """The empty files by which the launcher knows how far a listening process is."""
+    """The files by which the launcher knows how far a listening process is."""
 
     def __init__(self) -> None:
         self._noted: set[tuple[int, str]] = set()
@@ -57,12 +58,12 @@ class Registration:
         self._noted.add(key)
         if folder := os.environ.get("MAKEWAY_LISTENERS"):
             with contextlib.suppress(OSError, ValueError, IndexError):  # it gets the signal then
-                _add(os.path.join(folder, _process_name() + what))
+                _add(os.path.join(folder, _process_name() + what), "" if what else os.environ.get("RANK", ""))
             if not what and os.environ.get("WORLD_SIZE", "1") != "1":
                 atexit.register(self._exit, os.getpid(), folder)
 
     def _exit(self, pid: int, folder: str) -> None:
-        """Add a file with this rank where it exits without an error: others may wait for it, and fail of that."""
+        """Add a file with this rank where no exception ends it: others may wait for it, and fail of that."""
         rank = os.environ.get("RANK", "")
         if pid == os.getpid() and rank.isdigit() and not hasattr(sys, "last_type"):
             with contextlib.suppress(OSError, ValueError, IndexError):

@@ -29,9 +29,12 @@ RANK_STATES = {
 """How far a rank was with the notice when it was killed, in words; one that had saved is not named"""
 EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Missing)(?:: |$)")
 LOST_CONNECTION = re.compile(
-    r"connection (?:was )?(?:closed|reset|refused|aborted|lost)|broken pipe|remote process|timed out|timeout", re.I
+    r"connection closed by (?:remote )?peer|remote process exit|collective operation timeout|monitoredBarrier"
+    r"|(?:gloo|nccl|pair\.cc|c10d|TCPStore|Dist(?:Backend|Network|Store)Error)"
+    r".*(?:closed|reset|refused|aborted|broken pipe|got 0 bytes|remote|timed out|timeout)",
+    re.I,
 )
-"""What communication libraries say where another rank is gone"""
+"""What libraries of collectives say where another rank is gone; a download that fails says other words"""
 ROOT_CAUSE = re.compile(r"^Root Cause.*?^\s+rank\s*: (\d+) .*?^\s+exitcode\s*: (-?\d+)", re.MULTILINE | re.DOTALL)
 """What torchrun writes of the rank that failed first"""
 
@@ -108,7 +111,7 @@ class Ending:
     waited_for: str = ""
     """the rank elsewhere that failed, where it was ended as it waited for that rank in vain"""
     exited: Sequence[str] = ()
-    """the ranks that had exited without an error"""
+    """the ranks that had exited, and not of an exception"""
     ranks: Mapping[str, str] = field(default_factory=dict)
     """how far each rank was with the notice when it was killed, as in `NoticeDelivery.ranks`; empty where it is one"""
 

@@ -1,8 +1,9 @@
 """Read which processes of a worker listen for the notice themselves, and how far they are with it.
 
 `makeway.checkpoint` writes the files: `PID.START.NAMESPACE` at its first poll, with `.heard` once it has seen the
-notice, with `.acknowledged` once it has called `stop()`, with `.saving` while it saves, and with `.exited`, which
-holds its rank, once it exits without an error. The launcher adds `signalled`. Used by `notice_delivery.py`.
+notice, with `.acknowledged` once it has called `stop()`, with `.saving` while it saves, and with `.exited` once it
+exits, and not of an exception. The first and the last of them hold its rank. The launcher adds `signalled`. Used by
+`notice_delivery.py`.
 """
 
 from __future__ import annotations
@@ -76,13 +77,20 @@ class Listeners:
         return [process.namespace != here or _is_alive(process) for process in saves]
 
     def exited(self) -> list[str]:
-        """Return the ranks that have exited without an error, in the order of their exits."""
-        found: list[tuple[float, str]] = []
+        """Return the ranks that have exited, and not of an exception, in the order of their exits.
+
+        One that an agent such as torchrun has started again has not.
+        """
+        found: list[tuple[float, int, str]] = []
+        started: dict[str, int] = {}
         for process, mark in self._files():
-            path = os.path.join(self.folder, ".".join([*map(str, process), mark]))
-            if mark == "exited" and (rank := _first_bytes(path, 9)).isdigit():
-                found.append((_changed_at(path), rank.decode("ascii")))
-        return [rank for _, rank in sorted(found)]
+            path = os.path.join(self.folder, ".".join([*map(str, process), *filter(None, [mark])]))
+            if mark in ("", "exited") and (data := _first_bytes(path, 9)).isdigit():
+                rank = data.decode("ascii")
+                started[rank] = max(process.start, started.get(rank, 0))
+                if mark:
+                    found.append((_changed_at(path), process.start, rank))
+        return [rank for _, start, rank in sorted(found) if start == started[rank]]
 
     def ended_since(self) -> bool:
         """Whether a process that listened since the notice has ended, and none listens any more."""

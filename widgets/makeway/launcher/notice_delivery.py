@@ -145,7 +145,7 @@ class NoticeDelivery:
         return any(listeners.unsaved() for listeners in self._listeners.values())
 
     def exited(self) -> list[str]:
-        """Return the ranks that have exited without an error, those of one worker in the order of their exits."""
+        """Return the ranks that have exited, and not of an exception: of a worker in the order of their exits."""
         return [rank for listeners in self._listeners.values() for rank in listeners.exited()]
 
     def ranks(self) -> dict[str, str]:
