@@ -105,7 +105,7 @@ class RoutedPart:
             return
 
     async def close(self, *, stop_jobs: bool) -> None:
-        """Close it, also where opening it had only begun; what fails or takes too long is logged."""
+        """Close it, also while it is being opened; what fails or takes too long is logged."""
         tasks = [task for task in (self._opening, self._looking) if task is not None and not task.done()]
         for task in tasks:
             task.cancel()
