@@ -96,7 +96,7 @@ def refusal(deployment: Deployment, held: Money, price: int | None, seconds: flo
     """Return why the budget does not allow one more machine that runs for at least `seconds`; None if it does."""
     if not deployment.limited:
         return None
-    if price is None:
+    if price is None or held.unknown:
         return "price_unknown"
     if deployment.hour is not None and held.hour + price > deployment.hour:
         return "hour_budget"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 from zoneinfo import ZoneInfo
 
-from .backoff import FailureClass, LaunchBackoff, failed, kept
+from .backoff import WHOLE_DEPLOYMENT, FailureClass, LaunchBackoff, failed, kept
 from .budget import Money, money, spent_by_month
 from .demand import MachineDemand, PendingWork
 from .deployment import Deployment
@@ -321,7 +321,7 @@ def answer(
             continue
         for seen in _meaning(call, min(started, now), result):
             work.observe(row.id, seen)
-        if isinstance(result, ProviderError):
+        if isinstance(result, ProviderError) and (call.kind == "launch" or result.failure in WHOLE_DEPLOYMENT):
             work.hold_back(row, result.failure)
     changes = work.changes()
     return not changes or store.commit(deployment.name, term, changes)
@@ -332,6 +332,8 @@ def _meaning(
 ) -> Iterable[MachineObservation]:
     """Return what the answer of a call says of its machine."""
     if isinstance(result, Instance):
+        if result.state == "terminated":
+            return [MachineObservation("ended", at=started, instance=result.id)]
         return [MachineObservation("listed", at=started, instance=result.id)]
     if call.kind == "terminate":
         return [MachineObservation("not_found", at=started)] if result is False else []
