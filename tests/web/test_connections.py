@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -254,14 +255,14 @@ def open_files_of(pid: int) -> int:
 
 
 @pytest.mark.parametrize(("limit", "kept"), [("raise", True), ("1024", False)])
-async def test_eleven_hundred_idle_connections_cost_no_answer(limit: str, kept: bool) -> None:
+async def test_eleven_hundred_idle_connections_cost_no_answer(tmp_path: Path, limit: str, kept: bool) -> None:
     async with listening(Server(server_config(App(), port=0, lifespan="off"))) as port:
         pass  # a port that is free
     soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 8192), most))
-    server = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", SERVE, str(port), limit, stderr=asyncio.subprocess.PIPE
-    )
+    errors = tmp_path / "errors"
+    with errors.open("wb") as file:  # a pipe that nobody reads would block it
+        server = await asyncio.create_subprocess_exec(sys.executable, "-c", SERVE, str(port), limit, stderr=file)
     try:
         async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as hub, asyncio.timeout(180):
             while True:
@@ -277,9 +278,9 @@ async def test_eleven_hundred_idle_connections_cost_no_answer(limit: str, kept: 
                 assert (open_files_of(server.pid) > IDLE) == kept, "idle ones are closed only where files run out"
     finally:
         server.kill()
-        _, errors = await server.communicate()
+        await server.wait()
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, most))
-    assert b"Too many open files" not in errors
+    assert b"Too many open files" not in errors.read_bytes()
 
 
 def test_the_limit_is_raised_and_jobs_get_the_one_before() -> None:
