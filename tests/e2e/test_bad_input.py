@@ -346,13 +346,13 @@ def test_a_broken_policy_at_the_first_start_is_named(tmp_path: Path, text: str |
         assert process.wait() == 1
     finally:
         portal.stop()
-    assert "Makeway cannot start." in portal.said
-    assert str(file) in portal.said
-    assert words in portal.said
-    assert "Traceback" not in portal.said
+    assert "Makeway cannot start." in portal.printed
+    assert str(file) in portal.printed
+    assert words in portal.printed
+    assert "Traceback" not in portal.printed
     if text is None:
         return
-    assert f"{file}:" in portal.said, "with its line"
+    assert f"{file}:" in portal.printed, "with its line"
     if text is not BROKEN:
         return  # one start of a whole portal shows that a mended file is read
     file.write_text(SAMPLE, encoding="utf-8")

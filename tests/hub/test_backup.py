@@ -72,8 +72,8 @@ def test_a_portal_is_restored_elsewhere_from_a_backup_that_was_made_while_it_ran
     process = restored.launch()  # beside the first one
     until(lambda: process.poll() is not None, "the copy has ended")
     assert process.returncode == 1
-    assert f"{restored.state.root} is a copy of the data of a portal that runs on this machine" in restored.said
-    assert f"in {fresh.state.root} (process " in restored.said
+    assert f"{restored.state.root} is a copy of the data of a portal that runs on this machine" in restored.printed
+    assert f"in {fresh.state.root} (process " in restored.printed
     assert fresh.server("ana")["ready"], "the notebook of the first one goes on"
 
     fresh.stop()

@@ -111,15 +111,15 @@ def test_a_portal_upgrades_what_an_earlier_release_left_and_starts(fresh: Portal
     fresh.state.create()
     earlier(fresh.state.root / "makeway.sqlite")
     fresh.start()
-    assert "Upgrading the database" in fresh.said
-    assert fresh.said.index("Upgrading the database") < fresh.said.index("Starting Makeway")
+    assert "Upgrading the database" in fresh.printed
+    assert fresh.printed.index("Upgrading the database") < fresh.printed.index("Starting Makeway")
     fresh.stop()
     fresh.start()
-    assert "Upgrading" not in fresh.said
+    assert "Upgrading" not in fresh.printed
 
 
 @pytest.mark.e2e
 def test_the_reason_of_a_hub_that_ended_is_shown_last(tmp_path: Path) -> None:
     portal = Portal(tmp_path, "c.JupyterHub.db_url = 'postgresql://127.0.0.1:1/nowhere'")
     assert portal.launch().wait(60) == 1
-    assert portal.said.splitlines()[-1].startswith("The last error in the log: [")
+    assert portal.printed.splitlines()[-1].startswith("The last error in the log: [")

@@ -205,9 +205,9 @@ def test_a_service_that_is_slow_to_start_is_waited_for_and_how_it_ends_is_told(
 @pytest.mark.covers("N22")
 def test_ctrl_c_stops_everything_and_a_second_start_finds_nothing_left(fresh: Portal) -> None:
     fresh.start()
-    assert "ana" in fresh.said
-    assert "secrets/password" in fresh.said
-    assert fresh.state.password_file.read_text().strip() not in fresh.said
+    assert "ana" in fresh.printed
+    assert "secrets/password" in fresh.printed
+    assert fresh.state.password_file.read_text().strip() not in fresh.printed
     fresh.start_server("ana", profile="gpu1", team="rnd")
     assert len(processes_of(fresh)) > 3
     second = subprocess.run(
@@ -235,7 +235,7 @@ def test_a_killed_hub_is_announced_and_its_notebooks_are_adopted(fresh: Portal) 
     os.kill(fresh.hub_pid, signal.SIGKILL)
     assert fresh.process
     assert fresh.process.wait(90) == 1
-    assert "JupyterHub ended unexpectedly" in fresh.said
+    assert "JupyterHub ended unexpectedly" in fresh.printed
     assert start_ticks(notebook), "the notebook runs on"
     fresh.start()
     assert (fresh.server("ana") or {})["ready"]

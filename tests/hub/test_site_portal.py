@@ -64,7 +64,7 @@ def start_and_use(portal: Portal, session: httpx2.Client, prefix: str, url: str)
         [sys.executable, "-c", ask], env=notebook, capture_output=True, text=True, timeout=60, check=False
     )
     assert told.stdout.strip() == "ana", told.stderr
-    assert url in portal.said
+    assert url in portal.printed
     assert listening(portal) <= {"127.0.0.1", "::1"}
 
 
@@ -139,5 +139,5 @@ def test_a_demo_that_would_be_open_ends_at_once_with_the_reason(tmp_path: Path, 
     portal = Portal(tmp_path, lines)
     process = portal.launch()
     assert process.wait(60) == 1
-    assert "Makeway cannot start. The site's configuration has the portal listen on" in portal.said
-    assert "opens the demo to the network" in portal.said.splitlines()[-1]
+    assert "Makeway cannot start. The site's configuration has the portal listen on" in portal.printed
+    assert "opens the demo to the network" in portal.printed.splitlines()[-1]

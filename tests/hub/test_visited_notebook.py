@@ -139,7 +139,7 @@ def started(tmp_path: Path) -> Iterator[Callable[[str], Portal]]:
 def test_with_subdomains_a_visited_page_gets_nothing(started: Callable[[str], Portal], browser: Browser) -> None:
     portal = started(SUBDOMAINS)
     hub = f"http://hub.localhost:{portal.port}"
-    assert f"Makeway is ready at  {hub}" in portal.said
+    assert f"Makeway is ready at  {hub}" in portal.printed
     panel = f"http://makeway--service.hub.localhost:{portal.port}{SERVICE}/"
     root = administrator(portal, browser, hub)
     assert root.page.url == f"{panel}policy"

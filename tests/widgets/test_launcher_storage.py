@@ -101,7 +101,12 @@ def test_a_failure_when_the_file_is_closed_counts(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize("call", ["makedirs", "open", "write", "fsync", "replace"])
 def test_a_volume_that_hangs_holds_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     hangs = threading.Event()
-    monkeypatch.setattr(checkpoint_check.os, call, lambda *args, **kwargs: hangs.wait(30.0))
+
+    def hang(*args: object, **kwargs: object) -> None:
+        hangs.wait(30.0)
+        raise OSError(errno.EIO, "the volume is gone")  # a result would be closed as a file: True is that of the output
+
+    monkeypatch.setattr(checkpoint_check.os, call, hang)
     try:
         said = write_failure(str(tmp_path / "checkpoints"), seconds=0.02)
     finally:
