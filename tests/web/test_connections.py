@@ -261,7 +261,7 @@ async def test_eleven_hundred_idle_connections_cost_no_answer(tmp_path: Path, li
     soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 8192), most))
     errors = tmp_path / "errors"
-    with errors.open("wb") as file:  # a pipe that nobody reads would block it
+    with errors.open("wb") as file:  # a pipe that is not read would block it
         server = await asyncio.create_subprocess_exec(sys.executable, "-c", SERVE, str(port), limit, stderr=file)
     try:
         async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as hub, asyncio.timeout(180):
