@@ -66,6 +66,6 @@ def _read(bare: sqlite3.Connection) -> float:
 def _write(bare: sqlite3.Connection) -> float:
     def write() -> None:
         with bare:
-            bare.execute("update workloads set decision = '' where id = 'j1'")
+            bare.execute("update workloads set message = '' where id = 'j1'")
 
     return median(1000 * timed(write) for _ in range(WRITES))

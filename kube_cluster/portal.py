@@ -148,7 +148,7 @@ def pod_events(api: Api, namespace: str = NAMESPACE) -> str:
     """Return what the cluster says about the portal's pods."""
     events = api.items(f"/api/v1/namespaces/{namespace}/events")
     states = [f"{one['metadata']['name']}: {one['status'].get('containerStatuses')}" for one in pods(api, namespace)]
-    return "\n".join([*states, *(f"{one['reason']}: {one.get('printed')}" for one in events)])
+    return "\n".join([*states, *(f"{one['reason']}: {one.get('message')}" for one in events)])
 
 
 def secret(api: Api, namespace: str = NAMESPACE) -> dict[str, str]:

@@ -205,7 +205,7 @@ async def test_a_final_report_that_cannot_be_recorded_keeps_no_other(
 async def test_a_step_of_an_observation_that_fails_stops_no_other(
     cluster: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for owner, name in ((cluster._removals, "look_after"), (cluster._dead_nodes, "observe")):
+    for owner, name in ((cluster._removals, "retry_due"), (cluster._dead_nodes, "observe")):
         failing(monkeypatch, owner, name, lambda *_, **__: True)
     changed(cluster)
     assert set(await cluster.phases()) == {"bad", "good"}

@@ -328,7 +328,7 @@ STEPS: list[tuple[str, Any, str]] = [
     ("terminating", MemoryBackend, "forget"),
     ("node", World, "_shown"),
     ("node", pool_assignment, "_parts"),
-    ("node", EngineView, "_show_machine"),
+    ("node", EngineView, "_show_host"),
     ("node", planning, ""),
     ("node", read_model, "use_of"),
 ]
