@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from alembic import command
-from makeway_quota.store import Store, open_store
+from makeway_quota.store import Store, accounts, open_store
 from makeway_quota.store.accounts import PATH_BYTES, ROW_BYTES
 from makeway_quota.store.database.reserve import LOW, SLICES, Reserve
 from makeway_quota.store.errors import TooMuchKept
@@ -83,6 +83,19 @@ def test_a_copy_counts_at_once_what_it_adds_for_its_owner_in_its_team(store: Sto
     for limit, fits in ((300_000, False), (400_000, True)):
         new = Submission(job(f"late{limit}", owner="cy", team="dev"), FilesOf("j1"), kept=KeptLimits(person=limit))
         assert isinstance(store.add_workloads([new], now=0.0)[0], TooMuchKept) != fits
+
+
+def test_a_content_that_many_jobs_of_others_have_counts_once(
+    store: Store, job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accounts, "NEAR", 2)
+    content = [("a", b"x" * 1000, False)]
+    for at in range(4):
+        store.add_workload(job(f"j{at}"), content, now=0.0)
+    for at in range(2):
+        store.add_workload(job(f"b{at}", owner="bo"), content, now=0.0)
+        assert kept(store, "bo")["files"] == 1000 + (at + 1) * (PATH_BYTES + 1)
+    assert recounted(store, "bo") == kept(store, "bo")
 
 
 def test_a_long_log_is_counted_as_it_is_kept(store: Store, job) -> None:

@@ -11,7 +11,16 @@ from typing import Any
 import pytest
 from makeway_quota.history.retention import Keep, Retention
 from makeway_quota.store import Store, open_store
-from makeway_quota.store.records import ENDED, LIVE_STATES, Cap, Change, NewDecision, NewWorkload, SubmissionKey
+from makeway_quota.store.records import (
+    ENDED,
+    LIVE_STATES,
+    Cap,
+    Change,
+    FilesOf,
+    NewDecision,
+    NewWorkload,
+    SubmissionKey,
+)
 from sqlalchemy import event
 
 CURSOR = "50.0~j50"
@@ -131,6 +140,24 @@ def test_no_cap_counts_by_a_scan(sqlite_url: str) -> None:
     path = sqlite_url.removeprefix("sqlite:///")
     assert len([s for s, _ in found if s.startswith("SELECT")]) > 4
     assert {s: bad for s, p in found if s.startswith("SELECT") and (bad := scans(path, s, p))} == {}
+
+
+def test_what_a_submission_adds_is_found_from_its_contents(sqlite_url: str) -> None:
+    """Not by a walk over all jobs of its owner and their files; a copy in the same team adds no content."""
+    store = open_store(sqlite_url)
+    fill(store, 100)
+    new = [NewWorkload(f"n{at}", "job", "rnd", "gpu1", "ana", gpus=1000) for at in range(4)]
+    with statements(store) as found:
+        store.add_workloads([(each, [("a", b"new", False)], None) for each in new[:2]], now=1.0)
+        for each in new[2:]:
+            store.add_workload(each, FilesOf("n0"), now=1.0)
+    store.close()
+    path = sqlite_url.removeprefix("sqlite:///")
+    [looked] = [(s, p) for s, p in found if "JOIN workloads" in s]
+    with sqlite3.connect(path) as bare:
+        plan = [line for *_, line in bare.execute(f"EXPLAIN QUERY PLAN {looked[0]}", looked[1])]
+    searches = [line.split(" (")[-1].rstrip(")") for line in plan if line.startswith("SEARCH")]
+    assert searches == ["digest=?", "blob=?", "id=?", "blob=?"], plan
 
 
 async def test_the_retention_scans_and_sorts_no_long_table(sqlite_url: str) -> None:

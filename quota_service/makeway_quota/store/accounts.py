@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Executable, func, insert, literal, select
+from sqlalchemy import ColumnElement, Connection, Executable, Select, func, insert, literal, select
 from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
@@ -32,6 +32,8 @@ KINDS = ("jobs", "files", "results", "logs", "attempts", "folders")
 of their checkpoints; folders on this disk"""
 PATH_BYTES = 150
 """Bytes of the row of a file, beside its path"""
+NEAR = 100
+"""Jobs with a content that are looked at for one of a person, before all jobs of that person are"""
 
 Who = tuple[str, str]
 """An owner and a team, "" for any"""
@@ -126,24 +128,69 @@ def sums_of(connection: Connection, owner: str, team: str) -> tuple[int, int, in
     return int(person), int(whole_team), int(whole), int(share)
 
 
-def shared_bytes(connection: Connection, original: str, owner: str, team: str) -> int:
-    """Return what a copy of a job adds for a person in a team: rows of its files, contents that are new to them."""
-    of = files.c.workload == rows.clean(original)
-    paths = select(func.sum(func.length(files.c.path) + PATH_BYTES)).where(of)
-    contents = select(blobs.c.digest, blobs.c.size).where(blobs.c.digest.in_(select(files.c.blob).where(of)))
-    sizes = {digest: int(size or 0) for digest, size in connection.execute(contents)}
-    return int(connection.execute(paths).scalar() or 0) + new_bytes(connection, sizes, owner, team)
+class NewContents:
+    """What contents add for a person in a team, as one transaction finds it."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._had: dict[tuple[str, str], dict[str, bool]] = defaultdict(dict)
+        """whether jobs of an owner in a team have a content, by its digest"""
+        self._copies: dict[tuple[str, str, str], int] = {}
+        """what a copy of a job adds for an owner in a team"""
+
+    def of_copy(self, original: str, owner: str, team: str) -> int:
+        """Return what a copy of a job adds: rows of its files, and contents where the job is another's, or a team's."""
+        key = original, owner, team
+        if key not in self._copies:
+            of = files.c.workload == rows.clean(original)
+            paths = select(func.sum(func.length(files.c.path) + PATH_BYTES)).where(of)
+            size = int(self._connection.execute(paths).scalar() or 0)
+            if size and not self._is_of(original, owner, team):
+                contents = select(blobs.c.digest, blobs.c.size).where(
+                    blobs.c.digest.in_(select(files.c.blob).where(of))
+                )
+                sizes = {digest: int(each or 0) for digest, each in self._connection.execute(contents)}
+                size += self.of(sizes, owner, team)
+            self._copies[key] = size
+        return self._copies[key]
+
+    def of(self, sizes: Mapping[str, int], owner: str, team: str) -> int:
+        """Return the bytes of those contents, given with their sizes, that no job of a person in a team has yet."""
+        had = self._had[owner, team]
+        unknown = [digest for digest in sizes if digest not in had]
+        for begin in range(0, len(unknown), 500):
+            part = unknown[begin : begin + 500]
+            found = self._connection.execute(_near(part, owner, team)).all()
+            there = {row.digest for row in found if row.mine}
+            if common := [row.digest for row in found if row.more and not row.mine]:
+                there.update(self._connection.execute(_among_all(common, owner, team)).scalars())
+            had.update((digest, digest in there) for digest in part)
+        return sum(size for digest, size in sizes.items() if not had[digest])
+
+    def _is_of(self, id: str, owner: str, team: str) -> bool:
+        query = select(W.owner, func.coalesce(W.team, "")).where(W.id == rows.clean(id))
+        result = self._connection.execute(query).first()
+        return result is not None and tuple(result) == (rows.clean(owner), rows.clean(team))
 
 
-def new_bytes(connection: Connection, sizes: Mapping[str, int], owner: str, team: str) -> int:
-    """Return the bytes of those contents, given with their sizes, that no job of a person in a team has yet."""
-    had, digests = set[str](), list(sizes)
+def _near(digests: Sequence[str], owner: str, team: str) -> Select[str, int | None, int | None]:
+    """Return a query for contents: whether one of NEAR jobs with each is a person's in a team, and there are more.
+
+    The owner is compared as no index has it: SQLite would walk all jobs of the owner instead, and their files.
+    """
+    of = files.c.blob == blobs.c.digest
+    some = select(files.c.workload).where(of).correlate(blobs).limit(NEAR).subquery()
+    whose = (W.owner.concat("") == rows.clean(owner), func.coalesce(W.team, "") == rows.clean(team))
+    mine = select(literal(1)).join_from(some, workloads, some.c.workload == W.id).where(*whose).limit(1)
+    more = select(literal(1)).select_from(files).where(of).correlate(blobs).limit(1).offset(NEAR)
+    columns = (mine.correlate(blobs).scalar_subquery().label("mine"), more.scalar_subquery().label("more"))
+    return select(blobs.c.digest, *columns).where(blobs.c.digest.in_(digests))
+
+
+def _among_all(digests: Sequence[str], owner: str, team: str) -> Select[str]:
+    """Return a query for those contents that a job of a person in a team has, for contents that many jobs have."""
     mine = (W.owner == rows.clean(owner), func.coalesce(W.team, "") == rows.clean(team))
-    for begin in range(0, len(digests), 500):
-        here = select(files.c.blob).join_from(files, workloads)
-        here = here.where(files.c.blob.in_(digests[begin : begin + 500]), *mine).distinct()
-        had.update(connection.execute(here).scalars())
-    return sum(size for digest, size in sizes.items() if digest not in had)
+    return select(files.c.blob).join_from(files, workloads).where(files.c.blob.in_(digests), *mine).distinct()
 
 
 def recount(connection: Connection, owner: str) -> None:

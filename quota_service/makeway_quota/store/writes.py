@@ -90,6 +90,7 @@ class _Gate:
         self._servers: dict[tuple[str, str], Workload] = {}
         self._counts: dict[tuple[str, Cap], int] = {}
         self._kept = accounts.KeptSums(connection)
+        self._contents = accounts.NewContents(connection)
         self.sizes: dict[str, dict[str, int]] = {}
         """bytes that each job that was admitted adds, by kind"""
 
@@ -116,7 +117,7 @@ class _Gate:
                 return Conflict(f"{new.owner}'s server {new.server!r} has a session already: {there.id}", there)
         if submission.cap is not None and (refused := self._beyond(new.owner, submission.cap)):
             return refused
-        sizes = _sizes(self._connection, submission)
+        sizes = _sizes(self._contents, submission)
         if submission.kept is not None:
             much = self._kept.take(new.owner, new.team or "", sum(sizes.values()), submission.kept)
             if much is not None:
@@ -167,7 +168,7 @@ def _insert(connection: Connection, added: Sequence[Checked], sizes: Mapping[str
         connection.execute(insert(files), described)
 
 
-def _sizes(connection: Connection, submission: Checked) -> dict[str, int]:
+def _sizes(new_contents: accounts.NewContents, submission: Checked) -> dict[str, int]:
     """Return the bytes of a job by kind; contents that a person has in that team already are not counted again.
 
     Of jobs that one transaction adds, each counts what is new to its owner, until the next recount.
@@ -177,10 +178,10 @@ def _sizes(connection: Connection, submission: Checked) -> dict[str, int]:
         return {}
     size = sum(len(file.path) + accounts.PATH_BYTES for file in submission.blobs)
     if submission.files_of is not None:
-        size = accounts.shared_bytes(connection, submission.files_of, new.owner, team)
+        size = new_contents.of_copy(submission.files_of, new.owner, team)
     elif submission.blobs:
         contents = {digest: len(file.data) for file, digest in submission.blobs.items()}
-        size += accounts.new_bytes(connection, contents, new.owner, team)
+        size += new_contents.of(contents, new.owner, team)
     return {"jobs": accounts.ROW_BYTES + new.weight, "files": size}
 
 
