@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from makeway_api.errors import MakewayError
 from makeway_api.models import FileIn, StorageDelete
-from makeway_quota.services.limits.storage_limits import StorageLimits, Taken
+from makeway_quota.services.limits.storage_limits import Room, StorageLimits, Taken
 from makeway_quota.settings import load
 from makeway_quota.store.database import reserve
 from makeway_quota.store.records import NewWorkload
@@ -205,12 +205,61 @@ def test_who_deletes_and_submits_in_turn_has_twice_the_quota_on_the_disk_at_most
 
     for start in (0.0, 1000.0, -1000.0):  # a clock that is set back holds no one up
         now = start
-        with pytest.raises(MakewayError, match="try again in 150 s") as refused:
+        with pytest.raises(MakewayError, match="try again in 160 s") as refused:
             take_turns()
         assert (refused.value.code, refused.value.numbers["deleted_bytes"]) == ("deleted_lately", 1_400_000)
         for other in (Taken("bo", "rnd", 700_000), Taken("ana", "rnd", 10_000)):
             assert limits.take(other), "another person, and code without large files"
             limits.release(other)
+    store.close()
+
+
+def test_notes_of_deletions_do_not_grow_and_go_with_what_they_tell_of(tmp_path: Path) -> None:
+    store, now = open_store(f"sqlite:///{tmp_path / 'db.sqlite'}"), 0.0
+    limits = StorageLimits(store, load(environ={"MAKEWAY_STATE_DIR": str(tmp_path)}), lambda: now)
+    for at in range(1000):
+        now = at / 2
+        limits.deleted("ana", 1000)
+    assert len(limits._deleted["ana"]) <= 20
+    now += 200
+    limits.deleted("bo", 1000)
+    assert list(limits._deleted) == ["bo"]
+    store.close()
+
+
+@pytest.mark.parametrize(("who", "size", "noted"), [("ana", 300_000, 300_000), ("root", 300_000, 0), ("ana", 1000, 0)])
+async def test_only_large_files_that_who_deletes_leaves_on_the_disk_count(
+    tmp_path: Path, who: str, size: int, noted: int
+) -> None:
+    async with running(tmp_path) as run:
+        ana, storage = run.client("ana"), run.service.services.context.storage
+        given = {"team": "rnd", "profile": "gpu8", "workers": 2, "files": [file(1, size)]}
+        jobs = [await run.submit("ana", name, **given) for name in ("one", "two")]
+        for job in jobs:
+            await ana.cancel(job.id)
+            await run.job(job.id, "cancelled")
+        await run.client(who).delete_job(jobs[0].id)
+        assert not storage._deleted, "the other job has the content, too"
+        await run.client(who).delete_job(jobs[1].id)
+        assert sum(bytes for each in storage._deleted.values() for _, bytes in each) == noted
+
+
+def test_what_is_being_written_fills_no_disk_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its large files may be on the disk already, and may be refused."""
+    store = open_store(f"sqlite:///{tmp_path / 'db.sqlite'}")
+    environ = {"MAKEWAY_STATE_DIR": str(tmp_path), "MAKEWAY_MAX_KEPT_PERSON_MB": "2"}
+    limits = StorageLimits(store, load(environ=environ), lambda: 0.0)
+    monkeypatch.setattr(limits, "room", lambda: Room(3_000_000, 1_000_000))
+    first = Taken("ana", "rnd", 1_500_000)
+    assert limits.take(first)
+    assert not limits.take(Taken("bo", "rnd", 600_000), patient=True)
+    for size, patient in ((600_000, False), (2_100_000, True)):
+        with pytest.raises(MakewayError, match=r"The disk of Makeway has 3\.0 MB free"):
+            limits.take(Taken("bo", "rnd", size), patient=patient)
+    assert limits.beyond("ana", "rnd", 600_000) is None, "a result, which would be lost"
+    assert limits.beyond("ana", "rnd", 2_100_000) is not None
+    limits.release(first)
+    assert limits.take(Taken("bo", "rnd", 600_000), patient=True)
     store.close()
 
 

@@ -144,7 +144,6 @@ class StorageService:
         with backend_errors():
             await self._context.backend.remove_output(id, attempt)
         await self._context.call(self._delete_output, caller, row, attempt)
-        await self._context.call(self._context.storage.deleted, row.owner, before)
         return StorageDeleted(jobs=0, bytes=before)
 
     def _delete_output(self, caller: Caller, row: Workload, attempt: int) -> None:
@@ -217,7 +216,8 @@ class StorageService:
         row = store.pruning.forget_ended(id, now)
         if row is None:
             return None
-        self._context.storage.deleted(row.owner, held)
+        if row.outside and caller.name == row.owner:  # who tidies up for others holds no one up
+            self._context.storage.deleted(row.owner, row.outside)
         message = f"{caller.name} deleted {row.name or id} of {row.owner}, with its files, log, result and checkpoints."
         store.commit([], [NewDecision("delete", id, row.team, row.owner, "deleted", message)], now=now)
         return held

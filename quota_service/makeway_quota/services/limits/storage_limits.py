@@ -37,7 +37,9 @@ DELETE = (
     "Delete ended jobs that are not needed any more: `%quota` and the page Storage list those that keep the most, "
     "`%delete ID` deletes one"
 )
-REMOVED_SECONDS = DELETED_AGE + 30.0
+SUMMED_SECONDS = 10.0
+"""For how long deletions of a person are noted as one"""
+REMOVED_SECONDS = DELETED_AGE + SUMMED_SECONDS + 30.0
 """After how long the large files of what was deleted are gone: they stay for submissions of the same"""
 MAX_KNOWN = 10_000
 """Accounts that are kept in memory"""
@@ -97,7 +99,7 @@ class StorageLimits:
         self._kinds: dict[str, tuple[float, str]] = {}
         """when a person's bytes by kind were read, and what they are, in words"""
         self._deleted: dict[str, deque[tuple[float, int]]] = {}
-        """when work of a person was deleted whose large files may still be on the disk, and their bytes"""
+        """when a person deleted large files that may still be on the disk, and their bytes, those of 10 s together"""
         self._arriving: set[Taken] = set()
         """submissions that are being written: large files are on the disk before the row that tells of them"""
         self._released = asyncio.Event()
@@ -132,7 +134,10 @@ class StorageLimits:
         twice in the moment between its rows and its release.
         """
         owner, team, size = taken.owner, taken.team, taken.size
-        self.check_disk(size + sum(other.size for other in tuple(self._arriving)))
+        arriving = sum(other.size for other in tuple(self._arriving))
+        if patient and arriving and not self._fits(size + arriving) and self._fits(size):
+            return False  # their large files may be on the disk already, and are counted twice then
+        self.check_disk(size + arriving)
         with self._guard:
             self._check_deleted(owner, size)
             result = self._too_much(taken)
@@ -149,21 +154,33 @@ class StorageLimits:
         raise self.refusal(owner, team, result)
 
     def deleted(self, owner: str, size: int) -> None:
-        """Note bytes of a person that were deleted: large files go some time after their rows."""
+        """Note large files of a person whose last row was deleted: they go some time after it."""
         with self._guard:
-            self._deleted.setdefault(owner, deque()).append((self._clock(), size))
+            now, known = self._clock(), self._deleted.get(owner)
+            if known and 0 <= now - known[-1][0] < SUMMED_SECONDS:
+                known[-1] = known[-1][0], known[-1][1] + size
+                return
+            for other in list(self._deleted):
+                self._drop_removed(other, now)
+            self._deleted.setdefault(owner, deque()).append((now, size))
+
+    def _drop_removed(self, owner: str, now: float) -> deque[tuple[float, int]]:
+        """Forget what a person deleted so long ago that it is removed, and return the rest."""
+        deleted = self._deleted.get(owner, deque())
+        while deleted and not 0 <= now - deleted[0][0] < REMOVED_SECONDS:
+            deleted.popleft()
+        if not deleted:
+            self._deleted.pop(owner, None)
+        return deleted
 
     def _check_deleted(self, owner: str, size: int) -> None:
         """Refuse (429) large files of who deletes and submits in turn.
 
         So the disk has at most twice what a person may keep.
         """
-        now, deleted, limit = self._clock(), self._deleted.get(owner), self.limits.person
-        while deleted and not 0 <= now - deleted[0][0] < REMOVED_SECONDS:
-            deleted.popleft()
-        if not deleted:
-            self._deleted.pop(owner, None)
-        elif limit and size >= LARGE and (there := sum(bytes for _, bytes in deleted)) + size > limit:
+        now, limit = self._clock(), self.limits.person
+        deleted = self._drop_removed(owner, now)
+        if deleted and limit and size >= LARGE and (there := sum(bytes for _, bytes in deleted)) + size > limit:
             wait = REMOVED_SECONDS - (now - deleted[0][0])
             raise busy(
                 f"{owner} deleted {written(there)} in the last minutes, which are removed from the disk by and by: "
@@ -188,6 +205,10 @@ class StorageLimits:
         if (refused := self.beyond(owner, team, 0)) is not None:
             raise refused
 
+    def _fits(self, size: int) -> bool:
+        room = self.room()
+        return room is None or room.free - size >= room.reserve
+
     def check_disk(self, size: int) -> None:
         """Refuse (507) `size` bytes that would use the free space that is kept for small writes."""
         room = self.room()
@@ -204,10 +225,18 @@ class StorageLimits:
             )
 
     def beyond(self, owner: str, team: str, size: int) -> MakewayError | None:
-        """Return the refusal of `size` more bytes for a person in a team, None where they fit."""
+        """Return the refusal of `size` more bytes for a person in a team, None where they fit beside what is kept.
+
+        What is being written is left out where it decides: it may be counted twice, and be refused.
+        """
+        more = Taken(owner, team, size)
         with self._guard:
-            found = self._too_much(Taken(owner, team, size))
-        return None if found is None else self.refusal(owner, team, found)
+            if self._exceeded(more) is None:
+                return None
+        for which, kept in zip(more.accounts, self._store.accounts.of(owner, team), strict=True):
+            if (limit := getattr(self.limits, which)) and kept + size > limit:
+                return self.refusal(owner, team, TooMuchKept(which, kept, size))
+        return None
 
     def _too_much(self, more: Taken) -> TooMuchKept | None:
         """Return which limit these bytes exceed.

@@ -82,6 +82,15 @@ class Removal(NamedTuple):
     team: str | None
 
 
+class Forgotten(NamedTuple):
+    """A job that was removed, and the bytes outside the database that no row has any more."""
+
+    owner: str
+    team: str | None
+    name: str
+    outside: int
+
+
 class ToPurge(NamedTuple):
     """A workload without rows whose folder may still be there."""
 
@@ -133,17 +142,18 @@ class Pruning:
         with self._database.read() as connection:
             return list(connection.execute(query.order_by(W.ended_at).limit(limit)).scalars())
 
-    def forget_ended(self, id: str, now: float) -> Any | None:
-        """Remove one job that has ended, and return its owner, team and name; None if it is gone, or lives."""
+    def forget_ended(self, id: str, now: float) -> Forgotten | None:
+        """Remove one job that has ended; None if it is gone, or lives."""
         query = select(W.id, W.kind, W.owner, W.team, W.name).where(W.id == rows.clean(id), W.kind == "job", ENDED_ROW)
         with self._writing(None) as connection:
             result = connection.execute(query).first()
-            if result is not None:
-                contents = select(files.c.blob).where(files.c.workload == result.id).distinct()
-                digests = list(connection.execute(contents).scalars())
-                _forget(connection, [result], now)
-                _drop(connection, digests, now)
-        return result
+            if result is None:
+                return None
+            contents = select(files.c.blob).where(files.c.workload == result.id).distinct()
+            digests = list(connection.execute(contents).scalars())
+            _forget(connection, [result], now)
+            _, outside = _drop(connection, digests, now)
+        return Forgotten(result.owner, result.team, result.name, outside)
 
     def forget_workloads(self, ended_before: float, limit: int, term: int | None = None, *, skip: Skip = ()) -> int:
         """Remove workloads that ended before, with everything of theirs; note whose folders are to be purged.
@@ -249,7 +259,7 @@ class Pruning:
     def forget_blobs(self, digests: Sequence[str], now: float, term: int | None = None) -> int:
         """Remove these file contents, unless a workload refers to one; `Contents.clear` removes those outside."""
         with self._writing(term) as connection, _removing(blobs, [(digest,) for digest in digests]):
-            return _drop(connection, digests, now)
+            return _drop(connection, digests, now)[0]
 
     def give_back(self, pages: int) -> int:
         """Return free pages of an SQLite file to the file system, if many are free; the number that was returned."""
@@ -290,19 +300,20 @@ class Pruning:
             yield connection
 
 
-def _drop(connection: Connection, digests: Sequence[str], now: float) -> int:
-    """Remove contents to which no row refers, and note those that are outside; return how many went."""
+def _drop(connection: Connection, digests: Sequence[str], now: float) -> tuple[int, int]:
+    """Remove contents to which no row refers, and note those outside; return how many went, and bytes of the latter."""
     write = postgres_insert if connection.dialect.name == "postgresql" else sqlite_insert
-    count = 0
+    count = size = 0
     for begin in range(0, len(digests), 500):
         unused = delete(blobs).where(blobs.c.digest.in_(digests[begin : begin + 500]), ~USED)
-        gone = connection.execute(unused.returning(blobs.c.digest, blobs.c.outside)).all()
+        gone = connection.execute(unused.returning(blobs.c.digest, blobs.c.outside, blobs.c.size)).all()
         count += len(gone)
+        size += sum(int(row.size or 0) for row in gone if row.outside)
         if outside := [{"digest": row.digest, "at": now} for row in gone if row.outside]:
             new = write(dropped)
             again = new.on_conflict_do_update(index_elements=[dropped.c.digest], set_={"at": new.excluded.at})
             connection.execute(again, outside)
-    return count
+    return count, size
 
 
 def _forget_outputs(
