@@ -198,7 +198,7 @@ class UserLimits:
                 wait,
                 per_minute=self._per_minute,
             )
-        bucket.remaining -= many
+        bucket.remaining -= min(many, maximum)
 
     @contextmanager
     def following(self, user: str) -> Iterator[None]:
