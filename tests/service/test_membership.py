@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection
 from pathlib import Path
+from typing import cast
 
 import pytest
 from hub_fake import FakeHub, fake_hub
 from makeway_api.errors import MakewayError
 from makeway_quota.control.hub import people as module
-from makeway_quota.control.hub.client import HubApi, HubUser
+from makeway_quota.control.hub.client import HubApi, HubUnreachable, HubUser
 from makeway_quota.policy import read
 from makeway_quota.services import Caller, health
 from makeway_quota.store.records import Person
@@ -438,6 +439,22 @@ async def test_what_cannot_be_undone_is_done_to_the_person_who_was_typed(tmp_pat
             hub.status = None
             assert (await root.cancel_all_of("BoSS")).name == "boss"
             await run.job(job.id, "cancelled")
+
+
+async def test_a_user_of_a_policy_whom_the_hub_cannot_look_up_keeps_no_departure_unnoticed(tmp_path: Path) -> None:
+    class Hub:
+        async def user(self, name: str, *, fresh: bool) -> HubUser:
+            if name == "BOSS":
+                raise HubUnreachable("an error of its own")
+            return HubUser(name, (), identity="2026-01-01T00:00:00Z")
+
+    store = open_store(f"sqlite:///{tmp_path / 'db.sqlite'}")
+    people = module.People(store, cast(HubApi, Hub()))
+    await people.refresh(["ana"], ["BOSS"])
+    known = people.person("ana")
+    assert known is not None
+    assert known.groups == ()
+    store.close()
 
 
 async def test_a_replica_that_does_not_lead_learns_of_a_user_with_capitals(tmp_path: Path) -> None:

@@ -181,13 +181,14 @@ class People:
         others = {each for each in entries if "/" not in each and self._heard_at.get(each, since) <= since} - due
         if not due and not others:
             return
+        few = len(due) + len(others) <= MAX_SINGLE_REQUESTS
         try:
-            few = len(due) + len(others) <= MAX_SINGLE_REQUESTS
-            if few:
-                due |= await self._refresh_entries(self._hub, others)
             if not few or (due and not await self._refresh_each(self._hub, due)):
                 async with self._lock:
                     await self._read_all(due)
+            elif gone := await self._refresh_entries(self._hub, others):
+                async with self._lock:
+                    await self._read_all(gone)
             self._heard_at |= dict.fromkeys(others, self._monotonic())
         except HubUnreachable as error:
             self._not_before = self._monotonic() + CHECK_SECONDS
