@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import pytest
@@ -202,6 +204,42 @@ def test_jobs_that_report_while_others_are_written_wait_behind_those_that_wait(
     for _ in range(4):
         keeper.write()
     assert written == ["j1", "j2", "j1", "j2"]
+
+
+def test_jobs_that_end_are_written_before_those_that_wait(
+    keeper: ProgressKeeper, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress_keeper, "MAX_AT_ONCE", 1)
+    for id in ("j1", "j2"):
+        keeper.note(id, 1, {"step": 1})
+    keeper.write(["j2", "gone"])
+    assert list(store.progress.of(["j1", "j2"])) == ["j2"]
+    keeper.note("j2", 1, {"step": 2})
+    keeper.write(["j1", "j2"])
+    assert len(store.progress.of(["j1", "j2"])) == 2
+
+
+def test_who_writes_waits_for_what_another_took_before(
+    keeper: ProgressKeeper, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, began, go_on = store.progress.write, threading.Event(), threading.Event()
+
+    def slow(reports: Any, at: float) -> None:
+        began.set()
+        assert go_on.wait(60)
+        write(reports, at)
+
+    monkeypatch.setattr(store.progress, "write", slow)
+    keeper.note("j1", 1, {"step": 1})
+    with ThreadPoolExecutor() as threads:
+        first = threads.submit(keeper.write)
+        assert began.wait(60)
+        second = threads.submit(keeper.write, ["j1"])
+        done = wait([second], timeout=0.05).done
+        go_on.set()
+        second.result(60)
+        assert not done
+        assert first.done()
 
 
 def test_what_could_not_be_written_is_kept_and_gives_way_to_what_is_newer(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -250,8 +250,8 @@ class Loop:
         work_queue, quarantine = self.world.work_queue, self.world.quarantine
         rows = await self.world.rows_as_of_now()
         seen = work_queue.seen(now)
-        if any(attempt.phase in (Phase.EXITED, Phase.LOST) for attempt in seen.attempts):
-            await self._write_progress()
+        if ended := [each.workload for each in seen.attempts if each.phase in (Phase.EXITED, Phase.LOST)]:
+            await self._write_progress(ended)
         reconciled, overdue, expired = self._reported(rows, seen, now), ChangeSet(), ChangeSet()
         note_launched(reconciled, work_queue.unwritten(now))
         with quarantine.step("keeping to time limits"):
@@ -265,10 +265,10 @@ class Loop:
             changed |= await self._try_soon(now)
         return changed
 
-    async def _write_progress(self) -> None:
+    async def _write_progress(self, ended: Sequence[str]) -> None:
         """Write how far jobs are before it is known that they ended: cards and pages end with that state."""
         try:
-            await asyncio.get_running_loop().run_in_executor(self._threads, self.progress.write)
+            await asyncio.get_running_loop().run_in_executor(self._threads, self.progress.write, ended)
         except StoreError as error:
             log.warning("How far jobs were that have ended is written later: %s", error)
 

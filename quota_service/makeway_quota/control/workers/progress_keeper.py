@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from makeway_api.models.progress import read_progress
@@ -36,6 +36,8 @@ class ProgressKeeper:
         self._store = store
         self._clock = clock
         self._lock = threading.Lock()
+        self._writing = threading.Lock()
+        """held during a write: who waited for it finds written what was reported before"""
         self._unwritten: dict[str, Report] = {}
         self._trouble = ""
         self.written = 0
@@ -50,10 +52,19 @@ class ProgressKeeper:
             if before is None or before[0] <= attempt:
                 self._unwritten[workload] = (attempt, result.model_dump())
 
-    def write(self) -> None:
-        """Write what was reported since the last time, the first jobs first; StoreError keeps it for the next time."""
+    def write(self, first: Collection[str] = ()) -> None:
+        """Write what was reported since the last time; StoreError keeps it for the next time.
+
+        All jobs of `first` are written, and others as they reported first.
+        """
+        with self._writing:
+            self._write_part(first)
+
+    def _write_part(self, first: Collection[str]) -> None:
         with self._lock:
-            part = dict(list(self._unwritten.items())[:MAX_AT_ONCE])
+            named = [workload for workload in first if workload in self._unwritten]
+            order = list(dict.fromkeys([*named, *self._unwritten]))
+            part = {workload: self._unwritten[workload] for workload in order[: max(MAX_AT_ONCE, len(named))]}
             for workload in part:  # what is reported from now on comes behind what waits
                 del self._unwritten[workload]
         if not part:

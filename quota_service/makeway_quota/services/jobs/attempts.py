@@ -151,7 +151,7 @@ class AttemptService:
             self._slow_down(key, MIN_COUNTED, self._rates)
             context = self._context
             if report.exit is not None:  # another replica may decide what becomes of it
-                await context.call(context.progress.write)
+                await context.call(context.progress.write, key[:1])
             written = await context.call(context.store.worker_reports.write, key, given, context.clock())
             if written is None:
                 raise refuse("This worker has no launcher yet: claim it first.", "not_claimed", 409)
