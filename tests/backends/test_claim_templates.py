@@ -194,6 +194,18 @@ async def test_the_check_of_a_policy_names_what_does_not_fit_in_the_namespaces_o
     assert "nvidia.com/gpu, is of no DeviceClass" in why
 
 
+async def test_the_check_of_a_policy_looks_once_for_the_driver_of_its_profiles(backend: Backend) -> None:
+    server, pod = (
+        server_of(backend),
+        "pod: {spec: {resourceClaims: [{name: gpus, resourceClaimTemplateName: one-gpu}]}}",
+    )
+    more = "".join(f"\n  - {{name: more{at}, gpus: 1, {pod}}}" for at in range(5))
+    document = read(POLICY.replace("\npolicies:", f"{more}\npolicies:"))
+    before = server.asked.count(f"GET {SLICES}")
+    assert await backend.policy_notices(document) == []
+    assert server.asked.count(f"GET {SLICES}") == before + 1
+
+
 @pytest.mark.parametrize("error", [ApiUnreachable("no answer"), ApiRefusal(500, "", "etcd is down")])
 async def test_an_api_server_that_does_not_answer_adds_nothing_to_the_check(error: Exception, backend: Backend) -> None:
     def fail(method: str, path: str) -> None:

@@ -138,11 +138,9 @@ class ClaimTemplates:
             if refusal.status in (*UNREADABLE, NOT_FOUND):
                 return ""
             raise
+        newest = tuple(newest_slices(filter(None, map(project_slice, slices)))) if classes else ()
         offered = (
-            one.selects(each.driver, attributes)
-            for one in classes
-            for each in newest_slices(filter(None, map(project_slice, slices)))
-            for _, attributes in each.devices
+            one.selects(each.driver, attributes) for one in classes for each in newest for _, attributes in each.devices
         )
         if not classes or any(offered):
             return ""
@@ -159,6 +157,7 @@ class ClaimTemplates:
         `namespaces` has that of the pods of each kind of workload, "job" and "session".
         """
         found: list[tuple[str, str]] = []
+        drivers: dict[str, str] = {}
         for profile in document.profiles:
             facts = document.profile_facts[profile.name]
             pools = [one for one in selectors if not profile.pools or one.pool in profile.pools]
@@ -168,7 +167,9 @@ class ClaimTemplates:
                 for space in _spaces(facts.kinds, namespaces):
                     if why := await self.problem(facts.pod, profile.gpus // GPU, resource, space):
                         found.append((profile.name, why))
-                if why := await self.missing_driver(resource):
+                if resource not in drivers:
+                    drivers[resource] = await self.missing_driver(resource)
+                if why := drivers[resource]:
                     found.append((profile.name, why))
         return list(dict.fromkeys(found))
 
