@@ -219,7 +219,7 @@ async def test_changes_that_the_engine_was_not_shown_for_long_are_dropped_and_re
         engine = OfferEngine(run.service.services.context, Clock())
         first = await engine.answer("rnd", "gpu3", "session", "ana")
         kept, dropped = [], 0
-        async with engine._one:  # the engine is busy
+        async with engine._lock:  # the engine is busy
             for number in range(20):
                 made = await run.submit("ana", f"job {number}", profile="gpu3")
                 assert (await run.job(made.id)).state in ("pending", "starting", "running")
@@ -247,7 +247,7 @@ async def test_an_answer_computed_after_too_many_changes_is_that_of_a_new_engine
         await run.converged()
         engine = OfferEngine(run.service.services.context, Clock())
         await engine.answer("rnd", "gpu3", "session", "ana")
-        async with engine._one:  # the engine is busy
+        async with engine._lock:  # the engine is busy
             await run.submit("ana", "first", profile="gpu3")
             await run.converged()
             asking = asyncio.ensure_future(engine.answer("rnd", "gpu3", "session", "ana"))
