@@ -13,6 +13,8 @@ NOW = 1_000_000.0
 DAY = 86_400.0
 GPUS_PER_NODE = 8
 """devices on a node"""
+FIRST_SLICE = 4096
+"""number of the first slice of a machine, behind its whole GPUs"""
 TEAMS = 100
 USERS = 10
 """in each team"""
@@ -27,6 +29,23 @@ def nodes(many: int) -> tuple[Node, ...]:
     return tuple(Node(f"n{at:05}", "p", GPUS_PER_NODE) for at in range(many))
 
 
+def borrowed(many: int, profile: str, suffix: str = "", first_device: int = 0) -> tuple[Workload, ...]:
+    """Return a running job for every device of machines, whose nodes have this suffix in their names."""
+    return tuple(
+        Workload(
+            f"a{at:06}",
+            "borrower",
+            profile,
+            owner=f"user{at % USERS}",
+            submitted_at=NOW - DAY / 2 + at,
+            state="running",
+            started_at=NOW - DAY / 2 + at,
+            placement=(Placed(0, f"n{at // GPUS_PER_NODE:05}{suffix}", (first_device + at % GPUS_PER_NODE,)),),
+        )
+        for at in range(many * GPUS_PER_NODE)
+    )
+
+
 def lent_out(many: int) -> Snapshot:
     """Return a cluster full of one-GPU jobs of a team that reserves nothing; `owner` reserves all of it."""
     policies = (Policy("borrower", (QuotaLine(),)), Policy("owner", (QuotaLine((), many * GPUS_PER_NODE * GPU),)))
@@ -35,19 +54,7 @@ def lent_out(many: int) -> Snapshot:
         Profile("one", GPU, pools=("p",), policies=open_to),
         Profile("gang", GPUS_PER_NODE * GPU, workers=max(1, many // 2), pools=("p",), policies=open_to),
     )
-    running = tuple(
-        Workload(
-            f"a{at:06}",
-            "borrower",
-            "one",
-            owner=f"user{at % USERS}",
-            submitted_at=NOW - DAY / 2 + at,
-            state="running",
-            started_at=NOW - DAY / 2 + at,
-            placement=(Placed(0, f"n{at // GPUS_PER_NODE:05}", (at % GPUS_PER_NODE,)),),
-        )
-        for at in range(many * GPUS_PER_NODE)
-    )
+    running = borrowed(many, "one")
     return Snapshot(NOW, Settings(), (Pool("p"),), nodes(many), profiles, policies, running)
 
 
@@ -76,7 +83,7 @@ def shared_machines(many: int) -> Snapshot:
     machines = tuple(
         Node(f"n{at:05}/{pool}", pool, gpus, cpu=GPUS_PER_NODE * 1000, host=f"n{at:05}", first_device=first)
         for at in numbers
-        for pool, gpus, first in (("whole", GPUS_PER_NODE // 2, 0), ("slices", GPUS_PER_NODE, 4096))
+        for pool, gpus, first in (("whole", GPUS_PER_NODE // 2, 0), ("slices", GPUS_PER_NODE, FIRST_SLICE))
     )
     owned = (QuotaLine(("whole",), many * GPUS_PER_NODE // 2 * GPU),)
     policies = (Policy("borrower", (QuotaLine(),)), Policy("owner", owned))
@@ -85,19 +92,7 @@ def shared_machines(many: int) -> Snapshot:
         Profile("slice", GPU, cpu=1000, pools=("slices",), policies=open_to),
         Profile("one", GPU, cpu=2000, pools=("whole",), policies=open_to),
     )
-    running = tuple(
-        Workload(
-            f"a{at:06}",
-            "borrower",
-            "slice",
-            owner=f"user{at % USERS}",
-            submitted_at=NOW - DAY / 2 + at,
-            state="running",
-            started_at=NOW - DAY / 2 + at,
-            placement=(Placed(0, f"n{at // GPUS_PER_NODE:05}/slices", (4096 + at % GPUS_PER_NODE,)),),
-        )
-        for at in range(many * GPUS_PER_NODE)
-    )
+    running = borrowed(many, "slice", "/slices", FIRST_SLICE)
     asking = tuple(
         Workload(f"b{at:06}", "owner", "one", owner=f"user{at % USERS}", submitted_at=NOW - 60 + at * 1e-3)
         for at in range(many * GPUS_PER_NODE // 2)
