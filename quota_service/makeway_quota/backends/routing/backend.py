@@ -77,9 +77,9 @@ class RoutingBackend(Backend):
 
     def home(self, key: Key) -> RoutedPart | None:
         """Return the backend that an attempt belongs to; None where no one knows it, or it is not there any more."""
-        reporting = [part for part in self.parts if key in part.attempts]
         if name := self._placed_on(*key):
             return self._by_name.get(name)
+        reporting = [part for part in self.parts if key in part.attempts]
         alive = [part for part in reporting if part.attempts[key].phase not in OVER]
         return next(iter([*alive, *reporting]), None)
 
