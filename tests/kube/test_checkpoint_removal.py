@@ -57,9 +57,14 @@ async def test_the_checkpoints_of_a_removed_job_go_and_those_of_others_stay(
         await serving.until(gone, lambda: f"the folder of {ended.id} is gone: {[*volume.iterdir()]}")
         assert (volume / running.id / "step-1" / "file").read_text() == "weights\n"
         assert (await serving.client("root").job(running.id)).state.value == "running"
-        found = serving.cluster.api.items(PODS, labelSelector=JOBS)
-        assert [pod["metadata"]["labels"].get("makeway/job") for pod in found] == [running.id], (
-            "its own pod is gone, too"
-        )
+
+        def pods() -> list[str | None]:
+            found = serving.cluster.api.items(PODS, labelSelector=JOBS)
+            return [pod["metadata"]["labels"].get("makeway/job") for pod in found]
+
+        async def alone() -> bool:
+            return pods() == [running.id]
+
+        await serving.until(alone, lambda: f"the pod that removed the folder is gone, too: {pods()}")
         await serving.client("ana").cancel(running.id)
         await serving.no_pod_left()
