@@ -12,12 +12,12 @@ from itertools import permutations, product
 from math import prod
 
 from engine.facts import Facts, State, amount, future
-from engine.legal_sets import MOST_ORDERS, Leaving, Unit, above, is_protected, legal_sets, options, owns, without
+from engine.legal_sets import MAX_ORDERS, Leaving, Unit, above, is_protected, legal_sets, options, owns, without
 from engine.properties import all_within_caps, in_quota, pools_of_nomination
 from makeway_quota.engine import Placed, Plan, Workload
 from makeway_quota.engine.snapshot import Placement
 
-MOST_SETS = 20_000
+MAX_SETS = 20_000
 """With more sets than this a world is not small."""
 Asking = list[tuple[Workload, str]]
 Cost = tuple[int, int]
@@ -44,7 +44,7 @@ def cheaper_sets(facts: Facts, plan: Plan) -> Iterator[tuple[Leaving, ...]]:
         for o, place in found.running.held.values()
         if not o.non_preemptible and o.state in ("starting", "running") and amount(facts, o, place)
     ]
-    assert prod(len(each) + 1 for each in able) <= MOST_SETS, "not a small world"
+    assert prod(len(each) + 1 for each in able) <= MAX_SETS, "not a small world"
     sets = [tuple(each for each in choice if each) for choice in product(*([None, *each] for each in able))]
     cost = cost_of(facts, plan)
     cheaper = sorted((each for each in sets if _is_cheaper(_cost(each), cost)), key=_cost)
@@ -155,7 +155,7 @@ class _Served:
 
     def _may_evict(self, state: State, w: Workload, pool: str, part: Sequence[Leaving]) -> bool:
         units = sorted((unit for each in part for unit in each.units), key=lambda unit: unit.amount)
-        orders = permutations(units) if len(units) <= MOST_ORDERS else [units]
+        orders = permutations(units) if len(units) <= MAX_ORDERS else [units]
         return any(
             all(self._entitled(state, w, pool, unit, order[:at]) for at, unit in enumerate(order)) for order in orders
         )

@@ -32,7 +32,7 @@ EVENTS = (
 
 HISTORIES = int(os.environ.get("HISTORIES", "30"))
 """The number of long histories of the slow tests; `make invariants` sets 3,000."""
-MOST_WAITING = 20
+MAX_WAITING = 20
 """With more pending work than this, work is cancelled instead of submitted: long queues test nothing new."""
 
 
@@ -90,7 +90,7 @@ def happen(world: World, random: Random) -> None:
     """Apply one random event."""
     event = random.choice(EVENTS)
     running, terminating, waiting = world.named("running"), world.named("checkpointing"), world.named("pending")
-    if event in ("job", "session") and len(waiting) > MOST_WAITING:
+    if event in ("job", "session") and len(waiting) > MAX_WAITING:
         world.end(*random.sample(waiting, 3), state="cancelled")
     elif event in ("job", "session"):
         many = random.randint(1, 4) if event == "job" else 1

@@ -11,9 +11,9 @@ from engine.facts import Facts, RemainingByNode, State, amount
 from makeway_quota.engine import GPU, Placed, QuotaLine, Workload
 from makeway_quota.engine.snapshot import Placement
 
-MOST_SETS = 1024
+MAX_SETS = 1024
 """With more combinations than this the engines follow a stated order of attempts, and need not find a set."""
-MOST_ORDERS = 5
+MAX_ORDERS = 5
 """Sets of more units than this are tried in one order only: the smallest first, then those of the own team."""
 
 
@@ -50,7 +50,7 @@ def legal_sets(facts: Facts, after: State, w: Workload, pool: str, own: bool = T
     rooms = after.rooms()
     able = [(o, place) for o, place in after.held.values() if _may_leave(facts, after, rooms, w, pool, o, place)]
     ways = [options(facts, o, place, pool) for o, place in able]
-    if prod(len(each) + 1 for each in ways) > MOST_SETS:
+    if prod(len(each) + 1 for each in ways) > MAX_SETS:
         return
     for choice in product(*([None, *each] for each in ways)):
         group = tuple(each for each in choice if each is not None)
@@ -152,7 +152,7 @@ def is_protected(facts: Facts, o: Workload) -> bool:
 def is_legal(facts: Facts, after: State, w: Workload, pool: str, group: Sequence[Leaving], own: bool = True) -> bool:
     """Whether a set can be evicted in some order by rules 5.1 and 5.7."""
     units = [unit for each in group for unit in each.units]
-    if len(units) > MOST_ORDERS:
+    if len(units) > MAX_ORDERS:
         units.sort(key=lambda unit: (owns(facts, w, pool, unit.victim, own), unit.amount))
         return _legal(facts, after, w, pool, units, own)
     return any(_legal(facts, after, w, pool, order, own) for order in permutations(units))

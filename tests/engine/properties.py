@@ -15,14 +15,14 @@ from engine.guaranteed import (
     free_guaranteed_gpus_keep_cpu_and_memory,
     work_waits_for_free_guaranteed_gpus_only_where_it_must,
 )
-from engine.legal_sets import MOST_ORDERS, is_shown, legal_sets
+from engine.legal_sets import MAX_ORDERS, is_shown, legal_sets
 from engine.overtaken import only_for_such_starts
 from makeway_quota.engine import GPU, Placed, Plan, QuotaLine, Snapshot, Workload
 from makeway_quota.engine.snapshot import Placement
 from worlds import World
 
 HELD = {"held", "static_quota", "nominated", "paused", "queue_closed"}
-MOST_COMBINATIONS = 64
+MAX_COMBINATIONS = 64
 """So many ways to share preemptors out over their pools are all tried, to spare one victim."""
 
 
@@ -113,7 +113,7 @@ Shares = dict[str, int]
 
 def _above_in_some_order(facts: Facts, plan: Plan, policy: str, victims: list[Shares]) -> bool:
     lines = {line: _most_used(facts, plan, policy, line.pools) for line in facts.policies[policy].quotas}
-    orders = permutations(victims) if len(victims) <= MOST_ORDERS else [sorted(victims, key=lambda v: sum(v.values()))]
+    orders = permutations(victims) if len(victims) <= MAX_ORDERS else [sorted(victims, key=lambda v: sum(v.values()))]
 
     def above(line: QuotaLine, before: Sequence[Shares]) -> bool:
         return lines[line] - sum(n for v in before for pool, n in v.items() if line.covers(pool)) > line.reserved
@@ -219,7 +219,7 @@ def no_victim_is_needless(facts: Facts, plan: Plan, after: State) -> None:
             for room, was in mine
         ):
             continue  # a start, or a job that moves, uses its devices
-        if prod(len(pools) for pools in where.values()) > MOST_COMBINATIONS:
+        if prod(len(pools) for pools in where.values()) > MAX_COMBINATIONS:
             continue
         for choice in product(*(where[w.id] for w in ours)):
             asking = list(zip(ours, choice, strict=True))

@@ -25,11 +25,11 @@ def test_forecasts_are_dropped_that_nothing_asks_for_any_more(monkeypatch: pytes
     for _ in range(capacity._KEEP + 1):
         engine.plan(world.now)
     assert not kept._forecasts
-    monkeypatch.setattr(capacity, "_MOST_ROWS", 0)
+    monkeypatch.setattr(capacity, "_MAX_ROWS", 0)
     world.jobs(" ".join(f"q{at}" for at in range(40)), "a", "one")
     for at in range(40):
         world.change(f"q{at}", cpu=at + 1)
     engine.change(world.workloads.values())
     plan = engine.plan(world.now)
-    assert len(kept._forecasts) <= capacity._LEAST_KEPT
+    assert len(kept._forecasts) <= capacity._MIN_KEPT
     assert plan == world.plan(), "what was dropped is worked out again"

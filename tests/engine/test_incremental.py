@@ -159,9 +159,9 @@ def test_a_start_with_another_outcome_is_applied_as_observed(what: str) -> None:
 
 @pytest.mark.covers("N25")
 def test_requests_that_are_gone_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_state, "_MOST_NEEDS", 40)
-    monkeypatch.setattr(queues, "_MOST_CLASSES", 30)
-    monkeypatch.setattr(queues, "_MOST_EMPTY", 10)
+    monkeypatch.setattr(cluster_state, "_MAX_NEEDS", 40)
+    monkeypatch.setattr(queues, "_MAX_CLASSES", 30)
+    monkeypatch.setattr(queues, "_MAX_EMPTY", 10)
     world = World().pool("p", nodes=3, gpus=8).team("a", reserved=8).team("b", reserved=8).profile("one", 1)
     follower = Follower(world)
     sizes = []

@@ -96,8 +96,8 @@ def test_only_what_changed_is_scored_again_and_the_answer_is_the_same() -> None:
 
 
 def test_a_long_list_of_changes_is_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("makeway_quota.engine.placement.packing._MOST_CHANGES", 3)
-    monkeypatch.setattr("makeway_quota.engine.placement.packing._MOST_REQUESTS", 1)
+    monkeypatch.setattr("makeway_quota.engine.placement.packing._MAX_CHANGES", 3)
+    monkeypatch.setattr("makeway_quota.engine.placement.packing._MAX_REQUESTS", 1)
     packing = incremental({ONE: 1, EIGHT: 1}, whole(8), whole(8))
     for left in (7, 6, 5, 4):
         packing.see(1, whole(left))

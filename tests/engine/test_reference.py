@@ -310,7 +310,7 @@ def test_a_plan_that_replaced_too_many_starts_evicts_no_more(engine: str, monkey
     world = jobs_in_each_others_pool()
     assert ENGINES[engine](world.snapshot()).evict
     for module in (admission, reference_cycle):
-        monkeypatch.setattr(module, "MOST_WITHDRAWN", 0)
+        monkeypatch.setattr(module, "MAX_WITHDRAWN", 0)
     plan = ENGINES[engine](world.snapshot())
     assert plan.start
     assert not plan.evict

@@ -117,20 +117,12 @@ MOVED = re.compile(r"\bsession_" + r"check\b|\bAct" + r"uator\.give\b|\bWor" + r
 
 
 def test_bounds_are_called_min_and_max(root: Path, tracked: list[Path]) -> None:
-    """Those of the engine and of the attempts of pods are not renamed yet."""
-    engine = root / "quota_service/makeway_quota/engine"
-    attempts = root / "quota_service/makeway_quota/backends/kubernetes/attempts"
-    python = [file for file in tracked if file.suffix == ".py"]
-    kept = [file for file in python if {engine, attempts} & set(file.parents)]
-    shared = {name for file in kept for name in BOUNDS.findall(file.read_text(encoding="utf-8"))}
-    used = {
+    assert not {
         (file.relative_to(root).as_posix(), name)
-        for file in python
-        if engine not in file.parents and root / "tests/engine" not in file.parents
+        for file in tracked
+        if file.suffix == ".py"
         for name in BOUNDS.findall(file.read_text(encoding="utf-8"))
-        if name not in shared
     }
-    assert not used
 
 
 def test_replaced_names_are_gone(tracked: list[Path]) -> None:

@@ -9,7 +9,7 @@ from .cycle.growth import grow
 from .cycle.preemptors import replace_preemptors
 from .cycle.reasons import explain, refuse
 from .cycle.relocation import relocate
-from .cycle.rounds import MOST_ROUNDS, Rounds
+from .cycle.rounds import MAX_ROUNDS, Rounds
 from .cycle.scaling import scale
 from .cycle.sparing import Eviction, spare
 from .index.cluster import Cluster
@@ -66,7 +66,7 @@ def _withdraw_needless(builder: PlanBuilder, rounds: Rounds, queues: PendingQueu
     The GPUs that this frees may start other work. Each is spared once; return whether any was.
     """
     spared: set[Eviction] = set()
-    for _ in range(MOST_ROUNDS):
+    for _ in range(MAX_ROUNDS):
         if not spare(builder, spared) and not relocate(builder, queues):
             break
         rounds.run()

@@ -16,7 +16,7 @@ from ..rules.victims.rights import rights_of
 from ..rules.victims.sets import WITHDRAW
 from ..snapshot import Workload
 
-MOST_WITHDRAWN = 1000
+MAX_WITHDRAWN = 1000
 """Starts of one plan that may be withdrawn for other workloads; then nothing is evicted until the next plan. Far more
 than any plan needs: it stops two workloads that would replace each other for ever."""
 
@@ -155,7 +155,7 @@ def _try_evict(
     builder: PlanBuilder, queue: Queue, workload: Workload, ways: Iterable[tuple[PoolState, Rights]], over: bool
 ) -> bool:
     """Evict the first choice without a victim that could return at once, else the first of all; False if none."""
-    if builder.progress.withdrawn_starts >= MOST_WITHDRAWN:
+    if builder.progress.withdrawn_starts >= MAX_WITHDRAWN:
         return False
     cluster = builder.cluster
     found: tuple[Preemptor, Choice] | None = None

@@ -22,7 +22,7 @@ from ..rules.victims.preemptor import Preemptor
 from ..rules.victims.rights import rights_of
 from ..rules.victims.sets import stays
 from ..snapshot import Workload
-from .admission import MOST_WITHDRAWN, put_back
+from .admission import MAX_WITHDRAWN, put_back
 
 
 def relocate(builder: PlanBuilder, queues: PendingQueues) -> bool:
@@ -70,7 +70,7 @@ def _relocated(builder: PlanBuilder, queue: Queue, workload: Workload, preemptor
             _move(builder, queue, workload, parts)
             return True
     tries = [(pool, leaving) for leaving in (False, True) for pool in able]
-    for pool, leaving in tries if builder.progress.withdrawn_starts < MOST_WITHDRAWN else ():
+    for pool, leaving in tries if builder.progress.withdrawn_starts < MAX_WITHDRAWN else ():
         later = _later_starts(builder, queue, workload, pool, preemptors, leaving)
         if later is not None:
             for start in later.starts:

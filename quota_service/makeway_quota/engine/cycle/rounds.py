@@ -21,7 +21,7 @@ from .nominations import start_earlier_nominations, start_nominated
 from .serving import guaranteed, serve
 from .unschedulable import Unschedulable
 
-MOST_ROUNDS = 100
+MAX_ROUNDS = 100
 """Rounds of one plan. Far more than any plan needs: it stops two workloads that would replace each other for ever."""
 
 
@@ -51,7 +51,7 @@ class Rounds:
         """Start what is nominated and free, then serve all classes until a round changes nothing."""
         start_earlier_nominations(self.cluster, self.builder, self.heads)
         self.quiet = self.quota_served = False
-        for _ in range(MOST_ROUNDS):
+        for _ in range(MAX_ROUNDS):
             before = replace(self.builder.progress)
             if self._round(before) or self.builder.progress.decisions == before.decisions:
                 break

@@ -22,9 +22,9 @@ from ..rules.victims.preemptor import order_of
 from ..rules.victims.sets import stays
 from ..snapshot import Workload
 
-_MOST_REPLACED = 8
+_MAX_REPLACED = 8
 """Up to so many nominations of a pool are all withdrawn and placed again to spare one victim."""
-_MOST_PLACED = 64
+_MAX_PLACED = 64
 """So many placements are tried, over all pools of the nominations, to place them again."""
 _Nomination = tuple[Workload, Queue, tuple[Part, ...]]
 Eviction = tuple[str, str, int]
@@ -117,10 +117,10 @@ class _Known:
     def around(self, victim: Allocation) -> list[_Nomination]:
         """Return all of them, else those in a victim's pools and pools beside; none where these are too many, too."""
         self._read()
-        if len(self.all) <= _MOST_REPLACED:
+        if len(self.all) <= _MAX_REPLACED:
             return self.all
         pools = set(self.cluster.with_beside(victim.pools))
-        if sum(self._by_pool.get(pool.pool.name, 0) for pool in pools) > _MOST_REPLACED:
+        if sum(self._by_pool.get(pool.pool.name, 0) for pool in pools) > _MAX_REPLACED:
             return []
         return [each for each in self.all if each[2][0].node.pool in pools]
 
@@ -193,7 +193,7 @@ class _Nominations:
 
         Each gets the first of its pools that leaves room for the others.
         """
-        left = _MOST_PLACED
+        left = _MAX_PLACED
 
         def placed(at: int) -> bool:
             nonlocal left

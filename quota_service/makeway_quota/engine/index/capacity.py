@@ -19,11 +19,11 @@ T = TypeVar("T")
 
 _KEEP = 100
 """Decisions after which a forecast that was not read is dropped."""
-_MOST_ROWS = 400_000
+_MAX_ROWS = 400_000
 """Nodes times needs that forecasts are kept for: about 600 bytes each."""
-_LEAST_KEPT = 16
+_MIN_KEPT = 16
 """Forecasts that are kept however many nodes there are."""
-_MOST_COUNTS = 4_096
+_MAX_COUNTS = 4_096
 """Needs whose empty pools are counted; a count takes a few bytes (and, for `EmptiedPool`, eight a node)."""
 
 
@@ -72,7 +72,7 @@ class CapacityCache:
         known = self._forecasts.pop(asked, None)
         found = known[1] if known is not None else OpeningForecast(pool, need, latest)
         self._forecasts[asked] = self.decisions, found
-        if known is None and len(self._forecasts) > max(_LEAST_KEPT, _MOST_ROWS // (len(pool.nodes) + 1)):
+        if known is None and len(self._forecasts) > max(_MIN_KEPT, _MAX_ROWS // (len(pool.nodes) + 1)):
             del self._forecasts[next(iter(self._forecasts))]
         return found
 
@@ -81,7 +81,7 @@ class CapacityCache:
         asked = (pool.pool.name, need)
         found = self._capacities.get(asked)
         if found is None:
-            if len(self._capacities) >= _MOST_COUNTS:
+            if len(self._capacities) >= _MAX_COUNTS:
                 self._capacities.clear()
             found = self._capacities[asked] = PoolCapacity()
             for node in pool.nodes:
@@ -93,7 +93,7 @@ class CapacityCache:
         asked = (pool.pool.name, need)
         found = self._emptied.get(asked)
         if found is None:
-            if len(self._emptied) * (len(pool.nodes) + 1) >= _MOST_ROWS:
+            if len(self._emptied) * (len(pool.nodes) + 1) >= _MAX_ROWS:
                 self._emptied.clear()
             found = self._emptied[asked] = EmptiedPool()
             for node in pool.nodes:

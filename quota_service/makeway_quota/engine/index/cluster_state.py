@@ -20,7 +20,7 @@ from .nodes import Allocation, NodeState, Part, PoolState, numbered
 
 NO_PRIORITY = 1 << 30
 """Higher than every priority: no candidate."""
-_MOST_NEEDS = 8_192
+_MAX_NEEDS = 8_192
 """Requests that are kept; beyond, all of them are made again."""
 
 
@@ -130,7 +130,7 @@ class ClusterState:
         key = (w.profile, w.gpus, w.workers, w.min_workers, w.cpu, w.memory, w.avoid, w.kind, w.preemptible)
         need = self._needs.get(key)
         if need is None:
-            if len(self._needs) >= _MOST_NEEDS:
+            if len(self._needs) >= _MAX_NEEDS:
                 self._needs.clear()
             need = self._needs[key] = need_of(workload, self.profiles.get(workload.profile))
         return need

@@ -18,7 +18,7 @@ from ..snapshot import GPU, Node, Placed, Placement, Pool, QuotaLine, Terminatin
 from .hosts import NOTHING_SHARED, give_back, subtract, take
 
 UNLIMITED = 1 << 60
-_MOST_TOUCHED = 50_000
+_MAX_TOUCHED = 50_000
 """A longer list of touched nodes is cleared."""
 
 
@@ -379,7 +379,7 @@ class PoolState:
     def begin(self) -> None:
         """Start a decision: forget which nodes the last one touched."""
         self.first.clear()
-        if len(self.touched) > _MOST_TOUCHED:
+        if len(self.touched) > _MAX_TOUCHED:
             if self.packing is not None:
                 self.packing.catch_up()
                 self.packing.seen = 0

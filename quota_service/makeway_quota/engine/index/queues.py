@@ -16,9 +16,9 @@ from .ledger import Account
 from .nodes import PoolState
 
 OwnerQueue = list[Workload] | deque[Workload]
-_MOST_EMPTY = 1_000
+_MAX_EMPTY = 1_000
 """So many empty queues are kept for reuse, those that became empty last."""
-_MOST_CLASSES = 4_096
+_MAX_CLASSES = 4_096
 """So many classes that no queue belongs to any more keep their numbers."""
 
 
@@ -212,7 +212,7 @@ class PendingQueues:
         """End a decision: requeue all workloads that it removed."""
         for queue in self._queues.values():
             queue.restore()
-        if len(self._classes) > _MOST_CLASSES + 3 * len(self._queues):
+        if len(self._classes) > _MAX_CLASSES + 3 * len(self._queues):
             self._forget_classes()
 
     def _forget_classes(self) -> None:
@@ -290,7 +290,7 @@ class PendingQueues:
             del self._queues[key]
             if not queue.nominated:
                 self._empty[key] = queue
-                if len(self._empty) > _MOST_EMPTY:
+                if len(self._empty) > _MAX_EMPTY:
                     del self._empty[next(iter(self._empty))]
 
 

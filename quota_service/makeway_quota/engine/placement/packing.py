@@ -30,13 +30,13 @@ _SMALLER = 0.05
 """How much more the smaller of two shapes counts: 1 would be as much more as it is smaller, 0 the same."""
 _PLENTY = 1e15
 """Milli-GPUs per unit of CPU or memory, for shapes that need none of it."""
-_MOST_CHANGES = 100_000
+_MAX_CHANGES = 100_000
 """A longer list of changed rows is cleared."""
-_MOST_REQUESTS = 512
+_MAX_REQUESTS = 512
 """The cache of requests is cleared beyond so many kinds."""
 _FEW = 8
 """Up to so many nodes are priced one by one, from the cached prices of nodes in the same state."""
-_MOST_PRICES = 5_000
+_MAX_PRICES = 5_000
 """The cache of states of each kind of request is cleared beyond so many."""
 
 State = tuple[int, ...]
@@ -84,7 +84,7 @@ class Packing:
         """
         known = self._requests.get(shape)
         if known is None:
-            if len(self._requests) >= _MOST_REQUESTS:
+            if len(self._requests) >= _MAX_REQUESTS:
                 self._requests.clear()
             known = self._requests[shape] = _RequestCosts(len(self.free))
             outdated = set(range(len(self.free)))
@@ -96,14 +96,14 @@ class Packing:
             stale = np.array(sorted(outdated))
             known.loss[stale], known.rest[stale], known.device[stale] = self._cost(shape, stale)
         known.seen = len(self.changed)
-        if known.seen > _MOST_CHANGES:
+        if known.seen > _MAX_CHANGES:
             self._forget()
         position = known.cheapest(self.turn, among)
         return None if position is None else (position, int(known.device[position]))
 
     def _look_up(self, shape: Shape, known: _RequestCosts, stale: Iterable[int]) -> None:
         """Price a few nodes, most of them from the cache: states recur."""
-        if len(known.prices) > _MOST_PRICES:
+        if len(known.prices) > _MAX_PRICES:
             known.prices.clear()
         for at in stale:
             state = self.states[at]

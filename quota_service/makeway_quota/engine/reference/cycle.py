@@ -18,11 +18,11 @@ from .victims.selection import Choice, select
 from .victims.victims import Preemptor, Rights, rights_of
 from .withdrawal import replace_preemptors, withdraw_superfluous
 
-MOST_WITHDRAWN = 1000
+MAX_WITHDRAWN = 1000
 """Starts of one plan that may be withdrawn for other workloads; then nothing is evicted until the next plan. Far more
 than any plan needs: it stops two workloads that would replace each other for ever."""
 
-MOST_ROUNDS = 100
+MAX_ROUNDS = 100
 """Rounds of one plan. Far more than any plan needs: it stops two workloads that would replace each other for ever."""
 
 
@@ -50,7 +50,7 @@ class Cycle:
     def come_to_rest(self) -> bool:
         """Spare and move victims until nothing changes, each spared once; return whether any was."""
         spared: set[tuple[str, str, int]] = set()
-        for _ in range(MOST_ROUNDS):
+        for _ in range(MAX_ROUNDS):
             if not withdraw_superfluous(self.decisions, spared) and not relocate_victims(self.decisions):
                 break
             self.rounds()
@@ -63,7 +63,7 @@ class Cycle:
         guaranteed = [q for q in self.waiting if q.guaranteed and not q.session]
         others = [q for q in self.waiting if not q.guaranteed]
         borrowing = [q for q in self.waiting if not q.guaranteed or not q.need.total]
-        for _ in range(MOST_ROUNDS):
+        for _ in range(MAX_ROUNDS):
             before = self.decisions.count
             self.suspend_holds()
             self.decisions.holds = {}
@@ -305,7 +305,7 @@ class Cycle:
 
     def evict(self, queue: Queue, ways: Sequence[Preemptor], over: bool) -> bool:
         """Evict the best legal victim set; start the workload (in quota, if it is) or nominate what becomes free."""
-        if self.decisions.withdrawn_starts >= MOST_WITHDRAWN:
+        if self.decisions.withdrawn_starts >= MAX_WITHDRAWN:
             return False
         found: tuple[Preemptor, Choice] | None = None
         for p in ways:

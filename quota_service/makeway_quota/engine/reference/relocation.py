@@ -13,7 +13,7 @@ from .state.queues import Key, Queue, closed, key, queue_of
 from .state.quota import allowed, counts, guarantor, in_quota, reserving
 from .victims.victims import Preemptor, entitled, is_protected, rights_of
 
-MOST_WITHDRAWN = 1000
+MAX_WITHDRAWN = 1000
 """After so many withdrawn starts in a plan no more are withdrawn for a victim."""
 
 
@@ -55,7 +55,7 @@ def _relocate(decisions: Decisions, queue: Queue, workload: Workload) -> bool:
             decisions.relocate(workload, parts)
             return True
     tries = [(pool, leaving) for leaving in (False, True) for pool in able]
-    for pool, leaving in tries if decisions.withdrawn_starts < MOST_WITHDRAWN else ():
+    for pool, leaving in tries if decisions.withdrawn_starts < MAX_WITHDRAWN else ():
         later = _later_starts(decisions, queue, workload, pool, leaving)
         if later is not None:
             for start in later.starts:

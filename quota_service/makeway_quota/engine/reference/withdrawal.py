@@ -12,9 +12,9 @@ from .state.queues import Queue, age
 from .state.quota import allowed, counts, covering, in_quota, over_capacity, static_quota
 from .victims.victims import Preemptor, order
 
-MOST_REPLACED = 8
+MAX_REPLACED = 8
 """Up to so many nominations are all withdrawn and placed again to spare one victim."""
-MOST_PLACED = 64
+MAX_PLACED = 64
 """So many placements are tried, over all pools of the nominations, to place them again."""
 
 
@@ -101,11 +101,11 @@ def _spare(decisions: Decisions, victim: Allocation, smaller: tuple[Part, ...] =
     placed = _replace(decisions, trial, ours, victim, True)
     if placed is None:
         around = {*victim.pools, *(other for pool in victim.pools for other in cluster.pools_beside(pool))}
-        near = ours if len(ours) <= MOST_REPLACED else [n for n in ours if trial.nominations[n].pool in around]
+        near = ours if len(ours) <= MAX_REPLACED else [n for n in ours if trial.nominations[n].pool in around]
         largest = sorted(near, key=lambda name: -trial.nominations[name].need.gpus)
         displaced = [name for name in _displaced(trial.copy(), ours) if name in near]
         first = [*displaced, *(name for name in near if name not in displaced)]
-        orders = (near, largest, first) if len(near) <= MOST_REPLACED else ()
+        orders = (near, largest, first) if len(near) <= MAX_REPLACED else ()
         placed = next((found for order in orders if (found := _replace(decisions, trial, order, victim, False))), None)
     if placed is None:
         return False
@@ -167,7 +167,7 @@ def _replace(
         names = _displaced(trial, names)
     for name in names:
         trial.nominations.pop(name, None)
-    placed = _place(decisions, trial, [taken[name] for name in names], [MOST_PLACED])
+    placed = _place(decisions, trial, [taken[name] for name in names], [MAX_PLACED])
     return None if placed is None or _exceeds_caps(placed, victim) else placed
 
 

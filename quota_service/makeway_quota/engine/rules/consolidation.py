@@ -19,7 +19,7 @@ _TRIES = 24
 """The number of nodes that are tried, the cheapest first."""
 _GANG_TRIES = 6
 """The number of sets of nodes that are tried for a gang, each without the moves that failed before."""
-_MOST_MOVES = 200
+_MAX_MOVES = 200
 """The most jobs that one preemptor makes move."""
 
 
@@ -120,7 +120,7 @@ def _for_a_gang(preemptor: Preemptor, options: list[_Option], missing: int) -> R
     for _ in range(_GANG_TRIES):
         chosen = _enough(options, missing)
         moving = [each for option in chosen for each in option.chosen]
-        if not moving or len(moving) > _MOST_MOVES:
+        if not moving or len(moving) > _MAX_MOVES:
             return None
         done = _try(preemptor, moving)
         if done is None or isinstance(done, Rearrangement):

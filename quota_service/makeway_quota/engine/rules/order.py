@@ -13,7 +13,7 @@ from ..snapshot import Profile, Workload
 
 Key = tuple[object, ...]
 _NO_SHARES = (0,)
-_MOST_IN_VAIN = 16
+_MAX_IN_VAIN = 16
 """After so many unschedulable queues in a row, all remaining queues are checked at once."""
 
 
@@ -164,9 +164,7 @@ class QueueHeads:
         elif self.unschedulable is not None and self.unschedulable(queue):
             self.remove(queue)
             self.in_vain += 1
-            if self.in_vain == _MOST_IN_VAIN and all(
-                w is None and self.unschedulable(q) for _, _, _, q, w in self.heap
-            ):
+            if self.in_vain == _MAX_IN_VAIN and all(w is None and self.unschedulable(q) for _, _, _, q, w in self.heap):
                 self.heap.clear()
         else:
             for workload in queue.heads():

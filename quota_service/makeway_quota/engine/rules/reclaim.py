@@ -21,7 +21,7 @@ from .victims.ranking import Ranking, enough_devices
 from .victims.returning import REPEATS
 from .victims.returning import returns as victims_return
 from .victims.sets import (
-    MOST_SETS,
+    MAX_SETS,
     SHRINK,
     Key,
     Scored,
@@ -41,7 +41,7 @@ from .victims.trial import PoolTrial, allowed_without, evict, place, restore
 
 _SHARED: tuple[Rights, ...] = (("reservation",), ("fair_share",))
 """Rights by which equivalent preemptors have the same candidates: their rankings are shared."""
-_MOST_RETURNS = 64
+_MAX_RETURNS = 64
 """At most so many sets are checked for a member that would return at once."""
 
 
@@ -122,7 +122,7 @@ def _take(preemptor: Preemptor, sets: Iterable[Victims], returns: bool) -> Choic
         if not (back in REPEATS and preemptor.over_quota):
             first = first or choice
         tried.append(_evicted_workers(victims) if evicted is None else evicted)
-        if len(tried) == _MOST_RETURNS:
+        if len(tried) == _MAX_RETURNS:
             break
     again = _evicted(preemptor, first.victims) if first else None
     return replace(again, cascades=True) if again else None
@@ -216,7 +216,7 @@ def _in_pool(preemptor: Preemptor, capped: bool, returns: bool) -> Choice | None
     candidates = preemptor.candidates()
     for allocation in candidates:
         preemptor.order(allocation)  # before any eviction
-    if combinations_of(candidates, None) <= MOST_SETS:
+    if combinations_of(candidates, None) <= MAX_SETS:
         return _take(preemptor, _all_sets(preemptor, candidates), returns)
     trial = PoolTrial(preemptor)
     found = node_by_node(preemptor, trial) if preemptor.need.least > 1 and not capped else ()
@@ -297,7 +297,7 @@ def _least_way(preemptor: Preemptor, allocation: Allocation, trial: PoolTrial) -
 
 def _shrinks_that_may_do(preemptor: Preemptor, allocation: Allocation, trial: PoolTrial) -> list[Victims]:
     """Return the ways in which a gang shrinks; none if those that leave only its least workers are not enough."""
-    if combinations_of([allocation], None) > MOST_SETS:
+    if combinations_of([allocation], None) > MAX_SETS:
         return []
     nodes = nodes_of(allocation.parts)
     shrinks = [way for way in ways(allocation, nodes) if way[0].kind == SHRINK]

@@ -12,11 +12,11 @@ from ..state.quota import allowed
 from .selection import room_on
 from .victims import Preemptor, is_protected, order, stopped
 
-MOST_TRIES = 24
+MAX_TRIES = 24
 """So many options are tried for one worker, the cheapest first."""
-MOST_GANG_TRIES = 6
+MAX_GANG_TRIES = 6
 """So many sets of nodes are tried for a gang: each without the moves that proved impossible before."""
-MOST_MOVES = 200
+MAX_MOVES = 200
 """A gang never makes more jobs move than this."""
 
 
@@ -63,7 +63,7 @@ def consolidate(p: Preemptor) -> Rearrangement | None:
 def _for_one_worker(p: Preemptor, options: list[Option]) -> Rearrangement | None:
     """Try the options one by one; a job that has nowhere to go stays, and its node is looked at again without it."""
     stuck: dict[str, list[Allocation]] = {}
-    for _ in range(MOST_TRIES):
+    for _ in range(MAX_TRIES):
         if not options:
             return None
         option = options.pop(0)
@@ -85,7 +85,7 @@ def _for_a_gang(p: Preemptor, options: list[Option]) -> Rearrangement | None:
     """
     staying: list[Allocation] = []
     missing = p.need.least - count_workers(p.cluster, p.pool, p.need, True)
-    for _ in range(MOST_GANG_TRIES):
+    for _ in range(MAX_GANG_TRIES):
         chosen: list[Option] = []
         spare = -missing
         for option in options:
@@ -99,7 +99,7 @@ def _for_a_gang(p: Preemptor, options: list[Option]) -> Rearrangement | None:
                 spare -= option.gain
                 chosen.remove(option)
         moving = {a.id for option in chosen for a in option.chosen}
-        if not moving or len(moving) > MOST_MOVES:
+        if not moving or len(moving) > MAX_MOVES:
             return None
         done = _try(p, chosen)
         if done is None or isinstance(done, Rearrangement):

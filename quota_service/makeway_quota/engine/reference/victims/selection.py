@@ -29,9 +29,9 @@ from .victims import (
     without,
 )
 
-MOST_COMBINATIONS = 1024
+MAX_COMBINATIONS = 1024
 """Up to so many combinations are all looked at; beyond, a stated greedy is followed."""
-MOST_CASCADE_CHECKS = 64
+MAX_CASCADE_CHECKS = 64
 """So many sets are examined for cascades before the first of them is taken all the same."""
 
 Test = Callable[[Sequence[Member]], bool]
@@ -55,7 +55,7 @@ def select(p: Preemptor, cascades: bool = True) -> Choice | None:
     unlimited = allowed(p.cluster, p.levels, p.pool, p.need.total, True)
     if unlimited and p.need.least == 1 and (choice := _first(p, _on_one_node(p, able), cascades)) is not None:
         return choice
-    if _combinations(p, able) <= MOST_COMBINATIONS:
+    if _combinations(p, able) <= MAX_COMBINATIONS:
         return _first(p, _in_order(p, _all_sets(p, able), lambda s: fits(p, s)), cascades)
     greedy = _for_a_gang(p, able) if unlimited and p.need.least > 1 else None
     victims = greedy or _step_by_step(p, able)
@@ -86,7 +86,7 @@ def _first(p: Preemptor, sets: Iterator[Victims], cascades: bool) -> Choice | No
     """
     first: Victims | None = None
     for examined, victims in enumerate(sets):
-        if examined >= MOST_CASCADE_CHECKS:
+        if examined >= MAX_CASCADE_CHECKS:
             break
         back = _returns(p, victims) if cascades else "none"
         if back == "none":
@@ -198,7 +198,7 @@ def _on_node(p: Preemptor, node: str, here: Sequence[Allocation], workers: int, 
 
     if not enough([stopped(a) for a in here]) and room_on(p, node, left, _everything(here, chosen)) < workers:
         return []
-    if _combinations(p, here, node) <= MOST_COMBINATIONS:
+    if _combinations(p, here, node) <= MAX_COMBINATIONS:
         every = _in_order(p, _all_sets(p, here, node), enough)
         return [s for s in every if legal_order(p, (*chosen, *s)) is not None]
     singles = [(stopped(a),) for a in here]
@@ -376,6 +376,6 @@ def _step_by_step(p: Preemptor, able: Sequence[Allocation]) -> Victims | None:
 
 def _least_way(p: Preemptor, victim: Allocation, enough: Test) -> Victims | None:
     """Return the best minimal legal set among the ways of one candidate: some of its workers, or all of them."""
-    few = _combinations(p, [victim]) <= MOST_COMBINATIONS
+    few = _combinations(p, [victim]) <= MAX_COMBINATIONS
     sets = list(_all_sets(p, [victim])) if few else [(stopped(victim),)]
     return next(_in_order(p, sets, enough), None)

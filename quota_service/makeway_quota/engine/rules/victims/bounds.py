@@ -19,9 +19,9 @@ from ...snapshot import GPU, STARTING, Workload
 from .preemptor import SEVERAL_POOLS, WITHOUT_GPUS, Team, lost_work
 from .sets import STOP, Key, extra_workers
 
-_MOST = 64
+_MAX_ENTRIES = 64
 """The number of requests whose bounds are kept from one decision to the next."""
-_MOST_SHARES = 4
+_MAX_SHARES = 4
 """The number of different shares of the policies for which the keys of the nodes are kept."""
 
 Plain = tuple[int, int, int, float, float, float, str]
@@ -101,7 +101,7 @@ class VictimBounds:
         """Iterate over the bounds of the nodes at these positions, without those that have too few candidates."""
         asked = tuple(shares.items())
         known = self._keys[asked] = self._keys.pop(asked, {})
-        if len(self._keys) > _MOST_SHARES:
+        if len(self._keys) > _MAX_SHARES:
             del self._keys[next(iter(self._keys))]
         for position in positions:
             if position not in known:
@@ -209,7 +209,7 @@ class VictimBounds:
         found = self._record(allocation)
         same = allocation, allocation.workload, allocation.parts, allocation.fresh, found
         self._candidates[allocation.workload.id] = same
-        if len(self._candidates) > 2 * len(self.cluster.allocations) + _MOST:
+        if len(self._candidates) > 2 * len(self.cluster.allocations) + _MAX_ENTRIES:
             self._candidates.clear()  # most of them are gone
         return found
 
@@ -236,7 +236,7 @@ def bounds_of(cluster: Cluster, pool: PoolState, need: Need) -> VictimBounds:
     """Return the bounds for a request, up to date; those that were read longest ago are dropped first."""
     found: VictimBounds = pool.bounds.pop(need, None) or VictimBounds(cluster, pool, need)
     pool.bounds[need] = found
-    if len(pool.bounds) > _MOST:
+    if len(pool.bounds) > _MAX_ENTRIES:
         del pool.bounds[next(iter(pool.bounds))]
     found.catch_up()
     return found

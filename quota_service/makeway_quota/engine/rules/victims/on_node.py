@@ -12,7 +12,7 @@ from ...snapshot import GPU, STARTING
 from .one_by_one import in_order, one_by_one, smallest_first, steps_of
 from .preemptor import Preemptor
 from .sets import (
-    MOST_SETS,
+    MAX_SETS,
     Scored,
     Victim,
     Victims,
@@ -63,7 +63,7 @@ class NodeVictims:
         every = tuple(map(whole, self.candidates))
         if not every or not self.fits(every):
             return None
-        if combinations_of(self.candidates, self.node) > MOST_SETS:
+        if combinations_of(self.candidates, self.node) > MAX_SETS:
             return min(self._some(), key=lambda scored: scored[0], default=None)
         if plain and not any(self.fits(_without(every, group[0])) for group in groups):
             return (key(self.preemptor, every), every) if self.legal(every) else None
@@ -96,7 +96,7 @@ class NodeVictims:
 
     def all(self) -> list[Scored]:
         """Return the minimal legal sets, the best first; some of them where there are too many candidates."""
-        if combinations_of(self.candidates, self.node) > MOST_SETS:
+        if combinations_of(self.candidates, self.node) > MAX_SETS:
             return sorted(self._some(), key=lambda scored: scored[0])
         sets = minimal_sets([ways(a, self.nodes) for a in self.candidates], self.fits)
         found = [(key(self.preemptor, victims), victims) for victims in sets if self.legal(victims)]
@@ -133,7 +133,7 @@ class NodeVictimsInQuotas(NodeVictims):
 
     def all(self) -> list[Scored]:
         """Return the minimal legal sets, the best first; with too many candidates, some of them."""
-        if not self.preemptor.may_tighten() or combinations_of(self.candidates, self.node) > MOST_SETS:
+        if not self.preemptor.may_tighten() or combinations_of(self.candidates, self.node) > MAX_SETS:
             return super().all()
         sets = all_minimal_sets([ways(a, self.nodes) for a in self.candidates], self.fits)
         found = [(key(self.preemptor, victims), victims) for victims in sets if self.legal(victims)]

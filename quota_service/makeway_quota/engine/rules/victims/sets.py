@@ -17,7 +17,7 @@ from .preemptor import ONLY_ABOVE, Preemptor
 
 WITHDRAW, SHRINK, STOP = -1, 0, 1
 """The kinds of victims: a start of this very plan is withdrawn, an elastic gang gives up workers, a workload stops."""
-MOST_SETS = 1024
+MAX_SETS = 1024
 """With more combinations than this, not all sets are examined."""
 
 
@@ -128,12 +128,12 @@ def _usable_among_first(allocation: Allocation, parts: Iterable[Part]) -> list[i
 def combinations_of(candidates: Iterable[Allocation], node: NodeState | None) -> int:
     """Count the combinations of the ways of all candidates, on a node's host or (None) wherever they run.
 
-    The count is exact up to MOST_SETS; beyond, it is any larger number.
+    The count is exact up to MAX_SETS; beyond, it is any larger number.
     """
     count = 1
     for allocation in candidates:
         count *= _many_ways(allocation, node)
-        if count > MOST_SETS:
+        if count > MAX_SETS:
             break
     return count
 
@@ -158,7 +158,7 @@ def _many_ways(allocation: Allocation, node: NodeState | None) -> int:
             for more in lost[: bisect_right(lost, spare - before)]:
                 longer[before + more] += known
         many = longer
-        if sum(many) >= MOST_SETS:
+        if sum(many) >= MAX_SETS:
             break
     return 1 + sum(many)
 
