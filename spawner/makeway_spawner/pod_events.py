@@ -18,6 +18,7 @@ IMAGE_FAULTS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName"
 UNPLACED = ("Unschedulable", "SchedulingGated")
 """Reasons of the condition PodScheduled of a pod that gets no node."""
 _OF_CLAIM = re.compile(r"persistentvolumeclaim|persistent volumes to bind", re.IGNORECASE)
+_OF_DEVICE = re.compile(r"resourceclaim|allocate all claims|device class|claim has been generated", re.IGNORECASE)
 _PULLED_IN = re.compile(r" in ([\d.]+m?s|\d+m[\d.]+s)\b")
 
 
@@ -48,6 +49,8 @@ def step(event: Mapping[str, Any]) -> Step | None:
     if reason == "FailedScheduling":
         words = f"Kubernetes does not place the notebook yet: {message}"
         return Step("node", words, problem=True, unscheduled=True, claim=waits_for_claim(message))
+    if reason == "FailedResourceClaimCreation":
+        return Step("node", f"A claim of devices is not made yet: {message}", problem=True, unscheduled=True)
     if reason == "TriggeredScaleUp":
         return Step("node", "The cluster is adding a node.")
     if reason in ("FailedMount", "FailedAttachVolume"):
@@ -100,10 +103,22 @@ def unschedulable(pod: Mapping[str, Any]) -> str:
         return (
             f"it is kept from the scheduler by the scheduling {'gate' if len(gated) == 1 else 'gates'} {listed(gated)}"
         )
+    if missing := missing_claims(pod):
+        which = f"ResourceClaimTemplate{'' if len(missing) == 1 else 's'} {listed(missing)}"
+        return f"no claim has been generated for it from the {which}"
     for one in (pod.get("status") or {}).get("conditions") or ():
         if (one.get("type"), one.get("status")) == ("PodScheduled", "False") and one.get("reason") in UNPLACED:
             return str(one.get("message") or "no node fits").strip()
     return ""
+
+
+def missing_claims(pod: Mapping[str, Any]) -> list[str]:
+    """Return the ResourceClaimTemplates from which there is no claim for a pod, which has no node for that reason."""
+    spec, status = pod.get("spec") or {}, pod.get("status") or {}
+    generated = {one.get("name") for one in status.get("resourceClaimStatuses") or ()}
+    asked = [] if spec.get("nodeName") else spec.get("resourceClaims") or ()
+    templates = ((one.get("name"), one.get("resourceClaimTemplateName")) for one in asked)
+    return [str(template) for name, template in templates if template and name not in generated]
 
 
 def gates(pod: Mapping[str, Any]) -> list[str]:
@@ -123,6 +138,11 @@ def gated(pod: Mapping[str, Any]) -> Step | None:
 def waits_for_claim(words: str) -> bool:
     """Whether the scheduler says that a claim has no volume, or that it is not there."""
     return _OF_CLAIM.search(words) is not None
+
+
+def waits_for_device(words: str) -> bool:
+    """Whether a pod gets no node for lack of the claims of its devices, or of what these claim."""
+    return _OF_DEVICE.search(words) is not None
 
 
 def silent_claims(pod: Mapping[str, Any]) -> list[str]:

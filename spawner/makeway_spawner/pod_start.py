@@ -27,6 +27,8 @@ _ADVICE = {
     "it is only slow, an administrator can raise the start_timeout of the Hub's KubeSpawner.",
     "gate": "An administrator has to look at what sets and removes these gates, as a rule Kueue, and take the "
     "namespace of notebooks and jobs out of it: Makeway has given them their GPUs already.",
+    "device claim": "An administrator has to look at the claims of the profile's pod template, at the "
+    "ResourceClaimTemplates and DeviceClasses that they name, and at the drivers of these.",
     "unseen": "An administrator can check that the Hub's account may list and watch pods and events.",
 }
 
@@ -90,6 +92,8 @@ class PodStart:
             return f"{message} {_ADVICE['claim']}"
         if pod_events.gates(pod):
             return f"{message} {_ADVICE['gate']}"
+        if pod_events.waits_for_device(words):
+            return f"{message} {_ADVICE['device claim']}"
         return (
             f"{message} Start it again or choose another profile. An administrator can check what else runs on {nodes}."
         )

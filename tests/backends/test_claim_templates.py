@@ -151,10 +151,76 @@ async def test_what_does_not_fit_is_the_reason_why_a_job_waits_and_its_gpus_are_
     assert len(server.made) == 1, "once it fits, with the tokens that it had"
 
 
+NIC = "nic.example.com"
+
+
+def with_cards(server: Server, *, driver: bool = True, device_class: bool = True) -> None:
+    """Have the template of jobs request network cards, too, which the cluster may have."""
+    server.templates["jobs", "one-gpu"] = template(exactly(), exactly(NIC, count=2))
+    if device_class:
+        spec = {"selectors": [{"cel": {"expression": f"device.driver == '{NIC}'"}}]}
+        server.lists[CLASSES].append({"metadata": {"name": NIC, "resourceVersion": "2"}, "spec": spec})
+    if driver:
+        cards = {"driver": NIC, "nodeName": "n0", "pool": {"name": "nics"}, "devices": [{"name": "c0"}]}
+        server.lists[SLICES].append({"metadata": {"name": "nics", "resourceVersion": "2"}, "spec": cards})
+
+
 async def test_network_cards_beside_the_gpus_are_the_affair_of_the_template(backend: Backend) -> None:
-    server_of(backend).templates["jobs", "one-gpu"] = template(exactly(), exactly("nic.example.com", count=2))
+    with_cards(server_of(backend))
     await backend.start(order("j1"))
     assert len(server_of(backend).made) == 1
+
+
+async def test_a_class_or_driver_of_any_device_that_is_missing_keeps_no_gpus(backend: Backend) -> None:
+    server = server_of(backend)
+    with_cards(server, driver=False, device_class=False)
+    for words in (f"the DeviceClass {NIC}, which is not there", f"no driver offers devices of the DeviceClass {NIC}"):
+        with pytest.raises(BackendFull, match=words):
+            await backend.start(order("j1"))
+        assert words in await backend.notebook_problem("gpu1")
+        with_cards(server, driver=False)
+    server.lists[SLICES] = []
+    server.templates = fitting().templates
+    with pytest.raises(BackendFull, match=f"no driver offers devices of the DeviceClass {CLASS}"):
+        await backend.start(order("j2"))
+    assert server.made == []
+
+
+@pytest.mark.parametrize(("wrong", "words"), WRONG)
+async def test_a_notebook_is_refused_for_each_reason_for_which_a_job_waits(
+    wrong: Object | None, words: str, backend: Backend
+) -> None:
+    server = server_of(backend)
+    server.connection = replace(server.connection, namespace="hub")
+    server.templates = {("jobs", "one-gpu"): template(exactly())}
+    if wrong is not None:
+        server.templates["hub", "one-gpu"] = wrong
+    assert words.replace("jobs", "hub") in await backend.notebook_problem("gpu1")
+    server.templates["hub", "one-gpu"] = template(exactly())
+    assert await backend.notebook_problem("gpu1") == "", "at once, as only what fits is kept"
+
+
+async def test_a_notebook_of_several_pools_is_refused_only_where_its_claims_fit_none(backend: Backend) -> None:
+    pools = f"[{{name: plain}}, {{name: gpu, resource: {RESOURCE}}}]"
+    several = read(POLICY.replace(f"[{{name: gpu, resource: {RESOURCE}}}]", pools))
+    backend.follow_policy(lambda: several)
+    assert await backend.notebook_problem("gpu1") == ""
+    plain = read(POLICY.replace(f", resource: {RESOURCE}", ""))
+    backend.follow_policy(lambda: plain)
+    assert "nvidia.com/gpu, is of no DeviceClass" in await backend.notebook_problem("gpu1")
+    assert await backend.notebook_problem("other") == ""
+
+
+@pytest.mark.parametrize(
+    "error", [ApiUnreachable("no answer"), ApiRefusal(500, "", "etcd is down"), ApiRefusal(403, "Forbidden", "no")]
+)
+async def test_a_notebook_starts_where_nothing_is_known_of_its_claims(error: Exception, backend: Backend) -> None:
+    def fail(method: str, path: str) -> None:
+        raise error
+
+    server_of(backend).templates = {}
+    server_of(backend).answer = fail
+    assert await backend.notebook_problem("gpu1") == ""
 
 
 @pytest.mark.parametrize("path", ["resourceclaimtemplates", "deviceclasses"])

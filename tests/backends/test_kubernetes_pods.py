@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -491,6 +493,7 @@ def pod(
     workers: int = 1,
     site_image: bool = False,
     memory: str = "",
+    claims: Mapping[str, str] = MappingProxyType({}),
     **status: Any,
 ) -> JobPod:
     """Return what is kept of a pod with this status."""
@@ -510,7 +513,11 @@ def pod(
                     "makeway/workers": str(workers),
                 },
             },
-            "spec": {"containers": containers, **({"nodeName": node} if node else {})},
+            "spec": {
+                "containers": containers,
+                "resourceClaims": [{"name": name, "resourceClaimTemplateName": one} for name, one in claims.items()],
+                **({"nodeName": node} if node else {}),
+            },
             "status": {"phase": phase, **status},
         }
     )
@@ -565,6 +572,17 @@ def test_a_pod_is_kept_with_its_place_in_the_attempt() -> None:
             "Kubernetes does not place its pod: 0/3 nodes are available",
         ),
         (pod("Pending", node=""), "scheduler", "Kubernetes has not placed its pod yet"),
+        (
+            pod("Pending", node="", claims={"gpus": "one-gpu", "nics": "a-card"}),
+            "unschedulable",
+            "Kubernetes has not generated its claims from the ResourceClaimTemplates one-gpu and a-card, and an "
+            "administrator has to look at them",
+        ),
+        (
+            pod("Pending", node="", claims={"gpus": "one-gpu"}, resourceClaimStatuses=[{"name": "gpus"}]),
+            "scheduler",
+            "Kubernetes has not placed its pod yet",
+        ),
         (
             pod("Pending", **waiting("ImagePullBackOff", "Back-off pulling image")),
             "image_pull",

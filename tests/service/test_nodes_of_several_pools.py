@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from makeway_api.errors import MakewayError
 from makeway_api.models import Device
 from makeway_quota.backends.base import NodePart, NodeSeen
 from makeway_quota.backends.memory import MemoryBackend
@@ -218,3 +219,26 @@ async def test_the_lease_of_a_notebook_has_the_claims_of_its_profile_on_a_cluste
     async with running(tmp_path, policy, backend=backend, MAKEWAY_BACKEND=platform) as run:
         session = await run.granted((await run.session("ana", "slice1", "rnd")).id)
         assert session.claims == ({"gpus": "one-slice"} if platform == "kubernetes" else {})
+
+
+@pytest.mark.covers("F25", "F82", "N05")
+async def test_a_notebook_whose_claims_cannot_be_given_is_refused_and_no_job_makes_way_for_it(tmp_path: Path) -> None:
+    policy = POLICY.replace("name: slice1,", f"name: slice1, {CLAIMS},")
+    backend = MemoryBackend([mixed(), shared()], real_time=True)
+    wrong = ["there is no ResourceClaimTemplate one-slice in the namespace hub"]
+
+    async def problem(profile: str) -> str:
+        return wrong[0] if wrong and profile == "slice1" else ""
+
+    backend.notebook_problem = problem  # type: ignore[method-assign]
+    async with running(tmp_path, policy, backend=backend, MAKEWAY_BACKEND="kubernetes") as run:
+        before = await run.used()
+        for _ in range(3):
+            with pytest.raises(MakewayError) as refused:
+                await run.session("ana", "slice1", "rnd")
+            assert (refused.value.status, refused.value.code) == (409, "no_claims")
+            assert f"an administrator has to act: {wrong[0]}." in str(refused.value)
+        assert await run.used() == before
+        assert not await run.client("spawner").sessions()
+        wrong.clear()
+        assert (await run.granted((await run.session("ana", "slice1", "rnd")).id)).phase == "granted"

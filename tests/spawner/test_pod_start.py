@@ -182,6 +182,32 @@ def test_a_claim_without_a_volume_is_what_an_administrator_has_to_look_at(start:
         assert f"{words} An administrator has to look at that claim, at its storage class, and at what " in said
 
 
+def test_a_pod_without_its_claims_of_devices_gives_its_gpus_back_in_time(start: PodStart, clock: Clock) -> None:
+    spec = {"resourceClaims": [{"name": "gpus", "resourceClaimTemplateName": "one-gpu"}]}
+    failed = event("FailedResourceClaimCreation", 'PodResourceClaim gpus: template "one-gpu" not found')
+    (said,) = messages(start, {"spec": spec}, failed)
+    assert said == 'A claim of devices is not made yet: PodResourceClaim gpus: template "one-gpu" not found'
+    clock.now += 61
+    start.update({"spec": spec}, [failed])
+    assert start.unscheduled_for == 61, "although the scheduler says nothing of such a pod"
+    said = start.not_placed({"spec": spec}, "node-1")
+    assert "for 1 min 1 s: no claim has been generated for it from the ResourceClaimTemplate one-gpu. An adm" in said
+    assert "at the drivers of these" in said
+    made = {"spec": spec, "status": {"resourceClaimStatuses": [{"name": "gpus", "resourceClaimName": "c"}]}}
+    start.update(made, ())
+    assert start.unscheduled_for == 0
+
+
+@pytest.mark.parametrize(
+    "words", ["0/2 nodes are available: 2 cannot allocate all claims.", "request gpu: device class x does not exist"]
+)
+def test_devices_that_no_driver_gives_are_what_an_administrator_has_to_look_at(start: PodStart, words: str) -> None:
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": words}
+    unfit = {"status": {"conditions": [condition]}}
+    messages(start, unfit)
+    assert "at the ResourceClaimTemplates and DeviceClasses that they name" in start.not_placed(unfit, "node-1")
+
+
 def test_claims_are_named_only_while_the_scheduler_says_nothing_of_their_pod(start: PodStart) -> None:
     claims = [{"name": name, "persistentVolumeClaim": {"claimName": name}} for name in ("data", "home")]
     spec = {"volumes": [{"name": "tmp", "emptyDir": {}}, *claims]}

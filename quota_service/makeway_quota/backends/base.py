@@ -446,6 +446,13 @@ class Backend(Protocol):
         """Return profiles of a document that will not work here, each with the reason; within seconds, never fails."""
         return []
 
+    async def notebook_problem(self, profile: str) -> str:
+        """Return why no notebook of a profile of the policy in force would get its GPUs; "" where it would.
+
+        Also "" where that is not known; within seconds, never fails.
+        """
+        return ""
+
     def folder_bytes(self, workload: str) -> int | None:
         """Return the bytes of a job's folder on this machine; None where there is none."""
         return None

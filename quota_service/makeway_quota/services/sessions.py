@@ -42,6 +42,8 @@ class SessionService:
         if known is not None and (before := await context.call(context.store.submitted, [known])) is not None:
             return await self._queued(before[0])
         profile = self._session_profile(request, groups)
+        if profile.gpus and (why := await context.backend.notebook_problem(profile.name)):
+            raise refuse(outcomes.no_claims(title_of(context.document, profile), why), "no_claims", 409)
         await self._end_earlier(live, request)
         new = self._new_session(request, profile)
         team = context.title(request.team) if request.team else None

@@ -292,6 +292,11 @@ def _where(devices: Sequence[int], node: str) -> str:
     return f"GPU{'' if len(devices) == 1 else 's'} {names([str(i) for i in devices], 8)} of {node}" if devices else node
 
 
+def no_claims(profile: str, why: str) -> str:
+    """Return why a notebook is refused that would hold GPUs which its pod does not get."""
+    return f"{profile} cannot be started: a notebook would not get its GPUs, and an administrator has to act: {why}."
+
+
 def no_sessions(profile: str, pools: Sequence[str]) -> str:
     """Return why no notebook starts with a profile: some of its pools are of a backend that holds none."""
     what = f"the pool {pools[0]}" if len(pools) == 1 else f"the pools {names(pools)}"

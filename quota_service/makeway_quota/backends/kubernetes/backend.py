@@ -390,6 +390,21 @@ class KubernetesBackend(RemoteBackend):
             log.info("The claim templates of profiles cannot be looked at: %s", error)
             return []
 
+    async def notebook_problem(self, profile: str) -> str:
+        """Return why no notebook of a profile would get its GPUs by the claims of its pod template."""
+        document = self._worker_pods.document
+        found = document.profile(profile) if document is not None else None
+        if document is None or found is None or self.problem or self._monotonic() < self._away_until:
+            return ""
+        try:
+            async with asyncio.timeout(NOTICES_SECONDS):
+                return await self._claim_templates.notebook_problem(
+                    document, found, selectors(document), self._client.connection.namespace
+                )
+        except (ApiRefusal, ApiUnreachable, TimeoutError) as error:
+            log.info("The claim templates of %s cannot be looked at: %s", profile, error)
+            return ""
+
     # -- inside
 
     async def _claim_problem(self, order: StartOrder) -> str:

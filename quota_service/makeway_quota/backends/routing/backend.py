@@ -326,6 +326,11 @@ class RoutingBackend(Backend):
         """Return the profiles of a document that will not work on one of them, each with the reason."""
         return await self._gather(lambda backend: backend.policy_notices(document))
 
+    async def notebook_problem(self, profile: str) -> str:
+        """Return why no notebook of a profile would get its GPUs, from the first of them, which has the notebooks."""
+        part = self.parts[0]
+        return await part.backend.notebook_problem(profile) if part.opened and not part.late else ""
+
     def folder_bytes(self, workload: str) -> int | None:
         """Return the bytes of a job's folder on this machine."""
         return next(self._answers(lambda backend: backend.folder_bytes(workload)), None)

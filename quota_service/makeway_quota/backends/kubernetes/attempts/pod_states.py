@@ -47,6 +47,8 @@ class JobPod:
     """milli-cores and MiB, with all that admission added"""
     gates: tuple[str, ...] = ()
     """the scheduling gates that keep it from the scheduler, which some other controller has to remove"""
+    missing_claims: tuple[str, ...] = ()
+    """the ResourceClaimTemplates from which it has no claim yet; its scheduler does not look at it before"""
     disruption: str = ""
     """the reason of the condition DisruptionTarget"""
     reason: str = ""
@@ -108,9 +110,16 @@ def project_job_pod(item: Object) -> JobPod | None:
         memory=_memory_of(spec),
         tokens=intern(token_secret_of(item)),
         requests=_requests(spec),
+        missing_claims=_missing_claims(spec, status),
         gates=tuple(intern(str(one["name"])) for one in spec.get("schedulingGates") or ()),
     )
     return _with_containers(_with_conditions(pod, status), status)
+
+
+def _missing_claims(spec: Object, status: Object) -> tuple[str, ...]:
+    generated = {one.get("name") for one in status.get("resourceClaimStatuses") or ()}
+    asked = ((one.get("name"), one.get("resourceClaimTemplateName")) for one in spec.get("resourceClaims") or ())
+    return tuple(intern(str(template)) for name, template in asked if template and name not in generated)
 
 
 def _requests(spec: Object) -> tuple[int, int]:

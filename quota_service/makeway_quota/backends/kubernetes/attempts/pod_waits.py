@@ -87,6 +87,8 @@ def waiting(pod: JobPod) -> tuple[str, str]:
         return "container", f"its container cannot be created: {pod.message or pod.waiting}"
     if not pod.node and (pod.gates or pod.waiting == GATED):
         return "unschedulable", _gated(pod)
+    if not pod.node and not pod.waiting and pod.missing_claims:
+        return "unschedulable", _without_claims(pod)
     if not pod.node and not pod.waiting:
         return "scheduler", "Kubernetes has not placed its pod yet"
     if not pod.node:
@@ -105,6 +107,12 @@ def _without_folder(pod: JobPod) -> str:
     return (
         f"its folder of checkpoints cannot be made on its volume{who}, and an administrator has to act: {pod.message}"
     )
+
+
+def _without_claims(pod: JobPod) -> str:
+    """Return the sentence of a pod whose claims do not exist, so that the scheduler does not look at it."""
+    which = f"ResourceClaimTemplate{'' if len(pod.missing_claims) == 1 else 's'} {listed(pod.missing_claims)}"
+    return f"Kubernetes has not generated its claims from the {which}, and an administrator has to look at them"
 
 
 def _gated(pod: JobPod) -> str:
