@@ -34,6 +34,7 @@ async def page(url: str) -> AsyncIterator[Page]:
     async with async_playwright() as driver:
         browser = await driver.chromium.launch(executable_path="/usr/bin/chromium", args=QUIET)
         page = await browser.new_page()
+        page.set_default_timeout(90_000)  # a machine that runs other tests beside
         page.on("console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None)
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("request", lambda asked: None if asked.url.startswith((url, "data:")) else complaints.append(asked.url))

@@ -57,6 +57,7 @@ def lab(portal: Portal, python: Path, tmp_path: Path) -> Iterator[str]:
 def window(browser: Browser, lab: str, name: str = "shared") -> Page:
     """Open a notebook as another person."""
     page = browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
+    page.set_default_timeout(90_000)  # for the first load of JupyterLab on a busy machine
     page.goto(f"{lab}lab/workspaces/{name}/tree/{name}.ipynb?token=t")
     page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=120_000)
     page.evaluate(READY)

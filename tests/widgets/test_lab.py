@@ -43,6 +43,7 @@ def lab(portal: Portal, tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
 def page(lab: str) -> Iterator[Page]:
     with chromium() as browser:
         shown = browser.new_page(viewport={"width": 1280, "height": 1500})
+        shown.set_default_timeout(90_000)  # for the first load on a busy machine
         shown.goto(f"{lab}lab/tree/story.ipynb?token=t")
         yield shown
 
@@ -137,7 +138,7 @@ def test_a_card_follows_its_job_in_a_browser(front_end: str, short: str, picture
     path, ready, run = RUN[front_end]
     with chromium() as browser:
         page = browser.new_page(viewport={"width": 1280, "height": 1200})
-        page.goto(f"{short}{path}?token=t")
+        page.goto(f"{short}{path}?token=t", timeout=120_000)
         page.wait_for_selector(".jp-Notebook .jp-Cell, #notebook-container .cell", timeout=120_000)
         page.evaluate(ready)
         page.evaluate(run)
@@ -172,7 +173,7 @@ def test_an_untrusted_notebook_reads_right(short: str, pictures: Path | None) ->
     httpx2.put(f"{short}api/contents/foreign.ipynb?token=t", json=body).raise_for_status()
     with chromium() as browser:
         page = browser.new_page(viewport={"width": 1280, "height": 1000})
-        page.goto(f"{short}lab/workspaces/foreign/tree/foreign.ipynb?token=t")
+        page.goto(f"{short}lab/workspaces/foreign/tree/foreign.ipynb?token=t", timeout=120_000)
         expect(page.get_by_text("mnist").first).to_be_visible(timeout=120_000)
         page.evaluate(READY)
         assert page.evaluate("window.jupyterapp.shell.currentWidget.content.model.cells.get(0).trusted") is False
