@@ -14,7 +14,7 @@ from makeway_quota.autoscale.instances import InstanceList
 from makeway_quota.autoscale.machine import Machine, MachineObservation
 from makeway_quota.autoscale.provider import ProviderError
 from makeway_quota.autoscale.providers.memory import MemoryProvider
-from makeway_quota.autoscale.step import MachineChanges, MachineRows, StepInput, StepResult, cycle, step
+from makeway_quota.autoscale.step import MachineChanges, MachineRows, StepInput, StepLeader, StepResult, cycle, step
 
 EURO = 1_000_000
 START = 1_790_000_000.0
@@ -31,6 +31,16 @@ def gpu_work(name: str = "job-1", **fields: Any) -> PendingWork:
 
 def cpu_work(name: str = "job-1", **fields: Any) -> PendingWork:
     return PendingWork(name, ("cpu",), **{"cpu": 8000, "memory": 1024} | fields)
+
+
+def machine(**fields: Any) -> Machine:
+    """Return a machine of the first type, requested at START."""
+    return Machine(
+        **{
+            "id": "m-1", "deployment": "cloud", "pool": "gpu", "type": "g2", "zone": "a", "market": "on_demand",
+            "price": 3 * EURO, "gpus": 2, "request": "{}", "requested_at": START, "since": START,
+        } | fields
+    )  # fmt: skip
 
 
 class MemoryMachineStore:
@@ -108,14 +118,17 @@ class Fleet:
         reports, self.reports = tuple(self.reports), []
         return StepInput(self.now, self.listening, work, lists, reports, first_seen=dict(self.first_seen))
 
-    def cycle(self, **options: bool) -> StepResult:
+    def cycle(self, *, deleting: bool = False, **options: bool) -> StepResult:
         seen = self.seen(**options)
-        return cycle(self.store, self.provider, self.deployment, seen, self.store.term, self.new_id, lambda: self.now)
+        return cycle(self.store, self.provider, self.deployment, seen, self.leader(), deleting=deleting)
 
-    def step(self, *, term: int | None = None, deleting: bool = False) -> StepResult:
+    def leader(self, term: int | None = None) -> StepLeader:
+        """Return the process that leads, or led in a term."""
+        return StepLeader(self.store.term if term is None else term, self.new_id, lambda: self.now)
+
+    def step(self, *, deleting: bool = False, **options: bool) -> StepResult:
         """Commit, and leave the calls to the caller."""
-        held = self.store.term if term is None else term
-        return step(self.store, self.deployment, self.seen(), held, self.new_id, deleting=deleting)
+        return step(self.store, self.deployment, self.seen(**options), self.leader(), deleting=deleting)
 
     def run(self, seconds: float, every: float = 15.0, *, heartbeats: bool = True) -> None:
         """Pass time, a cycle at a time; with the reports of every agent."""
@@ -153,3 +166,13 @@ class Fleet:
     @property
     def running(self) -> int:
         return len(self.provider.running())
+
+
+def one_ready(deployment: Deployment = CLOUD) -> Fleet:
+    """Return a fleet with one idle machine that is ready, and nothing that waits."""
+    fleet = Fleet(deployment, pending=[gpu_work()])
+    fleet.cycle()
+    fleet.boot()
+    fleet.pending = []
+    assert fleet.states == ["ready"]
+    return fleet

@@ -19,7 +19,7 @@ from makeway_quota.autoscale.instances import InstanceList
 from makeway_quota.autoscale.machine import STARTING, Machine, MachineObservation
 from makeway_quota.autoscale.provider import ProviderError
 from makeway_quota.autoscale.providers.memory import MemoryProvider
-from makeway_quota.autoscale.step import MachineChanges, ProviderCall, StepInput, answer, step
+from makeway_quota.autoscale.step import MachineChanges, ProviderCall, StepInput, StepLeader, answer, step
 
 HISTORIES = int(os.environ.get("HISTORIES", "60"))
 """`make test` plays 200, which are PARTS * HISTORIES // 6; `make invariants` 10,000."""
@@ -323,7 +323,9 @@ class History:
         self._end_jobs()
         seen = self._seen()
         for _ in range(4):
-            result = step(self.store, self.deployment, seen, self.store.term, self._new_id)
+            result = step(
+                self.store, self.deployment, seen, StepLeader(self.store.term, self._new_id, lambda: self.now)
+            )
             if not result.committed:
                 return
             self.step_pending = 0.0

@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 from autoscale.fleet import START
+from autoscale.fleet import machine as new_machine
 from makeway_quota.autoscale.machine import (
     KINDS,
     OVER,
@@ -34,8 +35,8 @@ def variants(state: MachineState) -> list[Machine]:
     for calls, instance, absences, drain, heard, attempts, old in Random(1).sample(list(facts), 60):
         since = NOW - old
         found.append(
-            Machine(
-                "m-1", "cloud", "gpu", "g2", "a", "spot", 3, 2, "{}", since, since, state,
+            new_machine(
+                market="spot", price=3, requested_at=since, since=since, state=state,
                 calls=calls, called_at=since if calls else None, instance=instance, launched_at=since,
                 boot="boot-1", heard_at=heard, attempts=attempts, needed_at=since, drain=drain,
                 deadline=NOW - 1 if drain == "spot" and old > 1 else None, absences=absences,

@@ -9,12 +9,13 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from autoscale.fleet import CLOUD, EURO
-from makeway_quota.autoscale.budget import cost, money, month_of, month_used_up, spent_by_month
+from autoscale.fleet import machine as new_machine
+from makeway_quota.autoscale.budget import cost, count_money, month_of, month_used_up, spent_by_month
 from makeway_quota.autoscale.machine import Machine, MachineState
 
 
 def machine(at: float, price: int | None = EURO, state: MachineState = "ready") -> Machine:
-    return Machine("m-1", "cloud", "gpu", "g2", "a", "on_demand", price, 2, "{}", at, at, state)
+    return new_machine(price=price, requested_at=at, since=at, state=state)
 
 
 def test_a_cost_is_rounded_up_and_exact() -> None:
@@ -41,18 +42,18 @@ def test_a_machine_of_two_months_counts_in_each_and_what_is_running_as_what_is_c
     now = datetime(2026, 12, 1, 6, tzinfo=UTC).timestamp()
     found = spent_by_month(machine(start), now, ZoneInfo("UTC"))
     assert found == {"2026-11": 12 * EURO, "2026-12": 6 * EURO}
-    assert money(CLOUD, [machine(start)], {"2026-12": EURO}, now).month == 7 * EURO
+    assert count_money(CLOUD, [machine(start)], {"2026-12": EURO}, now).month == 7 * EURO
     assert month_of(now, ZoneInfo("America/New_York"))[0] == "2026-12"
     assert month_of(now - 3 * 3600, ZoneInfo("America/New_York"))[0] == "2026-11"
 
 
 @pytest.mark.parametrize("state", ["requested", "booting", "joining", "ready", "draining", "lost", "terminating"])
 def test_every_state_until_the_end_is_committed(state: MachineState) -> None:
-    assert money(CLOUD, [machine(0, state=state)], {}, 10.0).hour == EURO
+    assert count_money(CLOUD, [machine(0, state=state)], {}, 10.0).hour == EURO
 
 
 def test_machines_that_are_over_are_not_committed_and_unknown_prices_are_counted() -> None:
-    found = money(CLOUD, [machine(0, state="gone"), machine(0, state="failed"), machine(0, None)], {}, 10.0)
+    found = count_money(CLOUD, [machine(0, state="gone"), machine(0, state="failed"), machine(0, None)], {}, 10.0)
     assert (found.hour, found.unknown) == (0, 1)
 
 
@@ -60,6 +61,6 @@ def test_a_month_is_used_up_before_it_is_exceeded() -> None:
     limited = replace(CLOUD, month=10 * EURO)
     begin = datetime(2026, 11, 1, tzinfo=UTC).timestamp()
     row = machine(begin)
-    assert not month_used_up(limited, money(limited, [row], {}, begin + 9 * 3600))
-    assert month_used_up(limited, money(limited, [row], {}, begin + 9.8 * 3600))
-    assert money(limited, [row], {}, begin + 9.8 * 3600).month < 10 * EURO
+    assert not month_used_up(limited, count_money(limited, [row], {}, begin + 9 * 3600))
+    assert month_used_up(limited, count_money(limited, [row], {}, begin + 9.8 * 3600))
+    assert count_money(limited, [row], {}, begin + 9.8 * 3600).month < 10 * EURO

@@ -69,7 +69,7 @@ class Money:
         return self.month + self.ending
 
 
-def money(deployment: Deployment, machines: Iterable[Machine], closed: Mapping[str, int], now: float) -> Money:
+def count_money(deployment: Deployment, machines: Iterable[Machine], closed: Mapping[str, int], now: float) -> Money:
     """Return the money of a deployment. `closed` has what the machines that are over have cost, by month."""
     zone = ZoneInfo(deployment.timezone)
     month, start = month_of(now, zone)
@@ -92,26 +92,33 @@ def ending_seconds(deployment: Deployment) -> float:
     return deployment.drain_timeout + Windows().alarm
 
 
-def refusal(deployment: Deployment, held: Money, price: int | None, seconds: float) -> MoneyRefusal | None:
+def refusal(deployment: Deployment, money: Money, price: int | None, seconds: float) -> MoneyRefusal | None:
     """Return why the budget does not allow one more machine that runs for at least `seconds`; None if it does."""
     if not deployment.limited:
         return None
-    if price is None or held.unknown:
+    if price is None or money.unknown:
         return "price_unknown"
-    if deployment.hour is not None and held.hour + price > deployment.hour:
+    if deployment.hour is not None and money.hour + price > deployment.hour:
         return "hour_budget"
-    if deployment.month is not None and held.committed + cost(price, seconds) > deployment.month:
+    if deployment.month is not None and money.committed + cost(price, seconds) > deployment.month:
         return "month_budget"
     return None
 
 
-def with_launch(held: Money, price: int | None, seconds: float) -> Money:
+def over_the_hour(deployment: Deployment, money: Money, price: int | None) -> MoneyRefusal | None:
+    """Return why the budget does not allow a machine that is among the committed ones; None if it does."""
+    if deployment.limited and price is None:
+        return "price_unknown"
+    return "hour_budget" if deployment.hour is not None and money.hour > deployment.hour else None
+
+
+def with_launch(money: Money, price: int | None, seconds: float) -> Money:
     """Return the money with one more machine, which runs for `seconds` at least."""
     if price is None:
-        return Money(held.hour, held.month, held.ending, held.unknown + 1)
-    return Money(held.hour + price, held.month, held.ending + cost(price, seconds), held.unknown)
+        return Money(money.hour, money.month, money.ending, money.unknown + 1)
+    return Money(money.hour + price, money.month, money.ending + cost(price, seconds), money.unknown)
 
 
-def month_used_up(deployment: Deployment, held: Money) -> bool:
+def month_used_up(deployment: Deployment, money: Money) -> bool:
     """Whether all machines have to be ended now so that the month stays within its limit."""
-    return deployment.month is not None and held.committed >= deployment.month
+    return deployment.month is not None and money.committed >= deployment.month

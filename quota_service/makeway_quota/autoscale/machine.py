@@ -109,6 +109,7 @@ ObservationKind = Literal[
     "heard",
     "needed",
     "unneeded",
+    "withdrawn",
     "drain",
     "spot_notice",
     "vacant",
@@ -127,8 +128,8 @@ KINDS: tuple[ObservationKind, ...] = get_args(ObservationKind)
 class MachineObservation:
     """One thing that was observed of one machine, or decided about it.
 
-    `at`: when a list was started, a report was sent, a terminating call was started; of a `tick`, since when reports
-    could have arrived. Which of the other fields count follows from the kind.
+    `at`, by the service's clock: when a list was started, a report was sent, a terminating call was started; of a
+    `tick`, since when reports could have arrived. Which of the other fields count follows from the kind.
     """
 
     kind: ObservationKind

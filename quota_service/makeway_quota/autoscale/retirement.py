@@ -8,9 +8,11 @@ called by `step`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
-from .budget import Money, month_used_up
+from .budget import Money, month_used_up, over_the_hour
 from .demand import MachineDemand
 from .deployment import Deployment
 from .machine import DrainReason, Machine, MachineObservation
@@ -18,51 +20,92 @@ from .machine import DrainReason, Machine, MachineObservation
 Observed = tuple[Machine, MachineObservation]
 
 
+class StepTime(NamedTuple):
+    """The time of a step, and since when its leader has received reports and known the demand."""
+
+    now: float
+    listening: float
+
+
+def enforce(deployment: Deployment, machines: Iterable[Machine], money: Money, now: float) -> Iterator[Observed]:
+    """Yield what follows without any knowledge of the work: from a pause, the money, the limits, a removed type.
+
+    A machine that is not ready is given up, one that is ready drains: with a deadline, where all have to be ended. Of
+    launches that were never called, the newest go until the limits of the document are kept.
+    """
+    rows = [machine for machine in machines if not machine.over]
+    forced = _forced(deployment, money)
+    deadline = now + deployment.drain_timeout if forced else None
+    kept = []
+    for machine in rows:
+        drain = forced or _outdated(deployment, machine, now)
+        if machine.starting and drain and drain != "age":
+            yield machine, MachineObservation("withdrawn", reason=drain)
+        else:
+            kept.append(machine)
+            if drain and (machine.state == "ready" or (forced and machine.state == "draining")):
+                yield machine, MachineObservation("drain", drain=drain, deadline=deadline)
+    if not forced:
+        yield from _over_the_limits(deployment, kept, money)
+
+
+def _over_the_limits(deployment: Deployment, rows: list[Machine], money: Money) -> Iterator[Observed]:
+    """Yield the launches that the document would not allow any more, where nothing was called for them yet."""
+    uncalled = [row for row in rows if row.state == "requested" and not row.calls]
+    if not uncalled:
+        return
+    total, of_type = len(rows), _count(rows)
+    for row in sorted(uncalled, key=lambda one: (-one.requested_at, one.id)):
+        kind = deployment.type(row.type)
+        many = total > deployment.max_machines or (kind is not None and of_type[row.type] > kind.max_machines)
+        if reason := "max_machines" if many else over_the_hour(deployment, money, row.price):
+            yield row, MachineObservation("withdrawn", reason=reason)
+            total, of_type[row.type] = total - 1, of_type[row.type] - 1
+            money = replace(money, hour=money.hour - (row.price or 0))
+
+
+def _count(rows: Iterable[Machine]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for row in rows:
+        found[row.type] = found.get(row.type, 0) + 1
+    return found
+
+
 def retire(
     deployment: Deployment,
     machines: Iterable[Machine],
     demand: MachineDemand,
     needed: frozenset[str],
-    held: Money,
-    listening: float,
-    now: float,
+    moment: StepTime,
 ) -> Iterator[Observed]:
-    """Yield what is decided about each machine: needed, unneeded, drain, or vacant.
+    """Yield what the work decides about each machine: needed, unneeded, drain, or vacant.
 
-    `needed`: machines that waiting work takes room on; `listening`: since when this leader has known the demand.
+    `needed`: machines that waiting work takes room on.
     """
+    now, listening = moment
     spare = _spare(deployment, now)
     rows = [machine for machine in machines if not machine.over]
-    forced = _forced(deployment, held)
-    for machine in sorted(rows, key=lambda row: (-_used_at(row, now, listening), row.id)):  # the last used one is kept
+    for machine in sorted(rows, key=lambda row: (-_used_at(row, moment), row.id)):  # the last used one is kept
         used = demand.used(machine.id)
+        wanted = used or machine.id in needed
         if machine.starting:
-            wanted = (used or machine.id in needed) and not forced
             yield machine, MachineObservation("needed" if wanted else "unneeded", at=listening)
+        elif wanted and machine.state in ("ready", "draining"):
+            yield machine, MachineObservation("needed")
         elif machine.state == "ready":
-            if drain := forced or _outdated(deployment, machine, now):
-                deadline = now + deployment.drain_timeout if forced else None
-                yield machine, MachineObservation("drain", drain=drain, deadline=deadline)
-            elif used or machine.id in needed:
-                yield machine, MachineObservation("needed")
-            elif spare.get(machine.type, 0) > 0:
+            if spare.get(machine.type, 0) > 0:
                 spare[machine.type] -= 1
-            elif _idle_too_long(deployment, machine, listening, now):
+            elif _idle_too_long(deployment, machine, moment):
                 yield machine, MachineObservation("drain", drain="idle")
-        elif machine.state == "draining":
-            if forced:
-                yield machine, MachineObservation("drain", drain=forced, deadline=now + deployment.drain_timeout)
-            elif used or machine.id in needed:
-                yield machine, MachineObservation("needed")
-            if not used:
-                yield machine, MachineObservation("vacant")
+        if machine.state == "draining" and not used:
+            yield machine, MachineObservation("vacant")
 
 
-def _forced(deployment: Deployment, held: Money) -> DrainReason | None:
+def _forced(deployment: Deployment, money: Money) -> DrainReason | None:
     """Return why all machines have to be ended, None if they have not."""
     if deployment.paused:
         return "pause"
-    return "budget" if month_used_up(deployment, held) else None
+    return "budget" if month_used_up(deployment, money) else None
 
 
 def _spare(deployment: Deployment, now: float) -> dict[str, int]:
@@ -70,9 +113,9 @@ def _spare(deployment: Deployment, now: float) -> dict[str, int]:
     return {kind.name: kind.idle_machines(now, zone) for kind in deployment.types}
 
 
-def _used_at(machine: Machine, now: float, listening: float) -> float:
+def _used_at(machine: Machine, moment: StepTime) -> float:
     """Return when a machine was used last; a time of before the clock was set back counts as `listening`."""
-    return machine.needed_at if machine.needed_at <= now else listening
+    return machine.needed_at if machine.needed_at <= moment.now else moment.listening
 
 
 def _outdated(deployment: Deployment, machine: Machine, now: float) -> DrainReason | None:
@@ -83,6 +126,6 @@ def _outdated(deployment: Deployment, machine: Machine, now: float) -> DrainReas
     return "age" if old else None
 
 
-def _idle_too_long(deployment: Deployment, machine: Machine, listening: float, now: float) -> bool:
+def _idle_too_long(deployment: Deployment, machine: Machine, moment: StepTime) -> bool:
     kind = deployment.type(machine.type)
-    return kind is not None and now - _used_at(machine, now, listening) > kind.idle_timeout
+    return kind is not None and moment.now - _used_at(machine, moment) > kind.idle_timeout

@@ -100,7 +100,7 @@ class _Sizer:
     deployment: Deployment
     backoffs: Sequence[LaunchBackoff]
     now: float
-    held: Money
+    money: Money
     total: int
     of_type: dict[str, int]
     bins: list[_Bin]
@@ -115,7 +115,7 @@ class _Sizer:
         if work.shape in self.without_room:
             return False
         taken: list[tuple[_Bin, list[tuple[int, int]]]] = []
-        before = len(self.launches), len(self.bins), self.held
+        before = len(self.launches), len(self.bins), self.money
         for _ in range(work.workers):
             found = self._on_existing(work) or self._on_new(work)
             if found is None:
@@ -161,7 +161,7 @@ class _Sizer:
         seconds = kind.spin_up_timeout + kind.idle_timeout + ending_seconds(self.deployment)
         for market in kind.markets():
             price = kind.price_in(market)
-            if why := refusal(self.deployment, self.held, price, seconds):
+            if why := refusal(self.deployment, self.money, price, seconds):
                 self._refuse(workload, kind, why)
                 continue
             for zone in kind.zones:
@@ -169,7 +169,7 @@ class _Sizer:
                     self._refuse(workload, kind, back.failure, back.until)
                     continue
                 self.launches.append(Launch(kind.name, zone, market, price))
-                self.held = with_launch(self.held, price, seconds)
+                self.money = with_launch(self.money, price, seconds)
                 self.total += 1
                 self.of_type[kind.name] = self.of_type.get(kind.name, 0) + 1
                 return True
@@ -186,7 +186,7 @@ class _Sizer:
                 break
 
     def _undo(
-        self, work: PendingWork, taken: list[tuple[_Bin, list[tuple[int, int]]]], launches: int, bins: int, held: Money
+        self, work: PendingWork, taken: list[tuple[_Bin, list[tuple[int, int]]]], launches: int, bins: int, money: Money
     ) -> None:
         for room, devices in taken:
             room.give_back(work, devices)
@@ -195,7 +195,7 @@ class _Sizer:
             self.of_type[launch.type] -= 1
         del self.launches[launches:], self.bins[bins:]
         self.full.clear()
-        self.held = held
+        self.money = money
 
     def _refuse(self, workload: str, kind: MachineType, code: str, until: float | None = None) -> bool:
         self.refusals.append(LaunchRefusal(workload, kind.name, code, until))
@@ -215,10 +215,10 @@ def size(
     machines: Iterable[Machine],
     demand: MachineDemand,
     backoffs: Sequence[LaunchBackoff],
-    held: Money,
+    money: Money,
     now: float,
 ) -> Sizing:
-    """Return the launches of a cycle. `held` is the money of the machines, by `budget.money`."""
+    """Return the launches of a cycle. `money` is the money of the machines, by `budget.count_money`."""
     rows = [machine for machine in machines if not machine.over]
     types: Mapping[str, MachineType] = {kind.name: kind for kind in deployment.types}
     of_type: dict[str, int] = {}
@@ -226,7 +226,7 @@ def size(
         of_type[row.type] = of_type.get(row.type, 0) + 1
     coming = [row for row in rows if row.type in types and _has_room(row, demand)]
     bins = [_room(types[row.type], row) for row in sorted(coming, key=lambda row: (ORDER[row.state], row.id))]
-    sizer = _Sizer(deployment, backoffs, now, held, len(rows), of_type, bins)
+    sizer = _Sizer(deployment, backoffs, now, money, len(rows), of_type, bins)
     unserved = tuple(work for work in demand.pending if not sizer.place(work))
     for kind in deployment.types:
         ready = sum(row.type == kind.name and row.accepts_work and _idle(row, demand) for row in rows)

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 from zoneinfo import ZoneInfo
 
 from .backoff import WHOLE_DEPLOYMENT, FailureClass, LaunchBackoff, failed, kept
-from .budget import Money, money, spent_by_month
+from .budget import Money, count_money, spent_by_month
 from .demand import MachineDemand, PendingWork
 from .deployment import Deployment
 from .instances import Instance, InstanceList, match_instances
 from .machine import Machine, MachineObservation, Windows
 from .provider import Provider, ProviderError
-from .retirement import retire
+from .retirement import StepTime, enforce, retire
 from .sizing import Launch, LaunchRefusal, size
 from .transitions import observe
 
@@ -74,7 +74,7 @@ class MachineStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StepInput:
-    """What a leader knows besides the rows. `demand` None is not known: nothing is launched or drained then.
+    """What a leader knows besides the rows. `demand` None: not known, so that nothing is launched, or idle.
 
     `listening`: since when this leader has received reports and known the demand. `clock_step`: by how many seconds the
     clock was set forward since the last step that was committed; rows are moved with it. `reports`: observations by
@@ -89,6 +89,14 @@ class StepInput:
     in_flight: frozenset[str] = frozenset()
     first_seen: Mapping[str, float] = field(default_factory=dict)
     clock_step: float = 0.0
+
+
+class StepLeader(NamedTuple):
+    """The process that makes the steps: the term in which it leads, the source of ids for new machines, its clock."""
+
+    term: int
+    new_id: Callable[[], str]
+    clock: Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +125,7 @@ class StepResult:
     calls: tuple[ProviderCall, ...] = ()
     unserved: tuple[PendingWork, ...] = ()
     refusals: tuple[LaunchRefusal, ...] = ()
-    held: Money | None = None
+    money: Money | None = None
     overdue: tuple[str, ...] = ()
     """machines that are terminating for longer than an administrator has to be told"""
 
@@ -187,23 +195,28 @@ class _Work:
         back = failed(self.backoffs, machine.type, machine.zone, machine.market, failure, self.now)
         self.backoffs = [*(one for one in self.backoffs if one.key != back.key), back]
 
+    def money(self, closed: Mapping[str, int]) -> Money:
+        """Return the money of the deployment. `closed`: what the machines that were over before have cost, by month."""
+        spent = {month: closed.get(month, 0) + self.spent.get(month, 0) for month in {*closed, *self.spent}}
+        return count_money(self.deployment, self.machines.values(), spent, self.now)
+
     def launch(self, launch: Launch, machine_id: str) -> None:
         """Add the row of a machine to launch."""
         kind = self.deployment.type(launch.type)
         if kind is None:
             raise ValueError(f"{self.deployment.name} has no type {launch.type}")
         machine = Machine(
-            machine_id,
-            self.deployment.name,
-            kind.pool,
-            kind.name,
-            launch.zone,
-            launch.market,
-            launch.price,
-            kind.gpus,
-            self.deployment.request(kind, launch.zone, launch.market, launch.price, machine_id),
-            self.now,
-            self.now,
+            id=machine_id,
+            deployment=self.deployment.name,
+            pool=kind.pool,
+            type=kind.name,
+            zone=launch.zone,
+            market=launch.market,
+            price=launch.price,
+            gpus=kind.gpus,
+            request=self.deployment.request(kind, launch.zone, launch.market, launch.price, machine_id),
+            requested_at=self.now,
+            since=self.now,
             needed_at=self.now,
         )
         self.machines[machine.id] = machine
@@ -223,13 +236,7 @@ class _Work:
 
 
 def step(
-    store: MachineStore,
-    deployment: Deployment,
-    seen: StepInput,
-    term: int,
-    new_id: Callable[[], str],
-    *,
-    deleting: bool = False,
+    store: MachineStore, deployment: Deployment, seen: StepInput, leader: StepLeader, *, deleting: bool = False
 ) -> StepResult:
     """Make one step: observe, decide, commit. The calls of the result may be made only if it was committed.
 
@@ -237,29 +244,30 @@ def step(
     """
     deployment = replace(deployment, paused=True) if deleting else deployment
     rows = store.read(deployment.name)  # after the lists were taken
-    work = _Work(deployment, rows, term, seen.now, seen.clock_step)
+    work = _Work(deployment, rows, leader.term, seen.now, seen.clock_step)
     for machine_id, report in seen.reports:
         work.observe(machine_id, report)
     orphans = _take_lists(work, seen)
     for machine_id in list(work.machines):
         work.observe(machine_id, MachineObservation("tick", at=seen.listening))
-    held = money(deployment, work.machines.values(), _with(rows.closed, work.spent), seen.now)
+    for machine, decided in enforce(deployment, work.machines.values(), work.money(rows.closed), seen.now):
+        work.observe(machine.id, decided)
+    money = work.money(rows.closed)
     unserved: tuple[PendingWork, ...] = ()
     refusals: tuple[LaunchRefusal, ...] = ()
     if seen.demand is not None:
-        sizing = size(deployment, work.machines.values(), seen.demand, work.backoffs, held, seen.now)
+        sizing = size(deployment, work.machines.values(), seen.demand, work.backoffs, money, seen.now)
         unserved, refusals = sizing.unserved, sizing.refusals
-        for machine, decided in retire(
-            deployment, work.machines.values(), seen.demand, sizing.needed, held, seen.listening, seen.now
-        ):
+        moment = StepTime(seen.now, seen.listening)
+        for machine, decided in retire(deployment, work.machines.values(), seen.demand, sizing.needed, moment):
             work.observe(machine.id, decided)
         for launch in sizing.launches:
-            work.launch(launch, new_id())
+            work.launch(launch, leader.new_id())
     calls = [*_calls(work, seen), *(ProviderCall("terminate", None, orphan.id) for orphan in orphans)]
     changes = work.changes()
-    if changes and not store.commit(deployment.name, term, changes):
+    if changes and not store.commit(deployment.name, leader.term, changes):
         return StepResult(False)
-    return StepResult(True, tuple(calls), unserved, refusals, held, tuple(_overdue(work)))
+    return StepResult(True, tuple(calls), unserved, refusals, money, tuple(_overdue(work)))
 
 
 def _take_lists(work: _Work, seen: StepInput) -> list[Instance]:
@@ -270,10 +278,6 @@ def _take_lists(work: _Work, seen: StepInput) -> list[Instance]:
             work.observe(machine.id, observation)
         orphans.update((orphan.id, orphan) for orphan in result.orphans)
     return list(orphans.values())
-
-
-def _with(closed: Mapping[str, int], spent: Mapping[str, int]) -> dict[str, int]:
-    return {month: closed.get(month, 0) + spent.get(month, 0) for month in {*closed, *spent}}
 
 
 def _calls(work: _Work, seen: StepInput) -> list[ProviderCall]:
@@ -348,19 +352,19 @@ def cycle(
     provider: Provider,
     deployment: Deployment,
     seen: StepInput,
-    term: int,
-    new_id: Callable[[], str],
-    clock: Callable[[], float],
+    leader: StepLeader,
+    *,
+    deleting: bool = False,
 ) -> StepResult:
     """Make steps and their calls until no launch is refused: a stock-out goes on to the next zone or type at once.
 
     Ends with the step that could not be committed, whose calls are not made.
     """
     while True:
-        result = step(store, deployment, seen, term, new_id)
-        answers = [(call, clock(), call.make(provider)) for call in result.calls]
-        if not any(answer(store, deployment, answers, term, clock()) for _ in range(ANSWER_TRIES)):
+        result = step(store, deployment, seen, leader, deleting=deleting)
+        answers = [(call, leader.clock(), call.make(provider)) for call in result.calls]
+        if not any(answer(store, deployment, answers, leader.term, leader.clock()) for _ in range(ANSWER_TRIES)):
             return replace(result, committed=False)
         if not any(isinstance(found, ProviderError) and found.certain for _, _, found in answers):
             return result
-        seen = replace(seen, now=clock(), lists=(), reports=(), clock_step=0.0)
+        seen = replace(seen, now=leader.clock(), lists=(), reports=(), clock_step=0.0)

@@ -83,13 +83,20 @@ MACHINE_EVENTS: Mapping[ObservationKind, MachineEvent] = {
             "joining": ("joining", "terminating"),
         },
     ),
+    "withdrawn": MachineEvent(
+        "it may not be launched any more: its deployment is paused, deleted or at its limits, or has not its type",
+        {
+            "requested": ("failed", "terminating"),
+            **_to("terminating", "booting", "joining"),
+        },
+    ),
     "drain": MachineEvent("it is cordoned: idle, moved, too old, paused, or for the budget", _to("draining", "ready")),
     "spot_notice": MachineEvent(
         "the provider takes it back at a deadline",
         {**_to("terminating", "booting", "joining"), **_to("draining", "ready", "draining")},
     ),
     "vacant": MachineEvent(
-        "no work is placed there; ended if a report since the drain has no attempt",
+        "no work is placed there; ended if a report since the drain and the last use has no attempt",
         {"draining": ("draining", "terminating")},
     ),
     "stopped": MachineEvent(
@@ -202,12 +209,20 @@ def _init_failed(machine: Machine, seen: MachineObservation, now: float, windows
 
 
 def _heard(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:
+    """Note a report; one that is older than what is known says nothing, however late it arrives."""
     if seen.boot != machine.boot or machine.state not in ("joining", "ready", "draining", "lost"):
         return machine
-    heard = replace(machine, heard_at=min(seen.at, now), attempts=seen.attempts, absences=0)
-    if machine.state == "lost":
-        return _enter(heard, "draining" if machine.drain else "ready", now, "heard_again")
-    return heard
+    at = min(seen.at, now)
+    if at < _not_after(machine.heard_at, now, at):
+        return machine
+    cordoned = machine.state == "draining" or machine.drain is not None
+    early = cordoned and at <= _not_after(machine.since, now, at - 1)  # work may have started there since
+    heard = replace(machine, heard_at=at, attempts=machine.attempts if early else seen.attempts, absences=0)
+    if machine.state != "lost":
+        return heard
+    if now - at > windows.lost_after:
+        return machine
+    return _enter(heard, "draining" if machine.drain else "ready", now, "heard_again")
 
 
 def _needed(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:
@@ -225,8 +240,17 @@ def _unneeded(machine: Machine, seen: MachineObservation, now: float, windows: W
     waited = now - _not_after(machine.needed_at, now, seen.at)
     if machine.state not in STARTING or waited <= windows.unneeded:
         return machine
-    never_called = machine.state == "requested" and not machine.calls  # each call is committed before
-    return _enter(machine, "failed" if never_called else "terminating", now, "not_needed")
+    return _give_up(machine, now, "not_needed")
+
+
+def _give_up(machine: Machine, now: float, reason: str) -> Machine:
+    """Return a machine that is not ready with its end: without a call, which is committed before, there is none."""
+    never_called = machine.state == "requested" and not machine.calls
+    return _enter(machine, "failed" if never_called else "terminating", now, reason)
+
+
+def _withdrawn(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:
+    return _give_up(machine, now, seen.reason) if machine.state in STARTING else machine
 
 
 def _drain(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:
@@ -249,7 +273,9 @@ def _earlier(one: float | None, other: float | None) -> float | None:
 
 
 def _vacant(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:
-    if machine.state != "draining" or machine.attempts != 0:
+    used_at = _not_after(machine.needed_at, now, 0.0)  # what was placed there until then may have started since
+    reported = machine.attempts == 0 and machine.heard_at is not None and machine.heard_at > used_at
+    if machine.state != "draining" or not reported:
         return machine
     return _enter(machine, "terminating", now, machine.drain or "idle")
 
@@ -334,6 +360,7 @@ _RULES: Mapping[ObservationKind, Rule] = {
     "heard": _heard,
     "needed": _needed,
     "unneeded": _unneeded,
+    "withdrawn": _withdrawn,
     "drain": _drain,
     "spot_notice": _spot_notice,
     "vacant": _vacant,

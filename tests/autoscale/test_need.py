@@ -1,0 +1,113 @@
+"""Need counts once: machines on their way, gangs, shapes, types and pools.
+
+Where a docstring names a report, users of another autoscaler made it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from autoscale.fleet import CLOUD, CPU_TYPE, GPU_TYPE, Fleet, cpu_work, gpu_work, one_ready
+
+
+def test_a_booting_machine_is_not_asked_for_twice() -> None:
+    """karpenter#3121, and the ClearML autoscaler: need 3, two types, 5 launched."""
+    fleet = Fleet(pending=[gpu_work(f"job-{n}") for n in range(3)])
+    for _ in range(5):
+        fleet.now += 15
+        fleet.cycle()
+    assert fleet.running == 3
+
+
+def test_one_demand_is_not_acted_upon_twice() -> None:
+    """nomad-autoscaler#610: the same demand in two cycles, the machine being ready in between."""
+    fleet = Fleet(pending=[gpu_work()], nodes=frozenset())  # the engine has not seen the node yet
+    fleet.cycle()
+    fleet.boot()
+    fleet.cycle()
+    assert fleet.states == ["ready"]
+    assert fleet.running == 1
+
+
+def test_a_node_is_not_ready_before_its_gpus_are() -> None:
+    """autoscaler#1659, gpu-operator#708: four nodes for one job."""
+    fleet = Fleet(pending=[gpu_work()])
+    fleet.cycle()
+    (machine,) = fleet.rows
+    fleet.report(machine.id, "joined", boot="boot-1", at=fleet.now)
+    for _ in range(4):
+        fleet.now += 15
+        fleet.cycle()
+        assert fleet.states == ["joining"]
+    assert fleet.running == 1
+
+
+def test_a_machine_with_other_gpus_than_its_type_is_ended_and_its_type_waits() -> None:
+    fleet = Fleet(pending=[gpu_work()])
+    fleet.cycle()
+    fleet.boot(gpus=1)
+    assert fleet.states == ["terminating"]
+    assert [(one.type, one.failure) for one in fleet.store.backoffs] == [("g2", "boot_failed")]
+
+
+def test_need_is_counted_once_over_types_and_pools() -> None:
+    other = replace(GPU_TYPE, name="g2-other", pool="gpu-other")
+    fleet = Fleet(replace(CLOUD, types=(GPU_TYPE, other, CPU_TYPE)))
+    fleet.pending = [replace(gpu_work(), pools=("gpu", "gpu-other"))]
+    fleet.cycle()
+    fleet.pending = [replace(gpu_work(), pools=("gpu-other", "gpu"))]
+    fleet.cycle()
+    assert fleet.running == 1
+
+
+def test_two_deployments_do_not_serve_the_same_work() -> None:
+    first = Fleet(replace(CLOUD, max_machines=1), pending=[gpu_work("job-1"), gpu_work("job-2")])
+    left = first.cycle().unserved
+    second = Fleet(replace(CLOUD, name="second"), pending=left)
+    second.cycle()
+    assert [work.workload for work in left] == ["job-2"]
+    assert (first.running, second.running) == (1, 1)
+
+
+def test_small_work_shares_a_machine_that_boots() -> None:
+    fleet = Fleet(pending=[gpu_work(f"job-{n}", gpus=500, cpu=1000) for n in range(4)])
+    fleet.cycle()
+    assert fleet.running == 1
+    fleet.pending = [gpu_work(f"job-{n}", gpus=600, cpu=1000) for n in range(3)]  # 1.8 GPUs, but three devices
+    fleet.cycle()
+    assert fleet.running == 2
+
+
+@pytest.mark.covers("F79", "F62", "F68")
+def test_two_pools_with_two_jobs_each_launch_two_machines_each() -> None:
+    fleet = Fleet(pending=[gpu_work("a"), gpu_work("b"), cpu_work("c"), cpu_work("d")])
+    fleet.cycle()
+    fleet.run(60)
+    assert sorted(row.type for row in fleet.rows) == ["c8", "c8", "g2", "g2"]
+    assert fleet.running == 4
+
+
+def test_a_gang_that_does_not_fit_launches_nothing() -> None:
+    fleet = Fleet(replace(CLOUD, max_machines=3), pending=[gpu_work("gang", workers=4), gpu_work("small")])
+    result = fleet.cycle()
+    assert [work.workload for work in result.unserved] == ["gang"]
+    assert fleet.running == 1
+
+
+def test_a_gang_that_does_not_fit_leaves_the_room_that_it_tried() -> None:
+    fleet = Fleet(replace(CLOUD, max_machines=2), pending=[gpu_work("a", gpus=1000)])
+    fleet.cycle()
+    fleet.pending = [gpu_work("gang", workers=5, gpus=1000), gpu_work("b", gpus=1000), gpu_work("c", gpus=1000)]
+    result = fleet.cycle()
+    assert [work.workload for work in result.unserved] == ["gang"]
+    assert fleet.running == 1
+
+
+def test_demand_that_is_not_known_launches_and_drains_nothing() -> None:
+    fleet = one_ready()
+    fleet.run(30)
+    fleet.now += 10_000
+    fleet.hear()
+    fleet.cycle(demand=False)
+    assert fleet.states == ["ready"]
