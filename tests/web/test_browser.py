@@ -144,7 +144,7 @@ async def test_the_output_of_a_job_is_followed(web: Portal, url: str, page: Page
     log.extend(f"epoch 2 {EVIL}\n".encode())
     await expect(page.locator("#mw-output")).to_contain_text(f"epoch 2 {EVIL}")
     await page.get_by_role("button", name="Cancel").click()
-    await expect(page.get_by_role("alert")).to_contain_text("The job is being cancelled.")
+    await expect(page.locator(".alert")).to_contain_text("The job is being cancelled.")
     await expect(page.locator("#h-state")).to_contain_text("cancelled")
 
 
