@@ -482,7 +482,7 @@ EDITS = (
     ),
     Edit(
         "placement/fit.py",
-        "return tuple(parts) if len(parts) == need.least else ()",
+        "return tuple(parts) if len(parts) == need.min_workers else ()",
         "return tuple(parts)",
         "gangs are all or nothing",
     ),

@@ -59,7 +59,7 @@ def test_no_node_is_scored_below_its_bound(monkeypatch: pytest.MonkeyPatch) -> N
 
     def checked(preemptor: Preemptor, node: NodeState, *staying: list[Allocation]) -> consolidation._Option | None:
         found = option(preemptor, node, *staying)
-        if found is not None and preemptor.need.least == 1:
+        if found is not None and preemptor.need.min_workers == 1:
             least = consolidation._least(preemptor, node)
             assert least <= found.cost
             seen[least > 0] += 1

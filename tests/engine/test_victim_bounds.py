@@ -38,7 +38,7 @@ def judge(preemptor: Preemptor, node: NodeState, able: list[Allocation]) -> Scor
 def preemptors(cluster: Cluster) -> Iterator[Preemptor]:
     for workload in cluster.workloads.values():
         need = cluster.need(workload)
-        if workload.state == "pending" and need.least == 1:
+        if workload.state == "pending" and need.min_workers == 1:
             for pool in cluster.pools_of(workload):
                 for rights in RIGHTS:
                     yield Preemptor(cluster, workload, need, cluster.account(workload), pool, rights)

@@ -19,11 +19,11 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """The request of one workload: `workers` times (`gpus`, `cpu`, `memory`), at least `least` workers."""
+    """The request of one workload: `workers` times (`gpus`, `cpu`, `memory`), at least `min_workers` workers."""
 
     gpus: int
     workers: int
-    least: int
+    min_workers: int
     cpu: int
     memory: int
     models: tuple[str, ...] = ()
@@ -41,10 +41,10 @@ class Need:
 
     def __post_init__(self) -> None:
         put = object.__setattr__
-        put(self, "total", self.gpus * self.least)
+        put(self, "total", self.gpus * self.min_workers)
         put(self, "whole", self.gpus // GPU)
         put(self, "shape", Shape(self.gpus, self.cpu, self.memory, self.models))
-        put(self, "_hash", hash((self.shape, self.workers, self.least)))
+        put(self, "_hash", hash((self.shape, self.workers, self.min_workers)))
 
     def __hash__(self) -> int:
         """Return the hash computed once: needs are dictionary keys in every decision."""
@@ -55,11 +55,12 @@ def need_of(workload: Workload, profile: Profile | None) -> Need:
     """Return a workload's request: its own values, else those of its profile."""
     gpus = workload.gpus if workload.gpus is not None else profile.gpus if profile else 0
     workers = workload.workers if workload.workers is not None else profile.workers if profile else 1
-    least = workload.min_workers
-    if least is None:
-        least = profile.min_workers if profile and workload.workers is None else None
+    min_workers = workload.min_workers
+    if min_workers is None:
+        min_workers = profile.min_workers if profile and workload.workers is None else None
     cpu = workload.cpu if workload.cpu is not None else profile.cpu if profile else 0
     memory = workload.memory if workload.memory is not None else profile.memory if profile else 0
     models = profile.models if profile else ()
-    least, only_spare = min(workers, least) if least else workers, not gpus and workload.non_preemptible
-    return Need(gpus, workers, least, cpu, memory, models, workload.avoid, only_spare)
+    min_workers = min(workers, min_workers) if min_workers else workers
+    only_spare = not gpus and workload.non_preemptible
+    return Need(gpus, workers, min_workers, cpu, memory, models, workload.avoid, only_spare)

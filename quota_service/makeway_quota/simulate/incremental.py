@@ -69,7 +69,7 @@ class IncrementalPlanner:
         cluster = self.engine.cluster
         need = need_of(Live("", "", profile), cluster.profiles[profile])
         for pool in cluster.serving(profile):
-            pool.mix[need.shape] = pool.mix.get(need.shape, 0) + count * need.least
+            pool.mix[need.shape] = pool.mix.get(need.shape, 0) + count * need.min_workers
             pool.mixed += 1
 
     def show(self, policies: tuple[Policy, ...]) -> None:

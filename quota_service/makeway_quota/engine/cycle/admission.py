@@ -35,9 +35,9 @@ def try_start(
     mine = nominated if nominated and nominated[0].node.pool is pool and is_still_free(nominated, queue) else ()
     if not mine and not enough(pool, need):
         return False
-    if len(mine) > need.least and not allowed(cluster, queue.account, pool, need.gpus * len(mine)):
-        mine = mine[: need.least]
-    if len(mine) <= need.least and not allowed(cluster, queue.account, pool, need.total):
+    if len(mine) > need.min_workers and not allowed(cluster, queue.account, pool, need.gpus * len(mine)):
+        mine = mine[: need.min_workers]
+    if len(mine) <= need.min_workers and not allowed(cluster, queue.account, pool, need.total):
         return False
     parts = mine or find(pool, need)
     if not parts:

@@ -16,7 +16,7 @@ def grow(cluster: Cluster, builder: PlanBuilder, waiting: list[Queue]) -> bool:
 
     Return whether any gang grew.
     """
-    elastic = [t for name in builder.started if (t := cluster.allocations[name]).need.workers > t.need.least]
+    elastic = [t for name in builder.started if (t := cluster.allocations[name]).need.workers > t.need.min_workers]
     if not elastic:
         return False
     wanted = {
@@ -35,7 +35,7 @@ def grow(cluster: Cluster, builder: PlanBuilder, waiting: list[Queue]) -> bool:
 
 
 def _widen(cluster: Cluster, builder: PlanBuilder, allocation: Allocation) -> bool:
-    need = replace(allocation.need, least=1, workers=1)
+    need = replace(allocation.need, min_workers=1, workers=1)
     account, pool, non_preemptible = (
         cluster.account(allocation.workload),
         allocation.pool,
@@ -49,7 +49,7 @@ def _widen(cluster: Cluster, builder: PlanBuilder, allocation: Allocation) -> bo
         if not found:
             break
         cluster.widen(allocation, found[0]._replace(worker=len(allocation.parts)))
-    wider = len(allocation.parts) > allocation.need.least
+    wider = len(allocation.parts) > allocation.need.min_workers
     if wider:
         builder.widen(allocation)
     return wider

@@ -153,7 +153,7 @@ def _request(queue: Queue) -> dict[str, Number]:
     return {
         "kind": queue.kind,
         "needs": from_milli(need.total),
-        "workers": need.least,
+        "workers": need.min_workers,
         "each": from_milli(need.gpus),
         "cpu": from_milli(need.cpu),
         "memory": need.memory,
@@ -164,12 +164,12 @@ def _never_fits(cluster: Cluster, queue: Queue, pool: PoolState) -> Reason | Non
     need, name = queue.need, pool.pool.name
     capacity = cluster.capacities.capacity(pool, need)
     every, usable = capacity.every, capacity.up
-    if every < need.least and not (pool.pool.kind == "autoscaled" and pool.pool.max_nodes):
+    if every < need.min_workers and not (pool.pool.kind == "autoscaled" and pool.pool.max_nodes):
         most = max((len(node.open) for node in pool.nodes), default=0)
         code = "too_large_together" if most * GPU >= need.gpus else "too_large"
         fact = Fact(code, {**_request(queue), "pool": name, "largest_node": most})
         return Reason("too_large", "place", (fact,), {"needs": from_milli(need.total), "largest_node": most})
-    if usable < need.least <= every:
+    if usable < need.min_workers <= every:
         down = sorted(node.node.name for node in pool.nodes if not node.usable)
         fact = Fact("node_failed", {**_request(queue), "pool": name, "nodes": tuple(down)})
         return Reason("node_failed", "place", (fact,), {"needs": from_milli(need.total), "nodes": tuple(down)})
@@ -340,7 +340,7 @@ def _fits_somewhere(pool: PoolState, need: Need, which: str) -> bool:
         elif which == "spare":
             cpu, memory, pods = min(cpu, node.cpu_future), min(memory, node.memory_future), min(pods, node.pods_future)
         found += hosts(need, left, left.count(GPU), cpu, memory, pods)
-        if found >= need.least:
+        if found >= need.min_workers:
             return True
     return False
 
@@ -380,7 +380,7 @@ def _not_there(cluster: Cluster, builder: PlanBuilder, queue: Queue, pool: PoolS
     most = max((size for size, bucket in enumerate(pool.by_free) if bucket), default=0)
     code = "fragmented"
     if most * GPU >= need.gpus:
-        code = "no_free_pods" if full else "fragmented_blocks" if need.least > 1 else "no_cpu_or_memory"
+        code = "no_free_pods" if full else "fragmented_blocks" if need.min_workers > 1 else "no_cpu_or_memory"
     fact = Fact(code, {**values, "most_on_a_node": most, "nodes": full})
     facts = (fact, *(() if code == "fragmented" else beside), *_no_victims(cluster, queue, pool))
     return Reason("fragmented", "place", facts, {**numbers, "most_on_a_node": most})

@@ -105,13 +105,13 @@ def _beside_workers_that_stay(cluster: Cluster, workload: Workload, pool: PoolSt
     need = gang.need
     kept: list[Part] = []
     for part in sorted(gang.parts, key=lambda each: each.worker) if gang.pool is pool and not gang.fixed else ():
-        if len(kept) < need.least - 1 and stays(gang, part) and fits_later([*kept, part], need):
+        if len(kept) < need.min_workers - 1 and stays(gang, part) and fits_later([*kept, part], need):
             kept.append(part)
     if not kept:
         return ()
-    missing = need.least - len(kept)
+    missing = need.min_workers - len(kept)
     cluster.nominate(workload, need, tuple(kept))
-    new = find(pool, replace(need, least=missing, workers=missing))
+    new = find(pool, replace(need, min_workers=missing, workers=missing))
     cluster.withdraw_nomination(workload)
     numbers = sorted(part.worker for part in gang.parts if part not in kept)
     moved = [part._replace(worker=number) for part, number in zip(new, numbers, strict=False)]

@@ -74,7 +74,7 @@ class _Demand:
     def add(self, need: Need) -> bool:
         """Add a workload to the wanted nodes, or to new ones; return whether the budget allows it."""
         many, first, before = len(self.nodes), self.full.get(need.shape, 0), dict[int, _Imagined]()
-        for _ in range(need.least):
+        for _ in range(need.min_workers):
             if not self._take(need, before):
                 self.too_large.add(need)
                 for at, node in before.items():
@@ -99,7 +99,7 @@ class _Demand:
         """Add one worker to the first node with room; record the prior state of nodes that are changed in `before`."""
         for at in range(self.full.get(need.shape, 0), len(self.nodes)):
             node = self.nodes[at]
-            if need.least > 1 and at not in before:
+            if need.min_workers > 1 and at not in before:
                 before[at] = _Imagined(list(node.left), node.cpu, node.memory)
             if node.take(need):
                 return True

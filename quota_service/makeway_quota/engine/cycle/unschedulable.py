@@ -75,4 +75,4 @@ class Unschedulable:
         for at, devices in gone.items():
             free = pool.nodes[at].whole_future
             workers += (free + devices) // whole - free // whole
-        return workers >= queue.need.least
+        return workers >= queue.need.min_workers

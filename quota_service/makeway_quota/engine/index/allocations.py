@@ -359,7 +359,7 @@ def _count(cluster: ClusterState, name: str, need: Need, sign: int) -> None:
     pools = cluster.serving(name)
     shape = need.shape
     for pool in pools:
-        many = pool.mix.get(shape, 0) + sign * need.least
+        many = pool.mix.get(shape, 0) + sign * need.min_workers
         pool.mix[shape] = many
         if not many:
             del pool.mix[shape]

@@ -37,7 +37,7 @@ class PoolCapacity:
 
 @dataclass(slots=True)
 class EmptiedPool:
-    """Workers of one need that each usable node would host with only foreign pods on it, at most `need.least`.
+    """Workers of one need that each usable node would host with only foreign pods on it, at most `need.min_workers`.
 
     `vague` counts the nodes where foreign pods hold GPUs on unknown devices: with any, `total` says nothing.
     """
@@ -154,7 +154,7 @@ def capacity(node: NodeState, need: Need) -> int:
 
 
 def hosts_emptied(node: NodeState, need: Need, nominated: Iterable[tuple[Part, Need]]) -> int:
-    """Return the workers, at most `need.least`, that a node would host with only what is `nominated` on it."""
+    """Return the workers, at most `need.min_workers`, that a node would host with only what is `nominated` on it."""
     if not node.suits(need):
         return 0
     room = emptied(node)
@@ -163,7 +163,7 @@ def hosts_emptied(node: NodeState, need: Need, nominated: Iterable[tuple[Part, N
         for at in part.devices:
             left[at] -= part.milli
         cpu, memory, pods = cpu - other.cpu, memory - other.memory, pods - 1
-    return min(need.least, hosts(need, left, left.count(GPU), cpu, memory, pods))
+    return min(need.min_workers, hosts(need, left, left.count(GPU), cpu, memory, pods))
 
 
 def _of(kept: dict[tuple[str, Need], T], node: NodeState) -> Iterator[tuple[Need, T]]:
@@ -172,7 +172,7 @@ def _of(kept: dict[tuple[str, Need], T], node: NodeState) -> Iterator[tuple[Need
 
 
 def _count_capacity(found: PoolCapacity, node: NodeState, need: Need, sign: int) -> None:
-    workers = sign * min(capacity(node, need), need.least)
+    workers = sign * min(capacity(node, need), need.min_workers)
     found.every += workers
     found.up += workers if node.usable else 0
 

@@ -185,7 +185,7 @@ class ClusterState:
         """
         if allocation.terminating or allocation.stuck:
             return self.shrunk.get(allocation.workload.id)
-        keeps = allocation.fresh and 0 < len(allocation.workload.nomination) <= allocation.need.least
+        keeps = allocation.fresh and 0 < len(allocation.workload.nomination) <= allocation.need.min_workers
         return None if keeps else allocation
 
     def evictable_on(self, node: NodeState) -> list[Allocation]:

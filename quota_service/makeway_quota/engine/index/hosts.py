@@ -68,7 +68,7 @@ def shortage_on(node: NodeState, need: Need, returned: Sequence[Need] = ()) -> S
         return None
     devices = len(node.future)
     by_devices = devices // need.whole if need.whole else devices * (GPU // max(1, need.gpus))
-    many = min(need.least, by_devices)
+    many = min(need.min_workers, by_devices)
     cpu, memory, pods = node.cpu_future, node.memory_future, node.pods_future - len(returned)
     for each in returned:
         cpu, memory = cpu - each.cpu, memory - each.memory

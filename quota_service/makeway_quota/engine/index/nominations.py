@@ -17,7 +17,11 @@ def restore_nominations(cluster: ClusterState) -> None:
             continue  # it does not move any more
         need = cluster.need(workload)
         parts = parts_of(cluster.nodes, workload.nomination, need)
-        if not parts or len(parts) < need.least or not all(p.node.usable or _is_back_soon(cluster, p) for p in parts):
+        if (
+            not parts
+            or len(parts) < need.min_workers
+            or not all(p.node.usable or _is_back_soon(cluster, p) for p in parts)
+        ):
             continue
         if any(len(p.devices) * p.milli != need.gpus for p in parts):
             continue  # a nominated device is gone

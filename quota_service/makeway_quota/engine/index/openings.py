@@ -50,8 +50,8 @@ def openings(node: NodeState, need: Need, now: float, allocations: Allocations, 
             ends = [end or UNKNOWN for allocation, end in allocations if allocation.terminating]
             when = max(ends + [each.deadline for each in node.node.terminating], default=now)
         if (when, 0, 0) < before:
-            yield Opening((when, 0, 0), node, min(many, need.least), whole, cpu, memory)
-    if many >= need.least:
+            yield Opening((when, 0, 0), node, min(many, need.min_workers), whole, cpu, memory)
+    if many >= need.min_workers:
         return
     for moment, allocation in _leaving_order(allocations, now):
         if moment >= before:
@@ -67,8 +67,8 @@ def openings(node: NodeState, need: Need, now: float, allocations: Allocations, 
         more = hosts(need, left, whole, cpu, memory, pods)
         if more > many:
             many = more
-            yield Opening(moment, node, min(many, need.least), whole, cpu, memory)
-            if many >= need.least:
+            yield Opening(moment, node, min(many, need.min_workers), whole, cpu, memory)
+            if many >= need.min_workers:
                 return
 
 
@@ -132,7 +132,7 @@ class OpeningForecast:
     def room(self, now: float, ends: Ends) -> tuple[When, list[Opening]] | None:
         """Return when the pool first has room for all the workers, and on which nodes; None if it never will."""
         self._catch_up(now, ends)
-        least, total = self.need.least, 0
+        least, total = self.need.min_workers, 0
         chosen: dict[str, Opening] = {}
         for (when, non_preemptible, preemptible), _, name, workers in self._order:
             opening = self._openings[name][workers]
@@ -148,7 +148,7 @@ class OpeningForecast:
     def ever(self, now: float, ends: Ends) -> bool:
         """Whether the pool will ever have room for all workers."""
         self._catch_up(now, ends)
-        return self._total >= self.need.least
+        return self._total >= self.need.min_workers
 
     def forget(self, name: str) -> None:
         """Drop a node that left the pool."""
@@ -209,7 +209,12 @@ class OpeningForecast:
         self._total += in_the_end - self._in_the_end.get(name, 0)
         self._in_the_end[name] = in_the_end
         return [
-            ((NOW, 0, 0) if o.when[0] <= now else o.when, -o.workers if o.workers >= need.least else 0, name, o.workers)
+            (
+                (NOW, 0, 0) if o.when[0] <= now else o.when,
+                -o.workers if o.workers >= need.min_workers else 0,
+                name,
+                o.workers,
+            )
             for o in found
         ]
 

@@ -28,7 +28,7 @@ def find(pool: PoolState, need: Need, later: bool = False) -> tuple[Part, ...]:
 
 def _find(pool: PoolState, need: Need, later: bool, spare: Spare | None) -> tuple[Part, ...]:
     """Return a placement, only on nodes that have something to spare if that is asked."""
-    if need.least == 1:
+    if need.min_workers == 1:
         if not enough(pool, need, later):
             return ()
         if not later and pool.pool.strategy == "pack" and pool.mix and not need.avoid:
@@ -49,9 +49,9 @@ def enough(pool: PoolState, need: Need, later: bool = False) -> bool:
     if not need.whole:
         return (pool.future if later else pool.free) >= need.total
     buckets, whole = pool.by_future if later else pool.by_free, need.whole
-    if need.least == 1:
+    if need.min_workers == 1:
         return any(buckets[whole:])
-    return sum([len(bucket) * (size // whole) for size, bucket in enumerate(buckets) if bucket]) >= need.least
+    return sum([len(bucket) * (size // whole) for size, bucket in enumerate(buckets) if bucket]) >= need.min_workers
 
 
 def _packed(pool: PoolState, need: Need, spare: Spare | None) -> tuple[Part, ...]:
@@ -108,14 +108,14 @@ def _gang(pool: PoolState, need: Need, later: bool, spare: Spare | None) -> tupl
     able = [(count, node) for count, node in able if count]
     able.sort(key=lambda each: (-each[0], each[1].whole_free, each[1].position))
     parts: list[Part] = []
-    while able and len(parts) < need.least:
-        missing = need.least - len(parts)
+    while able and len(parts) < need.min_workers:
+        missing = need.min_workers - len(parts)
         at = 0
         if able[0][0] >= missing:
             at = min((i for i, (count, _) in enumerate(able) if count >= missing), key=lambda i: (able[i][0], i))
         count, node = able.pop(at)
         parts += _parts_on(node, need, len(parts), min(count, missing), later)
-    return tuple(parts) if len(parts) == need.least else ()
+    return tuple(parts) if len(parts) == need.min_workers else ()
 
 
 def _parts_on(node: NodeState, need: Need, first: int, count: int, later: bool) -> tuple[Part, ...]:

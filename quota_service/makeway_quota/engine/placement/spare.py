@@ -42,9 +42,9 @@ class Spare:
 
     def workers(self, node: NodeState, most: int) -> int:
         """Return how many of at most so many workers a node may host; of a gang, without any loss of useful GPUs."""
-        for many in range(min(most, self.need.least), 0, -1):
+        for many in range(min(most, self.need.min_workers), 0, -1):
             losses = [(each.pool, self._loss(each, many, at), at) for each in node.host for at in self.times]
-            if all(not loss or (self.need.least == 1 and self._has(pool, loss, at)) for pool, loss, at in losses):
+            if all(not loss or (self.need.min_workers == 1 and self._has(pool, loss, at)) for pool, loss, at in losses):
                 return many
         return 0
 

@@ -221,9 +221,9 @@ class Cycle:
             if nominated and cluster.nodes[nominated[0].node].pool == pool and self.free_now(nominated, queue)
             else ()
         )
-        if len(mine) > need.least and not allowed(cluster, queue.levels, pool, need.gpus * len(mine)):
-            mine = mine[: need.least]
-        if len(mine) <= need.least and not allowed(cluster, queue.levels, pool, need.total):
+        if len(mine) > need.min_workers and not allowed(cluster, queue.levels, pool, need.gpus * len(mine)):
+            mine = mine[: need.min_workers]
+        if len(mine) <= need.min_workers and not allowed(cluster, queue.levels, pool, need.total):
             return False
         parts = mine or find(cluster, pool, need)
         if parts:
@@ -296,7 +296,7 @@ class Cycle:
         """Whether a workload of the queue would fit once all that terminates is gone."""
         if not allowed(self.cluster, queue.levels, pool, queue.need.total, True):
             return False
-        return count_workers(self.cluster, pool, queue.need, True) >= queue.need.least
+        return count_workers(self.cluster, pool, queue.need, True) >= queue.need.min_workers
 
     def preemptor(self, queue: Queue, workload: Workload, pool: str, rights: Rights) -> Preemptor:
         """Return a workload of the queue as a preemptor."""
@@ -362,6 +362,6 @@ class Cycle:
         wanted |= {other for pool in wanted for other in self.cluster.pools_beside(pool)}
         grew = False
         for gang in running:
-            if gang.need.workers > gang.need.least and gang.pool not in wanted:
-                grew |= len(self.decisions.widen(gang).parts) > gang.need.least
+            if gang.need.workers > gang.need.min_workers and gang.pool not in wanted:
+                grew |= len(self.decisions.widen(gang).parts) > gang.need.min_workers
         return grew

@@ -42,12 +42,12 @@ def _in_pool(decisions: Decisions, queue: Queue, pool: str, mine: bool) -> Reaso
 def _never_fits(cluster: Cluster, queue: Queue, pool: str) -> Reason | None:
     need = queue.need
     nodes = cluster.nodes_of(pool)
-    each = [(min(_when_empty(cluster, name, need), need.least), cluster.usable(name)) for name in nodes]
+    each = [(min(_when_empty(cluster, name, need), need.min_workers), cluster.usable(name)) for name in nodes]
     every, up = sum(n for n, _ in each), sum(n for n, usable in each if usable)
     growing = cluster.pools[pool].kind == "autoscaled" and cluster.pools[pool].max_nodes
-    if every < need.least and not growing:
+    if every < need.min_workers and not growing:
         return "too_large", "place"
-    return ("node_failed", "place") if up < need.least <= every else None
+    return ("node_failed", "place") if up < need.min_workers <= every else None
 
 
 def _when_empty(cluster: Cluster, name: str, need: Need) -> int:
@@ -129,4 +129,4 @@ def _free_of_nominations(cluster: Cluster) -> Callable[[str], Left]:
 
 def _fits(cluster: Cluster, pool: str, need: Need, left: Callable[[str], Left]) -> bool:
     nodes = [name for name in cluster.nodes_of(pool) if cluster.suits(name, need)]
-    return sum(left(name).workers(need) for name in nodes) >= need.least
+    return sum(left(name).workers(need) for name in nodes) >= need.min_workers

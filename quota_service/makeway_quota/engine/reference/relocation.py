@@ -89,13 +89,13 @@ def _beside_workers_that_stay(cluster: Cluster, workload: Workload, pool: str) -
     kept: list[Part] = []
     for part in sorted(gang.parts, key=lambda each: each.worker) if gang.pool == pool and not gang.fixed else ():
         exact = cluster.usable(part.node) and len(part.devices) * part.milli == gpus
-        if exact and len(kept) < need.least - 1 and cluster.holds_parts(need, [*kept, part], cluster.future):
+        if exact and len(kept) < need.min_workers - 1 and cluster.holds_parts(need, [*kept, part], cluster.future):
             kept.append(part)
     if not kept:
         return ()
     trial = cluster.copy()
     trial.nominate(workload, kept)
-    new = find(trial, pool, replace(need, least=need.least - len(kept)))
+    new = find(trial, pool, replace(need, min_workers=need.min_workers - len(kept)))
     numbers = sorted(part.worker for part in gang.parts if part not in kept)
     moved = [part._replace(worker=number) for part, number in zip(new, numbers, strict=False)]
     return tuple(sorted([*kept, *moved], key=lambda part: part.worker)) if moved else ()

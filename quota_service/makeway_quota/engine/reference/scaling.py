@@ -38,7 +38,7 @@ class Demand:
     def add(self, need: Need) -> bool:
         """Make room for a workload on the wanted nodes, old ones first; return whether the budget allows it."""
         tried = [Left(list(node.devices), node.cpu, node.memory) for node in self.nodes]
-        for _ in range(need.least):
+        for _ in range(need.min_workers):
             at = next((at for at, node in enumerate(tried) if node.workers(need)), None)
             if at is None:
                 pool = self.pool

@@ -79,11 +79,11 @@ def consolidate(preemptor: Preemptor) -> Rearrangement | None:
     if pool.free < preemptor.amount or not allowed(cluster, preemptor.account, pool, preemptor.amount, True):
         return None
     nodes = [node for node in pool.nodes if node.suits(need)]
-    if need.least == 1:
+    if need.min_workers == 1:
         return _for_one_worker(preemptor, nodes)
     options = [option for node in nodes if node.allocations and (option := _option(preemptor, node)) is not None]
     options.sort(key=lambda option: option.key)
-    return _for_a_gang(preemptor, options, need.least - sum(node.workers(need, True) for node in nodes))
+    return _for_a_gang(preemptor, options, need.min_workers - sum(node.workers(need, True) for node in nodes))
 
 
 def _for_one_worker(preemptor: Preemptor, nodes: list[NodeState]) -> Rearrangement | None:
@@ -175,7 +175,7 @@ def _option(preemptor: Preemptor, node: NodeState, staying: Sequence[Allocation]
     if not chosen:
         return None
     gain = have + 1
-    while gain < preemptor.need.least and _room(preemptor, node, chosen, gain + 1):
+    while gain < preemptor.need.min_workers and _room(preemptor, node, chosen, gain + 1):
         gain += 1
     cost = sum(each.allocation.amount for each in chosen if not each.allocation.fresh) / (gain - have)
     chosen = _only_workers_that_must(preemptor, node, chosen, gain)
@@ -274,7 +274,7 @@ def _by_job(chosen: Iterable[_Displaced]) -> list[_Displaced]:
 
 def _target(allocation: Allocation, gone: Sequence[Part]) -> tuple[Part, ...]:
     """Return a placement on free GPUs for the workers that move; a gang keeps its number of workers."""
-    found = find(allocation.pool, replace(allocation.need, least=len(gone), workers=len(gone)))
+    found = find(allocation.pool, replace(allocation.need, min_workers=len(gone), workers=len(gone)))
     if not found:
         return ()
     place = {old: new._replace(worker=old.worker) for old, new in zip(gone, found, strict=True)}

@@ -207,7 +207,7 @@ def _ever(cluster: Cluster, need: Need, pool: PoolState) -> bool:
     for at, parts in nominated.items():
         node = pool.nodes[at]
         total += hosts_emptied(node, need, parts) - empty.workers[node.node.name]
-    return total >= need.least
+    return total >= need.min_workers
 
 
 def _helps(cluster: Cluster, queue: Queue, pool: PoolState) -> bool:

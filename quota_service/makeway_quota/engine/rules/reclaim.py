@@ -63,7 +63,7 @@ def reclaim(preemptor: Preemptor, returns: bool = True) -> Choice | None:
     if not preemptor.has_candidates():
         return None
     capped = not allowed(preemptor.cluster, preemptor.account, preemptor.pool, preemptor.amount, True)
-    one = preemptor.need.least == 1 and not capped
+    one = preemptor.need.min_workers == 1 and not capped
     if one and preemptor.rights in _SHARED:
         return _by_node(preemptor, returns)  # without candidates() first: the ranking is quicker
     if not preemptor.candidates() or _impossible(preemptor):
@@ -150,18 +150,18 @@ def _evicted(preemptor: Preemptor, victims: Victims) -> Choice | None:
 def _impossible(preemptor: Preemptor) -> bool:
     """Whether there is no room even without all candidates; limits are not checked."""
     pool, need = preemptor.pool, preemptor.need
-    alone = need.least == 1 and not enough(pool, need, True)
+    alone = need.min_workers == 1 and not enough(pool, need, True)
     workers = 0
     for node in preemptor.nodes() if alone else pool.nodes:
         if not node.suits(need):
             continue
         have = node.workers(need, True)
-        if have < need.least and (node.allocations or node.beside):
+        if have < need.min_workers and (node.allocations or node.beside):
             candidates = each_once([*preemptor.candidates_on(node), *preemptor.candidates_beside(node)])
             if candidates and enough_devices(preemptor, node, candidates):
-                have = min(need.least, room_on(preemptor, node, map(whole, candidates)))
+                have = min(need.min_workers, room_on(preemptor, node, map(whole, candidates)))
         workers += have
-        if workers >= need.least:
+        if workers >= need.min_workers:
             return False
     return True
 
@@ -219,7 +219,7 @@ def _in_pool(preemptor: Preemptor, capped: bool, returns: bool) -> Choice | None
     if combinations_of(candidates, None) <= MAX_SETS:
         return _take(preemptor, _all_sets(preemptor, candidates), returns)
     trial = PoolTrial(preemptor)
-    found = node_by_node(preemptor, trial) if preemptor.need.least > 1 and not capped else ()
+    found = node_by_node(preemptor, trial) if preemptor.need.min_workers > 1 and not capped else ()
     found = found or _greedy(preemptor, candidates, trial)
     parts = place(preemptor) if found else ()
     if parts:
@@ -303,7 +303,7 @@ def _shrinks_that_may_do(preemptor: Preemptor, allocation: Allocation, trial: Po
     shrinks = [way for way in ways(allocation, nodes) if way[0].kind == SHRINK]
     if not shrinks or preemptor.may_tighten():
         return shrinks
-    fullest = [way for way in shrinks if len(way[0].kept) == allocation.need.least]
+    fullest = [way for way in shrinks if len(way[0].kept) == allocation.need.min_workers]
     trial.become(fullest[0])
     if not allowed(preemptor.cluster, preemptor.account, preemptor.pool, preemptor.amount, True):
         return []  # limits and capacity count GPUs, and no way gives up more

@@ -219,7 +219,7 @@ class Cluster:
             up = all(self.usable(part.node) or self._is_back_soon(part) for part in parts)
             pools = {self.nodes[part.node].pool for part in parts}
             up = up and len(pools) == 1 and pools <= set(self.pools_of(workload))
-            if len(parts) >= max(1, need.least) and up and exact and self.holds_parts(need, parts, self.future):
+            if len(parts) >= max(1, need.min_workers) and up and exact and self.holds_parts(need, parts, self.future):
                 self.nominate(workload, parts)
 
     def _is_back_soon(self, part: Part) -> bool:
@@ -471,4 +471,4 @@ class Cluster:
 
         A gang that restarts with more than its least number of workers may still give some up.
         """
-        return 0 < len(start.workload.nomination) <= start.need.least
+        return 0 < len(start.workload.nomination) <= start.need.min_workers

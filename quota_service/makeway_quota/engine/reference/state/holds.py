@@ -174,7 +174,7 @@ def _ever(cluster: Cluster, need: Need, pool: str) -> bool:
     trial = cluster.copy()
     trial.running, trial.blocked = {}, ()
     nodes = [name for name in cluster.nodes_of(pool) if cluster.suits(name, need)]
-    return sum(min(need.least, trial.future(name).workers(need)) for name in nodes) >= need.least
+    return sum(min(need.min_workers, trial.future(name).workers(need)) for name in nodes) >= need.min_workers
 
 
 def _helps(cluster: Cluster, queue: Queue, pool: str) -> bool:
@@ -260,14 +260,14 @@ def first_room(cluster: Cluster, need: Need, pool: str) -> tuple[float, list[Ope
     for at, node in enumerate(cluster.nodes_of(pool)):
         for each in _openings(cluster, node, need) if cluster.suits(node, need) else ():
             moment = (-1.0, 0, 0) if each.when[0] <= cluster.now else each.when
-            every.append((moment, -each.workers if each.workers >= need.least else 0, at, each.workers, each))
+            every.append((moment, -each.workers if each.workers >= need.min_workers else 0, at, each.workers, each))
     chosen: dict[str, Opening] = {}
     for (when, _, _), _, _, workers, opening in sorted(every, key=lambda each: each[:4]):
-        if workers >= need.least:
+        if workers >= need.min_workers:
             return max(when, cluster.now), [opening]
         chosen[opening.node] = opening
-        if sum(each.workers for each in chosen.values()) >= need.least:
-            return max(when, cluster.now), _without_spare(cluster, list(chosen.values()), need.least)
+        if sum(each.workers for each in chosen.values()) >= need.min_workers:
+            return max(when, cluster.now), _without_spare(cluster, list(chosen.values()), need.min_workers)
     return None
 
 
@@ -291,16 +291,16 @@ def _openings(cluster: Cluster, node: str, need: Need) -> Iterator[Opening]:
         if cluster.free(node).workers(need) < many:
             ends = [end or inf for a, end in here if a.id in cluster.terminating]
             when = max([*ends, *(each.deadline for each in cluster.nodes[node].terminating)], default=cluster.now)
-        yield Opening((when, 0, 0), node, min(many, need.least), left.whole, left.cpu, left.memory)
+        yield Opening((when, 0, 0), node, min(many, need.min_workers), left.whole, left.cpu, left.memory)
     staying = [(a, end) for a, end in here if a.id not in cluster.terminating]
     for moment, allocation in _leaving_order(cluster, staying):
-        if many >= need.least:
+        if many >= need.min_workers:
             return
         left = _plus(left, allocation, node)
         more = left.workers(need)
         if more > many:
             many = more
-            yield Opening(moment, node, min(many, need.least), left.whole, left.cpu, left.memory)
+            yield Opening(moment, node, min(many, need.min_workers), left.whole, left.cpu, left.memory)
 
 
 def _plus(left: Left, allocation: Allocation, node: str) -> Left:

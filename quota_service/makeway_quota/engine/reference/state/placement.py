@@ -34,7 +34,7 @@ def _find(cluster: Cluster, pool: str, need: Need, later: bool, limit: Limit | N
     """Return a placement; with a `limit`, at most so many workers on each node."""
     room = {name: cluster.left(name, later) for name in cluster.nodes_of(pool) if cluster.usable(name)}
     pack = cluster.pools[pool].strategy == "pack"
-    if need.least > 1:
+    if need.min_workers > 1:
         found = _gang(cluster, room, need, later, limit)
     elif pack and not later and not need.avoid and (mix := _mix(cluster, pool)):
         return _packed(cluster, room, need, mix, limit)
@@ -80,7 +80,7 @@ def _gang(cluster: Cluster, room: Room, need: Need, later: bool, limit: Limit | 
     able = [(count, name) for name, count in _able(cluster, room, need, limit).items()]
     able.sort(key=lambda each: (-each[0], idle[each[1]], position[each[1]]))
     found: list[tuple[str, int]] = []
-    missing = need.least
+    missing = need.min_workers
     while able and missing:
         enough = [each for each in able if each[0] >= missing]
         count, name = min(enough, key=lambda each: each[0]) if enough else able[0]
@@ -124,5 +124,5 @@ def _mix(cluster: Cluster, pool: str) -> dict[Shape, int]:
     found: dict[Shape, int] = {}
     for profile, need in (*known, *live):
         if pool in cluster.serving(profile):
-            found[need.shape] = found.get(need.shape, 0) + need.least
+            found[need.shape] = found.get(need.shape, 0) + need.min_workers
     return found

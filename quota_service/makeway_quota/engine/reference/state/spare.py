@@ -30,12 +30,12 @@ def limit_of(cluster: Cluster, pool: str, need: Need, later: bool) -> Limit:
     cluster = _without_holds(cluster)
 
     def limit(name: str, most: int) -> int:
-        for many in range(min(most, need.least), 0, -1):
+        for many in range(min(most, need.min_workers), 0, -1):
             pools = (pool, *cluster.pools_beside(pool))
             losses = [(p, _loss(cluster, p, {name: many}, need, at), at) for p in pools for at in {True, later}]
             if not any(loss for _, loss, _ in losses):
                 return many
-            if need.least == 1 and all(_can_lose(cluster, *each) for each in losses):
+            if need.min_workers == 1 and all(_can_lose(cluster, *each) for each in losses):
                 return many
         return 0
 

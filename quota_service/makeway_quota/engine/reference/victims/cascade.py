@@ -48,7 +48,7 @@ def _evicts(cluster: Cluster, victim: Workload, exists: Exists) -> Return:
     right_in = {pool: _rights(cluster, victim, pool) for pool in cluster.pools_of(victim)}
     for pool in right_in:
         able = in_quota(cluster, levels, pool, need.total, victim.non_preemptible) or may_borrow(cluster, victim)
-        room = count_workers(cluster, pool, need, True) >= need.least
+        room = count_workers(cluster, pool, need, True) >= need.min_workers
         if able and room and allowed(cluster, levels, pool, need.total, True):
             return "none"
     found = {

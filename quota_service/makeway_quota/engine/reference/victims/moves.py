@@ -57,7 +57,7 @@ def consolidate(p: Preemptor) -> Rearrangement | None:
     nodes = [name for name in cluster.nodes_of(p.pool) if cluster.suits(name, p.need)]
     options = [option for name in nodes if (option := _option(p, name, ())) is not None]
     options.sort(key=lambda option: option.key)
-    return _for_one_worker(p, options) if p.need.least == 1 else _for_a_gang(p, options)
+    return _for_one_worker(p, options) if p.need.min_workers == 1 else _for_a_gang(p, options)
 
 
 def _for_one_worker(p: Preemptor, options: list[Option]) -> Rearrangement | None:
@@ -84,7 +84,7 @@ def _for_a_gang(p: Preemptor, options: list[Option]) -> Rearrangement | None:
     A job that has nowhere to go stays, and its nodes are looked at again without it.
     """
     staying: list[Allocation] = []
-    missing = p.need.least - count_workers(p.cluster, p.pool, p.need, True)
+    missing = p.need.min_workers - count_workers(p.cluster, p.pool, p.need, True)
     for _ in range(MAX_GANG_TRIES):
         chosen: list[Option] = []
         spare = -missing
@@ -116,7 +116,7 @@ def _option(p: Preemptor, node: str, staying: Sequence[Allocation]) -> Option | 
     if not chosen:
         return None
     gain = 1
-    while have + gain < p.need.least and _room(p, node, chosen) >= have + gain + 1:
+    while have + gain < p.need.min_workers and _room(p, node, chosen) >= have + gain + 1:
         gain += 1
     going: list[tuple[Part, ...]] = [a.on(node) for a in chosen]
     for at, allocation in enumerate(chosen):
@@ -201,7 +201,7 @@ def _try(p: Preemptor, options: Sequence[Option]) -> Rearrangement | Allocation 
 
 def _target(trial: Cluster, job: Allocation, going: Sequence[Part]) -> tuple[Part, ...]:
     """Return where a job goes on: its other workers stay, these go to what is free now."""
-    new = find(trial, job.pool, replace(job.need, least=len(going)))
+    new = find(trial, job.pool, replace(job.need, min_workers=len(going)))
     if not new:
         return ()
     workers = sorted(part.worker for part in going)

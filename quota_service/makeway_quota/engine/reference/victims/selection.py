@@ -53,11 +53,11 @@ def select(p: Preemptor, cascades: bool = True) -> Choice | None:
     if not able or not _could_fit(p, able):
         return None
     unlimited = allowed(p.cluster, p.levels, p.pool, p.need.total, True)
-    if unlimited and p.need.least == 1 and (choice := _first(p, _on_one_node(p, able), cascades)) is not None:
+    if unlimited and p.need.min_workers == 1 and (choice := _first(p, _on_one_node(p, able), cascades)) is not None:
         return choice
     if _combinations(p, able) <= MAX_COMBINATIONS:
         return _first(p, _in_order(p, _all_sets(p, able), lambda s: fits(p, s)), cascades)
-    greedy = _for_a_gang(p, able) if unlimited and p.need.least > 1 else None
+    greedy = _for_a_gang(p, able) if unlimited and p.need.min_workers > 1 else None
     victims = greedy or _step_by_step(p, able)
     return _first(p, iter((victims,)), cascades) if victims else None
 
@@ -69,13 +69,13 @@ def _choice(p: Preemptor, victims: Victims, cascades: bool) -> Choice:
 def fits(p: Preemptor, victims: Iterable[Member]) -> bool:
     """Whether the preemptor has a placement in the future without these victims."""
     trial = without(p.cluster, victims)
-    room = count_workers(trial, p.pool, p.need, True) >= p.need.least
+    room = count_workers(trial, p.pool, p.need, True) >= p.need.min_workers
     return room and allowed(trial, p.levels, p.pool, p.need.total, True)
 
 
 def _could_fit(p: Preemptor, able: Sequence[Allocation]) -> bool:
     trial = without(p.cluster, [stopped(a) for a in able])
-    return count_workers(trial, p.pool, p.need, True) >= p.need.least
+    return count_workers(trial, p.pool, p.need, True) >= p.need.min_workers
 
 
 def _first(p: Preemptor, sets: Iterator[Victims], cascades: bool) -> Choice | None:
@@ -120,7 +120,7 @@ def _exists(p: Preemptor) -> bool:
 
 def _options(p: Preemptor, victim: Allocation, node: str | None = None) -> list[Member | None]:
     """Return what may happen to a candidate: nothing, a shrink (on one host) by its highest workers, a stop."""
-    extra = 0 if victim.fixed else len(victim.parts) - victim.need.least
+    extra = 0 if victim.fixed else len(victim.parts) - victim.need.min_workers
     found: list[Member | None] = [None]
     if extra > 0:
         names = dict.fromkeys(part.node for part in victim.parts if node is None or _on_host(p, part, node))
@@ -192,7 +192,7 @@ def _on_node(p: Preemptor, node: str, here: Sequence[Allocation], workers: int, 
     def enough(victims: Sequence[Member]) -> bool:
         return room_on(p, node, left, (*chosen, *victims)) >= workers and (
             bool(chosen)
-            or p.need.least > 1
+            or p.need.min_workers > 1
             or allowed(without(p.cluster, victims), p.levels, p.pool, p.need.total, True)
         )
 
@@ -244,7 +244,7 @@ def _extra_workers(p: Preemptor, victim: Allocation, node: str | None) -> Iterat
     here = [part for part in victim.parts if node is None or _on_host(p, part, node)]
     gone: list[Part] = []
     for part in sorted(here, key=lambda each: -each.worker):
-        more = len(victim.parts) - len(gone) > victim.need.least
+        more = len(victim.parts) - len(gone) > victim.need.min_workers
         unit = shrunk(p.cluster, victim, [part])
         if more and unit is not None and shrunk(p.cluster, victim, [*gone, part]) is not None:
             gone.append(part)
@@ -334,7 +334,7 @@ def _for_a_gang(p: Preemptor, able: Sequence[Allocation]) -> Victims | None:
     while True:
         left = {name: p.cluster.future(name) for name in nodes}
         have = {name: room_on(p, name, left[name], chosen) for name in nodes}
-        missing = p.need.least - sum(have.values())
+        missing = p.need.min_workers - sum(have.values())
         if missing <= 0:
             return _without_needless(p, chosen, lambda s: fits(p, s)) if fits(p, chosen) else None
         best: tuple[Key, Victims] | None = None

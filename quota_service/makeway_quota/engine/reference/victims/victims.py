@@ -90,7 +90,7 @@ def shrunk(cluster: Cluster, victim: Allocation, gone: Sequence[Part]) -> Member
     gpus = victim.need.gpus
     stay = [p for p in victim.parts if cluster.usable(p.node) and len(p.devices) * p.milli == gpus]
     kept = tuple(part for part in stay if part not in gone)
-    return Member(victim, tuple(gone), kept) if len(kept) >= victim.need.least else None
+    return Member(victim, tuple(gone), kept) if len(kept) >= victim.need.min_workers else None
 
 
 Victims = tuple[Member, ...]
@@ -171,7 +171,7 @@ def shortage_on(p: Preemptor, node: str) -> Shortage:
     """Return what a node has too little of, in the future and before any eviction."""
     need, left = p.need, p.cluster.future(node)
     by_devices = len(left.devices) // need.whole if need.whole else len(left.devices) * (GPU // max(1, need.gpus))
-    many = min(need.least, by_devices)
+    many = min(need.min_workers, by_devices)
     return Shortage(left.cpu < many * need.cpu, left.memory < many * need.memory, left.pods < many)
 
 
@@ -195,7 +195,7 @@ def _may_evict(p: Preemptor, victim: Allocation) -> bool:
     if p.workload.kind == "job" and is_protected(p.cluster, victim.workload):
         return False
     in_the_way = (p.need.cpu and victim.need.cpu) or (p.need.memory and victim.need.memory)
-    in_the_way = in_the_way or any(p.cluster.future(part.node).pods < p.need.least for part in victim.parts)
+    in_the_way = in_the_way or any(p.cluster.future(part.node).pods < p.need.min_workers for part in victim.parts)
     in_the_way = in_the_way or p.pool not in victim.pools
     return bool(victim.amount) or (bool(in_the_way) and "reservation" in p.rights)
 
@@ -294,7 +294,7 @@ def items(member: Member) -> list[tuple[int, bool]]:
     if not member.whole:
         more = len(member.gone) - 1  # those that cannot stay leave with the first
         return [(member.amount - each * more, False), *[(each, False)] * more]
-    extra = 0 if victim.fresh or victim.fixed else max(0, len(victim.parts) - victim.need.least)
+    extra = 0 if victim.fresh or victim.fixed else max(0, len(victim.parts) - victim.need.min_workers)
     return [*[(each, False)] * extra, (member.amount - each * extra, True)]
 
 

@@ -29,7 +29,9 @@ class _Search:
         self.have = {
             n.position: n.workers(preemptor.need, True) for n in preemptor.pool.nodes if n.suits(preemptor.need)
         }
-        self.missing = preemptor.need.least - sum(min(preemptor.need.least, many) for many in self.have.values())
+        self.missing = preemptor.need.min_workers - sum(
+            min(preemptor.need.min_workers, many) for many in self.have.values()
+        )
         self.heap: list[tuple[_Rate, int, int]] = []
         self.options: dict[int, tuple[int, Victims]] = {}
         """Position of a node to the workers that it gains and the victims."""
@@ -107,7 +109,7 @@ class _Search:
         for position in nodes & self.have.keys():
             before = self.have[position]
             self.have[position] = room_on(self.preemptor, self.preemptor.pool.nodes[position], self.gone[position])
-            least = self.preemptor.need.least
+            least = self.preemptor.need.min_workers
             self.missing -= min(least, self.have[position]) - min(least, before)
         for position in others & self.where.keys():
             self.offer(position)

@@ -56,7 +56,7 @@ class NodeVictims:
         """Return the best minimal legal set; None if there is none."""
         groups = _groups(self.candidates)
         losing = [a for a in self.candidates if a.amount and not a.fresh and a.workload.state != STARTING]
-        plain = len([a for a in losing if len(a.parts) <= a.need.least]) == len(self.candidates)
+        plain = len([a for a in losing if len(a.parts) <= a.need.min_workers]) == len(self.candidates)
         found = self._best_single([group[0] for group in groups]) if plain else None
         if found is not None:
             return found

@@ -58,7 +58,7 @@ class Victim(NamedTuple):
             return ()
         rest = (part for part in self.allocation.parts if part not in self.gone)
         stay = sorted((part for part in rest if stays(self.allocation, part)), key=lambda part: part.worker)
-        least = self.allocation.need.least
+        least = self.allocation.need.min_workers
         return tuple(stay) if len(stay) >= least else ()
 
 
@@ -80,7 +80,7 @@ def stays(allocation: Allocation, part: Part) -> bool:
 
 def extra_workers(allocation: Allocation) -> int:
     """Return the number of workers that an elastic gang can go on without; 0 for a start of this very plan."""
-    extra = len(allocation.parts) - allocation.need.least
+    extra = len(allocation.parts) - allocation.need.min_workers
     return 0 if extra < 0 or allocation.fresh or allocation.fixed else extra
 
 
@@ -117,7 +117,7 @@ def _last_first(parts: Iterable[Part]) -> list[Part]:
 
 def _spare_workers(allocation: Allocation) -> int:
     """Return how many of the workers that may stay a gang can give up; negative if too few may stay."""
-    return sum(stays(allocation, part) for part in allocation.parts) - allocation.need.least
+    return sum(stays(allocation, part) for part in allocation.parts) - allocation.need.min_workers
 
 
 def _usable_among_first(allocation: Allocation, parts: Iterable[Part]) -> list[int]:

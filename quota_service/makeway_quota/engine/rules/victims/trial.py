@@ -77,7 +77,7 @@ class PoolTrial:
     def _hosted(self, node: NodeState) -> int:
         need = self.preemptor.need
         here = node.pool is self.preemptor.pool and node.suits(need)
-        return min(need.least, node.workers(need, True)) if here else 0
+        return min(need.min_workers, node.workers(need, True)) if here else 0
 
     def add(self, victim: Victim) -> None:
         """Evict a victim, in place of an earlier victim of the same allocation."""
@@ -102,7 +102,7 @@ class PoolTrial:
     def fits(self) -> bool:
         """Whether the preemptor could start, by nodes, limits, capacity and static quotas."""
         preemptor = self.preemptor
-        if self.workers < preemptor.need.least:
+        if self.workers < preemptor.need.min_workers:
             return False
         return allowed(preemptor.cluster, preemptor.account, preemptor.pool, preemptor.amount, True)
 
@@ -112,8 +112,8 @@ class PoolTrial:
         for node in nodes_of(victim.gone):
             have = self._hosted(node)
             if have and node.pool is self.preemptor.pool:
-                rest -= have - min(need.least, _hosted_beside(node, need, victim))
-        return rest < need.least
+                rest -= have - min(need.min_workers, _hosted_beside(node, need, victim))
+        return rest < need.min_workers
 
     def fits_without(self, victims: Victims) -> bool:
         """Whether the preemptor could start without exactly these victims."""
