@@ -100,8 +100,8 @@ EDITS = (
     ),
     Edit(
         "placement/fit.py",
-        "return found if spare.admits(found) else",
-        "return found if True else",
+        "return result if spare.admits(result) else",
+        "return result if True else",
         "work without GPUs that is never evicted leaves CPU to free guaranteed GPUs",
     ),
     Edit(

@@ -77,7 +77,9 @@ class Losses:
         if (key := (row.profile, need)) not in self._rooms:
             self._rooms[key] = self._room(row.profile, need)
         rooms = self._rooms[key].values()
-        return any(sum(room.values()) - sum(room.get(name, 0) for name in set(avoided)) >= need.min_workers for room in rooms)
+        return any(
+            sum(room.values()) - sum(room.get(name, 0) for name in set(avoided)) >= need.min_workers for room in rooms
+        )
 
     def _room(self, name: str, need: Need) -> Room:
         profile = self._document.profile(name)

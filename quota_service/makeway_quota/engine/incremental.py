@@ -68,15 +68,15 @@ class IncrementalEngine:
 
     def change_nodes(self, nodes: Iterable[Node], gone: Iterable[str] = ()) -> None:
         """Apply new and changed nodes, and the names of removed ones."""
-        cluster, changed, left = self.cluster, list(nodes), list(gone)
-        known = [cluster.nodes[name].node for name in {*left, *(n.name for n in changed)} if name in cluster.nodes]
+        cluster, changed, removed = self.cluster, list(nodes), list(gone)
+        known = [cluster.nodes[name].node for name in {*removed, *(n.name for n in changed)} if name in cluster.nodes]
         if not all(node_changes.known_pool(cluster, node) for node in (*changed, *known)):
-            named = {name: state.node for name, state in cluster.nodes.items() if name not in left}
+            named = {name: state.node for name, state in cluster.nodes.items() if name not in removed}
             self._build_anew(self.shown, (named | {node.name: node for node in changed}).values())
             return
         cluster.reset()
         others: set[str] = set()
-        for name in left:
+        for name in removed:
             others |= node_changes.remove(cluster, name)
         for node in changed:
             others |= node_changes.put(cluster, node)

@@ -116,21 +116,21 @@ class PlanBuilder:
         """Return the workloads that replaced a start of a workload in this plan, and those that replaced theirs."""
         if not self.replaced:
             return frozenset()
-        found, following = set[str](), [workload.id]
+        result, following = set[str](), [workload.id]
         while following:
-            more = self.replaced.get(following.pop(), set()) - found
-            found |= more
+            more = self.replaced.get(following.pop(), set()) - result
+            result |= more
             following += more
-        return frozenset(found)
+        return frozenset(result)
 
     def evict(self, preemptor: Preemptor, victims: Sequence[Victim]) -> None:
         """Record the victims of a preemptor in this order; the cluster has evicted them already."""
         cluster, later = self.cluster, {v.allocation.workload.policy: 0 for v in victims}
         frees = [v.amount for v in victims]
-        for each, amount in zip(victims, frees, strict=True):
-            later[each.allocation.workload.policy] += amount
-        for each, amount in zip(victims, frees, strict=True):
-            allocation = each.allocation
+        for item, amount in zip(victims, frees, strict=True):
+            later[item.allocation.workload.policy] += amount
+        for item, amount in zip(victims, frees, strict=True):
+            allocation = item.allocation
             victim, account = allocation.workload, cluster.account(allocation.workload)
             self.lowered.append((account, victim.owner))
             rule = self._rule(preemptor, allocation)
@@ -138,7 +138,7 @@ class PlanBuilder:
             used += later[victim.policy]
             later[victim.policy] -= amount
             deadline = cluster.now + cluster.grace(victim)
-            why = (*self._why(preemptor, rule, used, reserved, allocation), *_beside(preemptor, each, victims))
+            why = (*self._why(preemptor, rule, used, reserved, allocation), *_beside(preemptor, item, victims))
             numbers: dict[str, Number] = {
                 "needs": from_milli(preemptor.amount),
                 "frees": from_milli(amount),
@@ -148,11 +148,11 @@ class PlanBuilder:
                 "for_team": preemptor.account.policy.name,
                 "pool": allocation.pool.pool.name,
             }
-            if each.kind != SHRINK:
+            if item.kind != SHRINK:
                 self.moved.pop(victim.id, None)  # a gang may have given up workers before
                 self.evicted[victim.id] = Evict(victim.id, preemptor.workload.id, deadline, rule, why, numbers)
                 continue
-            source, to = placement_of(cluster.allocations[victim.id].parts), placement_of(each.kept)
+            source, to = placement_of(cluster.allocations[victim.id].parts), placement_of(item.kept)
             why = (*why, _goes_on(len(to), len(source)))
             numbers |= {"workers": len(source), "keeps": len(to)}
             self.moved[victim.id] = Move(victim.id, preemptor.workload.id, source, to, deadline, "shrink", why, numbers)
@@ -195,11 +195,11 @@ class PlanBuilder:
         for moving in moves:
             victim = moving.allocation.workload
             source, to = placement_of(moving.allocation.parts), placement_of(moving.to)
-            left, taken = (tuple(sorted({part.node.node.name for part in parts})) for parts in moving.changes)
+            before, after = (tuple(sorted({part.node.node.name for part in parts})) for parts in moving.changes)
             values: dict[str, Number] = {
                 **preemptor_values(workload, account),
-                "from": left,
-                "to": taken,
+                "from": before,
+                "to": after,
                 "moving": len(moving.changes[0]),
                 "workers": len(to),
             }
@@ -211,7 +211,7 @@ class PlanBuilder:
                 self.cluster.now + self.cluster.grace(victim),
                 "consolidate",
                 (Fact("moves", values),),
-                {"gpus": from_milli(moving.allocation.amount), "from": left, "to": taken},
+                {"gpus": from_milli(moving.allocation.amount), "from": before, "to": after},
             )
         self.progress.decisions += 1
         self.progress.releases += 1
@@ -284,16 +284,16 @@ class PlanBuilder:
         self, workload: Workload, parts: Sequence[Part], victims: Sequence[Allocation]
     ) -> tuple[list[str], float]:
         """Return the workloads that have to terminate first, and the time by which they are gone."""
-        found = {t.workload.id: t for t in victims}
+        result = {t.workload.id: t for t in victims}
         for allocation in self.cluster.terminating_for.get(workload.id, ()):
             if not allocation.stuck:
-                found[allocation.workload.id] = allocation
+                result[allocation.workload.id] = allocation
         for part in parts:
             for allocation in part.node.allocations.values():
                 if allocation.terminating and _touches(allocation, part):
-                    found[allocation.workload.id] = allocation
-        ends = [self._gone_by(allocation.workload) for allocation in found.values()]
-        return sorted(found), max(ends, default=self.cluster.now)
+                    result[allocation.workload.id] = allocation
+        ends = [self._gone_by(allocation.workload) for allocation in result.values()]
+        return sorted(result), max(ends, default=self.cluster.now)
 
     def _gone_by(self, victim: Workload) -> float:
         if victim.state == "checkpointing" and victim.deadline is not None:
@@ -326,7 +326,7 @@ class PlanBuilder:
     def plan(self) -> Plan:
         """Return the plan."""
         self._write_nominations()
-        left = self.evicted.keys() | self.moved.keys()
+        leaving = self.evicted.keys() | self.moved.keys()
         running = self.cluster.running
         return Plan(
             start=tuple(self.started.values()),
@@ -335,7 +335,7 @@ class PlanBuilder:
             scale=tuple(self.scaled),
             pending=self._pending(),
             refused=tuple(self.refused[i] for i in sorted(self.refused)),
-            keep=tuple(i for i in running if i not in left) if left else tuple(running),
+            keep=tuple(i for i in running if i not in leaving) if leaving else tuple(running),
             terminating=tuple(self.cluster.terminating),
             usage=line_usage(self.cluster),
         )
@@ -368,17 +368,17 @@ def stuck_fact(cluster: ClusterState, allocation: Allocation) -> Fact:
 def stuck_in(cluster: ClusterState, pool: PoolState) -> tuple[Facts, int]:
     """Return what does not end in a pool, and its milli-GPUs: evicted workloads, then what outlived its attempt."""
     late = [a for id in cluster.terminating if (a := cluster.allocations.get(id)) and a.stuck and a.is_in(pool)]
-    found = [stuck_fact(cluster, allocation) for allocation in late]
+    result = [stuck_fact(cluster, allocation) for allocation in late]
     held = (part for allocation in late for part in allocation.parts_in(pool) if part.node.usable)
     amount = sum(part.milli * len(part.devices) for part in held)
     for name in sorted(cluster.late.nodes):
         state = cluster.nodes[name]
-        for each in state.node.terminating if state.pool is pool and state.usable else ():
-            if each.deadline <= cluster.stuck_before and each.devices:
-                values: dict[str, Number] = {"workload": each.workload, "nodes": (name,)}
-                amount += each.milli * len(each.devices)
-                found.append(Fact("by_stuck", values | {"late": cluster.now - each.deadline}))
-    return tuple(found), amount
+        for item in state.node.terminating if state.pool is pool and state.usable else ():
+            if item.deadline <= cluster.stuck_before and item.devices:
+                values: dict[str, Number] = {"workload": item.workload, "nodes": (name,)}
+                amount += item.milli * len(item.devices)
+                result.append(Fact("by_stuck", values | {"late": cluster.now - item.deadline}))
+    return tuple(result), amount
 
 
 def _outliving(cluster: ClusterState, part: Part) -> list[Terminating]:

@@ -139,18 +139,18 @@ def _read(cluster: Cluster, request: Workload, plan: Plan, in_quota: bool) -> Of
     """Return the plan's decision for the added workload as an offer; `in_quota` holds if it waits."""
     for start in plan.start:
         if start.id == ASKING:
-            found = _answer(request, start.facts, start.numbers, start.in_quota)
-            return replace(found, code="ready_now", reason="starting", facts=_ready(start))
+            result = _answer(request, start.facts, start.numbers, start.in_quota)
+            return replace(result, code="ready_now", reason="starting", facts=_ready(start))
     for refusal in plan.refused:
         if refusal.id == ASKING:
-            found = _answer(request, refusal.facts, refusal.numbers, False)
-            return replace(found, code="refused", reason=refusal.code)
+            result = _answer(request, refusal.facts, refusal.numbers, False)
+            return replace(result, code="refused", reason=refusal.code)
     waiting = _waiting(plan, request)
-    found = _answer(request, waiting.facts, waiting.numbers, in_quota)
+    result = _answer(request, waiting.facts, waiting.numbers, in_quota)
     if waiting.code == "reclaiming":
-        return _reclaiming(cluster, found, plan, waiting)
+        return _reclaiming(cluster, result, plan, waiting)
     code: Literal["refused", "wait"] = "refused" if waiting.code in ("queue_closed", "too_large") else "wait"
-    return replace(found, code=code, reason=waiting.code)
+    return replace(result, code=code, reason=waiting.code)
 
 
 def _waiting(plan: Plan, request: Workload) -> Waiting:
@@ -165,14 +165,14 @@ def _answer(request: Workload, facts: Facts, numbers: Numbers, in_quota: bool) -
     return Offer(request.policy, request.profile, "wait", "no_free_gpus", facts, in_quota=in_quota, numbers=numbers)
 
 
-def _reclaiming(cluster: Cluster, found: Offer, plan: Plan, waiting: Waiting) -> Offer:
+def _reclaiming(cluster: Cluster, result: Offer, plan: Plan, waiting: Waiting) -> Offer:
     wait = max(0.0, (waiting.not_before or cluster.now) - cluster.now)
     victims = _named(cluster, [each for each in plan.evict if each.preemptor == ASKING])
     moves = [each for each in plan.move if each.preemptor == ASKING]
     moved = _named(cluster, moves)
     smaller = sum(each.rule == "shrink" for each in moves)
     return replace(
-        found,
+        result,
         code="ready_after_reclaim",
         reason="reclaiming",
         facts=_after(victims, len(moved) - smaller, smaller, wait),

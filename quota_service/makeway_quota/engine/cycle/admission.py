@@ -55,18 +55,18 @@ def start_beside_hold(
     builder: PlanBuilder, queue: Queue, workload: Workload, pool: PoolState, nominated: tuple[Part, ...], over: bool
 ) -> bool:
     """Start a workload if it fits now; over quota, it must not delay the workload that GPUs are held for."""
-    found = builder.holds.get(pool.pool.name)
-    if found is None or found.workload is workload:
+    result = builder.holds.get(pool.pool.name)
+    if result is None or result.workload is workload:
         return try_start(builder, queue, workload, pool, nominated, not over)
-    if not over or found.ends_in_time(workload):
-        with found.in_state(enforced=False):
+    if not over or result.ends_in_time(workload):
+        with result.in_state(enforced=False):
             return try_start(builder, queue, workload, pool, nominated, not over)
-    with found.in_state(enforced=True):
-        if found.line_in_the_way(queue) or found.over_capacity(queue):
+    with result.in_state(enforced=True):
+        if result.line_in_the_way(queue) or result.over_capacity(queue):
             return False
         done = try_start(builder, queue, workload, pool, nominated, False)
     if done:
-        found.count(builder.cluster.allocations[workload.id])
+        result.count(builder.cluster.allocations[workload.id])
     return done
 
 
@@ -158,7 +158,7 @@ def _try_evict(
     if builder.progress.withdrawn_starts >= MAX_WITHDRAWN:
         return False
     cluster = builder.cluster
-    found: tuple[Preemptor, Choice] | None = None
+    result: tuple[Preemptor, Choice] | None = None
     replaced_by = builder.replaced_by(workload)
     for pool, rights in ways:
         line = cluster.ledger.over_limit(queue.account, pool.pool.name, queue.total, True)
@@ -170,11 +170,11 @@ def _try_evict(
             _carry_out(builder, queue, preemptor, choice, over)
             return True
         restore_all(preemptor, choice.victims)
-        found = found or (preemptor, choice)
-    if found is None:
+        result = result or (preemptor, choice)
+    if result is None:
         return False
-    evict_all(found[0], found[1].victims)
-    _carry_out(builder, queue, *found, over)
+    evict_all(result[0], result[1].victims)
+    _carry_out(builder, queue, *result, over)
     return True
 
 

@@ -82,14 +82,14 @@ def _ways(
     cluster: Cluster, builder: PlanBuilder, queue: Queue, workload: Workload, in_quota: Sequence[PoolState]
 ) -> list[Way]:
     """Return the pools and the rights by which a workload may evict there, within its reservation and beyond."""
-    found = [(p, rights) for p in in_quota for rights in rights_of(cluster, workload, queue.account, p, True)]
+    result = [(p, rights) for p in in_quota for rights in rights_of(cluster, workload, queue.account, p, True)]
     if queue.non_preemptible:
-        found += [(pool, ("reservation", "own_policy")) for pool in in_quota]
+        result += [(pool, ("reservation", "own_policy")) for pool in in_quota]
     for pool in queue.pools if queue.borrows else ():
         coming = allowed(cluster, queue.account, pool, queue.total, True) and find(pool, queue.need, True)
         if pool.pool.name not in builder.holds and not coming:
-            found += [(pool, rights) for rights in rights_of(cluster, workload, queue.account, pool, False)]
-    return found
+            result += [(pool, rights) for rights in rights_of(cluster, workload, queue.account, pool, False)]
+    return result
 
 
 def _evicted(

@@ -52,11 +52,11 @@ def _new_preemptor(victim: Allocation, served: Sequence[Allocation]) -> Allocati
     """Return what got a victim's GPUs: on its devices, else on its hosts, else in its pool; the oldest of these."""
     hosts = {node.node.name for part in victim.parts for node in part.node.host}
 
-    def order(each: Allocation) -> tuple[object, ...]:
-        shared = [(a, b) for a in victim.parts for b in each.parts if a.node is b.node]
+    def order(item: Allocation) -> tuple[object, ...]:
+        shared = [(a, b) for a in victim.parts for b in item.parts if a.node is b.node]
         same = any(not set(a.devices).isdisjoint(b.devices) for a, b in shared)
-        apart = hosts.isdisjoint([part.node.node.name for part in each.parts])
-        return apart and each.pool not in victim.pools, not same, apart, *age(each.workload)
+        apart = hosts.isdisjoint([part.node.node.name for part in item.parts])
+        return apart and item.pool not in victim.pools, not same, apart, *age(item.workload)
 
     return min(served, key=order)
 

@@ -66,7 +66,7 @@ def refuse(cluster: Cluster, builder: PlanBuilder, queue: Queue) -> None:
 
 def _holders(cluster: Cluster, guarantee: Guarantee | None) -> list[tuple[str, int]]:
     """Return the owners that hold guaranteed GPUs and how many, most first."""
-    found: dict[str, int] = {}
+    result: dict[str, int] = {}
     allocations = [*cluster.allocations.values(), *cluster.nominations.values()]
     for allocation in allocations if guarantee else ():
         workload = allocation.workload
@@ -74,8 +74,8 @@ def _holders(cluster: Cluster, guarantee: Guarantee | None) -> list[tuple[str, i
         for pool, amount in allocation.shares or ((allocation.pool, allocation.amount),):
             if workload.non_preemptible and amount and guarantee and guarantee.counts(account, pool.pool.name):
                 name = workload.owner or workload.id
-                found[name] = found.get(name, 0) + amount
-    return sorted(found.items(), key=lambda item: (-item[1], item[0]))
+                result[name] = result.get(name, 0) + amount
+    return sorted(result.items(), key=lambda item: (-item[1], item[0]))
 
 
 def explain(cluster: Cluster, builder: PlanBuilder, waiting: Iterable[Queue]) -> None:
@@ -91,12 +91,12 @@ def explain(cluster: Cluster, builder: PlanBuilder, waiting: Iterable[Queue]) ->
             reason = _deferred(cluster, builder, queue, _reason(cluster, builder, queue, hold), deferrals)
             builder.groups.append(PendingGroup(-queue.number, (hold.workload,), reason))
         if members:
-            found = known.get(queue.reason_class)
-            if found is None:
-                found = known[queue.reason_class] = _reason(cluster, builder, queue)
+            result = known.get(queue.reason_class)
+            if result is None:
+                result = known[queue.reason_class] = _reason(cluster, builder, queue)
             if queue.patient or cluster.protecting:
-                found = _deferred(cluster, builder, queue, found, deferrals)
-            builder.groups.append(PendingGroup(queue.number, members, found))
+                result = _deferred(cluster, builder, queue, result, deferrals)
+            builder.groups.append(PendingGroup(queue.number, members, result))
 
 
 def _deferred(
@@ -123,7 +123,7 @@ def _deferred(
 
 def _reason(cluster: Cluster, builder: PlanBuilder, queue: Queue, hold: Hold | None = None) -> PendingReason:
     able = [(pool, why(cluster, builder, queue, pool, hold is not None and pool is hold.pool)) for pool in queue.pools]
-    pool, reason = min(able, key=lambda each: _REPORT_ORDER.get(each[1].code, 1))
+    pool, reason = min(able, key=lambda item: _REPORT_ORDER.get(item[1].code, 1))
     earliest = not_before(cluster, queue, pool, reason.code)
     more: Facts = ()
     if hold is not None and hold.nodes:
@@ -165,10 +165,10 @@ def _never_fits(cluster: Cluster, queue: Queue, pool: PoolState) -> Reason | Non
     capacity = cluster.capacities.capacity(pool, need)
     every, usable = capacity.every, capacity.up
     if every < need.min_workers and not (pool.pool.kind == "autoscaled" and pool.pool.max_nodes):
-        most = max((len(node.open) for node in pool.nodes), default=0)
-        code = "too_large_together" if most * GPU >= need.gpus else "too_large"
-        fact = Fact(code, {**_request(queue), "pool": name, "largest_node": most})
-        return Reason("too_large", "place", (fact,), {"needs": from_milli(need.total), "largest_node": most})
+        maximum = max((len(node.open) for node in pool.nodes), default=0)
+        code = "too_large_together" if maximum * GPU >= need.gpus else "too_large"
+        fact = Fact(code, {**_request(queue), "pool": name, "largest_node": maximum})
+        return Reason("too_large", "place", (fact,), {"needs": from_milli(need.total), "largest_node": maximum})
     if usable < need.min_workers <= every:
         down = sorted(node.node.name for node in pool.nodes if not node.usable)
         fact = Fact("node_failed", {**_request(queue), "pool": name, "nodes": tuple(down)})
@@ -325,13 +325,13 @@ def _fits(cluster: Cluster, pool: PoolState, need: Need, which: str) -> bool:
 
 
 def _fits_somewhere(pool: PoolState, need: Need, which: str) -> bool:
-    found = 0
+    result = 0
     for node in _candidates(pool, need, which):
         if not node.suits(need):
             continue
-        left = node.open if which == "open" else node.free
+        remaining = node.open if which == "open" else node.free
         if which == "first":
-            left = pool.first.get(node.position, left)
+            remaining = pool.first.get(node.position, remaining)
         cpu, memory, pods = node.cpu_open, node.memory_open, node.pods_open
         if which == "pods":
             pods = UNLIMITED
@@ -339,8 +339,8 @@ def _fits_somewhere(pool: PoolState, need: Need, which: str) -> bool:
             cpu = memory = pods = UNLIMITED
         elif which == "spare":
             cpu, memory, pods = min(cpu, node.cpu_future), min(memory, node.memory_future), min(pods, node.pods_future)
-        found += hosts(need, left, left.count(GPU), cpu, memory, pods)
-        if found >= need.min_workers:
+        result += hosts(need, remaining, remaining.count(GPU), cpu, memory, pods)
+        if result >= need.min_workers:
             return True
     return False
 
@@ -377,13 +377,13 @@ def _not_there(cluster: Cluster, builder: PlanBuilder, queue: Queue, pool: PoolS
         return Reason(
             "no_free_gpus", "place", (Fact("no_free_gpus", values), *_no_victims(cluster, queue, pool)), numbers
         )
-    most = max((size for size, bucket in enumerate(pool.by_free) if bucket), default=0)
+    maximum = max((size for size, bucket in enumerate(pool.by_free) if bucket), default=0)
     code = "fragmented"
-    if most * GPU >= need.gpus:
+    if maximum * GPU >= need.gpus:
         code = "no_free_pods" if full else "fragmented_blocks" if need.min_workers > 1 else "no_cpu_or_memory"
-    fact = Fact(code, {**values, "most_on_a_node": most, "nodes": full})
+    fact = Fact(code, {**values, "most_on_a_node": maximum, "nodes": full})
     facts = (fact, *(() if code == "fragmented" else beside), *_no_victims(cluster, queue, pool))
-    return Reason("fragmented", "place", facts, {**numbers, "most_on_a_node": most})
+    return Reason("fragmented", "place", facts, {**numbers, "most_on_a_node": maximum})
 
 
 def _beside(cluster: Cluster, pool: PoolState) -> Facts:

@@ -33,7 +33,7 @@ def relocate(builder: PlanBuilder, queues: PendingQueues) -> bool:
     able = [(queues.queue_of(w), w) for w in map(cluster.workloads.__getitem__, builder.evicted)]
     able = [(queue, workload) for queue, workload in able if queue.total and (builder.started or _has_space(queue))]
     waiting = [(queue, workload) for queue, workload in able if cannot_start_at_all(cluster, workload) is None]
-    waiting.sort(key=lambda each: _place_in_order(cluster, *each))
+    waiting.sort(key=lambda item: _place_in_order(cluster, *item))
     preemptors = {each.preemptor for each in builder.evicted.values()}
     preemptors |= {each.preemptor for each in builder.moved.values()}
     found = [workload for queue, workload in waiting if _relocated(builder, queue, workload, preemptors)]
@@ -104,7 +104,7 @@ def _beside_workers_that_stay(cluster: Cluster, workload: Workload, pool: PoolSt
     gang = cluster.allocations[workload.id]
     need = gang.need
     kept: list[Part] = []
-    for part in sorted(gang.parts, key=lambda each: each.worker) if gang.pool is pool and not gang.fixed else ():
+    for part in sorted(gang.parts, key=lambda item: item.worker) if gang.pool is pool and not gang.fixed else ():
         if len(kept) < need.min_workers - 1 and stays(gang, part) and fits_later([*kept, part], need):
             kept.append(part)
     if not kept:
@@ -154,7 +154,7 @@ def _later_starts(
         with _Withdrawn(cluster, starts):
             return _room(cluster, queue, workload, pool, leaving or not over)
 
-    able = [start for _, start in sorted(later, key=lambda each: each[0])]
+    able = [start for _, start in sorted(later, key=lambda item: item[0])]
     if leaving:
         victim = cluster.allocations[workload.id]
         able = [start for start in able if over and _could_evict(cluster, victim, start)]

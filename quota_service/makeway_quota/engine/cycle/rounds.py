@@ -142,10 +142,10 @@ def _hold_for_the_starving(cluster: Cluster, builder: PlanBuilder, waiting: list
         if any(_started_late(cluster, builder, queue, workload, pool) for pool in pools):
             queue.pop(workload)
             continue
-        found = next((found for pool in pools if (found := hold(cluster, queue, workload, pool))), None)
-        if found is not None:
-            found.enforce()
-            builder.holds[found.pool.pool.name] = found
+        result = next((result for pool in pools if (result := hold(cluster, queue, workload, pool))), None)
+        if result is not None:
+            result.enforce()
+            builder.holds[result.pool.pool.name] = result
 
 
 def _started_late(cluster: Cluster, builder: PlanBuilder, queue: Queue, workload: Workload, pool: PoolState) -> bool:

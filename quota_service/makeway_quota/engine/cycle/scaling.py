@@ -154,16 +154,16 @@ def _in_order(cluster: Cluster, builder: PlanBuilder, waiting: list[Queue]) -> l
             continue
         over = not cluster.ledger.in_quota(queue.account, growing.pool.name, queue.need.total, queue.non_preemptible)
         groups.append(((over, common(queue, growing, over)), queue, members))
-    groups.sort(key=lambda each: each[0])
-    found: list[Entry] = []
+    groups.sort(key=lambda item: item[0])
+    result: list[Entry] = []
     rank, last = 0, None
     for place, queue, members in groups:
         rank += place != last
         last = place
         owners = queue.account.owners if cluster.settings.user_fairness else {}
-        found += [(rank, owners.get(w.owner, 0), w.submitted_at, w.id, queue, w) for w in members]
-    found.sort(key=lambda each: each[:4])
-    return found
+        result += [(rank, owners.get(w.owner, 0), w.submitted_at, w.id, queue, w) for w in members]
+    result.sort(key=lambda item: item[:4])
+    return result
 
 
 class _Admission:
@@ -199,14 +199,14 @@ class _Admission:
         return beyond
 
     def _able(self, queue: Queue) -> list[_Demand]:
-        found = self.able.get(queue.number)
-        if found is None:
-            found = self.able[queue.number] = [
+        result = self.able.get(queue.number)
+        if result is None:
+            result = self.able[queue.number] = [
                 self.demands[pool.pool.name]
                 for pool in queue.pools
                 if pool.pool.name in self.demands and self._may_run(queue, pool.pool.name)
             ]
-        return found
+        return result
 
     def _may_run(self, queue: Queue, pool: str) -> bool:
         in_quota = self.cluster.ledger.in_quota(queue.account, pool, queue.need.total, queue.non_preemptible)

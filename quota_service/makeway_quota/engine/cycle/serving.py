@@ -109,19 +109,19 @@ def _split(
     cluster: Cluster, waiting: list[Queue], unschedulable: Unschedulable | None
 ) -> tuple[list[Queue], list[Queue]]:
     """Return the queues of a class that may start or evict, and (over quota) those without room yet."""
-    found: list[Queue] = []
+    result: list[Queue] = []
     out: list[Queue] = []
     if unschedulable is not None:
         for queue in waiting:
             if queue.nominated or queue.borrows:
-                (out if unschedulable(queue) else found).append(queue)
-        return found, out
+                (out if unschedulable(queue) else result).append(queue)
+        return result, out
     # These use less of a reservation once a nomination of theirs starts in another pool.
     easing = {level for queue in waiting if queue.nominated for level in queue.account.chain}
     for queue in waiting:
         if queue.nominated or queue.in_quota_somewhere() or (easing and not easing.isdisjoint(queue.account.chain)):
-            found.append(queue)
-    return found, out
+            result.append(queue)
+    return result, out
 
 
 def _pop(heads: QueueHeads, queue: Queue, workload: Workload) -> None:

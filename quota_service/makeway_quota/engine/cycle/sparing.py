@@ -38,7 +38,7 @@ def spare(builder: PlanBuilder, spared: set[Eviction]) -> bool:
     found += [(move.id, move.preemptor, len(move.to)) for move in builder.moved.values()]
     victims = [(cluster.allocations[each[0]], each) for each in found if each not in spared]
     able = [(victim, eviction) for victim, eviction in victims if _could_stay(builder, victim)]
-    able.sort(key=lambda each: order_of(cluster, each[0], each[0].pool), reverse=True)
+    able.sort(key=lambda item: order_of(cluster, item[0], item[0].pool), reverse=True)
     before = len(spared)
     known = _Known(builder)
     for victim, eviction in able:
@@ -149,22 +149,22 @@ def _with_one_more_worker(known: _Known, victim: Allocation, kept: tuple[Part, .
     """Keep one more worker of a gang that shrinks, the lowest number first; return whether one could be kept."""
     cluster, kept_on = known.cluster, {part.worker for part in kept}
     able = sorted((part for part in victim.parts if stays(victim, part)), key=lambda part: part.worker)
-    found = False
-    for one in able:
-        more = tuple(part for part in able if part is one or part.worker in kept_on)
-        if one.worker in kept_on or len(more) == len(victim.parts):
+    result = False
+    for item in able:
+        more = tuple(part for part in able if part is item or part.worker in kept_on)
+        if item.worker in kept_on or len(more) == len(victim.parts):
             continue
         cluster.shrink(victim.workload, victim.need, more)
         if _try(known, victim):
             known.stale = True
-            kept_on.add(one.worker)
-            found = True
+            kept_on.add(item.worker)
+            result = True
         cluster.withdraw_nomination(victim.workload)
     parts = tuple(part for part in able if part.worker in kept_on)
     cluster.shrink(victim.workload, victim.need, parts)
-    if found:
+    if result:
         known.builder.keep_workers(victim, parts)
-    return found
+    return result
 
 
 @dataclass(slots=True)

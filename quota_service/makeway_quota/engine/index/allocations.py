@@ -109,13 +109,13 @@ def change(cluster: ClusterState, workloads: Iterable[Workload], gone: Iterable[
 
 def _same_requests(cluster: ClusterState, changed: Iterable[Workload]) -> set[str]:
     """Return the ids of workloads whose request and profile are unchanged: the pools count them already."""
-    found = set()
+    result = set()
     for workload in changed:
         old = cluster.workloads.get(workload.id)
         same = old is not None and workload.state in LIVE and old.profile == workload.profile
         if old is not None and same and cluster.need(old) is cluster.need(workload):
-            found.add(workload.id)
-    return found
+            result.add(workload.id)
+    return result
 
 
 def _is_unchanged(cluster: ClusterState, workload: Workload, allocation: Allocation) -> bool:

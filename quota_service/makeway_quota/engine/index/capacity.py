@@ -70,35 +70,35 @@ class CapacityCache:
         """Return the forecast for a need in a pool, up to `latest`."""
         asked = (pool.pool.name, need, latest)
         known = self._forecasts.pop(asked, None)
-        found = known[1] if known is not None else OpeningForecast(pool, need, latest)
-        self._forecasts[asked] = self.decisions, found
+        result = known[1] if known is not None else OpeningForecast(pool, need, latest)
+        self._forecasts[asked] = self.decisions, result
         if known is None and len(self._forecasts) > max(_MIN_KEPT, _MAX_ROWS // (len(pool.nodes) + 1)):
             del self._forecasts[next(iter(self._forecasts))]
-        return found
+        return result
 
     def capacity(self, pool: PoolState, need: Need) -> PoolCapacity:
         """Return how many workers a pool would host, were it empty."""
         asked = (pool.pool.name, need)
-        found = self._capacities.get(asked)
-        if found is None:
+        result = self._capacities.get(asked)
+        if result is None:
             if len(self._capacities) >= _MAX_COUNTS:
                 self._capacities.clear()
-            found = self._capacities[asked] = PoolCapacity()
+            result = self._capacities[asked] = PoolCapacity()
             for node in pool.nodes:
-                _count_capacity(found, node, need, 1)
-        return found
+                _count_capacity(result, node, need, 1)
+        return result
 
     def emptied(self, pool: PoolState, need: Need) -> EmptiedPool:
         """Return how many workers each node of a pool would host once all its work is gone."""
         asked = (pool.pool.name, need)
-        found = self._emptied.get(asked)
-        if found is None:
+        result = self._emptied.get(asked)
+        if result is None:
             if len(self._emptied) * (len(pool.nodes) + 1) >= _MAX_ROWS:
                 self._emptied.clear()
-            found = self._emptied[asked] = EmptiedPool()
+            result = self._emptied[asked] = EmptiedPool()
             for node in pool.nodes:
-                _count_emptied(found, node, need, 1)
-        return found
+                _count_emptied(result, node, need, 1)
+        return result
 
     def add(self, node: NodeState) -> None:
         """Add a node that joined its pool, or whose change is complete."""
@@ -158,12 +158,12 @@ def hosts_emptied(node: NodeState, need: Need, nominated: Iterable[tuple[Part, N
     if not node.suits(need):
         return 0
     room = emptied(node)
-    left, cpu, memory, pods = list(room.left), room.cpu, room.memory, free_pods(node.node)
+    remaining, cpu, memory, pods = list(room.left), room.cpu, room.memory, free_pods(node.node)
     for part, other in nominated:
         for at in part.devices:
-            left[at] -= part.milli
+            remaining[at] -= part.milli
         cpu, memory, pods = cpu - other.cpu, memory - other.memory, pods - 1
-    return min(need.min_workers, hosts(need, left, left.count(GPU), cpu, memory, pods))
+    return min(need.min_workers, hosts(need, remaining, remaining.count(GPU), cpu, memory, pods))
 
 
 def _of(kept: dict[tuple[str, Need], T], node: NodeState) -> Iterator[tuple[Need, T]]:
@@ -171,18 +171,18 @@ def _of(kept: dict[tuple[str, Need], T], node: NodeState) -> Iterator[tuple[Need
     return ((need, each) for (name, need), each in kept.items() if name == pool)
 
 
-def _count_capacity(found: PoolCapacity, node: NodeState, need: Need, sign: int) -> None:
+def _count_capacity(result: PoolCapacity, node: NodeState, need: Need, sign: int) -> None:
     workers = sign * min(capacity(node, need), need.min_workers)
-    found.every += workers
-    found.up += workers if node.usable else 0
+    result.every += workers
+    result.up += workers if node.usable else 0
 
 
-def _count_emptied(found: EmptiedPool, node: NodeState, need: Need, sign: int) -> None:
+def _count_emptied(result: EmptiedPool, node: NodeState, need: Need, sign: int) -> None:
     name = node.node.name
     workers = hosts_emptied(node, need, ())
-    found.total += sign * workers
-    found.vague += sign * bool(node.node.foreign_gpus)
+    result.total += sign * workers
+    result.vague += sign * bool(node.node.foreign_gpus)
     if sign > 0:
-        found.workers[name] = workers
+        result.workers[name] = workers
     else:
-        del found.workers[name]
+        del result.workers[name]

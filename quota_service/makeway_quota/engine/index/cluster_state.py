@@ -171,7 +171,7 @@ class ClusterState:
             for need, name in needs
             if need.gpus and (not need.models or model in need.models) and pool in self.serving(name)
         ]
-        return min(able, key=lambda each: each[0])[1] if able else None
+        return min(able, key=lambda item: item[0])[1] if able else None
 
     def priority(self, workload: Workload) -> int:
         """Return the present priority of a workload: one lower once it ran for `yields_after`."""
@@ -190,17 +190,17 @@ class ClusterState:
 
     def evictable_on(self, node: NodeState) -> list[Allocation]:
         """Return what of the allocations on a node can be evicted there."""
-        found = []
-        for each in node.allocations.values():
-            if each.terminating or each.stuck:
-                kept = self.shrunk.get(each.workload.id) if self.shrunk else None
+        result = []
+        for item in node.allocations.values():
+            if item.terminating or item.stuck:
+                kept = self.shrunk.get(item.workload.id) if self.shrunk else None
                 if kept is None or not any(part.node is node for part in kept.parts):
                     continue
-                each = kept
-            elif each.fresh and self.evictable(each) is None:
+                item = kept
+            elif item.fresh and self.evictable(item) is None:
                 continue
-            found.append(each)
-        return found
+            result.append(item)
+        return result
 
     def less_than(self, pool: PoolState, policy: str, priority: int) -> Iterator[Allocation]:
         """List what a policy's preemptible work of a lower priority in a pool has that can be evicted."""
@@ -250,13 +250,13 @@ class ClusterState:
 
     def lowest(self, policy: str, pools: Iterable[PoolState]) -> int:
         """Return the lowest priority among a policy's candidates for its own work in these pools; else NO_PRIORITY."""
-        found = NO_PRIORITY
+        result = NO_PRIORITY
         if self.settings.in_team_preemption:
             for pool in pools:
                 teams = self.lowest_priorities.get(pool.pool.name)
                 if teams and policy in teams:
-                    found = min(found, teams[policy])
-        return found
+                    result = min(result, teams[policy])
+        return result
 
     @property
     def stuck_before(self) -> float:

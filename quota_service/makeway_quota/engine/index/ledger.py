@@ -168,10 +168,10 @@ class Account:
     @cached_property
     def below(self) -> tuple[Account, ...]:
         """Return the account and all accounts below it."""
-        found = [self]
-        for account in found:
-            found += [child for child in account.children if child not in found]
-        return tuple(found)
+        result = [self]
+        for account in result:
+            result += [child for child in account.children if child not in result]
+        return tuple(result)
 
     def guarantees(self, pool: str, non_preemptible: bool) -> tuple[Guarantee, ...]:
         """Return all that work in `pool` must stay within to be in quota; none: nothing is reserved.
@@ -181,17 +181,17 @@ class Account:
         """
         known = self._guarantees[non_preemptible].get(pool)
         if known is None:
-            found: list[Guarantee] = []
+            result: list[Guarantee] = []
             own = False
             nearest = self.guarantor(pool)
             for level in self.chain if non_preemptible else () if nearest is None else (nearest,):
                 for line in level.reserving(pool):
-                    found.append(Guarantee(line, line.quota.reserved))
+                    result.append(Guarantee(line, line.quota.reserved))
                     promised = 0 if own else level.promised(line.quota)
                     if promised and non_preemptible:
-                        found.append(Guarantee(line, max(0, line.quota.reserved - promised), True))
+                        result.append(Guarantee(line, max(0, line.quota.reserved - promised), True))
                 own = own or bool(level.reserving(pool))
-            known = self._guarantees[non_preemptible][pool] = tuple(found)
+            known = self._guarantees[non_preemptible][pool] = tuple(result)
         return known
 
     def promised(self, quota: QuotaLine) -> int:

@@ -457,8 +457,8 @@ def placement_of(parts: Iterable[Part]) -> Placement:
     )
 
 
-def stand_in(node: Node, placed: Placed, need: Need, left: list[int]) -> tuple[tuple[int, ...], int]:
-    """Return devices and milli-GPUs for a worker whose devices are not known, and subtract them from what is `left`.
+def stand_in(node: Node, placed: Placed, need: Need, remaining: list[int]) -> tuple[tuple[int, ...], int]:
+    """Return devices and milli-GPUs for a worker whose devices are not known, and take them from `remaining`.
 
     It keeps those of its devices that the node shows; the others stand for the last free ones, and where only the node
     is known, the lowest free ones. A worker that finds too few holds all devices of its node: more is in use there than
@@ -467,20 +467,20 @@ def stand_in(node: Node, placed: Placed, need: Need, left: list[int]) -> tuple[t
     many = len(placed.devices)
     if many and need.gpus >= GPU:
         at = {index: position for position, index in enumerate(devices_of(node))}
-        kept = [at[index] for index in placed.devices if index in at and left[at[index]] == GPU]
-        free = [position for position in range(len(left) - 1, -1, -1) if left[position] == GPU and position not in kept]
+        kept = [at[index] for index in placed.devices if index in at and remaining[at[index]] == GPU]
+        free = [i for i in reversed(range(len(remaining))) if remaining[i] == GPU and i not in kept]
         if len(kept) + len(free) >= many:
             chosen = tuple(sorted([*kept, *free[: many - len(kept)]]))
             for position in chosen:
-                left[position] = 0
+                remaining[position] = 0
             return chosen, GPU
-    elif left.count(GPU) >= need.whole if need.gpus >= GPU else any(free >= need.gpus for free in left):
-        return pick(need, left)
-    return tuple(range(len(left))), GPU
+    elif remaining.count(GPU) >= need.whole if need.gpus >= GPU else any(free >= need.gpus for free in remaining):
+        return pick(need, remaining)
+    return tuple(range(len(remaining))), GPU
 
 
-def pick(need: Need, left: list[int], avoid: Sequence[int] | None = None) -> tuple[tuple[int, ...], int]:
-    """Return devices and milli-GPUs for one worker from what is `left` on a node, and subtract them there.
+def pick(need: Need, remaining: list[int], avoid: Sequence[int] | None = None) -> tuple[tuple[int, ...], int]:
+    """Return devices and milli-GPUs for one worker from what is `remaining` on a node, and subtract them there.
 
     A share goes to the device that it fills best. Whole devices: lowest position first, those with less in
     `avoid` (what is free already) before others, so that a nomination waits for terminating GPUs, not on idle ones.
@@ -488,13 +488,13 @@ def pick(need: Need, left: list[int], avoid: Sequence[int] | None = None) -> tup
     if not need.gpus:
         return (), GPU
     if need.gpus < GPU:
-        best = min((at for at, free in enumerate(left) if free >= need.gpus), key=lambda at: (left[at], at))
-        left[best] -= need.gpus
+        best = min((at for at, free in enumerate(remaining) if free >= need.gpus), key=lambda at: (remaining[at], at))
+        remaining[best] -= need.gpus
         return (best,), need.gpus
-    able = [at for at, free in enumerate(left) if free == GPU]
+    able = [at for at, free in enumerate(remaining) if free == GPU]
     if avoid is not None:
         able.sort(key=lambda at: (avoid[at], at))
     chosen = tuple(sorted(able[: need.whole]))
     for at in chosen:
-        left[at] = 0
+        remaining[at] = 0
     return chosen, GPU

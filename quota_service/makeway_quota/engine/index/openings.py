@@ -41,9 +41,9 @@ class Opening(NamedTuple):
 
 def openings(node: NodeState, need: Need, now: float, allocations: Allocations, before: When) -> Iterator[Opening]:
     """List the moments before `before` at which a node can host more workers, up to the least that is needed."""
-    left, whole, cpu, memory = list(node.future), node.whole_future, node.cpu_future, node.memory_future
+    remaining, whole, cpu, memory = list(node.future), node.whole_future, node.cpu_future, node.memory_future
     pods = node.pods_future
-    many = hosts(need, left, whole, cpu, memory, pods)
+    many = hosts(need, remaining, whole, cpu, memory, pods)
     if many:
         when = now
         if node.workers(need, False) < many:
@@ -59,12 +59,12 @@ def openings(node: NodeState, need: Need, now: float, allocations: Allocations, 
         for part in allocation.parts:
             if part.node is node:
                 for at in part.devices:
-                    left[at] += part.milli
-                    whole += left[at] == GPU
+                    remaining[at] += part.milli
+                    whole += remaining[at] == GPU
                 cpu += allocation.need.cpu
                 memory += allocation.need.memory
                 pods += 1
-        more = hosts(need, left, whole, cpu, memory, pods)
+        more = hosts(need, remaining, whole, cpu, memory, pods)
         if more > many:
             many = more
             yield Opening(moment, node, min(many, need.min_workers), whole, cpu, memory)
@@ -91,13 +91,13 @@ def _leaving_order(allocations: Allocations, now: float) -> Iterator[tuple[When,
         yield (UNKNOWN, non_preemptible, preemptible), allocation
 
 
-def _without_spare(chosen: list[Opening], least: int) -> list[Opening]:
+def _without_spare(chosen: list[Opening], minimum: int) -> list[Opening]:
     """Leave out the nodes that are not needed, those with the fewest workers first."""
-    spare = sum(each.workers for each in chosen) - least
-    for each in sorted(chosen, key=lambda o: (o.workers, -o.node.position)):
-        if each.workers <= spare:
-            spare -= each.workers
-            chosen.remove(each)
+    spare = sum(each.workers for each in chosen) - minimum
+    for item in sorted(chosen, key=lambda o: (o.workers, -o.node.position)):
+        if item.workers <= spare:
+            spare -= item.workers
+            chosen.remove(item)
     return chosen
 
 
@@ -132,17 +132,17 @@ class OpeningForecast:
     def room(self, now: float, ends: Ends) -> tuple[When, list[Opening]] | None:
         """Return when the pool first has room for all the workers, and on which nodes; None if it never will."""
         self._catch_up(now, ends)
-        least, total = self.need.min_workers, 0
+        minimum, total = self.need.min_workers, 0
         chosen: dict[str, Opening] = {}
         for (when, non_preemptible, preemptible), _, name, workers in self._order:
             opening = self._openings[name][workers]
             moment = (max(when, now), non_preemptible, preemptible)
-            if workers >= least:
+            if workers >= minimum:
                 return moment, [opening]
             total += workers - (chosen[name].workers if name in chosen else 0)
             chosen[name] = opening
-            if total >= least:
-                return moment, _without_spare(list(chosen.values()), least)
+            if total >= minimum:
+                return moment, _without_spare(list(chosen.values()), minimum)
         return None
 
     def ever(self, now: float, ends: Ends) -> bool:
@@ -203,9 +203,9 @@ class OpeningForecast:
         self._stands[name] = stands, node
         if stands < UNKNOWN and (before is None or before[0] != stands):
             self._note(stands, name)
-        found = list(openings(node, need, now, allocations, self.latest)) if node.suits(need) else []
-        self._openings[name] = {opening.workers: opening for opening in found}
-        in_the_end = found[-1].workers if found else 0
+        result = list(openings(node, need, now, allocations, self.latest)) if node.suits(need) else []
+        self._openings[name] = {opening.workers: opening for opening in result}
+        in_the_end = result[-1].workers if result else 0
         self._total += in_the_end - self._in_the_end.get(name, 0)
         self._in_the_end[name] = in_the_end
         return [
@@ -215,7 +215,7 @@ class OpeningForecast:
                 name,
                 o.workers,
             )
-            for o in found
+            for o in result
         ]
 
     def _note(self, stands: float, name: str) -> None:

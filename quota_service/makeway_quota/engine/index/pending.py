@@ -59,11 +59,11 @@ class Pending(Sequence[Waiting]):
 
     def _written(self) -> tuple[Waiting, ...]:
         if self._all is None:
-            found = [
+            result = [
                 *self.single.values(),
                 *(reason.to(workload) for _, members, reason in self.groups for workload in members),
             ]
-            self._all = tuple(sorted(found, key=lambda waiting: waiting.id))
+            self._all = tuple(sorted(result, key=lambda waiting: waiting.id))
         return self._all
 
     def of(self, workload: Workload) -> Waiting:

@@ -19,11 +19,11 @@ def find(pool: PoolState, need: Need, later: bool = False) -> tuple[Part, ...]:
     `pack` keeps the most useful free GPUs for the mix of work that the pool serves (packing.py), `spread` takes
     the node with the most free GPUs; ties go to the name. A gang gets as few nodes as possible, all of it or nothing.
     """
-    found = _find(pool, need, later, None)
-    if need.only_spare and found:
+    result = _find(pool, need, later, None)
+    if need.only_spare and result:
         spare = Spare(pool, need, later)
-        return found if spare.admits(found) else _find(pool, need, later, spare)
-    return found
+        return result if spare.admits(result) else _find(pool, need, later, spare)
+    return result
 
 
 def _find(pool: PoolState, need: Need, later: bool, spare: Spare | None) -> tuple[Part, ...]:
@@ -63,10 +63,10 @@ def _packed(pool: PoolState, need: Need, spare: Spare | None) -> tuple[Part, ...
     if pool.packing is None:
         pool.packing = PackIndex(pool)
     among = None if spare is None else [node.position for node in pool.nodes if _workers(node, need, False, spare)]
-    found = pool.packing.best(need, among)
-    if found is None:
+    result = pool.packing.best(need, among)
+    if result is None:
         return ()
-    node, device = found
+    node, device = result
     if 0 < need.gpus < GPU:
         return (Part(0, node, (device,), need.gpus),)
     return _parts_on(node, need, 0, 1, False)
@@ -106,7 +106,7 @@ def _gang(pool: PoolState, need: Need, later: bool, spare: Spare | None) -> tupl
     nodes = (pool.nodes[at] for bucket in buckets[need.whole :] for at in bucket)
     able = [(_workers(node, need, later, spare), node) for node in nodes if node.suits(need)]
     able = [(count, node) for count, node in able if count]
-    able.sort(key=lambda each: (-each[0], each[1].whole_free, each[1].position))
+    able.sort(key=lambda item: (-item[0], item[1].whole_free, item[1].position))
     parts: list[Part] = []
     while able and len(parts) < need.min_workers:
         missing = need.min_workers - len(parts)
@@ -119,11 +119,11 @@ def _gang(pool: PoolState, need: Need, later: bool, spare: Spare | None) -> tupl
 
 
 def _parts_on(node: NodeState, need: Need, first: int, count: int, later: bool) -> tuple[Part, ...]:
-    left = list(node.future if later else node.free)
+    remaining = list(node.future if later else node.free)
     avoid = node.free if later else None
     parts = []
     for worker in range(first, first + count):
-        devices, milli = pick(need, left, avoid)
+        devices, milli = pick(need, remaining, avoid)
         parts.append(Part(worker, node, devices, milli))
     return tuple(parts)
 

@@ -68,12 +68,12 @@ class Packing:
 
     def see(self, position: int, node: NodeCapacity) -> None:
         """Update a node's row; an unchanged node costs nothing."""
-        left, cpu, memory, was = node.left, node.cpu, node.memory, self.states[position]
-        state = (was[0], cpu, memory, *left)
+        remaining, cpu, memory, was = node.left, node.cpu, node.memory, self.states[position]
+        state = (was[0], cpu, memory, *remaining)
         if state == was:
             return
         self.states[position] = state
-        self.free[position, : len(left)] = left
+        self.free[position, : len(remaining)] = remaining
         self.cpu[position], self.memory[position] = cpu, memory
         self.changed.append(position)
 
@@ -256,11 +256,11 @@ class Packing:
     def _shared_cost(self, shape: Shape, rows: Ints) -> tuple[Floats, Ints]:
         """Price a share of one device on every device of each node; the fullest of the cheapest is taken."""
         free = self.free[rows]
-        left = free - shape.gpus
+        remaining = free - shape.gpus
         shared, whole = _at_least(free, self.least), (free == GPU).sum(axis=1)
         cpu, memory = self.cpu[rows], self.memory[rows]
         before = self._share(shared, whole, cpu, memory, rows)
-        here, then = free[:, :, None], left[:, :, None]
+        here, then = free[:, :, None], remaining[:, :, None]
         moved = then // self.least * self.least - here // self.least * self.least
         after = self._share(
             shared[:, None, :] + moved,
@@ -269,7 +269,7 @@ class Packing:
             np.broadcast_to((memory - shape.memory)[:, None], free.shape),
             rows,
         )
-        loss = np.where(left >= 0, (before[:, None, :] - after) @ self.price, np.inf)
+        loss = np.where(remaining >= 0, (before[:, None, :] - after) @ self.price, np.inf)
         cheapest = loss.min(axis=1)
         device = np.where(loss <= cheapest[:, None] + _TIE, free, 2 * GPU).argmin(axis=1)
         return cheapest, device
@@ -296,20 +296,20 @@ class _RequestCosts:
             loss[list(among)] = self.loss[list(among)]
         if not loss.size:
             return None
-        least = float(loss[loss.argmin()])
-        if least == np.inf:
+        minimum = float(loss[loss.argmin()])
+        if minimum == np.inf:
             return None
-        same = (loss <= least + _TIE).nonzero()[0]
+        same = (loss <= minimum + _TIE).nonzero()[0]
         if len(same) > 1:
             rest = self.rest[same]
             same = same[rest == rest[rest.argmin()]]
         return int(same[turn[same].argmin()]) if len(same) > 1 else int(same[0])
 
 
-def _at_least(free: Ints, least: Ints) -> Floats:
+def _at_least(free: Ints, minimum: Ints) -> Floats:
     """Return, for each node and shape, the milli-GPUs that more of the shape could use, summed over the devices."""
     spread = free[:, :, None]
-    total: Floats = (spread // least * least).sum(axis=1).astype(np.float64)
+    total: Floats = (spread // minimum * minimum).sum(axis=1).astype(np.float64)
     return total
 
 

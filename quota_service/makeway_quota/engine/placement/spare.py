@@ -40,9 +40,9 @@ class Spare:
                 return False
         return True
 
-    def workers(self, node: NodeState, most: int) -> int:
+    def workers(self, node: NodeState, limit: int) -> int:
         """Return how many of at most so many workers a node may host; of a gang, without any loss of useful GPUs."""
-        for many in range(min(most, self.need.min_workers), 0, -1):
+        for many in range(min(limit, self.need.min_workers), 0, -1):
             losses = [(each.pool, self._loss(each, many, at), at) for each in node.host for at in self.times]
             if all(not loss or (self.need.min_workers == 1 and self._has(pool, loss, at)) for pool, loss, at in losses):
                 return many
@@ -83,10 +83,10 @@ def useful(node: NodeState, later: bool, many: int = 0, need: Need = _NOTHING) -
 def _without_holds(node: NodeState) -> tuple[list[int], int, int, int]:
     """Return the future devices, CPU, memory and pods of a node; what is only held, for a while, is free."""
     devices, cpu, memory = list(node.future), node.cpu_future, node.memory_future
-    for each in node.host:
-        for part, need in each.pool.held:
-            if part.node is each:
+    for item in node.host:
+        for part, need in item.pool.held:
+            if part.node is item:
                 cpu, memory = cpu + need.cpu, memory + need.memory
-                for at in part.devices if each is node else ():
+                for at in part.devices if item is node else ():
                     devices[at] += part.milli
     return devices, cpu, memory, node.pods_future

@@ -199,18 +199,18 @@ class Cycle:
 
     def start_here(self, queue: Queue, workload: Workload, pool: str, nominated: tuple[Part, ...], over: bool) -> bool:
         """Start a workload if it fits now; over quota, it must not delay the one that waited too long."""
-        found = self.decisions.holds.get(pool)
-        if found is None or found.workload is workload:
+        result = self.decisions.holds.get(pool)
+        if result is None or result.workload is workload:
             return self.start(queue, workload, pool, nominated, not over)
-        if not over or found.ends_in_time(self.cluster, workload):
-            with found.in_state(self.cluster, enforced=False):
+        if not over or result.ends_in_time(self.cluster, workload):
+            with result.in_state(self.cluster, enforced=False):
                 return self.start(queue, workload, pool, nominated, not over)
-        with found.in_state(self.cluster, enforced=True):
-            if found.in_the_way(self.cluster, queue) or found.over_capacity(self.cluster, queue):
+        with result.in_state(self.cluster, enforced=True):
+            if result.in_the_way(self.cluster, queue) or result.over_capacity(self.cluster, queue):
                 return False
             done = self.start(queue, workload, pool, nominated, False)
         if done:
-            found.count(self.cluster, self.cluster.running[workload.id])
+            result.count(self.cluster, self.cluster.running[workload.id])
         return done
 
     def start(self, queue: Queue, workload: Workload, pool: str, nominated: tuple[Part, ...], in_quota: bool) -> bool:
@@ -242,7 +242,7 @@ class Cycle:
         if over and not nominated and not queue.nominated:
             return False
         was = self.cluster.nodes[nominated[0].node].pool if nominated else ""
-        for pool in sorted(pools, key=lambda each: bool(nominated) and each != was):
+        for pool in sorted(pools, key=lambda item: bool(nominated) and item != was):
             if not allowed(self.cluster, queue.levels, pool, queue.need.total, True):
                 continue
             mine = nominated if pool == was else ()
@@ -262,10 +262,10 @@ class Cycle:
         held = [holds[pool] for pool in pools if over and pool in holds]
         if self.reclaim_in(queue, workload, [p for p in pools if not (over and p in holds)], over):
             return True
-        for each in (each for each in held if each.workload is workload):
-            each.suspend(self.cluster)
-            done = self.reclaim_in(queue, workload, [each.pool], over)
-            each.enforce(self.cluster)
+        for item in (each for each in held if each.workload is workload):
+            item.suspend(self.cluster)
+            done = self.reclaim_in(queue, workload, [item.pool], over)
+            item.enforce(self.cluster)
             if done:
                 return True
         return False
@@ -307,16 +307,16 @@ class Cycle:
         """Evict the best legal victim set; start the workload (in quota, if it is) or nominate what becomes free."""
         if self.decisions.withdrawn_starts >= MAX_WITHDRAWN:
             return False
-        found: tuple[Preemptor, Choice] | None = None
+        result: tuple[Preemptor, Choice] | None = None
         for p in ways:
             choice = select(p)
-            if choice is not None and (found is None or not choice.cascades):
-                found = p, choice
+            if choice is not None and (result is None or not choice.cascades):
+                result = p, choice
                 if not choice.cascades:
                     break
-        if found is None:
+        if result is None:
             return False
-        workload, parts, own = found[0].workload, self.decisions.evict(*found), found[0].pool
+        workload, parts, own = result[0].workload, self.decisions.evict(*result), result[0].pool
         for each in [own, *(pool for pool in queue.pools if pool != own)]:
             quota = not over and self.in_quota(queue, each)
             if (quota or over) and self.start_here(queue, workload, each, parts, not quota):
@@ -344,10 +344,10 @@ class Cycle:
             if any(self.start_late(queue, workload, pool) for pool in pools):
                 queue.members.remove(workload)
                 continue
-            found: Hold | None = next((h for p in pools if (h := hold(self.cluster, queue, workload, p))), None)
-            if found is not None:
-                found.enforce(self.cluster)
-                self.decisions.holds[found.pool] = found
+            result: Hold | None = next((h for p in pools if (h := hold(self.cluster, queue, workload, p))), None)
+            if result is not None:
+                result.enforce(self.cluster)
+                self.decisions.holds[result.pool] = result
 
     def start_late(self, queue: Queue, workload: Workload, pool: str) -> bool:
         """Start a workload that waited too long, if it fits."""

@@ -51,14 +51,14 @@ def _evicts(cycle: Cycle, queue: Queue, at: float) -> bool:
 def _ways(cycle: Cycle, cluster: Cluster, queue: Queue) -> list[Preemptor]:
     """Return the oldest workload of a queue as a preemptor in each pool, by each of its rights."""
     workload, need, levels = min(queue.members, key=age), queue.need, queue.levels
-    found = []
+    result = []
     for pool in queue.pools:
         if in_quota(cluster, levels, pool, need.total, queue.guaranteed):
             rights = rights_of(cluster, workload, need, pool, True)
             rights += [("reservation", "own_policy")] if queue.guaranteed else []
-            found += [Preemptor(cluster, workload, need, levels, pool, each) for each in rights]
+            result += [Preemptor(cluster, workload, need, levels, pool, each) for each in rights]
     for pool in queue.pools if queue.may_borrow else ():
         if pool not in cycle.decisions.holds and not cycle.is_on_its_way(queue, pool):
             rights = rights_of(cluster, workload, need, pool, False)
-            found += [Preemptor(cluster, workload, need, levels, pool, each) for each in rights]
-    return found
+            result += [Preemptor(cluster, workload, need, levels, pool, each) for each in rights]
+    return result

@@ -84,14 +84,14 @@ def _held_for(decisions: Decisions, queue: Queue, workload: str) -> str | None:
 
 def _start(decisions: Decisions, name: str) -> Start:
     cluster, in_quota = decisions.cluster, decisions.started[name]
-    found = cluster.running[name]
+    result = cluster.running[name]
     rule = "over_quota"
     if in_quota:
-        rule = "session_in_quota" if found.workload.non_preemptible else "job_in_quota"
-    nodes = sorted({part.node for part in found.parts})
+        rule = "session_in_quota" if result.workload.non_preemptible else "job_in_quota"
+    nodes = sorted({part.node for part in result.parts})
     fact = Fact("plain_start", {"nodes": tuple(nodes), "in_quota": in_quota})
-    numbers: dict[str, Number] = {"gpus": found.amount / GPU, "pool": found.pool}
-    return Start(name, found.pool, cluster.placement(found.parts), in_quota, rule, (fact,), numbers)
+    numbers: dict[str, Number] = {"gpus": result.amount / GPU, "pool": result.pool}
+    return Start(name, result.pool, cluster.placement(result.parts), in_quota, rule, (fact,), numbers)
 
 
 def _evict(decisions: Decisions, name: str) -> Evict:
@@ -105,12 +105,12 @@ def _evict(decisions: Decisions, name: str) -> Evict:
 
 def _move(decisions: Decisions, name: str) -> Move:
     cluster, each = decisions.cluster, decisions.evicted[name]
-    found = cluster.running[name]
-    deadline, rule = cluster.now + cluster.grace(found.workload), "consolidate" if each.right is None else "shrink"
+    result = cluster.running[name]
+    deadline, rule = cluster.now + cluster.grace(result.workload), "consolidate" if each.right is None else "shrink"
     nodes = tuple(sorted({part.node for part in each.to}))
-    values: dict[str, Number] = {"workers": len(each.to), "of": len(found.parts), "nodes": nodes}
+    values: dict[str, Number] = {"workers": len(each.to), "of": len(result.parts), "nodes": nodes}
     fact = Fact("plain_move", {**values, "preemptor": each.preemptor})
-    source, to = cluster.placement(found.parts), cluster.placement(each.to)
+    source, to = cluster.placement(result.parts), cluster.placement(each.to)
     return Move(name, each.preemptor, source, to, deadline, rule, (fact,), {"workers": len(each.to)})
 
 

@@ -127,6 +127,6 @@ def _free_of_nominations(cluster: Cluster) -> Callable[[str], Left]:
     return left
 
 
-def _fits(cluster: Cluster, pool: str, need: Need, left: Callable[[str], Left]) -> bool:
+def _fits(cluster: Cluster, pool: str, need: Need, remaining: Callable[[str], Left]) -> bool:
     nodes = [name for name in cluster.nodes_of(pool) if cluster.suits(name, need)]
-    return sum(left(name).workers(need) for name in nodes) >= need.min_workers
+    return sum(remaining(name).workers(need) for name in nodes) >= need.min_workers

@@ -25,7 +25,7 @@ def relocate_victims(decisions: Decisions) -> bool:
     cluster = decisions.cluster
     stopped = [cluster.live[name] for name, each in decisions.evicted.items() if not each.to]
     waiting = [(queue_of(cluster, w), w) for w in stopped if closed(cluster, w) is None and cluster.need(w).total]
-    waiting.sort(key=lambda each: _place_in_order(cluster, *each))
+    waiting.sort(key=lambda item: _place_in_order(cluster, *item))
     found = [w for queue, w in waiting if _relocate(decisions, queue, w)]
     return bool(found)
 
@@ -87,7 +87,7 @@ def _beside_workers_that_stay(cluster: Cluster, workload: Workload, pool: str) -
     gang = cluster.running[workload.id]
     need, gpus = gang.need, gang.need.gpus
     kept: list[Part] = []
-    for part in sorted(gang.parts, key=lambda each: each.worker) if gang.pool == pool and not gang.fixed else ():
+    for part in sorted(gang.parts, key=lambda item: item.worker) if gang.pool == pool and not gang.fixed else ():
         exact = cluster.usable(part.node) and len(part.devices) * part.milli == gpus
         if exact and len(kept) < need.min_workers - 1 and cluster.holds_parts(need, [*kept, part], cluster.future):
             kept.append(part)
@@ -128,7 +128,7 @@ def _later_starts(decisions: Decisions, queue: Queue, workload: Workload, pool: 
         in_quota = decisions.started[start.id]
         if (in_quota and not over and theirs > mine) or (not in_quota and (not over or theirs > mine)):
             later.append((theirs, start))
-    later.sort(key=lambda each: each[0])
+    later.sort(key=lambda item: item[0])
     able = [start for _, start in later]
     if leaving:
         able = [start for start in able if over and _could_evict(cluster, cluster.running[workload.id], start)]

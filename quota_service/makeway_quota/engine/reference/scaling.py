@@ -63,7 +63,7 @@ def scale(cluster: Cluster, waiting: Mapping[str, tuple[Queue, Code]]) -> tuple[
         code = _ask(cluster, demands, more, queue, workload)
         if code is not None:
             codes[workload.id] = code
-    found = []
+    result = []
     for name, demand in sorted(demands.items()):
         if demand.nodes:
             numbers: dict[str, Number] = {
@@ -71,7 +71,7 @@ def scale(cluster: Cluster, waiting: Mapping[str, tuple[Queue, Code]]) -> tuple[
                 "booting": demand.pool.booting,
                 "budget_left": demand.budget,
             }
-            found.append(
+            result.append(
                 Scale(
                     name,
                     len(demand.nodes),
@@ -81,22 +81,22 @@ def scale(cluster: Cluster, waiting: Mapping[str, tuple[Queue, Code]]) -> tuple[
                     numbers,
                 )
             )
-    return found, codes
+    return result, codes
 
 
 def _in_order(
     cluster: Cluster, waiting: Mapping[str, tuple[Queue, Code]], demands: Mapping[str, Demand]
 ) -> list[tuple[Queue, Workload]]:
-    found = []
+    result = []
     for name, (queue, code) in waiting.items():
         pool = next((pool for pool in queue.pools if pool in demands), None)
         full = pool and code in ("protected", "patience") and over_capacity(cluster, pool, queue.need.total)
         if pool is not None and code in _COULD_USE_A_NODE and not full:
             over = not in_quota(cluster, queue.levels, pool, queue.need.total, queue.guaranteed)
             workload = cluster.live[name]
-            found.append((over, key(cluster, queue, pool, workload, over), queue, workload))
-    found.sort(key=lambda each: each[:2])
-    return [(queue, workload) for _, _, queue, workload in found]
+            result.append((over, key(cluster, queue, pool, workload, over), queue, workload))
+    result.sort(key=lambda item: item[:2])
+    return [(queue, workload) for _, _, queue, workload in result]
 
 
 def _ask(

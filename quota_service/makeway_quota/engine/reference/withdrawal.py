@@ -25,12 +25,12 @@ def withdraw_superfluous(decisions: Decisions, spared: set[tuple[str, str, int]]
     and the number of workers that go on.
     """
     cluster = decisions.cluster
-    found = {name: (name, each.preemptor, len(each.to)) for name, each in decisions.evicted.items()}
-    able = [cluster.running[name] for name, eviction in found.items() if eviction not in spared]
+    result = {name: (name, each.preemptor, len(each.to)) for name, each in decisions.evicted.items()}
+    able = [cluster.running[name] for name, eviction in result.items() if eviction not in spared]
     before = len(spared)
     for victim in sorted(able, key=lambda a: order(_bystander(cluster, a), a), reverse=True):
         if _spare(decisions, victim):
-            spared.add(found[victim.id])
+            spared.add(result[victim.id])
             continue
         change = decisions.evicted[victim.id]
         if change.right is None or not change.to:
@@ -40,7 +40,7 @@ def withdraw_superfluous(decisions: Decisions, spared: set[tuple[str, str, int]]
             more = tuple(each for each in victim.parts if each is part or each in kept)
             if len(more) < len(victim.parts) and _spare(decisions, victim, more):
                 kept.append(part)
-                spared.add(found[victim.id])
+                spared.add(result[victim.id])
     return len(spared) > before
 
 
@@ -53,7 +53,7 @@ def replace_preemptors(decisions: Decisions) -> None:
     for name, eviction in decisions.evicted.items():
         if served and eviction.preemptor not in ids:
             victim = cluster.running[name]
-            nearest = min(served, key=lambda each: _distance(cluster, victim, each))
+            nearest = min(served, key=lambda item: _distance(cluster, victim, item))
             decisions.evicted[name] = replace(eviction, preemptor=nearest.id)
 
 
@@ -134,10 +134,10 @@ def _overbooked(cluster: Cluster, names: Sequence[str], victim: Allocation) -> b
         del trial.nominations[name]
     unplanned = _without_decisions(trial)
     for part in victim.parts:
-        left, before = trial.future(part.node), unplanned.future(part.node)
-        devices = any(left.devices[at] < min(0, before.devices[at]) for at in part.devices)
-        pods = left.pods < min(0, before.pods)
-        if devices or pods or left.cpu < min(0, before.cpu) or left.memory < min(0, before.memory):
+        remaining, before = trial.future(part.node), unplanned.future(part.node)
+        devices = any(remaining.devices[at] < min(0, before.devices[at]) for at in part.devices)
+        pods = remaining.pods < min(0, before.pods)
+        if devices or pods or remaining.cpu < min(0, before.cpu) or remaining.memory < min(0, before.memory):
             return True
     return False
 
@@ -172,23 +172,23 @@ def _replace(
 
 
 def _place(
-    decisions: Decisions, cluster: Cluster, nominations: Sequence[Allocation], left: list[int]
+    decisions: Decisions, cluster: Cluster, nominations: Sequence[Allocation], remaining: list[int]
 ) -> Cluster | None:
     """Return the cluster with all of these nominated, each in the first of its pools that leaves room for the others.
 
-    `left`: how many more placements may be tried.
+    `remaining`: how many more placements may be tried.
     """
     if not nominations:
         return cluster
     old, *others = nominations
     for pool in _pools_for(decisions, cluster, decisions.nominated[old.id], old):
         may = allowed(cluster, old.levels, pool, old.need.total, True)
-        parts = find(cluster, pool, old.need, True) if may and left[0] else ()
+        parts = find(cluster, pool, old.need, True) if may and remaining[0] else ()
         if parts:
-            left[0] -= 1
+            remaining[0] -= 1
             trial = cluster.copy()
             trial.nominate(old.workload, parts)
-            if (found := _place(decisions, trial, others, left)) is not None:
+            if (found := _place(decisions, trial, others, remaining)) is not None:
                 return found
     return None
 

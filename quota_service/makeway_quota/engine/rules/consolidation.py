@@ -95,7 +95,7 @@ def _for_one_worker(preemptor: Preemptor, nodes: list[NodeState]) -> Rearrangeme
         while unseen and (not options or unseen[-1][0] <= options[0].cost):
             found = _option(preemptor, preemptor.pool.nodes[unseen.pop()[1]])
             if found is not None:
-                insort(options, found, key=lambda each: each.key)
+                insort(options, found, key=lambda item: item.key)
         if not options:
             break
         option = options.pop(0)
@@ -107,7 +107,7 @@ def _for_one_worker(preemptor: Preemptor, nodes: list[NodeState]) -> Rearrangeme
             staying.append(done)
             other = _option(preemptor, option.node, staying)
             if other is not None:
-                insort(options, other, key=lambda each: each.key)
+                insort(options, other, key=lambda item: item.key)
     return None
 
 
@@ -191,17 +191,17 @@ def _lightest(preemptor: Preemptor, node: NodeState, workers: int, staying: Sequ
     ]
     if not able or not _room(preemptor, node, able, workers):
         return []
-    able.sort(key=lambda each: (not each.allocation.fresh, each.allocation.amount, preemptor.order(each.allocation)))
-    for each in able:
-        if _room(preemptor, node, [each], workers):
-            return [each]
+    able.sort(key=lambda item: (not item.allocation.fresh, item.allocation.amount, preemptor.order(item.allocation)))
+    for item in able:
+        if _room(preemptor, node, [item], workers):
+            return [item]
     chosen: list[_Displaced] = []
-    for each in able:
-        chosen.append(each)
+    for item in able:
+        chosen.append(item)
         if _room(preemptor, node, chosen, workers):
             break
-    for each in chosen[:]:
-        fewer = [other for other in chosen if other is not each]
+    for item in chosen[:]:
+        fewer = [other for other in chosen if other is not item]
         if _room(preemptor, node, fewer, workers):
             chosen = fewer
     return chosen
@@ -221,15 +221,15 @@ def _only_workers_that_must(
 
 
 def _room(preemptor: Preemptor, node: NodeState, gone: Iterable[_Displaced], workers: int) -> bool:
-    left, cpu, memory, pods = list(node.future), node.cpu_future, node.memory_future, node.pods_future
+    remaining, cpu, memory, pods = list(node.future), node.cpu_future, node.memory_future, node.pods_future
     for allocation, parts in gone:
         for part in parts:
             cpu += allocation.need.cpu
             memory += allocation.need.memory
             pods += 1
             for at in part.devices:
-                left[at] += part.milli
-    return hosts(preemptor.need, left, left.count(GPU), cpu, memory, pods) >= workers
+                remaining[at] += part.milli
+    return hosts(preemptor.need, remaining, remaining.count(GPU), cpu, memory, pods) >= workers
 
 
 def _try(preemptor: Preemptor, chosen: Sequence[_Displaced]) -> Rearrangement | Allocation | None:
@@ -265,17 +265,17 @@ def _try(preemptor: Preemptor, chosen: Sequence[_Displaced]) -> Rearrangement | 
 
 def _by_job(chosen: Iterable[_Displaced]) -> list[_Displaced]:
     """Group the workers that move by job, the largest jobs first."""
-    found: dict[str, _Displaced] = {}
+    result: dict[str, _Displaced] = {}
     for allocation, parts in chosen:
         name = allocation.workload.id
-        found[name] = _Displaced(allocation, (*(found[name].parts if name in found else ()), *parts))
-    return sorted(found.values(), key=lambda each: (-each.allocation.amount, each.allocation.workload.id))
+        result[name] = _Displaced(allocation, (*(result[name].parts if name in result else ()), *parts))
+    return sorted(result.values(), key=lambda item: (-item.allocation.amount, item.allocation.workload.id))
 
 
 def _target(allocation: Allocation, gone: Sequence[Part]) -> tuple[Part, ...]:
     """Return a placement on free GPUs for the workers that move; a gang keeps its number of workers."""
-    found = find(allocation.pool, replace(allocation.need, min_workers=len(gone), workers=len(gone)))
-    if not found:
+    result = find(allocation.pool, replace(allocation.need, min_workers=len(gone), workers=len(gone)))
+    if not result:
         return ()
-    place = {old: new._replace(worker=old.worker) for old, new in zip(gone, found, strict=True)}
+    place = {old: new._replace(worker=old.worker) for old, new in zip(gone, result, strict=True)}
     return tuple(place.get(part, part) for part in allocation.parts)

@@ -93,10 +93,10 @@ def finds_victims(preemptor: Preemptor) -> bool:
 
 def _by_node(preemptor: Preemptor, returns: bool) -> Choice | None:
     """Evict the best set of one node; if static quotas rule all of them out, the best of the pool."""
-    found = _take(preemptor, _sets_by_node(preemptor, NodeVictims), returns)
-    if found is None and preemptor.kept_out:
+    result = _take(preemptor, _sets_by_node(preemptor, NodeVictims), returns)
+    if result is None and preemptor.kept_out:
         return None if _impossible(preemptor) else _in_pool(preemptor, False, returns)
-    return found
+    return result
 
 
 def _take(preemptor: Preemptor, sets: Iterable[Victims], returns: bool) -> Choice | None:
@@ -177,16 +177,16 @@ def _sets_by_node(preemptor: Preemptor, kind: type[NodeVictims]) -> Iterator[Vic
     while True:
         top = ranking.best(preemptor, done)
         if others and (top is None or others[0][:2] < top[:2]):
-            at, found = None, heapq.heappop(others)[2]
+            at, result = None, heapq.heappop(others)[2]
         elif top is not None:
-            at, found = top, top.victims
+            at, result = top, top.victims
         else:
             return
-        if kind is NodeVictims and not allowed_without(preemptor, found):
+        if kind is NodeVictims and not allowed_without(preemptor, result):
             preemptor.kept_out = True
             yield from _sets_by_node(preemptor, NodeVictimsInQuotas)
             return
-        yield found
+        yield result
         if at is not None:  # the node's other sets, only once the best of it was not taken
             done.add(at.position)
             node = preemptor.pool.nodes[at.position]
@@ -219,11 +219,11 @@ def _in_pool(preemptor: Preemptor, capped: bool, returns: bool) -> Choice | None
     if combinations_of(candidates, None) <= MAX_SETS:
         return _take(preemptor, _all_sets(preemptor, candidates), returns)
     trial = PoolTrial(preemptor)
-    found = node_by_node(preemptor, trial) if preemptor.need.min_workers > 1 and not capped else ()
-    found = found or _greedy(preemptor, candidates, trial)
-    parts = place(preemptor) if found else ()
+    result = node_by_node(preemptor, trial) if preemptor.need.min_workers > 1 and not capped else ()
+    result = result or _greedy(preemptor, candidates, trial)
+    parts = place(preemptor) if result else ()
     if parts:
-        legal = in_order_of_items(preemptor, found)
+        legal = in_order_of_items(preemptor, result)
         back = victims_return(preemptor, legal, parts, finds_victims) if returns else "none"
         if not (back in REPEATS and preemptor.over_quota):
             return Choice(legal, parts, back != "none")
@@ -253,11 +253,11 @@ def _greedy(preemptor: Preemptor, candidates: list[Allocation], trial: PoolTrial
         counted = allocation.counts_on(line.quota)
         return counted > 0 and line.account in cluster.account(allocation.workload).chain
 
-    found = one_by_one(preemptor, (s for s in steps if s.kind == SHRINK), trial, counts_on_the_limit)
-    found = found or _single(preemptor, candidates, trial)
-    for order in (steps, smallest_first(preemptor, steps)) if not found else ():
-        found = found or one_by_one(preemptor, order, trial, counts_on_the_limit)
-    return found
+    result = one_by_one(preemptor, (s for s in steps if s.kind == SHRINK), trial, counts_on_the_limit)
+    result = result or _single(preemptor, candidates, trial)
+    for order in (steps, smallest_first(preemptor, steps)) if not result else ():
+        result = result or one_by_one(preemptor, order, trial, counts_on_the_limit)
+    return result
 
 
 def _single(preemptor: Preemptor, candidates: list[Allocation], trial: PoolTrial) -> Victims:

@@ -67,12 +67,12 @@ def count_usage(ledger: Ledger, totals: Mapping[str, int], used: UsageByPool) ->
 
 
 def _usage_by_pool(cluster: Cluster) -> UsageByPool:
-    found: dict[str, dict[str, tuple[int, int]]] = {}
+    result: dict[str, dict[str, tuple[int, int]]] = {}
     for allocation in cluster.allocations.values():
         account, guaranteed = cluster.account(allocation.workload), allocation.workload.non_preemptible
         for pool, amount in allocation.shares or ((allocation.pool, allocation.amount),):
-            add_usage(found, account, pool.pool.name, amount if guaranteed else 0, amount)
-    return found
+            add_usage(result, account, pool.pool.name, amount if guaranteed else 0, amount)
+    return result
 
 
 def add_usage(
@@ -91,24 +91,24 @@ def _pools(cluster: Cluster, account: Account) -> list[str]:
 
 def _borrowed(account: Account, totals: Mapping[str, int], used: Mapping[str, tuple[int, int]]) -> int:
     """Return what a team uses beyond its reservation, counted in one of the pools of each reservation."""
-    found: dict[str, int] = {}
+    result: dict[str, int] = {}
     lines = {line for pool in totals for line in account.reserving(pool)}
     for line in sorted(lines, key=lambda ln: ln.quota.pools):
         pools = line.quota.pools or tuple(totals)
         over = max(0, line.now - line.quota.reserved)
         if over and pools:
-            found[pools[0]] = max(found.get(pools[0], 0), over)
+            result[pools[0]] = max(result.get(pools[0], 0), over)
     for pool, (_, total) in used.items():
         if pool in totals and account.guarantor(pool) is None:
-            found[pool] = found.get(pool, 0) + total
-    return sum(found.values())
+            result[pool] = result.get(pool, 0) + total
+    return sum(result.values())
 
 
 def _loans(
     ledger: Ledger, borrowed: Mapping[str, int], idle: Mapping[str, int], unreserved: int
 ) -> dict[str, dict[str, int]]:
     """Return borrower to lender to amount: unreserved GPUs count first, then the teams with the most idle ones lend."""
-    left = {name: amount for name, amount in idle.items() if amount}
+    remaining = {name: amount for name, amount in idle.items() if amount}
     loans: dict[str, dict[str, int]] = {}
     for name, wanted in sorted(borrowed.items()):
         amount = wanted - min(wanted, unreserved)
@@ -116,13 +116,13 @@ def _loans(
         if not amount:
             continue
         family = {a.policy.name for a in ledger.accounts[name].chain}
-        for lender in sorted(left, key=lambda n: (-left[n], n)):
+        for lender in sorted(remaining, key=lambda n: (-remaining[n], n)):
             if lender in family:
                 continue
-            part = min(amount, left[lender])
+            part = min(amount, remaining[lender])
             if part:
                 loans.setdefault(name, {})[lender] = part
-                left[lender] -= part
+                remaining[lender] -= part
                 amount -= part
     return loans
 

@@ -184,7 +184,7 @@ class Cluster:
 
     def _read(self, placement: Sequence[Placed], need: Need) -> tuple[Part, ...]:
         parts: list[Part] = []
-        left: dict[str, list[int]] = {}
+        remaining: dict[str, list[int]] = {}
         for placed in placement:
             node = self.nodes.get(placed.node)
             if node is None:
@@ -194,7 +194,7 @@ class Cluster:
                 devices = tuple(names.index(d) for d in placed.devices if d in names)
                 parts.append(Part(placed.worker, node.name, devices, placed.milli))
                 continue
-            free = left.setdefault(node.name, self.free(node.name).devices)
+            free = remaining.setdefault(node.name, self.free(node.name).devices)
             parts.append(Part(placed.worker, node.name, *stand_in(node, placed, need, free)))
         return tuple(parts)
 
@@ -240,12 +240,12 @@ class Cluster:
 
     def levels(self, policy: str) -> tuple[str, ...]:
         """Return the policy and its departments, nearest first."""
-        found = [policy]
+        result = [policy]
         at = self.policies[policy].parent if policy in self.policies else None
-        while at is not None and at in self.policies and at not in found:
-            found.append(at)
+        while at is not None and at in self.policies and at not in result:
+            result.append(at)
             at = self.policies[at].parent
-        return tuple(found)
+        return tuple(result)
 
     def policy(self, name: str) -> Policy:
         """Return a policy; one that was deleted reserves nothing and never runs over quota."""
@@ -353,10 +353,10 @@ class Cluster:
                 cpu, memory, pods = cpu - ended.cpu, memory - ended.memory, pods - ended.pods
                 for at in [at for at, device in enumerate(devices_of(node)) if on == name and device in ended.devices]:
                     devices[at] -= ended.milli
-        for each in blocked:
-            if each.node in host:
-                cpu, memory = cpu - each.cpu, memory - each.memory
-                for at, milli in each.devices.items() if each.node == name else ():
+        for item in blocked:
+            if item.node in host:
+                cpu, memory = cpu - item.cpu, memory - item.memory
+                for at, milli in item.devices.items() if item.node == name else ():
                     devices[at] -= milli
         return Left(devices, cpu, memory, pods)
 
@@ -397,10 +397,10 @@ class Cluster:
         own = [GPU * sum(d not in node.foreign_devices for d in devices_of(node)) for node in nodes]
         return sum(max(0, size - node.foreign_gpus) for size, node in zip(own, nodes, strict=True))
 
-    def holds_parts(self, need: Need, parts: Sequence[Part], left: LeftOn) -> bool:
+    def holds_parts(self, need: Need, parts: Sequence[Part], remaining: LeftOn) -> bool:
         """Whether all parts fit together into what is left on their nodes."""
         for name in {part.node for part in parts}:
-            here, many = left(name), sum(part.node == name for part in parts)
+            here, many = remaining(name), sum(part.node == name for part in parts)
             devices = list(here.devices)
             for part in parts:
                 for at in part.devices if part.node == name else ():

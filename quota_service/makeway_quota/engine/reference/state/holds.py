@@ -138,7 +138,7 @@ def starving(cluster: Cluster, waiting: Iterable[Queue]) -> list[tuple[Queue, Wo
     `Lowest` takes what is left, however late. A workload that lost its nomination in this plan still has a queue of its
     own, and counts with those that it will share a queue with in the next plan.
     """
-    found = [
+    result = [
         (queue, head)
         for queue in waiting
         if queue.need.total and not queue.session and cluster.policy(queue.policy).weight != "Lowest"
@@ -146,7 +146,7 @@ def starving(cluster: Cluster, waiting: Iterable[Queue]) -> list[tuple[Queue, Wo
         if waits_too_long(cluster, head) and head.id not in cluster.nominations
     ]
     oldest: dict[tuple[object, ...], tuple[Queue, Workload]] = {}
-    for queue, head in sorted(found, key=lambda each: age(each[1])):
+    for queue, head in sorted(result, key=lambda item: age(item[1])):
         alike = queue.policy, queue.profile.name, queue.need, queue.guaranteed, queue.kind, queue.priority
         oldest.setdefault((*alike, queue.patient, cluster.time_limit(head), head.owner), (queue, head))
     return list(oldest.values())
@@ -196,10 +196,10 @@ def hold(cluster: Cluster, queue: Queue, workload: Workload, pool: str) -> Hold 
     """Return what to hold for a workload in a pool; None where a hold would not help it."""
     if not _helps(cluster, queue, pool):
         return None
-    found = first_room(cluster, queue.need, pool)
-    if found is None:
+    result = first_room(cluster, queue.need, pool)
+    if result is None:
         return None
-    until, openings = found
+    until, openings = result
     amount = queue.need.total
     if over_limit(cluster, queue.levels, pool, amount, False) or over_capacity(cluster, pool, amount):
         until, openings = max(until, limit_falls(cluster, queue, pool)), []
@@ -262,7 +262,7 @@ def first_room(cluster: Cluster, need: Need, pool: str) -> tuple[float, list[Ope
             moment = (-1.0, 0, 0) if each.when[0] <= cluster.now else each.when
             every.append((moment, -each.workers if each.workers >= need.min_workers else 0, at, each.workers, each))
     chosen: dict[str, Opening] = {}
-    for (when, _, _), _, _, workers, opening in sorted(every, key=lambda each: each[:4]):
+    for (when, _, _), _, _, workers, opening in sorted(every, key=lambda item: item[:4]):
         if workers >= need.min_workers:
             return max(when, cluster.now), [opening]
         chosen[opening.node] = opening
@@ -271,40 +271,40 @@ def first_room(cluster: Cluster, need: Need, pool: str) -> tuple[float, list[Ope
     return None
 
 
-def _without_spare(cluster: Cluster, chosen: list[Opening], least: int) -> list[Opening]:
+def _without_spare(cluster: Cluster, chosen: list[Opening], minimum: int) -> list[Opening]:
     names = list(cluster.nodes)
-    spare = sum(each.workers for each in chosen) - least
-    for each in sorted(chosen, key=lambda o: (o.workers, -names.index(o.node))):
-        if each.workers <= spare:
-            spare -= each.workers
-            chosen.remove(each)
+    spare = sum(each.workers for each in chosen) - minimum
+    for item in sorted(chosen, key=lambda o: (o.workers, -names.index(o.node))):
+        if item.workers <= spare:
+            spare -= item.workers
+            chosen.remove(item)
     return chosen
 
 
 def _openings(cluster: Cluster, node: str, need: Need) -> Iterator[Opening]:
     """Iterate over the moments at which a node can host more workers, up to the least that is needed."""
-    left = cluster.future(node)
+    remaining = cluster.future(node)
     here = [(a, ends_at(cluster, a)) for a in cluster.running.values() if a.on(node)]
-    many = left.workers(need)
+    many = remaining.workers(need)
     if many:
         when = cluster.now
         if cluster.free(node).workers(need) < many:
             ends = [end or inf for a, end in here if a.id in cluster.terminating]
             when = max([*ends, *(each.deadline for each in cluster.nodes[node].terminating)], default=cluster.now)
-        yield Opening((when, 0, 0), node, min(many, need.min_workers), left.whole, left.cpu, left.memory)
+        yield Opening((when, 0, 0), node, min(many, need.min_workers), remaining.whole, remaining.cpu, remaining.memory)
     staying = [(a, end) for a, end in here if a.id not in cluster.terminating]
     for moment, allocation in _leaving_order(cluster, staying):
         if many >= need.min_workers:
             return
-        left = _plus(left, allocation, node)
-        more = left.workers(need)
+        remaining = _plus(remaining, allocation, node)
+        more = remaining.workers(need)
         if more > many:
             many = more
-            yield Opening(moment, node, min(many, need.min_workers), left.whole, left.cpu, left.memory)
+            yield Opening(moment, node, min(many, need.min_workers), remaining.whole, remaining.cpu, remaining.memory)
 
 
-def _plus(left: Left, allocation: Allocation, node: str) -> Left:
-    devices, cpu, memory, pods = list(left.devices), left.cpu, left.memory, left.pods
+def _plus(remaining: Left, allocation: Allocation, node: str) -> Left:
+    devices, cpu, memory, pods = list(remaining.devices), remaining.cpu, remaining.memory, remaining.pods
     for part in allocation.on(node):
         cpu, memory, pods = cpu + allocation.need.cpu, memory + allocation.need.memory, pods + 1
         for at in part.devices:
@@ -316,7 +316,7 @@ def _leaving_order(
     cluster: Cluster, here: Sequence[tuple[Allocation, float | None]]
 ) -> Iterator[tuple[When, Allocation]]:
     """Iterate over workloads as they end; where that is unknown, jobs before sessions, small ones first."""
-    for end, _, allocation in sorted(((end, a.id, a) for a, end in here if end is not None), key=lambda each: each[:2]):
+    for end, _, allocation in sorted(((end, a.id, a) for a, end in here if end is not None), key=lambda item: item[:2]):
         yield (max(cluster.now, end), 0, 0), allocation
     sessions = jobs = 0
     unknown = [a for a, end in here if end is None]

@@ -24,10 +24,10 @@ def find(cluster: Cluster, pool: str, need: Need, later: bool = False) -> tuple[
     `later`, it takes the node with the fewest free whole devices. `spread` takes the node with the most. A gang gets as
     few nodes as possible, and is placed as a whole or not at all.
     """
-    found = _find(cluster, pool, need, later, None)
-    if need.only_spare and found and not spares(cluster, pool, need, found, later):
+    result = _find(cluster, pool, need, later, None)
+    if need.only_spare and result and not spares(cluster, pool, need, result, later):
         return _find(cluster, pool, need, later, limit_of(cluster, pool, need, later))
-    return found
+    return result
 
 
 def _find(cluster: Cluster, pool: str, need: Need, later: bool, limit: Limit | None) -> tuple[Part, ...]:
@@ -35,14 +35,14 @@ def _find(cluster: Cluster, pool: str, need: Need, later: bool, limit: Limit | N
     room = {name: cluster.left(name, later) for name in cluster.nodes_of(pool) if cluster.usable(name)}
     pack = cluster.pools[pool].strategy == "pack"
     if need.min_workers > 1:
-        found = _gang(cluster, room, need, later, limit)
+        result = _gang(cluster, room, need, later, limit)
     elif pack and not later and not need.avoid and (mix := _mix(cluster, pool)):
         return _packed(cluster, room, need, mix, limit)
     else:
         name = _one(cluster, room, need, pack, limit)
-        found = [(name, 1)] if name else []
+        result = [(name, 1)] if name else []
     parts: list[Part] = []
-    for name, many in found:
+    for name, many in result:
         devices = list(room[name].devices)
         idle = cluster.free(name).devices if later else None
         parts += [Part(len(parts) + at, name, *pick(need, devices, idle)) for at in range(many)]
@@ -78,16 +78,16 @@ def _gang(cluster: Cluster, room: Room, need: Need, later: bool, limit: Limit | 
     position = {name: at for at, name in enumerate(room)}
     idle = {name: cluster.free(name).whole for name in room} if later else {n: g.whole for n, g in room.items()}
     able = [(count, name) for name, count in _able(cluster, room, need, limit).items()]
-    able.sort(key=lambda each: (-each[0], idle[each[1]], position[each[1]]))
-    found: list[tuple[str, int]] = []
+    able.sort(key=lambda item: (-item[0], idle[item[1]], position[item[1]]))
+    result: list[tuple[str, int]] = []
     missing = need.min_workers
     while able and missing:
         enough = [each for each in able if each[0] >= missing]
-        count, name = min(enough, key=lambda each: each[0]) if enough else able[0]
+        count, name = min(enough, key=lambda item: item[0]) if enough else able[0]
         able.remove((count, name))
-        found.append((name, min(count, missing)))
+        result.append((name, min(count, missing)))
         missing -= min(count, missing)
-    return found if not missing else []
+    return result if not missing else []
 
 
 def _packed(cluster: Cluster, room: Room, need: Need, mix: dict[Shape, int], limit: Limit | None) -> tuple[Part, ...]:
@@ -121,8 +121,8 @@ def _mix(cluster: Cluster, pool: str) -> dict[Shape, int]:
     """Count the workers of each shape that the pool serves: one workload of each profile, and all that are live."""
     known = [(name, need_of(Workload("", "", name), profile)) for name, profile in cluster.profiles.items()]
     live = [(w.profile, cluster.need(w)) for w in cluster.live.values()]
-    found: dict[Shape, int] = {}
+    result: dict[Shape, int] = {}
     for profile, need in (*known, *live):
         if pool in cluster.serving(profile):
-            found[need.shape] = found.get(need.shape, 0) + need.min_workers
-    return found
+            result[need.shape] = result.get(need.shape, 0) + need.min_workers
+    return result

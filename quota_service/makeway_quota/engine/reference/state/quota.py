@@ -162,15 +162,15 @@ def _promised_below(cluster: Cluster, policy: str, quota: QuotaLine, above: tupl
 
 def _reserved_within(policy: Policy, quota: QuotaLine) -> int:
     """Return what a policy's own lines reserve of a department's line; one within another of them adds nothing."""
-    least: dict[frozenset[str], int] = {}
+    minimum: dict[frozenset[str], int] = {}
     for line in policy.quotas:
         pools = frozenset(line.pools)
         if line.reserved > 0 and _inside(pools, frozenset(quota.pools)):
-            least[pools] = min(line.reserved, least.get(pools, line.reserved))
+            minimum[pools] = min(line.reserved, minimum.get(pools, line.reserved))
     return sum(
         reserved
-        for pools, reserved in least.items()
-        if not any(_inside(pools, other) for other in least if other != pools)
+        for pools, reserved in minimum.items()
+        if not any(_inside(pools, other) for other in minimum if other != pools)
     )
 
 

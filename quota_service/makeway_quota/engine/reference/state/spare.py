@@ -29,8 +29,8 @@ def limit_of(cluster: Cluster, pool: str, need: Need, later: bool) -> Limit:
     """Return the workers that each node may host; those of a gang only where no useful GPU is lost."""
     cluster = _without_holds(cluster)
 
-    def limit(name: str, most: int) -> int:
-        for many in range(min(most, need.min_workers), 0, -1):
+    def limit(name: str, limit: int) -> int:
+        for many in range(min(limit, need.min_workers), 0, -1):
             pools = (pool, *cluster.pools_beside(pool))
             losses = [(p, _loss(cluster, p, {name: many}, need, at), at) for p in pools for at in {True, later}]
             if not any(loss for _, loss, _ in losses):
@@ -81,17 +81,17 @@ def _loss(cluster: Cluster, pool: str, many: dict[str, int], need: Need, later: 
     return lost
 
 
-def _useful(cluster: Cluster, name: str, left: Left) -> int:
+def _useful(cluster: Cluster, name: str, remaining: Left) -> int:
     """Return the free milli-GPUs of a node that the smallest profile of its pool could use."""
     smallest = _smallest(cluster, cluster.nodes[name].pool, cluster.nodes[name].model)
-    return left.workers(smallest) * smallest.gpus if smallest and cluster.usable(name) else 0
+    return remaining.workers(smallest) * smallest.gpus if smallest and cluster.usable(name) else 0
 
 
 def _smallest(cluster: Cluster, pool: str, model: str) -> Need | None:
     """Return the request of the smallest profile with GPUs that runs on a model in a pool."""
-    found = []
+    result = []
     for name, profile in cluster.profiles.items():
         need = need_of(Workload("", "", name), profile)
         if need.gpus and pool in cluster.serving(name) and (not need.models or model in need.models):
-            found.append(((need.total, need.gpus, need.cpu, need.memory, name), need))
-    return min(found, key=lambda each: each[0])[1] if found else None
+            result.append(((need.total, need.gpus, need.cpu, need.memory, name), need))
+    return min(result, key=lambda item: item[0])[1] if result else None

@@ -74,7 +74,7 @@ def _for_one_worker(p: Preemptor, options: list[Option]) -> Rearrangement | None
             staying = stuck.setdefault(option.node, [])
             staying.append(done)
             other = _option(p, option.node, staying)
-            options = sorted([*options, *([other] if other else [])], key=lambda each: each.key)
+            options = sorted([*options, *([other] if other else [])], key=lambda item: item.key)
     return None
 
 
@@ -120,7 +120,7 @@ def _option(p: Preemptor, node: str, staying: Sequence[Allocation]) -> Option | 
         gain += 1
     going: list[tuple[Part, ...]] = [a.on(node) for a in chosen]
     for at, allocation in enumerate(chosen):
-        for part in sorted(allocation.on(node), key=lambda each: each.worker):
+        for part in sorted(allocation.on(node), key=lambda item: item.worker):
             less = tuple(each for each in going[at] if each is not part)
             if less and _room_of_parts(p, node, chosen, [*going[:at], less, *going[at + 1 :]]) >= have + gain:
                 going[at] = less
@@ -190,7 +190,7 @@ def _try(p: Preemptor, options: Sequence[Option]) -> Rearrangement | Allocation 
         return None
     trial.nominate(p.workload, place)
     moves = []
-    for allocation, leaving in sorted(going.values(), key=lambda each: (-each[0].amount, each[0].id)):
+    for allocation, leaving in sorted(going.values(), key=lambda item: (-item[0].amount, item[0].id)):
         to = _target(trial, allocation, leaving)
         if not to:
             return allocation

@@ -169,10 +169,12 @@ def shortages_of(p: Preemptor) -> list[tuple[str, Shortage]]:
 
 def shortage_on(p: Preemptor, node: str) -> Shortage:
     """Return what a node has too little of, in the future and before any eviction."""
-    need, left = p.need, p.cluster.future(node)
-    by_devices = len(left.devices) // need.whole if need.whole else len(left.devices) * (GPU // max(1, need.gpus))
+    need, remaining = p.need, p.cluster.future(node)
+    by_devices = (
+        len(remaining.devices) // need.whole if need.whole else len(remaining.devices) * (GPU // max(1, need.gpus))
+    )
     many = min(need.min_workers, by_devices)
-    return Shortage(left.cpu < many * need.cpu, left.memory < many * need.memory, left.pods < many)
+    return Shortage(remaining.cpu < many * need.cpu, remaining.memory < many * need.memory, remaining.pods < many)
 
 
 def here_or_beside(p: Preemptor, node: str, able: Iterable[Allocation]) -> list[Allocation]:

@@ -139,32 +139,32 @@ class VictimBounds:
         beside = self._beside(node) if node.beside else ()
         allocations = [a for a in self.cluster.evictable_on(node) if not a.workload.non_preemptible]
         missing = self.need.whole - node.whole_future
-        least = _fewest(node, allocations, missing)
-        if not (allocations or beside) or (missing > 0 and least > len(allocations)):
+        minimum = _fewest(node, allocations, missing)
+        if not (allocations or beside) or (missing > 0 and minimum > len(allocations)):
             return None
         used = sorted([GPU - left for left in node.future if left < GPU])[:missing] if missing > 0 else ()
         if node.overfull:
             used = ()  # one worker holds all devices, so that what is in use on them is less than their sum
         candidates = tuple([self._candidate(allocation) for allocation in allocations])
         if beside:
-            return self._with_beside(node, sum(used), max(least, self._fewest_on_host(node)), (*candidates, *beside))
+            return self._with_beside(node, sum(used), max(minimum, self._fewest_on_host(node)), (*candidates, *beside))
         policy = candidates[0].team
         if policy == WITHOUT_GPUS or not isinstance(policy, str) or len({each.team for each in candidates}) > 1:
-            return NodeBound(sum(used), least, candidates)
-        return NodeBound(sum(used), least, candidates, (policy, _plain_key(sum(used), least, candidates)))
+            return NodeBound(sum(used), minimum, candidates)
+        return NodeBound(sum(used), minimum, candidates, (policy, _plain_key(sum(used), minimum, candidates)))
 
     def _with_beside(
-        self, node: NodeState, used: int, least: int, candidates: tuple[Candidate, ...]
+        self, node: NodeState, used: int, minimum: int, candidates: tuple[Candidate, ...]
     ) -> NodeBound | None:
         """Return the bound of a node with candidates on other nodes of its host; None if all of them are too few."""
-        if least > len(candidates):
+        if minimum > len(candidates):
             return None
-        found = NodeBound(used, least, candidates, None, True)
+        result = NodeBound(used, minimum, candidates, None, True)
         teams = {each.team for each in candidates}
         (team,) = teams if len(teams) == 1 else (SEVERAL_POOLS,)
         if team == SEVERAL_POOLS or not isinstance(team, tuple) or team[1] == WITHOUT_GPUS:
-            return found
-        return found._replace(only=(team, _plain_key(max(used, found.gpus_of(candidates)), least, candidates)))
+            return result
+        return result._replace(only=(team, _plain_key(max(used, result.gpus_of(candidates)), minimum, candidates)))
 
     def _fewest_on_host(self, node: NodeState) -> int:
         """Return the least number of workloads on a node's host that hold the CPU, memory and pods that are missing.
@@ -172,11 +172,11 @@ class VictimBounds:
         More than there are, if all of them hold less than that.
         """
         need, held = self.need, dict[str, list[int]]()
-        for each in node.host:
-            for allocation in self.cluster.evictable_on(each):
+        for item in node.host:
+            for allocation in self.cluster.evictable_on(item):
                 if allocation.workload.non_preemptible:
                     continue
-                pods = sum([part.node is each for part in allocation.parts])
+                pods = sum([part.node is item for part in allocation.parts])
                 known = held.setdefault(allocation.workload.id, [0, 0, 0])
                 more = pods * allocation.need.cpu, pods * allocation.need.memory, pods
                 held[allocation.workload.id] = [a + b for a, b in zip(known, more, strict=True)]
@@ -193,25 +193,25 @@ class VictimBounds:
         return [self._candidate_beside(allocation) for allocation in each]
 
     def _candidate_beside(self, allocation: Allocation) -> Candidate:
-        found = self._candidate(allocation)
+        result = self._candidate(allocation)
         if allocation.shares:
-            return found._replace(team=SEVERAL_POOLS, soft=_FRESH)
+            return result._replace(team=SEVERAL_POOLS, soft=_FRESH)
         pool = allocation.pool.pool.name
-        return found._replace(team=(pool, allocation.workload.policy if allocation.amount else WITHOUT_GPUS))
+        return result._replace(team=(pool, allocation.workload.policy if allocation.amount else WITHOUT_GPUS))
 
     def _candidate(self, allocation: Allocation) -> Candidate:
         """Return a candidate's record, kept while its allocation is the same."""
         known = self._candidates.get(allocation.workload.id)
         if known is not None:
-            of, workload, parts, fresh, found = known
+            of, workload, parts, fresh, result = known
             if of is allocation and workload is of.workload and parts is of.parts and fresh is of.fresh:
-                return found
-        found = self._record(allocation)
-        same = allocation, allocation.workload, allocation.parts, allocation.fresh, found
+                return result
+        result = self._record(allocation)
+        same = allocation, allocation.workload, allocation.parts, allocation.fresh, result
         self._candidates[allocation.workload.id] = same
         if len(self._candidates) > 2 * len(self.cluster.allocations) + _MAX_ENTRIES:
             self._candidates.clear()  # most of them are gone
-        return found
+        return result
 
     def _record(self, allocation: Allocation) -> Candidate:
         """Return the order of protection (rule 5.3) without the share; a start that is not dated comes first."""
@@ -234,23 +234,23 @@ class VictimBounds:
 
 def bounds_of(cluster: Cluster, pool: PoolState, need: Need) -> VictimBounds:
     """Return the bounds for a request, up to date; those that were read longest ago are dropped first."""
-    found: VictimBounds = pool.bounds.pop(need, None) or VictimBounds(cluster, pool, need)
-    pool.bounds[need] = found
+    result: VictimBounds = pool.bounds.pop(need, None) or VictimBounds(cluster, pool, need)
+    pool.bounds[need] = result
     if len(pool.bounds) > _MAX_ENTRIES:
         del pool.bounds[next(iter(pool.bounds))]
-    found.catch_up()
-    return found
+    result.catch_up()
+    return result
 
 
-def _plain_key(used: int, least: int, candidates: Sequence[Candidate]) -> Key:
+def _plain_key(used: int, minimum: int, candidates: Sequence[Candidate]) -> Key:
     soft = max([each.soft for each in candidates])
     if soft:
         return False, 0 if soft == _FRESH else used, 0, (), 0, (), ()
     gpus = max(used, min([each.amount for each in candidates]))
-    if least == 1:
+    if minimum == 1:
         order = min([each.order for each in candidates])
         return True, gpus, 0, (order[:3],), 1, (order,), ()
-    orders = _first([each.order for each in candidates], least)
+    orders = _first([each.order for each in candidates], minimum)
     return True, gpus, 0, tuple([order[:3] for order in orders]), len(orders), tuple(orders), ()
 
 

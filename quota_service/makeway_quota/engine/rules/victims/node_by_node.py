@@ -65,10 +65,10 @@ class _Search:
         node, whole = self.preemptor.pool.nodes[position], self.preemptor.need.whole
         most = len(node.future) // whole - self.have[position] if whole else self.missing
         for gain in range(1, min(self.missing, most) + 1):
-            found = self.set_for(node, gain)
-            if found is None:
+            result = self.set_for(node, gain)
+            if result is None:
                 break
-            (stops, gpus, *rest), victims = found
+            (stops, gpus, *rest), victims = result
             gone = (*self.chosen.values(), *victims)
             returns = any(could_return(self.preemptor, victim, gone) for victim in _one_a_kind(self.preemptor, victims))
             rate = (returns, stops, Fraction(gpus, gain), *rest, -gain)

@@ -135,18 +135,18 @@ class Preemptor:
         """Return the share of each policy with candidates, in the pool and in those beside it."""
         pool, ledger = self.pool.pool.name, self.cluster.ledger
         names = [name for name in self.cluster.lowest_priorities.get(pool, {}) if self.is_candidate_policy(name)]
-        found: dict[Team, int] = {name: ledger.account(name).share(pool) for name in names}
+        result: dict[Team, int] = {name: ledger.account(name).share(pool) for name in names}
         if self.is_candidate_policy(WITHOUT_GPUS):
-            found[WITHOUT_GPUS] = 0
+            result[WITHOUT_GPUS] = 0
         if self.pool.beside:
-            found[SEVERAL_POOLS] = 0
+            result[SEVERAL_POOLS] = 0
         for other in self.pool.beside:
             for name in self.cluster.lowest_priorities.get(other, {}):
                 if self.is_candidate_policy(name, other):
-                    found[other, name] = ledger.account(name).share(other)
+                    result[other, name] = ledger.account(name).share(other)
             if "reservation" in self.rights:
-                found[other, WITHOUT_GPUS] = 0
-        return found
+                result[other, WITHOUT_GPUS] = 0
+        return result
 
     def may_tighten(self) -> bool:
         """Whether a victim may make less room than it takes: its team's static quota grows by more than it frees."""
@@ -167,20 +167,20 @@ class Preemptor:
             return each_once([*here, *self._candidates_beside(node)])
         if self.rights not in ONLY_ABOVE or self.cluster.protecting:
             return [each for each in self.cluster.evictable_on(node) if self._is_candidate(each)]
-        found, able = [], dict[str, bool]()
-        for each in self.cluster.evictable_on(node):  # the same, with one question for each policy
-            policy = each.workload.policy
-            if not each.amount:
-                may = self._is_candidate(each)
-            elif each.workload.non_preemptible:
+        result, able = [], dict[str, bool]()
+        for item in self.cluster.evictable_on(node):  # the same, with one question for each policy
+            policy = item.workload.policy
+            if not item.amount:
+                may = self._is_candidate(item)
+            elif item.workload.non_preemptible:
                 may = False
             elif policy in able:
                 may = able[policy]
             else:
                 may = able[policy] = self.is_candidate_policy(policy)
             if may:
-                found.append(each)
-        return found
+                result.append(item)
+        return result
 
     def _candidates_beside(self, node: NodeState) -> Iterator[Allocation]:
         """Iterate over the candidates on other nodes of a node's host that hold what it has too little of."""
@@ -232,16 +232,16 @@ class Preemptor:
     def where(self) -> dict[int, list[Allocation]]:
         """Return the candidates by position of the node of the pool on or beside which they are; computed once."""
         if self._where is None:
-            found: dict[int, list[Allocation]] = {}
+            result: dict[int, list[Allocation]] = {}
             for allocation in self.candidates():
                 parts = allocation.parts_in(self.pool) if allocation.shares else allocation.parts
                 for part in parts if allocation.shares or allocation.pool is self.pool else ():
-                    here = found.setdefault(part.node.position, [])
+                    here = result.setdefault(part.node.position, [])
                     if not here or here[-1] is not allocation:
                         here.append(allocation)
             for position, others in self._beside_each().items() if self.pool.beside else ():
-                found[position] = each_once([*found.get(position, ()), *others])
-            self._where = found
+                result[position] = each_once([*result.get(position, ()), *others])
+            self._where = result
         return self._where
 
     def candidates(self) -> list[Allocation]:
@@ -270,13 +270,13 @@ class Preemptor:
 
     def _elsewhere(self) -> dict[str, Allocation]:
         """Return by id the candidates by policy in other pools that count on a limit in the way."""
-        cluster, found = self.cluster, dict[str, Allocation]()
+        cluster, result = self.cluster, dict[str, Allocation]()
         for pool, lines in self.beyond().items():
             for name in cluster.lowest_priorities.get(pool, {}):
                 chain = cluster.ledger.account(name).chain
                 if any(line.account in chain for line in lines):
-                    found |= cluster.preemptible[pool, name]
-        others = {id: a for id, a in found.items() if not a.is_in(self.pool)}
+                    result |= cluster.preemptible[pool, name]
+        others = {id: a for id, a in result.items() if not a.is_in(self.pool)}
         return {id: a for id, a in others.items() if self.is_candidate_policy(a.workload.policy, self.nearest(a))}
 
     def nearest(self, allocation: Allocation) -> str:

@@ -63,10 +63,10 @@ class Ranking:
 
     def _tops(self, preemptor: Preemptor) -> list[tuple[Key, Team]]:
         """Return the least score or bound in each policy's heap and the policy, the best first."""
-        found = [(heap[0][0], name) for name, heap in self.heaps.items() if heap]
-        if len(found) < 2:
-            return found
-        return sorted([(_with_share(plain, _share(preemptor, name)), name) for plain, name in found], key=_by_key)
+        result = [(heap[0][0], name) for name, heap in self.heaps.items() if heap]
+        if len(result) < 2:
+            return result
+        return sorted([(_with_share(plain, _share(preemptor, name)), name) for plain, name in result], key=_by_key)
 
     def _best_mixed(
         self,
@@ -77,11 +77,11 @@ class Ranking:
     ) -> Ranked | None:
         """Return the best of this set and of the nodes with candidates of several policies."""
         nodes = bounds.keys(preemptor.shares(), self.mixed.difference(without))
-        found = [entry for entry in nodes if best is None or entry[0] <= best.key]
-        heapq.heapify(found)
-        while found:
+        result = [entry for entry in nodes if best is None or entry[0] <= best.key]
+        heapq.heapify(result)
+        while result:
             preemptor.cluster.pause()
-            least, position = heapq.heappop(found)
+            least, position = heapq.heappop(result)
             if best is not None and least > best.key:
                 break
             best = _better(best, self._ranked(preemptor, position))
@@ -93,14 +93,14 @@ class Ranking:
         if known is not None and all(preemptor.standing(name) == was for name, was in known[0].items()):
             return known[1]
         scored = self._judge(preemptor, position)
-        found = None if scored is None else Ranked(scored[0], position, scored[1])
+        result = None if scored is None else Ranked(scored[0], position, scored[1])
         if "fair_share" not in preemptor.rights:
             node = preemptor.pool.nodes[position]
             names: set[Team] = {a.workload.policy for a in node.allocations.values()}
             for other in node.beside:
                 names.update((preemptor.nearest(a), a.workload.policy) for a in other.allocations.values())
-            self.judged[position] = {name: preemptor.standing(name) for name in names}, found
-        return found
+            self.judged[position] = {name: preemptor.standing(name) for name in names}, result
+        return result
 
     def _catch_up(self, preemptor: Preemptor, bounds: VictimBounds) -> None:
         """Drop the scores of touched nodes, and of nodes of policies with more candidates than before."""
@@ -191,8 +191,8 @@ class Ranking:
     def _top(self, preemptor: Preemptor, policy: Team, without: Collection[int]) -> Ranked | None:
         heap = self.heaps[policy]
         aside: list[tuple[Key, int]] = []
-        found: Ranked | None = None
-        while heap and found is None:
+        result: Ranked | None = None
+        while heap and result is None:
             plain, position = heap[0]
             known = self.scores.get(position)
             if known is None or known[:2] != (policy, plain):
@@ -202,10 +202,10 @@ class Ranking:
                 if not aside or aside[-1] != entry:
                     aside.append(entry)
             else:
-                found = self._still(preemptor, position, known)
+                result = self._still(preemptor, position, known)
         for entry in aside:
             heapq.heappush(heap, entry)
-        return found
+        return result
 
     def _still(self, preemptor: Preemptor, position: int, known: tuple[Team, Key, Victims | None]) -> Ranked | None:
         """Return a node's best set with its present key if the node has its score still; else enter what it has."""
@@ -240,11 +240,11 @@ def _by_key(top: tuple[Key, Team]) -> tuple[Key, tuple[str, ...]]:
     return key, team if isinstance(team, tuple) else (team,)
 
 
-def _better(one: Ranked | None, other: Ranked | None) -> Ranked | None:
+def _better(item: Ranked | None, other: Ranked | None) -> Ranked | None:
     """Return the one that costs less, of equal ones the first node."""
-    if one is None or other is None:
-        return one or other
-    return min(one, other, key=lambda ranked: ranked[:2])
+    if item is None or other is None:
+        return item or other
+    return min(item, other, key=lambda ranked: ranked[:2])
 
 
 def _hosts_any(node: NodeState, policies: Collection[str]) -> bool:

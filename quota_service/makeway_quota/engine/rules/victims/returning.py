@@ -57,14 +57,14 @@ def returns(preemptor: Preemptor, victims: Victims, parts: tuple[Part, ...], fin
     start = cluster.nominate(preemptor.workload, preemptor.need, parts)
     starts = [each for each in cluster.fresh.values() if each.workload.nomination]
     again = {victim.allocation.workload.id for victim in victims if replaced(preemptor, victim)}
-    found: set[Return] = set()
-    for each in returning:
-        how = _evicts(preemptor, each, victims, finds)
-        how = how if how != "none" else _evicts_later(preemptor, each, victims, finds, starts)
-        back = how == "none" and _evicts_later(preemptor, each, victims, finds, (start, *starts)) != "none"
-        found.add("back" if back or (how != "none" and each.workload.id in again) else how)
+    result: set[Return] = set()
+    for item in returning:
+        how = _evicts(preemptor, item, victims, finds)
+        how = how if how != "none" else _evicts_later(preemptor, item, victims, finds, starts)
+        back = how == "none" and _evicts_later(preemptor, item, victims, finds, (start, *starts)) != "none"
+        result.add("back" if back or (how != "none" and item.workload.id in again) else how)
     cluster.withdraw_nomination(preemptor.workload)
-    return next((how for how in ("back", "in_quota", "others") if how in found), "none")
+    return next((how for how in ("back", "in_quota", "others") if how in result), "none")
 
 
 def _evicts_later(

@@ -94,12 +94,12 @@ def ways(allocation: Allocation, nodes: Sequence[NodeState]) -> Ways:
 
     Called where `combinations_of` is small: no way is tried that leaves too few workers.
     """
-    found: Ways = [(whole(allocation),)]
+    result: Ways = [(whole(allocation),)]
     if not extra_workers(allocation):
-        return found
+        return result
     shrinks: list[tuple[int, tuple[Part, ...]]] = [(_spare_workers(allocation), ())]
     if shrinks[0][0] < 0:
-        return found
+        return result
     for node in nodes:
         parts = _last_first([part for part in allocation.parts if part.node is node])
         lost = _usable_among_first(allocation, parts)
@@ -108,7 +108,7 @@ def ways(allocation: Allocation, nodes: Sequence[NodeState]) -> Ways:
             for left, gone in shrinks
             for count in range(bisect_right(lost, left))
         ]
-    return [*found, *((Victim(allocation, SHRINK, gone),) for _, gone in shrinks if gone)]
+    return [*result, *((Victim(allocation, SHRINK, gone),) for _, gone in shrinks if gone)]
 
 
 def _last_first(parts: Iterable[Part]) -> list[Part]:

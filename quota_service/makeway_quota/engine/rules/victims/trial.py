@@ -57,10 +57,10 @@ def allowed_without(preemptor: Preemptor, victims: Victims) -> bool:
         return True
     for victim in victims:
         evict(preemptor, victim)
-    found = allowed(cluster, preemptor.account, preemptor.pool, preemptor.amount, True)
+    result = allowed(cluster, preemptor.account, preemptor.pool, preemptor.amount, True)
     for victim in victims:
         restore(preemptor, victim)
-    return found
+    return result
 
 
 class PoolTrial:
@@ -133,14 +133,14 @@ class PoolTrial:
 
 def _hosted_beside(node: NodeState, need: Need, victim: Victim) -> int:
     """Return how many workers a node hosts in the future beside the workers of a victim that is gone there."""
-    left, untouched, cpu, memory = list(node.future), node.whole_future, node.cpu_future, node.memory_future
+    remaining, untouched, cpu, memory = list(node.future), node.whole_future, node.cpu_future, node.memory_future
     pods = node.pods_future
     for part in victim.gone:
         if part.node is node:
             for at in part.devices:
-                untouched -= left[at] == GPU
-                left[at] -= part.milli
+                untouched -= remaining[at] == GPU
+                remaining[at] -= part.milli
             cpu -= victim.allocation.need.cpu
             memory -= victim.allocation.need.memory
             pods -= 1
-    return hosts(need, left, untouched, cpu, memory, pods)
+    return hosts(need, remaining, untouched, cpu, memory, pods)
