@@ -38,7 +38,7 @@ def test_each_day_is_what_its_last_pass_found_by_all_team_and_person(store: Stor
 
 
 def test_a_year_of_many_people_and_teams_is_bounded(store: Store, job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(growth, "MAX_NAMED", 5)
+    monkeypatch.setattr(growth, "MAX_PER_SCOPE", 5)
     for number in range(12):
         store.add_workload(job(f"j{number}", owner=f"p{number:02}", team=f"t{number:02}", source="x" * number), now=0.0)
     for day in range(100, 465):

@@ -28,10 +28,10 @@ from .world.present_times import PresentTimes
 SKEW = 60.0
 """Seconds that a node's clock may be ahead of ours."""
 
-STEP = "reading the report of its attempt"
+QUARANTINE_STEP = "reading the report of its attempt"
 NO_DOCUMENT = Document()
 SAVED = re.compile(r"; (saved at step -?\d+|no checkpoint)$")
-"""The end of a launcher's message that says what is saved, which `SavedWork` says with the work that is lost"""
+"""The suffix of a launcher's message, as "; saved at step 12", that is cut off: `SavedWork` says it too"""
 
 
 def reconcile(
@@ -50,45 +50,46 @@ def reconcile(
 ) -> ChangeSet:
     """Compare rows with the attempts that are reported, and the losses with the nodes in `seen`.
 
-    `lost_budget` is how many losses that count a job survives (`Losses.counts`); `document` says which nodes it may go
-    to, `backoff` how often they were refused; `durable`: an attempt leaves its checkpoints to the next one. `stopping`:
-    the service has just stopped all jobs, because it ends itself. `times`: those of rows by the present clock.
+    `lost_budget`: how many counted losses (`Losses.counts`) a job survives; `document`: the nodes that it may go to;
+    `backoff`: how often each job's start has failed, and on which nodes; `durable`: an attempt leaves checkpoints to
+    the next one. `stopping`: the service has just stopped all jobs, because it ends itself. `times`: the times of rows,
+    corrected where the clock was set since they were written. `quarantine`: the rows that fail, which are tried later.
     """
-    change_set, aside = ChangeSet(), quarantine or Quarantine()
+    change_set, quarantine = ChangeSet(), quarantine or Quarantine()
     losses = Losses(seen.nodes, lost_budget, document)
-    reports = _Reports(change_set, now, names, losses, backoff or StartBackoff(), durable, stopping, times)
+    ends = _AttemptEnds(change_set, now, names, losses, backoff or StartBackoff(), durable, stopping, times)
     for reported in sorted(seen.attempts, key=lambda a: (a.workload, a.attempt)):
         row = rows.get(reported.workload)
         if row is None or row.attempt != reported.attempt or row.state not in ADMITTED:
             continue
-        if aside.rests(STEP, "workload", row.id):
+        if quarantine.rests(QUARANTINE_STEP, "workload", row.id):
             continue
         before = len(change_set.changes), len(change_set.decisions)
         try:
-            attempt = _possible(reported, now)
+            attempt = _with_possible_times(reported, now)
             if attempt.phase in (Phase.EXITED, Phase.LOST):
-                reports.ended(row, attempt)
+                ends.ended(row, attempt)
             else:
-                alive = transitions.observe(row, attempt)
-                if alive is not None:
-                    change_set.add(*alive)
+                transition = transitions.observe(row, attempt)
+                if transition is not None:
+                    change_set.add(*transition)
         except Exception as error:
             del change_set.changes[before[0] :], change_set.decisions[before[1] :]
-            aside.failed(STEP, "workload", row.id, error)
+            quarantine.failed(QUARANTINE_STEP, "workload", row.id, error)
         else:
-            aside.passed(STEP, "workload", row.id)
+            quarantine.passed(QUARANTINE_STEP, "workload", row.id)
     return change_set
 
 
 def note_launched(change_set: ChangeSet, launched: Mapping[str, float]) -> None:
-    """Add when attempts were ordered to start, for those that change in no other way."""
+    """Record the time of each start order, for the attempts that have no other change."""
     known = {change.workload for change in change_set.changes}
     for id, at in launched.items():
         if id not in known:
             change_set.add(*transitions.launch(id, at))
 
 
-def _possible(seen: AttemptSeen, now: float) -> AttemptSeen:
+def _with_possible_times(seen: AttemptSeen, now: float) -> AttemptSeen:
     """Return the report with times that are possible: jobs write what they like, and nodes have clocks of their own."""
     began, ended, saved = seen.started_at, seen.ended_at, seen.checkpoint_at
     if ended is not None and not 0 <= ended <= now:
@@ -102,7 +103,7 @@ def _possible(seen: AttemptSeen, now: float) -> AttemptSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reports:
+class _AttemptEnds:
     """Adds the ends of attempts to a change set; `now` is in Unix seconds, `names` gives titles to teams."""
 
     change_set: ChangeSet
@@ -117,10 +118,11 @@ class _Reports:
     def ended(self, row: Workload, seen: AttemptSeen) -> None:
         """End or requeue a job whose attempt is over or lost."""
         noticed = row.notice is not None or seen.noticed
+        # exit code 0 after a notice is a success only of a job that reported that its work is complete
         finished = seen.exit_code == 0 and not seen.acknowledged and (seen.completed or not noticed)
         job = job_name(row)
-        late = row.reason_code == TIME_LIMIT
-        if late and not finished:
+        over_time = row.reason_code == TIME_LIMIT
+        if over_time and not finished:
             message = outcomes.time_limit_reached(row.time_limit or 0.0)
             seen = replace(seen, timed_out=True, noticed=False, message=message)
         if row.cancel_requested:
@@ -128,7 +130,7 @@ class _Reports:
         elif finished:
             message = outcomes.succeeded(job, self._worked(row, seen), row.size, result_lost=seen.result_lost)
             self._finish(row, seen, "succeeded", message)
-        elif late:
+        elif over_time:
             self._finish(row, seen, "failed", outcomes.failed(job, _cause(seen), row.size))
         elif row.notice is not None:
             self._evicted(row, seen, row.notice)
@@ -139,7 +141,7 @@ class _Reports:
         elif seen.phase is Phase.LOST:
             self._lost(row, seen)
         elif seen.noticed and not seen.timed_out:
-            self._stopped(row, seen)
+            self._stopped_by_others(row, seen)
         elif row.failures < row.max_failures and not seen.timed_out:
             self._retry(row, seen)
         else:
@@ -167,7 +169,7 @@ class _Reports:
         if seen.killed:
             message = outcomes.killed_at_deadline(job_name(row), row.grace, progress)
         else:
-            message = outcomes.made_way(job_name(row), self._preemptor(notice), progress, _error(row, seen))
+            message = outcomes.made_way(job_name(row), self._preemptor(notice), progress, _unexpected_end(row, seen))
         outcome = "moved" if notice.kind == "move" else "preempted"
         fields: dict[str, object] = {"preemptions": row.preemptions + 1}
         self._requeue(row, seen, outcome, "made_way", message, fields, progress.lost)
@@ -177,16 +179,18 @@ class _Reports:
             return outcomes.PREEMPT_TEST
         return outcomes.preemptor(notice.by_owner, notice.by_team and self.names.team(notice.by_team))
 
-    def _stopped(self, row: Workload, seen: AttemptSeen) -> None:
-        """Requeue a job that got a notice which is in no row; it counts as a loss unless Makeway itself stops."""
+    def _stopped_by_others(self, row: Workload, seen: AttemptSeen) -> None:
+        """Requeue a job that a drain, `kubectl delete` or a SIGTERM stopped; a loss, unless Makeway itself stops."""
         progress = self._saved(row, seen)
         if self.stopping:
-            message = outcomes.stopped_with_makeway(job_name(row), progress, _error(row, seen))
+            message = outcomes.stopped_with_makeway(job_name(row), progress, _unexpected_end(row, seen))
             self._requeue(row, seen, "preempted", "made_way", message, {}, progress.lost)
         else:
             nodes = _nodes(row)
-            message = outcomes.stopped_by_others(job_name(row), nodes, progress, _error(row, seen))
-            self._count(row, seen, message, outcomes.stopped_for_good(job_name(row), nodes, row.infra_failures + 1))
+            message = outcomes.stopped_by_others(job_name(row), nodes, progress, _unexpected_end(row, seen))
+            self._requeue_after_loss(
+                row, seen, message, outcomes.stopped_for_good(job_name(row), nodes, row.infra_failures + 1)
+            )
 
     def _never_ran(self, row: Workload, seen: AttemptSeen, code: str = START_DEFERRED) -> None:
         """Requeue a job of which nothing ran, which is no loss: it is delayed, and goes elsewhere if it can.
@@ -197,7 +201,7 @@ class _Reports:
         self.change_set.add(*self.backoff.requeue(row, job_name(row), _cause(seen), self.now, code))
 
     def _avoid(self, row: Workload, seen: AttemptSeen) -> None:
-        """Remember the node that did not start a worker, or ended it, where it is ready for others."""
+        """Remember the node that did not start a worker, or ended it, if the node is ready."""
         if seen.worker < len(row.placement):
             before = [node for node, _ in self.backoff.avoided(row.id, self.now)]
             nodes = self.losses.avoided(row, row.placement[seen.worker].node, before)
@@ -208,9 +212,9 @@ class _Reports:
         job, nodes, cause = job_name(row), _nodes(row), _cause(seen)
         began = row.state != "starting" or seen.started_at is not None
         message = outcomes.lost(job, nodes, cause, self._saved(row, seen) if began else None)
-        self._count(row, seen, message, outcomes.lost_for_good(job, nodes, cause, row.infra_failures + 1))
+        self._requeue_after_loss(row, seen, message, outcomes.lost_for_good(job, nodes, cause, row.infra_failures + 1))
 
-    def _count(self, row: Workload, seen: AttemptSeen, message: str, for_good: str) -> None:
+    def _requeue_after_loss(self, row: Workload, seen: AttemptSeen, message: str, final_message: str) -> None:
         """Requeue a job after a loss; it ends only where it was lost too often without a node to blame."""
         nodes = _nodes(row)
         fields: dict[str, object] = {"failed_node": ", ".join(nodes) or "its node"}
@@ -220,7 +224,7 @@ class _Reports:
             self._avoid(row, seen)
             fields["avoids"] = self.backoff.of(row.id)
         if "lost_on" in fields and self.losses.ends_job(row, (*row.lost_on, *nodes)):
-            self._finish(row, seen, "failed", for_good)
+            self._finish(row, seen, "failed", final_message)
         else:
             lost = self._saved(row, seen).lost
             self._requeue(row, seen, "lost", "lost", message, fields, lost)
@@ -244,7 +248,7 @@ class _Reports:
     def _worked(self, row: Workload, seen: AttemptSeen) -> float:
         """Return the seconds since the command of this attempt began, without those that its start took.
 
-        Both times are of the node's clock; where a launcher does not tell when it began, its GPUs were given then.
+        Both times are of the node's clock. Without a start time from the launcher, it is as long as the GPUs were held.
         """
         held = self._ran(row, seen) - row.ran
         if seen.started_at is None:
@@ -253,7 +257,7 @@ class _Reports:
         return min(held, worked) if worked >= 0 else held
 
     def _ran(self, row: Workload, seen: AttemptSeen) -> float:
-        """Return the seconds that it held its GPUs in all, now that this attempt is over."""
+        """Return the seconds for which all attempts of the job held GPUs, this one included."""
         started = self._present(row).started_at
         if started is None:
             return row.ran
@@ -270,6 +274,7 @@ class _Reports:
         worked = 0.0 if row.state == "starting" and seen.started_at is None else self._worked(row, seen)
         if not self.durable:
             return outcomes.SavedWork(saved, step, min(worked, max(0.0, ended - began)), durable=False)
+        # a time that has not changed since the row was written: the row's, by the present clock
         reported = present.checkpoint_at if seen.checkpoint_at == row.checkpoint_at else seen.checkpoint_at
         since = max(reported or 0.0, present.checkpoint_at or 0.0, began)
         lost = 0.0 if seen.acknowledged and seen.checkpoint_at else min(worked, max(0.0, ended - since))
@@ -284,8 +289,8 @@ def _cause(seen: AttemptSeen) -> str:
     return f"killed by signal {-seen.exit_code}" if seen.exit_code < 0 else f"exit code {seen.exit_code}"
 
 
-def _error(row: Workload, seen: AttemptSeen) -> str:
-    """Return how a job ended after its notice, where that was neither a way to make way nor the notice's own signal."""
+def _unexpected_end(row: Workload, seen: AttemptSeen) -> str:
+    """Return how a job ended after its notice; empty if as expected: saved, exit code 0 or 75, by the signal."""
     number = getattr(signal, row.signal, signal.SIGTERM)
     usual = (None, 0, 75, -number, 128 + number, -signal.SIGKILL, 128 + signal.SIGKILL)
     if seen.acknowledged or seen.killed or seen.phase is Phase.LOST or seen.exit_code in usual:

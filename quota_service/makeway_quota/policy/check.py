@@ -10,7 +10,7 @@ from ..engine.snapshot import GPU, Policy, QuotaLine
 from ..wording import gpus
 from .document import Document
 from .issues import Loc, Problem, did_you_mean, quote
-from .limits import above_limits
+from .limits import reservations_above_limits
 from .models import DocumentPolicy, DocumentPool, DocumentProfile, DocumentTable, QuotaTable
 from .pod_template import claims_of, has_only_claims
 
@@ -19,7 +19,7 @@ IMAGE = re.compile(
     rf"(?:[A-Za-z0-9][A-Za-z0-9.-]*(?::\d+)?/)?{_PART}(?:/{_PART})*(?::\w[\w.-]{{0,127}})?(?:@\w+:[0-9a-fA-F]{{32,}})?",
     re.ASCII,
 )
-"""The name of an image as registries and container runtimes take it"""
+"""The name of an image as registries and container runtimes accept it"""
 AUTOSCALED = ("max_nodes", "node_gpus", "node_cpu", "node_memory")
 NO_GPUS = "say which GPUs are in it with nodes: {local: {gpus: [0, 1]}} (or all), or reserve nothing"
 MAX_LEVELS = 20
@@ -30,7 +30,7 @@ FOR_JOBS = (
 CLAIMS_WITHOUT_GPUS = "resourceClaims are for the GPUs of the profile, and gpus is 0; give the number that they request"
 NO_TIME_LIMIT = "only jobs have a time limit, and kinds has none; remove time_limit, or add job to kinds"
 WITHOUT_EFFECT = (FOR_JOBS, NO_TIME_LIMIT)
-"""Problems of a part without any effect, which an earlier release has taken."""
+"""Messages about keys without effect: stored documents may have them, as earlier releases accepted them"""
 NO_POOL = "no pool is named; name one, or remove the key to mean all"
 
 
@@ -45,41 +45,42 @@ class Entries:
 
 
 def check(document: Document, entries: Entries, sizes: Mapping[str, int] | None, *, stored: bool) -> Iterator[Problem]:
-    """Yield what contradicts: within an entry, between entries, and with the sizes of the pools.
+    """Yield every contradiction: within an entry, between entries, and with the sizes of the pools.
 
-    `stored`: reservations above a limit and odd names of images are no problem, because earlier releases took them.
+    `stored`: reservations above a limit and odd names of images are no problem, because earlier releases accepted them.
     """
     for key in ("pools", "profiles", "policies"):
         if not entries.top.has(key):
             yield (key,), f"the list of {key} is missing; begin it with “{key}:”"
     for loc, pool in entries.pools.values():
-        yield from _pool(loc, pool, entries)
+        yield from _check_pool(loc, pool, entries)
     for loc, profile in entries.profiles.values():
-        yield from _profile(loc, profile, entries)
-        if not stored:  # earlier releases took any
+        yield from _check_profile(loc, profile, entries)
+        if not stored:  # earlier releases accepted any name
             yield from _image_names(loc, profile)
     for loc, policy in entries.policies.values():
-        yield from _policy(loc, policy, entries)
-    sound = len(entries.pools) == len(entries.top.pools) and all(
-        len(_line(name, entries)) <= MAX_LEVELS for name in entries.policies
+        yield from _check_policy(loc, policy, entries)
+    # totals are wrong where a pool's name occurs twice, and endless where parents form a circle
+    can_add_up = len(entries.pools) == len(entries.top.pools) and all(
+        len(_ancestry(name, entries)) <= MAX_LEVELS for name in entries.policies
     )
-    for message, policy_name, line in overcommitted(document, sizes) if sound else ():
+    for message, policy_name, line in overcommitted(document, sizes) if can_add_up else ():
         loc = entries.policies[policy_name][0]
         yield loc if line is None else (*loc, "quotas", line, "reserved"), message
-    for message, policy_name, line in above_limits(document) if sound and not stored else ():
+    for message, policy_name, line in reservations_above_limits(document) if can_add_up and not stored else ():
         loc = entries.policies[policy_name][0]
         yield loc if line is None else (*loc, "quotas", line, "reserved"), message
 
 
-def _pool(loc: Loc, pool: DocumentPool, entries: Entries) -> Iterator[Problem]:
-    yield from _names((*loc, "profiles"), pool.profiles, entries.profiles, "profile")
+def _check_pool(loc: Loc, pool: DocumentPool, entries: Entries) -> Iterator[Problem]:
+    yield from _check_names((*loc, "profiles"), pool.profiles, entries.profiles, "profile")
     for key in AUTOSCALED:
         if pool.kind == "static" and pool.has(key):
             message = f"only a pool of kind autoscaled has {key}; set kind: autoscaled or remove it"
             yield (*loc, key), message
 
 
-def _profile(loc: Loc, profile: DocumentProfile, entries: Entries) -> Iterator[Problem]:
+def _check_profile(loc: Loc, profile: DocumentProfile, entries: Entries) -> Iterator[Problem]:
     if profile.gpus is None:
         yield (*loc, "gpus"), "the number of GPUs is missing; give 0 for a profile without"
     if profile.min_workers is not None and profile.min_workers > profile.workers:
@@ -87,8 +88,8 @@ def _profile(loc: Loc, profile: DocumentProfile, entries: Entries) -> Iterator[P
         yield (*loc, "min_workers"), message
     if profile.has("pools") and not profile.pools:
         yield (*loc, "pools"), NO_POOL
-    yield from _names((*loc, "pools"), profile.pools, entries.pools, "pool")
-    yield from _names((*loc, "policies"), profile.policies or (), entries.policies, "policy")
+    yield from _check_names((*loc, "pools"), profile.pools, entries.pools, "pool")
+    yield from _check_names((*loc, "policies"), profile.policies or (), entries.policies, "policy")
     if profile.pod and "job" not in profile.kinds and not has_only_claims(profile.pod):
         yield (*loc, "pod"), FOR_JOBS
     if claims_of(profile.pod) and profile.gpus == 0:
@@ -100,7 +101,7 @@ def _profile(loc: Loc, profile: DocumentProfile, entries: Entries) -> Iterator[P
             (*loc, "max_workers"),
             f"{profile.max_workers} is less than the {profile.workers} workers; give at least that",
         )
-    yield from _images((*loc, "images"), profile)
+    yield from _check_images((*loc, "images"), profile)
 
 
 def _image_names(loc: Loc, profile: DocumentProfile) -> Iterator[Problem]:
@@ -110,23 +111,23 @@ def _image_names(loc: Loc, profile: DocumentProfile) -> Iterator[Problem]:
             yield where, f"{quote(name)} is no name of an image; write it as registry.example/group/name:tag"
 
 
-def _images(loc: Loc, profile: DocumentProfile) -> Iterator[Problem]:
+def _check_images(loc: Loc, profile: DocumentProfile) -> Iterator[Problem]:
     if profile.images and profile.image:
         yield loc, "the profile has image and images; keep one of them"
-    yield from _names(loc, [image.name for image in profile.images])
+    yield from _check_names(loc, [image.name for image in profile.images])
     defaults = [at for at, image in enumerate(profile.images) if image.default]
     for at in defaults[1:]:
         first = profile.images[defaults[0]].name
         yield (*loc, at, "default"), f"{quote(first)} is the default already; only one image can be"
 
 
-def _policy(loc: Loc, policy: DocumentPolicy, entries: Entries) -> Iterator[Problem]:
+def _check_policy(loc: Loc, policy: DocumentPolicy, entries: Entries) -> Iterator[Problem]:
     for at, line in enumerate(policy.quotas):
-        yield from _quota((*loc, "quotas", at), line, entries)
-    yield from _names((*loc, "groups"), policy.groups)
-    yield from _names((*loc, "users"), policy.users)
-    yield from _names((*loc, "volumes"), [volume.name for volume in policy.volumes])
-    yield from _names((*loc, "volumes"), [volume.path for volume in policy.volumes])
+        yield from _check_quota((*loc, "quotas", at), line, entries)
+    yield from _check_names((*loc, "groups"), policy.groups)
+    yield from _check_names((*loc, "users"), policy.users)
+    yield from _check_names((*loc, "volumes"), [volume.name for volume in policy.volumes])
+    yield from _check_names((*loc, "volumes"), [volume.path for volume in policy.volumes])
     if not (
         policy.groups or policy.users or any(other.parent == policy.name for _, other in entries.policies.values())
     ):
@@ -137,13 +138,13 @@ def _policy(loc: Loc, policy: DocumentPolicy, entries: Entries) -> Iterator[Prob
             )
         else:
             yield (*loc, "groups"), "this team has no members; name groups of the Hub, or users"
-    yield from _parent((*loc, "parent"), policy, entries)
+    yield from _check_parent((*loc, "parent"), policy, entries)
 
 
-def _quota(loc: Loc, line: QuotaTable, entries: Entries) -> Iterator[Problem]:
+def _check_quota(loc: Loc, line: QuotaTable, entries: Entries) -> Iterator[Problem]:
     if line.has("pools") and not line.pools:
         yield (*loc, "pools"), NO_POOL
-    yield from _names((*loc, "pools"), line.pools, entries.pools, "pool")
+    yield from _check_names((*loc, "pools"), line.pools, entries.pools, "pool")
     if line.limit is not None and line.reserved > line.limit:
         message = (
             f"{gpus(line.reserved)} are reserved, but the limit is {gpus(line.limit)}; raise the limit or reserve less"
@@ -154,10 +155,10 @@ def _quota(loc: Loc, line: QuotaTable, entries: Entries) -> Iterator[Problem]:
         yield (*loc, "lend"), message
 
 
-def _names(
+def _check_names(
     loc: Loc, names: Iterable[str | Sequence[str]], known: Collection[str] | None = None, what: str = ""
 ) -> Iterator[Problem]:
-    """Yield names of a list, or of ranks, that occur twice, and those that do not exist."""
+    """Yield names that occur twice in a list (or in a list of ranks, as of preferred pools), or are not `known`."""
     seen: set[str] = set()
     for first, rank in enumerate(names):
         for second, name in enumerate([rank] if isinstance(rank, str) else rank):
@@ -169,27 +170,27 @@ def _names(
             seen.add(name)
 
 
-def _parent(loc: Loc, policy: DocumentPolicy, entries: Entries) -> Iterator[Problem]:
+def _check_parent(loc: Loc, policy: DocumentPolicy, entries: Entries) -> Iterator[Problem]:
     if policy.parent is None:
         return
     if policy.parent not in entries.policies:
         known = [name for name in entries.policies if name != policy.name]
         yield loc, f"there is no policy {quote(policy.parent)}; {did_you_mean(policy.parent, known)}"
         return
-    line = _line(policy.name, entries)
-    if entries.policies[line[-1]][1].parent == policy.name:
-        yield loc, f"the parents form a circle: {' → '.join([*line, policy.name])}; remove one of them"
-    elif len(line) > MAX_LEVELS:
+    chain = _ancestry(policy.name, entries)
+    if entries.policies[chain[-1]][1].parent == policy.name:
+        yield loc, f"the parents form a circle: {' → '.join([*chain, policy.name])}; remove one of them"
+    elif len(chain) > MAX_LEVELS:
         yield loc, f"more than {MAX_LEVELS} policies are above this one; nest fewer"
 
 
-def _line(name: str, entries: Entries) -> list[str]:
-    """Return a policy and those above it, each once, at most one more than MAX_LEVELS."""
-    line, above = [name], entries.policies[name][1].parent or ""
-    while above in entries.policies and above not in line and len(line) <= MAX_LEVELS:
-        line.append(above)
+def _ancestry(name: str, entries: Entries) -> list[str]:
+    """Return the names of a policy and its ancestors, each once, at most one more than MAX_LEVELS."""
+    chain, above = [name], entries.policies[name][1].parent or ""
+    while above in entries.policies and above not in chain and len(chain) <= MAX_LEVELS:
+        chain.append(above)
         above = entries.policies[above][1].parent or ""
-    return line
+    return chain
 
 
 def overcommitted(document: Document, sizes: Mapping[str, int] | None) -> Iterator[tuple[str, str, int | None]]:

@@ -9,7 +9,7 @@ from statistics import linear_regression
 
 from makeway_api.models import StorageGrowth, StorageTrend
 
-from ...store.storage.growth import ALL, DISK, PERSON, TEAM
+from ...store.storage.growth import ALL, FREE, PERSON, TEAM
 from ..context import Context
 
 TREND_DAYS = 14
@@ -66,7 +66,7 @@ class GrowthService:
             )[:TRENDS]
             for scope in (TEAM, PERSON)
         }
-        room = result.get((DISK, ""), {})
+        room = result.get((FREE, ""), {})
         remaining = {day: -free for day, free in room.items()}
         maximum = settings.max_kept_bytes
         return StorageGrowth(

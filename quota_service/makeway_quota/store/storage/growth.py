@@ -1,7 +1,7 @@
-"""Remember what was kept each day: by all, by each team, by the people who keep the most, and the room on the disk.
+"""Remember the bytes stored each day: of all, and of the teams and people that store the most; and the free disk.
 
 Written by each pass of the retention, read for the page Storage. Bounded: twice DAYS days of at most
-2 + 2 × MAX_NAMED rows.
+2 + 2 × MAX_PER_SCOPE rows.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ A = accounts.c
 DAY = 86_400.0
 DAYS = 92
 """Days that are kept, this one counted"""
-BEYOND = 10_000
+MAX_DAYS_REMOVED = 10_000
 """Days that one pass removes at most"""
-MAX_NAMED = 200
-"""Teams, and people, of each day, those that keep the most"""
-ALL, TEAM, PERSON, DISK = "all", "team", "person", "disk"
+MAX_PER_SCOPE = 200
+"""Rows of a day for teams, and for people: those that store the most"""
+ALL, TEAM, PERSON, FREE = "all", "team", "person", "disk"
+"""The scopes of a row: `FREE` has the bytes that can still be written to the disk, the others those that are stored"""
 
 
 class StoredDay(NamedTuple):
-    """The bytes that were kept at the end of one day; of the scope `disk` those that could still be written."""
+    """The bytes of one scope at the end of one day."""
 
     day: int
     scope: str
@@ -41,48 +42,47 @@ class Growth:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._written: int | None = None
+        self._last_day: int | None = None
 
-    def note(self, now: float, room: int | None) -> None:
+    def note(self, now: float, free: int | None) -> None:
         """Write what is kept now as that of this day.
 
-        The last DAYS days that are known stay, however far the clock has jumped, and as many of those yet to come: the
-        clock may be wrong now, or may have been when they were written. `room`: bytes that may still be written to the
-        disk; None where that is not known.
+        The newest DAYS days before it stay, and DAYS days after it: a day in the future was written while the clock was
+        wrong, or the clock is wrong now. `free`: bytes that may still be written to the disk; None if not known.
         """
         day = int(now // DAY)
         with self._database.write(quiet=True) as connection:
             connection.execute(delete(storage_days).where(D.day == day))
-            for there, order in ((D.day < day, D.day.desc()), (D.day > day, D.day)):
-                beyond = select(D.day).where(there).distinct().order_by(order).offset(DAYS - 1).limit(BEYOND)
+            for side, order in ((D.day < day, D.day.desc()), (D.day > day, D.day)):
+                beyond = select(D.day).where(side).distinct().order_by(order).offset(DAYS - 1).limit(MAX_DAYS_REMOVED)
                 connection.execute(delete(storage_days).where(D.day.in_(beyond.scalar_subquery())))
-            found = [*_sums(connection), *([] if room is None else [(DISK, "", max(0, room))])]
+            found = [*_sums(connection), *([] if free is None else [(FREE, "", max(0, free))])]
             values = [{"day": day, "scope": scope, "name": name, "bytes": size} for scope, name, size in found]
             connection.execute(insert(storage_days), values)
-        self._written = day
+        self._last_day = day
 
     def days(self, now: float | None = None) -> list[StoredDay]:
         """Return what is known up to this day, the first day first; None: up to the day that was written last."""
-        day = self._written if now is None else int(now // DAY)
-        there = [] if day is None else [D.day <= day]
-        query = select(storage_days).where(*there).order_by(D.day, D.scope, D.name)
+        day = self._last_day if now is None else int(now // DAY)
+        conditions = [] if day is None else [D.day <= day]
+        query = select(storage_days).where(*conditions).order_by(D.day, D.scope, D.name)
         with self._database.read() as connection:
             return [StoredDay(row.day, row.scope, row.name, int(row.bytes)) for row in connection.execute(query)]
 
 
 def rename(connection: Connection, names: Mapping[str, str]) -> None:
-    """File the days of people under other names; days that both names have are added up."""
-    mine = (D.scope == PERSON, D.name.in_(list(names)))
-    for old in list(connection.execute(select(D.name).where(*mine).distinct()).scalars()) if names else ():
+    """Rename people in the history; where both names have a row for a day, add the bytes."""
+    renamed = (D.scope == PERSON, D.name.in_(list(names)))
+    for old in list(connection.execute(select(D.name).where(*renamed).distinct()).scalars()) if names else ():
         new = names[old]
-        there = {row.day: row.bytes for row in connection.execute(_of(new))}
+        bytes_by_day = {row.day: row.bytes for row in connection.execute(_of(new))}
         for row in connection.execute(_of(old)).all():
-            one = (D.scope == PERSON, D.day == row.day)
-            if row.day in there:
+            this_day = (D.scope == PERSON, D.day == row.day)
+            if row.day in bytes_by_day:
                 connection.execute(
-                    update(storage_days).where(*one, D.name == new).values(bytes=there[row.day] + row.bytes)
+                    update(storage_days).where(*this_day, D.name == new).values(bytes=bytes_by_day[row.day] + row.bytes)
                 )
-                connection.execute(delete(storage_days).where(*one, D.name == old))
+                connection.execute(delete(storage_days).where(*this_day, D.name == old))
         connection.execute(update(storage_days).where(D.scope == PERSON, D.name == old).values(name=new))
 
 
@@ -96,5 +96,5 @@ def _sums(connection: Connection) -> Iterable[tuple[str, str, int]]:
     yield ALL, "", int(whole)
     for scope, column in ((TEAM, A.team), (PERSON, A.owner)):
         most = select(column, size).where(column != "").group_by(column).having(size > 0)
-        for name, held in connection.execute(most.order_by(size.desc(), column).limit(MAX_NAMED)):
+        for name, held in connection.execute(most.order_by(size.desc(), column).limit(MAX_PER_SCOPE)):
             yield scope, str(rows.clean(name)), int(held)

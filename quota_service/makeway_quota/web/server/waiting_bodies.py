@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 MIN_COUNTED = 8 * 2**20
-"""Bytes that every body on disk counts for at least: so file handles are bounded as well"""
+"""Bytes that every body on disk counts for at least, so that the number of open files is bounded, too"""
 
 
 class TooManyBytes(Exception):
@@ -18,7 +18,7 @@ class TooManyBytes(Exception):
 
 
 class TooManyBodies(Exception):
-    """As many bodies arrive as may, of all callers or of this one."""
+    """As many bodies arrive at once as all callers, or this one, may send."""
 
 
 class ArrivingBodies:
@@ -27,18 +27,18 @@ class ArrivingBodies:
     The last `reserved` places are for the spawner: people who open slow uploads do not keep sessions from starting.
     """
 
-    def __init__(self, max_bytes: int, max_bytes_per_caller: int, reserved: int) -> None:
-        self._max_bytes = max_bytes
-        self._max_bytes_per_caller = max_bytes_per_caller
-        self._reserved = min(reserved, max_bytes // 2)
+    def __init__(self, max_bodies: int, max_bodies_per_caller: int, reserved: int) -> None:
+        self._max_bodies = max_bodies
+        self._max_bodies_per_caller = max_bodies_per_caller
+        self._reserved = min(reserved, max_bodies // 2)
         self._by_caller: Counter[str] = Counter()
         self.total = 0
 
     @contextmanager
     def of(self, caller: str, spawner: bool) -> Iterator[None]:
         """Count one body of a caller until the end of the block; TooManyBodies beyond a limit."""
-        max_bytes = self._max_bytes if spawner else self._max_bytes - self._reserved
-        if self.total >= max_bytes or (not spawner and self._by_caller[caller] >= self._max_bytes_per_caller):
+        max_bodies = self._max_bodies if spawner else self._max_bodies - self._reserved
+        if self.total >= max_bodies or (not spawner and self._by_caller[caller] >= self._max_bodies_per_caller):
             raise TooManyBodies
         self.total += 1
         self._by_caller[caller] += 1
@@ -52,7 +52,7 @@ class ArrivingBodies:
 
 
 class WaitingBodies:
-    """The bytes on disk of all callers and of each; used on the event loop only."""
+    """The bytes on disk of bodies to be processed, of all callers and of each; used on the event loop only."""
 
     def __init__(self, max_bytes: int, max_bytes_per_caller: int) -> None:
         self._max_bytes = max_bytes
@@ -85,8 +85,8 @@ class WaitingBodies:
 class WaitingBody:
     """What one body counts for."""
 
-    def __init__(self, all: WaitingBodies, caller: str) -> None:
-        self._all = all
+    def __init__(self, bodies: WaitingBodies, caller: str) -> None:
+        self._bodies = bodies
         self._caller = caller
         self.counted = 0
 
@@ -94,5 +94,5 @@ class WaitingBody:
         """Count a body on disk of this size; TooManyBytes where there is no room for it."""
         by = max(size, MIN_COUNTED) - self.counted
         if by > 0:
-            self._all.grow(self._caller, by)
+            self._bodies.grow(self._caller, by)
             self.counted += by

@@ -9,9 +9,9 @@ from functools import lru_cache
 
 QUANTITY = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))(?:([eE][+-]?[0-9]+)|([numkMGTPE]i?|Ki)?)")
 MAX_CHARACTERS = 100
-"""Of a quantity; Kubernetes writes fewer than 30"""
+"""Characters of a quantity at most; Kubernetes writes fewer than 30"""
 MAX_EXPONENT = 40
-"""Beyond, every quantity is the largest one, or next to nothing: no number of a billion digits is ever made"""
+"""Exponents are cut to this, so that 1e999999999 makes no huge number: beyond, all are above LARGEST or next to 0"""
 LARGEST = 2**63 - 1
 """The largest quantity of Kubernetes"""
 SUFFIXES: Mapping[str, Fraction] = {
@@ -27,7 +27,7 @@ MIB = 2**20
 
 @lru_cache(maxsize=4096)
 def number(text: str) -> Fraction:
-    """Return the exact number that a quantity means; ValueError for what is none."""
+    """Return the exact number that a quantity means; ValueError if it is not a quantity."""
     match = QUANTITY.fullmatch(text.strip()) if len(text) <= MAX_CHARACTERS else None
     if match is None or (match[3] or "") not in SUFFIXES:
         raise ValueError(f"{text[:MAX_CHARACTERS]!r} is not a quantity of Kubernetes")
@@ -41,7 +41,7 @@ def number(text: str) -> Fraction:
 def amount(resource: str, text: str, *, up: bool = True) -> int:
     """Return a quantity in the service's unit for the resource: rounded up for requests, down for what nodes offer.
 
-    None is negative, and none larger than a quantity of Kubernetes can be.
+    The result is neither negative nor above LARGEST. `up`: whether to round up.
     """
     exact = number(text)
     if resource == "cpu":

@@ -21,20 +21,20 @@ SEGMENTS = (
 def bar(team: TeamUsage, scale: float, colour: str) -> Markup:
     """Return a team's bar: its parts in order, a tick at the reservation, an end at the limit."""
     scale = max(scale, 0.001)
-    end = 100 * min(_end(team, scale), scale) / scale
+    end = 100 * min(_end_gpus(team, scale), scale) / scale
     drawn = Markup('<rect class="track" x="0" y="6" width="{}%" height="20" rx="5"></rect>').format(number(end))
     at = 0.0
-    for name, words in SEGMENTS:
+    for name, label in SEGMENTS:
         amount = max(0.0, getattr(team, name))
         if amount <= 0:
             continue
         x, width = 100 * at / scale, 100 * amount / scale
-        tip = f"{gpus(amount)} {words}"
+        tip = f"{gpus(amount)} {label}"
         part = Markup('<rect class="{} {}" x="{}%" y="6" width="{}%" height="20"></rect>')
         piece = part.format(f"seg {name}", colour, number(x), number(width))
         if name in ("borrowed", "lent"):
-            over = Markup('<rect x="{}%" y="6" width="{}%" height="20" fill="url(#mw-hatch{})"></rect>')
-            piece += over.format(number(x), number(width), "" if name == "borrowed" else "-lent")
+            hatch = Markup('<rect x="{}%" y="6" width="{}%" height="20" fill="url(#mw-hatch{})"></rect>')
+            piece += hatch.format(number(x), number(width), "" if name == "borrowed" else "-lent")
         drawn += Markup('<g data-tip="{}">{}</g>').format(tip, piece)
         at += amount
     drawn += _marks(team, scale, end)
@@ -57,20 +57,20 @@ def _marks(team: TeamUsage, scale: float, end: float) -> Markup:
     return marks
 
 
-def _end(team: TeamUsage, scale: float) -> float:
+def _end_gpus(team: TeamUsage, scale: float) -> float:
     return scale if team.limit is None else max(team.limit, team.used)
 
 
 def bar_scale(teams: list[TeamUsage], total: float) -> float:
     """Return one scale for all bars of a page: the largest limit.
 
-    A team without a limit may use the whole cluster; where many teams share it, twice the largest use is shown instead,
-    for bars of one cluster's width would all be too short to read.
+    A team without a limit may use the whole cluster, which ends its bar. With many teams the bar ends at twice the
+    largest use instead: scaled to the whole cluster, all bars would be too short to read.
     """
     maximum = max([max(team.used + team.lent + team.free, team.reserved) for team in teams], default=0.0)
     unlimited = total if len(teams) <= MANY_TEAMS else min(total, 2 * maximum)
     ends = [team.limit if team.limit is not None else unlimited for team in teams]
-    return max([*ends, maximum, 1.0]) * 1.004
+    return max([*ends, maximum, 1.0]) * 1.004  # room for the mark at the right edge
 
 
 def small_bar(team: TeamUsage, scale: float, colour: str) -> Markup:
@@ -87,7 +87,7 @@ def small_bar(team: TeamUsage, scale: float, colour: str) -> Markup:
         x = number(100 * team.reserved / scale)
         drawn += Markup('<line class="tick" x1="{0}%" x2="{0}%" y1="0" y2="16"></line>').format(x)
     if team.limit is not None:
-        x = number(100 * min(_end(team, scale), scale) / scale)
+        x = number(100 * min(_end_gpus(team, scale), scale) / scale)
         drawn += Markup('<line class="end" x1="{0}%" x2="{0}%" y1="2" y2="14"></line>').format(x)
     words = sentence(team)
     return Markup(
