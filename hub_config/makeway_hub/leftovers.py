@@ -16,14 +16,14 @@ KILL_SECONDS = 10.0
 def clear(settings: Settings) -> list[str]:
     """Stop what an earlier run from this state directory left, and return what it was; notebooks are adopted instead.
 
-    Called only while this process holds the state directory, so nothing else needs the leftovers.
+    Called only while this process holds the lock of the state directory, so nothing else needs the leftovers.
     """
     stopped = []
-    for name, pid_file, word in (
+    for name, pid_file, command in (
         ("the Hub", settings.state.root / "hub.pid", "jupyterhub"),
         ("its proxy", settings.state.proxy_pid, "configurable-http-proxy"),
     ):
-        if process := _process(pid_file, word):
+        if process := _process(pid_file, command):
             stop(process)
             stopped.append(f"{name} (process {process.pid})")
         pid_file.unlink(missing_ok=True)
@@ -42,10 +42,10 @@ def stop(process: psutil.Process) -> None:
             process.wait(KILL_SECONDS)
 
 
-def _process(pid_file: Path, word: str) -> psutil.Process | None:
+def _process(pid_file: Path, command: str) -> psutil.Process | None:
     """Return the process of a pid file, if it is the program meant: the pid may belong to another one by now."""
     with suppress(OSError, ValueError, psutil.Error):
         process = psutil.Process(int(pid_file.read_text().strip()))
-        if word in " ".join(process.cmdline()):
+        if command in " ".join(process.cmdline()):
             return process
     return None

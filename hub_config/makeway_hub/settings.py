@@ -20,7 +20,7 @@ def _names(text: str) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The portal's settings as plain values; the service reads those that it shares itself."""
+    """The portal's settings as plain values; the quota service itself reads those that both use."""
 
     state: StateDirectory = setting(
         "var",
@@ -67,5 +67,6 @@ def read(env: Mapping[str, str] = os.environ) -> Settings:
     """Return the settings; ValueError names the variable that is wrong and what it accepts."""
     if env.get("KEEP") and not env.get("MAKEWAY_KEEP"):
         env = {**env, "MAKEWAY_KEEP": env["KEEP"]}
-    found = Settings(**read_settings(Settings, env, name="PortalSettings"))
-    return replace(found, admin_groups=frozenset()) if env.get("MAKEWAY_ADMIN_GROUPS") == "" else found
+    result = Settings(**read_settings(Settings, env, name="PortalSettings"))
+    # empty means no groups here, where for other settings it means the default
+    return replace(result, admin_groups=frozenset()) if env.get("MAKEWAY_ADMIN_GROUPS") == "" else result

@@ -1,6 +1,6 @@
 """Offer the spawn form: the picker with present offers, and the options read back from it.
 
-The half of `LeaseMixin` that needs no lease; the Hub calls it for the spawn page and for a posted form.
+The base class of `LeaseMixin`: nothing of a lease. The Hub calls it for the spawn page and for a posted form.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from makeway_api.quantities import gpus, listed
 class Lease:
     """One session's lease. CPU is in cores, memory and disk in MiB; 0 leaves each to the spawner's own settings.
 
-    `claims` are the ResourceClaimTemplates that its GPUs are requested by, by name of the claim in the pod; none: by
+    `claims`: the ResourceClaimTemplates of its GPUs by the claim's name in the pod; empty: they are requested as
     `resource`. `started` is None before the server starts, False until the service knows of the server, then True.
     """
 

@@ -1,6 +1,6 @@
-"""Check what a policy adds to the pods of jobs, templates and mounted volumes: not what Makeway decides.
+"""Check what a policy adds to the pods of jobs (templates and mounted volumes): nothing that Makeway itself sets.
 
-Forbidden are the fields by which a pod would run elsewhere than planned, longer than granted, as another user, or
+Forbidden are the fields by which a pod would run elsewhere than planned, longer than granted, as root, or
 with more rights than the *restricted* pod security standard gives. What the API server refuses beyond that is told
 when the pod is created.
 """
@@ -14,7 +14,7 @@ from typing import Any
 from .source import Plain
 
 TAKEN = ("/makeway", "/dev", "/proc", "/sys")
-"""What a container has of Makeway (launcher, job, checkpoints) and of its node."""
+"""Paths at which Makeway or the node mounts something: no volume of a policy may be there."""
 PATH = re.compile(r"(/[^/\x00-\x1f:]+)+/?")
 
 WORKER = "worker"
@@ -79,9 +79,9 @@ EXTENDED = re.compile(r"[^/]+/.+")
 
 
 def plain_values(template: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a template in which words without quotes are booleans and numbers, as YAML has them.
+    """Return a template with scalars without quotes (`Plain`) resolved to booleans and integers, as YAML does.
 
-    Values of labels, annotations and variables stay texts: Kubernetes takes nothing else there.
+    Values of labels, annotations and variables stay strings: Kubernetes takes nothing else there.
     """
     return {str(name): _plain(value, text=name in TEXTS) for name, value in template.items()}
 
@@ -131,7 +131,7 @@ def problems(template: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _claims(spec: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is wrong with the claims of a template, which Kubernetes generates for each pod."""
+    """Yield what is wrong with resourceClaims: only ResourceClaimTemplates, of which each pod gets a claim."""
     entries, known = spec.get("resourceClaims", []), set[str]()
     if not _is_list_of_tables(entries):
         yield "spec.resourceClaims is a list of tables"

@@ -52,7 +52,7 @@ class ApiUnreachable(Exception):
 
 
 async def together(requests: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Return what requests return that are sent at the same time; the first that fails ends the others, and is raised.
+    """Run requests concurrently and return their results; the first failure cancels the others and is raised.
 
     A TaskGroup would do, but before Python 3.13 one that failed leaves its task marked as cancelled: a timeout around
     it then ends the task instead of raising TimeoutError.
@@ -72,7 +72,7 @@ async def together(requests: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 class ApiClient:
-    """One cluster's API server as the owner of the connection's credentials sees it."""
+    """A client of one cluster's API server, with one set of credentials."""
 
     date = ""
     """The time of the newest answer by the clock of the API server, as HTTP writes it"""
@@ -92,7 +92,7 @@ class ApiClient:
         self._clock = clock
         self._token = connection.token
         self._token_read = -TOKEN_SECONDS
-        self._limits: set[asyncio.Timeout] = set()
+        self._timeouts: set[asyncio.Timeout] = set()
         """of the requests under way, but for streams"""
         limits = httpx2.Limits(max_connections=50, max_keepalive_connections=20)
         self._http = httpx2.AsyncClient(
@@ -104,10 +104,10 @@ class ApiClient:
         )
 
     def break_off(self) -> None:
-        """End the requests under way with ApiUnreachable: later ones have got no answer, either."""
-        limits, self._limits = self._limits, set()
-        for limit in limits:
-            limit.reschedule(0.0)
+        """Make the requests under way fail with ApiUnreachable, when a later one has got no answer."""
+        timeouts, self._timeouts = self._timeouts, set()
+        for timeout in timeouts:
+            timeout.reschedule(0.0)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -118,11 +118,11 @@ class ApiClient:
         return await self._send("GET", path, query=query)
 
     async def create(self, path: str, body: Object) -> Object:
-        """Create an object in the list of this path and return it as it was stored."""
+        """Create an object in the collection at this path and return it as it was stored."""
         return await self._send("POST", path, body)
 
     async def replace(self, path: str, body: Object) -> Object:
-        """Replace an object, of the version that the body names, and return it as it was stored."""
+        """Replace an object at the body's resourceVersion (409 if it has changed) and return it as it was stored."""
         return await self._send("PUT", path, body)
 
     async def delete(self, path: str, *, uid: str = "", grace: int | None = None) -> bool:
@@ -174,15 +174,15 @@ class ApiClient:
         self.requests += 1
         headers = self._headers() | ({"Content-Type": "application/json"} if body is not None else {})
         content = None if body is None else orjson.dumps(body)
-        limit = asyncio.timeout(None)
+        timeout = asyncio.timeout(None)
         try:
-            async with limit:
-                self._limits.add(limit)
+            async with timeout:
+                self._timeouts.add(timeout)
                 answer = await self._http.request(method, path, params=query, content=content, headers=headers)
         except (httpx2.HTTPError, TimeoutError) as error:
             raise ApiUnreachable(_why(error)) from error
         finally:
-            self._limits.discard(limit)
+            self._timeouts.discard(timeout)
         self.bytes_read += len(answer.content)
         self.date = answer.headers.get("Date", "")
         if answer.status_code >= 400:
