@@ -108,7 +108,8 @@ def test_a_validation_with_averaged_weights_in_the_place_of_the_models(job: Make
 @pytest.mark.long
 def test_lightning(job: Make) -> None:
     full = (
-        "import, step 1-4, watch 2, save, step 9-11, step 12, step 15-17, watch 1, step 22-23, step 24, step 32-33, end"
+        "import, step 1-4, load, watch 2, save, step 9-11, step 12, step 15-17, watch 1, step 22-23, step 24, "
+        "step 32-33, end"
     )
     compare(job, "fit.py", plan("watch 2", full), env={"VALIDATE": "0.5"})
 
@@ -122,14 +123,15 @@ def test_lightning_with_workers_or_accumulation(job: Make, workers: str, accumul
 
 @pytest.mark.long
 def test_lightning_on_two_processes(job: Make) -> None:
-    full = "import, step 1-2, step 4, watch 1, save, step 9, step 10-11, step 12, step 14-16, end"
+    full = "import, step 1-2, load, step 4, watch 1, save, step 9, step 10-11, step 12, step 14-16, end"
     compare(job, "fit.py", plan("step 4", full), env={"RANKS": "2"})
 
 
 @pytest.mark.long
 def test_transformers(job: Make) -> None:
     full = (
-        "import, step 1-3, step 5, watch 1, save, step 11, step 12-14, step 16, step 17, save, step 20-21, step 23, end"
+        "import, step 1-3, load, step 5, watch 1, save, step 11, step 12-14, step 16, step 17, save, step 20-21, "
+        "step 23, end"
     )
     compare(job, "language.py", plan("watch 1", full))
 

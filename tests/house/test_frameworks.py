@@ -118,7 +118,7 @@ def test_each_training_makes_way_ten_times_at_the_moments_that_are_traps(root: P
     for name in sorted(WITH_ALL_NOTICES):
         moments = full[name].split(", ")
         assert len(moments) >= 10, name
-        assert {"import", "save", "end"} <= set(moments), name
+        assert {"import", "load", "save", "end"} <= set(moments), name
         assert sum(moment.startswith("step ") for moment in moments) >= 4, name
 
 

@@ -49,6 +49,9 @@ class Classifier(lightning.LightningModule):
     def on_save_checkpoint(self, state: Any) -> None:
         moments.reach("save")
 
+    def on_load_checkpoint(self, state: Any) -> None:
+        moments.reach("load")
+
 
 class Noting(lightning.Callback):
     """Notes each optimizer's step, before the callback of Makeway polls."""

@@ -58,6 +58,7 @@ def main() -> None:
         max_position_embeddings=LENGTH,
     )
     model = BertForMaskedLM(config)
+    model.register_load_state_dict_pre_hook(lambda *_: moments.reach("load"))
     arguments = TrainingArguments(
         output_dir=checkpoint.transformers_dir(),
         num_train_epochs=3,
