@@ -163,7 +163,7 @@ class _NodeTrial:
 
 
 def _groups(candidates: Sequence[Allocation]) -> list[list[Allocation]]:
-    """Group the candidates that are equal but for their protection, the least protected first.
+    """Group the candidates on one node that are equal but for their protection, the least protected first.
 
     One of whose devices the node shows fewer, or that stands for all of them, is equal to none.
     """
@@ -172,7 +172,7 @@ def _groups(candidates: Sequence[Allocation]) -> list[list[Allocation]]:
         need, parts = allocation.need, allocation.parts
         equal = need.gpus >= GPU and len(parts) == 1 and len(parts[0].devices) == need.whole
         equal = equal and not allocation.fresh and allocation.workload.state != STARTING
-        known = (allocation.workload.policy, need) if equal else allocation.workload.id
+        known = (allocation.workload.policy, need, parts[0].node.node.name) if equal else allocation.workload.id
         groups.setdefault(known, []).append(allocation)
     return list(groups.values())
 
