@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -23,8 +25,9 @@ from makeway_quota.autoscale.provider import (
     StockOut,
     Throttled,
 )
+from makeway_quota.autoscale.providers import local
 from makeway_quota.autoscale.providers.local import LocalFaults, LocalProvider
-from makeway_quota.autoscale.providers.local_machine import read_json, start_ticks, write_json
+from makeway_quota.autoscale.providers.local_machine import processes, read_json, start_ticks, write_json
 from makeway_quota.autoscale.providers.memory import MemoryProvider
 from pods import wait_until
 
@@ -105,6 +108,108 @@ def test_a_machine_whose_process_dies_is_terminated(cloud: LocalProvider) -> Non
     process = read_json(cloud.folder / "instances" / made.id / "process.json")
     subprocess.run(["kill", "-9", str(process["pid"])], check=True)
     wait_until(lambda: states(cloud) == ["terminated"], "the end of the machine")
+
+
+CHILDREN = {
+    "group": "sleep 1000 &",
+    "session of its own": "setsid sleep 1000 &",
+    "daemon": "(setsid sh -c 'nohup sleep 1000 >/dev/null 2>&1 &' &)",
+    "without an environment": "env -i /bin/sleep 1000 &",
+    "script that goes on": "sleep 1000",
+}
+
+
+def machine_processes(cloud: LocalProvider, instance: str) -> list[int]:
+    folder = cloud.folder / "instances" / instance
+    return processes(folder.resolve(), read_json(folder / "process.json"))
+
+
+def with_sleepers(cloud: LocalProvider, number: int) -> str:
+    """Launch a machine with all kinds of children, and return its id when they run."""
+    script = "\n".join(CHILDREN.values())
+    made = cloud.launch(request(f"m-{number}", init_script=script), f"m-{number}")
+    wait_until(lambda: len(sleepers(cloud, made.id)) == len(CHILDREN), "the children of the init script")
+    return made.id
+
+
+def sleepers(cloud: LocalProvider, instance: str) -> list[int]:
+    found = []
+    for pid in machine_processes(cloud, instance):
+        with suppress(OSError):
+            if Path(f"/proc/{pid}/cmdline").read_bytes().endswith(b"sleep\x001000\x00"):
+                found.append(pid)
+    return found
+
+
+@pytest.mark.parametrize("end", ["terminated", "killed", "killed, and another provider", "half terminated"])
+def test_nothing_that_an_init_script_started_outlives_its_machine(cloud: LocalProvider, end: str) -> None:
+    machine = with_sleepers(cloud, 1)
+    other = with_sleepers(cloud, 2)
+    children = sleepers(cloud, machine)
+    folder = cloud.folder / "instances" / machine
+    seen = LocalProvider(cloud.folder) if "another" in end else cloud
+    if end == "terminated":
+        assert cloud.terminate(machine)
+    elif end == "half terminated":  # the provider was killed after it had noted the end
+        write_json(folder / "ended.json", {"at": time.time()})
+    else:
+        os.kill(read_json(folder / "process.json")["pid"], signal.SIGKILL)
+    wait_until(lambda: sorted(states(seen)) == ["running", "terminated"], "the end of the machine")
+    wait_until(lambda: not any(start_ticks(pid) for pid in children), "the end of what it started")
+    assert len(sleepers(cloud, other)) == len(CHILDREN)
+
+
+class Killed(BaseException):
+    """The provider is killed at this line."""
+
+
+def killed_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+    """Make the provider die after so many of the lines of a launch that change something; each counts twice."""
+    remaining = iter(range(steps))
+
+    def die_if_due() -> None:
+        if next(remaining, None) is None:
+            raise Killed
+
+    def counted(real: Callable[..., object]) -> Callable[..., object]:
+        def call(*arguments: object, **options: object) -> object:
+            die_if_due()
+            result = real(*arguments, **options)
+            die_if_due()
+            return result
+
+        return call
+
+    monkeypatch.setattr(local, "write_json", counted(write_json))
+    monkeypatch.setattr(Path, "mkdir", counted(Path.mkdir))
+    monkeypatch.setattr(subprocess, "run", counted(subprocess.run))
+
+
+@pytest.mark.slow
+def test_a_launch_that_is_killed_at_any_line_is_one_machine_for_its_token(
+    cloud: LocalProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for steps in range(20):
+        token = f"m-{steps}"
+        with monkeypatch.context() as patch:
+            killed_after(patch, steps)
+            try:
+                cloud.launch(request(token), token)
+                finished = True
+            except Killed:
+                finished = False
+        again = LocalProvider(cloud.folder)
+        made = again.launch(request(token), token)
+        assert again.launch(request(token), token).id == made.id
+        assert (made.machine, made.deployment, made.state) == (token, "cloud", "running")
+        assert initialised(cloud, made.id) == 0
+        ours = [one for one in again.list("cloud", 0.0).instances if one.machine == token]
+        assert [(one.id, one.state) for one in ours] == [(made.id, "running")]
+        wait_until(lambda one=made.id: len(machine_processes(cloud, one)) == 1, "the end of all processes but one")
+        assert cloud.terminate(made.id)
+        if finished:
+            break
+    assert steps >= 8  # four lines
 
 
 def test_a_process_of_another_one_with_the_same_pid_is_not_killed(cloud: LocalProvider) -> None:

@@ -26,7 +26,7 @@ from typing import Any
 from ..instances import Instance, InstanceList, InstanceState
 from ..provider import AnswerLost, Denied, InvalidLaunch, QuotaReached, StockOut, Throttled
 from . import local_machine
-from .local_machine import boot_id, read_json, start_ticks, write_json
+from .local_machine import MARK, boot_id, processes, read_json, start_ticks, write_json
 
 ID = re.compile(r"i-[0-9a-f]{12}")
 TOKEN = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -35,6 +35,8 @@ STARTS_WITHIN = 60.0
 FORGOTTEN = 3600.0
 """Seconds after which an instance that has ended is removed, with its console"""
 CONSOLE_TAIL = 65_536
+KILLED_WITHIN = 2.0
+"""Seconds for which the processes of a machine that ends are waited for; the next call goes on"""
 
 
 @dataclass(slots=True)
@@ -82,7 +84,10 @@ class LocalProvider:
             found = []
             for folder in sorted((self.folder / "instances").iterdir()):
                 facts = read_json(folder / "instance.json")
-                if facts is None or facts["launched_at"] + faults.hidden > at:
+                if facts is None:
+                    self._forget_remains(folder)
+                    continue
+                if facts["launched_at"] + faults.hidden > at:
                     continue
                 ended = self._ended_at(folder, facts)
                 if ended is not None and ended < time.time() - FORGOTTEN:
@@ -102,7 +107,7 @@ class LocalProvider:
                 raise AnswerLost("no answer")
             known = read_json(self.folder / "tokens" / token)
             if known is not None:
-                return self._repeated(known["instance"], request)
+                return self._repeated(known, request, faults)
             made = self._create(request, token, faults)
             if faults.lost_after:
                 self._count_down("lost_after")
@@ -163,21 +168,25 @@ class LocalProvider:
         setattr(faults, name, getattr(faults, name) - 1)
         self.set_faults(faults)
 
-    def _repeated(self, instance: str, request: str) -> Instance:
-        folder = self.folder / "instances" / instance
+    def _repeated(self, known: dict[str, Any], request: str, faults: LocalFaults) -> Instance:
+        """Return the machine of a token; one whose launch was cut off by a kill is completed."""
+        if known["request"] != request:
+            raise AnswerLost("this token belongs to another request")
+        folder = self.folder / "instances" / known["instance"]
         facts = read_json(folder / "instance.json")
         if facts is None:
-            return Instance(instance, "", "", "terminated")
-        if facts["request"] != request:
-            raise AnswerLost("this token belongs to another request")
+            self._check_stock(known["type"], faults)
+            return self._complete(folder, known | {"launched_at": time.time()})
+        if self._ended_at(folder, facts) is None and not (folder / "process.json").exists():
+            self._start(folder)
         return self._instance(folder, facts, time.time())
 
     def _create(self, request: str, token: str, faults: LocalFaults) -> Instance:
+        """Launch a machine. Its token is written first, with all that makes it: whatever follows can be repeated."""
         wanted = _parsed(request)
         self._check_stock(wanted["instance"], faults)
-        instance = f"i-{uuid.uuid4().hex[:12]}"
-        folder = self.folder / "instances" / instance
         facts = {
+            "instance": f"i-{uuid.uuid4().hex[:12]}",
             "machine": wanted["machine"],
             "deployment": wanted["deployment"],
             "type": wanted["instance"],
@@ -188,28 +197,34 @@ class LocalProvider:
             "init_fails": faults.init_fails,
             "full_disk": faults.full_disk,
         }
-        folder.mkdir()
-        write_json(self.folder / "tokens" / token, {"instance": instance})
+        write_json(self.folder / "tokens" / token, facts)
+        return self._complete(self.folder / "instances" / facts["instance"], facts)
+
+    def _complete(self, folder: Path, facts: dict[str, Any]) -> Instance:
+        folder.mkdir(exist_ok=True)
         write_json(folder / "instance.json", facts)
         self._start(folder)
         return self._instance(folder, facts, time.time())
 
     def _start(self, folder: Path) -> None:
         """Start the machine's process: not a child of this one, and with nothing of the service's environment."""
-        subprocess.run(
-            [
-                "/bin/sh",
-                "-c",
-                '"$0" -I "$1" "$2" </dev/null >/dev/null 2>&1 &',
-                sys.executable,
-                local_machine.__file__,
-                ".",
-            ],
-            env={"PATH": os.environ.get("PATH", "/usr/bin:/bin")},
-            cwd=folder,
-            check=True,
-            timeout=30,
-        )
+        try:
+            subprocess.run(
+                [
+                    "/bin/sh",
+                    "-c",
+                    '"$0" -I "$1" "$2" </dev/null >/dev/null 2>&1 &',
+                    sys.executable,
+                    local_machine.__file__,
+                    ".",
+                ],
+                env={"PATH": os.environ.get("PATH", "/usr/bin:/bin"), MARK: str(folder.resolve())},
+                cwd=folder,
+                check=True,
+                timeout=30,
+            )
+        except subprocess.SubprocessError as error:
+            raise AnswerLost(f"the process of {folder.name} was not started: {error}") from error
 
     def _check_stock(self, kind: str, faults: LocalFaults) -> None:
         running = []
@@ -236,13 +251,15 @@ class LocalProvider:
         return "running" if at >= facts["launched_at"] + facts["boot_seconds"] else "pending"
 
     def _ended_at(self, folder: Path, facts: dict[str, Any]) -> float | None:
-        """Return when a machine ended; None if it has not. One whose process died has ended, too."""
+        """Return when a machine ended; None if it has not. One whose process died has ended, with all that it ran."""
         ended = read_json(folder / "ended.json")
-        if ended is None and not self._alive(folder, facts):
-            ended = {"at": time.time()}
-            write_json(folder / "ended.json", ended)
-            self._kill(folder)
-        return None if ended is None else float(ended["at"])
+        if ended is None:
+            if self._alive(folder, facts):
+                return None
+            ended = self._end(folder)
+        elif not ended.get("killed"):
+            self._kill(folder, ended)
+        return float(ended["at"])
 
     def _alive(self, folder: Path, facts: dict[str, Any]) -> bool:
         process = read_json(folder / "process.json")
@@ -250,19 +267,33 @@ class LocalProvider:
             return bool(time.time() - facts["launched_at"] < STARTS_WITHIN)
         return _runs(process)
 
-    def _end(self, folder: Path) -> None:
-        write_json(folder / "ended.json", {"at": time.time()})  # a process that starts later ends at once
-        self._kill(folder)
+    def _end(self, folder: Path) -> dict[str, Any]:
+        ended = {"at": time.time()}
+        write_json(folder / "ended.json", ended)  # a process that starts later ends at once
+        self._kill(folder, ended)
+        return ended
 
-    def _kill(self, folder: Path) -> None:
-        process = read_json(folder / "process.json")
-        if process is not None and _runs(process):
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(process["pid"], signal.SIGKILL)
+    def _kill(self, folder: Path, ended: dict[str, Any]) -> None:
+        """End all processes of a machine, also those that are started meanwhile; note it when none is left."""
+        give_up = time.monotonic() + KILLED_WITHIN
+        while found := processes(folder.resolve(), read_json(folder / "process.json")):
+            for pid in found:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+            if time.monotonic() > give_up:
+                return
+            time.sleep(0.01)
+        write_json(folder / "ended.json", ended | {"killed": True})
 
     def _forget(self, folder: Path, facts: dict[str, Any]) -> None:
         (self.folder / "tokens" / facts["token"]).unlink(missing_ok=True)
         shutil.rmtree(folder, ignore_errors=True)
+
+    def _forget_remains(self, folder: Path) -> None:
+        """Remove what is left of a machine without facts: one that was being made or removed, long ago."""
+        with suppress(OSError):
+            if folder.stat().st_mtime < time.time() - FORGOTTEN:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _runs(process: dict[str, Any]) -> bool:
