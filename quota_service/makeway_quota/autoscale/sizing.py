@@ -17,8 +17,8 @@ from .budget import Money, ending_seconds, refusal, with_launch
 from .demand import MachineDemand, PendingWork
 from .deployment import Deployment, MachineType
 from .machine import CANCELLABLE, Machine, Market
+from .rooms import Room, Rooms, Taken, fits_on
 
-GPU = 1000
 ORDER = {"ready": 0, "draining": 1, "joining": 2, "booting": 3, "requested": 4}
 """Whose room is taken first: of the machine that will be ready first"""
 
@@ -52,48 +52,6 @@ class Sizing:
 
 
 @dataclass(slots=True)
-class _Bin:
-    """The room of one machine: the free milli-GPUs of each device, and CPU and memory, None where not stated."""
-
-    pool: str
-    free: list[int]
-    cpu: int | None
-    memory: int | None
-    machine: str | None = None
-    type: str = ""
-    used: bool = False
-
-    def take(self, work: PendingWork) -> list[tuple[int, int]] | None:
-        """Take the room of one worker; return the devices with their amounts, None where it does not fit."""
-        if (self.cpu is not None and work.cpu > self.cpu) or (self.memory is not None and work.memory > self.memory):
-            return None
-        devices = self._devices(work.gpus)
-        if devices is None:
-            return None
-        for device, amount in devices:
-            self.free[device] -= amount
-        self.cpu = None if self.cpu is None else self.cpu - work.cpu
-        self.memory = None if self.memory is None else self.memory - work.memory
-        return devices
-
-    def give_back(self, work: PendingWork, devices: Iterable[tuple[int, int]]) -> None:
-        """Undo `take`."""
-        for device, amount in devices:
-            self.free[device] += amount
-        self.cpu = None if self.cpu is None else self.cpu + work.cpu
-        self.memory = None if self.memory is None else self.memory + work.memory
-
-    def _devices(self, milli: int) -> list[tuple[int, int]] | None:
-        if not milli:
-            return []
-        if milli < GPU:
-            fitting = [(free, at) for at, free in enumerate(self.free) if free >= milli]
-            return [(min(fitting)[1], milli)] if fitting else None
-        whole = [at for at, free in enumerate(self.free) if free == GPU][: milli // GPU]
-        return [(at, GPU) for at in whole] if len(whole) == milli // GPU else None
-
-
-@dataclass(slots=True)
 class _Sizer:
     """The room that is left while the workloads of one cycle take theirs."""
 
@@ -103,53 +61,39 @@ class _Sizer:
     money: Money
     total: int
     of_type: dict[str, int]
-    bins: list[_Bin]
+    rooms: Rooms
     launches: list[Launch] = field(default_factory=list)
     refusals: list[LaunchRefusal] = field(default_factory=list)
     without_room: set[tuple[object, ...]] = field(default_factory=set)
-    full: dict[tuple[object, ...], int] = field(default_factory=dict)
-    """how many bins, from the first one, have no room for a worker of a shape in a pool"""
 
     def place(self, work: PendingWork) -> bool:
         """Take room for all workers of a workload, or for none."""
         if work.shape in self.without_room:
             return False
-        taken: list[tuple[_Bin, list[tuple[int, int]]]] = []
-        before = len(self.launches), len(self.bins), self.money
+        taken: list[Taken] = []
+        launches, money, misses = len(self.launches), self.money, self.rooms.misses(work.pools)
         for _ in range(work.workers):
-            found = self._on_existing(work) or self._on_new(work)
+            found = self.rooms.take(work) or self._on_new(work)
             if found is None:
-                self._undo(work, taken, *before)
+                if taken:
+                    self.rooms.undo(taken, len(self.launches) - launches, misses)
+                    self._undo(launches, money)
                 self.without_room.add(work.shape)  # room only shrinks within a cycle
                 return False
             taken.append(found)
-        for room, _ in taken:
-            room.used = True
+        for one in taken:
+            one.room.used = True
         return True
 
-    def _on_existing(self, work: PendingWork) -> tuple[_Bin, list[tuple[int, int]]] | None:
-        for pool in work.pools:
-            shape = pool, work.gpus, work.cpu, work.memory
-            for at in range(self.full.get(shape, 0), len(self.bins)):
-                room = self.bins[at]
-                if room.pool == pool and (devices := room.take(work)) is not None:
-                    self.full[shape] = at
-                    return room, devices
-            self.full[shape] = len(self.bins)
-        return None
-
-    def _on_new(self, work: PendingWork) -> tuple[_Bin, list[tuple[int, int]]] | None:
+    def _on_new(self, work: PendingWork) -> Taken | None:
         for pool in work.pools:
             for kind in self.deployment.types:
                 if kind.pool != pool:
                     continue
-                room = _room(kind)
-                devices = room.take(work)
-                if devices is None:
+                if not fits_on(kind, work):
                     self._refuse(work.workload, kind, "too_small")
                 elif self.open(kind, work.workload):
-                    self.bins.append(room)
-                    return room, devices
+                    return self.rooms.take_on(Room.of(kind), work)
         return None
 
     def open(self, kind: MachineType, workload: str = "") -> bool:
@@ -177,7 +121,7 @@ class _Sizer:
 
     def keep_idle(self, kind: MachineType, idle: int) -> None:
         """Launch what is missing of the machines that are kept without work; `idle` of them are ready."""
-        spare = [room for room in self.bins if room.type == kind.name and not room.used]
+        spare = [room for room in self.rooms.all if room.type == kind.name and not room.used]
         wanted = max(0, kind.idle_machines(self.now, ZoneInfo(self.deployment.timezone)) - idle)
         for room in spare[:wanted]:
             room.used = True
@@ -185,29 +129,16 @@ class _Sizer:
             if not self.open(kind):
                 break
 
-    def _undo(
-        self, work: PendingWork, taken: list[tuple[_Bin, list[tuple[int, int]]]], launches: int, bins: int, money: Money
-    ) -> None:
-        for room, devices in taken:
-            room.give_back(work, devices)
+    def _undo(self, launches: int, money: Money) -> None:
         for launch in self.launches[launches:]:
             self.total -= 1
             self.of_type[launch.type] -= 1
-        del self.launches[launches:], self.bins[bins:]
-        self.full.clear()
+        del self.launches[launches:]
         self.money = money
 
     def _refuse(self, workload: str, kind: MachineType, code: str, until: float | None = None) -> bool:
         self.refusals.append(LaunchRefusal(workload, kind.name, code, until))
         return False
-
-
-def _room(kind: MachineType, machine: Machine | None = None) -> _Bin:
-    gpus = kind.gpus if machine is None else machine.gpus
-    name = None if machine is None else machine.id
-    return _Bin(
-        kind.pool, [GPU] * (0 if kind.cpu_only else gpus), kind.cpu or None, kind.memory or None, name, kind.name
-    )
 
 
 def size(
@@ -225,13 +156,13 @@ def size(
     for row in rows:
         of_type[row.type] = of_type.get(row.type, 0) + 1
     coming = [row for row in rows if row.type in types and _has_room(row, demand)]
-    bins = [_room(types[row.type], row) for row in sorted(coming, key=lambda row: (ORDER[row.state], row.id))]
-    sizer = _Sizer(deployment, backoffs, now, money, len(rows), of_type, bins)
+    rooms = Rooms(Room.of(types[row.type], row) for row in sorted(coming, key=lambda row: (ORDER[row.state], row.id)))
+    sizer = _Sizer(deployment, backoffs, now, money, len(rows), of_type, rooms)
     unserved = tuple(work for work in demand.pending if not sizer.place(work))
     for kind in deployment.types:
         ready = sum(row.type == kind.name and row.accepts_work and _idle(row, demand) for row in rows)
         sizer.keep_idle(kind, ready)
-    needed = frozenset(room.machine for room in sizer.bins if room.used and room.machine is not None)
+    needed = frozenset(room.machine for room in rooms.all if room.used and room.machine is not None)
     return Sizing(tuple(sizer.launches), needed, unserved, tuple(dict.fromkeys(sizer.refusals)))
 
 

@@ -1,0 +1,183 @@
+"""Keep the free room of machines, and find the first one that a worker fits on, among thousands.
+
+Room only shrinks while a cycle hands it out, so that a need that found none is remembered, for each block of rooms and
+each pool: a later one that is no smaller passes by. Rooms are tried in the order in which they were added. Used by
+`sizing`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from .demand import PendingWork
+from .deployment import MachineType
+from .machine import Machine
+
+GPU = 1000
+BLOCK = 32
+"""Rooms in a block: about the root of a thousand of them"""
+UNLIMITED = 1 << 62
+Devices = list[tuple[int, int]]
+"""Devices of a machine by their number, each with the milli-GPUs that are taken of it"""
+
+
+@dataclass(slots=True)
+class Room:
+    """The room of one machine: free milli-GPUs of each device, and CPU and memory, UNLIMITED where not stated."""
+
+    pool: str
+    free: list[int]
+    cpu: int
+    memory: int
+    machine: str | None = None
+    type: str = ""
+    used: bool = False
+
+    @classmethod
+    def of(cls, kind: MachineType, machine: Machine | None = None) -> Room:
+        """Return the room of a machine of a type; without a machine, of one to launch."""
+        gpus = 0 if kind.cpu_only else kind.gpus if machine is None else machine.gpus
+        name = None if machine is None else machine.id
+        return cls(kind.pool, [GPU] * gpus, kind.cpu or UNLIMITED, kind.memory or UNLIMITED, name, kind.name)
+
+    def take(self, work: PendingWork) -> Devices | None:
+        """Take the room of one worker; return its devices, None where it does not fit."""
+        if work.cpu > self.cpu or work.memory > self.memory:
+            return None
+        devices = self._devices(work.gpus)
+        if devices is None:
+            return None
+        self._add(work, devices, -1)
+        return devices
+
+    def give_back(self, work: PendingWork, devices: Devices) -> None:
+        """Undo `take`."""
+        self._add(work, devices, 1)
+
+    def _add(self, work: PendingWork, devices: Devices, sign: int) -> None:
+        for device, amount in devices:
+            self.free[device] += sign * amount
+        if self.cpu < UNLIMITED:
+            self.cpu += sign * work.cpu
+        if self.memory < UNLIMITED:
+            self.memory += sign * work.memory
+
+    def _devices(self, milli: int) -> Devices | None:
+        if not milli:
+            return []
+        if milli < GPU:
+            fitting = [(free, at) for at, free in enumerate(self.free) if free >= milli]
+            return [(min(fitting)[1], milli)] if fitting else None
+        whole = [at for at, free in enumerate(self.free) if free == GPU][: milli // GPU]
+        return [(at, GPU) for at in whole] if len(whole) == milli // GPU else None
+
+
+def fits_on(kind: MachineType, work: PendingWork) -> bool:
+    """Whether a worker fits on an empty machine of a type."""
+    if work.cpu > (kind.cpu or UNLIMITED) or work.memory > (kind.memory or UNLIMITED):
+        return False
+    devices = work.gpus // GPU if work.gpus >= GPU else int(work.gpus > 0)
+    return devices <= (0 if kind.cpu_only else kind.gpus)
+
+
+Need = tuple[int, int, int]
+"""What a worker needs: milli-GPUs, CPU, memory. One that needs no less of anything fits nowhere where this does not"""
+
+
+class _Misses:
+    """The smallest needs that found no room, as long as no room comes back."""
+
+    __slots__ = ("needs",)
+
+    def __init__(self) -> None:
+        self.needs: tuple[Need, ...] = ()
+
+    def covers(self, need: Need) -> bool:
+        gpus, cpu, memory = need
+        return any(other[0] <= gpus and other[1] <= cpu and other[2] <= memory for other in self.needs)
+
+    def add(self, need: Need) -> None:
+        gpus, cpu, memory = need
+        kept = [one for one in self.needs if one[0] < gpus or one[1] < cpu or one[2] < memory]
+        self.needs = (*kept, need)
+
+
+@dataclass(slots=True)
+class _Block:
+    """Some rooms in a row, of one pool."""
+
+    rooms: list[Room] = field(default_factory=list)
+    misses: _Misses = field(default_factory=_Misses)
+
+
+@dataclass(slots=True)
+class Taken:
+    """The room that one worker took, and its block."""
+
+    work: PendingWork
+    room: Room
+    devices: Devices
+    block: _Block
+
+
+class Rooms:
+    """The rooms of all machines, by pool."""
+
+    def __init__(self, rooms: Iterable[Room] = ()) -> None:
+        self._blocks: dict[str, list[_Block]] = {}
+        self._misses: dict[str, _Misses] = {}
+        self.all: list[Room] = []
+        for room in rooms:
+            self.add(room)
+
+    def add(self, room: Room) -> _Block:
+        """Add a room after all others; return its block."""
+        blocks = self._blocks.setdefault(room.pool, [])
+        if not blocks or len(blocks[-1].rooms) >= BLOCK:
+            blocks.append(_Block())
+        blocks[-1].rooms.append(room)
+        blocks[-1].misses.needs = ()
+        self._misses.setdefault(room.pool, _Misses()).needs = ()
+        self.all.append(room)
+        return blocks[-1]
+
+    def take(self, work: PendingWork) -> Taken | None:
+        """Take the first room of the first pool that a worker fits in."""
+        need = work.gpus, work.cpu, work.memory
+        for pool in work.pools:
+            misses = self._misses.get(pool)
+            if misses is None or misses.covers(need):
+                continue
+            for block in self._blocks[pool]:
+                if block.misses.covers(need):
+                    continue
+                for room in block.rooms:
+                    if (devices := room.take(work)) is not None:
+                        return Taken(work, room, devices, block)
+                block.misses.add(need)
+            misses.add(need)
+        return None
+
+    def take_on(self, room: Room, work: PendingWork) -> Taken | None:
+        """Add a room and take that of one worker, where it fits; else add nothing."""
+        devices = room.take(work)
+        return None if devices is None else Taken(work, room, devices, self.add(room))
+
+    def misses(self, pools: Iterable[str]) -> dict[str, tuple[Need, ...]]:
+        """Return what is known to find no room in some pools, for `undo`."""
+        return {pool: self._misses[pool].needs for pool in pools if pool in self._misses}
+
+    def undo(self, taken: Iterable[Taken], added: int, misses: dict[str, tuple[Need, ...]]) -> None:
+        """Give back what was taken, and remove so many rooms that were added, since `misses` was returned."""
+        for one in taken:
+            one.room.give_back(one.work, one.devices)
+            one.block.misses.needs = ()
+        for _ in range(added):
+            room = self.all.pop()
+            blocks = self._blocks[room.pool]
+            blocks[-1].rooms.pop()
+            if not blocks[-1].rooms:
+                blocks.pop()
+        for pool, needs in misses.items():
+            self._misses[pool].needs = needs
