@@ -8,7 +8,7 @@ from random import Random
 import pytest
 from makeway_quota.autoscale.demand import PendingWork
 from makeway_quota.autoscale.deployment import MachineType
-from makeway_quota.autoscale.rooms import GPU, UNLIMITED, Room, Rooms, Taken, fits_on
+from makeway_quota.autoscale.rooms import GPU, UNLIMITED, MachineRoom, Rooms, TakenRoom, fits_on
 
 
 def some_work(random: Random) -> PendingWork:
@@ -17,12 +17,12 @@ def some_work(random: Random) -> PendingWork:
     return PendingWork("w", pools, gpus=gpus, cpu=random.randint(0, 8), memory=random.randint(0, 8))
 
 
-def some_room(random: Random, number: int) -> Room:
+def some_room(random: Random, number: int) -> MachineRoom:
     cpu, memory = random.choice((8, 16, UNLIMITED)), random.choice((8, 24, UNLIMITED))
-    return Room(random.choice("ab"), [GPU] * random.randint(0, 4), cpu, memory, f"m-{number}")
+    return MachineRoom(random.choice("ab"), [GPU] * random.randint(0, 4), cpu, memory, f"m-{number}")
 
 
-def plain_search(rooms: list[Room], work: PendingWork) -> str | None:
+def plain_search(rooms: list[MachineRoom], work: PendingWork) -> str | None:
     """Return the first machine of the first pool that the work fits on, by trying all."""
     for pool in work.pools:
         for room in rooms:
@@ -38,7 +38,7 @@ def test_the_first_room_is_that_of_a_plain_search(seed: int) -> None:
     for step in range(120):
         work = some_work(random)
         before = deepcopy([(room.free, room.cpu, room.memory) for room in rooms.all])
-        misses, taken, added = rooms.misses(work.pools), list[Taken](), 0
+        misses, taken, added = rooms.misses(work.pools), list[TakenRoom](), 0
         for _ in range(random.choice((1, 1, 2, 3))):
             expected = plain_search(rooms.all, work)
             found = rooms.take(work)
@@ -61,4 +61,4 @@ def test_what_fits_on_a_type_is_what_its_empty_room_takes() -> None:
             cpu_only=random.random() < 0.2,
         )  # fmt: skip
         work = some_work(random)
-        assert fits_on(kind, work) == (Room.of(kind).take(work) is not None)
+        assert fits_on(kind, work) == (MachineRoom.of(kind).take(work) is not None)

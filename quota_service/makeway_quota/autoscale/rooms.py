@@ -23,7 +23,7 @@ Devices = list[tuple[int, int]]
 
 
 @dataclass(slots=True)
-class Room:
+class MachineRoom:
     """The room of one machine: free milli-GPUs of each device, and CPU and memory, UNLIMITED where not stated."""
 
     pool: str
@@ -35,7 +35,7 @@ class Room:
     used: bool = False
 
     @classmethod
-    def of(cls, kind: MachineType, machine: Machine | None = None) -> Room:
+    def of(cls, kind: MachineType, machine: Machine | None = None) -> MachineRoom:
         """Return the room of a machine of a type; without a machine, of one to launch."""
         gpus = 0 if kind.cpu_only else kind.gpus if machine is None else machine.gpus
         name = None if machine is None else machine.id
@@ -107,16 +107,16 @@ class _Misses:
 class _Block:
     """Some rooms in a row, of one pool."""
 
-    rooms: list[Room] = field(default_factory=list)
+    rooms: list[MachineRoom] = field(default_factory=list)
     misses: _Misses = field(default_factory=_Misses)
 
 
 @dataclass(slots=True)
-class Taken:
+class TakenRoom:
     """The room that one worker took, and its block."""
 
     work: PendingWork
-    room: Room
+    room: MachineRoom
     devices: Devices
     block: _Block
 
@@ -124,14 +124,14 @@ class Taken:
 class Rooms:
     """The rooms of all machines, by pool."""
 
-    def __init__(self, rooms: Iterable[Room] = ()) -> None:
+    def __init__(self, rooms: Iterable[MachineRoom] = ()) -> None:
         self._blocks: dict[str, list[_Block]] = {}
         self._misses: dict[str, _Misses] = {}
-        self.all: list[Room] = []
+        self.all: list[MachineRoom] = []
         for room in rooms:
             self.add(room)
 
-    def add(self, room: Room) -> _Block:
+    def add(self, room: MachineRoom) -> _Block:
         """Add a room after all others; return its block."""
         blocks = self._blocks.setdefault(room.pool, [])
         if not blocks or len(blocks[-1].rooms) >= BLOCK:
@@ -142,7 +142,7 @@ class Rooms:
         self.all.append(room)
         return blocks[-1]
 
-    def take(self, work: PendingWork) -> Taken | None:
+    def take(self, work: PendingWork) -> TakenRoom | None:
         """Take the first room of the first pool that a worker fits in."""
         need = work.gpus, work.cpu, work.memory
         for pool in work.pools:
@@ -154,22 +154,22 @@ class Rooms:
                     continue
                 for room in block.rooms:
                     if (devices := room.take(work)) is not None:
-                        return Taken(work, room, devices, block)
+                        return TakenRoom(work, room, devices, block)
                 block.misses.add(need)
             misses.add(need)
         return None
 
-    def take_on(self, room: Room, work: PendingWork) -> Taken | None:
+    def take_on(self, room: MachineRoom, work: PendingWork) -> TakenRoom | None:
         """Add a room and take that of one worker, where it fits; else add nothing."""
         devices = room.take(work)
-        return None if devices is None else Taken(work, room, devices, self.add(room))
+        return None if devices is None else TakenRoom(work, room, devices, self.add(room))
 
     def misses(self, pools: Iterable[str]) -> dict[str, tuple[Need, ...]]:
         """Return what is known to find no room in some pools, for `undo`."""
         return {pool: self._misses[pool].needs for pool in pools if pool in self._misses}
 
-    def undo(self, taken: Iterable[Taken], added: int, misses: dict[str, tuple[Need, ...]]) -> None:
-        """Give back what was taken, and remove so many rooms that were added, since `misses` was returned."""
+    def undo(self, taken: Iterable[TakenRoom], added: int, misses: dict[str, tuple[Need, ...]]) -> None:
+        """Undo what was taken, and remove so many rooms that were added, since `misses` was returned."""
         for one in taken:
             one.room.give_back(one.work, one.devices)
             one.block.misses.needs = ()

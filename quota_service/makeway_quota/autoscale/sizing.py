@@ -17,7 +17,7 @@ from .budget import Money, ending_seconds, refusal, with_launch
 from .demand import MachineDemand, PendingWork
 from .deployment import Deployment, MachineType
 from .machine import CANCELLABLE, Machine, Market
-from .rooms import Room, Rooms, Taken, fits_on
+from .rooms import MachineRoom, Rooms, TakenRoom, fits_on
 
 ORDER = {"ready": 0, "draining": 1, "joining": 2, "booting": 3, "requested": 4}
 """Whose room is taken first: of the machine that will be ready first"""
@@ -70,7 +70,7 @@ class _Sizer:
         """Take room for all workers of a workload, or for none."""
         if work.shape in self.without_room:
             return False
-        taken: list[Taken] = []
+        taken: list[TakenRoom] = []
         launches, money, misses = len(self.launches), self.money, self.rooms.misses(work.pools)
         for _ in range(work.workers):
             found = self.rooms.take(work) or self._on_new(work)
@@ -85,7 +85,7 @@ class _Sizer:
             one.room.used = True
         return True
 
-    def _on_new(self, work: PendingWork) -> Taken | None:
+    def _on_new(self, work: PendingWork) -> TakenRoom | None:
         for pool in work.pools:
             for kind in self.deployment.types:
                 if kind.pool != pool:
@@ -93,7 +93,7 @@ class _Sizer:
                 if not fits_on(kind, work):
                     self._refuse(work.workload, kind, "too_small")
                 elif self.open(kind, work.workload):
-                    return self.rooms.take_on(Room.of(kind), work)
+                    return self.rooms.take_on(MachineRoom.of(kind), work)
         return None
 
     def open(self, kind: MachineType, workload: str = "") -> bool:
@@ -156,7 +156,9 @@ def size(
     for row in rows:
         of_type[row.type] = of_type.get(row.type, 0) + 1
     coming = [row for row in rows if row.type in types and _has_room(row, demand)]
-    rooms = Rooms(Room.of(types[row.type], row) for row in sorted(coming, key=lambda row: (ORDER[row.state], row.id)))
+    rooms = Rooms(
+        MachineRoom.of(types[row.type], row) for row in sorted(coming, key=lambda row: (ORDER[row.state], row.id))
+    )
     sizer = _Sizer(deployment, backoffs, now, money, len(rows), of_type, rooms)
     unserved = tuple(work for work in demand.pending if not sizer.place(work))
     for kind in deployment.types:
