@@ -34,6 +34,9 @@ from kube_cluster.problems import KubeProblem
 
 pytestmark = pytest.mark.kube
 
+CLUSTER_KINDS = ("ClusterRole", "ClusterRoleBinding", "Namespace", "PriorityClass")
+"""Kinds of the chart's objects that are in no namespace"""
+
 ORDER = StartOrder(
     "j1", 1, "fit", "ana", "rnd", "gpu1", ("true",), {}, (Place("n", (0,), (1000,)),), 30.0, cpu=1000, memory=512
 )
@@ -345,6 +348,42 @@ def test_with_a_secret_of_the_site_a_chart_that_is_rendered_twice_is_the_same(
     file = written(tmp_path, values | {"existingSecret": "keys"})
     first, second = (helm.template(CHART, "makeway", NAMESPACE, ("--values", file)) for _ in range(2))
     assert first == second
+
+
+@pytest.mark.parametrize("values", ALL.values(), ids=ALL)
+@pytest.mark.parametrize("name", ["makeway", "portal"])
+def test_releases_in_two_namespaces_have_no_object_in_common(
+    helm: Helm, tmp_path: Path, values: Object, name: str
+) -> None:
+    """Else an upgrade of one would change the other, and its uninstallation would take it away."""
+    file = written(tmp_path, values)
+
+    def objects(release: str, namespace: str) -> set[tuple[str, str, str]]:
+        text = helm.template(CHART, release, namespace, ("--values", file))
+        found = [one for one in yaml.safe_load_all(text) if one]
+        own = {one["kind"]: "" if one["kind"] in CLUSTER_KINDS else namespace for one in found}
+        places = [(one["kind"], one["metadata"].get("namespace", own[one["kind"]])) for one in found]
+        return {(*place, one["metadata"]["name"]) for place, one in zip(places, found, strict=True)}
+
+    first, second = objects("makeway", "a"), objects(name, "b")
+    assert any(place == "" for _, place, _ in first)
+    assert first & second == set()
+
+
+@pytest.mark.parametrize("values", ALL.values(), ids=ALL)
+@pytest.mark.parametrize("database", [{}, {"database": {"existingSecret": "postgresql"}}], ids=["sqlite", "postgresql"])
+def test_a_new_version_that_never_starts_ends_no_replica_on_postgresql(
+    helm: Helm, tmp_path: Path, values: Object, database: Object
+) -> None:
+    """As after a rollback to a version that refuses the database: one service of SQLite has to end first."""
+    (service,) = of_kind(rendered(helm, tmp_path, values | database), "Deployment", "makeway-service")
+    own = service["spec"]["template"]["spec"]["volumes"]
+    sqlite = any("persistentVolumeClaim" in one for one in own if one["name"] == "state")
+    surge = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
+    assert service["spec"]["strategy"] == ({"type": "Recreate"} if sqlite else surge)
+    assert not (database and sqlite)
+    probes = service["spec"]["template"]["spec"]["containers"][0]
+    assert probes["readinessProbe"]["httpGet"]["path"].endswith("/readyz"), "which a service that refuses never answers"
 
 
 @pytest.mark.parametrize("values", ALL.values(), ids=ALL)

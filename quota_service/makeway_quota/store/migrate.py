@@ -8,7 +8,6 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from alembic.util import CommandError
 from sqlalchemy import URL, Connection, text
 from sqlalchemy.exc import DBAPIError
 
@@ -27,18 +26,27 @@ def upgrade(url: URL) -> None:
         with engine.begin() as connection:  # on SQLite BEGIN IMMEDIATE is the lock
             if connection.dialect.name == "postgresql":
                 connection.execute(text(f"SELECT pg_advisory_xact_lock({UPGRADES})"))
-                if not is_current(connection):  # a replica of the last release may write rows in another order
-                    connection.execute(text(f"SELECT pg_advisory_xact_lock({WRITERS})"))
+            _refuse_newer(connection, url)  # before the lock that the replicas of the newer Makeway write under
+            if connection.dialect.name == "postgresql" and not is_current(connection):
+                # a replica of the last release may write rows in another order
+                connection.execute(text(f"SELECT pg_advisory_xact_lock({WRITERS})"))
             command.upgrade(alembic_config(connection), "head")
-    except CommandError as error:
-        raise StoreError(
-            f"the database {url.render_as_string()} was written by a newer Makeway ({error}); "
-            "install that version again or restore a backup"
-        ) from error
     except DBAPIError as error:
         raise StoreError(explain(url, error)) from error
     finally:
         engine.dispose()
+
+
+def _refuse_newer(connection: Connection, url: URL) -> None:
+    """Raise StoreError where the database has seen a migration that this Makeway does not have."""
+    script = ScriptDirectory.from_config(alembic_config(connection))
+    known = {one.revision for one in script.walk_revisions()}
+    if newer := sorted(set(MigrationContext.configure(connection).get_current_heads()) - known):
+        raise StoreError(
+            f"the database {url.render_as_string()} was written by a newer Makeway (it is of version "
+            f"{', '.join(newer)}, and this one has versions up to {', '.join(sorted(script.get_heads()))}) and is left "
+            "as it is: install the newer one again, or restore the backup from before its upgrade"
+        )
 
 
 def is_current(connection: Connection) -> bool:
