@@ -21,7 +21,7 @@ from typing import Any
 CONSOLE_BYTES = 1_000_000
 """Of a console that are kept: more would fill the disk"""
 PAUSE = 0.1
-MARK = "MAKEWAY_LOCAL_MACHINE"
+MARK = "LOCAL_MACHINE_FOLDER"
 """Environment variable of all processes of a machine: its folder"""
 FULL_DISK = "ulimit -f 0; "
 """Every write to a file fails"""
