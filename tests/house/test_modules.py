@@ -126,7 +126,6 @@ SHORT: dict[str, str] = {
     "services.jobs.job_image": "whose image a job gets is one pure choice",
     "services.limits.output_rates": "a limit of its own, with its state",
     "snapshot_file.writer": "the other half of `reader`",
-    "store.migrate": "runs the migrations that are in the folder beside it",
     "store.policy_versions": "one part of the store for each group of tables",
     "web.api.people": EACH_ROUTE,
     "web.api.policy": EACH_ROUTE,
