@@ -32,8 +32,9 @@ pytestmark = [pytest.mark.kube, pytest.mark.timeout(1500)]
 ELSEWHERE, FAR_JOBS = "elsewhere", "elsewhere-jobs"
 FAR_WORKERS = f"/api/v1/namespaces/{FAR_JOBS}/pods"
 CPU = {"profile": "cpu", "team": "rnd"}
+NEW_POD = "--set service.podAnnotations.a=b"
 FILES = "--values my-values.yaml --set-file policy=policy.yaml"
-WAIT = f"kubectl --namespace {ELSEWHERE} wait deployment --all --for condition=Available --timeout 10m"
+WAIT = "kubectl --namespace {} wait deployment --all --for condition=Available --timeout 10m"
 TRUSTED = "sslmode=verify-full&sslrootcert=/etc/makeway-certificates/ca.crt"
 UNTIL_TOLD = """
 import os, pathlib, time
@@ -70,7 +71,7 @@ def second(portal: Portal, walk: Walk) -> Iterator[Portal]:
             policy["profiles"].append(PROFILE)
             (walk.folder / "policy.yaml").write_text(yaml.safe_dump(policy), encoding="utf-8")
             helm = Helm(walk.folder, portal.cluster.kubeconfig)
-            walk.run(f"helm install makeway helm/makeway --namespace {ELSEWHERE} {FILES}\n{WAIT}")
+            walk.run(f"helm install makeway helm/makeway --namespace {ELSEWHERE} {FILES}\n{WAIT.format(ELSEWHERE)}")
             found = Portal(portal.cluster, Installation(helm, walk.folder, api, namespace=ELSEWHERE), walk)
             wait_until(found.answers, "its Hub and its service answer through its proxy", STARTED, pause=0.5)
             try:
@@ -115,7 +116,7 @@ def changed(portal: Portal, command: str) -> None:
     old = uids(portal)
     portal.walk.run(command)
     wait_until(lambda: not old & uids(portal), "the service has a new pod", STARTED)
-    portal.walk.run(WAIT)
+    portal.walk.run(WAIT.format(portal.release.namespace))
     wait_until(portal.answers, "it answers", STARTED, pause=0.5)
 
 
@@ -151,7 +152,7 @@ def test_a_second_release_never_touches_the_work_of_the_first_and_ends_whole(
                 holds = holder(api, ELSEWHERE, FAR_JOBS)
                 chart = f"helm upgrade makeway helm/makeway --namespace {ELSEWHERE} {FILES}"
                 for command in (
-                    f"{chart} --set service.podAnnotations.a=b",
+                    f"{chart} {NEW_POD}",
                     f"helm rollback makeway --namespace {ELSEWHERE}",
                 ):
                     changed(other, command)
@@ -160,6 +161,14 @@ def test_a_second_release_never_touches_the_work_of_the_first_and_ends_whole(
                     assert [pod["metadata"]["uid"] for pod in api.items(FAR_WORKERS)] == [far_worker]
                     assert len(far.job(elsewhere.id).attempts) == 1
                 assert before < cluster_wide(api)
+
+                theirs_before = uids(other)
+                changed(portal, f"helm upgrade makeway helm/makeway --namespace {NAMESPACE} {FILES} {NEW_POD}")
+                assert uids(other) == theirs_before, "the first one's upgrade changes nothing of the second"
+                assert (holder(api, ELSEWHERE, FAR_JOBS), holder(api, NAMESPACE, JOBS)) == (holds, lease)
+                assert theirs.notebook()["metadata"]["uid"] == kept
+                assert [pod["metadata"]["uid"] for pod in api.items(FAR_WORKERS)] == [far_worker]
+                assert len(far.job(elsewhere.id).attempts) == 1
             administrator.run(f"helm uninstall makeway --namespace {ELSEWHERE}")
             wait_until(lambda: not api.items(other.all_pods), "no pod of the second is left")
             assert not api.items(FAR_WORKERS)
