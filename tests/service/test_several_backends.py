@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 from elsewhere import Processes
 from makeway_api.models import SessionRequest
-from makeway_quota.backends.base import Backend, BackendUnavailable, NodeSeen, Seen, StartOrder
+from makeway_quota.backends.base import Backend, BackendError, BackendUnavailable, NodeSeen, Seen, StartOrder
 from makeway_quota.backends.choice import make_backend
 from makeway_quota.backends.local.backend import LocalBackend
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.backends.routing.backend import RoutingBackend
 from makeway_quota.backends.routing.part import PartLimits
 from makeway_quota.settings import load
+from makeway_quota.values import Notice
 from pod_backend import order
 from running import Running, python, running
 
@@ -405,3 +406,226 @@ async def test_notices_of_all_backends_are_shown(monkeypatch: pytest.MonkeyPatch
     await both.open()
     assert await both.policy_notices(None) == await notices()  # type: ignore[arg-type]
     assert await both.pod_notices("ana", "rnd") == await notices()
+
+
+class Hanging(MemoryBackend):
+    """A backend whose orders of some kinds do not come back while the test holds them."""
+
+    name = "far"
+
+    def __init__(self) -> None:
+        super().__init__([NodeSeen("far-1", "far", (0, 1), virtual=True)])
+        self.held: set[str] = set()
+        self.released = asyncio.Event()
+        self.given: list[tuple[str, str]] = []
+        self.at_once = self.max_at_once = 0
+
+    async def _hold(self, what: str, workload: str) -> None:
+        self.given.append((what, workload))
+        self.at_once += 1
+        self.max_at_once = max(self.max_at_once, self.at_once)
+        try:
+            if what in self.held:
+                await self.released.wait()
+        finally:
+            self.at_once -= 1
+
+    async def start(self, order: StartOrder) -> None:
+        await self._hold("start", order.workload)
+        await super().start(order)
+
+    async def notice(self, workload: str, attempt: int, notice: Notice) -> None:
+        await self._hold("notice", workload)
+        await super().notice(workload, attempt, notice)
+
+    async def kill(self, workload: str, attempt: int) -> None:
+        await self._hold("kill", workload)
+        await super().kill(workload, attempt)
+
+    async def forget(self, workload: str, attempt: int) -> None:
+        await self._hold("forget", workload)
+        await super().forget(workload, attempt)
+
+    async def purge(self, workload: str, team: str = "") -> bool:
+        await self._hold("purge", workload)
+        return await super().purge(workload, team)
+
+    def release(self) -> None:
+        self.held.clear()
+        self.released.set()
+
+
+HOURS = PartLimits(open=3600.0, observe=3600.0, order=3600.0)
+
+
+async def test_while_the_start_on_one_backend_hangs_jobs_of_the_other_start_and_end_at_once(tmp_path: Path) -> None:
+    far, near = Hanging(), memory("near", "here-1")
+    near.nodes["here-1"] = replace(near.nodes["here-1"], pool="here")
+    far.held = {"start"}
+    async with running(tmp_path / "var", POLICY, backend=RoutingBackend([near, far], HOURS)) as run:
+        stuck = [await run.submit("ana", f"stuck {number}", profile="far1") for number in range(2)]
+        await run.until(lambda: far.given, "its start was ordered")
+        for number in range(3):
+            here = await run.submit("ana", f"near {number}", profile="here1")
+            await run.job(here.id, "running")
+            near.finish(here.id)
+            await run.job(here.id, "succeeded")
+            await run.until(lambda: not near.attempts, "what is over is forgotten")
+        assert len(far.given) == 1, "its own orders keep their order, and are given once"
+        assert [(await run.client("root").job(job.id)).attempt for job in stuck] == [1, 1]
+        far.release()
+        for job in stuck:
+            assert (await run.job(job.id, "running")).attempt == 1
+        assert far.starts == 2
+        assert far.max_at_once == 1
+
+
+@pytest.mark.parametrize("held", ["notice", "kill", "forget"])
+async def test_while_an_order_to_one_backend_hangs_the_other_gets_notices_cancels_and_removals(
+    tmp_path: Path, held: str
+) -> None:
+    far, near = Hanging(), memory("near", "here-1")
+    near.nodes["here-1"] = replace(near.nodes["here-1"], pool="here")
+    far.held = {held}
+    policy = POLICY + "  - {name: devops, groups: [devops]}\n"
+    policy = policy.replace("policies: [[rnd]]}", "policies: [[rnd], [devops]]}")
+    async with running(tmp_path / "var", policy, backend=RoutingBackend([near, far], HOURS)) as run:
+        there = await run.submit("bo", "distant", profile="far1")
+        here = [await run.submit("bo", f"near {number}", profile="here1") for number in range(2)]
+        for job in (there, *here):
+            await run.job(job.id, "running")
+        if held == "notice":
+            owners = [await run.submit("ana", f"owner {number}", profile="far1") for number in range(2)]
+            assert owners
+        elif held == "kill":
+            await run.client("bo").cancel(there.id)
+        else:
+            far.finish(there.id)
+        await run.until(lambda: (held, there.id) in far.given, "the order was given")
+        for number in range(2):
+            await run.submit("ana", f"near owner {number}", profile="here1")
+        for job in here:
+            assert (await run.job(job.id, "pending")).preemptions == 1
+        fresh = {job.name: job for job in (await run.client("root").jobs(limit=100)).jobs}["near owner 0"]
+        await run.job(fresh.id, "running")
+        await run.client("ana").cancel(fresh.id)
+        await run.job(fresh.id, "cancelled")
+        await run.until(lambda: (fresh.id, 1) not in near.attempts, "what is over is forgotten there")
+        assert far.given.count((held, there.id)) == 1
+        far.release()
+        ends = {"notice": "pending", "kill": "cancelled", "forget": "succeeded"}
+        await run.job(there.id, ends[held])
+        await run.until(lambda: (there.id, 1) not in far.attempts, "it is forgotten, too")
+
+
+async def test_a_start_that_hangs_on_a_backend_starves_no_other_start_there(tmp_path: Path) -> None:
+    class Picky(Hanging):
+        async def start(self, order: StartOrder) -> None:
+            self.given.append(("start", order.workload))
+            if order.name == "stuck" and not self.released.is_set():
+                await self.released.wait()
+            await MemoryBackend.start(self, order)
+
+    far, near = Picky(), memory("near", "here-1")
+    limits = PartLimits(open=3600.0, observe=3600.0, order=1.5)  # longer than a cycle waits
+    async with running(tmp_path / "var", POLICY, backend=RoutingBackend([near, far], limits)) as run:
+        stuck = await run.submit("ana", "stuck", profile="far1")
+        await run.until(lambda: far.given, "its start was ordered")
+        good = await run.submit("ana", "good", profile="far1")
+        await run.job(good.id, "running")
+        kept = await run.job(stuck.id, "starting")
+        assert kept.attempt == 1
+        far.release()
+        assert (await run.job(stuck.id, "running")).attempt == 1
+
+
+async def test_a_start_that_fails_after_its_cycle_fails_its_job_and_one_that_was_cancelled_meanwhile_ends(
+    tmp_path: Path,
+) -> None:
+    class Failing(Hanging):
+        async def start(self, order: StartOrder) -> None:
+            await self._hold("start", order.workload)
+            if order.name == "wrong":
+                raise BackendError("It asks for what is not there.")
+            await MemoryBackend.start(self, order)
+
+    far, near = Failing(), memory("near", "here-1")
+    far.held = {"start"}
+    async with running(tmp_path / "var", POLICY, backend=RoutingBackend([near, far], HOURS)) as run:
+        wrong = await run.submit("ana", "wrong", profile="far1")
+        await run.until(lambda: far.given, "its start was ordered")
+        cancelled = await run.submit("ana", "cancelled", profile="far1")
+        await run.job(cancelled.id, "starting")
+        await run.client("ana").cancel(cancelled.id)
+        before = run.service.loop.cycles
+        await run.until(lambda: run.service.loop.cycles > before + 1, "cycles go on")
+        far.release()
+        failed = await run.job(wrong.id, "failed")
+        assert "It asks for what is not there" in failed.reason.message
+        await run.job(cancelled.id, "cancelled")
+        assert far.given.count(("start", wrong.id)) == 1
+        assert far.starts == 0
+
+
+async def test_a_start_that_comes_back_after_its_cycle_is_not_given_again_while_its_attempt_is_not_reported(
+    tmp_path: Path,
+) -> None:
+    class Slow(Hanging):
+        """A backend that shows an attempt some time after it took the order, as a list of pods does."""
+
+        shown = False
+
+        async def observe(self, since: int | None = None) -> Seen:
+            seen = await super().observe()
+            return seen if self.shown else replace(seen, attempts=())
+
+    far, near = Slow(), memory("near", "here-1")
+    far.held = {"start"}
+    async with running(tmp_path / "var", POLICY, backend=RoutingBackend([near, far], HOURS)) as run:
+        job = await run.submit("ana", "distant", profile="far1")
+        loop = run.service.loop
+        await run.until(lambda: far.given and loop.cycles > 3, "cycles go on while it hangs")
+        far.release()
+        await run.until(lambda: far.starts, "it was started")
+        for _ in range(3):
+            before = loop.cycles
+            loop.wake()
+            await run.until(lambda before=before: loop.cycles > before, "a cycle")
+        assert far.given == [("start", job.id)]
+        far.shown = True
+        loop.wake()
+        assert (await run.job(job.id, "running")).attempt == 1
+
+
+async def test_a_service_ends_although_an_order_hangs_and_the_next_one_gives_it(tmp_path: Path) -> None:
+    far, near = Hanging(), memory("near", "here-1")
+    far.held, far.close = {"start"}, _nothing  # type: ignore[method-assign]
+    async with running(tmp_path / "var", POLICY, backend=RoutingBackend([near, far], HOURS)) as run:
+        job = await run.submit("ana", "distant", profile="far1")
+        await run.until(lambda: far.given, "its start was ordered")
+    assert far.at_once == 0
+    far.release()
+    async with running(tmp_path / "var", POLICY, backend=RoutingBackend([near, far], HOURS)) as run:
+        assert (await run.job(job.id, "running")).attempt == 1
+    assert far.starts == 1
+
+
+async def test_backends_elsewhere_get_many_starts_at_a_time_beside_a_local_one(tmp_path: Path) -> None:
+    class Elsewhere(Hanging):
+        shared = True
+
+    far, near = Elsewhere(), memory("near", "here-1")
+    near.nodes["here-1"] = replace(near.nodes["here-1"], pool="here")
+    far.nodes["far-1"] = replace(far.nodes["far-1"], devices=tuple(range(8)), cordoned=True)
+    far.held = {"start"}
+    policy = POLICY.replace("{pools: [far], reserved: 2}", "{pools: [far], reserved: 8}")
+    async with running(tmp_path / "var", policy, backend=RoutingBackend([near, far], HOURS)) as run:
+        jobs = [await run.submit("ana", f"j{number}", profile="far1") for number in range(4)]
+        await run.converged()
+        assert not far.given
+        far.nodes["far-1"] = replace(far.nodes["far-1"], cordoned=False)
+        run.service.loop.wake()
+        await run.until(lambda: len(far.given) == 4, "all are ordered at the same time")
+        far.release()
+        for job in jobs:
+            await run.job(job.id, "running")
