@@ -34,8 +34,7 @@ from ..wording import IDS, Names, outcomes
 from . import transitions
 from .change_set import ChangeSet, job_name
 from .hub.servers import HubServers
-from .order_lanes import PATIENCE, Order, OrderLanes, Route
-from .order_retries import OrderRetries, alike, sentence
+from .orders import PATIENCE, Order, OrderLanes, OrderRetries, Route, alike, sentence
 from .replicas.leader import Leader
 from .start_backoff import MAX_DELAY, NO_ROOM, START_DEFERRED, StartBackoff
 from .transitions import TIME_LIMIT
@@ -78,7 +77,7 @@ class Started:
             mine.decisions += theirs.decisions
 
 
-class Outcome:
+class CycleOutcome:
     """Where orders write what came of them: into `started` as long as their cycle waits for them."""
 
     def __init__(self, started: Started) -> None:
@@ -174,7 +173,7 @@ class Actuator:
         """Start at once what was just committed as starting; `give` then leaves that alone."""
         due = [row for row in rows if row.kind == "job" and row.state == "starting" and not row.cancel_requested]
         by_route: dict[Route, list[Workload]] = {}
-        outcome = Outcome(started)
+        outcome = CycleOutcome(started)
         for row in due:
             by_route.setdefault(self._route(row), []).append(row)
         commands = {route: Commands(self._store, each, self._at_once(route)) for route, each in by_route.items()}
@@ -193,7 +192,7 @@ class Actuator:
         return AT_ONCE if self._backend.is_shared(route) else 1
 
     def _order_of(
-        self, outcome: Outcome, row: Workload, route: Route, work: Callable[[Started], Awaitable[None]]
+        self, outcome: CycleOutcome, row: Workload, route: Route, work: Callable[[Started], Awaitable[None]]
     ) -> Order:
         """Return an order of which a later cycle learns what came of it, if this one does not wait until then."""
         key = (row.id, row.attempt)
@@ -218,13 +217,13 @@ class Actuator:
         late, self._afterwards = self._afterwards, Started()
         started.add(late)
         reported = {(a.workload, a.attempt): a for a in seen.attempts}
-        outcome = Outcome(started)
+        outcome = CycleOutcome(started)
         await self._send(outcome, self._job_orders(outcome, rows.values(), reported, now))
         sessions = [row for row in rows.values() if row.kind == "session" and row.state in ADMITTED]
         with self.quarantine.step("stopping the servers of sessions"):
             self._sessions(change_set, sessions, now, names)
         leftovers = [self._leftover_order(rows.get(key[0]), each) for key, each in reported.items()]
-        await self._send(Outcome(started), leftovers)
+        await self._send(CycleOutcome(started), leftovers)
         self._noticed = {key: at for key, at in self._noticed.items() if key in reported}
         self._failing = {key: what for key, what in self._failing.items() if key in reported}
         self._postponed = frozenset(started.postponed)
@@ -232,7 +231,11 @@ class Actuator:
         return change_set
 
     def _job_orders(
-        self, outcome: Outcome, rows: Iterable[Workload], reported: Mapping[tuple[str, int], AttemptSeen], now: float
+        self,
+        outcome: CycleOutcome,
+        rows: Iterable[Workload],
+        reported: Mapping[tuple[str, int], AttemptSeen],
+        now: float,
     ) -> Iterator[Order]:
         """Yield an order for each job that holds GPUs; one that was started in this cycle is not in what was seen."""
         given = outcome.started.attempts | outcome.started.postponed if outcome.started else set()
@@ -257,7 +260,7 @@ class Actuator:
         return Order(seen.key, self._backend.route(seen.key), send)
 
     async def _send(
-        self, outcome: Outcome, orders: Iterable[Order], at_once: Callable[[Route], int] = lambda route: 1
+        self, outcome: CycleOutcome, orders: Iterable[Order], at_once: Callable[[Route], int] = lambda route: 1
     ) -> None:
         """Send orders, `at_once(route)` of a lane at a time; those that are not done yet are postponed."""
         started = outcome.started

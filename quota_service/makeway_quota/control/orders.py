@@ -1,17 +1,65 @@
-"""Send the orders of several backends side by side, so that one that is slow or hangs delays no other.
+"""Send the orders of several backends side by side, and repeat those that one refused: the attempt stays.
 
-Used by `Actuator`. Orders that go to the same backends keep their order: they have one lane. A lane that is not done
-after a moment ends what it has begun while the cycle goes on and later ones run; what it had not begun is left to them,
-as every order follows from the store and may be given again.
+Used by `Actuator`, and by the loop, which runs a cycle when the next try is due. Orders that go to the same backends
+keep their order: they have one lane. A lane that is not done after a moment ends what is under way while the cycle goes
+on and later ones run; what it had not sent yet is left to them, as every order follows from the store and may be given
+again. Another process starts anew.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import re
+import time
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import NamedTuple
 
 from ..backends.base import Key
+
+FIRST_PAUSE, MAX_PAUSE = 0.5, 30.0
+"""Seconds between two tries of one attempt, which double from the first to the longest."""
+DIGITS = re.compile(r"\d+")
+
+
+class OrderRetries:
+    """When each attempt that was refused is tried again; another process begins anew."""
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._refused: dict[Key, tuple[float, float]] = {}
+        """the monotonic time of the next try of an attempt, and the seconds before it"""
+
+    def wait(self, key: Key) -> bool:
+        """Whether an attempt was refused too recently to be tried again."""
+        return key in self._refused and self._monotonic() < self._refused[key][0]
+
+    def refused(self, key: Key) -> None:
+        """Postpone the next try of an attempt, twice as long as the last time."""
+        pause = min(MAX_PAUSE, 2.0 * self._refused[key][1]) if key in self._refused else FIRST_PAUSE
+        self._refused[key] = self._monotonic() + pause, pause
+
+    def keep(self, keys: Collection[Key]) -> None:
+        """Forget all other attempts."""
+        self._refused = {key: times for key, times in self._refused.items() if key in keys}
+
+    def due(self) -> float | None:
+        """Return the seconds until the next try of any attempt, at least FIRST_PAUSE; None where none was refused."""
+        if not self._refused:
+            return None
+        return max(FIRST_PAUSE, min(at for at, _ in self._refused.values()) - self._monotonic())
+
+
+def alike(item: str | None, other: str) -> bool:
+    """Whether two reasons differ in nothing but numbers, such as the port of a connection."""
+    return item is not None and DIGITS.sub("#", item) == DIGITS.sub("#", other)
+
+
+def sentence(error: Exception) -> str:
+    """Return an error as a sentence for people: of a system error only its text and the file."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror} ({error.filename})" if error.filename else error.strerror
+    return str(error) or type(error).__name__
+
 
 PATIENCE = 1.0
 """Seconds that a cycle waits for the lanes, where there are several."""
@@ -115,17 +163,17 @@ class OrderLanes:
                 await Lane().send(each, at_once(route), done)
             return set()
         lanes = {route: self._lanes.setdefault(route, Lane()) for route in by_route}
-        begun = [lane for lane in lanes.values() if not lane.busy]
-        tasks = [lane.begin(by_route[route], at_once(route), done) for route, lane in lanes.items() if lane in begun]
+        free = [lane for lane in lanes.values() if not lane.busy]
+        tasks = [lane.begin(by_route[route], at_once(route), done) for route, lane in lanes.items() if lane in free]
         try:
             if tasks:
                 await asyncio.wait(tasks, timeout=self.patience)
         finally:
-            for lane, task in zip(begun, tasks, strict=True):
+            for lane, task in zip(free, tasks, strict=True):
                 if not task.done():
                     lane.close()
                     task.add_done_callback(lambda task: self.wake())
-        for lane in begun:
+        for lane in free:
             if not lane.busy:
                 lane.take_error()
         return {order.key for order in orders} - done
