@@ -19,7 +19,7 @@ import uvicorn
 
 from . import __version__
 from .backends.choice import make_backend
-from .settings import ServiceSettings, load
+from .settings import ServiceSettings, load, netloc
 
 log = logging.getLogger("makeway.main")
 
@@ -286,7 +286,7 @@ async def serve(settings: ServiceSettings, ready: Callable[[], object] = lambda:
     server = _Server(server_settings, app.state.streams.close)
     await service.start()
     ready()
-    log.info("Serving at http://%s:%s%s", settings.host, settings.port, settings.prefix)
+    log.info("Serving at http://%s%s", netloc(settings.host, settings.port), settings.prefix)
     try:
         await server.run_until_signal(listeners(settings.host, settings.port))
     finally:

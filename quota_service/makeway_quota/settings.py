@@ -289,7 +289,7 @@ def _from_the_hub(env: Mapping[str, str]) -> dict[str, Any]:
         "host": host,
         "port": port,
         "prefix": "/" + prefix.strip("/") + "/",
-        "public_url": env.get("MAKEWAY_URL", f"http://{host}:{port}{prefix.rstrip('/')}"),
+        "public_url": env.get("MAKEWAY_URL", f"http://{netloc(host, port)}{prefix.rstrip('/')}"),
         "hub_api_url": env.get("JUPYTERHUB_API_URL", ""),
         "api_token": env.get("JUPYTERHUB_API_TOKEN", ""),
         "hub_base_url": env.get("JUPYTERHUB_BASE_URL", "/"),
@@ -297,6 +297,11 @@ def _from_the_hub(env: Mapping[str, str]) -> dict[str, Any]:
         "ticket_secret": env.get("MAKEWAY_TICKET_SECRET", ""),
         "metrics_token": env.get("MAKEWAY_METRICS_TOKEN", ""),
     }
+
+
+def netloc(host: str, port: int) -> str:
+    """Return host and port as a URL has them: an address of IPv6 in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _hub_origin(env: Mapping[str, str]) -> str:

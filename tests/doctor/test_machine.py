@@ -61,12 +61,18 @@ def test_little_room_and_few_inodes_are_named(tmp_path: Path, monkeypatch: pytes
     assert "0 free inodes of 1000" in inodes.what
 
 
-def test_a_port_that_another_program_has_is_named(tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        (found,) = machine.port(replace(settings(tmp_path), host="127.0.0.1", port=taken.getsockname()[1]))
-    assert "cannot be used" in found.what
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "::"])
+def test_a_port_that_another_program_has_is_named(tmp_path: Path, host: str) -> None:
+    with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as taken:
+        port = taken.getsockname()[1]
+        (found,) = machine.port(replace(settings(tmp_path), host=host, port=port))
+    assert found.what == f"The port {port} cannot be used: address already in use."
+    assert found.where == (f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+
+
+@pytest.mark.parametrize("host", ["", "127.0.0.1", "0.0.0.0", "::1", "::"])
+def test_a_free_port_is_none_of_another_program(tmp_path: Path, host: str) -> None:
+    assert list(machine.port(replace(settings(tmp_path), host=host))) == []
 
 
 def test_secrets_that_others_may_read_are_named(tmp_path: Path) -> None:

@@ -77,3 +77,11 @@ def test_values_have_the_units_of_their_fields() -> None:
     assert (found.max_kept_team_bytes, found.max_kept_share_bytes) == (10_000_000, 3_000_000)
     assert found.kubernetes.tolerations == ("a", "b=c")
     assert load(environ={"MAKEWAY_KEEP": ""}).keep is False, "an empty variable is none"
+
+
+@pytest.mark.parametrize(
+    ("url", "public"), [("http://[::1]:8765/", "[::1]:8765"), ("http://10.0.0.1:80/", "10.0.0.1:80")]
+)
+def test_the_address_of_the_service_has_brackets_around_one_of_ipv6(url: str, public: str) -> None:
+    found = load(environ={"JUPYTERHUB_SERVICE_URL": url, "JUPYTERHUB_SERVICE_PREFIX": "/services/makeway/"})
+    assert found.public_url == f"http://{public}/services/makeway"

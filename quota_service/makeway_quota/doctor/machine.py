@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import socket
@@ -13,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ..backends.local.gpus import real_gpus
-from ..settings import ServiceSettings
+from ..settings import ServiceSettings, netloc
 from .findings import Finding
 
 GIB = 2**30
@@ -98,30 +99,34 @@ def python() -> Iterable[Finding]:
 
 def port(settings: ServiceSettings) -> Iterator[Finding]:
     """Yield a finding if another program has the port of the service; Makeway itself is none."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    host = settings.host or "127.0.0.1"
+    why = ""
+    for address in ("0.0.0.0", "::") if host == "::" else (host,):
         try:
-            probe.bind((settings.host or "127.0.0.1", settings.port))
-            return
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            socket.create_server((address, settings.port), family=family).close()
         except OSError as error:
-            why = (error.strerror or str(error)).lower()
+            if host != "::" or error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
+                why = (os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)).lower()
+    if not why:
+        return
     if not _answers_as_makeway(settings):
         yield Finding(
             "error",
             f"The port {settings.port} cannot be used: {why}.",
-            f"{settings.host}:{settings.port}",
+            netloc(host, settings.port),
             "End the program that has it (ss --listening --tcp --processes), or choose another port.",
         )
 
 
 def _answers_as_makeway(settings: ServiceSettings) -> bool:
-    host = settings.host if settings.host not in ("", "0.0.0.0", "::") else "127.0.0.1"
-    try:
-        with socket.create_connection((host, settings.port), 2.0) as connection:
+    everywhere = {"": ("127.0.0.1",), "0.0.0.0": ("127.0.0.1",), "::": ("127.0.0.1", "::1")}
+    for host in everywhere.get(settings.host, (settings.host,)):
+        with contextlib.suppress(OSError), socket.create_connection((host, settings.port), 2.0) as connection:
             connection.sendall(f"GET {settings.prefix.rstrip('/')}/healthz HTTP/1.0\r\n\r\n".encode())
-            return b" 200 " in connection.recv(64)
-    except OSError:
-        return False
+            if b" 200 " in connection.recv(64):
+                return True
+    return False
 
 
 def gpus(settings: ServiceSettings) -> Iterator[Finding]:
