@@ -117,6 +117,7 @@ SHORT: dict[str, str] = {
     "backends.local.machine_loss": "a judgement about the whole machine, tested alone",
     "backends.routing.channels": "which backend reads which report is tested alone",
     "control.hub.membership": "a step of the cycle, as `time_limits`",
+    "control.order_retries": "which refusals are alike is tested alone",
     "control.world.checkpoint_failures": "follows the commits, as `active_rows` does",
     "doctor.database": EACH_CHECK,
     "doctor.images": EACH_CHECK,

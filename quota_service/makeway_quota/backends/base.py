@@ -401,14 +401,6 @@ class Backend(Protocol):
         """The names of the backends behind it, by default its own."""
         return (self.name,)
 
-    def route(self, key: Key, placed_on: str = "") -> tuple[str, ...]:
-        """Return the names of the backends that an order about an attempt goes to; `placed_on` as in its row."""
-        return self.names
-
-    def is_shared(self, route: Collection[str]) -> bool:
-        """Whether the backends of a route are `shared`, and so take many orders at the same time."""
-        return self.shared
-
     def running_elsewhere(self, workloads: Collection[str]) -> list[Elsewhere]:
         """Return which of these workloads run by the order of a service with another state directory. Blocking."""
         return []

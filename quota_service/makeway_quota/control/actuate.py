@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from ..backends.base import (
     AttemptSeen,
@@ -34,11 +33,10 @@ from ..wording import IDS, Names, outcomes
 from . import transitions
 from .change_set import ChangeSet, job_name
 from .hub.servers import HubServers
-from .orders import PATIENCE, Order, OrderLanes, OrderRetries, Route, alike, sentence
+from .order_retries import OrderRetries, alike, sentence
 from .replicas.leader import Leader
 from .start_backoff import MAX_DELAY, NO_ROOM, START_DEFERRED, StartBackoff
 from .transitions import TIME_LIMIT
-from .world.observation import backend_of
 
 log = logging.getLogger("makeway.actuate")
 
@@ -64,25 +62,6 @@ class Started:
     """Attempts that a later cycle tries again, as their files or the backend cannot be reached; `reasons` say why."""
     failed: ChangeSet = field(default_factory=ChangeSet)
     reasons: ChangeSet = field(default_factory=ChangeSet)
-    ordered: set[tuple[str, int]] = field(default_factory=set)
-    """Attempts that a backend took the order for."""
-
-    def add(self, other: Started) -> None:
-        """Add what came of other orders."""
-        self.attempts |= other.attempts
-        self.postponed |= other.postponed
-        self.ordered |= other.ordered
-        for mine, theirs in ((self.failed, other.failed), (self.reasons, other.reasons)):
-            mine.changes += theirs.changes
-            mine.decisions += theirs.decisions
-
-
-class CycleOutcome:
-    """Where orders write what came of them: into `started` as long as their cycle waits for them."""
-
-    def __init__(self, started: Started) -> None:
-        self.started: Started | None = started
-        self.expected = started.expected
 
 
 class Commands:
@@ -141,9 +120,6 @@ class Actuator:
         self.retries = OrderRetries(monotonic)
         self._postponed: frozenset[tuple[str, int]] = frozenset()
         """the attempts that the last cycle postponed"""
-        self.lanes = OrderLanes(PATIENCE if len(backend.names) > 1 else None)
-        self._afterwards = Started()
-        """what came of orders after their cycle"""
 
     def restart(self, term: int) -> None:
         """Forget which orders were given: a new term gives them again where the world still needs them."""
@@ -153,17 +129,6 @@ class Actuator:
         self._failing.clear()
         self._backend.restart()
         self.retries.keep(())
-        self.lanes.drop()
-        self._afterwards = Started()
-
-    async def close(self) -> None:
-        """Break off the orders that are under way, as the end of the process would."""
-        await self.lanes.close()
-
-    def ordered_late(self) -> set[tuple[str, int]]:
-        """Return the attempts for which a backend took the order after its cycle, once."""
-        ordered, self._afterwards.ordered = self._afterwards.ordered, set()
-        return ordered
 
     def may_act(self) -> bool:
         """Whether this replica leads in the term of the last cycle that took over."""
@@ -172,39 +137,26 @@ class Actuator:
     async def begin(self, rows: Iterable[Workload], now: float, started: Started) -> None:
         """Start at once what was just committed as starting; `give` then leaves that alone."""
         due = [row for row in rows if row.kind == "job" and row.state == "starting" and not row.cancel_requested]
-        by_route: dict[Route, list[Workload]] = {}
-        outcome = CycleOutcome(started)
-        for row in due:
-            by_route.setdefault(self._route(row), []).append(row)
-        commands = {route: Commands(self._store, each, self._at_once(route)) for route, each in by_route.items()}
-        orders = []
-        for route, each in by_route.items():
-            for row in each:
-                start = partial(self._started, row=row, now=now, commands=commands[route])
-                orders.append(self._order_of(outcome, row, route, start))
-        await self._send(outcome, orders, self._at_once)
+        commands = Commands(self._store, due, AT_ONCE if self._backend.shared else 1)
+        if not self._backend.shared:
+            for row in due:
+                started.attempts.add((row.id, row.attempt))
+                await self._started(started, row, now, commands)
+            return
+        room, errors = asyncio.Semaphore(AT_ONCE), list[Exception]()
 
-    def _route(self, row: Workload) -> Route:
-        return self._backend.route((row.id, row.attempt), backend_of(row))
+        async def start(row: Workload) -> None:
+            async with room:  # each waits for the answers of others, not for a processor
+                if not errors:
+                    started.attempts.add((row.id, row.attempt))
+                    try:
+                        await self._started(started, row, now, commands)
+                    except Exception as error:  # those under way go on to their end
+                        errors.append(error)
 
-    def _at_once(self, route: Route) -> int:
-        """Return how many starts a lane takes at a time: elsewhere each waits for others, not for a processor."""
-        return AT_ONCE if self._backend.is_shared(route) else 1
-
-    def _order_of(
-        self, outcome: CycleOutcome, row: Workload, route: Route, work: Callable[[Started], Awaitable[None]]
-    ) -> Order:
-        """Return an order of which a later cycle learns what came of it, if this one does not wait until then."""
-        key = (row.id, row.attempt)
-
-        async def send() -> None:
-            mine = Started(expected=outcome.expected)
-            try:
-                await work(mine)
-            finally:
-                (outcome.started or self._afterwards).add(mine)
-
-        return Order(key, route, send)
+        await asyncio.gather(*(start(row) for row in due))
+        if errors:
+            raise errors[0]
 
     async def actuate(
         self, rows: Mapping[str, Workload], seen: Seen, now: float, started: Started, names: Names = IDS
@@ -214,60 +166,25 @@ class Actuator:
         `rows` are at least all workloads that may hold GPUs; `names` gives titles to teams.
         """
         change_set = started.failed
-        late, self._afterwards = self._afterwards, Started()
-        started.add(late)
         reported = {(a.workload, a.attempt): a for a in seen.attempts}
-        outcome = CycleOutcome(started)
-        await self._send(outcome, self._job_orders(outcome, rows.values(), reported, now))
+        for row in rows.values():
+            if row.state not in ADMITTED or (row.id, row.attempt) in started.attempts:
+                continue  # an attempt that was started in this cycle is not in what was seen
+            if row.kind == "job" and not self.quarantine.rests(ORDERING, "workload", row.id):
+                with self.quarantine.guard(ORDERING, "workload", row.id):
+                    await self._job(started, row, reported.get((row.id, row.attempt)), now)
         sessions = [row for row in rows.values() if row.kind == "session" and row.state in ADMITTED]
         with self.quarantine.step("stopping the servers of sessions"):
             self._sessions(change_set, sessions, now, names)
-        leftovers = [self._leftover_order(rows.get(key[0]), each) for key, each in reported.items()]
-        await self._send(CycleOutcome(started), leftovers)
+        for key, attempt in reported.items():
+            if not self.quarantine.rests(REMOVING, "workload", key[0]):
+                with self.quarantine.guard(REMOVING, "workload", key[0]):
+                    await self._leftover(rows.get(key[0]), attempt)
         self._noticed = {key: at for key, at in self._noticed.items() if key in reported}
         self._failing = {key: what for key, what in self._failing.items() if key in reported}
         self._postponed = frozenset(started.postponed)
         self.retries.keep(started.postponed)
         return change_set
-
-    def _job_orders(
-        self,
-        outcome: CycleOutcome,
-        rows: Iterable[Workload],
-        reported: Mapping[tuple[str, int], AttemptSeen],
-        now: float,
-    ) -> Iterator[Order]:
-        """Yield an order for each job that holds GPUs; one that was started in this cycle is not in what was seen."""
-        given = outcome.started.attempts | outcome.started.postponed if outcome.started else set()
-        for row in rows:
-            key = (row.id, row.attempt)
-            if row.kind != "job" or row.state not in ADMITTED or key in given:
-                continue
-            if not self.quarantine.rests(ORDERING, "workload", row.id):
-                work = partial(self._guarded_job, row=row, seen=reported.get(key), now=now)
-                yield self._order_of(outcome, row, self._route(row), work)
-
-    async def _guarded_job(self, started: Started, row: Workload, seen: AttemptSeen | None, now: float) -> None:
-        with self.quarantine.guard(ORDERING, "workload", row.id):
-            await self._job(started, row, seen, now)
-
-    def _leftover_order(self, row: Workload | None, seen: AttemptSeen) -> Order:
-        async def send() -> None:
-            if not self.quarantine.rests(REMOVING, "workload", seen.workload):
-                with self.quarantine.guard(REMOVING, "workload", seen.workload):
-                    await self._leftover(row, seen)
-
-        return Order(seen.key, self._backend.route(seen.key), send)
-
-    async def _send(
-        self, outcome: CycleOutcome, orders: Iterable[Order], at_once: Callable[[Route], int] = lambda route: 1
-    ) -> None:
-        """Send orders, `at_once(route)` of a lane at a time; those that are not done yet are postponed."""
-        started = outcome.started
-        postponed = await self.lanes.send(tuple(orders), at_once)
-        outcome.started = None
-        if started is not None:
-            started.postponed |= postponed
 
     async def purge(self, workload: str, team: str) -> bool:
         """Remove everything that the backend keeps for a workload, which is over in every term; return as it does."""
@@ -313,7 +230,6 @@ class Actuator:
 
     async def _started(self, started: Started, row: Workload, now: float, commands: Commands) -> None:
         """Start one attempt; one that cannot be ordered is set aside, and ordered again later."""
-        started.attempts.add((row.id, row.attempt))
         with self.quarantine.guard(ORDERING, "workload", row.id):
             await self._start(started, row, now, commands)
 
@@ -326,7 +242,6 @@ class Actuator:
             whole = await (commands or Commands(self._store, [row])).whole(row)
             order = self._start_order(whole)
             await self._order(lambda: self._backend.start(order))
-            started.ordered.add(key)
             self.quarantine.passed(STARTING, "workload", row.id)
         except BackendFull as error:
             log.warning("%s returns to the queue: %s", job_name(row), error)

@@ -75,7 +75,6 @@ class Loop:
         parts.channel.quarantine = parts.world.quarantine
         if parts.servers is not None:
             parts.servers.quarantine = parts.world.quarantine
-        self.actuator.lanes.wake = self.wake
         parts.backend.set_aside_in(parts.world.quarantine)
         self.tick = parts.settings.tick_seconds
         self.lost_budget = parts.settings.max_failures_lost
@@ -162,7 +161,7 @@ class Loop:
     async def _once(self) -> None:
         """Run cycles as the leader, else observe as a follower."""
         term = self.leader.term
-        if term is None or (not self.actuator.lanes.busy and self.leader.hand_over()):
+        if term is None or self.leader.hand_over():
             await self.follow()
             return
         if term != self.term:
@@ -284,7 +283,6 @@ class Loop:
         """Send all other orders that follow from the store; return whether it changed by what was refused."""
         work_queue = self.world.work_queue
         rows = await self.world.watched()  # with the commits so far
-        work_queue.expectations.ordered(self.actuator.ordered_late())
         started.expected = work_queue.expected(now)
         failed = await self.actuator.actuate(work_queue.rows(), work_queue.seen(now), now, started, self._names(rows))
         work_queue.ordered(now, started.postponed)
@@ -463,7 +461,6 @@ class Loop:
     async def close(self, *, stop_jobs: bool) -> None:
         """Close the backend; a leader with `stop_jobs` waits until the jobs have saved, and records how they ended."""
         leads = self.term is not None and self.leader.term == self.term
-        await self.actuator.close()
         try:
             await self.backend.close(stop_jobs=stop_jobs and leads)
             if stop_jobs and leads:

@@ -93,17 +93,16 @@ class RoutingBackend(Backend):
     def _is_of(self, key: Key, name: str) -> bool:
         return self._placed_on(*key) in ("", name)
 
-    def route(self, key: Key, placed_on: str = "") -> tuple[str, ...]:
-        """Return the names of the backends that an order about an attempt goes to; `placed_on` as in its row."""
-        return (placed_on,) if placed_on else tuple(part.name for part in self._homes(key))
-
-    def is_shared(self, route: Collection[str]) -> bool:
-        """Whether all backends of a route are `shared`."""
-        return all(self._by_name[name].backend.shared for name in route if name in self._by_name)
-
     async def _to_homes(self, key: Key, send: Callable[[Backend], Awaitable[None]]) -> None:
         """Send an order about an attempt. A repetition, and one about an unknown attempt, do nothing."""
-        await _to_all(self._homes(key), send)
+        failed: list[BackendError] = []
+        for part in self._homes(key):
+            try:
+                await part.order(lambda part=part: send(part.backend))  # type: ignore[misc]
+            except BackendError as error:
+                failed.append(error)
+        if failed:
+            raise failed[0]
 
     async def _first(self, key: Key, ask: Callable[[Backend], Awaitable[T]], there: Callable[[T], bool]) -> T | None:
         """Return what the first backend answers that has something; None where none does.
@@ -241,7 +240,8 @@ class RoutingBackend(Backend):
         """Stop reporting an attempt, wherever it is reported."""
         key = (workload, attempt)
         reporting = [part for part in self.parts if key in part.attempts] or self._homes(key)
-        await _to_all(reporting, lambda backend: backend.forget(workload, attempt))
+        for part in reporting:
+            await part.order(lambda part=part: part.backend.forget(workload, attempt))  # type: ignore[misc]
 
     async def log(self, workload: str, attempt: int, offset: int, size: int) -> tuple[bytes, int]:
         """Return bytes of the log, from the backend that has one."""
@@ -354,14 +354,6 @@ class RoutingBackend(Backend):
 
     def _answers(self, ask: Callable[[Backend], T | None]) -> Iterator[T]:
         return (answer for part in self.parts if (answer := ask(part.backend)) is not None)
-
-
-async def _to_all(parts: Sequence[RoutedPart], send: Callable[[Backend], Awaitable[None]]) -> None:
-    """Send an order to some backends at the same time; the first failure is raised once all have answered."""
-    orders = (part.order(lambda part=part: send(part.backend)) for part in parts)  # type: ignore[misc]
-    failed = [each for each in await asyncio.gather(*orders, return_exceptions=True) if each is not None]
-    if failed:
-        raise failed[0]
 
 
 def _of_all(states: Sequence[BackendState]) -> str:
