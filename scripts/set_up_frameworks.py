@@ -1,7 +1,7 @@
 """Sets up the frameworks that `make test-frameworks` trains with: PyTorch and what is built on it, without CUDA.
 
 Run by `make test-frameworks` and `make test` with the environment's Python, after set_up.py. The environment is
-`.venvs/frameworks`, and its packages are those of `tests/frameworks/environment/uv.lock`: 1.4 GB instead of the 5.4 GB
+`.venvs/frameworks`, and its packages are those of `tests/frameworks/environment/uv.lock`: 1.5 GB instead of the 5.4 GB
 that PyTorch from PyPI brings with CUDA. PyTorch is linked to the libraries of CUDA all the same: stubs are compiled in
 their place: they have every symbol that PyTorch looks for, and each function fails.
 """

@@ -1,7 +1,7 @@
 """Lay out a team's GPUs as a bar: its parts in order, the mark at the reservation, the end at the limit.
 
-Called by every surface that draws one (notebook, spawn page, panel), so that all show the same parts, in the same
-order, with the same words. Pure geometry in GPUs: a surface multiplies by its own units and draws in its own style.
+Notebooks and the spawn page draw this layout: pure geometry in GPUs, which each multiplies by its own units. The panel,
+whose bars are percentages of one scale (`web/pages/figures/bars.py`), takes the parts and the words from here.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ KINDS = (
     PartKind("lent", "lent", "reserved, now held by other teams' work"),
     PartKind("free", "free", "reserved and idle"),
 )
-"""In drawing order: what the team uses, then what is left of its reservation."""
+"""In drawing order: what the team uses, then what is left of its reservation. "in sessions" has jobs, too, of a queue
+or profile whose jobs are never preempted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -268,6 +268,19 @@ def test_a_periodic_save_that_fails_is_a_warning(
     assert job.step_of(job.latest()) == 6
 
 
+def test_the_warning_of_a_save_that_fails_again_counts_the_failures(
+    job: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def save(folder: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match=r"the disk .* is full"):
+        list(job.loop(3, save, every=1))
+    first, second = capsys.readouterr().err.splitlines()[:2]
+    assert first.startswith("Makeway: step 1 was not saved; there is no checkpoint yet, and the training goes on: ")
+    assert second.startswith("Makeway: step 2 was not saved, 2 failures in a row; there is no checkpoint yet, and ")
+
+
 def test_a_save_that_fails_after_the_notice_is_an_error_and_older_checkpoints_stay(
     job: ModuleType, tmp_path: Path
 ) -> None:

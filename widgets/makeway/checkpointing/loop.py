@@ -27,24 +27,43 @@ COMPLETE = ".complete.json"
 CURVE = ".curve.json"
 """Written beside the checkpoints of a loop: the curve of a metric up to the newest one"""
 LARGEST_SEED = 2**32
-"""Seeds that people choose are smaller than those that torch takes from the machine's randomness"""
+"""From here on, a seed was not chosen: those that torch takes from the machine's randomness are larger than people's"""
 
 
 class Runtime(Protocol):
     """What a loop needs of `makeway.checkpoint`."""
 
     @property
-    def progress(self) -> Progress: ...
+    def progress(self) -> Progress:
+        """Return what is shown of the training: steps and metrics."""
+
     @property
-    def ranks(self) -> RankGroup: ...
-    def requested(self) -> bool: ...
-    def heard(self) -> None: ...
-    def stop(self) -> None: ...
-    def save(self, step: int, keep: int, together: bool, name: str) -> contextlib.AbstractContextManager[Path]: ...
-    def newest(self, name: str) -> tuple[Path | None, int]: ...
-    def folder(self, name: str) -> Path: ...
-    def completed(self, ended: bool) -> None: ...
-    def release(self, name: str) -> None: ...
+    def ranks(self) -> RankGroup:
+        """Return the processes of the training, which exchange what each of them knows."""
+
+    def requested(self) -> bool:
+        """Whether this process got the notice to save and end."""
+
+    def heard(self) -> None:
+        """Inform the launcher that this process follows the notice, so that it sends no signal."""
+
+    def stop(self) -> None:
+        """End the process: everything is saved."""
+
+    def save(self, step: int, keep: int, together: bool, name: str) -> contextlib.AbstractContextManager[Path]:
+        """Yield a folder for the checkpoint of `step`; `together`: all ranks write into the same one."""
+
+    def newest(self, name: str) -> tuple[Path | None, int]:
+        """Return the newest complete checkpoint of a loop and its step; None and 0 without one."""
+
+    def folder(self, name: str) -> Path:
+        """Return the folder of a loop's checkpoints."""
+
+    def completed(self, ended: bool) -> None:
+        """Report that the work of the job is done, or withdraw that report."""
+
+    def release(self, name: str) -> None:
+        """Free the name for another loop of this process."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +120,7 @@ def claim(taken: set[str], name: str, caller: str) -> None:
 
 
 class Loop:
-    """One loop. `items` is its generator; `check_steps` refuses what cannot be resumed."""
+    """One loop. `items` is its generator; what cannot be resumed is refused when it is made (`_steps_of`)."""
 
     def __init__(
         self,
@@ -129,12 +148,12 @@ class Loop:
         """Yield the items that are not done yet."""
         if self._is_complete():
             return
-        self.runtime.completed(False)
+        self.runtime.completed(False)  # steps are left, also where an earlier attempt had reported its end
         newest, self.done = self.runtime.newest(self.name) if self.save is not None else (None, 0)
         if newest is not None:
             self.done = self._own_step(newest, self.done)
         iterator = iter(self.steps)
-        for _ in islice(iterator, self.done):  # before the load: it restores the random generators, and skipping draws
+        for _ in islice(iterator, self.done):  # before the load: skipping may use random numbers, `load` restores them
             pass
         if newest is not None:
             self._load(newest)
@@ -196,14 +215,14 @@ class Loop:
         except Exception as error:
             self.failed_saves += 1
             self.saved_at = time.monotonic()  # try again after the interval, not after each step
-            times = f", the {self.failed_saves}th time in a row" if self.failed_saves > 1 else ""
+            times = f", {self.failed_saves} failures in a row" if self.failed_saves > 1 else ""
             _, kept = self.runtime.newest(self.name)
             before = f"the newest checkpoint is that of step {kept}" if kept else "there is no checkpoint yet"
             text = f"Makeway: step {self.done} was not saved{times}; {before}, and the training goes on"
             print(f"{text}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
 
     def _own(self, folder: Path, make: bool = False) -> Path:
-        """Return this rank's part of a checkpoint: rank 0 has the folder itself, so that one rank can read it, too."""
+        """Return this rank's folder of a checkpoint: that of rank 0 is the checkpoint itself, as with one rank."""
         own = folder if self.rank == 0 else folder / f"rank-{self.rank}"
         if make:
             own.mkdir(exist_ok=True)
@@ -238,7 +257,7 @@ class Loop:
             self._load(newest)
         self.done = steps
         self._show()
-        self.runtime.completed(not self.name)
+        self.runtime.completed(not self.name)  # a loop with a name is only a part of the job's work
         return True
 
     def _finish(self) -> None:
@@ -250,7 +269,7 @@ class Loop:
             folder.mkdir(parents=True, exist_ok=True)
             replace_json(folder / COMPLETE, {"steps": self.done})
         self.runtime.progress.flush()
-        self.runtime.completed(not self.name)
+        self.runtime.completed(not self.name)  # a loop with a name is only a part of the job's work
 
 
 def _steps_of(steps: int | Iterable[Any]) -> tuple[Iterable[Any], int | None]:

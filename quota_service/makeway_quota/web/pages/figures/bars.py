@@ -1,7 +1,8 @@
-"""The bar of a team as SVG text."""
+"""The bar of a team as SVG text, with the parts and the words of `makeway_api.bars`."""
 
 from __future__ import annotations
 
+from makeway_api import bars
 from makeway_api.models import TeamUsage
 from makeway_api.quantities import gpus, number
 from markupsafe import Markup
@@ -9,13 +10,7 @@ from markupsafe import Markup
 MANY_TEAMS = 12
 """Teams from which on a page lists them in one line each."""
 
-SEGMENTS = (
-    ("guaranteed", "in sessions"),
-    ("in_quota", "in quota"),
-    ("borrowed", "borrowed"),
-    ("lent", "lent"),
-    ("free", "free"),
-)
+SEGMENTS = tuple((kind.name, kind.label) for kind in bars.KINDS)
 
 
 def bar(team: TeamUsage, scale: float, colour: str) -> Markup:
@@ -97,10 +92,4 @@ def small_bar(team: TeamUsage, scale: float, colour: str) -> Markup:
 
 def sentence(team: TeamUsage) -> str:
     """Return a team's bar in words, for screen readers."""
-    limit = "no limit" if team.limit is None else f"limit {number(team.limit)}"
-    parts = [f"{number(getattr(team, name))} {words}" for name, words in SEGMENTS if getattr(team, name) > 0]
-    return (
-        f"{team.title or team.team} uses {gpus(team.used)}; reserved {number(team.reserved)}, {limit}"
-        + (": " + ", ".join(parts) if parts else "")
-        + "."
-    )
+    return bars.bar(team).sentence
