@@ -42,8 +42,8 @@ KINDS = (
     PartKind("lent", "lent", "reserved, now held by other teams' work"),
     PartKind("free", "free", "reserved and idle"),
 )
-"""In drawing order: what the team uses, then what is left of its reservation. "in sessions" has jobs, too, of a queue
-or profile whose jobs are never preempted."""
+"""In drawing order: what the team uses, then what is left of its reservation. "in sessions" counts jobs, too, where they
+are not preemptible."""
 
 
 @dataclass(frozen=True, slots=True)
