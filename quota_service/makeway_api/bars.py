@@ -42,7 +42,7 @@ KINDS = (
     PartKind("lent", "lent", "reserved, now held by other teams' work"),
     PartKind("free", "free", "reserved and idle"),
 )
-"""In drawing order: what the team uses, then what is left of its reservation. "in sessions" counts jobs, too, where they
+"""In drawing order: what the team uses, then what is left of its reservation. "in sessions" counts jobs, too, that
 are not preemptible."""
 
 
