@@ -43,7 +43,7 @@ class Address:
     public: str = ""
     """the URL for browsers where the site names it, as behind a web server with TLS"""
     panel: str = ""
-    """the origin of the quota service for browsers, where users' servers have names of their own; else the portal's"""
+    """the origin of the quota service for browsers where `subdomain_host` is set; empty: the portal's own"""
 
     @property
     def bind_url(self) -> str:
@@ -72,7 +72,7 @@ class Address:
         return "https" if self.secure else "http"
 
     def traits(self) -> dict[str, Any]:
-        """Return the traits of JupyterHub that say the same, of which a site sets one or another."""
+        """Return the address as traits of JupyterHub: a site sets `bind_url`, or the other three."""
         return {"ip": self.ip, "port": self.port, "base_url": self.base_url, "bind_url": self.bind_url}
 
     def write(self, path: Path) -> None:
@@ -93,7 +93,7 @@ class Address:
 def chosen(hub: Mapping[str, Any], default: Address, ours: Mapping[str, Any]) -> Address:
     """Return the address that a section `c.JupyterHub` asks for; CannotStart where it makes no sense.
 
-    `ours` are the traits that Makeway itself has set in it: they are no wish of the site.
+    `ours` are the traits that Makeway itself has set in it: the site did not ask for them.
     """
 
     def wished(name: str) -> Any:
@@ -140,7 +140,7 @@ def check_open(address: Address, mode: str, allowed: bool) -> None:
 
 
 def check_inner(c: Mapping[str, Any], allowed: bool) -> None:
-    """Raise CannotStart where Hub, proxy API or notebooks would listen for other machines, or speak another way."""
+    """Raise CannotStart where Hub, proxy API or notebooks would listen for other machines, or `internal_ssl` is set."""
     hub, proxy = c.get("JupyterHub", {}), c.get("ConfigurableHTTPProxy", {})
     if hub.get("internal_ssl"):
         raise CannotStart(

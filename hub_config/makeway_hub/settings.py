@@ -48,8 +48,8 @@ class Settings:
     )
     open: bool = setting(
         False,
-        "Allow a configuration of the site that opens the demo, inner parts of the portal, or passwords in clear "
-        "to the network, as inside of a container or behind a firewall.",
+        "Allow a configuration of the site that opens the demo, internal ports of the portal, or unencrypted "
+        "passwords to the network, as inside of a container or behind a firewall.",
     )
 
     @property

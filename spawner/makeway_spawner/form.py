@@ -71,6 +71,7 @@ class SpawnForm(_Spawner):  # type: ignore[misc]
 
     async def draw_picker(self, spawner: Any) -> str:
         """Return the HTML of the spawn form with the user's present offers."""
+        # what a start link preselects, as the Hub's page read it from the query
         link = getattr(getattr(self, "handler", None), "makeway_link", None) or {}
         picker = Picker(
             self.user.name, self._base_url(), self.makeway_public_path, bool(getattr(self.user, "admin", False))
@@ -112,7 +113,7 @@ class SpawnForm(_Spawner):  # type: ignore[misc]
 
     @property
     def makeway_title(self) -> str:
-        """What is being started, for the Hub's pages, as titles: `1 GPU · R&D · preemptible`; empty if unknown."""
+        """What starts, in titles, for the Hub's pages: `1 GPU · R&D · preemptible`; empty if unknown."""
         choice = self._last_choice()
         if choice is None:
             return ""

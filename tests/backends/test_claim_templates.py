@@ -299,7 +299,7 @@ ENTRY = "{name: gpus, resourceClaimTemplateName: one-gpu}"
         ("[{name: gpus, resourceClaimTemplateName: a/b}]", "names a ResourceClaimTemplate"),
         (f"[{ENTRY}, {ENTRY}]", "is there twice"),
         ("[{name: gpus, resourceClaimTemplateName: a, count: 2}]", "count is not known"),
-        ("gpus", "is a list of tables"),
+        ("gpus", "has to be a list of objects"),
     ],
 )
 def test_a_claim_that_kubernetes_would_refuse_or_pods_would_share_is_refused_in_the_document(

@@ -40,7 +40,7 @@ PROVEN = {
         f"hub/{PROXY}.py::test_a_portal_started_behind_a_proxy_works_and_tells_the_proxy_nothing",
         "hub/test_cluster.py::test_the_hub_reaches_its_cluster_without_the_proxy",
     ),
-    "ports of inner parts": (
+    "internal ports": (
         f"hub/{MACHINE}.py::test_an_inner_port_of_the_site_is_taken",
         f"hub/{MACHINE}.py::test_no_inner_part_listens_for_others",
     ),

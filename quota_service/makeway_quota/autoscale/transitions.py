@@ -35,7 +35,7 @@ STRENGTH: Mapping[DrainReason, int] = {
 """A stronger reason to drain replaces a weaker one"""
 
 NEEDED_EVERY = 10.0
-"""Seconds after which the row of a machine that is needed says so again"""
+"""How often, in seconds, the row of a machine that is needed is written again"""
 
 After = Mapping[MachineState, tuple[MachineState, ...]]
 
@@ -66,7 +66,7 @@ MACHINE_EVENTS: Mapping[ObservationKind, MachineEvent] = {
     ),
     "joined": MachineEvent("its agent redeems the one-time token", _to("joining", "requested", "booting")),
     "initialised": MachineEvent(
-        "the init script ended with 0: ready with the GPUs of the type, else ended",
+        "the init script ended with 0: ready if it has the GPUs of its type, else ended",
         {"joining": ("ready", "terminating")},
     ),
     "init_failed": MachineEvent("the init script failed", _to("terminating", "booting", "joining")),
@@ -108,10 +108,10 @@ MACHINE_EVENTS: Mapping[ObservationKind, MachineEvent] = {
         _to("gone", "requested", "booting", "joining", "ready", "draining", "lost", "terminating"),
     ),
     "not_found": MachineEvent(
-        "the provider knows no such instance, after the window", {"terminating": ("terminating", "gone")}
+        "the provider knows no such instance, though it had time to list it", {"terminating": ("terminating", "gone")}
     ),
     "absent": MachineEvent(
-        "a complete list is without it; a live one needs two, none empty, and no report meanwhile",
+        "missing from a complete list; if it is live, from two in a row that are not empty, with no report in between",
         {
             "booting": ("booting", "gone"),
             "joining": ("joining", "gone"),
@@ -318,7 +318,7 @@ def _absent(machine: Machine, seen: MachineObservation, now: float, windows: Win
 
 
 def _visible_from(machine: Machine, windows: Windows) -> float:
-    """Return from when on every list has the machine's instance, if there is one."""
+    """Return the time from which every list must have the machine's instance, if there is one."""
     last = max(machine.called_at or machine.requested_at, machine.launched_at or 0.0)
     return last + windows.listed_after
 

@@ -69,7 +69,7 @@ CONTAINER_LISTS = ("env", "envFrom", "ports", "volumeDevices", "volumeMounts")
 RESERVED = re.compile(r"(makeway(\.[a-z.]+)?/.*)|app\.kubernetes\.io/managed-by")
 OURS = re.compile(r"MAKEWAY_.*|JUPYTERHUB_.*|CUDA_VISIBLE_DEVICES|NVIDIA_VISIBLE_DEVICES")
 TEXTS = ("labels", "annotations", "matchLabels", "value", "requests", "limits")
-"""Keys whose values are texts, also where they look like numbers."""
+"""Keys whose values are strings, also where they look like numbers."""
 CLAIM_TEMPLATE = "resourceClaimTemplateName"
 DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 DNS_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
@@ -105,7 +105,7 @@ def problems(template: Mapping[str, Any]) -> Iterator[str]:
             yield f"{part}: a pod template has metadata and spec"
     metadata, spec = template.get("metadata", {}), template.get("spec", {})
     if not isinstance(metadata, dict) or not isinstance(spec, dict):
-        yield "metadata and spec are tables"
+        yield "metadata and spec have to be objects"
         return
     yield from _metadata(metadata)
     for field, why in SPEC.items():
@@ -114,13 +114,13 @@ def problems(template: Mapping[str, Any]) -> Iterator[str]:
     for field in LISTS:
         entries = spec.get(field, [])
         if not _is_list_of_tables(entries):
-            yield f"spec.{field} is a list of tables"
+            yield f"spec.{field} has to be a list of objects"
         elif field in ("containers", "initContainers"):
             yield from _containers(field, entries)
         elif field in ("volumes", "imagePullSecrets") and not all(entry.get("name") for entry in entries):
             yield f"spec.{field}: each entry needs a name"
     if not isinstance(spec.get("securityContext", {}), dict):
-        yield "spec.securityContext is a table"
+        yield "spec.securityContext has to be an object"
     yield from _security("spec", spec.get("securityContext"))
     yield from _claims(spec)
     for volume in spec.get("volumes", []) if isinstance(spec.get("volumes", []), list) else ():
@@ -134,7 +134,7 @@ def _claims(spec: Mapping[str, Any]) -> Iterator[str]:
     """Yield what is wrong with resourceClaims: only ResourceClaimTemplates, of which each pod gets a claim."""
     entries, known = spec.get("resourceClaims", []), set[str]()
     if not _is_list_of_tables(entries):
-        yield "spec.resourceClaims is a list of tables"
+        yield "spec.resourceClaims has to be a list of objects"
         return
     for entry in entries:
         name, template = entry.get("name"), entry.get(CLAIM_TEMPLATE)
@@ -156,7 +156,7 @@ def _claims(spec: Mapping[str, Any]) -> Iterator[str]:
             used = resources.get("claims", []) if isinstance(resources, dict) else []
             where = f"spec.{field}[{container.get('name')}].resources.claims"
             if not _is_list_of_tables(used):
-                yield f"{where} is a list of tables"
+                yield f"{where} has to be a list of objects"
             else:
                 yield from (
                     f"{where}: spec.resourceClaims has no {one.get('name')}"
@@ -166,7 +166,7 @@ def _claims(spec: Mapping[str, Any]) -> Iterator[str]:
 
 
 def entries_of(spec: Mapping[str, Any], field: str) -> list[dict[str, Any]]:
-    """Return the tables of a list, none where it is no such list."""
+    """Return the objects of a list; empty if it is not a list of objects."""
     entries = spec.get(field, [])
     return entries if _is_list_of_tables(entries) else []
 
@@ -191,7 +191,7 @@ def _metadata(metadata: Mapping[str, Any]) -> Iterator[str]:
         if field not in METADATA:
             yield f"metadata.{field} is not for a template: only labels and annotations are"
         elif not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
-            yield f"metadata.{field} is a table of texts"
+            yield f"metadata.{field} has to be an object of strings"
         else:
             for name in value:
                 if RESERVED.fullmatch(str(name)):
@@ -211,10 +211,10 @@ def _containers(field: str, entries: list[dict[str, Any]]) -> Iterator[str]:
                     yield f"{where}.{key} is not for a template: {why}"
         for key in CONTAINER_LISTS:
             if not _is_list_of_tables(entry.get(key, [])):
-                yield f"{where}.{key} is a list of tables"
+                yield f"{where}.{key} has to be a list of objects"
         for key in ("resources", "securityContext"):  # without a value they would remove what Makeway sets
             if not isinstance(entry.get(key, {}), dict):
-                yield f"{where}.{key} is a table"
+                yield f"{where}.{key} has to be an object"
         for variable in entry.get("env", []) if isinstance(entry.get("env", []), list) else ():
             if isinstance(variable, dict) and OURS.fullmatch(str(variable.get("name"))):
                 yield f"{where}.env.{variable['name']} is not for a template: {DECIDED}"
@@ -227,7 +227,7 @@ def _resources(where: str, resources: Any, *, worker: bool) -> Iterator[str]:
         return
     for kind in ("requests", "limits"):
         if not isinstance(resources.get(kind, {}), dict):
-            yield f"{where}.resources.{kind} is a table"
+            yield f"{where}.resources.{kind} has to be an object"
             continue
         for name in resources.get(kind, {}):
             if EXTENDED.fullmatch(str(name)) or (worker and name in ("cpu", "memory")):
@@ -246,7 +246,7 @@ def _security(where: str, context: Any) -> Iterator[str]:
         if value is None:
             yield f"{where}.securityContext.{key} has no value: it would remove what Makeway sets"
         elif key in ("capabilities", "seccompProfile") and not isinstance(value, dict):
-            yield f"{where}.securityContext.{key} is a table"
+            yield f"{where}.securityContext.{key} has to be an object"
     capabilities, seccomp = context.get("capabilities"), context.get("seccompProfile")
     if isinstance(capabilities, dict) and capabilities.get("add"):
         yield f"{where}.securityContext.capabilities.add is not for a template: {RIGHTS}"

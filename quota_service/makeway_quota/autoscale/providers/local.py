@@ -1,8 +1,8 @@
 """A cloud in a folder: machines are processes of this host, with all that goes wrong in clouds.
 
 For the demo and for tests. Each machine boots for a while and runs its init script, with the rights of the service: it
-is a machine in its behaviour, not in what it isolates. `faults.json` in the folder has what the cloud does wrong, and
-several processes may use one folder at a time. Prices are those of the document.
+behaves like a machine, but isolates nothing. `faults.json` in the folder has what the cloud does wrong, and several
+processes may use one folder at a time. Prices are those of the deployment's document.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class LocalFaults:
 
     `stock`: how many of an instance type there are, others without a limit; `quota`: instances of all types. `denied`,
     `throttled`, `lost_before`, `lost_after`: calls that are refused, and launches without an answer, before and after
-    they were done. `hidden` and `stale`: seconds until an instance is listed, and the age of lists.
+    they were done. `hidden` and `stale`: seconds until an instance is listed, and the age of lists. `partial`: lists
+    lack half of the instances, and say so. `init_fails`, `full_disk`: what goes wrong on a machine that starts.
     """
 
     boot_seconds: float = 8.0

@@ -38,7 +38,7 @@ class StoredDay(NamedTuple):
 
 
 class Growth:
-    """What was kept each day. Each method is one transaction."""
+    """The bytes that were stored each day. Each method is one transaction."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
