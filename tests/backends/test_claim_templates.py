@@ -147,11 +147,16 @@ async def test_what_does_not_fit_is_the_reason_why_a_job_waits_and_its_gpus_are_
     assert str(refused.value).startswith("Its pods would not get their GPUs, and an administrator has to act: ")
     assert server.made == []
     server.templates = fitting().templates
+    backend.now += claim_templates.REFUSED_SECONDS
     await backend.start(order("j1"))
     assert len(server.made) == 1, "once it fits, with the tokens that it had"
 
 
 NIC = "nic.example.com"
+
+
+def no_driver(name: str) -> str:
+    return f"no driver offers devices of the DeviceClass {name}: install it on the nodes, or see its log"
 
 
 def with_cards(server: Server, *, driver: bool = True, device_class: bool = True) -> None:
@@ -171,19 +176,71 @@ async def test_network_cards_beside_the_gpus_are_the_affair_of_the_template(back
     assert len(server_of(backend).made) == 1
 
 
-async def test_a_class_or_driver_of_any_device_that_is_missing_keeps_no_gpus(backend: Backend) -> None:
+async def test_a_class_of_any_device_that_is_missing_keeps_no_gpus(backend: Backend) -> None:
     server = server_of(backend)
     with_cards(server, driver=False, device_class=False)
-    for words in (f"the DeviceClass {NIC}, which is not there", f"no driver offers devices of the DeviceClass {NIC}"):
-        with pytest.raises(BackendFull, match=words):
-            await backend.start(order("j1"))
-        assert words in await backend.notebook_problem("gpu1")
-        with_cards(server, driver=False)
-    server.lists[SLICES] = []
-    server.templates = fitting().templates
-    with pytest.raises(BackendFull, match=f"no driver offers devices of the DeviceClass {CLASS}"):
-        await backend.start(order("j2"))
+    words = f"the DeviceClass {NIC}, which is not there"
+    with pytest.raises(BackendFull, match=words):
+        await backend.start(order("j1"))
+    assert words in await backend.notebook_problem("gpu1")
     assert server.made == []
+
+
+async def test_nothing_is_refused_as_no_node_has_the_devices_at_the_moment(backend: Backend) -> None:
+    """A pool without nodes, or whose nodes start again, has no slices: work is queued as for any other pool."""
+    server = server_of(backend)
+    with_cards(server, driver=False)
+    server.lists[SLICES] = []
+    assert await backend.notebook_problem("gpu1") == ""
+    await backend.start(order("j1"))
+    assert len(server.made) == 1
+    for _ in range(2):
+        assert await backend.policy_notices(read(POLICY)) == [("gpu1", no_driver(name)) for name in (NIC, CLASS)]
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        {"name": "c0", "consumesCounters": [{"counterSet": "card", "counters": {"parts": {"value": "1"}}}]},
+        {"name": "c0", "taints": [{"key": "reserved", "effect": "NoSchedule"}]},
+        {"name": "c0", "taints": [{"key": "reserved", "effect": "NoExecute"}]},
+    ],
+)
+async def test_parts_of_cards_and_tainted_ones_are_devices_of_a_driver(device: Object, backend: Backend) -> None:
+    server = server_of(backend)
+    with_cards(server)
+    server.lists[SLICES][-1]["spec"]["devices"] = [device]
+    assert await backend.policy_notices(read(POLICY)) == []
+    server.lists[SLICES][0]["spec"]["devices"] = [device]
+    assert await backend.policy_notices(read(POLICY)) == [("gpu1", no_driver(CLASS))], "no pool counts such GPUs"
+
+
+async def test_many_who_ask_for_what_is_refused_are_answered_by_few_requests(backend: Backend) -> None:
+    server = server_of(backend)
+    for templates in ({}, {("jobs", "one-gpu"): template(exactly(count=2))}):
+        server.templates = dict(templates)
+        backend.now += claim_templates.REFUSED_SECONDS
+        assert await backend.notebook_problem("gpu1")
+        before = len(server.asked)
+        for _ in range(5):
+            assert await backend.notebook_problem("gpu1")
+        assert len(server.asked) == before
+
+
+async def test_answers_are_kept_of_so_many_templates_at_most(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claim_templates, "MAX_KEPT", 3)
+    found = claim_templates.ClaimTemplates(server_of(backend), lambda: backend.now)
+    for gpus in (*range(1, 9), 8, 8):
+        assert bool(await found.problem(POD, gpus, RESOURCE, "jobs")) is (gpus != 1)
+    assert [key[-1] for key in found._kept] == [6, 7, 8]
+
+
+async def test_two_claims_of_one_template_are_not_taken_for_one(backend: Backend) -> None:
+    claims = [{"name": name, "resourceClaimTemplateName": "one-gpu"} for name in ("a", "b")]
+    two: Object = {"spec": {"resourceClaims": claims}}
+    found = claim_templates.ClaimTemplates(server_of(backend))
+    assert await found.problem(POD, 1, RESOURCE, "jobs") == ""
+    assert "its claims request 2 of" in await found.problem(two, 1, RESOURCE, "jobs")
 
 
 @pytest.mark.parametrize(("wrong", "words"), WRONG)
@@ -197,7 +254,8 @@ async def test_a_notebook_is_refused_for_each_reason_for_which_a_job_waits(
         server.templates["hub", "one-gpu"] = wrong
     assert words.replace("jobs", "hub") in await backend.notebook_problem("gpu1")
     server.templates["hub", "one-gpu"] = template(exactly())
-    assert await backend.notebook_problem("gpu1") == "", "at once, as only what fits is kept"
+    backend.now += claim_templates.REFUSED_SECONDS
+    assert await backend.notebook_problem("gpu1") == "", "within seconds, as it is read again"
 
 
 async def test_a_notebook_of_several_pools_is_refused_only_where_its_claims_fit_none(backend: Backend) -> None:
@@ -207,6 +265,7 @@ async def test_a_notebook_of_several_pools_is_refused_only_where_its_claims_fit_
     assert await backend.notebook_problem("gpu1") == ""
     plain = read(POLICY.replace(f", resource: {RESOURCE}", ""))
     backend.follow_policy(lambda: plain)
+    backend.now += claim_templates.REFUSED_SECONDS
     assert "nvidia.com/gpu, is of no DeviceClass" in await backend.notebook_problem("gpu1")
     assert await backend.notebook_problem("other") == ""
 
@@ -242,15 +301,14 @@ async def test_the_check_of_a_policy_names_what_does_not_fit_in_the_namespaces_o
 ) -> None:
     server, document = server_of(backend), read(POLICY)
     assert await backend.policy_notices(document) == []
-    backend._claim_templates._fitting.clear()
+    backend._claim_templates._kept.clear()
     server.connection = replace(server.connection, namespace="hub")
     (found,) = await backend.policy_notices(document)
     assert found == ("gpu1", "there is no ResourceClaimTemplate one-gpu in the namespace hub (version v1)")
     server.templates["hub", "one-gpu"] = template(exactly())
+    backend.now += claim_templates.REFUSED_SECONDS
     server.lists[SLICES] = []
-    assert await backend.policy_notices(document) == [
-        ("gpu1", f"no driver offers devices of the DeviceClass {CLASS}: install it on the nodes, or see its log")
-    ]
+    assert await backend.policy_notices(document) == [("gpu1", no_driver(CLASS))]
     server.lists[CLASSES] = []
     assert ("gpu1", f"there is no DeviceClass {CLASS}: install its driver") in await backend.policy_notices(
         read(POLICY.replace("gpus: 1", "gpus: 2"))

@@ -89,6 +89,25 @@ def test_the_database_of_a_later_release_is_refused_in_words_and_left_as_it_is(
     store.close()
 
 
+@pytest.mark.parametrize("others", [1, 2])
+def test_a_database_of_several_versions_at_once_is_refused_in_words_and_left_as_it_is(url: str, others: int) -> None:
+    """As after a restore into a database that had the tables already."""
+    open_store(url).close()
+    versions = sorted(file.name[:4] for file in migrate.MIGRATIONS.glob("versions/[0-9]*.py"))
+    engine = engine_for(parse(url), migrating=True)
+    with engine.begin() as connection:
+        for version in versions[-3 : -3 + others]:
+            connection.execute(text("INSERT INTO alembic_version VALUES (:version)"), {"version": version})
+    engine.dispose()
+    before = contents(url)
+    with pytest.raises(StoreError) as refused:
+        open_store(url)
+    said = str(refused.value)
+    assert f"is of several versions at once ({', '.join([*versions[-3 : -3 + others], versions[-1]])})" in said
+    assert "restore the backup into an empty database" in said
+    assert contents(url) == before
+
+
 def test_what_an_earlier_release_left_comes_up_to_date_after_it_was_refused(
     url: str, job: NewJob, tmp_path: Path
 ) -> None:

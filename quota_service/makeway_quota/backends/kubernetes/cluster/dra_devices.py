@@ -95,10 +95,13 @@ class DeviceClass:
         return all(attributes.get(name) == value for name, value in self.attributes)
 
 
-def project_slice(item: Object, compared: Collection[Attribute] | None = None) -> DeviceSlice | None:
+def project_slice(
+    item: Object, compared: Collection[Attribute] | None = None, *, uncounted: bool = False
+) -> DeviceSlice | None:
     """Return what is kept of a ResourceSlice; None without devices. `compared` are the attributes to keep (None: all).
 
     Devices that share counters with others are left out, as one of them takes some of the others; so are tainted ones.
+    With `uncounted` they are there, too, as Kubernetes gives them to claims that request them.
     """
     spec = item.get("spec") or {}
     pool, driver = spec.get("pool") or {}, str(spec.get("driver") or "")
@@ -106,7 +109,7 @@ def project_slice(item: Object, compared: Collection[Attribute] | None = None) -
     devices = []
     for at, one in enumerate(spec.get("devices") or ()):
         tainted = any(taint.get("effect") in REPELLING_EFFECTS for taint in one.get("taints") or ())
-        if tainted or one.get("consumesCounters"):
+        if not uncounted and (tainted or one.get("consumesCounters")):
             continue
         attributes = _attributes(driver, one.get("attributes") or {}, compared)
         shared = alike.setdefault(tuple(attributes.items()), attributes)

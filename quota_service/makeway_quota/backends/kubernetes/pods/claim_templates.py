@@ -1,8 +1,8 @@
 """Read the ResourceClaimTemplates of profiles (DRA), and find why pods with them would not get their profile's GPUs.
 
 Called by the backend before it makes pods of jobs and before notebooks are queued, by the check of a policy document,
-and by `doctor`. The GPUs that the plan
-counts are those of the DeviceClass of the pool's resource: the claims of a pod have to request exactly these.
+and by `doctor`. The GPUs that the plan counts are those of the DeviceClass of the pool's resource: the claims of a pod
+have to request exactly these. Only the last two ask for devices of a driver: no node may have them at the moment.
 """
 
 from __future__ import annotations
@@ -33,9 +33,16 @@ from ..cluster.nodes import NodeSelector
 
 KEPT_SECONDS = 60.0
 """How long templates that fit are not read again: a change of one is refused by Kubernetes, but not its replacement."""
+REFUSED_SECONDS = 5.0
+"""How long those that do not fit are not read again, however many ask for them"""
+MAX_KEPT = 256
+"""Answers of that kind, whose oldest is dropped"""
 NOT_FOUND = 404
 UNREADABLE = (401, 403)
 """The answers where the account may not look: then pods are made, and Kubernetes says what is wrong"""
+
+Offered = dict[tuple[str, bool], bool]
+"""Whether a driver offers devices of a class, by its name, and whether those count that the pool does not"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +72,15 @@ def project_template(item: Object) -> tuple[DeviceRequest, ...]:
     return tuple(found)
 
 
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What was found of the templates of a pod, until when; without a problem, also the classes that they request."""
+
+    until: float
+    problem: str
+    classes: tuple[DeviceClass, ...] = ()
+
+
 def count_problem(requests: Iterable[DeviceRequest], gpus: int, resource: str, classes: Sequence[DeviceClass]) -> str:
     """Return why the requests of a pod's claims are not the `gpus` whole GPUs of a pool's resource; "" where they are.
 
@@ -91,65 +107,61 @@ class ClaimTemplates:
     def __init__(self, client: ApiClient, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._client = client
         self._monotonic = monotonic
-        self._fitting: dict[tuple[str, str, tuple[str, ...], int], float] = {}
-        """until when templates that fit are not read again"""
+        self._kept: dict[tuple[str, str, tuple[str, ...], int], _Answer] = {}
 
-    async def problem(
-        self,
-        template: Mapping[str, Any],
-        gpus: int,
-        resource: str,
-        namespace: str,
-        offered: dict[str, bool] | None = None,
-    ) -> str:
-        """Return why a pod of this pod template would not get its GPUs in a namespace; "" where it would.
+    async def problem(self, template: Mapping[str, Any], gpus: int, resource: str, namespace: str) -> str:
+        """Return why a pod of this pod template would get its GPUs on no node, whatever nodes there are; "" else.
 
-        `gpus` are those of one pod, `resource` is that of the pool; `offered` keeps which classes have devices, for the
-        caller's next questions. Also "" where the account may not look. ApiRefusal and ApiUnreachable as the client
-        raises them.
+        `gpus` are those of one pod, `resource` is that of the pool. Also "" where the account may not look. ApiRefusal
+        and ApiUnreachable as the client raises them.
         """
-        names = tuple(sorted(set(claims_of(template).values())))
+        return (await self._answer(template, gpus, resource, namespace)).problem
+
+    async def _answer(self, template: Mapping[str, Any], gpus: int, resource: str, namespace: str) -> _Answer:
+        names = tuple(sorted(claims_of(template).values()))
         key = namespace, resource, names, gpus
-        if not names or not gpus or self._fitting.get(key, 0.0) > self._monotonic():
-            return ""
+        if not names or not gpus:
+            return _Answer(0.0, "")
+        if (kept := self._kept.get(key)) is not None and kept.until > self._monotonic():
+            return kept
         try:
-            if not (
-                found := await self._problem(template, gpus, resource, namespace, {} if offered is None else offered)
-            ):
-                self._fitting = {one: until for one, until in self._fitting.items() if until > self._monotonic()}
-                self._fitting[key] = self._monotonic() + KEPT_SECONDS
+            found, classes = await self._read(names, gpus, resource, namespace)
         except ApiRefusal as refusal:
             if refusal.status in UNREADABLE:
-                return ""
+                return _Answer(0.0, "")
             raise
-        return found
+        now = self._monotonic()
+        answer = _Answer(now + (REFUSED_SECONDS if found else KEPT_SECONDS), found, classes)
+        valid = [(one, each) for one, each in self._kept.items() if each.until > now and one != key]
+        self._kept = dict([*valid[1 - MAX_KEPT :], (key, answer)])
+        return answer
 
-    async def _problem(
-        self, template: Mapping[str, Any], gpus: int, resource: str, namespace: str, offered: dict[str, bool]
-    ) -> str:
+    async def _read(
+        self, names: Iterable[str], gpus: int, resource: str, namespace: str
+    ) -> tuple[str, tuple[DeviceClass, ...]]:
+        """Return what is wrong with templates, whatever nodes there are, or else the classes that they request."""
         requests: list[DeviceRequest] = []
-        for name in claims_of(template).values():
+        for name in names:
             try:
                 item = await self._client.get(f"{GROUP}/namespaces/{namespace}/resourceclaimtemplates/{name}")
                 requests += project_template(item)
             except ApiRefusal as refusal:
                 if refusal.status != NOT_FOUND:
                     raise
-                return f"there is no ResourceClaimTemplate {name} in the namespace {namespace} (version v1)"
+                return f"there is no ResourceClaimTemplate {name} in the namespace {namespace} (version v1)", ()
             except ValueError as error:
-                return f"the ResourceClaimTemplate {name} in the namespace {namespace} cannot be counted: {error}"
+                return f"the ResourceClaimTemplate {name} in the namespace {namespace} cannot be counted: {error}", ()
         classes = [project_class(item) for item in (await self._client.get(CLASSES)).get("items") or ()]
         if why := count_problem(requests, gpus, resource, classes):
-            return why
-        by_name = {one.name: one for one in classes}
-        for name in dict.fromkeys(one.device_class for one in requests):
+            return why, ()
+        by_name, requested = {one.name: one for one in classes}, dict.fromkeys(one.device_class for one in requests)
+        for name in requested:
             if name not in by_name:
-                return f"its claims request devices of the DeviceClass {name}, which is not there: install its driver"
-            if by_name[name].understood and not await self._is_offered(by_name[name], offered):
-                return _no_driver(name)
-        return ""
+                why = f"its claims request devices of the DeviceClass {name}, which is not there: install its driver"
+                return why, ()
+        return "", tuple(by_name[name] for name in requested)
 
-    async def missing_driver(self, resource: str, offered: dict[str, bool]) -> str:
+    async def missing_driver(self, resource: str, offered: Offered) -> str:
         """Return that no driver offers devices of a resource's class; "" where one does, or that cannot be read."""
         try:
             items = (await self._client.get(CLASSES)).get("items") or ()
@@ -162,17 +174,23 @@ class ClaimTemplates:
         if classes and not any(one.understood for one in classes):
             return f"Makeway cannot evaluate the selectors of the DeviceClass {name}, and counts none of its devices"
         for one in classes:
-            if one.understood and await self._is_offered(one, offered):
+            if one.understood and await self._is_offered(one, offered, uncounted=False):
                 return ""
         return _no_driver(name) if classes else ""
 
-    async def _is_offered(self, device_class: DeviceClass, offered: dict[str, bool]) -> bool:
-        """Whether some node has a device of a class whose selectors are understood, or that cannot be read."""
-        if device_class.name not in offered:
-            offered[device_class.name] = await self._read_offered(device_class)
-        return offered[device_class.name]
+    async def _missing_drivers(self, classes: Iterable[DeviceClass], resource: str, offered: Offered) -> list[str]:
+        """Return that no driver offers devices of these classes, other than that of the pool's own resource."""
+        others = [one for one in classes if one.understood and resource not in one.resources]
+        return [_no_driver(one.name) for one in others if not await self._is_offered(one, offered, uncounted=True)]
 
-    async def _read_offered(self, device_class: DeviceClass) -> bool:
+    async def _is_offered(self, device_class: DeviceClass, offered: Offered, *, uncounted: bool) -> bool:
+        """Whether some node has a device of a class whose selectors are understood, or that cannot be read."""
+        key = device_class.name, uncounted
+        if key not in offered:
+            offered[key] = await self._read_offered(device_class, uncounted=uncounted)
+        return offered[key]
+
+    async def _read_offered(self, device_class: DeviceClass, *, uncounted: bool) -> bool:
         query = {"fieldSelector": f"spec.driver={device_class.driver}"} if device_class.driver else None
         try:
             items = (await self._client.get(SLICES, query)).get("items") or ()
@@ -180,7 +198,7 @@ class ClaimTemplates:
             if refusal.status in (*UNREADABLE, NOT_FOUND):
                 return True
             raise
-        newest = newest_slices(filter(None, map(project_slice, items)))
+        newest = newest_slices(filter(None, (project_slice(one, uncounted=uncounted) for one in items)))
         return any(device_class.selects(one.driver, found) for one in newest for _, found in one.devices)
 
     async def notebook_problem(
@@ -206,7 +224,7 @@ class ClaimTemplates:
         `namespaces` has that of the pods of each kind of workload, "job" and "session".
         """
         found: list[tuple[str, str]] = []
-        drivers, offered = dict[str, str](), dict[str, bool]()
+        drivers, offered = dict[str, str](), Offered()
         for profile in document.profiles:
             facts = document.profile_facts[profile.name]
             pools = [one for one in selectors if not profile.pools or one.pool in profile.pools]
@@ -214,8 +232,11 @@ class ClaimTemplates:
                 continue
             for resource in dict.fromkeys(one.resource for one in pools):
                 for space in _spaces(facts.kinds, namespaces):
-                    if why := await self.problem(facts.pod, profile.gpus // GPU, resource, space, offered):
-                        found.append((profile.name, why))
+                    answer = await self._answer(facts.pod, profile.gpus // GPU, resource, space)
+                    if answer.problem:
+                        found.append((profile.name, answer.problem))
+                    drivers_of = await self._missing_drivers(answer.classes, resource, offered)
+                    found += ((profile.name, why) for why in drivers_of)
                 if resource not in drivers:
                     drivers[resource] = await self.missing_driver(resource, offered)
                 if why := drivers[resource]:
