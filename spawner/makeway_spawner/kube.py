@@ -175,7 +175,7 @@ class MakewayKubeSpawner(LeaseMixin, PodSpawner):
         if late or pod_events.cannot_be_pulled(pod or {}) or pod_end.server_ended(pod or {}):
             raise self._not_started(start.why_not(pod, self._server_address))
         granted = listed(node for node, _ in lease.placement) if lease is not None else ""
-        if granted and pod is not None and start.unscheduled_for > self.unschedulable_seconds:
+        if granted and pod is not None and start.is_unplaced(self.unschedulable_seconds):
             raise self._not_started(start.not_placed(pod, granted))
 
     def _not_started(self, message: str) -> Refused:

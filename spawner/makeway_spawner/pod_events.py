@@ -15,6 +15,8 @@ from makeway_api.quantities import listed
 NOTEBOOK = "spec.containers{notebook}"
 """The field path of events about the container with the notebook server."""
 IMAGE_FAULTS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "InspectFailed"})
+NO_CLAIM = "FailedResourceClaimCreation"
+"""The reason of the event of a pod whose claims of devices Kubernetes cannot make."""
 UNPLACED = ("Unschedulable", "SchedulingGated")
 """Reasons of the condition PodScheduled of a pod that gets no node."""
 _OF_CLAIM = re.compile(r"persistentvolumeclaim|persistent volumes to bind", re.IGNORECASE)
@@ -39,6 +41,7 @@ class Step:
     gated: bool = False
 
 
+MAKES_CLAIMS = Step("node", "Waits for Kubernetes to make its claims of devices", unscheduled=True)
 _RUNS = Step("server", "The container runs; waiting for the notebook server to answer")
 
 
@@ -49,7 +52,7 @@ def step(event: Mapping[str, Any]) -> Step | None:
     if reason == "FailedScheduling":
         words = f"Kubernetes does not place the notebook yet: {message}"
         return Step("node", words, problem=True, unscheduled=True, claim=waits_for_claim(message))
-    if reason == "FailedResourceClaimCreation":
+    if reason == NO_CLAIM:
         return Step("node", f"A claim of devices is not made yet: {message}", problem=True, unscheduled=True)
     if reason == "TriggeredScaleUp":
         return Step("node", "The cluster is adding a node.")
@@ -119,6 +122,11 @@ def missing_claims(pod: Mapping[str, Any]) -> list[str]:
     asked = [] if spec.get("nodeName") else spec.get("resourceClaims") or ()
     templates = ((one.get("name"), one.get("resourceClaimTemplateName")) for one in asked)
     return [str(template) for name, template in templates if template and name not in generated]
+
+
+def without_claims(pod: Mapping[str, Any]) -> Step | None:
+    """Return that the pod's claims of devices are being made, of which there is no event; None once they are."""
+    return MAKES_CLAIMS if missing_claims(pod) and not gates(pod) else None
 
 
 def gates(pod: Mapping[str, Any]) -> list[str]:

@@ -16,6 +16,9 @@ from . import pod_end, pod_events
 from .pod_events import Step
 
 Pod = Mapping[str, Any]
+CLAIMS_SECONDS = 600.0
+"""How long Kubernetes may take to make the claims of a pod's devices, unless it says that it cannot: some ten a second,
+for all pods of the cluster"""
 _ADVICE = {
     "node": "Start it again; if that does not help, an administrator can look at the pod's events.",
     "volume": "An administrator has to look at that volume, or at the Secret or ConfigMap that it names.",
@@ -43,6 +46,7 @@ class PodStart:
         self._last: Step | None = None
         self._placed = False
         self._unscheduled: float | None = None
+        self._claims_failed = self._claims_due = False
 
     def update(self, pod: Pod, events: Iterable[Pod]) -> list[Step]:
         """Return the steps since the last update, in their order; where the pod runs is one of them, once."""
@@ -51,7 +55,11 @@ class PodStart:
         self._seen.update(versions)
         result: list[Step] = []
         gated = None if self._last is not None and self._last.gated else pod_events.gated(pod)
-        for step in (*told, gated, pod_events.waiting(pod)):
+        claims = pod_events.without_claims(pod)
+        if claims is None and self._last is pod_events.MAKES_CLAIMS:  # of what comes then there may be no event
+            self._last = None
+        first = self._last is None and not any(told)
+        for step in (*told, gated, claims if first else None, pod_events.waiting(pod)):
             if step is not None and not (step.unscheduled and self._placed):  # else it comes late
                 result.append(self._remember(step))
         place = pod_events.placed(pod)  # its event may be dropped, or come late
@@ -61,8 +69,12 @@ class PodStart:
                 result.append(self._remember(place))
         if (runs := pod_events.running(pod)) is not None and (self._last is None or self._last.phase != runs.phase):
             result.append(self._remember(runs))
-        unscheduled = bool(pod_events.unschedulable(pod))
-        self._unscheduled = (self._unscheduled or self._clock()) if unscheduled else None
+        self._claims_failed |= any(event.get("reason") == pod_events.NO_CLAIM for event in versions.values())
+        before, self._claims_due = self._claims_due, claims is not None and not self._claims_failed
+        if not pod_events.unschedulable(pod):
+            self._unscheduled = None
+        elif self._unscheduled is None or before != self._claims_due:
+            self._unscheduled = self._clock()
         return result
 
     def _remember(self, step: Step) -> Step:
@@ -77,6 +89,10 @@ class PodStart:
     def unscheduled_for(self) -> float:
         """The seconds for which the scheduler has said that the pod fits nowhere; 0 where it does not."""
         return 0.0 if self._unscheduled is None else self._clock() - self._unscheduled
+
+    def is_unplaced(self, seconds: float) -> bool:
+        """Whether the pod fits nowhere for longer than this; Kubernetes has more time to make claims of devices."""
+        return self.unscheduled_for > (max(seconds, CLAIMS_SECONDS) if self._claims_due else seconds)
 
     def not_placed(self, pod: Pod, nodes: str) -> str:
         """Return the sentence for a pod that the scheduler does not place on the granted nodes."""

@@ -577,9 +577,8 @@ def test_a_pod_is_kept_with_its_place_in_the_attempt() -> None:
         (pod("Pending", node=""), "scheduler", "Kubernetes has not placed its pod yet"),
         (
             pod("Pending", node="", claims={"gpus": "one-gpu", "nics": "a-card"}),
-            "unschedulable",
-            "Kubernetes has not generated its claims from the ResourceClaimTemplates one-gpu and a-card, and an "
-            "administrator has to look at them",
+            "claims",
+            "Kubernetes has not made its claims of devices from the ResourceClaimTemplates one-gpu and a-card yet",
         ),
         (
             pod("Pending", node="", claims={"gpus": "one-gpu"}, resourceClaimStatuses=[{"name": "gpus"}]),

@@ -57,6 +57,7 @@ QUICK = Timing(first_pause=0.05, max_pause=0.4, silence=20.0)
 LIMITS = {
     "scheduler": 600.0,
     "unschedulable": 1.5,
+    "claims": 5.0,
     "incomplete": 1.5,
     "container": 5.0,
     "token": 5.0,

@@ -189,13 +189,62 @@ def test_a_pod_without_its_claims_of_devices_gives_its_gpus_back_in_time(start: 
     assert said == 'A claim of devices is not made yet: PodResourceClaim gpus: template "one-gpu" not found'
     clock.now += 61
     start.update({"spec": spec}, [failed])
-    assert start.unscheduled_for == 61, "although the scheduler says nothing of such a pod"
+    assert start.is_unplaced(60), "although the scheduler says nothing of such a pod"
     said = start.not_placed({"spec": spec}, "node-1")
     assert "for 1 min 1 s: no claim has been generated for it from the ResourceClaimTemplate one-gpu. An adm" in said
     assert "at the drivers of these" in said
     made = {"spec": spec, "status": {"resourceClaimStatuses": [{"name": "gpus", "resourceClaimName": "c"}]}}
     start.update(made, ())
     assert start.unscheduled_for == 0
+
+
+def test_kubernetes_has_time_to_make_the_claims_of_many_pods(start: PodStart, clock: Clock) -> None:
+    claims = {"spec": {"resourceClaims": [{"name": "gpus", "resourceClaimTemplateName": "one-gpu"}]}}
+    assert messages(start, claims) == ["Waits for Kubernetes to make its claims of devices"]
+    assert messages(start, claims) == [], "it has been said"
+    clock.now += 600
+    assert not start.is_unplaced(60)
+    assert "for 10 min: Waits for Kubernetes to make its claims of devices. Start it again" in start.why_not(claims)
+    clock.now += 1
+    assert start.is_unplaced(60)
+    assert not start.is_unplaced(601)
+    assert messages(start, PLACED) == ["Kubernetes has placed the notebook on node-1"]
+    assert not start.is_unplaced(0)
+
+
+def test_a_pod_that_fits_nowhere_once_it_has_its_claims_is_as_old_as_what_the_scheduler_says(
+    start: PodStart, clock: Clock
+) -> None:
+    spec = {"resourceClaims": [{"name": "gpus", "resourceClaimTemplateName": "one-gpu"}]}
+    start.update({"spec": spec}, ())
+    clock.now += 300
+    words = "0/2 nodes are available: 2 cannot allocate all claims."
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": words}
+    made = [{"name": "gpus", "resourceClaimName": "c"}]
+    start.update({"spec": spec, "status": {"resourceClaimStatuses": made, "conditions": [condition]}}, ())
+    assert start.unscheduled_for == 0
+    clock.now += 61
+    assert start.is_unplaced(60)
+
+
+def test_a_claim_that_kubernetes_cannot_make_after_a_while_is_not_waited_for(start: PodStart, clock: Clock) -> None:
+    claims = {"spec": {"resourceClaims": [{"name": "gpus", "resourceClaimTemplateName": "one-gpu"}]}}
+    start.update(claims, ())
+    clock.now += 61
+    failed = event("FailedResourceClaimCreation", 'PodResourceClaim gpus: template "one-gpu" not found')
+    (said,) = messages(start, claims, failed)
+    assert said.startswith("A claim of devices is not made yet")
+    assert not start.is_unplaced(60), "the next try may make it"
+    clock.now += 61
+    assert start.is_unplaced(60)
+
+
+def test_claims_that_are_made_are_the_reason_no_more(start: PodStart) -> None:
+    spec = {"resourceClaims": [{"name": "gpus", "resourceClaimTemplateName": "one-gpu"}]}
+    messages(start, {"spec": spec})
+    made = {"spec": spec, "status": {"resourceClaimStatuses": [{"name": "gpus", "resourceClaimName": "c"}]}}
+    assert messages(start, made) == []
+    assert "Kubernetes says nothing about its pod" in start.why_not(made)
 
 
 @pytest.mark.parametrize(

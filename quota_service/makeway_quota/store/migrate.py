@@ -21,7 +21,7 @@ UPGRADES = 0x4D414B46
 
 
 def upgrade(url: URL) -> None:
-    """Run every migration that the database has not seen; StoreError if it is of a newer Makeway, or of no version."""
+    """Run every migration that the database has not seen; StoreError if it is of a newer Makeway or of two."""
     engine = engine_for(url, migrating=True)
     try:
         with engine.begin() as connection:  # on SQLite BEGIN IMMEDIATE is the lock
@@ -41,7 +41,7 @@ def upgrade(url: URL) -> None:
 
 
 def _refuse_others(connection: Connection, url: URL) -> None:
-    """Raise StoreError where the database has seen a migration that this Makeway does not have, or is of no version."""
+    """Raise StoreError where the database has seen a migration that this Makeway lacks, or is of several versions."""
     script = ScriptDirectory.from_config(alembic_config(connection))
     known = {one.revision for one in script.walk_revisions()}
     heads = sorted(set(MigrationContext.configure(connection).get_current_heads()))

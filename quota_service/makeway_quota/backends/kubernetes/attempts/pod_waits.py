@@ -17,6 +17,7 @@ from .pod_states import IMAGE, NO_CONFIG, SETUP, JobPod
 LIMITS: Mapping[str, float] = {
     "scheduler": 3600.0,
     "unschedulable": 60.0,
+    "claims": 600.0,
     "incomplete": 60.0,
     "container": 120.0,
     CHECKPOINT_STORAGE: 60.0,
@@ -36,7 +37,8 @@ pods. The kubelet looks for a token again every 15 seconds at least.
 A job whose image the registry refuses fails, where it or its profile chose that image. A registry that does not answer
 says nothing about the image, and the kubelet asks it again every five minutes at least. Without the condition
 PodReadyToStartContainers a pod that is being created may be pulling its image, which may be large.
-Of a scheduler that says nothing about a pod nothing is known: jobs wait for it.
+Of a scheduler that says nothing about a pod nothing is known: jobs wait for it. Kubernetes makes some ten claims of
+devices a second, so that those of large gangs take minutes; templates are looked at before pods are made.
 """
 GATED = "SchedulingGated"
 """The reason of a pod that scheduling gates keep from the scheduler"""
@@ -88,7 +90,7 @@ def waiting(pod: JobPod) -> tuple[str, str]:
     if not pod.node and (pod.gates or pod.waiting == GATED):
         return "unschedulable", _gated(pod)
     if not pod.node and not pod.waiting and pod.missing_claims:
-        return "unschedulable", _without_claims(pod)
+        return "claims", _without_claims(pod)
     if not pod.node and not pod.waiting:
         return "scheduler", "Kubernetes has not placed its pod yet"
     if not pod.node:
@@ -112,7 +114,7 @@ def _without_folder(pod: JobPod) -> str:
 def _without_claims(pod: JobPod) -> str:
     """Return the sentence of a pod whose claims do not exist, so that the scheduler does not look at it."""
     which = f"ResourceClaimTemplate{'' if len(pod.missing_claims) == 1 else 's'} {listed(pod.missing_claims)}"
-    return f"Kubernetes has not generated its claims from the {which}, and an administrator has to look at them"
+    return f"Kubernetes has not made its claims of devices from the {which} yet"
 
 
 def _gated(pod: JobPod) -> str:
