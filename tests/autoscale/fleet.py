@@ -52,10 +52,11 @@ class MemoryMachineStore:
         self.over: dict[str, Machine] = {}
         self.backoffs: tuple[LaunchBackoff, ...] = ()
         self.closed: dict[str, int] = {}
+        self.first_seen: dict[str, float] = {}
         self.commits: list[MachineChanges] = []
 
     def read(self, deployment: str) -> MachineRows:
-        return MachineRows(tuple(self.rows.values()), self.backoffs, dict(self.closed))
+        return MachineRows(tuple(self.rows.values()), self.backoffs, dict(self.closed), dict(self.first_seen))
 
     def commit(self, deployment: str, term: int, changes: MachineChanges) -> bool:
         if term != self.term:
@@ -71,6 +72,8 @@ class MemoryMachineStore:
                 self.rows[row.id] = row
         if changes.backoffs is not None:
             self.backoffs = changes.backoffs
+        if changes.first_seen is not None:
+            self.first_seen = dict(changes.first_seen)
         for month, amount in changes.spent.items():
             self.closed[month] = self.closed.get(month, 0) + amount
         self.commits.append(changes)
@@ -93,7 +96,6 @@ class Fleet:
     """machines that the pending work was compared with; None: all that are ready"""
     store: MemoryMachineStore = field(default_factory=MemoryMachineStore)
     listening: float = START
-    first_seen: dict[str, float] = field(default_factory=dict)
     reports: list[tuple[str, MachineObservation]] = field(default_factory=list)
     ids: Any = field(default_factory=lambda: itertools.count(1))
 
@@ -110,17 +112,20 @@ class Fleet:
                 lists = (self.provider.list(self.deployment.name, self.now),)
             except ProviderError:
                 lists = ()
-        for one in (instance for found in lists for instance in found.instances):
-            self.first_seen.setdefault(one.id, self.now)
         ready = frozenset(row.id for row in self.rows if row.state == "ready")
         nodes = ready if self.nodes is None else self.nodes
         work = MachineDemand(tuple(self.pending), nodes, dict(self.busy), self.nominated) if demand else None
         reports, self.reports = tuple(self.reports), []
-        return StepInput(self.now, self.listening, work, lists, reports, first_seen=dict(self.first_seen))
+        return StepInput(self.now, self.listening, work, lists, reports)
 
     def cycle(self, *, deleting: bool = False, **options: bool) -> StepResult:
         seen = self.seen(**options)
         return cycle(self.store, self.provider, self.deployment, seen, self.leader(), deleting=deleting)
+
+    def change_leader(self) -> None:
+        """Let another process lead, which knows nothing but the rows."""
+        self.store.term += 1
+        self.listening = self.now
 
     def leader(self, term: int | None = None) -> StepLeader:
         """Return the process that leads, or led in a term."""

@@ -108,7 +108,6 @@ class History:
         self.faults = True
         self.term_started = self.now
         self.down_until = 0.0
-        self.first_seen: dict[str, float] = {}
         self.late: list[tuple[float, ProviderCall]] = []
         self.reports: list[tuple[str, MachineObservation]] = []
         self.demand = MachineDemand()
@@ -237,7 +236,6 @@ class History:
             seconds = self.random.choice((-3600.0, -40.0, 40.0, 3600.0))
             self.ahead += seconds
             self.step_pending += seconds
-            self.first_seen = {name: at + seconds for name, at in self.first_seen.items()}
             self.term_started += seconds
 
     def _restart(self) -> None:
@@ -319,7 +317,7 @@ class History:
     def _lead(self) -> None:
         if self.down_until:
             self.down_until, self.term_started = 0.0, self.now
-            self.first_seen, self.reports = {}, [one for one in self.reports if one[1].kind == "spot_notice"]
+            self.reports = [one for one in self.reports if one[1].kind == "spot_notice"]
         self._end_jobs()
         seen = self._seen()
         for _ in range(4):
@@ -357,8 +355,6 @@ class History:
             lists = (self.provider.list("cloud", self.now),)
         except ProviderError:
             lists = ()
-        for one in (instance for found in lists for instance in found.instances):
-            self.first_seen.setdefault(one.id, self.now)
         self.demand = self._demand()
         reports, self.reports = tuple(self.reports), []
         return StepInput(
@@ -368,7 +364,6 @@ class History:
             lists,
             reports,
             frozenset(),
-            dict(self.first_seen),
             self.step_pending,
         )
 

@@ -14,6 +14,12 @@ def test_some_histories_of_machines_keep_the_rules(seed: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("seed", [3534, 4819, 5478, 6834, 7342, 10980])
+def test_histories_in_which_leaders_forgot_when_an_instance_was_seen_first(seed: int) -> None:
+    History(seed).play()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
 def test_histories_of_machines_keep_the_rules(part: int) -> None:
     many = max(1, HISTORIES // 6)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autoscale.fleet import CLOUD, CPU_TYPE, GPU_TYPE, Fleet, gpu_work, one_ready
+from autoscale.fleet import CLOUD, CPU_TYPE, GPU_TYPE, START, Fleet, gpu_work, one_ready
+from makeway_quota.autoscale.instances import Instance, InstanceList
+from makeway_quota.autoscale.step import StepInput, step
 
 
 def test_an_empty_list_starts_no_second_machine() -> None:
@@ -150,6 +152,40 @@ def test_an_instance_without_a_row_is_ended_after_the_window_and_not_before() ->
     assert fleet.running == 1
     fleet.run(60)
     assert fleet.running == 0
+
+
+def test_an_instance_without_a_row_does_not_get_its_window_anew_with_each_leader() -> None:
+    fleet = Fleet()
+    request = '{"deployment":"cloud","instance":"big-2","machine":"m-none","market":"on_demand","zone":"a"}'
+    fleet.provider.launch(request, "m-none")
+    for _ in range(4):
+        fleet.run(120)
+        fleet.change_leader()
+    assert fleet.running == 0
+
+
+def test_an_instance_without_a_row_that_has_ended_is_forgotten() -> None:
+    fleet = Fleet()
+    fleet.provider.forgets = 30
+    request = '{"deployment":"cloud","instance":"big-2","machine":"m-none","market":"on_demand","zone":"a"}'
+    fleet.provider.launch(request, "m-none")
+    fleet.provider.launch(request.replace("m-none", "m-other"), "m-other")
+    fleet.run(400)
+    assert len(fleet.store.first_seen) == 2
+    fleet.pending = [gpu_work()]
+    fleet.run(120)
+    assert (fleet.running, fleet.store.first_seen) == (1, {})
+
+
+def test_the_time_when_an_instance_was_seen_moves_with_the_clock() -> None:
+    listed = InstanceList(START, (Instance("i-1", "m-none", "cloud"),))
+    fleet = Fleet()
+    step(fleet.store, CLOUD, StepInput(START, START, lists=(listed,)), fleet.leader())
+    assert fleet.store.first_seen == {"i-1": START}
+    step(fleet.store, CLOUD, StepInput(START + 3600, START + 3600, clock_step=3600.0), fleet.leader())
+    assert fleet.store.first_seen == {"i-1": START + 3600}
+    step(fleet.store, CLOUD, StepInput(START, START, lists=(listed,)), fleet.leader())
+    assert fleet.store.first_seen == {"i-1": START}, "the clock was set back while nobody watched"
 
 
 def test_instances_of_others_are_left_alone() -> None:

@@ -42,10 +42,14 @@ class InstanceList:
 
 @dataclass(frozen=True, slots=True)
 class ListResult:
-    """What a list says: observations by machine, and the instances to end because no row expects them."""
+    """What a list says: observations by machine, and the instances to end because no row expects them.
+
+    `first_seen`: when each instance without a row was seen first.
+    """
 
     observations: tuple[tuple[Machine, MachineObservation], ...]
     orphans: tuple[Instance, ...]
+    first_seen: Mapping[str, float]
 
 
 def match_instances(
@@ -54,25 +58,33 @@ def match_instances(
     listed: InstanceList,
     first_seen: Mapping[str, float],
 ) -> ListResult:
-    """Return what a list says of the machines. `first_seen`: when this leader saw each instance for the first time."""
+    """Return what a list says of the machines. `first_seen`: when each instance without a row was seen first."""
     rows = {machine.id: machine for machine in machines if not machine.over}
     ours = [instance for instance in listed.instances if instance.deployment == deployment.name]
     found: list[tuple[Machine, MachineObservation]] = []
     shown: set[str] = set()
     orphans = []
+    without_row: dict[str, float] = {}
     for instance in sorted(ours, key=lambda one: (one.state == "terminated", one.id)):
         row = rows.get(instance.machine)
         if row is not None and row.id not in shown and row.instance in (None, instance.id):
             shown.add(row.id)
             found += ((row, seen) for seen in _seen(instance, listed.at))
-        elif instance.state != "terminated" and _old(deployment, instance, listed.at, first_seen):
-            orphans.append(instance)
+        elif instance.state != "terminated":
+            without_row[instance.id] = min(first_seen.get(instance.id, listed.at), listed.at)
+            if _old(deployment, instance, listed.at, without_row[instance.id]):
+                orphans.append(instance)
+    empty = not any(instance.state != "terminated" for instance in ours)
+    proves = listed.complete and not empty
+    on_list = {instance.id for instance in ours}
+    for instance_id, at in first_seen.items():  # one that is not listed may only be hidden: it is kept for the window
+        if instance_id not in on_list and not (proves and listed.at - at > _window(deployment)):
+            without_row[instance_id] = at
     if listed.complete:
-        empty = not any(instance.state != "terminated" for instance in ours)
         for row in rows.values():
             if row.id not in shown:
                 found.append((row, MachineObservation("absent", at=listed.at, empty=empty)))
-    return ListResult(tuple(found), tuple(orphans))
+    return ListResult(tuple(found), tuple(orphans), without_row)
 
 
 def _seen(instance: Instance, at: float) -> Iterator[MachineObservation]:
@@ -84,8 +96,12 @@ def _seen(instance: Instance, at: float) -> Iterator[MachineObservation]:
         yield MachineObservation("stopped", at=at, instance=instance.id)
 
 
-def _old(deployment: Deployment, instance: Instance, at: float, first_seen: Mapping[str, float]) -> bool:
+def _old(deployment: Deployment, instance: Instance, at: float, first_seen: float) -> bool:
     """Whether an instance is older than the window: by the provider's time, or by how long it has been seen."""
-    window = deployment.request_timeout + deployment.visibility
-    times = [first_seen.get(instance.id, at), *([] if instance.launched_at is None else [instance.launched_at])]
-    return any(at - time > window for time in times)
+    times = [first_seen, *([] if instance.launched_at is None else [instance.launched_at])]
+    return any(at - time > _window(deployment) for time in times)
+
+
+def _window(deployment: Deployment) -> float:
+    """Return the seconds after which an instance is on every list, from the call that launched it."""
+    return deployment.request_timeout + deployment.visibility

@@ -37,11 +37,15 @@ SPOT_LOSSES = frozenset({"ended_by_provider", "stopped", "spot"})
 
 @dataclass(frozen=True, slots=True)
 class MachineRows:
-    """What the store has of a deployment: machines that are not over, back-offs, and what those that are over cost."""
+    """What the store has of a deployment: machines that are not over, back-offs, and what those that are over cost.
+
+    `first_seen`: when each instance without a row was seen first.
+    """
 
     machines: tuple[Machine, ...] = ()
     backoffs: tuple[LaunchBackoff, ...] = ()
     closed: Mapping[str, int] = field(default_factory=dict)
+    first_seen: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +53,19 @@ class MachineChanges:
     """What one step writes in one transaction.
 
     `changed` have the version that they were read with: the store refuses all of it if one has another. `spent` is
-    added to the closed spend of each month. `backoffs` replaces all of the deployment.
+    added to the closed spend of each month. `backoffs` and `first_seen` replace all of the deployment, None nothing.
     """
 
     launched: tuple[Machine, ...] = ()
     changed: tuple[Machine, ...] = ()
     backoffs: tuple[LaunchBackoff, ...] | None = None
     spent: Mapping[str, int] = field(default_factory=dict)
+    first_seen: Mapping[str, float] | None = None
 
     def __bool__(self) -> bool:
         """Whether there is anything to write."""
-        return bool(self.launched or self.changed or self.spent or self.backoffs is not None)
+        replaced = self.backoffs is not None or self.first_seen is not None
+        return bool(self.launched or self.changed or self.spent or replaced)
 
 
 class MachineStore(Protocol):
@@ -78,7 +84,7 @@ class StepInput:
 
     `listening`: since when this leader has received reports and known the demand. `clock_step`: by how many seconds the
     clock was set forward since the last step that was committed; rows are moved with it. `reports`: observations by
-    machine. `in_flight`: machines with a call under way. `first_seen`: when each instance was seen first.
+    machine. `in_flight`: machines with a call under way.
     """
 
     now: float
@@ -87,7 +93,6 @@ class StepInput:
     lists: tuple[InstanceList, ...] = ()
     reports: tuple[tuple[str, MachineObservation], ...] = ()
     in_flight: frozenset[str] = frozenset()
-    first_seen: Mapping[str, float] = field(default_factory=dict)
     clock_step: float = 0.0
 
 
@@ -148,6 +153,8 @@ class _Work:
             backoffs = [one.shifted(clock_step) for one in backoffs]
         self.backoffs: list[LaunchBackoff] = kept(backoffs, now)
         self._backoffs = list(rows.backoffs)
+        self._first_seen = dict(rows.first_seen)
+        self.first_seen: Mapping[str, float] = {name: at + clock_step for name, at in rows.first_seen.items()}
         self.spent: dict[str, int] = {}
         self.launched: list[Machine] = []
 
@@ -232,6 +239,7 @@ class _Work:
             tuple(replace(row, term=self._term) for row in changed),
             backoffs,
             dict(self.spent),
+            dict(self.first_seen) if self.first_seen != self._first_seen else None,
         )
 
 
@@ -273,7 +281,8 @@ def step(
 def _take_lists(work: _Work, seen: StepInput) -> list[Instance]:
     orphans: dict[str, Instance] = {}
     for listed in seen.lists:
-        result = match_instances(work.deployment, work.machines.values(), listed, seen.first_seen)
+        result = match_instances(work.deployment, work.machines.values(), listed, work.first_seen)
+        work.first_seen = result.first_seen
         for machine, observation in result.observations:
             work.observe(machine.id, observation)
         orphans.update((orphan.id, orphan) for orphan in result.orphans)
