@@ -48,6 +48,7 @@ class MemoryMachineStore:
 
     def __init__(self) -> None:
         self.term = 1
+        self.revision = 0
         self.rows: dict[str, Machine] = {}
         self.over: dict[str, Machine] = {}
         self.backoffs: tuple[LaunchBackoff, ...] = ()
@@ -59,7 +60,7 @@ class MemoryMachineStore:
         return MachineRows(tuple(self.rows.values()), self.backoffs, dict(self.closed), dict(self.first_seen))
 
     def commit(self, deployment: str, term: int, changes: MachineChanges) -> bool:
-        if term != self.term:
+        if term != self.term or changes.revision not in (None, self.revision):
             return False
         if any(one.id not in self.rows or self.rows[one.id].version != one.version for one in changes.changed):
             return False
@@ -123,7 +124,7 @@ class Fleet:
         return cycle(self.store, self.provider, self.deployment, seen, self.leader(), deleting=deleting)
 
     def change_leader(self) -> None:
-        """Let another process lead, which knows nothing but the rows."""
+        """Replace the leading process by one that knows nothing but the rows."""
         self.store.term += 1
         self.listening = self.now
 
@@ -157,7 +158,9 @@ class Fleet:
         for machine in machines or [row.id for row in self.rows if row.state in ("requested", "booting")]:
             row = self.store.rows[machine]
             self.report(machine, "joined", boot=f"boot-{machine}", at=self.now)
-            self.report(machine, "initialised", gpus=row.gpus if gpus is None else gpus, at=self.now)
+            self.report(
+                machine, "initialised", boot=f"boot-{machine}", gpus=row.gpus if gpus is None else gpus, at=self.now
+            )
         self.cycle()
 
     @property

@@ -290,9 +290,9 @@ class History:
             self._say(agent, "joined", boot=boot, instance=agent.instance)
         if row.state == "joining" and row.boot == boot:
             if agent.init_fails:
-                self._say(agent, "init_failed")
+                self._say(agent, "init_failed", boot=boot)
             else:
-                self._say(agent, "initialised", gpus=row.gpus if agent.gpus is None else agent.gpus)
+                self._say(agent, "initialised", boot=boot, gpus=row.gpus if agent.gpus is None else agent.gpus)
         wanted = {(job.name, job.attempt): job for job in self.jobs if row.id in job.placed and row.boot == boot}
         agent.attempts = {key for key in agent.attempts & wanted.keys() if not self._ended(wanted[key], row.id)}
         self._say(agent, "heard", boot=boot, attempts=len(agent.attempts))

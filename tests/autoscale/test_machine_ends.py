@@ -41,7 +41,7 @@ def test_a_cancelled_job_leaves_no_machine_whatever_its_machine_was_doing() -> N
             fleet.report(fleet.rows[0].id, "joined", boot=f"boot-{fleet.rows[0].id}", at=fleet.now)
             fleet.cycle()
         if state == "ready":
-            fleet.report(fleet.rows[0].id, "initialised", gpus=2)
+            fleet.report(fleet.rows[0].id, "initialised", boot=f"boot-{fleet.rows[0].id}", gpus=2)
             fleet.cycle()
         assert fleet.states == [state]
         fleet.pending = []

@@ -84,6 +84,14 @@ def test_every_state_but_the_ended_ones_can_be_left_and_reached() -> None:
         assert any(before != state == after for before, after in arrows), f"{state} is never reached"
 
 
+@pytest.mark.parametrize("kind", ["initialised", "init_failed", "heard"])
+@pytest.mark.parametrize("state", ["joining", "ready", "draining", "lost"])
+def test_a_report_of_another_boot_does_not_count(kind: ObservationKind, state: MachineState) -> None:
+    for machine in variants(state):
+        report = MachineObservation(kind, at=NOW, boot="boot-0", gpus=machine.gpus)
+        assert observe(machine, report, NOW, WINDOWS) is machine
+
+
 def test_terminating_is_final() -> None:
     for kind in KINDS:
         assert set(MACHINE_EVENTS[kind].after.get("terminating", ())) <= {"terminating", "gone"}

@@ -185,7 +185,7 @@ def test_the_time_when_an_instance_was_seen_moves_with_the_clock() -> None:
     step(fleet.store, CLOUD, StepInput(START + 3600, START + 3600, clock_step=3600.0), fleet.leader())
     assert fleet.store.first_seen == {"i-1": START + 3600}
     step(fleet.store, CLOUD, StepInput(START, START, lists=(listed,)), fleet.leader())
-    assert fleet.store.first_seen == {"i-1": START}, "the clock was set back while nobody watched"
+    assert fleet.store.first_seen == {"i-1": START}, "the clock was set back while no leader watched"
 
 
 def test_instances_of_others_are_left_alone() -> None:

@@ -66,10 +66,12 @@ MACHINE_EVENTS: Mapping[ObservationKind, MachineEvent] = {
     ),
     "joined": MachineEvent("its agent redeems the one-time token", _to("joining", "requested", "booting")),
     "initialised": MachineEvent(
-        "the init script ended with 0: ready if it has the GPUs of its type, else ended",
-        {"joining": ("ready", "terminating")},
+        "the init script of the boot that joined ended with 0: ready if it has the GPUs of its type, else ended",
+        {"joining": ("joining", "ready", "terminating")},
     ),
-    "init_failed": MachineEvent("the init script failed", _to("terminating", "booting", "joining")),
+    "init_failed": MachineEvent(
+        "the init script of that boot failed", {"booting": ("terminating",), "joining": ("joining", "terminating")}
+    ),
     "heard": MachineEvent("its agent reports, from the same boot", {"lost": ("lost", "ready", "draining")}),
     "needed": MachineEvent(
         "work runs there, is to start there or waits for it; a drain for idleness or a move is cancelled",
@@ -194,7 +196,7 @@ def _joined(machine: Machine, seen: MachineObservation, now: float, windows: Win
 
 
 def _initialised(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:
-    if machine.state != "joining":
+    if machine.state != "joining" or seen.boot != machine.boot:
         return machine
     if seen.gpus != machine.gpus:
         return _enter(machine, "terminating", now, "wrong_gpus")
@@ -202,7 +204,8 @@ def _initialised(machine: Machine, seen: MachineObservation, now: float, windows
 
 
 def _init_failed(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:
-    return _enter(machine, "terminating", now, "init_failed") if machine.state in ("booting", "joining") else machine
+    of_this_boot = machine.state == "booting" or (machine.state == "joining" and seen.boot == machine.boot)
+    return _enter(machine, "terminating", now, "init_failed") if of_this_boot else machine
 
 
 # ── The life ────────────────────────────────────────────────────────────────
