@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from autoscale.fleet import CLOUD, CPU_TYPE, EURO, GPU_TYPE, Fleet, gpu_work, one_ready
 from makeway_quota.autoscale.deployment import Deployment
+from makeway_quota.autoscale.step import answer, step
 
 FORBIDDEN: dict[str, Callable[[Deployment], Deployment]] = {
     "paused": lambda one: replace(one, paused=True),
@@ -96,3 +97,23 @@ def test_no_launch_without_a_price_is_called_after_money_was_limited() -> None:
     fleet.deployment = replace(fleet.deployment, month=100 * EURO)
     fleet.cycle()
     assert fleet.provider.launches == 0
+
+
+def test_a_document_that_changed_since_it_was_read_launches_nothing() -> None:
+    fleet = Fleet(pending=[gpu_work()])
+    seen = fleet.seen()
+    fleet.store.revision = 1  # paused meanwhile, by another process
+    result = step(fleet.store, fleet.deployment, seen, fleet.leader())
+    assert (result.committed, result.calls, fleet.states) == (False, (), [])
+    fleet.deployment = replace(fleet.deployment, revision=1)
+    assert fleet.cycle().committed
+    assert fleet.states == ["booting"]
+
+
+def test_the_answer_of_a_call_is_committed_though_the_document_changed_meanwhile() -> None:
+    fleet = Fleet(pending=[gpu_work()])
+    result = fleet.step()
+    fleet.store.revision = 1
+    answers = [(call, fleet.now, call.make(fleet.provider)) for call in result.calls]
+    assert answer(fleet.store, fleet.deployment, answers, 1, fleet.now)
+    assert fleet.states == ["booting"]

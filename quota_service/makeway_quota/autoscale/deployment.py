@@ -107,6 +107,8 @@ class Deployment:
     visibility: float = 300.0
     settings: Mapping[str, str] = field(default_factory=dict)
     """what the provider needs besides, such as a region"""
+    revision: int = 0
+    """the version of its document in the store"""
 
     @property
     def limited(self) -> bool:

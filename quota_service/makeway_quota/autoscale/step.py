@@ -54,6 +54,7 @@ class MachineChanges:
 
     `changed` have the version that they were read with: the store refuses all of it if one has another. `spent` is
     added to the closed spend of each month. `backoffs` and `first_seen` replace all of the deployment, None nothing.
+    `revision`: of the document that it was decided by, compared as the versions are; None for what holds with any.
     """
 
     launched: tuple[Machine, ...] = ()
@@ -61,6 +62,7 @@ class MachineChanges:
     backoffs: tuple[LaunchBackoff, ...] | None = None
     spent: Mapping[str, int] = field(default_factory=dict)
     first_seen: Mapping[str, float] | None = None
+    revision: int | None = None
 
     def __bool__(self) -> bool:
         """Whether there is anything to write."""
@@ -75,7 +77,7 @@ class MachineStore(Protocol):
         """Return the rows of a deployment as they are committed."""
 
     def commit(self, deployment: str, term: int, changes: MachineChanges) -> bool:
-        """Write all changes or none; False if the term is over or a row has changed since it was read."""
+        """Write all changes or none; False if the term is over, or a row or the document has changed meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +274,7 @@ def step(
         for launch in sizing.launches:
             work.launch(launch, leader.new_id())
     calls = [*_calls(work, seen), *(ProviderCall("terminate", None, orphan.id) for orphan in orphans)]
-    changes = work.changes()
+    changes = replace(work.changes(), revision=deployment.revision)
     if changes and not store.commit(deployment.name, leader.term, changes):
         return StepResult(False)
     return StepResult(True, tuple(calls), unserved, refusals, money, tuple(_overdue(work)))
