@@ -9,9 +9,10 @@ and makes its calls late.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from random import Random
 
+from autoscale.agents import Agent, Job
 from autoscale.fleet import EURO, START, MemoryMachineStore
 from makeway_quota.autoscale.demand import MachineDemand, PendingWork
 from makeway_quota.autoscale.deployment import Deployment, MachineType
@@ -27,35 +28,6 @@ TICK = 20.0
 QUIET_ENDS = 400
 """Ticks, at most, until all is done when no more faults happen: about 7 hours of back-offs and boots"""
 SLACK = 6 * TICK
-
-
-@dataclass
-class Job:
-    """One job: its workers run for `seconds` on one machine each."""
-
-    name: str
-    pool: str
-    workers: int
-    seconds: float
-    placed: tuple[str, ...] = ()
-    attempt: int = 0
-    started: dict[str, float] = field(default_factory=dict)
-    done: bool = False
-    notice_at: float | None = None
-
-
-@dataclass
-class Agent:
-    """What runs on one instance: its boot, and the attempts that its processes belong to."""
-
-    instance: str
-    machine: str
-    joins_at: float
-    init_fails: bool = False
-    gpus: int | None = None
-    cut_until: float = 0.0
-    attempts: set[tuple[str, int]] = field(default_factory=set)
-    joined: bool = False
 
 
 class CheckedStore(MemoryMachineStore):
