@@ -107,6 +107,7 @@ class Application:
             backend.follow_placements(
                 lambda id, attempt: world.backend_of_attempt(id, attempt) or placed.get((id, attempt), "")
             )
+            backend.read_placements(partial(ended_placements, store))
         except BaseException:
             if leader is not None:
                 await leader.close()
@@ -171,6 +172,12 @@ class Application:
         await asyncio.to_thread(components.store.close)
         for each in self._held:
             each.close()
+
+
+async def ended_placements(store: Store, id: str) -> dict[int, str]:
+    """Return the backends that the ended attempts of a workload were placed on, by their numbers."""
+    attempts = await asyncio.to_thread(store.attempts, id)
+    return {one.number: one.placement[0].backend if one.placement else "" for one in attempts if one.ended_at}
 
 
 def able_with(backend: Backend) -> Callable[[], bool]:

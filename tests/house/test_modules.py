@@ -116,6 +116,7 @@ SHORT: dict[str, str] = {
     "backends.kubernetes.attempts.termination_message": "reads what a job's container wrote, which is not trusted",
     "backends.local.machine_loss": "a judgement about the whole machine, tested alone",
     "backends.routing.channels": "which backend reads which report is tested alone",
+    "backends.routing.placements": "what is kept of ended attempts, and how much, is tested alone",
     "control.hub.membership": "a step of the cycle, as `time_limits`",
     "control.order_retries": "which refusals are alike is tested alone",
     "control.world.checkpoint_failures": "follows the commits, as `active_rows` does",

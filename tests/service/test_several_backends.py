@@ -17,6 +17,7 @@ from makeway_quota.backends.local.backend import LocalBackend
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.backends.routing.backend import RoutingBackend
 from makeway_quota.backends.routing.part import PartLimits
+from makeway_quota.backends.routing.placements import EndedPlacements
 from makeway_quota.settings import load
 from pod_backend import order
 from running import Running, python, running
@@ -358,6 +359,7 @@ async def test_a_backend_that_cannot_be_reached_hides_no_output_of_the_others(tm
         await run.job(there.id, "succeeded")
         await run.until(lambda: not far.attempts, "it is forgotten")
         both.follow_placements(lambda id, attempt: "")
+        both.read_placements(placements())
         both.parts[0].opened = False
         assert "from there" in (await run.client("ana").logs(there.id, attempt=1, offset=0, limit=100)).text
         both.parts[0].opened, both.parts[1].opened = True, False
@@ -370,6 +372,69 @@ async def test_a_backend_that_cannot_be_reached_hides_no_output_of_the_others(tm
                 await ask
             assert refused.value.status == 503  # type: ignore[attr-defined]
         both.parts[1].opened = True
+
+
+def placements(**ended: dict[int, str]) -> Callable[[str], Any]:
+    async def read(workload: str) -> dict[int, str]:
+        return ended.get(workload, {})
+
+    return read
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_what_an_ended_job_wrote_is_read_from_its_own_backend_alone(tmp_path: Path, restarted: bool) -> None:
+    far, away, var = memory(), memory("away", "n2"), tmp_path / "var"
+    away.log = None  # type: ignore[method-assign, assignment]  # it is never asked
+    async with running(var, POLICY, backend=RoutingBackend([away, far]), MAKEWAY_KEEP=1) as run:
+        there = await run.submit("ana", "distant", profile="far1")
+        await run.job(there.id, "running")
+        far.finish(there.id)
+        await run.job(there.id, "succeeded")
+        await run.until(lambda: not far.attempts, "it is forgotten")
+        if not restarted:
+            await reads_of_far(run, there.id)
+    if restarted:
+        async with running(var, POLICY, backend=RoutingBackend([away, far])) as run:
+            await reads_of_far(run, there.id)
+
+
+async def reads_of_far(run: Running, id: str) -> None:
+    """Read what a job without output left on the backend far, while the other one is away, and then far itself."""
+    both, client = run.service.components.backend, run.client("ana")
+    assert isinstance(both, RoutingBackend)
+    both.parts[0].opened = False
+    assert (await client.logs(id, attempt=1, offset=0, limit=100)).text == ""
+    with pytest.raises(Exception, match="has left no exception"):
+        await client.error(id)
+    await client.job_storage(id)
+    await both.remove_output(id, 1)
+    both.parts[0].opened, both.parts[1].opened = True, False
+    for ask in (client.logs(id, attempt=1, offset=0, limit=100), client.error(id)):
+        with pytest.raises(Exception, match="cannot be reached at the moment: The backend far") as refused:
+            await ask
+        assert refused.value.status == 503  # type: ignore[attr-defined]
+    both.parts[1].opened = True
+
+
+async def test_where_ended_attempts_were_placed_is_read_once_and_kept_within_bounds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("makeway_quota.backends.routing.placements.MAX_WORKLOADS", 2)
+    asked: list[str] = []
+
+    async def read(workload: str) -> dict[int, str]:
+        asked.append(workload)
+        return {} if workload == "new" else {1: "", 2: "far"}
+
+    ended = EndedPlacements()
+    ended.read = read
+    assert [await ended.backend_of(("a", number)) for number in (1, 2, 1)] == ["", "far", ""]
+    assert asked == ["a"]
+    assert [await ended.backend_of(("a", 3)), await ended.backend_of(("new", 1))] == ["", ""]
+    assert asked == ["a", "a", "new"]  # an attempt that has not ended may end
+    for workload in ("b", "c", "b", "a"):
+        assert await ended.backend_of((workload, 2)) == "far"
+    assert asked == ["a", "a", "new", "b", "c", "a"]
 
 
 async def test_a_backend_that_was_being_opened_is_closed() -> None:

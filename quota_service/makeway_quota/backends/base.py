@@ -7,7 +7,7 @@ Hub's spawner, never by a backend; a backend only reports which nodes and device
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
@@ -394,6 +394,10 @@ class Backend(Protocol):
 
     def follow_placements(self, backend_of: Callable[[str, int], str]) -> None:
         """Learn by this on which of several backends an attempt was placed; "" where that is not known."""
+        return None
+
+    def read_placements(self, ended: Callable[[str], Awaitable[Mapping[int, str]]]) -> None:
+        """Read by this on which of several backends the ended attempts of a workload were placed, by their numbers."""
         return None
 
     @property

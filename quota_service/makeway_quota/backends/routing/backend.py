@@ -7,7 +7,7 @@ seen last, and `Seen.backends` says why. A node that two backends name alike is 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -32,6 +32,7 @@ from ..remote.channel import Channel
 from ..versions import Changes
 from .channels import SplitChannel
 from .part import PartLimits, RoutedPart
+from .placements import EndedPlacements
 
 T = TypeVar("T")
 
@@ -59,6 +60,7 @@ class RoutingBackend(Backend):
         self.reports_begin = any(backend.reports_begin for backend in backends)
         self.lost_after = max(backend.lost_after for backend in backends)
         self._placed_on: Callable[[str, int], str] = lambda workload, attempt: ""
+        self._ended = EndedPlacements()
         self._owners: dict[str, str] = {}
         """node to the backend that offers it"""
         self._changes = Changes()
@@ -90,27 +92,28 @@ class RoutingBackend(Backend):
         home = self.home(key)
         return self.parts if home is None else [home]
 
+    async def _holders(self, key: Key) -> list[RoutedPart]:
+        """Return the backends that may have what an attempt wrote, also after its end: as `_homes`."""
+        if self._placed_on(*key) or self.home(key) is not None:
+            return self._homes(key)
+        part = self._by_name.get(await self._ended.backend_of(key))
+        return self.parts if part is None else [part]
+
     def _is_of(self, key: Key, name: str) -> bool:
         return self._placed_on(*key) in ("", name)
 
     async def _to_homes(self, key: Key, send: Callable[[Backend], Awaitable[None]]) -> None:
         """Send an order about an attempt. A repetition, and one about an unknown attempt, do nothing."""
-        failed: list[BackendError] = []
-        for part in self._homes(key):
-            try:
-                await part.order(lambda part=part: send(part.backend))  # type: ignore[misc]
-            except BackendError as error:
-                failed.append(error)
-        if failed:
-            raise failed[0]
+        await _to_all(self._homes(key), send)
 
     async def _first(self, key: Key, ask: Callable[[Backend], Awaitable[T]], there: Callable[[T], bool]) -> T | None:
         """Return what the first backend answers that has something; None where none does.
 
-        One that cannot be reached hides nothing of the others; BackendUnavailable where only that one may have it.
+        Only its own is asked, where that is known. One that cannot be reached hides nothing of the others;
+        BackendUnavailable where only that one may have it.
         """
         failed: list[BackendUnavailable] = []
-        for part in self._homes(key):
+        for part in await self._holders(key):
             try:
                 answer = await part.order(lambda part=part: ask(part.backend))  # type: ignore[misc]
             except BackendUnavailable as error:
@@ -143,6 +146,10 @@ class RoutingBackend(Backend):
     def follow_placements(self, backend_of: Callable[[str, int], str]) -> None:
         """Learn where attempts were placed, also by an earlier process."""
         self._placed_on = backend_of
+
+    def read_placements(self, ended: Callable[[str], Awaitable[Mapping[int, str]]]) -> None:
+        """Read where attempts that have ended were placed."""
+        self._ended.read = ended
 
     def running_elsewhere(self, workloads: Collection[str]) -> list[Elsewhere]:
         """Return what any of them finds."""
@@ -345,8 +352,8 @@ class RoutingBackend(Backend):
 
     async def remove_output(self, workload: str, attempt: int) -> None:
         """Remove what an attempt wrote, wherever it is kept."""
-        key = (workload, attempt)
-        await self._to_homes(key, lambda backend: backend.remove_output(workload, attempt))
+        parts = await self._holders((workload, attempt))
+        await _to_all(parts, lambda backend: backend.remove_output(workload, attempt))
 
     async def _gather(self, ask: Callable[[Backend], Awaitable[list[T]]]) -> list[T]:
         found = await asyncio.gather(*(ask(part.backend) for part in self.parts if part.opened))
@@ -354,6 +361,18 @@ class RoutingBackend(Backend):
 
     def _answers(self, ask: Callable[[Backend], T | None]) -> Iterator[T]:
         return (answer for part in self.parts if (answer := ask(part.backend)) is not None)
+
+
+async def _to_all(parts: Sequence[RoutedPart], send: Callable[[Backend], Awaitable[None]]) -> None:
+    """Send an order to some backends, one after the other; the first failure is raised once all were asked."""
+    failed: list[BackendError] = []
+    for part in parts:
+        try:
+            await part.order(lambda part=part: send(part.backend))  # type: ignore[misc]
+        except BackendError as error:
+            failed.append(error)
+    if failed:
+        raise failed[0]
 
 
 def _of_all(states: Sequence[BackendState]) -> str:
