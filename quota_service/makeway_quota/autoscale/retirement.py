@@ -7,6 +7,7 @@ called by `step`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
@@ -54,7 +55,7 @@ def _over_the_limits(deployment: Deployment, rows: list[Machine], money: Money) 
     uncalled = [row for row in rows if row.state == "requested" and not row.calls]
     if not uncalled:
         return
-    total, of_type = len(rows), _count(rows)
+    total, of_type = len(rows), Counter(row.type for row in rows)
     for row in sorted(uncalled, key=lambda one: (-one.requested_at, one.id)):
         kind = deployment.type(row.type)
         many = total > deployment.max_machines or (kind is not None and of_type[row.type] > kind.max_machines)
@@ -62,13 +63,6 @@ def _over_the_limits(deployment: Deployment, rows: list[Machine], money: Money) 
             yield row, MachineObservation("withdrawn", reason=reason)
             total, of_type[row.type] = total - 1, of_type[row.type] - 1
             money = replace(money, hour=money.hour - (row.price or 0))
-
-
-def _count(rows: Iterable[Machine]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for row in rows:
-        found[row.type] = found.get(row.type, 0) + 1
-    return found
 
 
 def retire(

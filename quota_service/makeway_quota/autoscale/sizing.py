@@ -7,6 +7,7 @@ fits and has room. A workload whose workers do not all get room launches nothing
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -60,7 +61,7 @@ class _Sizer:
     now: float
     money: Money
     total: int
-    of_type: dict[str, int]
+    of_type: Counter[str]
     rooms: Rooms
     launches: list[Launch] = field(default_factory=list)
     refusals: list[LaunchRefusal] = field(default_factory=list)
@@ -100,7 +101,7 @@ class _Sizer:
         """Launch one machine of a type, in the first market and zone that is not held back, if all limits allow it."""
         if self.deployment.paused:
             return self._refuse(workload, kind, "paused")
-        if self.total >= self.deployment.max_machines or self.of_type.get(kind.name, 0) >= kind.max_machines:
+        if self.total >= self.deployment.max_machines or self.of_type[kind.name] >= kind.max_machines:
             return self._refuse(workload, kind, "max_machines")
         seconds = kind.spin_up_timeout + kind.idle_timeout + ending_seconds(self.deployment)
         for market in kind.markets():
@@ -115,7 +116,7 @@ class _Sizer:
                 self.launches.append(Launch(kind.name, zone, market, price))
                 self.money = with_launch(self.money, price, seconds)
                 self.total += 1
-                self.of_type[kind.name] = self.of_type.get(kind.name, 0) + 1
+                self.of_type[kind.name] += 1
                 return True
         return False
 
@@ -152,14 +153,11 @@ def size(
     """Return the launches of a cycle. `money` is the money of the machines, by `budget.count_money`."""
     rows = [machine for machine in machines if not machine.over]
     types: Mapping[str, MachineType] = {kind.name: kind for kind in deployment.types}
-    of_type: dict[str, int] = {}
-    for row in rows:
-        of_type[row.type] = of_type.get(row.type, 0) + 1
     coming = [row for row in rows if row.type in types and _has_room(row, demand)]
     rooms = Rooms(
         MachineRoom.of(types[row.type], row) for row in sorted(coming, key=lambda row: (ORDER[row.state], row.id))
     )
-    sizer = _Sizer(deployment, backoffs, now, money, len(rows), of_type, rooms)
+    sizer = _Sizer(deployment, backoffs, now, money, len(rows), Counter(row.type for row in rows), rooms)
     unserved = tuple(work for work in demand.pending if not sizer.place(work))
     for kind in deployment.types:
         ready = sum(row.type == kind.name and row.accepts_work and _idle(row, demand) for row in rows)
