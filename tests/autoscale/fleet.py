@@ -184,3 +184,13 @@ def one_ready(deployment: Deployment = CLOUD) -> Fleet:
     fleet.pending = []
     assert fleet.states == ["ready"]
     return fleet
+
+
+def draining() -> Fleet:
+    """Return a fleet with one machine that drains for idleness, and whose agent has not reported since."""
+    fleet = one_ready()
+    fleet.run(600)
+    fleet.now += 15
+    fleet.cycle()
+    assert fleet.states == ["draining"]
+    return fleet

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from autoscale.fleet import CLOUD, CPU_TYPE, GPU_TYPE, Fleet, cpu_work, gpu_work, one_ready
+from autoscale.fleet import CLOUD, CPU_TYPE, GPU_TYPE, Fleet, cpu_work, draining, gpu_work, one_ready
 
 
 @pytest.mark.covers("F49", "F70")
@@ -70,11 +70,7 @@ def test_work_within_the_window_starts_on_the_warm_machine_and_the_window_begins
 
 def test_a_drain_ends_when_its_machine_is_needed_and_no_other_is_launched() -> None:
     """nomad-autoscaler#521: a drain that cannot be cancelled."""
-    fleet = one_ready()
-    fleet.run(600)
-    fleet.now += 15
-    fleet.cycle()
-    assert fleet.states == ["draining"]
+    fleet = draining()
     fleet.pending = [gpu_work()]
     fleet.cycle()
     assert fleet.states == ["ready"]

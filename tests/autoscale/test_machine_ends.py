@@ -5,7 +5,7 @@ Where a docstring names a report, users of another autoscaler made it.
 
 from __future__ import annotations
 
-from autoscale.fleet import Fleet, gpu_work, one_ready
+from autoscale.fleet import Fleet, draining, gpu_work, one_ready
 from makeway_quota.autoscale.step import answer, step
 
 
@@ -64,11 +64,7 @@ def test_no_job_is_ended_between_check_and_kill() -> None:
 
 
 def test_a_draining_machine_waits_for_the_report_of_its_agent() -> None:
-    fleet = one_ready()
-    fleet.run(600)
-    fleet.now += 15
-    fleet.cycle()  # no report since
-    assert fleet.states == ["draining"]
+    fleet = draining()  # no report since
     fleet.now += 15
     machine = fleet.rows[0]
     fleet.report(machine.id, "heard", at=fleet.now, boot=machine.boot or "", attempts=1)

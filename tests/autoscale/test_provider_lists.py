@@ -11,6 +11,9 @@ from autoscale.fleet import CLOUD, CPU_TYPE, GPU_TYPE, START, Fleet, gpu_work, o
 from makeway_quota.autoscale.instances import Instance, InstanceList
 from makeway_quota.autoscale.step import StepInput, step
 
+ORPHAN = '{"deployment":"cloud","instance":"big-2","machine":"m-none","market":"on_demand","zone":"a"}'
+"""The request of an instance that has no row"""
+
 
 def test_an_empty_list_starts_no_second_machine() -> None:
     """cluster-api-provider-aws#2915."""
@@ -146,8 +149,7 @@ def test_an_instance_that_shows_up_after_its_time_out_is_ended() -> None:
 
 def test_an_instance_without_a_row_is_ended_after_the_window_and_not_before() -> None:
     fleet = Fleet()
-    request = '{"deployment":"cloud","instance":"big-2","machine":"m-none","market":"on_demand","zone":"a"}'
-    fleet.provider.launch(request, "m-none")
+    fleet.provider.launch(ORPHAN, "m-none")
     fleet.run(400)
     assert fleet.running == 1
     fleet.run(60)
@@ -156,8 +158,7 @@ def test_an_instance_without_a_row_is_ended_after_the_window_and_not_before() ->
 
 def test_an_instance_without_a_row_does_not_get_its_window_anew_with_each_leader() -> None:
     fleet = Fleet()
-    request = '{"deployment":"cloud","instance":"big-2","machine":"m-none","market":"on_demand","zone":"a"}'
-    fleet.provider.launch(request, "m-none")
+    fleet.provider.launch(ORPHAN, "m-none")
     for _ in range(4):
         fleet.run(120)
         fleet.change_leader()
@@ -167,9 +168,8 @@ def test_an_instance_without_a_row_does_not_get_its_window_anew_with_each_leader
 def test_an_instance_without_a_row_that_has_ended_is_forgotten() -> None:
     fleet = Fleet()
     fleet.provider.forgets = 30
-    request = '{"deployment":"cloud","instance":"big-2","machine":"m-none","market":"on_demand","zone":"a"}'
-    fleet.provider.launch(request, "m-none")
-    fleet.provider.launch(request.replace("m-none", "m-other"), "m-other")
+    fleet.provider.launch(ORPHAN, "m-none")
+    fleet.provider.launch(ORPHAN.replace("m-none", "m-other"), "m-other")
     fleet.run(400)
     assert len(fleet.store.first_seen) == 2
     fleet.pending = [gpu_work()]
@@ -190,7 +190,6 @@ def test_the_time_when_an_instance_was_seen_moves_with_the_clock() -> None:
 
 def test_instances_of_others_are_left_alone() -> None:
     fleet = Fleet()
-    request = '{"deployment":"other","instance":"big-2","machine":"m-none","market":"on_demand","zone":"a"}'
-    fleet.provider.launch(request, "m-none")
+    fleet.provider.launch(ORPHAN.replace("cloud", "other"), "m-none")
     fleet.run(2000)
     assert fleet.running == 1

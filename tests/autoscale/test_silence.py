@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from autoscale.fleet import START, Fleet, gpu_work, one_ready
+from autoscale.fleet import START, Fleet, draining, gpu_work, one_ready
 from makeway_quota.autoscale.machine import Machine, MachineObservation
 from makeway_quota.autoscale.provider import AnswerLost, StockOut
 from makeway_quota.autoscale.step import step
@@ -82,16 +82,6 @@ def test_an_observation_of_no_machine_changes_nothing() -> None:
     fleet.reports = [("m-none", MachineObservation("joined", boot="x", at=START))]
     assert fleet.step().committed
     assert fleet.rows == []
-
-
-def draining() -> Fleet:
-    """Return a fleet with one machine that drains for idleness, and whose agent has not reported since."""
-    fleet = one_ready()
-    fleet.run(600)
-    fleet.now += 15
-    fleet.cycle()
-    assert fleet.states == ["draining"]
-    return fleet
 
 
 def test_a_report_from_before_the_drain_does_not_make_a_machine_vacant_however_late_it_comes() -> None:

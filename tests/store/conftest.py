@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from makeway_quota.store import Store, open_store
 from makeway_quota.store.records import NewWorkload
-from postgres import migrated_database, postgres_server
+from postgres import empty_database, migrated_database, postgres_server
+from quick_databases import migrations
 
 NewJob = Callable[..., NewWorkload]
 
@@ -27,6 +28,16 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         yield f"sqlite:///{tmp_path / 'makeway.sqlite'}"
         return
     yield migrated_database(request.getfixturevalue("postgres"))
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def new_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """Yield the address of a database without tables; `open_store` makes them by the migrations, as in the service."""
+    with migrations():
+        if request.param == "sqlite":
+            yield f"sqlite:///{tmp_path / 'makeway.sqlite'}"
+        else:
+            yield empty_database(request.getfixturevalue("postgres"))
 
 
 @pytest.fixture

@@ -25,14 +25,9 @@ from .conftest import NewJob
 pytestmark = pytest.mark.covers("F80", "N22")
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """Return the address of a database that the present release has made, as in the service."""
-    with migrations():
-        if request.param == "sqlite":
-            yield f"sqlite:///{tmp_path / 'makeway.sqlite'}"
-        else:
-            yield empty_database(request.getfixturevalue("postgres"))
+@pytest.fixture
+def url(new_url: str) -> str:
+    return new_url
 
 
 @contextmanager

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from alembic import command
@@ -18,18 +16,12 @@ from makeway_quota.store.records import Attempt, Change, NewDecision, NewWorkloa
 from makeway_quota.store.tables import metadata
 from makeway_quota.values import Notice, Place
 from postgres import empty_database
-from quick_databases import migrations
 from sqlalchemy import inspect, text
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """Return the address of a database without tables, which `open_store` makes as in the service."""
-    with migrations():
-        if request.param == "sqlite":
-            yield f"sqlite:///{tmp_path / 'makeway.sqlite'}"
-        else:
-            yield empty_database(request.getfixturevalue("postgres"))
+@pytest.fixture
+def url(new_url: str) -> str:
+    return new_url
 
 
 def test_the_migrations_make_exactly_the_tables(url: str) -> None:
