@@ -17,7 +17,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from makeway_api.pod_labels import SESSION
+from makeway_api.pods import SESSION
 from makeway_quota.application import Application
 from makeway_quota.backends.base import Key
 from makeway_quota.backends.kubernetes.api.client import ApiClient, ApiRefusal, Object

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from makeway_api import taints
-from makeway_api.pod_labels import (
+from makeway_api.pods import (
     INSTANCE,
     KIND,
     MANAGED_BY,

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from makeway_api.pods import missing_claims, template_list
 from makeway_api.quantities import listed
 
 NOTEBOOK = "spec.containers{notebook}"
@@ -107,21 +108,11 @@ def unschedulable(pod: Mapping[str, Any]) -> str:
             f"it is kept from the scheduler by the scheduling {'gate' if len(gated) == 1 else 'gates'} {listed(gated)}"
         )
     if missing := missing_claims(pod):
-        which = f"ResourceClaimTemplate{'' if len(missing) == 1 else 's'} {listed(missing)}"
-        return f"no claim has been generated for it from the {which}"
+        return f"no claim has been generated for it from the {template_list(missing)}"
     for one in (pod.get("status") or {}).get("conditions") or ():
         if (one.get("type"), one.get("status")) == ("PodScheduled", "False") and one.get("reason") in UNPLACED:
             return str(one.get("message") or "no node fits").strip()
     return ""
-
-
-def missing_claims(pod: Mapping[str, Any]) -> list[str]:
-    """Return the ResourceClaimTemplates from which there is no claim for a pod, which has no node for that reason."""
-    spec, status = pod.get("spec") or {}, pod.get("status") or {}
-    generated = {one.get("name") for one in status.get("resourceClaimStatuses") or ()}
-    asked = [] if spec.get("nodeName") else spec.get("resourceClaims") or ()
-    templates = ((one.get("name"), one.get("resourceClaimTemplateName")) for one in asked)
-    return [str(template) for name, template in templates if template and name not in generated]
 
 
 def without_claims(pod: Mapping[str, Any]) -> Step | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 
-from makeway_api.pod_labels import INSTANCE, MANAGED_BY, MANAGER, SESSION
+from makeway_api.pods import INSTANCE, MANAGED_BY, MANAGER, SESSION
 from makeway_quota.control.transitions import release
 from makeway_quota.engine import Plan, Snapshot, Terminating, reference
 from makeway_quota.engine.snapshot import Placement

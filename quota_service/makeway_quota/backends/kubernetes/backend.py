@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 
 from makeway_api.durations import duration
-from makeway_api.pod_labels import INSTANCE, MANAGED_BY, MANAGER
+from makeway_api.pods import INSTANCE, MANAGED_BY, MANAGER
 
 from ...policy import Document
 from ...quarantine import Quarantine

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from makeway_api.pod_labels import INSTANCE
+from makeway_api.pods import INSTANCE
 
 from ..api.client import ApiClient, ApiRefusal, Object
 from ..pods.gang import path_of

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from sys import intern
 
+from makeway_api.pods import missing_claims
+
 from ....policy.pod_template import WORKER
 from ...base import Key
 from ..api.client import Object
@@ -110,16 +112,10 @@ def project_job_pod(item: Object) -> JobPod | None:
         memory=_memory_of(spec),
         tokens=intern(token_secret_of(item)),
         requests=_requests(spec),
-        missing_claims=_missing_claims(spec, status),
+        missing_claims=tuple(map(intern, missing_claims(item))),
         gates=tuple(intern(str(one["name"])) for one in spec.get("schedulingGates") or ()),
     )
     return _with_containers(_with_conditions(pod, status), status)
-
-
-def _missing_claims(spec: Object, status: Object) -> tuple[str, ...]:
-    generated = {one.get("name") for one in status.get("resourceClaimStatuses") or ()}
-    asked = ((one.get("name"), one.get("resourceClaimTemplateName")) for one in spec.get("resourceClaims") or ())
-    return tuple(intern(str(template)) for name, template in asked if template and name not in generated)
 
 
 def _requests(spec: Object) -> tuple[int, int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from makeway_api.pods import template_list
 from makeway_api.quantities import listed
 
 from ....policy.pod_template import WORKER
@@ -113,8 +114,7 @@ def _without_folder(pod: JobPod) -> str:
 
 def _without_claims(pod: JobPod) -> str:
     """Return the sentence of a pod whose claims do not exist, so that the scheduler does not look at it."""
-    which = f"ResourceClaimTemplate{'' if len(pod.missing_claims) == 1 else 's'} {listed(pod.missing_claims)}"
-    return f"Kubernetes has not made its claims of devices from the {which} yet"
+    return f"Kubernetes has not made its claims of devices from the {template_list(pod.missing_claims)} yet"
 
 
 def _gated(pod: JobPod) -> str:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from makeway_api.pod_labels import INSTANCE
+from makeway_api.pods import INSTANCE
 
 from ...base import BackendError, Key
 from ..api.client import ApiClient, ApiRefusal, ApiUnreachable, together

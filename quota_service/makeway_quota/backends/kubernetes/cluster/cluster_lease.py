@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from makeway_api.pod_labels import INSTANCE, MANAGED_BY, MANAGER
+from makeway_api.pods import INSTANCE, MANAGED_BY, MANAGER
 
 from ..api.client import ApiClient, ApiRefusal, ApiUnreachable, Object
 

@@ -11,7 +11,7 @@ from datetime import datetime
 from functools import lru_cache
 from sys import intern
 
-from makeway_api.pod_labels import INSTANCE, MANAGED_BY, MANAGER, SESSION
+from makeway_api.pods import INSTANCE, MANAGED_BY, MANAGER, SESSION
 
 from ..api.client import Object
 from ..api.quantities import requests

@@ -18,7 +18,7 @@ from hashlib import sha256
 from typing import Any
 
 from makeway_api.durations import duration
-from makeway_api.pod_labels import INSTANCE, MANAGED_BY, MANAGER
+from makeway_api.pods import INSTANCE, MANAGED_BY, MANAGER
 from makeway_api.quantities import count
 
 from ...untrusted import UnreadableJson, read_table, text, whole

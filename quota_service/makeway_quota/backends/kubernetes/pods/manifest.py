@@ -14,7 +14,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
-from makeway_api.pod_labels import INSTANCE, KIND, MANAGED_BY, MANAGER, OWNER, PROFILE, STAYS_PUT, TEAM
+from makeway_api.pods import INSTANCE, KIND, MANAGED_BY, MANAGER, OWNER, PROFILE, STAYS_PUT, TEAM
 
 from ....policy.pod_template import WORKER, claims_of
 from ...base import Key, StartOrder

@@ -11,7 +11,7 @@ import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from makeway_api.pod_labels import INSTANCE, MANAGED_BY, MANAGER
+from makeway_api.pods import INSTANCE, MANAGED_BY, MANAGER
 
 from ...base import Key
 from ..api.client import ApiRefusal, Object
