@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 
 import httpx2
 from makeway_quota.application import Application
-from makeway_quota.backends.base import NodeSeen
+from makeway_quota.backends.base import NodeStatus
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.services.jobs.submission_check import MAX_COMMAND_BYTES
 from makeway_quota.settings import load
@@ -105,7 +105,7 @@ async def _step(name: str, folder: Path) -> dict[str, float]:
     file.write_text(policy(10), encoding="utf-8")
     environ = {"MAKEWAY_STATE_DIR": str(folder), "MAKEWAY_POLICY_FILE": str(file)}
     limits = {"MAKEWAY_MAX_SUBMISSIONS_PER_MINUTE": "0", "MAKEWAY_KEEP": "1"}
-    nodes = [NodeSeen(f"n{at}", "gpu", tuple(range(8)), model="H100") for at in range(10)]
+    nodes = [NodeStatus(f"n{at}", "gpu", tuple(range(8)), model="H100") for at in range(10)]
     began = time.perf_counter()
     service = await Application.open(load(environ=environ | limits), MemoryBackend(nodes, real_time=True))
     await service.start()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import uvicorn
 from makeway_quota.application import Application
-from makeway_quota.backends.base import NodeSeen, StartOrder
+from makeway_quota.backends.base import NodeStatus, StartOrder
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.services import Caller
 from makeway_quota.settings import load
@@ -36,7 +36,7 @@ async def serve(folder: Path) -> None:
     environ = {"MAKEWAY_STATE_DIR": str(folder), "MAKEWAY_POLICY_FILE": str(seed)}
     environ |= {"MAKEWAY_MAX_PENDING_JOBS": "0", "MAKEWAY_MAX_SUBMISSIONS_PER_MINUTE": "0"}  # a team is one person here
     config = load(environ=environ)
-    nodes = [NodeSeen(f"{pool}-machine", pool, tuple(range(UNITS))) for pool in sorted({p for p, _ in queues()})]
+    nodes = [NodeStatus(f"{pool}-machine", pool, tuple(range(UNITS))) for pool in sorted({p for p, _ in queues()})]
     backend = MemoryBackend(nodes, lasts=lasts, real_time=True)
     service = await Application.open(config, backend)
     people = {team: Caller(team, scopes=SCOPES) for _, team in queues()}

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 import httpx2
 from fastapi import FastAPI
 from makeway_quota.application import Application
-from makeway_quota.backends.base import NodeSeen
+from makeway_quota.backends.base import NodeStatus
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.services import Caller
 from makeway_quota.settings import load
@@ -90,7 +90,7 @@ async def large_service(
             "MAKEWAY_MAX_PENDING_JOBS": "0",
             "MAKEWAY_MAX_SUBMISSIONS_PER_MINUTE": "0",
         }
-        seen = [NodeSeen(f"n{at:05}", "gpu", tuple(range(DEVICES)), model="H100") for at in range(nodes)]
+        seen = [NodeStatus(f"n{at:05}", "gpu", tuple(range(DEVICES)), model="H100") for at in range(nodes)]
         service = await Application.open(load(environ=environ), MemoryBackend(seen, real_time=True))
         now = service.components.clock()
         for at in range(0, running + pending, 2000):

@@ -22,7 +22,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from makeway_quota.application import Application
-from makeway_quota.backends.base import NodeSeen, StartOrder
+from makeway_quota.backends.base import NodeStatus, StartOrder
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.history.retention import DAY, Retention, keep_of
 from makeway_quota.metrics import REGISTRY
@@ -90,7 +90,7 @@ def policy(nodes: int) -> str:
 class FolderBackend(MemoryBackend):
     """A backend in memory whose jobs leave a real folder with a log and a checkpoint, until it is purged."""
 
-    def __init__(self, folder: Path, nodes: list[NodeSeen], rng: random.Random) -> None:
+    def __init__(self, folder: Path, nodes: list[NodeStatus], rng: random.Random) -> None:
         super().__init__(nodes, clock=lambda: self.now, lasts=lambda _: rng.uniform(300.0, 9000.0))
         self.folder = folder
         self.now = 0.0
@@ -128,7 +128,7 @@ async def live(
         "MAKEWAY_KEEP_DECISIONS_DAYS": str(kept_days),
         "MAKEWAY_KEEP_EVENTS_DAYS": str(min(EVENT_DAYS, kept_days)),
     }
-    backend = FolderBackend(folder / "jobs", [NodeSeen(f"n{n}", "main", tuple(range(8))) for n in range(nodes)], rng)
+    backend = FolderBackend(folder / "jobs", [NodeStatus(f"n{n}", "main", tuple(range(8))) for n in range(nodes)], rng)
     service = await Application.open(load(environ=settings), backend, clock=lambda: backend.now)
     retention = Retention(
         service.components.store,

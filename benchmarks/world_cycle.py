@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import cycle
 
 from makeway_quota import policy
-from makeway_quota.backends.base import AttemptSeen, NodeSeen, Phase
+from makeway_quota.backends.base import AttemptStatus, NodeStatus, Phase
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.control.decisions import change_set_of
 from makeway_quota.control.planner import Planner
@@ -37,11 +37,11 @@ def measure() -> Iterator[Measured]:
 
 async def _measure() -> list[Measured]:
     document = policy.read(_document(), "policy.yaml")
-    backend = MemoryBackend(NodeSeen(f"n{at:04}", "gpu", tuple(range(GPUS_PER_NODE))) for at in range(NODES))
+    backend = MemoryBackend(NodeStatus(f"n{at:04}", "gpu", tuple(range(GPUS_PER_NODE))) for at in range(NODES))
     rows = _rows()
     for row in rows:
         if row.state == "running":
-            backend.attempts[row.id, 1] = _Attempt(AttemptSeen(row.id, 1, Phase.RUNNING))  # type: ignore[assignment]
+            backend.attempts[row.id, 1] = _Attempt(AttemptStatus(row.id, 1, Phase.RUNNING))  # type: ignore[assignment]
     world = World(_Rows(rows), document, 1)  # type: ignore[arg-type]
     loop = _Cycle(world, backend)
     for _ in range(3):
@@ -99,7 +99,7 @@ class _Cycle:
 class _Attempt:
     """An attempt of the memory backend, without its order."""
 
-    def __init__(self, seen: AttemptSeen) -> None:
+    def __init__(self, seen: AttemptStatus) -> None:
         self.seen = seen
 
 
@@ -125,7 +125,7 @@ class _Rows:
         return {}, 0.0
 
 
-def _changed(node: NodeSeen, at: int) -> NodeSeen:
+def _changed(node: NodeStatus, at: int) -> NodeStatus:
     """Return the changes that nodes of a cluster have all the time."""
     return [
         replace(node, foreign_cpu=500),

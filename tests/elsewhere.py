@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from makeway_quota.backends.base import BackendError, Key, NodeSeen, StartOrder
+from makeway_quota.backends.base import BackendError, Key, NodeStatus, StartOrder
 from makeway_quota.backends.remote.backend import RemoteBackend
 from makeway_quota.backends.remote.worker_hosts import WorkerHosts
 
@@ -32,10 +32,10 @@ class Processes(RemoteBackend):
         """attempts whose machines are to look gone"""
         self.published: list[tuple[Key, str, str]] = []
         """what was shown beside the machines: attempt, code and sentence"""
-        self._nodes = {"far-1": NodeSeen("far-1", "gpu", tuple(range(gpus)), virtual=True)}
+        self._nodes = {"far-1": NodeStatus("far-1", "gpu", tuple(range(gpus)), virtual=True)}
         self._running: dict[Path, subprocess.Popen[bytes]] = {}
 
-    async def nodes(self) -> Mapping[str, NodeSeen]:
+    async def nodes(self) -> Mapping[str, NodeStatus]:
         return self._nodes
 
     async def start(self, order: StartOrder) -> None:

@@ -6,12 +6,12 @@ import asyncio
 import json
 
 from api_server import ApiServer
-from makeway_quota.backends.base import AttemptSeen, Phase, StartOrder
+from makeway_quota.backends.base import AttemptStatus, Phase, StartOrder
 from makeway_quota.backends.kubernetes.api.client import Object
 from makeway_quota.backends.kubernetes.api.health_check import HEALTH_CHECK_TIMING, HealthCheckTiming
 from makeway_quota.backends.kubernetes.backend import KubernetesBackend
 from makeway_quota.backends.kubernetes.pods.manifest import PodSettings
-from makeway_quota.backends.remote.workers import WorkerSeen
+from makeway_quota.backends.remote.workers import WorkerStatus
 from makeway_quota.control.workers.channel import WorkerChannel
 from makeway_quota.control.workers.tokens import AttemptTokens
 from makeway_quota.policy import read
@@ -40,7 +40,7 @@ class Backend(KubernetesBackend):
         """Take one event of the watch."""
         self.pods._event(json.dumps({"type": kind, "object": found}).encode())
 
-    def report(self, job: str, *workers: WorkerSeen) -> None:
+    def report(self, job: str, *workers: WorkerStatus) -> None:
         """Set what the workers of a job have reported."""
         found = {(job, 1): dict(enumerate(workers))}
         self.channel.seen = lambda: found  # type: ignore[method-assign]
@@ -52,7 +52,7 @@ class Backend(KubernetesBackend):
             while self._removals.undoing((job, 1)):  # noqa: ASYNC110 - a matter of time
                 await asyncio.sleep(0)
 
-    async def seen(self, job: str) -> AttemptSeen:
+    async def seen(self, job: str) -> AttemptStatus:
         return next(seen for seen in (await self.observe()).attempts if seen.workload == job)
 
     async def phases(self) -> dict[str, Phase]:

@@ -21,7 +21,7 @@ from typing import Any
 
 from makeway_api.client import AsyncClient
 from makeway_quota.application import Application
-from makeway_quota.backends.base import Backend, BackendError, NodeSeen, Seen, StartOrder
+from makeway_quota.backends.base import Backend, BackendError, NodeStatus, Observation, StartOrder
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.settings import load
 from makeway_quota.values import Notice
@@ -74,8 +74,8 @@ class RemoteBackend(Backend):
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
 
-    async def observe(self, since: int | None = None) -> Seen:
-        seen: Seen = await self._call("observe", since)
+    async def observe(self, since: int | None = None) -> Observation:
+        seen: Observation = await self._call("observe", since)
         return seen
 
     async def start(self, order: StartOrder) -> None:
@@ -214,7 +214,7 @@ def seconds_of(order: StartOrder) -> float | None:
 @asynccontextmanager
 async def shared_backend(folder: Path) -> AsyncIterator[SharedBackend]:
     """Serve ten virtual GPUs on a socket in this folder."""
-    node = NodeSeen("local", "", tuple(range(10)), virtual=True)
+    node = NodeStatus("local", "", tuple(range(10)), virtual=True)
     memory = MemoryBackend([node], lasts=seconds_of, leaves_after=0.1, real_time=True)
     shared = SharedBackend(memory, str(folder / "backend"))
     server = await asyncio.start_unix_server(shared.answer, shared.path, limit=2**24)

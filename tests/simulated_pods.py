@@ -26,7 +26,7 @@ from makeway_quota.backends.kubernetes.api.informer import Informer
 from makeway_quota.backends.kubernetes.backend import KubernetesBackend
 from makeway_quota.backends.kubernetes.cluster.pod_requests import ATTEMPT, JOB, NUMBER, pod_requests
 from makeway_quota.backends.kubernetes.pods.manifest import PodSettings
-from makeway_quota.backends.remote.workers import WorkerSeen
+from makeway_quota.backends.remote.workers import WorkerStatus
 from makeway_quota.control.loop import Loop
 from makeway_quota.settings import ServiceSettings, load
 from makeway_quota.store.records import NewWorkload, Workload
@@ -92,10 +92,10 @@ class Reports:
     """What the launchers reported, as the backend's channel shows it."""
 
     def __init__(self) -> None:
-        self.workers: dict[Key, dict[int, WorkerSeen]] = {}
+        self.workers: dict[Key, dict[int, WorkerStatus]] = {}
         self._changed: set[Key] = set()
 
-    def report(self, pod: Running, seen: WorkerSeen) -> None:
+    def report(self, pod: Running, seen: WorkerStatus) -> None:
         workload, attempt, worker = pod.key
         self.workers.setdefault((workload, attempt), {})[worker] = seen
         self._changed.add((workload, attempt))
@@ -105,7 +105,7 @@ class Reports:
     async def refresh(self) -> bool:
         return bool(self._changed)
 
-    def seen(self) -> Mapping[Key, Mapping[int, WorkerSeen]]:
+    def seen(self) -> Mapping[Key, Mapping[int, WorkerStatus]]:
         return self.workers
 
     def changed(self) -> set[Key]:
@@ -253,7 +253,7 @@ class SimulatedCluster(ApiClient):
         found.pod["status"] = {"phase": "Running", "containerStatuses": [running]}
         self._tell("MODIFIED", found)
         if not found.is_notebook:
-            self.reports.report(found, WorkerSeen(started_at=self.now))
+            self.reports.report(found, WorkerStatus(started_at=self.now))
 
     def notice(self, row: Workload) -> None:
         """Make the workers of an attempt save and end, as they read its notice; a repetition does nothing."""
@@ -267,7 +267,7 @@ class SimulatedCluster(ApiClient):
         for found in list(self.pods.values()):
             if found.key[0] == workload and found.began is not None and not found.asked_to_end:
                 found.asked_to_end = True
-                self._report(found, WorkerSeen(started_at=found.began, ended_at=self.now, exit_code=0))
+                self._report(found, WorkerStatus(started_at=found.began, ended_at=self.now, exit_code=0))
 
     def _save(self, found: Running, grace: float) -> None:
         found.asked_to_end = True
@@ -275,13 +275,13 @@ class SimulatedCluster(ApiClient):
         if habits.stuck:
             return
         late = habits.saves > grace
-        self.reports.report(found, WorkerSeen(started_at=found.began, noticed=True))
+        self.reports.report(found, WorkerStatus(started_at=found.began, noticed=True))
         self.at(max(0.0, min(habits.saves, grace)), lambda: self._saved(found, late))
 
     def _saved(self, found: Running, late: bool) -> None:
         if found.over:
             return
-        seen = WorkerSeen(
+        seen = WorkerStatus(
             started_at=found.began,
             noticed=True,
             ended_at=self.now,
@@ -293,7 +293,7 @@ class SimulatedCluster(ApiClient):
         )
         self._report(found, seen)
 
-    def _report(self, found: Running, seen: WorkerSeen) -> None:
+    def _report(self, found: Running, seen: WorkerStatus) -> None:
         self.reports.report(found, seen)
         found.reported = True
         if not self._habits(found).lingers:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from makeway_quota.backends.base import AttemptSeen, Phase, StartOrder
+from makeway_quota.backends.base import AttemptStatus, Phase, StartOrder
 from makeway_quota.backends.local.backend import LocalBackend
 from makeway_quota.values import File, Notice, Place
 
@@ -74,15 +74,15 @@ class Workshop:
         """Start a job that runs some Python."""
         await self.run(workload, sys.executable, "-c", code, **more)
 
-    async def seen(self, workload: str, attempt: int = 1) -> AttemptSeen | None:
+    async def seen(self, workload: str, attempt: int = 1) -> AttemptStatus | None:
         """What the backend reports about an attempt."""
         found = [a for a in (await self.backend.observe()).attempts if (a.workload, a.attempt) == (workload, attempt)]
         assert len(found) <= 1
         return found[0] if found else None
 
     async def until(
-        self, workload: str, fits: Callable[[AttemptSeen], Any], attempt: int = 1, seconds: float = 45.0
-    ) -> AttemptSeen:
+        self, workload: str, fits: Callable[[AttemptStatus], Any], attempt: int = 1, seconds: float = 45.0
+    ) -> AttemptStatus:
         """Wait until an attempt is as wanted."""
         ends = time.monotonic() + seconds
         while True:
@@ -99,13 +99,13 @@ class Workshop:
             except TimeoutError:
                 continue
 
-    async def running(self, workload: str, attempt: int = 1, says: str = "") -> AttemptSeen:
+    async def running(self, workload: str, attempt: int = 1, says: str = "") -> AttemptStatus:
         """Wait until it runs and has said something."""
         return await self.until(
             workload, lambda seen: seen.phase is Phase.RUNNING and says in self.log(workload, attempt), attempt
         )
 
-    async def over(self, workload: str, attempt: int = 1, seconds: float = 45.0) -> AttemptSeen:
+    async def over(self, workload: str, attempt: int = 1, seconds: float = 45.0) -> AttemptStatus:
         """Wait until it ended."""
         return await self.until(workload, lambda seen: seen.phase in OVER, attempt, seconds)
 

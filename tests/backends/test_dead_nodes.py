@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from api_server import ApiServer, node, pod
-from makeway_quota.backends.base import LOST_AFTER, AttemptSeen, Phase
+from makeway_quota.backends.base import LOST_AFTER, AttemptStatus, Phase
 from makeway_quota.backends.kubernetes.api.client import ApiUnreachable
 from makeway_quota.backends.kubernetes.cluster.dead_nodes import (
     MAX_STEP,
@@ -17,13 +17,13 @@ from makeway_quota.backends.kubernetes.cluster.dead_nodes import (
     DeadNodes,
     NodeReadiness,
 )
-from makeway_quota.backends.remote.workers import WorkerSeen
+from makeway_quota.backends.remote.workers import WorkerStatus
 from makeway_quota.policy import read
 from makeway_quota.settings import load
 from makeway_quota.store.store import open_store
 from pod_backend import Backend
 
-RUNS = WorkerSeen(started_at=10.0)
+RUNS = WorkerStatus(started_at=10.0)
 SECONDS = 100.0
 """How long a node is down until it is dead, here."""
 
@@ -57,7 +57,7 @@ class Nodes(Backend):
         found["status"]["conditions"][0]["status"] = "True" if up else "Unknown"
         self.inventory.nodes._event(json.dumps({"type": "MODIFIED", "object": found}).encode())
 
-    async def look(self) -> AttemptSeen:
+    async def look(self) -> AttemptStatus:
         return await self.seen("gang")
 
     async def passes(self, seconds: float) -> Phase:
@@ -146,7 +146,7 @@ async def test_an_api_server_that_does_not_answer_makes_no_node_dead(nodes: Node
 
 async def test_an_attempt_that_has_ended_stays_so(nodes: Nodes) -> None:
     fails(nodes, "n1")
-    ended = WorkerSeen(started_at=10.0, ended_at=20.0, exit_code=0)
+    ended = WorkerStatus(started_at=10.0, ended_at=20.0, exit_code=0)
     nodes.report("gang", ended, ended)
     assert await nodes.passes(2 * SECONDS) is Phase.EXITED
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from api_server import ApiServer
-from makeway_quota.backends.base import NodeSeen
+from makeway_quota.backends.base import NodeStatus
 from makeway_quota.backends.kubernetes.api.client import ApiRefusal, ApiUnreachable
 from makeway_quota.backends.kubernetes.api.informer import Timing
 from makeway_quota.backends.kubernetes.cluster import dra_informers
@@ -84,7 +84,7 @@ SLICED = device_class("mig", f'device.driver == "{DRIVER}"', f'device.attributes
 DEVICES = device_slice(*((f"g{at}", "gpu") for at in range(4)), *((f"m{at}", "mig") for at in range(7)))
 
 
-async def seen(lists: dict[str, list[Any]], *pods: dict[str, Any], selectors: Any = None, **offered: str) -> NodeSeen:
+async def seen(lists: dict[str, list[Any]], *pods: dict[str, Any], selectors: Any = None, **offered: str) -> NodeStatus:
     """Return the node as the inventory shows it."""
     server = ApiServer()
     server.lists = {"/api/v1/nodes": [node(**offered)], "/api/v1/pods": list(pods), **lists}
@@ -96,7 +96,7 @@ async def seen(lists: dict[str, list[Any]], *pods: dict[str, Any], selectors: An
     return found
 
 
-def amounts(found: NodeSeen) -> dict[str, tuple[int, int]]:
+def amounts(found: NodeStatus) -> dict[str, tuple[int, int]]:
     """Return the devices of each pool, and the milli-GPUs that others hold of them."""
     return {each.pool: (len(each.devices), each.foreign_gpus) for each in found.by_pool()}
 

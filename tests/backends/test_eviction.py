@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from makeway_quota.backends.base import AttemptSeen, Phase
+from makeway_quota.backends.base import AttemptStatus, Phase
 from workshop import Workshop
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "train.py"
@@ -229,7 +229,7 @@ async def test_progress_is_seen_while_it_runs(shop: Workshop) -> None:
     code = "import time; from makeway import checkpoint\nfor n in range(99):\n checkpoint.saved(n); time.sleep(0.05)"
     await shop.python("j-1", code)
 
-    def moved(seen: AttemptSeen) -> bool:
+    def moved(seen: AttemptStatus) -> bool:
         return (seen.step or 0) >= 5 and seen.checkpoint_at is not None
 
     assert (await shop.until("j-1", moved)).phase is Phase.RUNNING

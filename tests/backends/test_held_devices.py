@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from makeway_quota import policy
-from makeway_quota.backends.base import NodeSeen, Seen, WorkloadPod
+from makeway_quota.backends.base import NodeStatus, Observation, WorkloadPod
 from makeway_quota.backends.local import processes
 from makeway_quota.backends.local.held_devices import holding
 from makeway_quota.control.world.world import World
@@ -82,7 +82,7 @@ async def test_what_has_ended_holds_nothing(shop: Workshop) -> None:
 
 
 def test_the_devices_of_orders_of_an_earlier_version_are_known() -> None:
-    nodes = [NodeSeen("virtual-1", "", (0, 1)), NodeSeen("virtual-2", "", (2, 3))]
+    nodes = [NodeStatus("virtual-1", "", (0, 1)), NodeStatus("virtual-2", "", (2, 3))]
     gang = {"workload": "g", "attempt": 2, "workers": [
         {"env": {"CUDA_VISIBLE_DEVICES": "1", "MAKEWAY_GPUS": "2"}},
         {"env": {"CUDA_VISIBLE_DEVICES": "2", "MAKEWAY_GPUS": "2"}},
@@ -101,7 +101,7 @@ ODD: list[object] = [None, 0, -1, 2**70, 1e308, float("nan"), "", "x", [], [[]],
 
 
 def test_an_odd_order_holds_nothing_and_hides_no_other() -> None:
-    nodes = [NodeSeen("virtual-1", "", (0, 1))]
+    nodes = [NodeStatus("virtual-1", "", (0, 1))]
     good = {"workload": "g", "attempt": 1, "places": [{"node": "virtual-1", "devices": [1], "milli": [1000]}]}
     odd: list[dict[str, object]] = []
     for value in ODD:
@@ -133,7 +133,7 @@ class Machine:
         self.observe()
 
     def observe(self) -> None:
-        self.world.observe(Seen((NodeSeen("n1", "", (0, 1), pods=tuple(self.pods)),)))
+        self.world.observe(Observation((NodeStatus("n1", "", (0, 1), pods=tuple(self.pods)),)))
 
     def submit(self, id: str, team: str) -> Workload:
         row = submitted(NewWorkload(id, "job", team, "one", team, gpus=1000), self.now)

@@ -17,8 +17,8 @@ from makeway_quota.backends.base import (
     BackendError,
     BackendFull,
     BackendUnavailable,
+    Observation,
     Phase,
-    Seen,
 )
 from makeway_quota.backends.kubernetes.api.client import REQUEST_SECONDS, ApiClient, ApiRefusal, ApiUnreachable, Object
 from makeway_quota.backends.kubernetes.api.connection import Connection
@@ -28,7 +28,7 @@ from makeway_quota.backends.kubernetes.attempts.pod_waits import LIMITS
 from makeway_quota.backends.kubernetes.backend import AWAY_SECONDS, GONE_SECONDS, KubernetesBackend
 from makeway_quota.backends.kubernetes.pods.manifest import TOKEN
 from makeway_quota.backends.remote.backend import REPORT_GRACE
-from makeway_quota.backends.remote.workers import WorkerSeen
+from makeway_quota.backends.remote.workers import WorkerStatus
 from makeway_quota.control.reconcile import reconcile
 from makeway_quota.control.workers.channel import WorkerChannel
 from makeway_quota.control.workers.tokens import AttemptTokens
@@ -135,7 +135,7 @@ async def test_a_pod_that_ends_while_it_is_forgotten_leaves_nothing(backend: Bac
     assert set(await backend.phases()) == {"j1"}, "a pod that others create under the name is seen"
 
 
-RUNS = WorkerSeen(started_at=10.0)
+RUNS = WorkerStatus(started_at=10.0)
 SAVED = replace(RUNS, noticed=True, acknowledged=True, ended_at=20.0, exit_code=75)
 
 
@@ -209,7 +209,7 @@ async def test_a_start_that_broke_off_is_unfinished_until_its_workers_report_or_
         backend.hear("ADDED", pod(job))
     backend.now += 3600.0
     assert {seen.workload for seen in (await backend.observe()).attempts if seen.unfinished} == {"j1", "j2", "j3"}
-    backend.report("j2", WorkerSeen(started_at=10.0))
+    backend.report("j2", WorkerStatus(started_at=10.0))
     assert (await backend.seen("j2")).phase is Phase.RUNNING, "it started all the same"
     backend.server.answer = lambda method, path: None
     for job in ("j1", "j3"):
@@ -234,7 +234,7 @@ async def test_pods_that_are_deleted_before_they_run_are_no_loss(backend: Backen
     await backend.start(order("j1"))
     assert not (await backend.seen("j1")).unfinished
     backend.hear("ADDED", pod("j1"))
-    backend.report("j1", WorkerSeen(started_at=10.0))
+    backend.report("j1", WorkerStatus(started_at=10.0))
     await backend.observe()
     backend.hear("DELETED", pod("j1", "Pending"))
     await backend.observe()
@@ -304,7 +304,7 @@ async def test_a_follower_does_not_remember_how_often_it_made_pods_again(backend
 async def test_a_worker_that_reports_runs_although_its_pod_is_still_shown_as_pending(backend: Backend) -> None:
     backend.hear("ADDED", pod("j1", "Pending"))
     assert (await backend.seen("j1")).waiting_reason == "init"
-    backend.report("j1", WorkerSeen(started_at=10.0))
+    backend.report("j1", WorkerStatus(started_at=10.0))
     backend.now += 2 * max(LIMITS.values())
     seen = await backend.seen("j1")
     assert (seen.phase, seen.waiting_reason) == (Phase.RUNNING, "")
@@ -477,7 +477,7 @@ STOPPED = replace(RUNS, noticed=True, ended_at=20.0, exit_code=-15, message="kil
 
 @pytest.mark.parametrize("report", [STOPPED, SAVED], ids=["killed", "saved"])
 async def test_a_stop_for_more_disk_than_it_may_use_is_the_fault_of_the_job(
-    backend: Backend, report: WorkerSeen
+    backend: Backend, report: WorkerStatus
 ) -> None:
     backend.hear("ADDED", pod("j1"))
     backend.report("j1", report)
@@ -533,7 +533,7 @@ async def test_a_job_that_exhausts_node_after_node_ends_and_one_that_is_evicted_
     for times in range(1, 4):
         place = Place(f"n{times}", (0,), (1000,))
         job = job._replace(state="running", attempt=1, started_at=10.0, placement=(place,))
-        (change,) = reconcile({"j1": job}, Seen((), (seen,)), now=100.0, lost_budget=2).changes
+        (change,) = reconcile({"j1": job}, Observation((), (seen,)), now=100.0, lost_budget=2).changes
         job = job._replace(**change.fields)  # type: ignore[arg-type]
         assert (job.state, job.infra_failures) == (("pending", times) if times < 3 else ("failed", 2))
         assert f"Container worker was using 62914560Ki, request is 0, has larger consumption of {resource}" in (
@@ -871,7 +871,7 @@ async def test_a_launcher_that_reaches_no_service_is_named_with_the_address(back
     """One of the gang does: whatever is in the way is on the way of the other one."""
     for worker in range(2):
         backend.hear("ADDED", pod("j1", worker=worker, of=2))
-    backend.report("j1", WorkerSeen(started_at=1.0))
+    backend.report("j1", WorkerStatus(started_at=1.0))
     assert (await backend.seen("j1")).phase is Phase.STARTING
     backend.now += backend.report_within
     seen = await backend.seen("j1")
@@ -912,7 +912,7 @@ async def test_a_folder_of_checkpoints_that_no_user_may_make_is_a_matter_of_righ
 async def test_a_gang_whose_machines_are_gone_after_a_worker_could_not_write_never_ran(backend: Backend) -> None:
     for worker in range(2):
         backend.hear("ADDED", pod("j1", worker=worker, of=2))
-    backend.report("j1", WorkerSeen(ended_at=5.0, exit_code=73, storage_failed=True, message="full"))
+    backend.report("j1", WorkerStatus(ended_at=5.0, exit_code=73, storage_failed=True, message="full"))
     assert (await backend.seen("j1")).phase is Phase.STARTING
     for worker in range(2):
         backend.hear("DELETED", pod("j1", worker=worker, of=2))

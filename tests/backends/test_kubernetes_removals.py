@@ -13,7 +13,7 @@ from makeway_quota.backends.kubernetes.api.client import ApiRefusal, Object, tog
 from makeway_quota.backends.kubernetes.attempts.removals import AT_ONCE
 from makeway_quota.backends.kubernetes.backend import REMOVAL_GRACE
 from makeway_quota.backends.remote.backend import REPORT_GRACE
-from makeway_quota.backends.remote.workers import WorkerSeen
+from makeway_quota.backends.remote.workers import WorkerStatus
 from makeway_quota.store.store import open_store
 from makeway_quota.values import Notice
 from pod_backend import Backend, order
@@ -185,15 +185,15 @@ async def test_what_an_earlier_term_deletes_is_not_deleted_in_a_later_one(backen
 @pytest.mark.parametrize(
     ("worker", "grace"),
     [
-        (WorkerSeen(started_at=1.0), None),
+        (WorkerStatus(started_at=1.0), None),
         (None, None),
-        (WorkerSeen(started_at=1.0, noticed=True), REMOVAL_GRACE),
-        (WorkerSeen(started_at=1.0, ended_at=2.0, exit_code=0), REMOVAL_GRACE),
+        (WorkerStatus(started_at=1.0, noticed=True), REMOVAL_GRACE),
+        (WorkerStatus(started_at=1.0, ended_at=2.0, exit_code=0), REMOVAL_GRACE),
     ],
     ids=["cut off", "never heard of", "noticed", "ended"],
 )
 async def test_a_pod_has_its_own_grace_unless_its_job_had_its_notice(
-    backend: Backend, worker: WorkerSeen | None, grace: int | None
+    backend: Backend, worker: WorkerStatus | None, grace: int | None
 ) -> None:
     backend.hear("ADDED", pod("j1"))
     backend.report("j1", *([worker] if worker else []))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from makeway_quota.backends.base import AttemptSeen, BackendError, NodeSeen, Phase, StartOrder
+from makeway_quota.backends.base import AttemptStatus, BackendError, NodeStatus, Phase, StartOrder
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.values import Notice, Place
 
-NODES = (NodeSeen("n1", "gpu", (0, 1)), NodeSeen("n2", "gpu", (0, 1)))
+NODES = (NodeStatus("n1", "gpu", (0, 1)), NodeStatus("n2", "gpu", (0, 1)))
 
 
 class Clock:
@@ -31,7 +31,7 @@ def notice(at: float, deadline: float) -> Notice:
     return Notice("because", at, deadline, by_team="devops", by_owner="bo", by_workload="s-1")
 
 
-async def seen(backend: MemoryBackend, workload: str, attempt: int = 1) -> AttemptSeen:
+async def seen(backend: MemoryBackend, workload: str, attempt: int = 1) -> AttemptStatus:
     return next(a for a in (await backend.observe()).attempts if (a.workload, a.attempt) == (workload, attempt))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from api_server import ApiServer
 from makeway_quota import policy
-from makeway_quota.backends.base import NodeSeen, WorkloadPod
+from makeway_quota.backends.base import NodeStatus, WorkloadPod
 from makeway_quota.backends.kubernetes.cluster.inventory import KubernetesInventory
 from makeway_quota.backends.kubernetes.cluster.nodes import selectors
 from makeway_quota.backends.kubernetes.cluster.nodes_table import table
@@ -57,14 +57,14 @@ class Cluster:
         self.server.lists = {"/api/v1/nodes": [node(**offered)], "/api/v1/pods": list(pods)}
         self.inventory = KubernetesInventory(self.server, selectors(DOCUMENT), instance="here")
 
-    async def seen(self) -> NodeSeen:
+    async def seen(self) -> NodeStatus:
         await self.inventory.open()
         found = self.inventory.seen()["n0"]
         await self.inventory.close()
         return found
 
 
-def as_nodes(seen: NodeSeen) -> dict[str, Node]:
+def as_nodes(seen: NodeStatus) -> dict[str, Node]:
     return {each.pool: each for each in divide([seen], DOCUMENT).as_nodes("n0", [])}
 
 
@@ -180,7 +180,7 @@ async def test_nodes_lists_a_node_in_each_of_its_pools() -> None:
 
 
 def test_an_assignment_without_parts_is_as_before() -> None:
-    (shown,) = PoolAssignment({"n0": (NodeSeen("n0", "whole", (0, 1), counted=True),)}).as_nodes("n0", ())
+    (shown,) = PoolAssignment({"n0": (NodeStatus("n0", "whole", (0, 1), counted=True),)}).as_nodes("n0", ())
     assert (shown.name, shown.host, shown.first_device) == ("n0", "", 0)
 
 

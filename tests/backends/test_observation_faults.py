@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from api_server import ApiServer, node, pod
-from makeway_quota.backends.base import AttemptSeen, Phase
+from makeway_quota.backends.base import AttemptStatus, Phase
 from makeway_quota.backends.kubernetes.attempts import attempt_pods, pod_attempt
 from makeway_quota.backends.kubernetes.cluster import inventory
 from makeway_quota.backends.local import backend as local
 from makeway_quota.backends.remote import remote_attempt
-from makeway_quota.backends.remote.workers import WorkerSeen
+from makeway_quota.backends.remote.workers import WorkerStatus
 from makeway_quota.quarantine import Quarantine
 from makeway_quota.store.records import NewWorkload
 from makeway_quota.store.store import open_store
@@ -23,7 +23,7 @@ from pod_backend import Backend
 from sqlalchemy import update
 from workshop import Workshop
 
-RUNS = WorkerSeen(started_at=10.0)
+RUNS = WorkerStatus(started_at=10.0)
 GOOD = {"started_at": 10.0}
 
 
@@ -229,7 +229,7 @@ async def test_an_error_with_one_process_of_this_machine_hides_no_other(
             raise OSError(5, "Input/output error")
 
         monkeypatch.setattr(bad, "refresh", unreadable)
-        seen: dict[str, AttemptSeen] = {each.workload: each for each in (await shop.backend.observe()).attempts}
+        seen: dict[str, AttemptStatus] = {each.workload: each for each in (await shop.backend.observe()).attempts}
         assert set(seen) == {"j-bad", "j-good"}
         assert "j-bad" in (shop.backend.quarantine.sentence(named=True) or "")
         monkeypatch.undo()

@@ -15,7 +15,7 @@ import orjson
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from makeway_quota.backends.base import AttemptSeen, Phase
+from makeway_quota.backends.base import AttemptStatus, Phase
 from makeway_quota.backends.local import processes
 from makeway_quota.backends.local.attempts import LocalAttempt
 from makeway_quota.backends.local.jobdir import AttemptFiles, Layout
@@ -80,7 +80,7 @@ async def test_an_odd_file_of_one_job_keeps_nothing_from_the_others(shop: Worksh
     assert shop.processes("j-1") == []
 
 
-def storable(seen: AttemptSeen) -> AttemptSeen:
+def storable(seen: AttemptStatus) -> AttemptStatus:
     """Assert that a database of any kind keeps what is reported."""
     orjson.dumps(seen)
     assert "\0" not in seen.message

@@ -16,7 +16,7 @@ from makeway_quota.backends.kubernetes.attempts.pod_attempt import (
 )
 from makeway_quota.backends.kubernetes.attempts.pod_states import NO_CONFIG, JobPod
 from makeway_quota.backends.kubernetes.attempts.pod_waits import LIMITS
-from makeway_quota.backends.remote.workers import WorkerSeen
+from makeway_quota.backends.remote.workers import WorkerStatus
 
 KEY = ("j1", 1)
 NODES = {"n0": True, "n1": True, "down": False}
@@ -38,17 +38,17 @@ TORN = [pod(0), pod(1, "Failed", exit_code=3)]
 OVER = [pod(0, "Failed", exit_code=0), pod(1, "Failed", exit_code=3)]
 NO_TOKEN = [pod(n, "Pending", waiting=NO_CONFIG, message='secret "tok" not found', tokens="tok") for n in range(2)]
 HALF = [pod(0, "Pending", waiting="", ready="True")]
-REPORTS = {0: WorkerSeen(started_at=1.0)}
-ENDED = {1: WorkerSeen(started_at=1.0, ended_at=2.0, exit_code=0)}
+REPORTS = {0: WorkerStatus(started_at=1.0)}
+ENDED = {1: WorkerStatus(started_at=1.0, ended_at=2.0, exit_code=0)}
 
-OUTCOMES: list[tuple[str, list[JobPod], dict[int, WorkerSeen], float, AttemptPhase]] = [
+OUTCOMES: list[tuple[str, list[JobPod], dict[int, WorkerStatus], float, AttemptPhase]] = [
     ("no pods", [], {}, BEGIN, P.UNSEEN),
     ("no pods, and a worker reports", [], REPORTS, BEGIN, P.UNSEEN),
     ("all run", RUNS, {}, BEGIN, P.RUNNING),
     ("all run, and one reports", RUNS, REPORTS, LATER, P.RUNNING),
     ("one waits", WAITS, {}, BEGIN, P.WAITING),
     ("one waits for too long", WAITS, {}, LATER, P.EXPIRED),
-    ("one waits that reports", WAITS, {1: WorkerSeen()}, LATER, P.RUNNING),
+    ("one waits that reports", WAITS, {1: WorkerStatus()}, LATER, P.RUNNING),
     ("the token is missing", NO_TOKEN, {}, BEGIN, P.WAITING),
     ("the token is missing for too long", NO_TOKEN, {}, LATER, P.UNRECOVERABLE),
     ("the token is missing for too long, and one reports", NO_TOKEN, REPORTS, LATER, P.EXPIRED),
@@ -64,7 +64,7 @@ AS_ITS_PODS = [phase for phase in P if phase not in (P.BROKEN_OFF, P.CREATED, P.
 """Phases that do not outlive what was observed: the next one is that of the pods alone"""
 
 
-def observed(phase: AttemptPhase, pods: list[JobPod], reports: dict[int, WorkerSeen]) -> PodAttempt:
+def observed(phase: AttemptPhase, pods: list[JobPod], reports: dict[int, WorkerStatus]) -> PodAttempt:
     """Return an attempt that has been observed so since BEGIN, and is in this phase all the same."""
     seen = step(PodAttempt(), pods, reports, BEGIN, CLUSTER)
     return replace(seen, phase=phase, workers=2)
@@ -74,7 +74,7 @@ def observed(phase: AttemptPhase, pods: list[JobPod], reports: dict[int, WorkerS
     ("pods", "reports", "now", "expected"), [row[1:] for row in OUTCOMES], ids=[row[0] for row in OUTCOMES]
 )
 def test_every_phase_has_one_outcome_for_every_observation(
-    pods: list[JobPod], reports: dict[int, WorkerSeen], now: float, expected: AttemptPhase
+    pods: list[JobPod], reports: dict[int, WorkerStatus], now: float, expected: AttemptPhase
 ) -> None:
     outcomes = {phase: step(observed(phase, pods, reports), pods, reports, now, CLUSTER).phase for phase in P}
     assert {outcomes[phase] for phase in AS_ITS_PODS} == {expected}
@@ -99,7 +99,7 @@ def test_every_phase_has_one_outcome_for_every_observation(
     ids=["waited", "unplaced", "reported", "node down", "node gone", "drained", "ran"],
 )
 def test_pods_that_others_delete_are_made_again_only_where_nothing_of_them_ran(
-    phase: AttemptPhase, recreations: int, last: JobPod, reports: dict[int, WorkerSeen], anew: bool
+    phase: AttemptPhase, recreations: int, last: JobPod, reports: dict[int, WorkerStatus], anew: bool
 ) -> None:
     before = replace(PodAttempt(phase, recreations=recreations).pod_gone(last, BEGIN))
     after = step(before, [], reports, LATER, CLUSTER)
@@ -130,7 +130,7 @@ def pods_of_a_gang() -> st.SearchStrategy[list[JobPod]]:
     )
 
 
-REPORTED = st.dictionaries(st.integers(0, 1), st.builds(WorkerSeen, exit_code=st.sampled_from([None, 0, 1])))
+REPORTED = st.dictionaries(st.integers(0, 1), st.builds(WorkerStatus, exit_code=st.sampled_from([None, 0, 1])))
 RECORDS = st.builds(
     PodAttempt,
     phase=st.sampled_from(P),
@@ -144,7 +144,7 @@ RECORDS = st.builds(
 
 @given(RECORDS, pods_of_a_gang(), REPORTED, st.floats(BEGIN, 2 * LATER))
 def test_a_step_is_complete_and_changes_nothing_twice(
-    before: PodAttempt, pods: list[JobPod], reports: dict[int, WorkerSeen], now: float
+    before: PodAttempt, pods: list[JobPod], reports: dict[int, WorkerStatus], now: float
 ) -> None:
     after = step(before, pods, reports, now, CLUSTER)
     assert step(after, pods, reports, now, CLUSTER) == after, "the same observation again is no news"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from api_server import ApiServer
-from makeway_quota.backends.base import NodeSeen, WorkloadPod
+from makeway_quota.backends.base import NodeStatus, WorkloadPod
 from makeway_quota.backends.kubernetes.cluster.inventory import KubernetesInventory
 from makeway_quota.backends.kubernetes.cluster.nodes import NodeSelector, project_node
 from makeway_quota.control.world.pool_assignment import PoolAssignment
@@ -30,7 +30,7 @@ def pod(name: str, phase: str = "Running", **labels: str) -> dict[str, Any]:
     return {"metadata": metadata, "spec": {"nodeName": "n0", "containers": []}, "status": {"phase": phase}}
 
 
-async def seen(server: ApiServer) -> NodeSeen:
+async def seen(server: ApiServer) -> NodeStatus:
     """Return the node as the inventory shows it."""
     inventory = KubernetesInventory(server, [NodeSelector("gpu", "nvidia.com/gpu")], instance="here")
     await inventory.open()
@@ -55,14 +55,14 @@ async def test_every_foreign_pod_counts_also_without_requests(allocatable: dict[
 def test_a_pod_that_outlives_its_attempt_counts_as_one_that_terminates() -> None:
     kept = WorkloadPods(lambda: 100.0)
     found = kept.shown(
-        NodeSeen("n0", "gpu", (0,), max_pods=110, pods=(WorkloadPod("j-1", attempt=1, worker=0),)), {}, (), tuple
+        NodeStatus("n0", "gpu", (0,), max_pods=110, pods=(WorkloadPod("j-1", attempt=1, worker=0),)), {}, (), tuple
     )
     assert [(each.workload, each.pods) for each in found.terminating] == [("j-1", 1)]
 
 
 @pytest.mark.covers("F82")
 def test_the_engine_gets_the_pods_of_a_node() -> None:
-    node = NodeSeen("n0", "gpu", (0, 1), max_pods=110, foreign_pods=7)
+    node = NodeStatus("n0", "gpu", (0, 1), max_pods=110, foreign_pods=7)
     (shown,) = PoolAssignment({"n0": (node,)}).as_nodes("n0", ())
     assert (shown.pods, shown.foreign_pods) == (110, 7)
 

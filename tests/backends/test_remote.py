@@ -6,13 +6,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import pytest
-from makeway_quota.backends.base import LOST_AFTER, AttemptSeen, BackendUnavailable, Key, NodeSeen, Phase, StartOrder
+from makeway_quota.backends.base import (
+    LOST_AFTER,
+    AttemptStatus,
+    BackendUnavailable,
+    Key,
+    NodeStatus,
+    Phase,
+    StartOrder,
+)
 from makeway_quota.backends.remote.backend import REPORT_GRACE, REPORT_WITHIN, RemoteBackend, WorkerHosts
-from makeway_quota.backends.remote.workers import WorkerSeen, attempt_of
+from makeway_quota.backends.remote.workers import WorkerStatus, attempt_of
 from makeway_quota.values import Notice
 
 KEY = ("j1", 1)
-RUNS = WorkerSeen(started_at=10.0)
+RUNS = WorkerStatus(started_at=10.0)
 ENDED = replace(RUNS, ended_at=20.0, exit_code=0)
 NOTICE = Notice("reclaim", at=100.0, deadline=130.0)
 
@@ -21,7 +29,7 @@ class Reported:
     """A channel whose reports the test writes."""
 
     def __init__(self) -> None:
-        self.workers: dict[Key, dict[int, WorkerSeen]] = {}
+        self.workers: dict[Key, dict[int, WorkerStatus]] = {}
         self.silent_for = [0.0, 0.0]
         """seconds, by worker"""
         self.forgotten: list[Key] = []
@@ -32,7 +40,7 @@ class Reported:
     async def refresh(self) -> bool:
         return True
 
-    def seen(self) -> Mapping[Key, Mapping[int, WorkerSeen]]:
+    def seen(self) -> Mapping[Key, Mapping[int, WorkerStatus]]:
         return self.workers
 
     def changed(self) -> set[Key]:
@@ -74,7 +82,7 @@ class Cluster(RemoteBackend):
         self.away = False
         """machines cannot be removed at the moment"""
 
-    async def nodes(self) -> Mapping[str, NodeSeen]:
+    async def nodes(self) -> Mapping[str, NodeStatus]:
         return {}
 
     async def hosts(self) -> Mapping[Key, WorkerHosts] | None:
@@ -89,11 +97,11 @@ class Cluster(RemoteBackend):
         self.removed.append((workload, attempt))
         self.there.pop((workload, attempt), None)
 
-    async def one(self) -> AttemptSeen | None:
+    async def one(self) -> AttemptStatus | None:
         """What is reported about the attempt."""
         return next((seen for seen in (await self.observe()).attempts if seen.key == KEY), None)
 
-    def report(self, *workers: WorkerSeen) -> None:
+    def report(self, *workers: WorkerStatus) -> None:
         self.reported.workers[KEY] = dict(enumerate(workers))
 
 
@@ -110,7 +118,7 @@ async def phase(cluster: Cluster) -> Phase:
 
 async def test_an_attempt_starts_runs_and_ends_by_its_workers_reports(cluster: Cluster) -> None:
     assert await phase(cluster) is Phase.STARTING
-    cluster.report(WorkerSeen())
+    cluster.report(WorkerStatus())
     assert await phase(cluster) is Phase.STARTING, "it was claimed, and reads its files"
     cluster.report(replace(RUNS, step=3, saved_at=15.0))
     seen = await cluster.one()
@@ -125,13 +133,13 @@ async def test_an_attempt_starts_runs_and_ends_by_its_workers_reports(cluster: C
     assert cluster.removed == cluster.reported.forgotten == [KEY]
 
 
-def gang(*workers: WorkerSeen, size: int = 0) -> AttemptSeen:
+def gang(*workers: WorkerStatus, size: int = 0) -> AttemptStatus:
     return attempt_of(KEY, dict(enumerate(workers)), size or len(workers))
 
 
 def test_a_gang_runs_when_all_run_and_ends_when_all_have_ended() -> None:
     assert gang(RUNS, size=2).phase is Phase.STARTING
-    assert gang(RUNS, WorkerSeen()).phase is Phase.STARTING
+    assert gang(RUNS, WorkerStatus()).phase is Phase.STARTING
     assert gang(RUNS, RUNS).phase is Phase.RUNNING
     assert gang(RUNS, replace(RUNS, noticed=True)).phase is Phase.STOPPING
     assert gang(RUNS, ENDED).phase is Phase.RUNNING

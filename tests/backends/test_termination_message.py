@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from api_server import ApiServer, pod
 from makeway_api.models.attempts import WorkerReportIn
-from makeway_quota.backends.base import AttemptSeen, Phase
+from makeway_quota.backends.base import AttemptStatus, Phase
 from makeway_quota.backends.kubernetes.attempts.pod_states import MAX_LINE, JobPod
 from makeway_quota.backends.kubernetes.attempts.termination_message import report_of
 from makeway_quota.backends.remote.backend import REPORT_GRACE
@@ -51,7 +51,7 @@ def words(exit: dict[str, Any], **more: Any) -> str:
     return json.dumps({"started_at": 2.0, "step": 9, "saved_at": 1004.0, "noticed": False, **more, "exit": exit})
 
 
-async def outcome(backend: Backend) -> AttemptSeen:
+async def outcome(backend: Backend) -> AttemptStatus:
     """Return how the attempt ends when nothing more is heard of it."""
     for _ in range(4):
         await backend.observe()

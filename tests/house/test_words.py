@@ -112,8 +112,11 @@ def test_docstrings_open_with_a_plain_verb(tracked: list[Path]) -> None:
 
 BOUNDS = re.compile(r"\b_?(?:MO" + "ST|LEA" + r"ST)_[A-Z][A-Z0-9_]*")
 """Bounds are MAX_… and MIN_…"""
-MOVED = re.compile(r"\bsession_" + r"check\b|\bAct" + r"uator\.give\b|\bWor" + r"ld\.see\b|\bdef _j" + r"ob\(row")
-"""Names that were replaced: postgres_check, Actuator.actuate, World.observe, job_name"""
+MOVED = re.compile(
+    r"\bsession_" + r"check\b|\bAct" + r"uator\.give\b|\bWor" + r"ld\.see\b|\bdef _j" + r"ob\(row"
+    r"|\b(Attempt|Node|Worker)?Se" + r"en\("
+)
+"""Names that were replaced: postgres_check, Actuator.actuate, World.observe, job_name, Observation and AttemptStatus"""
 
 
 def test_bounds_are_called_min_and_max(root: Path, tracked: list[Path]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from informing import client, soon
-from makeway_quota.backends.base import NodeSeen
+from makeway_quota.backends.base import NodeStatus
 from makeway_quota.backends.kubernetes.cluster.inventory import KubernetesInventory
 from makeway_quota.backends.kubernetes.cluster.nodes import NodeSelector, project_node, toleration
 from makeway_quota.main import main
@@ -53,7 +53,7 @@ def all_ready(found: KubernetesInventory) -> bool:
     return len(seen) == NODES and all(one.ready and not one.cordoned and not one.foreign_gpus for one in seen)
 
 
-def node(found: KubernetesInventory, name: str) -> NodeSeen:
+def node(found: KubernetesInventory, name: str) -> NodeStatus:
     return found.seen()[name]
 
 

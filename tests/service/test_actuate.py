@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 from makeway_quota.backends.base import (
-    AttemptSeen,
+    AttemptStatus,
     BackendError,
     BackendFull,
     BackendRefusal,
     BackendUnavailable,
-    NodeSeen,
+    NodeStatus,
+    Observation,
     Phase,
-    Seen,
     StartOrder,
 )
 from makeway_quota.backends.local.backend import LocalBackend
@@ -30,7 +30,7 @@ from makeway_quota.store.rows import submitted
 from makeway_quota.values import Notice
 from running import Running, python, running
 
-NODE = NodeSeen("local", "", tuple(range(10)), virtual=True)
+NODE = NodeStatus("local", "", tuple(range(10)), virtual=True)
 
 
 class Faulty(MemoryBackend):
@@ -275,8 +275,8 @@ def test_times_that_cannot_be_true_are_not_believed(at: float) -> None:
     row: Workload = made._replace(state="running", attempt=1, started_at=now - 60, max_failures=3)
     for code in (0, 1, 75):
         for phase in (Phase.EXITED, Phase.LOST, Phase.RUNNING):
-            seen = AttemptSeen(row.id, 1, phase, ended_at=at, exit_code=code, step=3, checkpoint_at=at)
-            change_set = reconcile({row.id: row}, Seen((NODE,), (seen,)), now=now, lost_budget=3)
+            seen = AttemptStatus(row.id, 1, phase, ended_at=at, exit_code=code, step=3, checkpoint_at=at)
+            change_set = reconcile({row.id: row}, Observation((NODE,), (seen,)), now=now, lost_budget=3)
             for change in change_set.changes:
                 assert change.fields.get("ran", 60.0) == pytest.approx(60)
                 assert change.fields.get("checkpoint_at") is None
@@ -315,7 +315,7 @@ class Unfinished(Faulty):
         self.tries += 1
         key = (order.workload, order.attempt)
         if key not in self.attempts:
-            seen = AttemptSeen(*key, Phase.STARTING, unfinished=True)
+            seen = AttemptStatus(*key, Phase.STARTING, unfinished=True)
             self.attempts[key] = MemoryAttempt(order, seen)
         elif order.name not in self.broken["start"]:
             del self.attempts[key]

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from makeway_api.models import JobRequest
 from makeway_quota import policy
-from makeway_quota.backends.base import AttemptSeen, NodeSeen, Phase, Seen, StartOrder
+from makeway_quota.backends.base import AttemptStatus, NodeStatus, Observation, Phase, StartOrder
 from makeway_quota.backends.memory import MemoryBackend
-from makeway_quota.backends.remote.workers import WorkerSeen, attempt_of
+from makeway_quota.backends.remote.workers import WorkerStatus, attempt_of
 from makeway_quota.control.reconcile import reconcile
 from makeway_quota.control.start_backoff import MANY_TRIES, StartBackoff, backoff_until
 from makeway_quota.control.workers.channel import worker_of
@@ -22,7 +22,7 @@ from makeway_quota.values import CHECKPOINT_STORAGE, Place
 from running import running
 
 SAYS = "no checkpoint can be kept in /makeway/checkpoints/j-1: its volume is read-only. An administrator has to act"
-NODES = (NodeSeen("n1", "", (0,), virtual=True),)
+NODES = (NodeStatus("n1", "", (0,), virtual=True),)
 POLICY = policy.read("""
 version: 1
 pools: [{name: a, nodes: {local: {gpus: all}}}]
@@ -42,15 +42,15 @@ def after(
     backoff: StartBackoff,
     now: float,
     job: Workload | None = None,
-    nodes: tuple[NodeSeen, ...] = NODES,
+    nodes: tuple[NodeStatus, ...] = NODES,
     **facts: object,
 ) -> Workload:
     """Return what becomes of a job whose launcher could write no checkpoint, once it is committed."""
     job = job or row()
-    seen = AttemptSeen("j-1", 1, Phase.EXITED, exit_code=73, storage_failed=True, message=SAYS)
+    seen = AttemptStatus("j-1", 1, Phase.EXITED, exit_code=73, storage_failed=True, message=SAYS)
     found = reconcile(
         {"j-1": job},
-        Seen(nodes, (replace(seen, **facts),)),
+        Observation(nodes, (replace(seen, **facts),)),
         now=now,
         lost_budget=0,
         document=POLICY,
@@ -93,7 +93,7 @@ def test_another_replica_goes_on_counting() -> None:
 @pytest.mark.parametrize("worker", [0, 1])
 def test_the_node_of_the_worker_that_could_not_write_is_avoided(worker: int) -> None:
     gang = row(placement=(Place("n1", (0,), (1000,)), Place("n2", (0,), (1000,))), workers=2)
-    nodes = tuple(NodeSeen(f"n{n}", "", (0, 1, 2, 3), virtual=True) for n in range(1, 5))
+    nodes = tuple(NodeStatus(f"n{n}", "", (0, 1, 2, 3), virtual=True) for n in range(1, 5))
     waits = after(StartBackoff(), 100.0, gang, nodes, worker=worker)
     assert [node for node, _ in waits.avoids] == [f"n{worker + 1}"]
 
@@ -101,10 +101,10 @@ def test_the_node_of_the_worker_that_could_not_write_is_avoided(worker: int) -> 
 def test_in_a_gang_a_worker_that_cannot_write_ends_the_attempt_before_it_ran() -> None:
     """The other worker has started, and is ended because of it."""
     key = ("j-1", 1)
-    failed = WorkerSeen(ended_at=5.0, exit_code=73, storage_failed=True, message=SAYS)
-    running = WorkerSeen(started_at=4.0)
+    failed = WorkerStatus(ended_at=5.0, exit_code=73, storage_failed=True, message=SAYS)
+    running = WorkerStatus(started_at=4.0)
     assert attempt_of(key, {0: running, 1: failed}, 2).phase is Phase.STARTING
-    ended = WorkerSeen(started_at=4.0, ended_at=6.0, exit_code=-15, message="stopped")
+    ended = WorkerStatus(started_at=4.0, ended_at=6.0, exit_code=-15, message="stopped")
     seen = attempt_of(key, {0: ended, 1: failed}, 2)
     assert (seen.phase, seen.storage_failed, seen.worker) == (Phase.EXITED, True, 1)
     assert (seen.exit_code, seen.message) == (73, SAYS)

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from engine.engines import differences
 from makeway_quota import policy
-from makeway_quota.backends.base import NodeSeen, Seen
+from makeway_quota.backends.base import NodeStatus, Observation
 from makeway_quota.control.world.world import World
 from makeway_quota.engine import IncrementalEngine, Plan, reference, schedule
 from makeway_quota.store.records import NewWorkload
@@ -42,7 +42,7 @@ class Cluster:
 
     def new_world(self) -> World:
         world = World(self.rows, DOCUMENT, 1, lambda: self.now)  # type: ignore[arg-type]
-        world.observe(Seen((NodeSeen("n1", "", (0, 1)),)))
+        world.observe(Observation((NodeStatus("n1", "", (0, 1)),)))
         return world
 
     def submit(self, id: str, team: str, at: float, state: str = "pending", device: int = 0) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from makeway_quota.application import Application
-from makeway_quota.backends.base import AttemptSeen, NodeSeen, Phase, Seen
+from makeway_quota.backends.base import AttemptStatus, NodeStatus, Observation, Phase
 from makeway_quota.control.reconcile import reconcile
 from makeway_quota.control.world.clock_steps import ClockSteps
 from makeway_quota.control.world.present_times import PresentTimes
@@ -142,8 +142,8 @@ def test_how_long_a_job_ran_does_not_change_where_the_clock_is_set(step: float) 
     clocks.ahead += step
     times.stepped([row], clocks.steps.observe())
     clocks.passed += 50
-    ended = AttemptSeen("j", 1, Phase.LOST, ended_at=clocks.now(), step=7, checkpoint_at=row.checkpoint_at)
-    seen = Seen((NodeSeen("n1", "p", (0,)),), (ended,))
+    ended = AttemptStatus("j", 1, Phase.LOST, ended_at=clocks.now(), step=7, checkpoint_at=row.checkpoint_at)
+    seen = Observation((NodeStatus("n1", "p", (0,)),), (ended,))
     change_set = reconcile({"j": row}, seen, now=clocks.now(), lost_budget=3, times=times)
     (change,) = change_set.changes
     assert change.fields["ran"] == 250

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from makeway_quota import policy
 from makeway_quota.application import Application
-from makeway_quota.backends.base import AttemptSeen, BackendState, NodeSeen, Phase, Seen
+from makeway_quota.backends.base import AttemptStatus, BackendState, NodeStatus, Observation, Phase
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.control.reconcile import reconcile
 from makeway_quota.control.world.engine_view import EngineView, to_avoid
@@ -21,7 +21,7 @@ from makeway_quota.store.rows import submitted
 from makeway_quota.values import Place
 from running import running
 
-NODES = tuple(NodeSeen(name, "", (0, 1), virtual=True) for name in ("n1", "n2"))
+NODES = tuple(NodeStatus(name, "", (0, 1), virtual=True) for name in ("n1", "n2"))
 KEY = ("j-12345678", 1)
 POLICY = policy.read("""
 version: 1
@@ -71,7 +71,7 @@ def test_an_attempt_is_started_once_then_expected_then_lost() -> None:
 def test_an_attempt_that_was_seen_once_and_is_gone_is_lost(state: str) -> None:
     expectations = Expectations(60.0, Clock())
     expectations.ordered([KEY])
-    expectations.seen([AttemptSeen(*KEY, Phase.STARTING)])
+    expectations.seen([AttemptStatus(*KEY, Phase.STARTING)])
     assert expectations.verdict(row(state=state), synced=False, now=20.0) == "wait"
     assert expectations.verdict(row(state=state), synced=True, now=20.0) == "lost"
 
@@ -100,15 +100,15 @@ def test_a_new_process_knows_from_the_row_what_was_ordered() -> None:
 
 def test_an_attempt_whose_start_broke_off_has_yet_to_be_seen() -> None:
     expectations = Expectations(60.0, Clock())
-    expectations.seen([AttemptSeen(*KEY, Phase.STARTING)])
-    expectations.seen([AttemptSeen(*KEY, Phase.STARTING, unfinished=True)])
+    expectations.seen([AttemptStatus(*KEY, Phase.STARTING)])
+    expectations.seen([AttemptStatus(*KEY, Phase.STARTING, unfinished=True)])
     assert expectations.verdict(row(), synced=True, now=20.0) == "start"
 
 
 def test_what_is_over_is_not_remembered() -> None:
     expectations = Expectations(60.0, Clock())
     expectations.ordered([KEY, ("j-2", 1)])
-    expectations.seen([AttemptSeen(*KEY, Phase.STARTING), AttemptSeen("j-3", 4, Phase.STARTING)])
+    expectations.seen([AttemptStatus(*KEY, Phase.STARTING), AttemptStatus("j-3", 4, Phase.STARTING)])
     expectations.keep({KEY[0]: row()})
     assert (list(expectations._ordered), expectations._seen) == ([KEY], {KEY})
 
@@ -135,7 +135,7 @@ class Late(MemoryBackend):
         self.orders += 1
         await super().start(order)  # type: ignore[arg-type]
 
-    async def observe(self, since: int | None = None) -> Seen:
+    async def observe(self, since: int | None = None) -> Observation:
         seen = await super().observe()
         return seen if self.shows else replace(seen, attempts=())
 
@@ -172,16 +172,16 @@ async def test_before_a_backend_is_synced_nothing_is_concluded(tmp_path: Path) -
         assert backend.orders == 1
 
 
-def lost(job: Workload, nodes: tuple[NodeSeen, ...] = NODES, **facts: bool) -> Workload:
+def lost(job: Workload, nodes: tuple[NodeStatus, ...] = NODES, **facts: bool) -> Workload:
     """Return what a job is after it was lost once more, on the node where it ran."""
-    seen = AttemptSeen(job.id, job.attempt, Phase.LOST, **facts)
-    (change,) = reconcile({job.id: job}, Seen(nodes, (seen,)), now=100.0, lost_budget=2, document=POLICY).changes
+    seen = AttemptStatus(job.id, job.attempt, Phase.LOST, **facts)
+    (change,) = reconcile({job.id: job}, Observation(nodes, (seen,)), now=100.0, lost_budget=2, document=POLICY).changes
     return job._replace(**change.fields)  # type: ignore[arg-type]
 
 
 def test_a_loss_with_the_node_does_not_count() -> None:
     job = row(state="running")
-    down = (NodeSeen("n1", "", (0, 1), ready=False), NODES[1])
+    down = (NodeStatus("n1", "", (0, 1), ready=False), NODES[1])
     for after in (lost(job, down), lost(job, NODES[1:]), lost(job, node_lost=True)):
         assert (after.state, after.infra_failures, after.lost_on, after.failed_node) == ("pending", 0, (), "n1")
 
@@ -220,19 +220,19 @@ def test_a_job_goes_on_on_the_only_node_until_it_was_lost_too_often() -> None:
 @pytest.mark.parametrize(
     ("request_of", "other"),
     [
-        ({}, NodeSeen("n2", "b", (0, 1))),
-        ({}, NodeSeen("n2", "a", (0, 1), cordoned=True)),
-        ({}, NodeSeen("n2", "a", (0, 1), ready=False)),
-        ({"profile": "a100"}, NodeSeen("n2", "a", (0, 1), model="H100")),
-        ({"gpus": 2000}, NodeSeen("n2", "a", (0,))),
-        ({"cpu": 8000}, NodeSeen("n2", "a", (0, 1), cpu=4000)),
-        ({"workers": 3, "min_workers": 3}, NodeSeen("n2", "a", (0, 1))),
+        ({}, NodeStatus("n2", "b", (0, 1))),
+        ({}, NodeStatus("n2", "a", (0, 1), cordoned=True)),
+        ({}, NodeStatus("n2", "a", (0, 1), ready=False)),
+        ({"profile": "a100"}, NodeStatus("n2", "a", (0, 1), model="H100")),
+        ({"gpus": 2000}, NodeStatus("n2", "a", (0,))),
+        ({"cpu": 8000}, NodeStatus("n2", "a", (0, 1), cpu=4000)),
+        ({"workers": 3, "min_workers": 3}, NodeStatus("n2", "a", (0, 1))),
     ],
     ids=["pool", "cordoned", "down", "model", "GPUs", "CPU", "gang"],
 )
-def test_a_job_avoids_no_node_where_it_fits_on_no_other(request_of: dict[str, object], other: NodeSeen) -> None:
-    one = (NodeSeen("n1", "a", (0, 1, 2), model="A100"), other)
-    fits = (one[0], NodeSeen("n2", "a", (0, 1, 2), model="A100"))
+def test_a_job_avoids_no_node_where_it_fits_on_no_other(request_of: dict[str, object], other: NodeStatus) -> None:
+    one = (NodeStatus("n1", "a", (0, 1, 2), model="A100"), other)
+    fits = (one[0], NodeStatus("n2", "a", (0, 1, 2), model="A100"))
     for nodes, avoided, state in ((one, (), "failed"), (fits, ("n1",), "pending")):
         job = row(**{"state": "running", "gpus": 1000} | request_of)
         for _ in range(2):
@@ -245,14 +245,14 @@ def test_a_job_avoids_no_node_where_it_fits_on_no_other(request_of: dict[str, ob
 
 def test_a_job_avoids_a_node_for_one_in_another_pool_of_its_profile() -> None:
     job = row(state="running", profile="both", infra_failures=2, lost_on=("n1", "n1"))
-    job = lost(job, (NodeSeen("n1", "a", (0,)), NodeSeen("n2", "b", (0,))))
+    job = lost(job, (NodeStatus("n1", "a", (0,)), NodeStatus("n2", "b", (0,))))
     assert (job.state, to_avoid(job.lost_on)) == ("pending", ("n1",))
 
 
 def test_a_job_never_avoids_all_nodes_that_it_fits_on() -> None:
     job = row(state="running", gpus=1000, lost_on=("n1", "n1", "n2"), placement=(Place("n2", (0,), (1000,)),))
     assert to_avoid(lost(job).lost_on) == ()
-    three = (*NODES, NodeSeen("n3", "", (0,)))
+    three = (*NODES, NodeStatus("n3", "", (0,)))
     assert to_avoid(lost(job, three).lost_on) == ("n1", "n2")
 
 
@@ -282,11 +282,11 @@ def test_checkpoints_that_end_with_their_pod_make_no_victim_cheaper(durable: boo
 
 def test_a_job_says_why_its_attempt_is_still_starting() -> None:
     job = row()
-    seen = AttemptSeen(*KEY, Phase.STARTING, waiting_reason="image_pull", message="The image is pulled.", since=12.0)
-    (change,) = reconcile({job.id: job}, Seen(NODES, (seen,)), now=20.0, lost_budget=2).changes
+    seen = AttemptStatus(*KEY, Phase.STARTING, waiting_reason="image_pull", message="The image is pulled.", since=12.0)
+    (change,) = reconcile({job.id: job}, Observation(NODES, (seen,)), now=20.0, lost_budget=2).changes
     assert change.fields == {"reason_code": "image_pull", "reason_message": "The image is pulled."}
     told = job._replace(reason_code="image_pull", reason_message="The image is pulled.")
-    assert not reconcile({job.id: told}, Seen(NODES, (seen,)), now=21.0, lost_budget=2).changes
+    assert not reconcile({job.id: told}, Observation(NODES, (seen,)), now=21.0, lost_budget=2).changes
 
 
 def test_the_deadline_of_a_start_begins_again_once_its_backend_answers_again() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from makeway_api.models import Job
-from makeway_quota.backends.base import NodeSeen
+from makeway_quota.backends.base import NodeStatus
 from makeway_quota.backends.memory import MemoryBackend
 from running import Running, running
 
@@ -20,7 +20,7 @@ policies:
   - {name: rnd, groups: [rnd], quotas: [{reserved: 4}]}
   - {name: devops, groups: [devops], quotas: [{reserved: 8}]}
 """
-NODES = [NodeSeen(name, "", tuple(range(4)), virtual=True) for name in ("n1", "n2", "n3")]
+NODES = [NodeStatus(name, "", tuple(range(4)), virtual=True) for name in ("n1", "n2", "n3")]
 
 
 def nodes(job: Job) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from hub_fake import FakeHub, fake_hub
-from makeway_quota.backends.base import NodeSeen
+from makeway_quota.backends.base import NodeStatus
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.control.hub.client import HubApi, HubUnreachable
 from makeway_quota.control.hub.leases import Leases
@@ -17,7 +17,7 @@ from makeway_quota.control.hub.servers import HubServers
 from makeway_quota.store.records import Workload
 from running import SAMPLE, Running, running
 
-NODE = NodeSeen("local", "", tuple(range(10)), virtual=True)
+NODE = NodeStatus("local", "", tuple(range(10)), virtual=True)
 SHORT_GRACE = SAMPLE.read_text(encoding="utf-8").replace("    gpus: 8\n", "    gpus: 8\n    grace: 1\n")
 
 

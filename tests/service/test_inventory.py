@@ -12,7 +12,7 @@ from weakref import ref
 
 import pytest
 from makeway_api.models import Node, Pool
-from makeway_quota.backends.base import NodeSeen
+from makeway_quota.backends.base import NodeStatus
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.control.reads.read_model import ReadModel
 from makeway_quota.services.cluster.inventory import InventoryService, LatestAnswer
@@ -21,8 +21,8 @@ from running import PEOPLE, Running, running
 ROOT = PEOPLE["root"]
 
 
-def node(name: str) -> NodeSeen:
-    return NodeSeen(name, "gpu", tuple(range(10)), virtual=True)
+def node(name: str) -> NodeStatus:
+    return NodeStatus(name, "gpu", tuple(range(10)), virtual=True)
 
 
 def use_new_document(run: Running) -> None:

@@ -11,7 +11,7 @@ import httpx2
 import pytest
 from makeway_api.errors import MakewayError
 from makeway_api.models import FileIn, JobRequest
-from makeway_quota.backends.base import NodeSeen
+from makeway_quota.backends.base import NodeStatus
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.services.jobs.submission_check import MAX_COMMAND_BYTES, check_process, read_files
 from makeway_quota.services.limits.user_limits import MAX_BYTES, UserLimits
@@ -21,7 +21,7 @@ from makeway_quota.values import Place
 from running import URL, Running, python, running
 
 LARGE = ("x" * MAX_COMMAND_BYTES,)
-BUSY = [NodeSeen("local", "", (0,), virtual=True)]
+BUSY = [NodeStatus("local", "", (0,), virtual=True)]
 NOW = time.time()
 MAX_ANSWER = 5_000_000
 BELL = "\x07"

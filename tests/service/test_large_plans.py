@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from makeway_quota.backends.base import BackendError, BackendUnavailable, NodeSeen, Phase, StartOrder
+from makeway_quota.backends.base import BackendError, BackendUnavailable, NodeStatus, Phase, StartOrder
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.control.actuate import AT_ONCE, Actuator, Started
 from makeway_quota.control.change_set import ChangeSet, decide
@@ -20,7 +20,7 @@ from makeway_quota.store.store import Store, open_store
 from makeway_quota.values import Place
 from running import running
 
-NODE = NodeSeen("local", "", tuple(range(10)), virtual=True)
+NODE = NodeStatus("local", "", tuple(range(10)), virtual=True)
 
 
 def row(name: str, state: str = "pending") -> Workload:

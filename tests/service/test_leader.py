@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from makeway_quota.backends.base import NodeSeen, StartOrder
+from makeway_quota.backends.base import NodeStatus, StartOrder
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.control.actuate import TAKEOVER_GRACE, Actuator, Started
 from makeway_quota.control.replicas.leader import Instant, Leader
@@ -21,7 +21,7 @@ from makeway_quota.store.replicas.leader_lock import Acquired
 from makeway_quota.store.rows import submitted
 from makeway_quota.values import Notice
 
-NODE = NodeSeen("local", "", tuple(range(4)), virtual=True)
+NODE = NodeStatus("local", "", tuple(range(4)), virtual=True)
 
 
 class Lock:

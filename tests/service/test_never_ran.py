@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from makeway_quota import policy
-from makeway_quota.backends.base import AttemptSeen, NodeSeen, Phase, Seen, StartOrder
+from makeway_quota.backends.base import AttemptStatus, NodeStatus, Observation, Phase, StartOrder
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.control.reconcile import reconcile
 from makeway_quota.control.start_backoff import (
@@ -30,7 +30,7 @@ from makeway_quota.store.rows import submitted
 from makeway_quota.values import Place
 from running import running
 
-NODES = tuple(NodeSeen(name, "", (0,), virtual=True) for name in ("n1", "n2"))
+NODES = tuple(NodeStatus(name, "", (0,), virtual=True) for name in ("n1", "n2"))
 SAYS = "its node n1 refused its pod (OutOfcpu): Node didn't have enough resource: cpu"
 POLICY = policy.read("""
 version: 1
@@ -48,7 +48,7 @@ def row(node: str = "n1", **changes: object) -> Workload:
 
 
 def refused(
-    job: Workload, backoff: StartBackoff, now: float, nodes: tuple[NodeSeen, ...] = NODES, **facts: bool
+    job: Workload, backoff: StartBackoff, now: float, nodes: tuple[NodeStatus, ...] = NODES, **facts: bool
 ) -> Change:
     """Return what becomes of a job of which nothing ran, once it is committed."""
     change = not_run(job, backoff, now, nodes, **facts)
@@ -57,11 +57,11 @@ def refused(
 
 
 def not_run(
-    job: Workload, backoff: StartBackoff, now: float, nodes: tuple[NodeSeen, ...] = NODES, **facts: bool
+    job: Workload, backoff: StartBackoff, now: float, nodes: tuple[NodeStatus, ...] = NODES, **facts: bool
 ) -> Change:
-    seen = AttemptSeen(job.id, job.attempt, Phase.LOST, message=SAYS, **({"never_ran": True} | facts))
+    seen = AttemptStatus(job.id, job.attempt, Phase.LOST, message=SAYS, **({"never_ran": True} | facts))
     (change,) = reconcile(
-        {job.id: job}, Seen(nodes, (seen,)), now=now, lost_budget=0, document=POLICY, backoff=backoff
+        {job.id: job}, Observation(nodes, (seen,)), now=now, lost_budget=0, document=POLICY, backoff=backoff
     ).changes
     return change
 
@@ -170,7 +170,7 @@ def test_a_job_avoids_the_node_that_did_not_start_it_for_a_while_where_there_is_
     assert avoided(backoff, 100.0) == ["n1"]
     refused(row("n2"), backoff, 200.0)
     assert avoided(backoff, 200.0) == ["n2"], "the other one had its turn"
-    three = (*NODES, NodeSeen("n3", "", (0,), virtual=True))
+    three = (*NODES, NodeStatus("n3", "", (0,), virtual=True))
     refused(row(), backoff, 300.0, three)
     assert avoided(backoff, 300.0) == ["n1", "n2"]
     assert avoided(backoff, 700.0) == ["n1"], "for 8 min after the second refusal, 16 min after the third one"
@@ -184,10 +184,10 @@ def test_a_job_avoids_the_node_that_did_not_start_it_for_a_while_where_there_is_
 
 
 def test_of_a_gang_only_the_node_that_did_not_start_its_worker_is_avoided() -> None:
-    backoff, three = StartBackoff(), (*NODES, NodeSeen("n3", "", (0,), virtual=True))
+    backoff, three = StartBackoff(), (*NODES, NodeStatus("n3", "", (0,), virtual=True))
     gang = row(workers=2, placement=(Place("n1", (0,), (1000,)), Place("n2", (0,), (1000,))))
-    seen = AttemptSeen("j-1", 1, Phase.LOST, message=SAYS, never_ran=True, worker=1)
-    reconcile({"j-1": gang}, Seen(three, (seen,)), now=100.0, lost_budget=0, document=POLICY, backoff=backoff)
+    seen = AttemptStatus("j-1", 1, Phase.LOST, message=SAYS, never_ran=True, worker=1)
+    reconcile({"j-1": gang}, Observation(three, (seen,)), now=100.0, lost_budget=0, document=POLICY, backoff=backoff)
     assert avoided(backoff, 100.0) == ["n2"]
 
 
@@ -259,8 +259,10 @@ def test_another_process_knows_the_tries_and_the_avoided_nodes_of_a_job_that_is_
 
 def test_a_job_that_runs_begins_its_tries_anew_in_its_row() -> None:
     waits = many(StartBackoff(), 100.0)._replace(state="starting")
-    running = AttemptSeen("j-1", 1, Phase.RUNNING)
-    (change,) = reconcile({"j-1": waits}, Seen(NODES, (running,)), now=200.0, lost_budget=0, document=POLICY).changes
+    running = AttemptStatus("j-1", 1, Phase.RUNNING)
+    (change,) = reconcile(
+        {"j-1": waits}, Observation(NODES, (running,)), now=200.0, lost_budget=0, document=POLICY
+    ).changes
     assert (change.fields["start_tries"], change.fields["avoids"]) == (0, ())
 
 
@@ -293,17 +295,19 @@ def test_a_node_that_comes_and_goes_has_a_job_tried_once_a_minute_at_most() -> N
 @pytest.mark.parametrize(
     ("before", "now", "returns"),
     [
-        (NodeSeen("n1", "", (0,), ready=False), NodeSeen("n1", "", (0,)), True),
-        (NodeSeen("n1", "", (0,), cordoned=True), NodeSeen("n1", "", (0,)), True),
-        (NodeSeen("n1", "", (0,)), NodeSeen("n1", "", (0, 1)), True),
-        (None, NodeSeen("n1", "", (0,)), True),
-        (NodeSeen("n1", "", (0,)), NodeSeen("n1", "", (0,), foreign_cpu=1), False),
-        (NodeSeen("n1", "", (0,), ready=False), NodeSeen("n1", "", (0,), ready=False, cordoned=True), False),
+        (NodeStatus("n1", "", (0,), ready=False), NodeStatus("n1", "", (0,)), True),
+        (NodeStatus("n1", "", (0,), cordoned=True), NodeStatus("n1", "", (0,)), True),
+        (NodeStatus("n1", "", (0,)), NodeStatus("n1", "", (0, 1)), True),
+        (None, NodeStatus("n1", "", (0,)), True),
+        (NodeStatus("n1", "", (0,)), NodeStatus("n1", "", (0,), foreign_cpu=1), False),
+        (NodeStatus("n1", "", (0,), ready=False), NodeStatus("n1", "", (0,), ready=False, cordoned=True), False),
     ],
 )
 def test_a_node_returns_where_it_may_take_more_than_before(
-    before: NodeSeen | None, now: NodeSeen, returns: bool
+    before: NodeStatus | None, now: NodeStatus, returns: bool
 ) -> None:
     observed = Observed()
-    assert observed.take(Seen((before,) if before else (), version=1)).returned == (), "the first list returns nothing"
-    assert observed.take(Seen((now,), version=2)).returned == (("n1",) if returns else ())
+    assert observed.take(Observation((before,) if before else (), version=1)).returned == (), (
+        "the first list returns nothing"
+    )
+    assert observed.take(Observation((now,), version=2)).returned == (("n1",) if returns else ())

@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 from makeway_quota import policy
-from makeway_quota.backends.base import AttemptSeen, NodeSeen, Phase, Seen, WorkloadPod
+from makeway_quota.backends.base import AttemptStatus, NodeStatus, Observation, Phase, WorkloadPod
 from makeway_quota.backends.versions import MAX_GONE, Changes, Versions
 from makeway_quota.control.world import engine_view
 from makeway_quota.control.world.engine_view import EngineChanges
@@ -47,14 +47,14 @@ NAMES = ("n1", "n2")
 PAST = [PastRun("dev", "ana", "gpu2", 100.0)] * 3
 
 
-def node(random: Random, name: str) -> NodeSeen:
+def node(random: Random, name: str) -> NodeStatus:
     """Return a node of this host, of a cluster that knows its pools, or with labels."""
     devices = tuple(range(random.choice([2, 4])))
     facts = {"ready": random.random() < 0.9, "cordoned": random.random() < 0.1, "model": random.choice(["", "x"])}
     foreign = {0: random.choice([250, 1000])} if random.random() < 0.2 else {}
     labels = {"kind": "cloud"} if random.random() < 0.3 else {}
     pool = random.choice(["", "", "cloud"])
-    return NodeSeen(name, pool, devices, cpu=8000, foreign=foreign, labels=labels, **facts)  # type: ignore[arg-type]
+    return NodeStatus(name, pool, devices, cpu=8000, foreign=foreign, labels=labels, **facts)  # type: ignore[arg-type]
 
 
 def next_row(random: Random, rows: Rows, number: int, now: float) -> None:
@@ -103,7 +103,7 @@ async def _live_through(random: Random) -> None:
         found = await world.rows()
         take(world.changes(found, now), shown, shown_nodes)
         fresh = World(rows, world.document, 1, lambda now=now: now)  # type: ignore[arg-type]
-        fresh.observe(Seen(tuple(nodes.values())))
+        fresh.observe(Observation(tuple(nodes.values())))
         fresh.durations = world.durations
         whole = fresh.snapshot(dict(found), now)
         assert shown == {each.id: each for each in whole.workloads}
@@ -154,7 +154,7 @@ async def _over(world: World) -> object:
 def test_a_change_of_one_node_converts_no_row_again() -> None:
     async def change() -> None:
         rows, changes = Rows(PAST), Changes()
-        nodes = {f"n{at}": NodeSeen(f"n{at}", "cloud", (0, 1)) for at in range(5)}
+        nodes = {f"n{at}": NodeStatus(f"n{at}", "cloud", (0, 1)) for at in range(5)}
         for at in range(5):
             row = submitted(NewWorkload(f"j-{at:08x}", "job", "dev", "gpu1", "ana", gpus=1000), 1.0)
             rows.put(row._replace(state="running", started_at=1.0, placement=(Place(f"n{at}", (0,), (1000,)),)))
@@ -168,7 +168,7 @@ def test_a_change_of_one_node_converts_no_row_again() -> None:
         assert ([each.name for each in new.nodes], new.changed, new.gone, new.whole) == (["n3"], [], [], False)
         assert world.assignment is not before
         world.observe(changes.seen(nodes, {}, world.since))
-        world.observe(Seen(tuple(nodes.values())))
+        world.observe(Observation(tuple(nodes.values())))
         assert not world.changes(await world.rows(), 2.0).nodes, "a full list of the same changes nothing"
 
     asyncio.run(change())
@@ -191,7 +191,7 @@ def test_the_pod_of_an_ended_session_holds_its_gpus_until_it_is_gone() -> None:
             WorkloadPod("s-1", gpus=2000, cpu=500, memory=64),
             WorkloadPod("s-0", gpus=1000, ends_at=30.0, grace=60),
         )
-        nodes = {name: NodeSeen(name, "cloud", (0, 1, 2, 3), pods=pods if name == "n1" else ()) for name in NAMES}
+        nodes = {name: NodeStatus(name, "cloud", (0, 1, 2, 3), pods=pods if name == "n1" else ()) for name in NAMES}
         world = World(rows, DOCUMENTS[0], 1, lambda: 2.0)  # type: ignore[arg-type]
         world.observe(changes.seen(nodes, {}, None))
         assert held(world, await world.rows()) == [((2,), 30.0)], "s-0 ended before this service was started"
@@ -222,7 +222,7 @@ def test_the_pod_of_an_earlier_attempt_holds_its_gpus_until_it_is_gone() -> None
         first = submitted(new, 1.0)._replace(state="running", attempt=1, placement=here)
         rows.put(first)
         pod = WorkloadPod("j-1", gpus=2000, attempt=1, worker=0)
-        nodes = {"n1": NodeSeen("n1", "cloud", (0, 1, 2, 3), pods=(pod,))}
+        nodes = {"n1": NodeStatus("n1", "cloud", (0, 1, 2, 3), pods=(pod,))}
         world = World(rows, DOCUMENTS[0], 1, lambda: 2.0)  # type: ignore[arg-type]
         world.observe(changes.seen(nodes, {}, None))
         assert held(world, await world.rows()) == [], "it is the pod of the attempt that holds them"
@@ -249,7 +249,7 @@ def test_a_service_that_was_restarted_takes_what_is_nominated_for_free_if_anythi
         rows.put(waiting._replace(nomination=(Place("n1", (0,), (1000,)),)))
         pod = WorkloadPod("j-1", gpus=1000, attempt=1, worker=0, ends_at=9.0, grace=30)
         world = World(rows, DOCUMENTS[0], 1, lambda: 2.0)  # type: ignore[arg-type]
-        world.observe(Seen((NodeSeen("n1", "cloud", (0, 1), pods=(pod,)),)))
+        world.observe(Observation((NodeStatus("n1", "cloud", (0, 1), pods=(pod,)),)))
         assert held(world, await world.rows()) == [((1,), 9.0)]
 
     asyncio.run(change())
@@ -276,7 +276,7 @@ def test_labels_of_a_workload_hide_no_more_than_it_holds(pods: tuple[WorkloadPod
             new = submitted(NewWorkload(id, kind, "dev", "gpu1", "ana", gpus=1000), 1.0)  # type: ignore[arg-type]
             rows.put(new._replace(state="running", attempt=1, placement=(Place("n1", (int(id == "j-1"),), (1000,)),)))
         world = World(rows, DOCUMENTS[0], 1, lambda: 2.0)  # type: ignore[arg-type]
-        world.observe(Seen((NodeSeen("n1", "cloud", tuple(range(16)), pods=pods),)))
+        world.observe(Observation((NodeStatus("n1", "cloud", tuple(range(16)), pods=pods),)))
         (node,) = world.snapshot(await world.rows(), 2.0).nodes
         assert (node.foreign_gpus, node.terminating) == (foreign, ())
 
@@ -300,7 +300,7 @@ def test_versions_tell_what_changed_and_what_is_gone_since() -> None:
 
 def test_an_observer_that_knows_too_little_gets_a_full_list() -> None:
     changes = Changes()
-    nodes = {str(at): NodeSeen(str(at), "p", ()) for at in range(MAX_GONE + 2)}
+    nodes = {str(at): NodeStatus(str(at), "p", ()) for at in range(MAX_GONE + 2)}
     first = changes.seen(nodes, {}, None)
     second = changes.seen({}, {}, first.version)
     assert second.whole, "more is gone than is remembered"
@@ -311,10 +311,10 @@ def test_an_observer_that_knows_too_little_gets_a_full_list() -> None:
 
 def test_absence_from_a_list_that_is_not_complete_means_nothing() -> None:
     observed = Observed()
-    nodes = (NodeSeen("a", "p", (0,)), NodeSeen("b", "p", (0,)))
-    attempt = AttemptSeen("j", 1, Phase.RUNNING)
-    observed.take(Seen(nodes, (attempt,), synced=True))
-    assert observed.take(Seen((), (), synced=False))[:2] == ((), ())
+    nodes = (NodeStatus("a", "p", (0,)), NodeStatus("b", "p", (0,)))
+    attempt = AttemptStatus("j", 1, Phase.RUNNING)
+    observed.take(Observation(nodes, (attempt,), synced=True))
+    assert observed.take(Observation((), (), synced=False))[:2] == ((), ())
     assert (set(observed.nodes), set(observed.attempts)) == ({"a", "b"}, {("j", 1)})
-    assert observed.take(Seen(nodes[:1], ()))[:2] == ((), ("b",))
+    assert observed.take(Observation(nodes[:1], ()))[:2] == ((), ("b",))
     assert (set(observed.attempts), observed.changed) == (set(), {("j", 1)})

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from makeway_api.errors import MakewayError
 from makeway_api.models import Device
-from makeway_quota.backends.base import NodePart, NodeSeen
+from makeway_quota.backends.base import NodePart, NodeStatus
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.values import MAX_DEVICES
 from running import Running, running
@@ -29,19 +29,19 @@ policies:
 """  # noqa: E501
 
 
-def mixed(whole: int = 2, slices: int = 7) -> NodeSeen:
+def mixed(whole: int = 2, slices: int = 7) -> NodeStatus:
     """Return a node with whole GPUs and slices, 24 cores for both."""
     parts = (
         NodePart("whole", tuple(range(5 * MAX_DEVICES, 5 * MAX_DEVICES + whole))),
         NodePart("slices", tuple(range(9 * MAX_DEVICES, 9 * MAX_DEVICES + slices))),
     )
     devices = parts[0].devices + parts[1].devices
-    return NodeSeen("mixed", "whole", devices, cpu=24_000, max_pods=110, counted=True, parts=parts)
+    return NodeStatus("mixed", "whole", devices, cpu=24_000, max_pods=110, counted=True, parts=parts)
 
 
-def shared() -> NodeSeen:
+def shared() -> NodeStatus:
     """Return a node whose 4 GPUs are shared by time."""
-    return NodeSeen("timed", "shared", (0, 1, 2, 3), cpu=8000, max_pods=110, counted=True)
+    return NodeStatus("timed", "shared", (0, 1, 2, 3), cpu=8000, max_pods=110, counted=True)
 
 
 async def in_use(run: Running) -> dict[str, dict[str, list[int]]]:
@@ -152,11 +152,11 @@ async def test_a_job_keeps_its_pool_while_its_gpus_are_cut_up(tmp_path: Path) ->
         assert (await run.states())["w"] == "running"
 
 
-def renumbered(whole: int, slices: int | None) -> NodeSeen:
+def renumbered(whole: int, slices: int | None) -> NodeStatus:
     """Return a node with GPUs and slices; without slices (None) its GPUs have the indices from 0 on."""
     if slices is not None:
         return replace(mixed(whole, slices), cpu=80_000)
-    return NodeSeen("mixed", "whole", tuple(range(whole)), cpu=80_000, max_pods=110, counted=True)
+    return NodeStatus("mixed", "whole", tuple(range(whole)), cpu=80_000, max_pods=110, counted=True)
 
 
 @pytest.mark.covers("F02", "F15")

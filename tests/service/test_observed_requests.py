@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from makeway_quota import policy
-from makeway_quota.backends.base import AttemptSeen, NodeSeen, Phase, Seen, WorkloadPod
+from makeway_quota.backends.base import AttemptStatus, NodeStatus, Observation, Phase, WorkloadPod
 from makeway_quota.control.world.observed_requests import KEPT
 from makeway_quota.control.world.world import World
 from makeway_quota.engine import schedule
@@ -23,7 +23,7 @@ profiles: [{name: one, gpus: 1, cpu: 4, memory: 4GiB, pools: [p], policies: [[rn
 policies: [{name: rnd, groups: [rnd], quotas: [{reserved: 2}]}]
 """
 )
-NODE = NodeSeen("n1", "p", (0, 1), cpu=10_000, memory=100_000, max_pods=110)
+NODE = NodeStatus("n1", "p", (0, 1), cpu=10_000, memory=100_000, max_pods=110)
 
 
 class Cluster:
@@ -32,7 +32,7 @@ class Cluster:
     def __init__(self) -> None:
         self.rows, self.now = Rows(), 1000.0
         self.world = World(self.rows, DOCUMENT, 1, lambda: self.now)  # type: ignore[arg-type]
-        self.world.observe(Seen((NODE,)))
+        self.world.observe(Observation((NODE,)))
 
     def submit(self, id: str, kind: str = "job") -> None:
         new = NewWorkload(id, kind, "rnd", "one", "ana", gpus=1000, cpu=4000, memory=4096)  # type: ignore[arg-type]
@@ -44,8 +44,8 @@ class Cluster:
     def start(self, id: str, device: int = 0, state: str = "starting") -> None:
         self.put(id, state=state, attempt=1, placement=(Place("n1", (device,), (1000,)),))
 
-    def see(self, *attempts: AttemptSeen, node: NodeSeen = NODE) -> None:
-        self.world.observe(Seen((node,), attempts))
+    def see(self, *attempts: AttemptStatus, node: NodeStatus = NODE) -> None:
+        self.world.observe(Observation((node,), attempts))
 
     async def planned(self, id: str) -> Planned:
         changes = self.world.changes(await self.world.rows(), self.now, whole=True)
@@ -57,8 +57,8 @@ class Cluster:
         return {start.id for start in schedule(snapshot).start}
 
 
-def waits(cpu: int, memory: int = 4096) -> AttemptSeen:
-    return AttemptSeen("j-1", 1, Phase.STARTING, waiting_reason="unschedulable", cpu=cpu, memory=memory)
+def waits(cpu: int, memory: int = 4096) -> AttemptStatus:
+    return AttemptStatus("j-1", 1, Phase.STARTING, waiting_reason="unschedulable", cpu=cpu, memory=memory)
 
 
 async def test_a_job_whose_pod_did_not_fit_leaves_its_gpu_to_others() -> None:
@@ -82,11 +82,11 @@ async def test_what_a_running_pod_requests_beyond_its_plan_is_given_to_no_other(
         found.submit(id)
     found.start("j-1", state="running")
     assert await found.plan() == {"j-2"}
-    found.see(AttemptSeen("j-1", 1, Phase.RUNNING, cpu=7000, memory=1))
+    found.see(AttemptStatus("j-1", 1, Phase.RUNNING, cpu=7000, memory=1))
     now = await found.planned("j-1")
     assert (now.cpu, now.memory) == (7000, 4096), "the larger of plan and pod"
     assert await found.plan() == set(), "3 CPUs are left"
-    found.see(AttemptSeen("j-1", 1, Phase.RUNNING, cpu=4000, memory=1))
+    found.see(AttemptStatus("j-1", 1, Phase.RUNNING, cpu=4000, memory=1))
     assert await found.plan() == {"j-2"}
 
 
@@ -95,7 +95,7 @@ async def test_a_new_policy_forgets_nothing_of_the_pods_that_run() -> None:
     for id in ("j-1", "j-2"):
         found.submit(id)
     found.start("j-1", state="running")
-    found.see(AttemptSeen("j-1", 1, Phase.RUNNING, cpu=7000, memory=1))
+    found.see(AttemptStatus("j-1", 1, Phase.RUNNING, cpu=7000, memory=1))
     found.world.use(DOCUMENT, 2)
     assert (await found.planned("j-1")).cpu == 7000
     assert await found.plan() == set(), "3 CPUs are left"

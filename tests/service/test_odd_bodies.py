@@ -6,7 +6,7 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from makeway_quota.backends.base import NodeSeen
+from makeway_quota.backends.base import NodeStatus
 from makeway_quota.backends.memory import MemoryBackend
 from running import URL, running
 
@@ -38,7 +38,7 @@ ROUTES = [
 
 @pytest.mark.parametrize("route", ROUTES, ids=" ".join)
 async def test_no_body_is_an_error_of_the_service(tmp_path: Path, route: tuple[str, str]) -> None:
-    backend = MemoryBackend([NodeSeen("n1", "gpu", tuple(range(10)))], real_time=True)
+    backend = MemoryBackend([NodeStatus("n1", "gpu", tuple(range(10)))], real_time=True)
     async with running(tmp_path, backend=backend) as run:
         transport = httpx2.ASGITransport(app=run.app, raise_app_exceptions=False)
         async with httpx2.AsyncClient(transport=transport) as client:

@@ -10,7 +10,7 @@ import httpx2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from makeway_quota.backends.base import NodeSeen
+from makeway_quota.backends.base import NodeStatus
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.backends.untrusted import UnreadableJson, read_value
 from makeway_quota.control.hub.client import HubApi
@@ -34,7 +34,7 @@ ODD_ERRORS = {
 
 @pytest.mark.parametrize("what", ODD_ERRORS)
 async def test_an_odd_report_of_an_exception_is_shown_as_far_as_it_can_be_read(tmp_path: Path, what: str) -> None:
-    backend = MemoryBackend([NodeSeen("n1", "", tuple(range(10)), virtual=True)])
+    backend = MemoryBackend([NodeStatus("n1", "", tuple(range(10)), virtual=True)])
     async with running(tmp_path / "state", backend=backend) as run:
         job = await run.submit("ana", "train")
         await run.job(job.id, "running")

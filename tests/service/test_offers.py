@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from makeway_api.errors import MakewayError
-from makeway_quota.backends.base import NodeSeen
+from makeway_quota.backends.base import NodeStatus
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.control.world.engine_view import EngineChanges
 from makeway_quota.engine import Snapshot, WhatIf
@@ -23,7 +23,7 @@ from makeway_quota.store.records import Change, NewWorkload
 from makeway_quota.wording import gpus_are
 from running import PEOPLE, Running, running
 
-NODE = NodeSeen("virtual-1", "gpu", tuple(range(10)), virtual=True)
+NODE = NodeStatus("virtual-1", "gpu", tuple(range(10)), virtual=True)
 
 
 def backend() -> MemoryBackend:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import pytest
 from makeway_api.models import Kind, Priority, State
 from makeway_quota import quarantine
-from makeway_quota.backends.base import AttemptSeen, NodeSeen, Phase
+from makeway_quota.backends.base import AttemptStatus, NodeStatus, Phase
 from makeway_quota.backends.memory import MemoryAttempt, MemoryBackend
 from makeway_quota.control import actuate, reconcile, start_backoff, transitions
 from makeway_quota.control.actuate import Actuator, Commands
@@ -41,7 +41,7 @@ from makeway_quota.store.store import Store
 from running import SAMPLE, Running, running
 
 POLICY = SAMPLE.read_text(encoding="utf-8").replace("settings:\n", "settings:\n  history_half_life: 3600\n", 1)
-NODES = [NodeSeen(f"n{at}", "gpu", tuple(range(5)), cpu=64000, memory=256_000) for at in (1, 2)]
+NODES = [NodeStatus(f"n{at}", "gpu", tuple(range(5)), cpu=64000, memory=256_000) for at in (1, 2)]
 DEEP = "deep inside of it"
 
 
@@ -194,7 +194,7 @@ class Site:
         async def provoke() -> None:
             key = ("j-ghost", 1)
             order = next(iter(self.backend.attempts.values())).order
-            seen = AttemptSeen(*key, Phase.RUNNING, started_at=1.0)
+            seen = AttemptStatus(*key, Phase.RUNNING, started_at=1.0)
             self.backend.attempts[key] = MemoryAttempt(replace(order, workload="j-ghost"), seen)
             self.backend._changed()
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from makeway_quota.backends.base import NodeSeen
+from makeway_quota.backends.base import NodeStatus
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.policy import read
 from makeway_quota.web.pages.nodes import STATES, NodeLine
 from running import running
 
 NODES = [
-    NodeSeen("busy", "gpu", (0, 1, 2, 3)),
-    NodeSeen("down", "gpu", (0, 1, 2, 3), ready=False),
-    NodeSeen("drained", "gpu", (0, 1, 2, 3), cordoned=True),
-    NodeSeen("others", "gpu", (0, 1, 2, 3), foreign={1: 500}, foreign_gpus=1500),
-    NodeSeen("spare", "gpu", (0, 1, 2, 3)),
+    NodeStatus("busy", "gpu", (0, 1, 2, 3)),
+    NodeStatus("down", "gpu", (0, 1, 2, 3), ready=False),
+    NodeStatus("drained", "gpu", (0, 1, 2, 3), cordoned=True),
+    NodeStatus("others", "gpu", (0, 1, 2, 3), foreign={1: 500}, foreign_gpus=1500),
+    NodeStatus("spare", "gpu", (0, 1, 2, 3)),
 ]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from makeway_api.errors import MakewayError
-from makeway_quota.backends.base import NodeSeen
+from makeway_quota.backends.base import NodeStatus
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.control.world import pool_assignment
 from makeway_quota.history.accounting import Accounting
@@ -80,11 +80,13 @@ async def test_a_stored_document_is_in_force_whatever_cannot_be_counted_by_it(
     part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = TEXT.replace("settings:\n", "settings:\n  history_half_life: 3600\n", 1)
-    backend = MemoryBackend([NodeSeen(f"n{at}", "gpu", tuple(range(5)), cpu=64000, memory=256_000) for at in (1, 2, 3)])
+    backend = MemoryBackend(
+        [NodeStatus(f"n{at}", "gpu", tuple(range(5)), cpu=64000, memory=256_000) for at in (1, 2, 3)]
+    )
     bad = {"n1"} if part == "node" else set[str]()
     parts, follow = pool_assignment._parts, Accounting.follow
 
-    def divided(seen: NodeSeen, document: Document) -> Any:
+    def divided(seen: NodeStatus, document: Document) -> Any:
         return fail() if seen.name in bad else parts(seen, document)
 
     def followed(accounting: Accounting, rows: Iterable[Workload]) -> None:
@@ -168,7 +170,7 @@ async def rolled(run: Running, text: str, applied: dict[int, str]) -> None:
 
 async def lived(path: Path, pairs: int, seed: int) -> None:
     random, applied = Random(seed), dict[int, str]()
-    backend = MemoryBackend([NodeSeen(f"n{at}", "gpu", tuple(range(5)), cpu=64000, memory=256_000) for at in (1, 2)])
+    backend = MemoryBackend([NodeStatus(f"n{at}", "gpu", tuple(range(5)), cpu=64000, memory=256_000) for at in (1, 2)])
     async with running(path, backend=backend) as run:
         for person, profile in (("ana", "gpu2"), ("bo", "gpu3"), ("ana", "gpu8")):
             await run.submit(person, profile, profile=profile)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from makeway_api.errors import MakewayError
 from makeway_quota import policy
-from makeway_quota.backends.base import NodeSeen
+from makeway_quota.backends.base import NodeStatus
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.control.world import pool_assignment
 from makeway_quota.values import Place, host_of
@@ -160,7 +160,7 @@ async def test_work_on_a_node_or_device_that_no_pool_has_any_more_is_shown_where
     tmp_path: Path, change: dict[str, Any]
 ) -> None:
     labels = {"gpu": "h100"}
-    machines = [NodeSeen(name, "", (0, 1), labels=labels, cpu=64_000, memory=64_000) for name in ("n1", "n2")]
+    machines = [NodeStatus(name, "", (0, 1), labels=labels, cpu=64_000, memory=64_000) for name in ("n1", "n2")]
     backend = MemoryBackend(machines, real_time=True)
     text = FREE.replace("{nodes}", ", nodes: {labels: {gpu: h100}}")
     async with running(tmp_path, text.replace("gpus: 1,", "gpus: 2,"), backend=backend) as run:
@@ -221,7 +221,7 @@ async def test_more_than_a_pools_own_gpus_cannot_be_reserved(tmp_path: Path) -> 
 
 def test_cpu_and_memory_go_with_the_gpus_and_work_over_the_border_is_foreign() -> None:
     document = policy.read(TWO)
-    seen = NodeSeen("host", "", tuple(range(16)), cpu=64_000, memory=1600, foreign={3: 1000, 9: 250})
+    seen = NodeStatus("host", "", tuple(range(16)), cpu=64_000, memory=1600, foreign={3: 1000, 9: 250})
     found = pool_assignment.divide([seen], document)
     assert [(n.pool, n.cpu, n.memory, dict(n.foreign)) for n in found.nodes] == [
         ("h100", 32_000, 800, {9: 250}),
@@ -243,9 +243,9 @@ def test_a_node_is_in_the_pool_whose_labels_it_has() -> None:
     )
     labels = {"gpu": "a100", "zone": "b", "other": "x"}
     nodes = [
-        NodeSeen("n1", "", (0, 1), labels=labels),
-        NodeSeen("n2", "", (0, 1), labels=labels | {"zone": "c"}),
-        NodeSeen("n3", "h100", (0, 1), labels=labels),
+        NodeStatus("n1", "", (0, 1), labels=labels),
+        NodeStatus("n2", "", (0, 1), labels=labels | {"zone": "c"}),
+        NodeStatus("n3", "h100", (0, 1), labels=labels),
     ]
     found = pool_assignment.divide(nodes, document)
     assert [(name, found.pools_of(name)) for name in ("n1", "n3")] == [
@@ -257,7 +257,7 @@ def test_a_node_is_in_the_pool_whose_labels_it_has() -> None:
 
 @pytest.mark.covers("F02")
 def test_the_engine_sees_what_a_backend_knows_of_a_node() -> None:
-    seen = NodeSeen(
+    seen = NodeStatus(
         "n1",
         "gpu",
         (0, 1, 2),

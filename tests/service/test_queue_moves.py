@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from makeway_api.errors import MakewayError
 from makeway_api.models import FileIn, Job
-from makeway_quota.backends.base import NodeSeen
+from makeway_quota.backends.base import NodeStatus
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.services import Caller
 from makeway_quota.store.records import Change, Person, Workload
@@ -45,7 +45,7 @@ ALL = PEOPLE | {"lead": LEAD, "lea": Caller("lea", groups=frozenset({"rnd", "dev
 @asynccontextmanager
 async def site(folder: Path, policy: str = POLICY, **settings: Any) -> AsyncIterator[Running]:
     """Run a service whose jobs are in memory."""
-    backend = MemoryBackend([NodeSeen("n", "gpu", (0, 1, 2, 3))], real_time=True)
+    backend = MemoryBackend([NodeStatus("n", "gpu", (0, 1, 2, 3))], real_time=True)
     async with running(folder, policy, backend=backend, people=ALL, **settings) as run:
         yield run
 

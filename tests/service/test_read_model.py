@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from makeway_quota.backends.base import NodeSeen, Seen
+from makeway_quota.backends.base import NodeStatus, Observation
 from makeway_quota.control.reads import read_model
 from makeway_quota.control.reads.read_model import ReadModels
 from makeway_quota.control.world.world import World
@@ -51,14 +51,14 @@ class Setting:
         self.world = World(self.store, read(POLICY, "p.yaml"), 1, lambda: self.clock)
         self.models = ReadModels(self.world, self.store, lambda: self.clock)
         self.nodes = {
-            "here": NodeSeen("here", "", tuple(range(8)), cpu=8000, memory=8000),
-            "n1": NodeSeen("n1", "far", (0, 1, 2, 3)),
-            "n2": NodeSeen("n2", "far", (0, 1, 2, 3), foreign={3: 500}),
+            "here": NodeStatus("here", "", tuple(range(8)), cpu=8000, memory=8000),
+            "n1": NodeStatus("n1", "far", (0, 1, 2, 3)),
+            "n2": NodeStatus("n2", "far", (0, 1, 2, 3), foreign={3: 500}),
         }
         self.see()
 
     def see(self) -> None:
-        self.world.observe(Seen(tuple(self.nodes.values()), ()))
+        self.world.observe(Observation(tuple(self.nodes.values()), ()))
 
     async def check(self) -> None:
         """Compare the model with a count by the engine."""
@@ -206,7 +206,7 @@ async def test_random_histories_count_as_the_engine_counts(tmp_path: Path, seed:
         elif roll < 0.95:
             gone = setting.nodes.pop("n2", None)
             if gone is None:
-                setting.nodes["n2"] = NodeSeen("n2", "far", (0, 1, 2, 3))
+                setting.nodes["n2"] = NodeStatus("n2", "far", (0, 1, 2, 3))
             setting.see()
         else:
             document = read(random.choice((POLICY, OTHER)), "p.yaml")

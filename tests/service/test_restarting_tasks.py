@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from makeway_quota.backends.base import Seen
+from makeway_quota.backends.base import Observation
 from makeway_quota.control.restarting_tasks import restarting
 from running import running
 
@@ -44,7 +44,7 @@ async def test_a_cancelled_request_does_not_end_the_control_loop(
         backend = run.service.components.backend
         observe = backend.observe
 
-        async def breaks(since: int | None = None) -> Seen:
+        async def breaks(since: int | None = None) -> Observation:
             if broken:
                 raise broken.pop()
             return await observe(since)

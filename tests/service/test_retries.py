@@ -7,22 +7,22 @@ import time
 from pathlib import Path
 
 import pytest
-from makeway_quota.backends.base import AttemptSeen, NodeSeen, Phase, Seen
+from makeway_quota.backends.base import AttemptStatus, NodeStatus, Observation, Phase
 from makeway_quota.control.reconcile import reconcile
 from makeway_quota.control.start_backoff import MAX_RETRY, RETRY_DELAYED, backoff_until, retry_delay
 from makeway_quota.store.records import NewWorkload, Workload
 from makeway_quota.store.rows import submitted
 from running import python, running
 
-NODE = NodeSeen("local", "", tuple(range(10)), virtual=True)
+NODE = NodeStatus("local", "", tuple(range(10)), virtual=True)
 FAILS = python("raise SystemExit(3)")
 
 
 def after_failure(row: Workload, now: float, ran: float) -> Workload:
     """Return a row as it is once its attempt has failed."""
     started = row._replace(state="running", attempt=row.attempt + 1, started_at=now - ran)
-    seen = AttemptSeen(row.id, started.attempt, Phase.EXITED, ended_at=now, exit_code=3)
-    [change] = reconcile({row.id: started}, Seen((NODE,), (seen,)), now=now, lost_budget=3).changes
+    seen = AttemptStatus(row.id, started.attempt, Phase.EXITED, ended_at=now, exit_code=3)
+    [change] = reconcile({row.id: started}, Observation((NODE,), (seen,)), now=now, lost_budget=3).changes
     made: Workload = started._replace(**change.fields)
     return made
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from elsewhere import Processes
 from makeway_api.models import SessionRequest
-from makeway_quota.backends.base import Backend, BackendUnavailable, NodeSeen, Seen, StartOrder
+from makeway_quota.backends.base import Backend, BackendUnavailable, NodeStatus, Observation, StartOrder
 from makeway_quota.backends.choice import make_backend
 from makeway_quota.backends.local.backend import LocalBackend
 from makeway_quota.backends.memory import MemoryBackend
@@ -38,13 +38,13 @@ SOON = PartLimits(open=0.05, observe=0.05, order=0.05)
 
 
 def memory(name: str = "far", *nodes: str) -> MemoryBackend:
-    found = MemoryBackend([NodeSeen(node, "far", (0, 1), virtual=True) for node in nodes or ("far-1",)])
+    found = MemoryBackend([NodeStatus(node, "far", (0, 1), virtual=True) for node in nodes or ("far-1",)])
     found.name = name
     return found
 
 
 def local(folder: Path) -> LocalBackend:
-    return LocalBackend(folder, nodes=[NodeSeen("here-1", "", (0, 1), virtual=True)], tick=0.2)
+    return LocalBackend(folder, nodes=[NodeStatus("here-1", "", (0, 1), virtual=True)], tick=0.2)
 
 
 def words(run: Running, job: str) -> Callable[[], object]:
@@ -84,10 +84,10 @@ class Breakable(MemoryBackend):
     hangs = False
 
     def __init__(self) -> None:
-        super().__init__([NodeSeen("far-1", "far", (0, 1), virtual=True)])
+        super().__init__([NodeStatus("far-1", "far", (0, 1), virtual=True)])
         self.released = asyncio.Event()
 
-    async def observe(self, since: int | None = None) -> Seen:
+    async def observe(self, since: int | None = None) -> Observation:
         if self.fails:
             raise OSError(self.fails)
         if self.hangs:
@@ -163,7 +163,7 @@ class Late(MemoryBackend):
     name = "far"
 
     def __init__(self) -> None:
-        super().__init__([NodeSeen("far-1", "far", (0, 1), virtual=True)])
+        super().__init__([NodeStatus("far-1", "far", (0, 1), virtual=True)])
         self.there = False
         self.tries = 0
 
@@ -219,7 +219,7 @@ async def test_real_workers_elsewhere_and_local_ones_are_told_apart_by_their_rep
     """Two backends with workers that report by HTTP share one channel: each sees the reports of its own alone."""
     one, two = (Processes(tmp_path / name, "http://nowhere") for name in ("one", "two"))
     one.name, two.name = "one", "two"
-    two._nodes = {"far-2": NodeSeen("far-2", "far", (0,), virtual=True)}
+    two._nodes = {"far-2": NodeStatus("far-2", "far", (0,), virtual=True)}
     both = RoutingBackend([one, two])
     both.follow_placements(lambda id, attempt: {"j-1": "one", "j-2": "two"}.get(id, ""))
     channel = FakeChannel()
@@ -295,7 +295,7 @@ async def test_nodes_of_the_same_name_are_offered_by_one_backend_and_the_other_i
     del one.nodes["n2"]
     seen = await both.observe(seen.version)
     assert {node.name: node.backend for node in seen.nodes} == {"n2": "two"}
-    one.nodes["n2"] = NodeSeen("n2", "far", (0,))
+    one.nodes["n2"] = NodeStatus("n2", "far", (0,))
     seen = await both.observe()
     assert {node.name: node.backend for node in seen.nodes}["n2"] == "two"  # who has it keeps it
     with pytest.raises(ValueError, match="Each backend is named once"):
@@ -310,7 +310,7 @@ async def test_an_order_that_hangs_is_broken_off_and_a_backend_that_is_away_is_a
             self.asked += 1
             await asyncio.Event().wait()
 
-    stuck = Stuck([NodeSeen("n1", "far", (0,))])
+    stuck = Stuck([NodeStatus("n1", "far", (0,))])
     both = RoutingBackend([memory("one", "n2"), stuck], SOON)
     await both.open()
     await both.observe()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from makeway_api.errors import MakewayError
-from makeway_quota.backends.base import AttemptSeen, Phase, Seen
+from makeway_quota.backends.base import AttemptStatus, Observation, Phase
 from makeway_quota.backends.local.backend import LocalBackend
 from makeway_quota.control import time_limits
 from makeway_quota.control.reconcile import reconcile
@@ -37,7 +37,7 @@ class Watch:
     def __init__(self, shared: bool = False) -> None:
         self.at = 1000.0
         self.limits = TimeLimits(shared, lambda: self.at)
-        self.seen = AttemptSeen("j-1", 1, Phase.RUNNING, started_at=5000.0)
+        self.seen = AttemptStatus("j-1", 1, Phase.RUNNING, started_at=5000.0)
 
     def ended(self, passed: float, row: Workload, clock: float = 0.0, **seen: Any) -> list[str]:
         """Return what is ended once so many seconds have passed, and the clock is `clock` ahead of that."""
@@ -126,8 +126,8 @@ def test_a_job_that_is_ended_at_its_limit_stays_so_when_it_also_makes_way(moved:
         "checkpointing", TIME_LIMIT, "It ran past its limit.",
     )  # fmt: skip
     assert noticed.notice is not None
-    seen = AttemptSeen("j-1", 1, Phase.EXITED, exit_code=75, acknowledged=True, noticed=True)
-    [ended] = reconcile({"j-1": noticed}, Seen((), (seen,)), now=810.0, lost_budget=3).changes
+    seen = AttemptStatus("j-1", 1, Phase.EXITED, exit_code=75, acknowledged=True, noticed=True)
+    [ended] = reconcile({"j-1": noticed}, Observation((), (seen,)), now=810.0, lost_budget=3).changes
     assert ended.fields["state"] == "failed", "it is not requeued"
     assert "time limit" in str(ended.fields["reason_message"])
 

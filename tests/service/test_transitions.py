@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from makeway_quota.backends.base import AttemptSeen, Phase
+from makeway_quota.backends.base import AttemptStatus, Phase
 from makeway_quota.control import transitions
 from makeway_quota.control.transitions import EVENTS, AttemptEnd, Transition
 from makeway_quota.engine.plan import Evict, Refusal, Start, Waiting
@@ -17,7 +17,7 @@ from makeway_quota.values import Notice, Place
 STATES = sorted({*LIVE_STATES, *ENDED})
 HERE = (Place("n1", (0,), (1000,)),)
 NOW = 5000.0
-EXITED = AttemptSeen("j1", 3, Phase.EXITED, 4000.0, 4900.0, 1, message="it broke", step=7, checkpoint_at=4500.0)
+EXITED = AttemptStatus("j1", 3, Phase.EXITED, 4000.0, 4900.0, 1, message="it broke", step=7, checkpoint_at=4500.0)
 END = AttemptEnd(EXITED, NOW, 900.0, lost_seconds=400.0)
 
 MADE: dict[str, Callable[[Workload], Transition]] = {
@@ -52,7 +52,7 @@ ALWAYS = {"id": "j1", "owner": "ana", "kind": "job", "team": "rnd", "profile": "
 
 
 def observed(row: Workload, phase: Phase) -> Transition:
-    made = transitions.observe(row, AttemptSeen("j1", 3, phase, step=8, checkpoint_at=4950.0))
+    made = transitions.observe(row, AttemptStatus("j1", 3, phase, step=8, checkpoint_at=4950.0))
     assert made is not None
     return made
 

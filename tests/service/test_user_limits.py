@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from makeway_api.errors import MakewayError
 from makeway_api.models import Job
-from makeway_quota.backends.base import NodeSeen
+from makeway_quota.backends.base import NodeStatus
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.services.limits.user_limits import FILES_OF_ONE, UserLimits
 from makeway_quota.store.records import Change, NewWorkload
 from makeway_quota.store.store import Store, open_store
 from running import SAMPLE, Running, running
 
-BUSY = [NodeSeen("local", "", (0,), virtual=True)]
+BUSY = [NodeStatus("local", "", (0,), virtual=True)]
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Any
 
 import itsdangerous
 import pytest
-from makeway_quota.backends.remote.backend import WorkerSeen
+from makeway_quota.backends.remote.backend import WorkerStatus
 from makeway_quota.control.workers.channel import HEARD_EVERY, MAX_STEP, READ_ALL_EVERY, STALE_SECONDS, WorkerChannel
 from makeway_quota.control.workers.tokens import RENEWAL_SECONDS, TOKEN_SECONDS, AttemptTokens
 from makeway_quota.store import Store, open_store
@@ -46,7 +46,7 @@ class Replica:
             self.now = min(end, self.now + 5.0)
             await self.channel.refresh()
 
-    def worker(self) -> WorkerSeen | None:
+    def worker(self) -> WorkerStatus | None:
         return self.channel.seen().get(KEY[:2], {}).get(0)
 
     @property

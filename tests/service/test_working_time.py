@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from makeway_quota.backends.base import AttemptSeen, NodeSeen, Phase, Seen
+from makeway_quota.backends.base import AttemptStatus, NodeStatus, Observation, Phase
 from makeway_quota.control.reconcile import reconcile
 from makeway_quota.control.start_backoff import RETRY_DELAYED
 from makeway_quota.store.records import NewWorkload, Workload
 from makeway_quota.store.rows import submitted
 from makeway_quota.values import Notice
 
-NODE = NodeSeen("local", "", (0,), virtual=True)
+NODE = NodeStatus("local", "", (0,), virtual=True)
 NOW = 1_800_000_000.0
 
 
@@ -18,8 +18,8 @@ def ended(exit_code: int, began: float | None, ends: float | None = NOW, now: fl
     """Return a job that got its GPUs 66 s ago, once an attempt is over that began and ended at these times."""
     new = NewWorkload("j-12345678", "job", "rnd", "gpu1", "ana", name="fit", gpus=1000, max_failures=9)
     row = submitted(new, NOW - 100)._replace(state="running", attempt=1, started_at=NOW - 66)
-    seen = AttemptSeen(row.id, 1, Phase.EXITED, started_at=began, ended_at=ends, exit_code=exit_code)
-    [change] = reconcile({row.id: row}, Seen((NODE,), (seen,)), now=now, lost_budget=3).changes
+    seen = AttemptStatus(row.id, 1, Phase.EXITED, started_at=began, ended_at=ends, exit_code=exit_code)
+    [change] = reconcile({row.id: row}, Observation((NODE,), (seen,)), now=now, lost_budget=3).changes
     made: Workload = row._replace(**change.fields)
     return made
 
@@ -57,8 +57,8 @@ def test_what_was_lost_is_work_since_the_command_began() -> None:
     notice = Notice("reclaim", NOW - 1, NOW + 30)
     row = submitted(new, NOW - 100)._replace(attempt=1, started_at=NOW - 66, notice=notice)
     for state, began, lost in (("checkpointing", NOW - 2, 2.0), ("checkpointing", None, 66.0), ("starting", None, 0.0)):
-        seen = AttemptSeen(row.id, 1, Phase.EXITED, began, NOW, -15, noticed=True)
-        found = reconcile({row.id: row._replace(state=state)}, Seen((NODE,), (seen,)), now=NOW, lost_budget=3)
+        seen = AttemptStatus(row.id, 1, Phase.EXITED, began, NOW, -15, noticed=True)
+        found = reconcile({row.id: row._replace(state=state)}, Observation((NODE,), (seen,)), now=NOW, lost_budget=3)
         [change] = found.changes
         assert change.close_attempt is not None
         assert change.close_attempt["lost_seconds"] == lost, state

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from makeway_api.models import Job, Session
-from makeway_quota.backends.base import NodeSeen, Seen
+from makeway_quota.backends.base import NodeStatus, Observation
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.services.health import checks, serves
 from makeway_quota.services.jobs.listing import ListQuery
@@ -40,7 +40,7 @@ async def test_ready_says_what_is_wrong_and_recovers(tmp_path: Path, monkeypatch
         async def numbers() -> str:
             return (await run.service.services.usage.metrics()).decode()
 
-        async def broken(since: int | None = None) -> Seen:
+        async def broken(since: int | None = None) -> Observation:
             raise OSError("the disk is full")
 
         with monkeypatch.context() as patch:
@@ -57,20 +57,20 @@ async def test_ready_says_what_is_wrong_and_recovers(tmp_path: Path, monkeypatch
 
 
 async def test_the_gpus_that_no_pool_takes_follow_the_nodes(tmp_path: Path) -> None:
-    node = NodeSeen("n1", "gpu", (0,), unassigned=(("amd.com/gpu", 2),))
+    node = NodeStatus("n1", "gpu", (0,), unassigned=(("amd.com/gpu", 2),))
     async with running(tmp_path, backend=MemoryBackend([node])) as run:
         world = run.service.components.world
-        world.observe(Seen((node,)))
+        world.observe(Observation((node,)))
         assert world.unassigned == {"n1": (("amd.com/gpu", 2),)}
-        world.observe(Seen((replace(node, unassigned=()),)))
+        world.observe(Observation((replace(node, unassigned=()),)))
         assert world.unassigned == {}
-        world.observe(Seen((node,), version=2))
-        world.observe(Seen((), version=3))
+        world.observe(Observation((node,), version=2))
+        world.observe(Observation((), version=3))
         assert world.unassigned == {}
 
 
 async def test_nothing_is_decided_before_the_nodes_are_known(tmp_path: Path) -> None:
-    backend = MemoryBackend([NodeSeen("n1", "gpu", tuple(range(10)))], real_time=True)
+    backend = MemoryBackend([NodeStatus("n1", "gpu", tuple(range(10)))], real_time=True)
     backend.synced = False
     async with running(tmp_path, backend=backend, MAKEWAY_TICK_SECONDS=0.1) as run:
         job = await run.submit("ana", "train", profile="gpu3")
@@ -134,13 +134,13 @@ async def test_a_replica_whose_loop_never_went_through_a_cycle_gets_no_requests(
     class Broken(MemoryBackend):
         opened = broken = False
 
-        async def observe(self, since: int | None = None) -> Seen:
+        async def observe(self, since: int | None = None) -> Observation:
             if self.opened and self.broken:
                 raise ValueError("a bug of the new version")
             self.opened = True
             return await super().observe(since)
 
-    backend = Broken((NodeSeen("n1", "", (0, 1), virtual=True),), real_time=True)
+    backend = Broken((NodeStatus("n1", "", (0, 1), virtual=True),), real_time=True)
     backend.broken = True
     async with running(tmp_path, backend=backend, MAKEWAY_TICK_SECONDS=0.1) as run:
         context, world = run.service.services.context, run.service.components.world
@@ -179,7 +179,7 @@ async def reasons(run: Running, job: Job, session: Session | None = None) -> set
 @pytest.mark.covers("F80")
 async def test_work_that_waits_while_the_cluster_cannot_be_read_says_so(tmp_path: Path) -> None:
     """Then it says again what it waits for; what runs goes on, with its own reason."""
-    backend = MemoryBackend([NodeSeen("local", "gpu", tuple(range(3)))], real_time=True)
+    backend = MemoryBackend([NodeStatus("local", "gpu", tuple(range(3)))], real_time=True)
     async with running(tmp_path, backend=backend, MAKEWAY_TICK_SECONDS=0.1) as run:
         runs = await run.submit("ana", "runs", profile="gpu1")
         began = (await run.job(runs.id, "running")).reason

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from makeway_quota.backends.base import NodeSeen
+from makeway_quota.backends.base import NodeStatus
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.store.records import NewWorkload
 from running import running
@@ -45,7 +45,7 @@ async def large_portal(
 ) -> AsyncIterator[Portal]:
     """Start a portal on so many nodes, with work that runs and work that waits; nothing is executed."""
     seen = [
-        NodeSeen(f"node-{at:04}", "h100", tuple(range(GPUS)), model="H100", ready=at % 97 != 5) for at in range(nodes)
+        NodeStatus(f"node-{at:04}", "h100", tuple(range(GPUS)), model="H100", ready=at % 97 != 5) for at in range(nodes)
     ]
     people = PEOPLE | {"tess": caller("tess", "read", "submit", groups=("team07",))}
     async with running(

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx2
 import uvicorn
-from makeway_quota.backends.base import NodeSeen
+from makeway_quota.backends.base import NodeStatus
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.services import Caller
 from makeway_quota.web.app import create_app
@@ -90,7 +90,7 @@ class Portal:
 @asynccontextmanager
 async def portal(state: Path, **settings: Any) -> AsyncIterator[Portal]:
     """Start a service on ten virtual GPUs with the sample policy, and its web; nothing is executed."""
-    node = NodeSeen("virtual-1", "gpu", tuple(range(10)), model="virtual GPU", virtual=True)
+    node = NodeStatus("virtual-1", "gpu", tuple(range(10)), model="virtual GPU", virtual=True)
     backend = MemoryBackend([node], real_time=True)
     environ = {name: settings.pop(name) for name in list(settings) if name.startswith("MAKEWAY_")}
     async with running(state, backend=backend, people=PEOPLE, **environ) as run:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from makeway_quota.backends.base import Seen
+from makeway_quota.backends.base import Observation
 from web.portal import API, PREFIX, Portal
 
 PATIENCE = 30.0
@@ -20,7 +20,7 @@ async def cycle_under_way(web: Portal, monkeypatch: pytest.MonkeyPatch) -> Async
     service, began, go_on = web.run.service, asyncio.Event(), asyncio.Event()
     observe = web.backend.observe
 
-    async def slow(since: int | None = None) -> Seen:
+    async def slow(since: int | None = None) -> Observation:
         began.set()
         await go_on.wait()
         return await observe(since)

@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from makeway_quota.backends.base import NodeSeen
+from makeway_quota.backends.base import NodeStatus
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.web.server.http_server import BoundedHttp, server_config
 from running import running
@@ -95,7 +95,7 @@ def idle(stack: ExitStack, port: int, addresses: int, count: int) -> None:
 @pytest.mark.slow
 @pytest.mark.covers("N26")
 async def test_five_hundred_workers_report_beside_idle_connections(tmp_path: Path, many_files: None) -> None:
-    backend = MemoryBackend([NodeSeen("local", "gpu", tuple(range(WORKERS)), virtual=True)], real_time=True)
+    backend = MemoryBackend([NodeStatus("local", "gpu", tuple(range(WORKERS)), virtual=True)], real_time=True)
     async with running(tmp_path, POLICY, backend=backend, people=PEOPLE) as run:
         web = Portal(run, backend)
         job = await run.submit("ana", "gang", profile="gpu1", workers=WORKERS)

@@ -30,7 +30,7 @@ Key = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class WorkloadPod:
-    """What a pod, or a process, of ours holds on its node, in the units of `NodeSeen`."""
+    """What a pod, or a process, of ours holds on its node, in the units of `NodeStatus`."""
 
     workload: str
     gpus: int = 0
@@ -54,7 +54,7 @@ class WorkloadPod:
 
 @dataclass(frozen=True, slots=True)
 class NodePart:
-    """The GPUs that a node offers to one of its pools, in the units of `NodeSeen`."""
+    """The GPUs that a node offers to one of its pools, in the units of `NodeStatus`."""
 
     pool: str
     devices: tuple[int, ...]
@@ -64,7 +64,7 @@ class NodePart:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeSeen:
+class NodeStatus:
     """A node as it is now. CPU in milli-cores, memory in MiB, GPUs in milli-GPUs; `cpu` and `memory` 0: unknown.
 
     `pool` "": the policy document says which pool the node, or each of its GPUs, is in (`pool_assignment.divide`).
@@ -121,7 +121,7 @@ class NodeSeen:
         """The pools that it is in, "" for none that the backend knows."""
         return tuple(part.pool for part in self.parts) or (self.pool,)
 
-    def by_pool(self) -> tuple[NodeSeen, ...]:
+    def by_pool(self) -> tuple[NodeStatus, ...]:
         """Return the node as it is in each of its pools; what terminates there is of all of them."""
         if not self.parts:
             return (self,)
@@ -149,7 +149,7 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class AttemptSeen:
+class AttemptStatus:
     """One attempt of a job as the backend reports it; times are Unix seconds."""
 
     workload: str
@@ -216,14 +216,14 @@ class BackendState:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Observation:
     """The nodes and attempts that a backend reports: all of them, or (not `whole`) what changed since a version.
 
     While a backend is not `synced` its lists are not complete: absence from them means nothing.
     """
 
-    nodes: tuple[NodeSeen, ...] = ()
-    attempts: tuple[AttemptSeen, ...] = ()
+    nodes: tuple[NodeStatus, ...] = ()
+    attempts: tuple[AttemptStatus, ...] = ()
     version: int = 0
     """ask for what changed after this version next time"""
     whole: bool = True
@@ -335,7 +335,7 @@ class Backend(Protocol):
     async def close(self, *, stop_jobs: bool) -> None:
         """Stop observing; with `stop_jobs` notice everything that runs, wait up to its grace, then kill."""
 
-    async def observe(self, since: int | None = None) -> Seen:
+    async def observe(self, since: int | None = None) -> Observation:
         """Return every node, and every attempt that was started and not yet forgotten.
 
         With `since`, the version of an earlier answer, only what changed after it is returned; a backend that does

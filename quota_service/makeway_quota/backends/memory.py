@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from makeway_api.durations import duration
 
 from ..values import File, Notice
-from .base import AttemptSeen, Backend, BackendError, Key, NodeSeen, Phase, Seen, StartOrder
+from .base import AttemptStatus, Backend, BackendError, Key, NodeStatus, Observation, Phase, StartOrder
 from .versions import Changes
 
 OVER = (Phase.EXITED, Phase.LOST)
@@ -26,7 +26,7 @@ class MemoryAttempt:
     """One attempt, with what it was given and what it left."""
 
     order: StartOrder
-    seen: AttemptSeen
+    seen: AttemptStatus
     notice: Notice | None = None
     log: bytearray = field(default_factory=bytearray)
     result: bytes | None = None
@@ -50,7 +50,7 @@ class MemoryBackend(Backend):
 
     def __init__(
         self,
-        nodes: Iterable[NodeSeen] = (),
+        nodes: Iterable[NodeStatus] = (),
         *,
         clock: Callable[[], float] = time.time,
         lasts: Callable[[StartOrder], float | None] = lambda order: None,
@@ -99,7 +99,7 @@ class MemoryBackend(Backend):
             else:
                 self._end(entry, 75, acknowledged=True, noticed=True)
 
-    async def observe(self, since: int | None = None) -> Seen:
+    async def observe(self, since: int | None = None) -> Observation:
         """Return the nodes, and the attempts that are not forgotten, after doing what is due."""
         self._happen()
         attempts = {key: each.seen for key, each in self.attempts.items()}
@@ -118,7 +118,7 @@ class MemoryBackend(Backend):
                 raise BackendError(f"There is no node {place.node!r} here.")
         now = self.clock()
         before = self._any(order.workload, order.attempt - 1)
-        seen = AttemptSeen(order.workload, order.attempt, Phase.STARTING)
+        seen = AttemptStatus(order.workload, order.attempt, Phase.STARTING)
         if before is not None:
             seen = replace(seen, step=before.seen.step, checkpoint_at=before.seen.checkpoint_at)
         self.attempts[key] = MemoryAttempt(order, seen)
@@ -301,7 +301,7 @@ class MemoryBackend(Backend):
             self._later(now + entry.order.time_limit, key, "limit")
 
     def _end(self, entry: MemoryAttempt, exit_code: int, *, message: str = "", **facts: bool) -> None:
-        """Write down how it ended; `facts` are the true-or-false fields of AttemptSeen."""
+        """Write down how it ended; `facts` are the true-or-false fields of AttemptStatus."""
         saved = "" if entry.seen.step is None else f"saved at step {entry.seen.step}"
         entry.seen = replace(
             entry.seen,

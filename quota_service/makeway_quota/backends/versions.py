@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import Generic, TypeVar
 
-from .base import AttemptSeen, Key, NodeSeen, Seen
+from .base import AttemptStatus, Key, NodeStatus, Observation
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -66,17 +66,17 @@ class Changes:
 
     def __init__(self) -> None:
         self._version = 1
-        self._nodes: Versions[str, NodeSeen] = Versions()
-        self._attempts: Versions[Key, AttemptSeen] = Versions()
+        self._nodes: Versions[str, NodeStatus] = Versions()
+        self._attempts: Versions[Key, AttemptStatus] = Versions()
 
     def seen(
         self,
-        nodes: Mapping[str, NodeSeen],
-        attempts: Mapping[Key, AttemptSeen],
+        nodes: Mapping[str, NodeStatus],
+        attempts: Mapping[Key, AttemptStatus],
         since: int | None,
         *,
         synced: bool = True,
-    ) -> Seen:
+    ) -> Observation:
         """Return the present state: what changed after the version `since`, or everything."""
         changed = self._nodes.show(nodes, self._version + 1)
         changed |= self._attempts.show(attempts, self._version + 1)
@@ -85,7 +85,7 @@ class Changes:
             node_changes, attempt_changes = self._nodes.since(since), self._attempts.since(since)
             if node_changes is not None and attempt_changes is not None:
                 (new_nodes, gone_nodes), (new_attempts, gone_attempts) = node_changes, attempt_changes
-                return Seen(
+                return Observation(
                     tuple(new_nodes),
                     tuple(new_attempts),
                     self._version,
@@ -93,4 +93,4 @@ class Changes:
                     gone_nodes=tuple(gone_nodes),
                     gone_attempts=tuple(gone_attempts),
                 )
-        return Seen(tuple(nodes.values()), tuple(attempts.values()), self._version, synced=synced)
+        return Observation(tuple(nodes.values()), tuple(attempts.values()), self._version, synced=synced)

@@ -13,14 +13,14 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..backends.base import (
-    AttemptSeen,
+    AttemptStatus,
     Backend,
     BackendError,
     BackendFull,
     BackendRefusal,
     BackendUnavailable,
+    Observation,
     Phase,
-    Seen,
     StartOrder,
 )
 from ..engine.snapshot import ADMITTED
@@ -159,7 +159,7 @@ class Actuator:
             raise errors[0]
 
     async def actuate(
-        self, rows: Mapping[str, Workload], seen: Seen, now: float, started: Started, names: Names = IDS
+        self, rows: Mapping[str, Workload], seen: Observation, now: float, started: Started, names: Names = IDS
     ) -> ChangeSet:
         """Send all other orders; return what could not be done, for the store.
 
@@ -198,7 +198,7 @@ class Actuator:
         async with self._leader.acting(self._term):
             await order()
 
-    async def _job(self, started: Started, row: Workload, seen: AttemptSeen | None, now: float) -> None:
+    async def _job(self, started: Started, row: Workload, seen: AttemptStatus | None, now: float) -> None:
         key = (row.id, row.attempt)
         if seen is None:
             if key in started.expected:
@@ -333,7 +333,7 @@ class Actuator:
                     late[id] = row
         return late
 
-    async def _leftover(self, row: Workload | None, seen: AttemptSeen) -> None:
+    async def _leftover(self, row: Workload | None, seen: AttemptStatus) -> None:
         """Stop and forget an attempt that is over in the store, or not in it at all."""
         if row is not None and row.attempt == seen.attempt and row.state in ADMITTED:
             return

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
-from ..backends.base import BackendError, Phase, Seen
+from ..backends.base import BackendError, Observation, Phase
 from ..metrics import CYCLE_SECONDS, LEADER, count_decisions
 from ..quarantine import concerns_all
 from ..store.errors import Deposed, NotLeading, StoreError
@@ -435,7 +435,9 @@ class Loop:
     def _names(self, rows: Mapping[str, Workload]) -> Names:
         return names_of(self.world.document.policies, rows, self.world.document)
 
-    def _reported(self, rows: Mapping[str, Workload], seen: Seen, now: float, *, stopping: bool = False) -> ChangeSet:
+    def _reported(
+        self, rows: Mapping[str, Workload], seen: Observation, now: float, *, stopping: bool = False
+    ) -> ChangeSet:
         return reconcile(
             rows,
             seen,

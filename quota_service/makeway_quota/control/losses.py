@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 
-from ..backends.base import AttemptSeen, NodeSeen
+from ..backends.base import AttemptStatus, NodeStatus
 from ..engine.index.nodes import UNLIMITED, hosts
 from ..engine.request import Need, need_of
 from ..engine.snapshot import GPU
@@ -28,7 +28,7 @@ Room = Mapping[str, Mapping[str, int]]
 class Losses:
     """Judges losses of attempts by the nodes as they are reported: a loss with its node says nothing about the job."""
 
-    def __init__(self, nodes: Iterable[NodeSeen], budget: int, document: Document) -> None:
+    def __init__(self, nodes: Iterable[NodeStatus], budget: int, document: Document) -> None:
         self._nodes = nodes
         self._budget = budget
         self._document = document
@@ -42,7 +42,7 @@ class Losses:
     def _assignment(self) -> PoolAssignment:
         return divide((node for node in self._nodes if node.ready and not node.cordoned), self._document)
 
-    def counts(self, row: Workload, seen: AttemptSeen) -> bool:
+    def counts(self, row: Workload, seen: AttemptStatus) -> bool:
         """Whether a loss counts: not where a node of the job is gone or down, or the backend knows of it."""
         return not seen.node_lost and (not self._ready or all(place.node in self._ready for place in row.placement))
 

@@ -11,7 +11,7 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ..backends.base import AttemptSeen, Phase, Seen
+from ..backends.base import AttemptStatus, Observation, Phase
 from ..engine.snapshot import ADMITTED
 from ..policy import Document
 from ..quarantine import Quarantine
@@ -36,7 +36,7 @@ SAVED = re.compile(r"; (saved at step -?\d+|no checkpoint)$")
 
 def reconcile(
     rows: Mapping[str, Workload],
-    seen: Seen,
+    seen: Observation,
     *,
     now: float,
     lost_budget: int,
@@ -89,7 +89,7 @@ def note_launched(change_set: ChangeSet, launched: Mapping[str, float]) -> None:
             change_set.add(*transitions.launch(id, at))
 
 
-def _with_possible_times(seen: AttemptSeen, now: float) -> AttemptSeen:
+def _with_possible_times(seen: AttemptStatus, now: float) -> AttemptStatus:
     """Return the report with times that are possible: jobs write what they like, and nodes have clocks of their own."""
     began, ended, saved = seen.started_at, seen.ended_at, seen.checkpoint_at
     if ended is not None and not 0 <= ended <= now:
@@ -115,7 +115,7 @@ class _AttemptEnds:
     stopping: bool
     times: PresentTimes | None
 
-    def ended(self, row: Workload, seen: AttemptSeen) -> None:
+    def ended(self, row: Workload, seen: AttemptStatus) -> None:
         """End or requeue a job whose attempt is over or lost."""
         noticed = row.notice is not None or seen.noticed
         # exit code 0 after a notice is a success only of a job that reported that its work is complete
@@ -147,7 +147,7 @@ class _AttemptEnds:
         else:
             self._finish(row, seen, "failed", outcomes.failed(job, _cause(seen), row.size))
 
-    def _retry(self, row: Workload, seen: AttemptSeen) -> None:
+    def _retry(self, row: Workload, seen: AttemptStatus) -> None:
         """Requeue a job that failed and may fail again, after a delay where it failed soon after its start."""
         failures = row.failures + 1
         delay = retry_delay(failures, self._worked(row, seen))
@@ -158,13 +158,13 @@ class _AttemptEnds:
             fields |= {"reason_code": RETRY_DELAYED, "not_before": self.now + delay}
         self._requeue(row, seen, "failed", "retry", message, fields)
 
-    def _finish(self, row: Workload, seen: AttemptSeen, state: End, message: str) -> None:
+    def _finish(self, row: Workload, seen: AttemptStatus, state: End, message: str) -> None:
         self.change_set.add(*transitions.finish(row, self._end(row, seen), state, message))
 
-    def _end(self, row: Workload, seen: AttemptSeen, lost: float | None = None) -> AttemptEnd:
+    def _end(self, row: Workload, seen: AttemptStatus, lost: float | None = None) -> AttemptEnd:
         return AttemptEnd(seen, self.now, self._ran(row, seen), self.durable, lost)
 
-    def _evicted(self, row: Workload, seen: AttemptSeen, notice: Notice) -> None:
+    def _evicted(self, row: Workload, seen: AttemptStatus, notice: Notice) -> None:
         progress = self._saved(row, seen)
         if seen.killed:
             message = outcomes.killed_at_deadline(job_name(row), row.grace, progress)
@@ -179,7 +179,7 @@ class _AttemptEnds:
             return outcomes.PREEMPT_TEST
         return outcomes.preemptor(notice.by_owner, notice.by_team and self.names.team(notice.by_team))
 
-    def _stopped_by_others(self, row: Workload, seen: AttemptSeen) -> None:
+    def _stopped_by_others(self, row: Workload, seen: AttemptStatus) -> None:
         """Requeue a job that a drain, `kubectl delete` or a SIGTERM stopped; a loss, unless Makeway itself stops."""
         progress = self._saved(row, seen)
         if self.stopping:
@@ -192,7 +192,7 @@ class _AttemptEnds:
                 row, seen, message, outcomes.stopped_for_good(job_name(row), nodes, row.infra_failures + 1)
             )
 
-    def _never_ran(self, row: Workload, seen: AttemptSeen, code: str = START_DEFERRED) -> None:
+    def _never_ran(self, row: Workload, seen: AttemptStatus, code: str = START_DEFERRED) -> None:
         """Requeue a job of which nothing ran, which is no loss: it is delayed, and goes elsewhere if it can.
 
         Also where no checkpoint could be kept: one node's mount may hang, and a volume that is away comes back.
@@ -200,21 +200,21 @@ class _AttemptEnds:
         self._avoid(row, seen)
         self.change_set.add(*self.backoff.requeue(row, job_name(row), _cause(seen), self.now, code))
 
-    def _avoid(self, row: Workload, seen: AttemptSeen) -> None:
+    def _avoid(self, row: Workload, seen: AttemptStatus) -> None:
         """Remember the node that did not start a worker, or ended it, if the node is ready."""
         if seen.worker < len(row.placement):
             before = [node for node, _ in self.backoff.avoided(row.id, self.now)]
             nodes = self.losses.avoided(row, row.placement[seen.worker].node, before)
             self.backoff.avoid(row.id, nodes, self.now)
 
-    def _lost(self, row: Workload, seen: AttemptSeen) -> None:
+    def _lost(self, row: Workload, seen: AttemptStatus) -> None:
         """Requeue a job that was lost."""
         job, nodes, cause = job_name(row), _nodes(row), _cause(seen)
         began = row.state != "starting" or seen.started_at is not None
         message = outcomes.lost(job, nodes, cause, self._saved(row, seen) if began else None)
         self._requeue_after_loss(row, seen, message, outcomes.lost_for_good(job, nodes, cause, row.infra_failures + 1))
 
-    def _requeue_after_loss(self, row: Workload, seen: AttemptSeen, message: str, final_message: str) -> None:
+    def _requeue_after_loss(self, row: Workload, seen: AttemptStatus, message: str, final_message: str) -> None:
         """Requeue a job after a loss; it ends only where it was lost too often without a node to blame."""
         nodes = _nodes(row)
         fields: dict[str, object] = {"failed_node": ", ".join(nodes) or "its node"}
@@ -232,7 +232,7 @@ class _AttemptEnds:
     def _requeue(
         self,
         row: Workload,
-        seen: AttemptSeen,
+        seen: AttemptStatus,
         outcome: str,
         code: str,
         message: str,
@@ -245,7 +245,7 @@ class _AttemptEnds:
     def _present(self, row: Workload) -> Workload:
         return self.times.of(row) if self.times is not None else row
 
-    def _worked(self, row: Workload, seen: AttemptSeen) -> float:
+    def _worked(self, row: Workload, seen: AttemptStatus) -> float:
         """Return the seconds since the command of this attempt began, without those that its start took.
 
         Both times are of the node's clock. Without a start time from the launcher, it is as long as the GPUs were held.
@@ -256,7 +256,7 @@ class _AttemptEnds:
         worked = (self.now if seen.ended_at is None else seen.ended_at) - seen.started_at
         return min(held, worked) if worked >= 0 else held
 
-    def _ran(self, row: Workload, seen: AttemptSeen) -> float:
+    def _ran(self, row: Workload, seen: AttemptStatus) -> float:
         """Return the seconds for which all attempts of the job held GPUs, this one included."""
         started = self._present(row).started_at
         if started is None:
@@ -264,7 +264,7 @@ class _AttemptEnds:
         ended = seen.ended_at or self.now
         return row.ran + max(0.0, (ended if ended >= started else self.now) - started)
 
-    def _saved(self, row: Workload, seen: AttemptSeen) -> outcomes.SavedWork:
+    def _saved(self, row: Workload, seen: AttemptStatus) -> outcomes.SavedWork:
         """Return what is saved, and the seconds of work since; 0 where it saved on notice."""
         step = seen.step if seen.step is not None else row.checkpoint_step
         saved = step is not None or bool(seen.checkpoint_at or row.checkpoint_at or seen.acknowledged)
@@ -281,7 +281,7 @@ class _AttemptEnds:
         return outcomes.SavedWork(saved, step, lost)
 
 
-def _cause(seen: AttemptSeen) -> str:
+def _cause(seen: AttemptStatus) -> str:
     if seen.message:
         return seen.message.strip().splitlines()[-1][:300] if seen.message.strip() else "no output"
     if seen.exit_code is None:
@@ -289,7 +289,7 @@ def _cause(seen: AttemptSeen) -> str:
     return f"killed by signal {-seen.exit_code}" if seen.exit_code < 0 else f"exit code {seen.exit_code}"
 
 
-def _unexpected_end(row: Workload, seen: AttemptSeen) -> str:
+def _unexpected_end(row: Workload, seen: AttemptStatus) -> str:
     """Return how a job ended after its notice; empty if as expected: saved, exit code 0 or 75, by the signal."""
     number = getattr(signal, row.signal, signal.SIGTERM)
     usual = (None, 0, 75, -number, 128 + number, -signal.SIGKILL, 128 + signal.SIGKILL)

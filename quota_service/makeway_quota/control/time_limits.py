@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from makeway_api.durations import duration
 
-from ..backends.base import AttemptSeen, Key, Phase
+from ..backends.base import AttemptStatus, Key, Phase
 from ..engine.snapshot import ADMITTED
 from ..quarantine import Quarantine
 from ..store.records import Workload
@@ -51,8 +51,8 @@ class TimeLimits:
     def overdue(
         self,
         rows: Mapping[str, Workload],
-        changed: Iterable[AttemptSeen],
-        attempts: Mapping[Key, AttemptSeen],
+        changed: Iterable[AttemptStatus],
+        attempts: Mapping[Key, AttemptStatus],
         now: float,
     ) -> ChangeSet:
         """Return the changes that end overdue jobs; `changed` are those of `attempts` that are new or differ."""
@@ -74,7 +74,7 @@ class TimeLimits:
                 self._check(change_set, row, found, at)
         return change_set
 
-    def _counts(self, row: Workload, seen: AttemptSeen) -> bool:
+    def _counts(self, row: Workload, seen: AttemptStatus) -> bool:
         """Whether an attempt runs that has a limit, and that nothing else is about to end."""
         if row.time_limit is None or row.kind != "job" or row.state not in ADMITTED or row.attempt != seen.attempt:
             return False
@@ -82,13 +82,13 @@ class TimeLimits:
         began = seen.started_at is not None or not self._reports_begin
         return began and not ending and seen.phase not in (Phase.EXITED, Phase.LOST)
 
-    def _note(self, row: Workload, seen: AttemptSeen, at: float, now: float) -> None:
+    def _note(self, row: Workload, seen: AttemptStatus, at: float, now: float) -> None:
         limit = row.time_limit or 0.0
         passed = 0.0 if seen.started_at is None else min(limit, max(0.0, now - seen.started_at))
         self._known[seen.key] = at + limit - passed
         heapq.heappush(self._due, (self._known[seen.key] + row.grace + MARGIN, seen.key))
 
-    def _check(self, change_set: ChangeSet, row: Workload, seen: AttemptSeen, at: float) -> None:
+    def _check(self, change_set: ChangeSet, row: Workload, seen: AttemptStatus, at: float) -> None:
         noticed = seen.noticed or seen.phase is Phase.STOPPING
         last = self._known[seen.key] + row.grace + (LATE_MARGIN if noticed else MARGIN)
         if at < last:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from ..backends.base import AttemptSeen, Phase
+from ..backends.base import AttemptStatus, Phase
 from ..engine.plan import Evict, Move, Refusal, Start, Waiting
 from ..engine.snapshot import ADMITTED, LIVE
 from ..store.records import ENDED, LIVE_STATES, Attempt, Change, NewDecision, Workload
@@ -96,7 +96,7 @@ class AttemptEnd:
     are there for the next attempt; `lost_seconds`: seconds of work that nothing was saved of, None where it is over.
     """
 
-    seen: AttemptSeen
+    seen: AttemptStatus
     now: float
     ran: float
     durable: bool = True
@@ -246,7 +246,7 @@ def defer(
 # ── Running ─────────────────────────────────────────────────────────────────
 
 
-def observe(row: Workload, seen: AttemptSeen) -> Transition | None:
+def observe(row: Workload, seen: AttemptStatus) -> Transition | None:
     """Take over that an attempt runs, saved a checkpoint, or waits for another cause; None where nothing is new."""
     event, fields = "report", checkpoint_of(row, seen)
     if row.state == "starting" and seen.phase is not Phase.STARTING:
@@ -264,7 +264,7 @@ def open_server(row: Workload, message: str) -> Transition:
     return Transition(_change("open", row, fields))
 
 
-def checkpoint_of(row: Workload, seen: AttemptSeen) -> dict[str, object]:
+def checkpoint_of(row: Workload, seen: AttemptStatus) -> dict[str, object]:
     """Return the step and time of the newest checkpoint, where they are others than those of the row."""
     if seen.checkpoint_at is None or (seen.step, seen.checkpoint_at) == (row.checkpoint_step, row.checkpoint_at):
         return {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 
-from ..backends.base import AttemptSeen, Phase
+from ..backends.base import AttemptStatus, Phase
 from ..store.records import Workload
 from .trace import Arrival
 
@@ -65,7 +65,7 @@ class SimulatedBackend:
             heapq.heappop(self._ends)
         return self._ends[0][0] if self._ends else None
 
-    def over(self, now: float) -> list[AttemptSeen]:
+    def over(self, now: float) -> list[AttemptStatus]:
         """Report the attempts that are over by now."""
         result = []
         while self._ends and self._ends[0][0] <= now:
@@ -78,11 +78,11 @@ class SimulatedBackend:
         work = self.work.get(id)
         return work is not None and work.attempt == attempt and (work.since is None) is noticed
 
-    def _report(self, id: str, attempt: int, at: float, noticed: bool) -> AttemptSeen:
+    def _report(self, id: str, attempt: int, at: float, noticed: bool) -> AttemptStatus:
         work = self.work[id]
         if noticed:
             work.attempt = -attempt
-            return AttemptSeen(
+            return AttemptStatus(
                 id,
                 attempt,
                 Phase.EXITED,
@@ -92,7 +92,7 @@ class SimulatedBackend:
                 noticed=True,
                 checkpoint_at=at,
             )
-        return AttemptSeen(id, attempt, Phase.EXITED, ended_at=at, exit_code=0, completed=True)
+        return AttemptStatus(id, attempt, Phase.EXITED, ended_at=at, exit_code=0, completed=True)
 
     def forget(self, id: str) -> Work:
         """Remove a job that has ended, and return it."""

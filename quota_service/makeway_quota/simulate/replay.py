@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ..backends.base import AttemptSeen, Seen
+from ..backends.base import AttemptStatus, Observation
 from ..control import transitions
 from ..control.change_set import ChangeSet
 from ..control.decisions import change_set_of
@@ -160,10 +160,10 @@ class Replay:
                 change_set.add(*transitions.withdraw(row, self.now))
         self._commit(change_set)
 
-    def _report(self, over: list[AttemptSeen]) -> None:
+    def _report(self, over: list[AttemptStatus]) -> None:
         """Write to the store which attempts are over; starting and running count the same, so no start is reported."""
         if over:
-            self._commit(reconcile(self.store.rows, Seen((), tuple(over)), now=self.now, lost_budget=0))
+            self._commit(reconcile(self.store.rows, Observation((), tuple(over)), now=self.now, lost_budget=0))
 
     def _decide(self) -> None:
         """Plan and apply until nothing changes any more; not at all while no job waits."""

@@ -26,7 +26,7 @@ from ..base import (
     BackendUnavailable,
     EndTries,
     Key,
-    NodeSeen,
+    NodeStatus,
     StartOrder,
 )
 from ..remote.backend import REPORT_WITHIN, RemoteBackend
@@ -220,7 +220,7 @@ class KubernetesBackend(RemoteBackend):
         if self.lease is not None:
             await self.lease.release()
 
-    async def nodes(self) -> Mapping[str, NodeSeen]:
+    async def nodes(self) -> Mapping[str, NodeStatus]:
         """Return the nodes by name, in the pools of the policy in force; none before there is one."""
         return self._worker_pods.nodes()
 

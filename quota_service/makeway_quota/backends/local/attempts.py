@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...values import Notice, NoticeKind
-from ..base import AttemptSeen, Phase
+from ..base import AttemptStatus, Phase
 from ..untrusted import UnreadableJson, number, text, whole
 from .jobdir import AttemptFiles
 from .processes import MAX_PID, MAX_TICKS, Mark, Process, boot_id
@@ -61,7 +61,7 @@ class LocalAttempt:
         self._leave_by: float | None = None
         self._kill_at: float | None = None
         self._stamps: dict[str, tuple[int, int] | None] = {}
-        self._seen = AttemptSeen(self.workload, self.number, Phase.STARTING)
+        self._seen = AttemptStatus(self.workload, self.number, Phase.STARTING)
         self._progress: object = None
 
     def new_progress(self) -> object:
@@ -70,7 +70,7 @@ class LocalAttempt:
         return progress
 
     @property
-    def seen(self) -> AttemptSeen:
+    def seen(self) -> AttemptStatus:
         """The report of this attempt."""
         return self._seen
 
@@ -266,7 +266,7 @@ class LocalAttempt:
         return True
 
 
-def _reported(seen: AttemptSeen, status: Mapping[str, Any]) -> AttemptSeen:
+def _reported(seen: AttemptStatus, status: Mapping[str, Any]) -> AttemptStatus:
     """Read a launcher's report; its account could have written anything there, so types are checked."""
     return replace(
         seen,

@@ -19,7 +19,17 @@ from typing import TypeVar
 
 from ...quarantine import Quarantine
 from ...values import Notice
-from ..base import Backend, BackendError, BackendUnavailable, Elsewhere, EndTries, Key, NodeSeen, Seen, StartOrder
+from ..base import (
+    Backend,
+    BackendError,
+    BackendUnavailable,
+    Elsewhere,
+    EndTries,
+    Key,
+    NodeStatus,
+    Observation,
+    StartOrder,
+)
 from ..untrusted import UnreadableJson
 from ..versions import Changes
 from .attempts import LAUNCHER_GRACE, MAX_TRIES, LocalAttempt
@@ -60,7 +70,7 @@ class LocalBackend(Backend):
         state_dir: str | Path,
         *,
         pool: str = "",
-        nodes: Sequence[NodeSeen] | None = None,
+        nodes: Sequence[NodeStatus] | None = None,
         virtual_gpus: int = 10,
         virtual_nodes: int = 1,
         system_users: bool = False,
@@ -146,7 +156,7 @@ class LocalBackend(Backend):
             self._unwatch(key)
         await self._do(self._layout.closed)
 
-    async def observe(self, since: int | None = None) -> Seen:
+    async def observe(self, since: int | None = None) -> Observation:
         """Return the nodes, and the attempts that are not forgotten."""
         await self._do(self._refresh)
         self._follow_up()

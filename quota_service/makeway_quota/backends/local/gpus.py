@@ -6,7 +6,7 @@ import os
 import socket
 from dataclasses import dataclass
 
-from ..base import NodeSeen
+from ..base import NodeStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +50,10 @@ def _gpu(index: int) -> Gpu:
     return Gpu(index, name.decode() if isinstance(name, bytes) else str(name), memory)
 
 
-def host_node(gpus: tuple[Gpu, ...], pool: str) -> NodeSeen:
+def host_node(gpus: tuple[Gpu, ...], pool: str) -> NodeStatus:
     """Describe this machine with its real GPUs as one node."""
     models = sorted({gpu.model for gpu in gpus})
-    return NodeSeen(
+    return NodeStatus(
         name=socket.gethostname(),
         pool=pool,
         devices=tuple(gpu.index for gpu in gpus),
@@ -63,7 +63,7 @@ def host_node(gpus: tuple[Gpu, ...], pool: str) -> NodeSeen:
     )
 
 
-def virtual_nodes(gpus: int, nodes: int, pool: str, prefix: str = "virtual") -> tuple[NodeSeen, ...]:
+def virtual_nodes(gpus: int, nodes: int, pool: str, prefix: str = "virtual") -> tuple[NodeStatus, ...]:
     """Return `nodes` virtual nodes that share `gpus` devices; the first ones get the remainder.
 
     Their CPU and memory are 0, not checked: they all stand for the same machine.
@@ -71,12 +71,12 @@ def virtual_nodes(gpus: int, nodes: int, pool: str, prefix: str = "virtual") -> 
     nodes = max(1, nodes)
     sizes = [gpus // nodes + (1 if place < gpus % nodes else 0) for place in range(nodes)]
     return tuple(
-        NodeSeen(f"{prefix}-{place + 1}", pool, tuple(range(size)), model="virtual GPU", virtual=True)
+        NodeStatus(f"{prefix}-{place + 1}", pool, tuple(range(size)), model="virtual GPU", virtual=True)
         for place, size in enumerate(sizes)
     )
 
 
-def nodes_here(pool: str, gpus: int, nodes: int) -> tuple[NodeSeen, ...]:
+def nodes_here(pool: str, gpus: int, nodes: int) -> tuple[NodeStatus, ...]:
     """Describe this machine: its real GPUs as one node, or else virtual ones."""
     found = real_gpus()
     return (host_node(found, pool),) if found else virtual_nodes(gpus, nodes, pool)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...engine.snapshot import GPU
-from ..base import NodeSeen, StartOrder, WorkloadPod
+from ..base import NodeStatus, StartOrder, WorkloadPod
 
 
 def places_of(order: StartOrder) -> list[dict[str, Any]]:
@@ -19,7 +19,7 @@ def places_of(order: StartOrder) -> list[dict[str, Any]]:
     return [{"node": place.node, "devices": list(place.devices), "milli": list(place.milli)} for place in order.workers]
 
 
-def holding(nodes: Sequence[NodeSeen], headers: Iterable[Mapping[str, Any]]) -> dict[str, NodeSeen]:
+def holding(nodes: Sequence[NodeStatus], headers: Iterable[Mapping[str, Any]]) -> dict[str, NodeStatus]:
     """Return the nodes by name, each with the workers of the attempts that have not ended, from their orders.
 
     An order that cannot be understood holds nothing.
@@ -35,7 +35,7 @@ def holding(nodes: Sequence[NodeSeen], headers: Iterable[Mapping[str, Any]]) -> 
     return {n.name: replace(n, pods=tuple(pods[n.name])) if n.name in pods else n for n in nodes}
 
 
-def _workers(header: Mapping[str, Any], nodes: Sequence[NodeSeen]) -> Iterator[tuple[str, WorkloadPod]]:
+def _workers(header: Mapping[str, Any], nodes: Sequence[NodeStatus]) -> Iterator[tuple[str, WorkloadPod]]:
     """Yield each worker of an order with its node."""
     known = {node.name for node in nodes}
     for worker, place in enumerate(header.get("places") or _earlier_places(header, nodes)):
@@ -46,7 +46,7 @@ def _workers(header: Mapping[str, Any], nodes: Sequence[NodeSeen]) -> Iterator[t
             yield place["node"], pod
 
 
-def _earlier_places(header: Mapping[str, Any], nodes: Sequence[NodeSeen]) -> list[dict[str, Any]]:
+def _earlier_places(header: Mapping[str, Any], nodes: Sequence[NodeStatus]) -> list[dict[str, Any]]:
     """Return the places of an order that an earlier version wrote, from the environments of its workers."""
     result = []
     workers = header.get("workers") or ()

@@ -15,7 +15,7 @@ from typing import Any
 
 from makeway_api.open_files import limit_of_users
 
-from ..base import BackendError, NodeSeen, StartOrder
+from ..base import BackendError, NodeStatus, StartOrder
 from .attempts import LocalAttempt
 from .held_devices import places_of
 from .jobdir import Layout, beside, check_files, write_order
@@ -76,7 +76,7 @@ def check_shared(layout: Layout, python: str) -> None:
             )
 
 
-def spool(layout: Layout, order: StartOrder, account: UnixAccount, nodes: Sequence[NodeSeen], log_limit: int) -> None:
+def spool(layout: Layout, order: StartOrder, account: UnixAccount, nodes: Sequence[NodeStatus], log_limit: int) -> None:
     """Write down all that the launcher needs; BackendError when the order can never be carried out."""
     if not order.command or any("\0" in word for word in order.command):
         raise BackendError("There is no command to run.")
@@ -110,7 +110,7 @@ def spool(layout: Layout, order: StartOrder, account: UnixAccount, nodes: Sequen
     write_order(layout.order(order.workload, order.attempt), header, files)
 
 
-def workers(order: StartOrder, nodes: Mapping[str, NodeSeen]) -> list[dict[str, Any]]:
+def workers(order: StartOrder, nodes: Mapping[str, NodeStatus]) -> list[dict[str, Any]]:
     """Return each worker's own environment: its devices and, in a gang, its rank."""
     total = sum(sum(place.milli) for place in order.workers) / 1000
     port = str(_free_port()) if len(order.workers) > 1 else ""

@@ -19,12 +19,23 @@ from makeway_api.durations import duration
 
 from ...quarantine import Quarantine
 from ...values import Notice
-from ..base import LOST_AFTER, AttemptSeen, Backend, BackendError, EndTries, Key, NodeSeen, Phase, Seen, StartOrder
+from ..base import (
+    LOST_AFTER,
+    AttemptStatus,
+    Backend,
+    BackendError,
+    EndTries,
+    Key,
+    NodeStatus,
+    Observation,
+    Phase,
+    StartOrder,
+)
 from ..versions import Changes
 from .channel import Channel
-from .remote_attempt import NOTHING, Ending, Observation, RemoteAttempt, Timeouts, conclude, cut_off
+from .remote_attempt import NOTHING, AttemptObservation, Ending, RemoteAttempt, Timeouts, conclude, cut_off
 from .worker_hosts import GONE, WorkerHosts
-from .workers import WorkerSeen
+from .workers import WorkerStatus
 
 log = logging.getLogger("makeway.remote")
 
@@ -48,7 +59,7 @@ class Folders(Protocol):
         """Stop removing; a later order finds what is left."""
 
 
-_NONE: Mapping[int, WorkerSeen] = {}
+_NONE: Mapping[int, WorkerStatus] = {}
 
 
 class RemoteBackend(Backend, ABC):
@@ -77,7 +88,7 @@ class RemoteBackend(Backend, ABC):
         self._changes = Changes()
         self._hosts: dict[Key, WorkerHosts] = {}
         self._synced = False
-        self._attempts: dict[Key, AttemptSeen] = {}
+        self._attempts: dict[Key, AttemptStatus] = {}
         """what was observed last: an observation looks only at what has changed, or may change by time"""
         self._again: set[Key] = set()
         """attempts to look at again at the next observation"""
@@ -95,7 +106,7 @@ class RemoteBackend(Backend, ABC):
     # -- what a subclass does
 
     @abstractmethod
-    async def nodes(self) -> Mapping[str, NodeSeen]:
+    async def nodes(self) -> Mapping[str, NodeStatus]:
         """Return the nodes by name."""
 
     @abstractmethod
@@ -163,7 +174,7 @@ class RemoteBackend(Backend, ABC):
         if self.folders is not None:
             await self.folders.close()
 
-    async def observe(self, since: int | None = None) -> Seen:
+    async def observe(self, since: int | None = None) -> Observation:
         """Return the nodes, and the attempts that have hosts or that a worker reported about."""
         await self.channel.refresh()
         listed, reported = await self.hosts(), self.channel.seen()
@@ -174,7 +185,7 @@ class RemoteBackend(Backend, ABC):
                 self._attempts.pop(key, None)
                 self._known.pop(key, None)
                 continue
-            observed = Observation(key, hosts.get(key, otherwise), reported.get(key, _NONE), silent.get(key))
+            observed = AttemptObservation(key, hosts.get(key, otherwise), reported.get(key, _NONE), silent.get(key))
             if not self._observe_attempt(observed, dead.get(key)):
                 self._again.add(key)
         for key, ending in self._due_endings():
@@ -184,7 +195,7 @@ class RemoteBackend(Backend, ABC):
         seen = self._changes.seen(await self.nodes(), self._attempts, since, synced=listed is not None)
         return replace(seen, problem=self.problem) if self.problem else seen
 
-    def _observe_attempt(self, observed: Observation, lost_with: tuple[int, str] | None) -> bool:
+    def _observe_attempt(self, observed: AttemptObservation, lost_with: tuple[int, str] | None) -> bool:
         """Update what is known of one attempt; False where that fails, so that it stays as it was seen last."""
         key = observed.key
         if self.quarantine.rests(OBSERVING, "workload", key[0]):
@@ -193,7 +204,7 @@ class RemoteBackend(Backend, ABC):
             self._attempts[key] = self._seen(observed, lost_with)
             return True
         # What is there must not count as lost, or it would be started a second time.
-        self._attempts.setdefault(key, AttemptSeen(*key, Phase.STARTING))
+        self._attempts.setdefault(key, AttemptStatus(*key, Phase.STARTING))
         return False
 
     async def _remove(self, key: Key, ending: Ending) -> None:
@@ -295,7 +306,7 @@ class RemoteBackend(Backend, ABC):
         seen = self._attempts.get(key)
         return seen is not None and seen.phase not in (Phase.EXITED, Phase.LOST)
 
-    def _seen(self, observed: Observation, lost_with: tuple[int, str] | None) -> AttemptSeen:
+    def _seen(self, observed: AttemptObservation, lost_with: tuple[int, str] | None) -> AttemptStatus:
         """Return the report of an attempt, and remember of it what the next observation needs.
 
         `lost_with`: the worker whose host is dead, and why. A replica that leads keeps to ends that it concluded.

@@ -8,7 +8,7 @@ from typing import Protocol
 from makeway_api.models.attempts import WorkerReportIn
 
 from ..base import Key
-from .workers import WorkerSeen
+from .workers import WorkerStatus
 
 
 class Channel(Protocol):
@@ -20,7 +20,7 @@ class Channel(Protocol):
     async def refresh(self) -> bool:
         """Read what workers reported to any replica; return whether there is something new."""
 
-    def seen(self) -> Mapping[Key, Mapping[int, WorkerSeen]]:
+    def seen(self) -> Mapping[Key, Mapping[int, WorkerStatus]]:
         """Return the workers that were heard of, by attempt and number."""
 
     def changed(self) -> set[Key]:

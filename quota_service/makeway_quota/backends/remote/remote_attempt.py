@@ -12,9 +12,9 @@ from typing import NamedTuple
 from makeway_api.durations import duration
 
 from ...values import Notice
-from ..base import AttemptSeen, Key, Phase
+from ..base import AttemptStatus, Key, Phase
 from .worker_hosts import WorkerHosts
-from .workers import WorkerSeen, attempt_of, ended_by_others, ran_or_ended, without_checkpoints
+from .workers import WorkerStatus, attempt_of, ended_by_others, ran_or_ended, without_checkpoints
 
 MAX_PAUSE = 300.0
 """Seconds between two removals of hosts that stay."""
@@ -54,7 +54,7 @@ class RemoteAttempt:
     """when it reported first that something killed or stopped it, while its hosts were still there"""
     silent: bool = False
     """whether a worker was silent at the last observation"""
-    concluded: AttemptSeen | None = None
+    concluded: AttemptStatus | None = None
     """an end that no worker reported, as this replica concluded it while it led"""
 
     def timed(self, unheard_before: float) -> bool:
@@ -80,13 +80,13 @@ class RemoteAttempt:
 NOTHING = RemoteAttempt()
 
 
-class Observation(NamedTuple):
+class AttemptObservation(NamedTuple):
     """What is observed of one attempt."""
 
     key: Key
     hosts: WorkerHosts | None
     """None: nothing is known of them"""
-    workers: Mapping[int, WorkerSeen]
+    workers: Mapping[int, WorkerStatus]
     silent: int | None = None
     """a worker that was not heard of for too long"""
 
@@ -106,13 +106,13 @@ class Conclusion(NamedTuple):
     """What follows from an observation."""
 
     known: RemoteAttempt
-    seen: AttemptSeen
+    seen: AttemptStatus
     concluded: bool = False
     """whether it is an end that no worker reported"""
 
 
 def conclude(
-    known: RemoteAttempt, observed: Observation, now: float, timeouts: Timeouts, unreported: Callable[[int], str]
+    known: RemoteAttempt, observed: AttemptObservation, now: float, timeouts: Timeouts, unreported: Callable[[int], str]
 ) -> Conclusion:
     """Return what is known of an attempt now, and its report; one that is concluded stays so, whatever comes later.
 
@@ -161,7 +161,7 @@ def cut_off(result: Conclusion, worker: int, message: str) -> Conclusion:
 
 
 def _exited(
-    known: RemoteAttempt, seen: AttemptSeen, hosts: WorkerHosts | None, now: float, report_grace: float
+    known: RemoteAttempt, seen: AttemptStatus, hosts: WorkerHosts | None, now: float, report_grace: float
 ) -> Conclusion:
     """Return an end that the workers reported, with what the hosts say about it.
 
@@ -183,7 +183,7 @@ def _exited(
 
 
 def _absent(
-    known: RemoteAttempt, seen: AttemptSeen, hosts: WorkerHosts, workers: Mapping[int, WorkerSeen]
+    known: RemoteAttempt, seen: AttemptStatus, hosts: WorkerHosts, workers: Mapping[int, WorkerStatus]
 ) -> Conclusion:
     """Return the end of an attempt without hosts whose workers did not report it."""
     if (ending := known.ending) is not None:
@@ -202,5 +202,5 @@ def _absent(
     return _lost(known, replace(lost, never_ran=never_ran, storage_failed=storage_failed))
 
 
-def _lost(known: RemoteAttempt, seen: AttemptSeen) -> Conclusion:
+def _lost(known: RemoteAttempt, seen: AttemptStatus) -> Conclusion:
     return Conclusion(known, replace(seen, phase=Phase.LOST), concluded=True)

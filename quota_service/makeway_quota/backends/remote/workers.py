@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ..base import AttemptSeen, Key, Phase
+from ..base import AttemptStatus, Key, Phase
 
 KILLED = (-9, 137)
 """Exit codes of a command that SIGKILL ended; shells report the second one."""
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerSeen:
+class WorkerStatus:
     """What one worker reported; times are Unix seconds."""
 
     started_at: float | None = None
@@ -41,7 +41,7 @@ class WorkerSeen:
         return self.exit_code is not None
 
 
-def attempt_of(key: Key, workers: Mapping[int, WorkerSeen], size: int) -> AttemptSeen:
+def attempt_of(key: Key, workers: Mapping[int, WorkerStatus], size: int) -> AttemptStatus:
     """Return what the reports of the workers of one attempt mean together; `size` 0: as many as reported.
 
     It runs when all do, and is over when all are; a failure of one worker is that of the attempt. It never runs where
@@ -50,7 +50,7 @@ def attempt_of(key: Key, workers: Mapping[int, WorkerSeen], size: int) -> Attemp
     result = [workers[number] for number in sorted(workers)]
     whole = len(result) >= max(1, size)
     saved = max((w for w in result if w.saved_at is not None), key=lambda w: w.saved_at or 0.0, default=None)
-    seen = AttemptSeen(
+    seen = AttemptStatus(
         *key,
         phase=Phase.STARTING,
         started_at=min((w.started_at for w in result if w.started_at is not None), default=None),
@@ -65,17 +65,17 @@ def attempt_of(key: Key, workers: Mapping[int, WorkerSeen], size: int) -> Attemp
     return seen
 
 
-def without_checkpoints(workers: Mapping[int, WorkerSeen]) -> int | None:
+def without_checkpoints(workers: Mapping[int, WorkerStatus]) -> int | None:
     """Return the first worker that did not begin, as its folder of checkpoints takes no file; None without one."""
     return min((number for number, worker in workers.items() if worker.storage_failed), default=None)
 
 
-def ran_or_ended(seen: AttemptSeen, workers: Mapping[int, WorkerSeen]) -> bool:
+def ran_or_ended(seen: AttemptStatus, workers: Mapping[int, WorkerStatus]) -> bool:
     """Whether an attempt ran as a whole, or any of its workers has ended."""
     return seen.phase is not Phase.STARTING or any(w.ended for w in workers.values())
 
 
-def ended_by_others(seen: AttemptSeen) -> bool:
+def ended_by_others(seen: AttemptStatus) -> bool:
     """Whether SIGKILL or a stop ended the command of an attempt, and none of Makeway's deadlines did.
 
     Whether a stop was Makeway's own is not known here; what had finished before it stays finished.
@@ -91,7 +91,7 @@ def exit_code_of(codes: list[int]) -> int:
     return failed[0] if failed else min(codes) if -9 in codes else max(codes)
 
 
-def _over(seen: AttemptSeen, workers: Mapping[int, WorkerSeen]) -> AttemptSeen:
+def _over(seen: AttemptStatus, workers: Mapping[int, WorkerStatus]) -> AttemptStatus:
     result = [workers[number] for number in sorted(workers)]
     failed = without_checkpoints(workers)
     if failed is None:

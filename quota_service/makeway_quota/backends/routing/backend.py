@@ -1,7 +1,8 @@
 """Several backends as one: each node belongs to one of them, and attempts are routed by where they are placed.
 
 A backend that fails, is slow or starts late stops no other: its nodes take no new work, its attempts stay as they were
-seen last, and `Seen.backends` says why. A node that two backends name alike is offered by the one that showed it first.
+seen last, and `Observation.backends` says why. A node that two backends name alike is offered by the one that showed it
+first.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from ...policy import Document
 from ...quarantine import Quarantine
 from ...values import Notice
 from ..base import (
-    AttemptSeen,
+    AttemptStatus,
     Backend,
     BackendError,
     BackendState,
@@ -23,9 +24,9 @@ from ..base import (
     Elsewhere,
     EndTries,
     Key,
-    NodeSeen,
+    NodeStatus,
+    Observation,
     Phase,
-    Seen,
     StartOrder,
 )
 from ..remote.channel import Channel
@@ -178,7 +179,7 @@ class RoutingBackend(Backend):
         """Close all at the same time."""
         await asyncio.gather(*(part.close(stop_jobs=stop_jobs) for part in self.parts))
 
-    async def observe(self, since: int | None = None) -> Seen:
+    async def observe(self, since: int | None = None) -> Observation:
         """Return the nodes and attempts of all; what one of them cannot show is as it was seen last."""
         looking = [task for part in self.parts if (task := part.observe()) is not None]
         if looking:
@@ -192,9 +193,9 @@ class RoutingBackend(Backend):
         seen = self._changes.seen(nodes, attempts, since, synced=synced)
         return replace(seen, backends=states, problem=_of_all(states))
 
-    def _nodes(self) -> tuple[dict[str, NodeSeen], dict[str, list[str]]]:
+    def _nodes(self) -> tuple[dict[str, NodeStatus], dict[str, list[str]]]:
         """Return the nodes by name, and those of each backend that are not offered as their name is taken."""
-        found: dict[str, NodeSeen] = {}
+        found: dict[str, NodeStatus] = {}
         conflicts: dict[str, list[str]] = {part.name: [] for part in self.parts}
         owners: dict[str, str] = {}
         for part in self.parts:
@@ -213,9 +214,9 @@ class RoutingBackend(Backend):
         self._owners = owners
         return found, conflicts
 
-    def _attempts(self) -> dict[Key, AttemptSeen]:
+    def _attempts(self) -> dict[Key, AttemptStatus]:
         """Return the attempts of all; one that two of them report as its own backend does."""
-        found: dict[Key, AttemptSeen] = {}
+        found: dict[Key, AttemptStatus] = {}
         for part in self.parts:
             for key, attempt in part.attempts.items():
                 home = self.home(key) if key in found else part

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from ..base import Key
 from ..remote.channel import Channel
-from ..remote.workers import WorkerSeen
+from ..remote.workers import WorkerStatus
 
 IsOwn = Callable[[Key], bool]
 """Whether an attempt belongs to a backend."""
@@ -43,7 +43,7 @@ class _ChannelPart:
         self.record_final_reports, self.credentials = whole.record_final_reports, whole.credentials
         self.log, self.log_gap, self.output = whole.log, whole.log_gap, whole.output
 
-    def seen(self) -> Mapping[Key, Mapping[int, WorkerSeen]]:
+    def seen(self) -> Mapping[Key, Mapping[int, WorkerStatus]]:
         found = self._split.channel.seen()
         return {key: workers for key, workers in found.items() if self._is_own(key)}
 

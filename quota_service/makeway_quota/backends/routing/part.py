@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
-from ..base import AttemptSeen, Backend, BackendError, BackendState, BackendUnavailable, Key, NodeSeen, Seen
+from ..base import AttemptStatus, Backend, BackendError, BackendState, BackendUnavailable, Key, NodeStatus, Observation
 
 log = logging.getLogger("makeway.routing")
 
@@ -43,8 +43,8 @@ class RoutedPart:
     def __init__(self, backend: Backend, sessions: bool, timing: PartLimits) -> None:
         """`sessions`: whether notebooks may start on its nodes."""
         self.backend, self.name, self.sessions = backend, backend.name, sessions
-        self.nodes: dict[str, NodeSeen] = {}
-        self.attempts: dict[Key, AttemptSeen] = {}
+        self.nodes: dict[str, NodeStatus] = {}
+        self.attempts: dict[Key, AttemptStatus] = {}
         self.synced = self.opened = False
         self.tried = asyncio.Event()
         """opening it went through, or failed, once"""
@@ -53,7 +53,7 @@ class RoutedPart:
         self._timing = timing
         self._problem = ""
         self._version: int | None = None
-        self._looking: asyncio.Task[Seen] | None = None
+        self._looking: asyncio.Task[Observation] | None = None
         self._overdue = False
         """the observation under way was not there when it was to be taken"""
         self._opening: asyncio.Task[None] | None = None
@@ -121,7 +121,7 @@ class RoutedPart:
 
     # -- observing
 
-    def observe(self) -> asyncio.Task[Seen] | None:
+    def observe(self) -> asyncio.Task[Observation] | None:
         """Begin an observation; None where one is under way already, or it is not open."""
         if not self.opened or self._looking is not None:
             return None
@@ -147,10 +147,10 @@ class RoutedPart:
         else:
             self.failure = None
 
-    def _arrived(self, task: asyncio.Task[Seen]) -> None:
+    def _arrived(self, task: asyncio.Task[Observation]) -> None:
         self._wake()
 
-    def _merge(self, seen: Seen) -> None:
+    def _merge(self, seen: Observation) -> None:
         if seen.whole and seen.synced:
             self.nodes, self.attempts = {}, {}
         for name in seen.gone_nodes:

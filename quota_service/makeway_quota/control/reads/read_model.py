@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from types import MappingProxyType
 
-from ...backends.base import NodeSeen
+from ...backends.base import NodeStatus
 from ...engine.rules.usage import TeamCount
 from ...engine.snapshot import ADMITTED
 from ...policy import Document
@@ -46,7 +46,7 @@ class NodeUse:
     The object stays the same from version to version while nothing on the node changes.
     """
 
-    seen: NodeSeen
+    seen: NodeStatus
     holders: tuple[Workload, ...]
     used: int
     free: int
@@ -338,7 +338,7 @@ class ReadModels:
 
     def _without_pool(
         self, outside: Mapping[str, Mapping[str, Sequence[int]]], old: Mapping[NodeKey, NodeUse]
-    ) -> Iterator[NodeSeen]:
+    ) -> Iterator[NodeStatus]:
         """Yield machines that no pool takes, as they are while work of a pool runs on them: without GPUs of their own.
 
         `outside` has those that changed.
@@ -363,7 +363,7 @@ class ReadModels:
         over = self._over_quota.get(row.id, row.over_quota)
         return row if over == row.over_quota else row._replace(over_quota=over)
 
-    def _use_of(self, node: NodeSeen, rows: Sequence[Workload], strays: tuple[int, ...]) -> NodeUse:
+    def _use_of(self, node: NodeStatus, rows: Sequence[Workload], strays: tuple[int, ...]) -> NodeUse:
         """Return what is used and free on a node; nothing is free where that cannot be told."""
         self._unknown.discard(node.name)
         with self._world.quarantine.guard(STEP, "node", node.name):
@@ -372,7 +372,7 @@ class ReadModels:
         return NodeUse(node, (), 0, 0, dict.fromkeys(node.devices, 0))
 
 
-def use_of(node: NodeSeen, rows: Sequence[Workload], outside: tuple[int, ...] = ()) -> NodeUse:
+def use_of(node: NodeStatus, rows: Sequence[Workload], outside: tuple[int, ...] = ()) -> NodeUse:
     """Return what is used and free on the devices of a node, for every page and answer.
 
     Overbooked devices have 0 free, and so has every device of a node that is not ready or cordoned: nothing can start
@@ -408,7 +408,7 @@ def use_of(node: NodeSeen, rows: Sequence[Workload], outside: tuple[int, ...] = 
     return NodeUse(node, tuple(rows), used, sum(free.values()), free, outside, shown_as)
 
 
-def _shown_as(node: NodeSeen, rows: Sequence[Workload], strays: Sequence[int]) -> dict[int, int]:
+def _shown_as(node: NodeStatus, rows: Sequence[Workload], strays: Sequence[int]) -> dict[int, int]:
     """Return the device that each held index stands for which a node that counts its devices does not show.
 
     As for the engine, these are the last devices that nothing else holds; further ones have ordinals of their own.

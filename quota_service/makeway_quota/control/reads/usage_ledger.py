@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ...backends.base import NodeSeen
+from ...backends.base import NodeStatus
 from ...engine.index.ledger import Ledger
 from ...engine.rules.usage import TeamCount, add_usage, count_usage
 from ...engine.snapshot import ADMITTED
@@ -108,7 +108,7 @@ class UsageLedger:
         return self._assignment.pool_of(place, pools)
 
 
-def usable(node: NodeSeen) -> int:
+def usable(node: NodeStatus) -> int:
     """Return the milli-GPUs of a node that work of Makeway can use, as the engine counts them."""
     if not node.ready or node.cordoned:
         return 0

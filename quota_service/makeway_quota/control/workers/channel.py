@@ -15,7 +15,7 @@ from typing import Any, cast
 from makeway_api.models.attempts import WorkerReportIn
 
 from ...backends.base import LOST_AFTER, Key
-from ...backends.remote.workers import WorkerSeen
+from ...backends.remote.workers import WorkerStatus
 from ...quarantine import Quarantine
 from ...store.reports.worker_reports import WorkerKey, WorkerReport
 from ...store.storage.outputs import Kind
@@ -54,7 +54,7 @@ class WorkerChannel:
         self._wake: Callable[[], None] = lambda: None
         self._connected = False
         self._reports: dict[Key, dict[int, WorkerReport]] = {}
-        self._seen: dict[Key, dict[int, WorkerSeen]] = {}
+        self._seen: dict[Key, dict[int, WorkerStatus]] = {}
         self._changed: set[Key] = set()
         self._heard: dict[WorkerKey, float] = {}
         """on `_awake`"""
@@ -119,7 +119,7 @@ class WorkerChannel:
         self._changed.add(key)
         return True
 
-    def seen(self) -> Mapping[Key, Mapping[int, WorkerSeen]]:
+    def seen(self) -> Mapping[Key, Mapping[int, WorkerStatus]]:
         """Return the workers that were heard of, by attempt and number."""
         return self._seen
 
@@ -282,10 +282,10 @@ def _number_of(name: str) -> int:
         return signal.SIGTERM.value
 
 
-def worker_of(report: Mapping[str, Any]) -> WorkerSeen:
+def worker_of(report: Mapping[str, Any]) -> WorkerStatus:
     """Return a report as the backend reads it."""
     end = report.get("exit") or {}
-    return WorkerSeen(
+    return WorkerStatus(
         started_at=report.get("started_at"),
         step=report.get("step"),
         saved_at=report.get("saved_at"),

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 
-from ...backends.base import AttemptSeen, Key
+from ...backends.base import AttemptStatus, Key
 from ...store.records import Workload
 
 Verdict = Literal["start", "wait", "lost"]
@@ -41,7 +41,7 @@ class Expectations:
         for key in keys:
             self._ordered.setdefault(key, now)
 
-    def seen(self, attempts: Iterable[AttemptSeen]) -> None:
+    def seen(self, attempts: Iterable[AttemptStatus]) -> None:
         """Note attempts that the backend reports; one whose start broke off has yet to be seen."""
         for attempt in attempts:
             (self._seen.discard if attempt.unfinished else self._seen.add)(attempt.key)

@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 
 from makeway_api.quantities import listed
 
-from ...backends.base import AttemptSeen, BackendState, Key, NodeSeen, Seen
+from ...backends.base import AttemptStatus, BackendState, Key, NodeStatus, Observation
 from ...store.records import Workload
 
 K = TypeVar("K")
@@ -95,7 +95,7 @@ class BackendStates:
 class NodeChanges(NamedTuple):
     """The nodes that are new or not what they were, and the names of those that are gone."""
 
-    changed: tuple[NodeSeen, ...]
+    changed: tuple[NodeStatus, ...]
     gone: tuple[str, ...]
     returned: tuple[str, ...] = ()
     """those that may take work now, or more of it, and did not before"""
@@ -105,8 +105,8 @@ class Observed:
     """The nodes and attempts as they were reported last."""
 
     def __init__(self) -> None:
-        self.nodes: dict[str, NodeSeen] = {}
-        self.attempts: dict[Key, AttemptSeen] = {}
+        self.nodes: dict[str, NodeStatus] = {}
+        self.attempts: dict[Key, AttemptStatus] = {}
         self.synced = False
         self.problem = ""
         """why what was reported last may be out of date"""
@@ -116,7 +116,7 @@ class Observed:
         self.changed: set[Key] = set()
         """Attempts that changed or are gone, and that no cycle has gone through with yet."""
 
-    def take(self, seen: Seen) -> NodeChanges:
+    def take(self, seen: Observation) -> NodeChanges:
         """Merge an observation; return what it changes of the nodes.
 
         Absence from a full list means that something is gone only once the backend is synced.
@@ -140,14 +140,14 @@ class Observed:
         """Whether an attempt of a backend ("": of the only one, or not known) that is not reported is not there."""
         return self.backends.absence_counts(backend) if self.backends else self.synced
 
-    def _returns(self, node: NodeSeen) -> bool:
+    def _returns(self, node: NodeStatus) -> bool:
         """Whether a node may take work, or has more devices, and had not at the last observation."""
         before = self.nodes.get(node.name)
         if not node.ready or node.cordoned:
             return False
         return before is None or not before.ready or before.cordoned or _many_open(before) < _many_open(node)
 
-    def _take_attempts(self, attempts: Iterable[AttemptSeen], gone: Iterable[Key]) -> None:
+    def _take_attempts(self, attempts: Iterable[AttemptStatus], gone: Iterable[Key]) -> None:
         for attempt in attempts:
             if _differs(self.attempts, attempt.key, attempt):
                 self.attempts[attempt.key] = attempt
@@ -162,7 +162,7 @@ def _is_complete(state: BackendState) -> bool:
     return state.synced and not state.problem
 
 
-def _many_open(node: NodeSeen) -> int:
+def _many_open(node: NodeStatus) -> int:
     """Return how many devices of a node take work of their pool, were it not cordoned as a whole."""
     return sum(len(each.devices) for each in node.by_pool() if node.cordoned or not each.cordoned)
 

@@ -2,7 +2,7 @@
 
 A backend that does not know pools reports its nodes with pool "": a node whose labels match a pool's is in that pool,
 else its GPUs become one part for each pool that the document gives them to. A node of a cluster may offer several kinds
-of GPUs, each to another pool (`NodeSeen.parts`); these share its CPU, memory and pods. Store, pages and people know a
+of GPUs, each to another pool (`NodeStatus.parts`); these share its CPU, memory and pods. Store, pages and people know a
 divided host by its one name; only the engine, which puts a node into one pool, sees `NAME/POOL`.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
-from ...backends.base import NodeSeen
+from ...backends.base import NodeStatus
 from ...engine.snapshot import GPU, Node, Placed, Placement, Terminating
 from ...policy import Document
 from ...store.records import Workload
@@ -24,7 +24,7 @@ class PoolAssignment:
     """The nodes by pool; a value that never changes. A divided host has one part for each of its pools."""
 
     def __init__(
-        self, parts: Mapping[str, tuple[NodeSeen, ...]] | None = None, seen: Mapping[str, NodeSeen] | None = None
+        self, parts: Mapping[str, tuple[NodeStatus, ...]] | None = None, seen: Mapping[str, NodeStatus] | None = None
     ) -> None:
         self.parts = parts or {}
         """Machine to its parts, each in one pool; none where no pool takes its GPUs."""
@@ -32,7 +32,7 @@ class PoolAssignment:
         """The hosts without parts"""
 
     @cached_property
-    def nodes(self) -> tuple[NodeSeen, ...]:
+    def nodes(self) -> tuple[NodeStatus, ...]:
         """The parts of all hosts."""
         return tuple(part for parts in self.parts.values() for part in parts)
 
@@ -46,7 +46,7 @@ class PoolAssignment:
         """Whether any GPUs are virtual."""
         return any(node.virtual for node in self.nodes)
 
-    def changed(self, nodes: Iterable[NodeSeen], gone: Iterable[str], document: Document) -> PoolAssignment:
+    def changed(self, nodes: Iterable[NodeStatus], gone: Iterable[str], document: Document) -> PoolAssignment:
         """Return the assignment once these nodes are as they are now, and those of these names are gone."""
         parts, unassigned = dict(self.parts), dict(self.unassigned)
         nodes = tuple(nodes)
@@ -124,7 +124,7 @@ class PoolAssignment:
                     result.setdefault(home, set()).update(strays)
         return {pool: tuple(sorted(strays)) for pool, strays in result.items()}
 
-    def _node(self, seen: NodeSeen, strays: tuple[int, ...], divided: bool) -> Node:
+    def _node(self, seen: NodeStatus, strays: tuple[int, ...], divided: bool) -> Node:
         whole = {index for index, milli in seen.foreign.items() if milli >= GPU}.union(strays)
         part = sum(milli for index, milli in seen.foreign.items() if index not in whole)
         return Node(
@@ -172,12 +172,12 @@ class PoolAssignment:
         return result
 
 
-def divide(nodes: Iterable[NodeSeen], document: Document) -> PoolAssignment:
+def divide(nodes: Iterable[NodeStatus], document: Document) -> PoolAssignment:
     """Assign the GPUs of every node to the pools of the document; GPUs of no pool are not offered."""
     return PoolAssignment().changed(nodes, (), document)
 
 
-def sizes(nodes: Iterable[NodeSeen], document: Document) -> dict[str, int]:
+def sizes(nodes: Iterable[NodeStatus], document: Document) -> dict[str, int]:
     """Return the GPUs (whole devices) of every pool that has hosts.
 
     Where this host is all there is: of every static pool that is not picked by labels. A node that cannot be divided
@@ -195,7 +195,7 @@ def sizes(nodes: Iterable[NodeSeen], document: Document) -> dict[str, int]:
     return result
 
 
-def _parts(seen: NodeSeen, document: Document) -> tuple[NodeSeen, ...]:
+def _parts(seen: NodeStatus, document: Document) -> tuple[NodeStatus, ...]:
     """Divide one host; CPU and memory go with the GPUs. One without GPUs is in the first pool of this host."""
     if seen.parts:
         parts = seen.by_pool()
@@ -216,7 +216,7 @@ def _parts(seen: NodeSeen, document: Document) -> tuple[NodeSeen, ...]:
         first = next((pool.name for pool in document.pools if document.is_local(pool.name)), None)
         return () if first is None else (replace(seen, pool=first, devices=()),)
     total = sum(map(len, by_pool.values()))
-    result: list[NodeSeen] = []
+    result: list[NodeStatus] = []
     for pool, devices in sorted(by_pool.items()):
         part = replace(seen, pool=pool, devices=tuple(devices), foreign=_of(seen, devices))
         if len(by_pool) > 1:
@@ -233,7 +233,7 @@ def _parts(seen: NodeSeen, document: Document) -> tuple[NodeSeen, ...]:
     return tuple(result)
 
 
-def _by_labels(seen: NodeSeen, document: Document) -> str | None:
+def _by_labels(seen: NodeStatus, document: Document) -> str | None:
     """Return the first pool whose labels a node has, all of them."""
     for pool in document.pools if seen.labels else ():
         labels = document.pool_facts[pool.name].labels
@@ -242,7 +242,7 @@ def _by_labels(seen: NodeSeen, document: Document) -> str | None:
     return None
 
 
-def _terminating_on(seen: NodeSeen, devices: Sequence[int], first: bool) -> tuple[Terminating, ...]:
+def _terminating_on(seen: NodeStatus, devices: Sequence[int], first: bool) -> tuple[Terminating, ...]:
     """Return what ended attempts hold of these devices; their CPU, memory and pods count on the `first` part."""
     result = []
     for item in seen.terminating:
@@ -253,11 +253,11 @@ def _terminating_on(seen: NodeSeen, devices: Sequence[int], first: bool) -> tupl
     return tuple(result)
 
 
-def _of(seen: NodeSeen, devices: Sequence[int]) -> dict[int, int]:
+def _of(seen: NodeStatus, devices: Sequence[int]) -> dict[int, int]:
     return {index: milli for index, milli in seen.foreign.items() if index in devices}
 
 
-def _home(parts: Sequence[NodeSeen], place: Place, pools: Sequence[str]) -> NodeSeen:
+def _home(parts: Sequence[NodeStatus], place: Place, pools: Sequence[str]) -> NodeStatus:
     """Choose the part that a worker is counted on: where most of its devices are, else by its profile's pools."""
     held = [sum(index in part.devices for index in place.devices) for part in parts]
     if any(held):

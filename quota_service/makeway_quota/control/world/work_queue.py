@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable
 
-from ...backends.base import AttemptSeen, Key, Phase, Seen
+from ...backends.base import AttemptStatus, Key, Observation, Phase
 from ...quarantine import Quarantine
 from ...store.records import Workload
 from .active_rows import ActiveRows
@@ -54,7 +54,7 @@ class WorkQueue:
             return dict(rows)
         return {id: rows[id] for id in self._ids if id in rows}
 
-    def seen(self, now: float) -> Seen:
+    def seen(self, now: float) -> Observation:
         """Return the attempts of these rows and of no row, as they are reported; those that are lost as LOST."""
         rows = self.rows()
         attempts = self.observed.attempts
@@ -64,7 +64,7 @@ class WorkQueue:
             keys = {(id, row.attempt) for id, row in rows.items()} | self.observed.changed
             result = [attempts[key] for key in keys if key in attempts]
         lost = [self._lost(row) for row in self._absent(rows.values()) if self._verdict(row, now) == "lost"]
-        return Seen(tuple(self.observed.nodes.values()), (*result, *lost), synced=self.observed.synced)
+        return Observation(tuple(self.observed.nodes.values()), (*result, *lost), synced=self.observed.synced)
 
     def expected(self, now: float) -> set[Key]:
         """Return the attempts that are not reported and must not be started (again)."""
@@ -122,10 +122,10 @@ class WorkQueue:
             return self.expectations.verdict(row, self.observed.absence_counts(backend), now)
         return "wait"
 
-    def _lost(self, row: Workload) -> AttemptSeen:
-        return AttemptSeen(row.id, row.attempt, Phase.LOST, message="the backend no longer reports it")
+    def _lost(self, row: Workload) -> AttemptStatus:
+        return AttemptStatus(row.id, row.attempt, Phase.LOST, message="the backend no longer reports it")
 
-    def _is_obsolete(self, attempt: AttemptSeen) -> bool:
+    def _is_obsolete(self, attempt: AttemptStatus) -> bool:
         """Whether an attempt is over, or is not the present one of a workload that holds GPUs."""
         row = self.active.watched.get(attempt.workload)
         present = row is not None and row.attempt == attempt.attempt and row.state != "pending"

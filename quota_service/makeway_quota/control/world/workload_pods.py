@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ...backends.base import NodePart, NodeSeen, WorkloadPod
+from ...backends.base import NodePart, NodeStatus, WorkloadPod
 from ...engine.snapshot import GPU, Terminating
 from ...store.records import Workload
 from ...values import Place
@@ -88,11 +88,11 @@ class WorkloadPods:
 
     def shown(
         self,
-        node: NodeSeen,
+        node: NodeStatus,
         rows: Mapping[str, Workload] | None,
         here: Iterable[Workload],
         nominated: Callable[[], Iterable[Workload]],
-    ) -> NodeSeen:
+    ) -> NodeStatus:
         """Return a node with what its pods of ended attempts hold, without the pods themselves.
 
         `rows` are the active ones (None: not known yet), `here` those of them that are placed on the node, `nominated`
@@ -125,7 +125,7 @@ class WorkloadPods:
             foreign_pods=node.foreign_pods + sum(pod in present for pod in foreign),
         )
 
-    def _dated(self, node: NodeSeen) -> NodeSeen:
+    def _dated(self, node: NodeStatus) -> NodeStatus:
         """Return a node that is not ready with when that was first seen: its cluster has a clock of its own."""
         if node.ready or node.down_since is None:
             self._down_since.pop(node.name, None)
@@ -135,7 +135,7 @@ class WorkloadPods:
     def _is_unknown(self, pod: WorkloadPod) -> bool:
         return not pod.devices and (pod.workload, pod.attempt) not in self._planned
 
-    def _terminating(self, pod: WorkloadPod, node: NodeSeen, devices: _Devices, deadline: float) -> list[Terminating]:
+    def _terminating(self, pod: WorkloadPod, node: NodeStatus, devices: _Devices, deadline: float) -> list[Terminating]:
         """Return what a pod holds: on its devices, where they are known, or those of its attempt, else on free ones.
 
         A device that was given to a start meanwhile counts once: the new pod waits for the old one.
@@ -178,7 +178,7 @@ def _attempt(row: Workload) -> int | None:
     return None if row.kind == "session" else row.attempt
 
 
-def _sorted_out(node: NodeSeen, rows: Mapping[str, Workload]) -> tuple[list[WorkloadPod], list[WorkloadPod]]:
+def _sorted_out(node: NodeStatus, rows: Mapping[str, Workload]) -> tuple[list[WorkloadPod], list[WorkloadPod]]:
     """Return the pods whose workloads hold something here, and those of ended attempts."""
     present: list[WorkloadPod] = []
     ended: list[WorkloadPod] = []
@@ -213,7 +213,7 @@ def _with_foreign(part: NodePart, foreign: Sequence[WorkloadPod]) -> NodePart:
     return replace(part, foreign_gpus=part.foreign_gpus + sum(pod.gpus for pod in foreign if pod.pool == part.pool))
 
 
-def _devices(node: NodeSeen, here: Iterable[Workload], nominated: Iterable[Workload]) -> _Devices:
+def _devices(node: NodeStatus, here: Iterable[Workload], nominated: Iterable[Workload]) -> _Devices:
     devices = _Devices({device: node.foreign.get(device, 0) for device in node.devices}, set(), set())
     for row in here:
         for place in row.placement if row.live else ():

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
-from ...backends.base import AttemptSeen, NodeSeen, Seen
+from ...backends.base import AttemptStatus, NodeStatus, Observation
 from ...engine.snapshot import ADMITTED, Policy, Snapshot
 from ...history.accounting import Accounting
 from ...history.durations import Durations
@@ -68,7 +68,7 @@ class World:
         self.quarantine = Quarantine()
         """what the steps of the cycle set aside"""
         self.observed = Observed()
-        self._nodes: dict[str, NodeSeen] = {}
+        self._nodes: dict[str, NodeStatus] = {}
         """The nodes of `observed`, with what the pods of ended attempts hold."""
         self.unassigned: dict[str, tuple[tuple[str, int], ...]] = {}
         """Node to its GPUs that no pool takes, by resource."""
@@ -114,7 +114,7 @@ class World:
 
     # What there is
 
-    def observe(self, seen: Seen) -> None:
+    def observe(self, seen: Observation) -> None:
         """Take a new observation; only what belongs to the nodes that changed is looked at."""
         self._seen_at = time.monotonic()
         self._observe_clock()
@@ -133,7 +133,7 @@ class World:
         self._nodes = {name: node for name, node in self._nodes.items() if name not in again} if again else self._nodes
         self._show(sorted(again.union(node.name for node in changes.changed)), changes.gone)
 
-    def _note_requests(self, attempts: Iterable[AttemptSeen], nodes: Iterable[NodeSeen]) -> None:
+    def _note_requests(self, attempts: Iterable[AttemptStatus], nodes: Iterable[NodeStatus]) -> None:
         """Remember what the pods of attempts, and of sessions on nodes, request."""
         requests = [(attempt.workload, attempt.cpu, attempt.memory) for attempt in attempts]
         requests += [(pod.workload, pod.cpu, pod.memory) for node in nodes for pod in node.pods if pod.attempt is None]
@@ -177,12 +177,12 @@ class World:
         rows = self._active.rows or {}
         self._follow_use({id: rows[id] for id in sorted(self._active.on(moved))})
 
-    def _divisible(self) -> tuple[NodeSeen, ...]:
+    def _divisible(self) -> tuple[NodeStatus, ...]:
         """Return the nodes without those that cannot be divided among pools at the moment."""
         excluded = self.quarantine.names(DIVIDING, "node")
         return tuple(node for name, node in self._nodes.items() if name not in excluded)
 
-    def _assign(self, changed: Mapping[str, NodeSeen], gone: Sequence[str]) -> None:
+    def _assign(self, changed: Mapping[str, NodeStatus], gone: Sequence[str]) -> None:
         """Divide changed nodes among the pools; one that cannot be divided is in none."""
 
         def assign(names: Sequence[str]) -> None:
@@ -202,13 +202,13 @@ class World:
 
         self.quarantine.sort_out("counting its use", "workload", list(rows), follow)
 
-    def _shown_or_closed(self, seen: NodeSeen) -> NodeSeen:
+    def _shown_or_closed(self, seen: NodeStatus) -> NodeStatus:
         """Return a node with what ended attempts hold there; where that cannot be told, nothing new starts on it."""
         with self.quarantine.guard(COUNTING, "node", seen.name):
             return self._shown(seen)
         return replace(seen, cordoned=True)
 
-    def _shown(self, seen: NodeSeen) -> NodeSeen:
+    def _shown(self, seen: NodeStatus) -> NodeStatus:
         """Return a node with what the pods of ended attempts hold there."""
         rows, active = self._active.rows, self._active
         here = [rows[id] for id in sorted(active.on_node.get(seen.name, ()))] if rows and seen.pods else ()
@@ -242,9 +242,9 @@ class World:
         self.accounting.use(document.policies, [p.name for p in document.pools], half_life, held, ())
 
     @property
-    def seen(self) -> Seen:
+    def seen(self) -> Observation:
         """The nodes by pool; a host that is divided among pools is there once for each of them."""
-        return Seen(self.assignment.nodes)
+        return Observation(self.assignment.nodes)
 
     @property
     def problem(self) -> str | None:

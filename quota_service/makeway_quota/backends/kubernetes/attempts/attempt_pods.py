@@ -13,13 +13,13 @@ from dataclasses import replace
 from ....quarantine import Quarantine
 from ...base import Key
 from ...remote.worker_hosts import WorkerHosts
-from ...remote.workers import WorkerSeen
+from ...remote.workers import WorkerStatus
 from .pod_attempt import AttemptPhase, ClusterConditions, PodAttempt, step
 from .pod_states import JobPod
 from .pod_waits import LIMITS, with_cause
 
 SORTING, READING = "sorting its pod", "reading its pods"
-NO_REPORTS: Mapping[Key, Mapping[int, WorkerSeen]] = {}
+NO_REPORTS: Mapping[Key, Mapping[int, WorkerStatus]] = {}
 NOTHING = PodAttempt()
 
 
@@ -173,7 +173,7 @@ class AttemptPods:
                 self._due.add(key)
 
     def hosts(
-        self, usable: Mapping[str, bool], reported: Mapping[Key, Mapping[int, WorkerSeen]] = NO_REPORTS
+        self, usable: Mapping[str, bool], reported: Mapping[Key, Mapping[int, WorkerStatus]] = NO_REPORTS
     ) -> dict[Key, WorkerHosts]:
         """Return what the pods of each attempt are together; `usable` are the nodes, and whether they run.
 
@@ -199,7 +199,7 @@ class AttemptPods:
                 self._put(key, replace(attempt, hosts=attempt.hosts or WorkerHosts(1)))
         return {key: at.hosts for key, at in self._attempts.items() if at.hosts is not None}
 
-    def _observe_attempt(self, key: Key, reports: Mapping[int, WorkerSeen], now: float) -> None:
+    def _observe_attempt(self, key: Key, reports: Mapping[int, WorkerStatus], now: float) -> None:
         before = self.attempt(key)
         after = step(before, self.of(key), reports, now, self._cluster)
         if after != before:

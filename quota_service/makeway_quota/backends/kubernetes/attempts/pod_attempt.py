@@ -13,7 +13,7 @@ from typing import NamedTuple
 from makeway_api.durations import duration
 
 from ...remote.worker_hosts import WorkerHosts
-from ...remote.workers import WorkerSeen
+from ...remote.workers import WorkerStatus
 from .pod_ends import NO_COMMAND, gone, hosts_of, never_ran
 from .pod_states import JobPod
 from .pod_waits import LIMITS
@@ -102,7 +102,7 @@ class ClusterConditions(NamedTuple):
 def step(
     attempt: PodAttempt,
     pods: Collection[JobPod],
-    reports: Mapping[int, WorkerSeen],
+    reports: Mapping[int, WorkerStatus],
     now: float,
     cluster: ClusterConditions,
 ) -> PodAttempt:
@@ -130,7 +130,7 @@ def step(
 def _listed(
     attempt: PodAttempt,
     pods: Collection[JobPod],
-    reports: Mapping[int, WorkerSeen],
+    reports: Mapping[int, WorkerStatus],
     now: float,
     cluster: ClusterConditions,
 ) -> PodAttempt:

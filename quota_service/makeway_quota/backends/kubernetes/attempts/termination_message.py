@@ -11,7 +11,7 @@ from makeway_api.models.attempts import WorkerReportIn
 
 from ...base import Key
 from ...remote.channel import Channel
-from ...remote.workers import WorkerSeen
+from ...remote.workers import WorkerStatus
 from .attempt_pods import AttemptPods
 from .pod_states import JobPod
 
@@ -19,7 +19,7 @@ UNSENT = "its launcher did not reach the service any more: the end of its log, a
 
 
 async def record_final_reports(
-    channel: Channel, pods: AttemptPods, reported: Mapping[Key, Mapping[int, WorkerSeen]]
+    channel: Channel, pods: AttemptPods, reported: Mapping[Key, Mapping[int, WorkerStatus]]
 ) -> set[Key]:
     """Hand the channel the final reports that pods hold, of workers that began and reported no end, each once.
 

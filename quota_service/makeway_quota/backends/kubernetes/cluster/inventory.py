@@ -16,7 +16,7 @@ from functools import partial
 from ....engine.snapshot import GPU
 from ....quarantine import Kind, Quarantine
 from ....values import MAX_DEVICES
-from ...base import NodePart, NodeSeen, WorkloadPod
+from ...base import NodePart, NodeStatus, WorkloadPod
 from ..api.client import ApiClient, ApiUnreachable
 from ..api.informer import USUAL, Informer, Timing
 from .dra_devices import HeldDevice
@@ -85,7 +85,7 @@ class KubernetesInventory:
         self._node_of: dict[str, str] = {}
         self._placed_claims: set[str] = set()
         """generated claims whose pods were on a node, until they hold nothing any more"""
-        self._seen: dict[str, NodeSeen] = {}
+        self._seen: dict[str, NodeStatus] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -141,7 +141,7 @@ class KubernetesInventory:
             self._unread.update(self.nodes.objects)
             self.devices.want(one.resource for one in self._selectors)
 
-    def seen(self) -> Mapping[str, NodeSeen]:
+    def seen(self) -> Mapping[str, NodeStatus]:
         """Return the nodes by name as they are now; those in no pool have the pool "" and no devices."""
         changed = self.nodes.take() | self._unread
         pods, self._uncounted, self._unread = self.pods.take() | self._uncounted, set(), set()
@@ -265,7 +265,7 @@ def _seen(
     shares: Sequence[PodShare],
     before: Sequence[str] = (),
     claimed: Mapping[str, int] | None = None,
-) -> NodeSeen:
+) -> NodeStatus:
     """Return a node with what foreign pods hold of it, in the units of the control loop.
 
     `before`: its pools so far; `claimed`: devices that claims hold which no request of a pod says, by resource.
@@ -277,7 +277,7 @@ def _seen(
         foreign[resource] = foreign.get(resource, 0) + many
     firsts = first_devices(chosen)
     parts = [_part(node, selector, firsts[selector.pool], foreign) for selector in chosen]
-    return NodeSeen(
+    return NodeStatus(
         name=node.name,
         pool=parts[0].pool if parts else "",
         devices=tuple(device for part in parts for device in part.devices),

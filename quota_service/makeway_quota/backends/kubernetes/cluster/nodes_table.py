@@ -12,7 +12,7 @@ from makeway_api.tables import Column, text_table
 from ....engine.snapshot import GPU
 from ....policy import Document
 from ....wording.unassigned import unassigned_sentences
-from ...base import BackendError, NodeSeen
+from ...base import BackendError, NodeStatus
 from ..api.client import ApiClient
 from ..api.connection import connection
 from .inventory import KubernetesInventory
@@ -40,7 +40,7 @@ def nodes_command(
 
 async def _read(
     chosen: Sequence[NodeSelector], kubeconfig: Path | None, context: str
-) -> tuple[list[NodeSeen], list[str]]:
+) -> tuple[list[NodeStatus], list[str]]:
     """Return the nodes, and a sentence for each driver whose GPUs are in no node's resources."""
     client = ApiClient(connection(kubeconfig, context))
     inventory = KubernetesInventory(client, chosen)
@@ -58,7 +58,7 @@ async def _read(
         await client.close()
 
 
-def table(nodes: Sequence[NodeSeen]) -> str:
+def table(nodes: Sequence[NodeStatus]) -> str:
     """Return one line for each node in each of its pools, one for each pool, and one for each resource of no pool."""
     parts = [part for node in nodes for part in node.by_pool()]
     pools = dict.fromkeys(part.pool for part in parts if part.pool)
@@ -68,7 +68,7 @@ def table(nodes: Sequence[NodeSeen]) -> str:
     )
 
 
-def state(node: NodeSeen) -> str:
+def state(node: NodeStatus) -> str:
     """Return whether a node takes work, and if not, why not."""
     if not node.ready:
         return "not ready"
@@ -79,7 +79,7 @@ def state(node: NodeSeen) -> str:
     return "ready"
 
 
-COLUMNS: Sequence[Column[NodeSeen, str]] = (
+COLUMNS: Sequence[Column[NodeStatus, str]] = (
     Column("NODE", lambda node: node.name),
     Column("POOL", lambda node: node.pool or "-"),
     Column("GPUS", lambda node: str(len(node.devices))),
@@ -91,7 +91,7 @@ COLUMNS: Sequence[Column[NodeSeen, str]] = (
 )
 
 
-def _sum(pool: str, nodes: Iterable[NodeSeen]) -> str:
+def _sum(pool: str, nodes: Iterable[NodeStatus]) -> str:
     usable = [node for node in nodes if node.ready and not node.cordoned]
     gpus = sum(len(node.devices) for node in usable)
     foreign = sum(node.foreign_gpus for node in usable) / GPU

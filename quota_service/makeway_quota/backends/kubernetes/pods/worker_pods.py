@@ -12,7 +12,7 @@ from ....engine.snapshot import GPU
 from ....policy import Document
 from ....policy.pod_template import claims_of
 from ....values import Place
-from ...base import BackendError, BackendUnavailable, NodeSeen, StartOrder
+from ...base import BackendError, BackendUnavailable, NodeStatus, StartOrder
 from ..api.client import Object
 from ..api.quantities import MIB
 from ..cluster.inventory import KubernetesInventory
@@ -49,7 +49,7 @@ class WorkerPods:
         """The document in force; None before there is one."""
         return self._read() if self._read is not None else None
 
-    def nodes(self) -> Mapping[str, NodeSeen]:
+    def nodes(self) -> Mapping[str, NodeStatus]:
         """Return the nodes by name, in the pools of the document; none before there is one."""
         document = self.document
         if document is None:
@@ -108,7 +108,7 @@ class WorkerPods:
         return self._selectors if document is self._selected else selectors(document, self._tolerations)
 
 
-def pools_there(node: NodeSeen, place: Place, served: Sequence[str]) -> list[str]:
+def pools_there(node: NodeStatus, place: Place, served: Sequence[str]) -> list[str]:
     """Return the pools of a node whose GPUs a worker may hold: that of its devices, else those of its profile first."""
     if not node.parts:
         return [node.pool]
