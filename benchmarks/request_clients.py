@@ -20,6 +20,7 @@ from .request_load import API, PREFIX, TEAMS
 OFFERS = 2.0
 """seconds between two tables of offers, as in the script of the spawn page"""
 CURRENT = re.compile(r'data-after="(\d+)"')
+SHOWN = re.compile(r'"after":(\d+)')
 
 
 async def submit(address: str, clients: int, item: int) -> dict[str, object]:
@@ -49,8 +50,8 @@ class Load:
     """whether panels are those of administrators"""
     took: dict[str, list[float]] = field(default_factory=dict)
     refused: int = 0
-    parts: int = 0
-    """new versions of panels"""
+    arrivals: list[list[tuple[int, float]]] = field(default_factory=list)
+    """of each panel: the newest event that each new version shows, and when the version arrived (Unix seconds)"""
     waiting: int = 0
     """clients whose page is not open yet"""
     opened: asyncio.Event = field(default_factory=asyncio.Event)
@@ -83,11 +84,13 @@ class Load:
         assert match is not None, "the page says up to which event it is current"
         self.is_open()
         path = f"{API}/events?topics=&parts=panel&after={match[1]}"
+        arrivals: list[tuple[int, float]] = []
+        self.arrivals.append(arrivals)
         async with client.stream("GET", self.address + path, headers=headers) as answer:
             answer.raise_for_status()
             async for line in answer.aiter_lines():
-                if line == "event: part":
-                    self.parts += 1
+                if line.startswith('data: {"part":') and (shown := SHOWN.search(line)) is not None:
+                    arrivals.append((int(shown[1]), time.time()))
 
     async def spawn_page(self, client: httpx2.AsyncClient, number: int) -> None:
         """Open the spawn page of a user: the Hub asks for offers once, then the browser with the ticket."""
@@ -125,7 +128,8 @@ async def load(address: str, pages: int, panels: int, *, administrators: bool = 
         "median": {what: median(took) for what, took in whole.took.items()},
         "requests": sum(map(len, whole.took.values())),
         "refused": whole.refused,
-        "parts": whole.parts,
+        "parts": sum(map(len, whole.arrivals)),
+        "arrivals": whole.arrivals,
     }
 
 
