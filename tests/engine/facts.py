@@ -200,6 +200,7 @@ class Facts:
             if self.nodes[name].pool == pool
             and self.usable(name)
             and name not in w.avoid
+            and (w.kind != "session" or self.nodes[name].sessions)
             and (not models or self.nodes[name].model in models)
         ]
 

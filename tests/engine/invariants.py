@@ -118,6 +118,7 @@ def nothing_is_given_twice(before: Sums, after: Sums, plan: Plan) -> None:
             node = after.nodes[placed.node]
             assert node.ready, "I1"
             assert not node.cordoned, "I1"
+            assert node.sessions or w.kind != "session", "I1"
             assert len(placed.devices) * placed.milli == after.gpus(w), "I1"
         pool = after.pool(start.placement)
         for name in after.family(w.policy):
@@ -148,7 +149,8 @@ def nothing_idles_that_is_allowed(after: Sums, plan: Plan) -> None:
         if w is None or waiting.code in HOLDS or waiting.code == "reclaiming":
             continue
         for pool in after.profiles[w.profile].pools or tuple(p.name for p in after.snapshot.pools):
-            if fits(after.profiles[w.profile], after, effective, pool) and may_run(after, w, pool):
+            able = {name: left for name, left in effective.items() if after.nodes[name].sessions or w.kind != "session"}
+            if fits(after.profiles[w.profile], after, able, pool) and may_run(after, w, pool):
                 raise AssertionError(f"I6: {waiting} fits in {pool}")
 
 

@@ -234,6 +234,13 @@ def with_few_pods(world: World, random: Random) -> World:
     return world
 
 
+def for_jobs_only(world: World, random: Random) -> World:
+    """Return a world on some of whose nodes no session runs; other nodes than before, where it has such already."""
+    for name in world.nodes:
+        world.nodes[name] = replace(world.nodes[name], sessions=random.random() < 0.5)
+    return world
+
+
 def with_holds(world: World, random: Random) -> World:
     """Return a world where GPUs may be held: workloads that waited too long, others that did not, and free GPUs."""
     world.settings = replace(world.settings, starvation_after=random.choice([0, 3, 10]))

@@ -87,6 +87,8 @@ def victims_are_legal(facts: Facts, plan: Plan) -> None:
         assert each.preemptor in started | nominated, f"I4: nothing starts for {each}"
     for move in plan.move:
         assert facts.pool(move.to) in facts.pools_of(facts.live[move.id]), "a job moves to a pool of its profile"
+        if facts.live[move.id].kind == "session" and move.rule != "shrink":
+            assert all(facts.nodes[placed.node].sessions for placed in move.to), "a session moves to where it may run"
         if move.rule == "shrink":
             kept, had = (Counter((p.node, p.devices) for p in place) for place in (move.to, move.source))
             assert kept < had, "a gang goes on with a part of its placement"
@@ -187,6 +189,7 @@ def nothing_is_exceeded(facts: Facts, plan: Plan, after: State) -> None:
         for placed in placement:
             kept = name not in now.held and not facts.nodes[placed.node].ready  # a nomination, for a moment
             assert facts.usable(placed.node) or kept, "I1"
+            assert w.kind != "session" or facts.nodes[placed.node].sessions, "I1: sessions run where they may"
             assert len(placed.devices) * placed.milli == facts.profile(w).gpus, "I1"
         assert not amount(facts, w, placement) or state.admits(w, pool, 0) or _exceeded_before(facts, w, pool), "I1"
 

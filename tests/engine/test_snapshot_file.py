@@ -116,6 +116,7 @@ EVERYTHING = Snapshot(
             foreign_pods=7,
             host="m",
             first_device=4096,
+            sessions=False,
         ),
     ),
     profiles=(

@@ -111,6 +111,7 @@ some_nodes = one_of(
     foreign_pods=counts,
     host=st.just("") | names,
     first_device=counts,
+    sessions=st.booleans(),
 )
 some_profiles = one_of(
     Profile,

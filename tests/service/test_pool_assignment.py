@@ -269,7 +269,9 @@ def test_the_engine_sees_what_a_backend_knows_of_a_node() -> None:
         foreign_gpus=500,
         foreign_cpu=4000,
         foreign_memory=100,
+        sessions=False,
     )
     (node,) = pool_assignment.divide([seen], policy.read(TWO)).as_nodes("n1", [])
     assert (node.model, node.cordoned, node.foreign_cpu, node.foreign_memory) == ("H100", True, 4000, 100)
+    assert not node.sessions
     assert (node.foreign_devices, node.foreign_gpus) == ((1,), 750), "on devices that are not known as well"

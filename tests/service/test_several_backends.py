@@ -215,6 +215,22 @@ async def test_no_notebook_starts_where_only_jobs_run_and_offers_and_the_policy_
         assert {issue.where for issue in check.warnings} == {"profiles.far1", "profiles.both1"}
 
 
+async def test_a_notebook_without_gpus_is_offered_and_started_on_the_first_backend_only(tmp_path: Path) -> None:
+    """Its profile names no pool, so that it may run in any: the pool of the other backend comes first by name."""
+    with_cpu = POLICY.replace("policies:\n", "  - {name: cpu0, gpus: 0, cpu: 1, policies: [[rnd]]}\npolicies:\n")
+    far = memory()
+    here = LocalBackend(tmp_path / "var", nodes=[NodeStatus("here-1", "", (0, 1), virtual=True, cpu=1000)], tick=0.2)
+    async with running(tmp_path / "var", with_cpu, backend=RoutingBackend([here, far])) as run:
+        asked = await run.session("ana", "cpu0", "rnd")
+        session = await run.granted(asked.id)
+        assert [place.node for place in session.placement] == ["here-1"]
+        for kind, code in (("session", "waits"), ("job", "ready_now")):
+            offers = {offer.profile: offer.code for offer in (await run.client("ana").offers("ana", kind)).offers}
+            assert offers["cpu0"] == code, "the only core is in use"
+        there = await run.submit("ana", "distant", profile="cpu0")
+        assert [place.node for place in (await run.job(there.id, "running")).placement] == ["far-1"]
+
+
 async def test_real_workers_elsewhere_and_local_ones_are_told_apart_by_their_reports(tmp_path: Path) -> None:
     """Two backends with workers that report by HTTP share one channel: each sees the reports of its own alone."""
     one, two = (Processes(tmp_path / name, "http://nowhere") for name in ("one", "two"))

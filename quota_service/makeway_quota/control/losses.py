@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 
 from ..backends.base import AttemptStatus, NodeStatus
-from ..engine.index.nodes import UNLIMITED, hosts
+from ..engine.index.devices import UNLIMITED, hosts
 from ..engine.request import Need, need_of
 from ..engine.snapshot import GPU
 from ..policy import Document
@@ -86,7 +86,8 @@ class Losses:
         pools = profile.pools if profile else ()
         room: dict[str, dict[str, int]] = {}
         for node in self._assignment.nodes:
-            if (not pools or node.pool in pools) and (not need.models or node.model in need.models):
+            suits = (not need.models or node.model in need.models) and (node.sessions or not need.session)
+            if suits and (not pools or node.pool in pools):
                 devices = [GPU] * len(node.devices)
                 held = hosts(need, devices, len(devices), node.cpu or UNLIMITED, node.memory or UNLIMITED)
                 room.setdefault(node.pool, {})[node.name] = held

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from .index.cluster import Cluster
 from .index.cluster_state import ClusterState
+from .index.devices import devices_of
 from .index.hosts import shortage_on
 from .index.ledger import Account
-from .index.nodes import Allocation, NodeState, Part, PoolState, devices_of, placement_of
+from .index.nodes import Allocation, NodeState, Part, PoolState, placement_of
 from .index.pending import Pending, PendingGroup
 from .index.queues import Queue
 from .plan import Evict, Fact, Facts, Move, Number, Plan, Refusal, Scale, Start, Waiting

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from .snapshot import GPU, Profile, Workload
+from .snapshot import GPU, Node, Profile, Workload
 
 
 class Shape(NamedTuple):
@@ -31,6 +31,8 @@ class Need:
     """Nodes that the workload must not be placed on."""
     only_spare: bool = False
     """Whether it takes no CPU and memory that free guaranteed GPUs need: it holds no GPUs, and is never evicted."""
+    session: bool = False
+    """Whether it is a session, which does not run on every node."""
     total: int = field(init=False, repr=False, compare=False)
     """The milli-GPUs that the workload needs to start."""
     whole: int = field(init=False, repr=False, compare=False)
@@ -63,4 +65,10 @@ def need_of(workload: Workload, profile: Profile | None) -> Need:
     models = profile.models if profile else ()
     min_workers = min(workers, min_workers) if min_workers else workers
     only_spare = not gpus and workload.non_preemptible
-    return Need(gpus, workers, min_workers, cpu, memory, models, workload.avoid, only_spare)
+    session = workload.kind == "session"
+    return Need(gpus, workers, min_workers, cpu, memory, models, workload.avoid, only_spare, session)
+
+
+def may_run(need: Need, node: Node) -> bool:
+    """Whether a node is of a kind that runs such a request, whatever its state and its size."""
+    return (not need.models or node.model in need.models) and (node.sessions or not need.session)

@@ -99,6 +99,7 @@ class Node:
     `terminating` is what ended attempts still hold there; `down_since` when the node was last ready, if that is known.
     Nodes with the same `host` ("": none) are the devices of one machine, each kind in another pool. They share its CPU,
     memory and pods: each gives all that the machine has, and foreign pods hold there, and its own `terminating`.
+    `sessions` False: it runs jobs only, as the nodes of a second backend do.
     """
 
     name: str
@@ -120,6 +121,7 @@ class Node:
     foreign_pods: int = 0
     host: str = ""
     first_device: int = 0
+    sessions: bool = True
 
 
 @dataclass(frozen=True, slots=True)

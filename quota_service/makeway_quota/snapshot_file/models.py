@@ -100,6 +100,7 @@ class FileNode(Table):
     pods: Count = 0
     host: str = ""
     first_device: Count = 0
+    sessions: Flag = True
 
     def as_value(self, kind: type[T], **computed: Any) -> T:
         """Return the node; what is foreign has its own fields there."""

@@ -338,6 +338,7 @@ SENTENCES: Mapping[str, Sentence] = {
     "too_large_together": lambda v, n: (
         f"Too large for {_pool(v, n)}: all its nodes together have no room for it; {_asks(v)}."
     ),
+    "only_jobs": lambda v, n: f"Only jobs run on the nodes of {_pool(v, n)}, and this {v['kind']} is none.",
     "node_failed": _node_failed,
     "node_lost": lambda v, n: f"It was running on {v['node']}, which was lost.",
     "nodes_held": lambda v, n: f"{_nodes_are(v['nodes'])} held for it.",

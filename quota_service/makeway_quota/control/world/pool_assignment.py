@@ -147,6 +147,7 @@ class PoolAssignment:
             down_since=seen.down_since,
             pods=seen.max_pods,
             foreign_pods=seen.foreign_pods,
+            sessions=seen.sessions,
         )
 
     def _name_for(self, place: Place, pools: Sequence[str]) -> str:

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..index.cluster import Cluster
+from ..index.devices import UNLIMITED, hosts
 from ..index.ledger import Guarantee, LineState
-from ..index.nodes import UNLIMITED, NodeState, PoolState, hosts
+from ..index.nodes import NodeState, PoolState
 from ..index.pending import PendingGroup, PendingReason
 from ..index.queues import Queue
 from ..placement.fit import static_quota
@@ -165,7 +166,11 @@ def _never_fits(cluster: Cluster, queue: Queue, pool: PoolState) -> Reason | Non
     capacity = cluster.capacities.capacity(pool, need)
     every, usable = capacity.every, capacity.up
     if every < need.min_workers and not (pool.pool.kind == "autoscaled" and pool.pool.max_nodes):
-        maximum = max((len(node.open) for node in pool.nodes), default=0)
+        able = [node for node in pool.nodes if node.node.sessions or not need.session]
+        if pool.nodes and not able:
+            fact = Fact("only_jobs", {**_request(queue), "pool": name})
+            return Reason("too_large", "place", (fact,), {"needs": from_milli(need.total)})
+        maximum = max((len(node.open) for node in able), default=0)
         code = "too_large_together" if maximum * GPU >= need.gpus else "too_large"
         fact = Fact(code, {**_request(queue), "pool": name, "largest_node": maximum})
         return Reason("too_large", "place", (fact,), {"needs": from_milli(need.total), "largest_node": maximum})
@@ -356,18 +361,22 @@ def _candidates(pool: PoolState, need: Need, which: str) -> Iterable[NodeState]:
 
 def _not_there(cluster: Cluster, builder: PlanBuilder, queue: Queue, pool: PoolState) -> Reason:
     need, name = queue.need, pool.pool.name
-    free = max(0, pool.free)
+    free, total, buckets = max(0, pool.free), pool.total, pool.by_free
+    if need.session and pool.limits_sessions:
+        able = pool.for_request(need)
+        free, total = max(0, sum(sum(node.free) for node in able)), sum(node.size for node in able)
+        buckets = [[node.position for node in able if node.whole_free == size] for size in range(len(buckets))]
     numbers: dict[str, Number] = {
         "needs": from_milli(need.total),
         "free": from_milli(free),
-        "total": from_milli(pool.total),
+        "total": from_milli(total),
     }
     values: dict[str, Number] = {**_request(queue), **numbers, "pool": name}
     ahead = builder.ahead.get(name, [])
     if ahead and _fits(cluster, pool, need, "first"):
         fact = Fact("outranked", {**values, "ahead": tuple(ahead)})
         return Reason("outranked", "order", (fact,), {**numbers, "ahead": len(ahead)})
-    if free < need.total and (reason := _stuck(cluster, queue, pool, values)) is not None:
+    if free < need.total and (reason := _stuck(cluster, queue, pool, values, free)) is not None:
         return reason
     full, beside = _full(cluster, pool, need), _beside(cluster, pool)
     if full and (free < need.total or not free):  # only work without GPUs fits by GPUs
@@ -377,7 +386,7 @@ def _not_there(cluster: Cluster, builder: PlanBuilder, queue: Queue, pool: PoolS
         return Reason(
             "no_free_gpus", "place", (Fact("no_free_gpus", values), *_no_victims(cluster, queue, pool)), numbers
         )
-    maximum = max((size for size, bucket in enumerate(pool.by_free) if bucket), default=0)
+    maximum = max((size for size, bucket in enumerate(buckets) if bucket), default=0)
     code = "fragmented"
     if maximum * GPU >= need.gpus:
         code = "no_free_pods" if full else "fragmented_blocks" if need.min_workers > 1 else "no_cpu_or_memory"
@@ -403,7 +412,7 @@ def _full(cluster: Cluster, pool: PoolState, need: Need) -> tuple[str, ...]:
     return tuple(node.node.name for node in pool.nodes if node.usable and min(node.pods_open, node.pods_future) <= 0)
 
 
-def _stuck(cluster: Cluster, queue: Queue, pool: PoolState, values: dict[str, Number]) -> Reason | None:
+def _stuck(cluster: Cluster, queue: Queue, pool: PoolState, values: dict[str, Number], free: int) -> Reason | None:
     """Return what does not end, if its GPUs would be enough for work in quota."""
     need, name = queue.need, pool.pool.name
     asked = ("stuck", name)
@@ -411,7 +420,7 @@ def _stuck(cluster: Cluster, queue: Queue, pool: PoolState, values: dict[str, Nu
         cluster.answers[asked] = stuck_in(cluster, pool)
     facts: Facts
     facts, amount = cluster.answers[asked]
-    enough = need.total and facts and max(0, pool.free) + amount >= need.total
+    enough = need.total and facts and free + amount >= need.total
     if not enough or not cluster.ledger.in_quota(queue.account, name, need.total, queue.non_preemptible):
         return None
     stuck = from_milli(amount)

@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..index.cluster import Cluster
+from ..index.devices import UNLIMITED, hosts, pick
 from ..index.ledger import LineState
-from ..index.nodes import UNLIMITED, PoolState, hosts, pick
+from ..index.nodes import PoolState
 from ..index.queues import Queue
 from ..placement.spare import surplus
 from ..plan import Fact, Facts, Number, Scale, Waiting

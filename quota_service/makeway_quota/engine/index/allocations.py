@@ -10,8 +10,9 @@ from math import inf
 from ..request import Need, need_of
 from ..snapshot import ADMITTED, GPU, LIVE, Node, Placed, Pool, Workload
 from .cluster_state import ClusterState
+from .devices import devices_of, finds_devices, stand_in
 from .hosts import part_from, share_with
-from .nodes import Allocation, NodeState, Part, PoolState, devices_of, finds_devices, placement_of, stand_in
+from .nodes import Allocation, NodeState, Part, PoolState, placement_of
 
 _AT_WORK = ("starting", "running")
 

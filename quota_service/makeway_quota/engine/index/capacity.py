@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
-from ..request import Need
+from ..request import Need, may_run
 from ..snapshot import GPU, Node
-from .nodes import UNLIMITED, NodeState, Part, PoolState, devices_of, hosts
+from .devices import UNLIMITED, devices_of, hosts
+from .nodes import NodeState, Part, PoolState
 from .openings import OpeningForecast, When
 
 T = TypeVar("T")
@@ -146,7 +147,7 @@ def free_pods(node: Node) -> int:
 
 def capacity(node: NodeState, need: Need) -> int:
     """Return the workers that a node would host, were it empty, whether it is usable or not."""
-    if need.models and node.node.model not in need.models:
+    if not may_run(need, node.node):
         return 0
     devices = len(node.open) - len(node.node.foreign_devices)
     cpu, memory = node.node.cpu or UNLIMITED, node.node.memory or UNLIMITED

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple, Protocol
 
 from ..request import Need, Shape
 from ..snapshot import GPU, Node, Placed, Placement, Pool, QuotaLine, Terminating, Workload
+from .devices import UNLIMITED, devices_of, hosts
 from .hosts import NOTHING_SHARED, give_back, subtract, take
 
-UNLIMITED = 1 << 60
 _MAX_TOUCHED = 50_000
 """A longer list of touched nodes is cleared."""
 
@@ -81,6 +81,7 @@ class NodeState:
         self.pods_open = node.pods - node.foreign_pods if node.pods else UNLIMITED
         self.cpu_future, self.memory_future, self.pods_future = self.cpu_open, self.memory_open, self.pods_open
         self.pool.limits_pods |= bool(node.pods)
+        self.pool.limits_sessions |= not node.sessions
         self.future = list(self.open)
         for each in node.terminating:
             self._hold(each, each.deadline <= stuck_before)
@@ -178,6 +179,7 @@ class NodeState:
     def suits(self, need: Need) -> bool:
         """Whether workers of this request may run on the node at all."""
         suited = self.usable and (not need.models or self.node.model in need.models)
+        suited = suited and (self.node.sessions or not need.session)
         return suited and (not need.avoid or self.node.name not in need.avoid)
 
     def workers(self, need: Need, later: bool) -> int:
@@ -187,23 +189,6 @@ class NodeState:
         cpu, memory = min(self.cpu_open, self.cpu_future), min(self.memory_open, self.memory_future)
         pods = self.pods_open if self.pods_open < self.pods_future else self.pods_future
         return hosts(need, self.free, self.whole_free, cpu, memory, pods)
-
-
-def hosts(need: Need, devices: Sequence[int], whole: int, cpu: int, memory: int, pods: int = UNLIMITED) -> int:
-    """Return how many workers fit on devices with these milli-GPUs `left` (`whole` of them untouched)."""
-    if need.gpus >= GPU:
-        count = whole // need.whole
-    elif need.gpus:
-        count = sum(left // need.gpus for left in devices if left > 0)
-    else:
-        count = UNLIMITED
-    if need.cpu and count * need.cpu > cpu:
-        count = cpu // need.cpu
-    if need.memory and count * need.memory > memory:
-        count = memory // need.memory
-    if count > pods:
-        count = pods
-    return count if count > 0 else 0
 
 
 class Part(NamedTuple):
@@ -316,6 +301,7 @@ class PoolState:
         "guaranteed",
         "held",
         "limits_pods",
+        "limits_sessions",
         "mix",
         "mixed",
         "moved",
@@ -338,6 +324,8 @@ class PoolState:
         self.free = self.future = self.total = 0
         self.limits_pods = False
         """Whether a node of the pool runs so many pods at most."""
+        self.limits_sessions = False
+        """Whether there is, or was, a node in the pool on which no session runs."""
         self.first: dict[int, list[int]] = {}
         """Position of each node that this decision touched, to what was free there before."""
         self.touched: list[int] = []
@@ -370,6 +358,10 @@ class PoolState:
             self.add(node)
         self.touched.clear()
         self.moved.clear()
+
+    def for_request(self, need: Need) -> Sequence[NodeState]:
+        """List the usable nodes, for a session those on which sessions run."""
+        return [n for n in self.nodes if n.usable and (n.node.sessions or not need.session)]
 
     def widen(self, devices: int) -> None:
         """Extend the index to nodes with so many devices."""
@@ -430,71 +422,9 @@ def _move(buckets: list[list[int]], position: int, old: int, new: int) -> None:
     insort(buckets[new], position)
 
 
-def devices_of(node: Node) -> Sequence[int]:
-    """List the device indices of a node."""
-    return node.devices or range(node.first_device, node.first_device + node.gpus)
-
-
-def finds_devices(node: Node, placed: Placed, gpus: int) -> bool:
-    """Whether the devices of a worker with so many milli-GPUs are known on its node.
-
-    Where a node only counts its devices, as a device plugin does, an index that it no longer shows means nothing: the
-    worker holds one of those that are left.
-    """
-    if not gpus:
-        return True
-    if not placed.devices or node.devices:
-        return bool(placed.devices)
-    first, end = node.first_device, node.first_device + node.gpus
-    return not [index for index in placed.devices if not first <= index < end]
-
-
 def placement_of(parts: Iterable[Part]) -> Placement:
     """Return parts as the placement that a plan carries."""
     return tuple(
         Placed(p.worker, p.node.node.name, tuple(devices_of(p.node.node)[at] for at in p.devices), p.milli)
         for p in parts
     )
-
-
-def stand_in(node: Node, placed: Placed, need: Need, remaining: list[int]) -> tuple[tuple[int, ...], int]:
-    """Return devices and milli-GPUs for a worker whose devices are not known, and take them from `remaining`.
-
-    It keeps those of its devices that the node shows; the others stand for the last free ones, and where only the node
-    is known, the lowest free ones. A worker that finds too few holds all devices of its node: more is in use there than
-    the node shows, and none of it is free before that worker ends.
-    """
-    many = len(placed.devices)
-    if many and need.gpus >= GPU:
-        at = {index: position for position, index in enumerate(devices_of(node))}
-        kept = [at[index] for index in placed.devices if index in at and remaining[at[index]] == GPU]
-        free = [i for i in reversed(range(len(remaining))) if remaining[i] == GPU and i not in kept]
-        if len(kept) + len(free) >= many:
-            chosen = tuple(sorted([*kept, *free[: many - len(kept)]]))
-            for position in chosen:
-                remaining[position] = 0
-            return chosen, GPU
-    elif remaining.count(GPU) >= need.whole if need.gpus >= GPU else any(free >= need.gpus for free in remaining):
-        return pick(need, remaining)
-    return tuple(range(len(remaining))), GPU
-
-
-def pick(need: Need, remaining: list[int], avoid: Sequence[int] | None = None) -> tuple[tuple[int, ...], int]:
-    """Return devices and milli-GPUs for one worker from what is `remaining` on a node, and subtract them there.
-
-    A share goes to the device that it fills best. Whole devices: lowest position first, those with less in
-    `avoid` (what is free already) before others, so that a nomination waits for terminating GPUs, not on idle ones.
-    """
-    if not need.gpus:
-        return (), GPU
-    if need.gpus < GPU:
-        best = min((at for at, free in enumerate(remaining) if free >= need.gpus), key=lambda at: (remaining[at], at))
-        remaining[best] -= need.gpus
-        return (best,), need.gpus
-    able = [at for at, free in enumerate(remaining) if free == GPU]
-    if avoid is not None:
-        able.sort(key=lambda at: (avoid[at], at))
-    chosen = tuple(sorted(able[: need.whole]))
-    for at in chosen:
-        remaining[at] = 0
-    return chosen, GPU

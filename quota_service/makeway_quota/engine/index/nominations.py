@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from ..request import Need
 from .allocations import parts_of
 from .cluster_state import ClusterState
-from .nodes import Part, devices_of
+from .devices import devices_of
+from .nodes import Part
 
 
 def restore_nominations(cluster: ClusterState) -> None:
@@ -23,6 +24,8 @@ def restore_nominations(cluster: ClusterState) -> None:
             or not all(p.node.usable or _is_back_soon(cluster, p) for p in parts)
         ):
             continue
+        if need.session and not all(p.node.node.sessions for p in parts):
+            continue  # a nominated node is for jobs by now
         if any(len(p.devices) * p.milli != need.gpus for p in parts):
             continue  # a nominated device is gone
         if not {p.node.pool.pool.name for p in parts} <= {pool.pool.name for pool in cluster.pools_of(workload)}:

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from ..request import Need
 from ..snapshot import GPU
-from .nodes import Allocation, NodeState, PoolState, hosts
+from .devices import hosts
+from .nodes import Allocation, NodeState, PoolState
 
 UNKNOWN = float("inf")
 EVER = (UNKNOWN, 1 << 60, 0)

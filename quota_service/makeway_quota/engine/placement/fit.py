@@ -5,8 +5,9 @@ from __future__ import annotations
 from itertools import chain, islice
 
 from ..index.cluster import Cluster
+from ..index.devices import pick
 from ..index.ledger import Account, LineState, kept_free
-from ..index.nodes import NodeState, Part, PoolState, pick
+from ..index.nodes import NodeState, Part, PoolState
 from ..request import Need
 from ..snapshot import GPU
 from .pack_index import PackIndex
@@ -62,7 +63,9 @@ def _packed(pool: PoolState, need: Need, spare: Spare | None) -> tuple[Part, ...
         return _parts_on(only, need, 0, 1, False) if only.suits(need) and only.workers(need, False) else ()
     if pool.packing is None:
         pool.packing = PackIndex(pool)
-    among = None if spare is None else [node.position for node in pool.nodes if _workers(node, need, False, spare)]
+    among = None
+    if spare is not None or (need.session and pool.limits_sessions):
+        among = [n.position for n in pool.nodes if n.suits(need) and _workers(n, need, False, spare)]
     result = pool.packing.best(need, among)
     if result is None:
         return ()

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..index.nodes import NodeState, Part, PoolState, hosts
+from ..index.devices import hosts
+from ..index.nodes import NodeState, Part, PoolState
 from ..request import Need
 from ..snapshot import GPU
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..index.nodes import UNLIMITED, hosts
+from ..index.devices import UNLIMITED, hosts
 from ..plan import Code
-from ..request import Need
+from ..request import Need, may_run
 from ..snapshot import GPU
 from .decisions import Decisions
 from .state.cluster import Cluster, Left
@@ -52,7 +52,7 @@ def _never_fits(cluster: Cluster, queue: Queue, pool: str) -> Reason | None:
 
 def _when_empty(cluster: Cluster, name: str, need: Need) -> int:
     node = cluster.nodes[name]
-    if need.models and node.model not in need.models:
+    if not may_run(need, node):
         return 0
     devices = len(cluster.capacity[name]) - len(node.foreign_devices)
     limits = node.cpu or UNLIMITED, node.memory or UNLIMITED, node.pods or UNLIMITED
@@ -110,7 +110,7 @@ def _not_there(decisions: Decisions, queue: Queue, pool: str) -> Reason:
 
     if decisions.ahead.get(pool) and _fits(cluster, pool, need, at_first):
         return "outranked", "order"
-    free = max(0, cluster.free_gpus(pool, False))
+    free = max(0, cluster.free_gpus(pool, False, need))
     stuck = cluster.stuck_gpus(pool)
     if free < need.total <= free + stuck and in_quota(cluster, queue.levels, pool, need.total, queue.guaranteed):
         return "stuck", "terminating"

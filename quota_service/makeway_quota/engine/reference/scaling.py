@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..index.nodes import UNLIMITED, pick
+from ..index.devices import UNLIMITED, pick
 from ..plan import Code, Fact, Number, Scale
 from ..request import Need
 from ..snapshot import GPU, Pool, Workload

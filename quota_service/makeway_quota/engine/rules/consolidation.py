@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from ..index.nodes import Allocation, NodeState, Part, hosts
+from ..index.devices import hosts
+from ..index.nodes import Allocation, NodeState, Part
 from ..placement.fit import allowed, find
 from ..snapshot import GPU
 from .victims.preemptor import Preemptor

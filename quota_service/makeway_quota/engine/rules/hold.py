@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 
 from ..index.capacity import hosts_emptied
 from ..index.cluster import Cluster
+from ..index.devices import UNLIMITED
 from ..index.ledger import LineState
-from ..index.nodes import UNLIMITED, Allocation, Part, PoolState
+from ..index.nodes import Allocation, Part, PoolState
 from ..index.openings import EVER, UNKNOWN, Opening
 from ..index.queues import Queue, age
 from ..placement.fit import static_quota

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import NamedTuple
 
-from ...index.nodes import UNLIMITED, devices_of, finds_devices, hosts, stand_in
-from ...request import Need, need_of
+from ...index.devices import UNLIMITED, devices_of, finds_devices, hosts, stand_in
+from ...request import Need, may_run, need_of
 from ...snapshot import ADMITTED, GPU, LIVE, Node, Placed, Placement, Policy, Pool, Profile, Snapshot, Workload
 
 
@@ -219,6 +219,7 @@ class Cluster:
             up = all(self.usable(part.node) or self._is_back_soon(part) for part in parts)
             pools = {self.nodes[part.node].pool for part in parts}
             up = up and len(pools) == 1 and pools <= set(self.pools_of(workload))
+            up = up and all(self.nodes[part.node].sessions or not need.session for part in parts)
             if len(parts) >= max(1, need.min_workers) and up and exact and self.holds_parts(need, parts, self.future):
                 self.nominate(workload, parts)
 
@@ -272,8 +273,7 @@ class Cluster:
 
     def suits(self, node: str, need: Need) -> bool:
         """Whether workers of a need may run on a node at all."""
-        suited = self.usable(node) and (not need.models or self.nodes[node].model in need.models)
-        return suited and node not in need.avoid
+        return self.usable(node) and may_run(need, self.nodes[node]) and node not in need.avoid
 
     def nodes_of(self, pool: str) -> list[str]:
         """Return the names of a pool's nodes, in order."""
@@ -370,12 +370,14 @@ class Cluster:
         names = {self.nodes[other].pool for name in self.nodes_of(pool) for other in self.host_of(name)}
         return tuple(sorted(names - {pool}))
 
-    def free_gpus(self, pool: str, later: bool) -> int:
-        """Return the free milli-GPUs of a pool's usable nodes, now or in the future.
+    def free_gpus(self, pool: str, later: bool, need: Need | None = None) -> int:
+        """Return the free milli-GPUs of a pool's usable nodes, now or in the future; of those for a need's kind.
 
         What an overfull node lacks is not taken off what the others have.
         """
         usable = [node for node in self.nodes_of(pool) if self.usable(node)]
+        if need is not None and need.session:
+            usable = [node for node in usable if self.nodes[node].sessions]
         each = [(left, node in self.overfull) for node in usable for left in self.left(node, later).devices]
         return sum(max(0, left) if overfull else left for left, overfull in each)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
 
-from ...index.nodes import UNLIMITED
+from ...index.devices import UNLIMITED
 from ...request import Need
 from ...snapshot import GPU, Workload
 from .cluster import Allocation, Blocked, Cluster, Left

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ...index.capacity import NodeCapacity, free_pods
-from ...index.nodes import UNLIMITED, devices_of, pick
+from ...index.devices import UNLIMITED, devices_of, pick
 from ...placement.pack_index import rounded
 from ...placement.packing import Packing
 from ...request import Need, Shape, need_of
@@ -99,7 +99,8 @@ def _packed(cluster: Cluster, room: Room, need: Need, mix: dict[Shape, int], lim
         left, node = cluster.free(name), cluster.nodes[name]
         cpu = max(0, left.cpu) if cluster.usable(name) and left.pods > 0 else -1
         packing.see(at, NodeCapacity(left.devices, cpu, max(0, left.memory), node.model))
-    able = None if limit is None else [at for at, name in enumerate(nodes) if name in _able(cluster, room, need, limit)]
+    fitting = _able(cluster, room, need, limit)
+    able = [at for at, name in enumerate(nodes) if name in fitting] if limit is not None or need.session else None
     best = packing.best(need.shape, able)
     if best is None:
         return ()

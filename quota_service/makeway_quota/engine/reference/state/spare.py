@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from ...index.nodes import UNLIMITED
+from ...index.devices import UNLIMITED
 from ...request import Need, need_of
 from ...snapshot import GPU, Workload
 from .cluster import Cluster, Left, Part

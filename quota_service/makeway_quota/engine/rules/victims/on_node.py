@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from ...index.nodes import Allocation, NodeState, hosts
+from ...index.devices import hosts
+from ...index.nodes import Allocation, NodeState
 from ...snapshot import GPU, STARTING
 from .one_by_one import in_order, one_by_one, smallest_first, steps_of
 from .preemptor import Preemptor

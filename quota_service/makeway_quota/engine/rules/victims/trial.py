@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ...index.nodes import NodeState, Part, hosts, nodes_of
+from ...index.devices import hosts
+from ...index.nodes import NodeState, Part, nodes_of
 from ...placement.fit import allowed, find
 from ...request import Need
 from ...snapshot import GPU
