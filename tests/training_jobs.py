@@ -21,6 +21,14 @@ GRACE_SECONDS = 120
 """A hang, not a busy machine"""
 LIMIT_SECONDS = 500
 SAVED_AND_LEFT = 75
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port")
+"""Two ranks on this machine; their port follows"""
+
+
+def gang(port: str) -> list[dict[str, Any]]:
+    """Return two workers of a job, one rank each, that meet at a port of this machine."""
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return [{"env": {"RANK": str(rank), "LOCAL_RANK": str(rank), **shared}} for rank in range(2)]
 
 
 @dataclass

@@ -47,10 +47,9 @@ def test_an_example_resumes_and_ends_with_the_same_weights(name: str, job: Make,
     assert weights[0] == weights[1]
 
 
-def test_the_gang_makes_way_together(job: Make) -> None:
-    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29613"}
-    workers = [{"env": {"RANK": str(rank), "LOCAL_RANK": str(rank), **shared}} for rank in range(2)]
-    made = job(EXAMPLES / "gang.py", "-c", PREEMPTED, env={"PREEMPT": "1", "EPOCHS": "2"}, workers=workers)
+def test_the_gang_makes_way_together(job: Make, port: str) -> None:
+    env = {"PREEMPT": "1", "EPOCHS": "2"}
+    made = job(EXAMPLES / "gang.py", "-c", PREEMPTED, env=env, workers=jobs.gang(port))
     outcome = made.run()
     assert [one.code for one in outcome.attempts] == [75, 0], outcome.attempts[-1].log[-3000:]
     assert outcome.attempts[0].status["message"].startswith("saved at step 3")

@@ -6,13 +6,10 @@ from collections.abc import Callable
 from itertools import product
 
 import pytest
-from training_jobs import Job
+from training_jobs import TORCHRUN, Job, gang
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.covers("N12")]
 
-TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29613")
-SHARED = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29614"}
-GANG = [{"env": {"RANK": str(rank), "LOCAL_RANK": str(rank), **SHARED}} for rank in range(2)]
 WORDS = {
     "kill": "killed by SIGKILL (out of memory?)",
     "error": "rank 1: RuntimeError: a bad batch",
@@ -30,17 +27,17 @@ CASES = [
 
 @pytest.mark.parametrize(("started", "when", "how"), CASES)
 def test_a_lost_rank_is_named_and_after_a_notice_the_job_resumes(
-    job: Callable[..., Job], started: str, when: str, how: str
+    job: Callable[..., Job], port: str, started: str, when: str, how: str
 ) -> None:
     env = {"LOST": how, "WHEN": when, "NOTICED_RANK": "1"}
     if started == "torchrun":
-        made = job("lost.py", *TORCHRUN, env=env)
+        made = job("lost.py", *TORCHRUN, port, env=env)
     else:
-        made = job("lost.py", env=env, workers=GANG)
+        made = job("lost.py", env=env, workers=gang(port))
     first, *later = made.run([] if when == "early" else ["notice"]).attempts
     status = first.status
     assert not status["killed"], "it ends long before the deadline"
-    assert (status["acknowledged"], status["completed"], status["step"]) == (False, False, 2)
-    assert "rank 1" in status["message"]
+    assert (status["acknowledged"], status["completed"], status["step"]) == (False, False, 2), first.log[-3000:]
+    assert "rank 1" in status["message"], first.log[-3000:]
     assert WORDS[how] in status["message"], first.log[-3000:]
-    assert [attempt.code for attempt in later] == ([] if when == "early" else [0])
+    assert [attempt.code for attempt in later] == ([] if when == "early" else [0]), [one.log[-3000:] for one in later]

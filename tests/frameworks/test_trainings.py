@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from training_jobs import Job, Outcome
+from training_jobs import TORCHRUN, Job, Outcome, gang
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.slow, pytest.mark.timeout(3600), pytest.mark.covers("N12")]
 
@@ -115,10 +115,10 @@ def test_lightning(job: Make) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("workers", "accumulate"), [("2", "1"), ("0", "5")])
-def test_lightning_with_workers_or_accumulation(job: Make, workers: str, accumulate: str) -> None:
+@pytest.mark.parametrize(("workers", "accumulate", "last"), [("2", "1", "step 20"), ("0", "5", "step 7")])
+def test_lightning_with_workers_or_accumulation(job: Make, workers: str, accumulate: str, last: str) -> None:
     env = {"WORKERS": workers, "ACCUMULATE": accumulate}
-    compare(job, "fit.py", ["step 2", "watch 1", "step 7"], env=env)
+    compare(job, "fit.py", ["step 2", "watch 1", last], env=env)
 
 
 @pytest.mark.long
@@ -147,17 +147,12 @@ def test_accelerate(job: Make) -> None:
     compare(job, "accelerated.py", plan("step 7", full), env={"ACCUMULATE": "2"})
 
 
-TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port")
-
-
-def test_torchrun(job: Make) -> None:
+def test_torchrun(job: Make, port: str) -> None:
     full = "import, step 1-2, save, load, step 10-11, step 12, step 13, step 14, step 15-16, step 18, end"
-    compare(job, "distributed.py", plan("step 4", full), *TORCHRUN, "29611", env={"NOTICED_RANK": "1"})
+    compare(job, "distributed.py", plan("step 4", full), *TORCHRUN, port, env={"NOTICED_RANK": "1"})
 
 
 @pytest.mark.long
-def test_a_gang_of_two(job: Make) -> None:
-    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29612"}
-    workers = [{"env": {"RANK": str(rank), "LOCAL_RANK": str(rank), **shared}} for rank in range(2)]
+def test_a_gang_of_two(job: Make, port: str) -> None:
     full = "import, step 1-2, step 3, watch 2, load, step 8, step 9-10, save, step 17, step 18, end"
-    compare(job, "distributed.py", plan("watch 2", full), workers=workers)
+    compare(job, "distributed.py", plan("watch 2", full), workers=gang(port))
