@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from .records import PolicyVersion, Workload
+from .records import PolicyVersion, StoredDeployment, Workload
 
 Which = Literal["person", "team", "whole", "share"]
 """What a limit of kept bytes is for: a person, a team, all, or one person in one team"""
@@ -37,7 +37,7 @@ class RowRefused(StoreError):
 class Conflict(StoreError):
     """Another request was faster: `existing` is what it wrote."""
 
-    def __init__(self, message: str, existing: Workload | PolicyVersion | None) -> None:
+    def __init__(self, message: str, existing: Workload | PolicyVersion | StoredDeployment | None) -> None:
         super().__init__(message)
         self.existing = existing
 

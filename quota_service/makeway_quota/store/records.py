@@ -306,3 +306,16 @@ class PolicyVersion:
     author: str
     comment: str
     document: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredDeployment:
+    """The document of a deployment of machines, as text. `version` grows with every change."""
+
+    name: str
+    document: str
+    version: int
+    deleting: bool
+    """its machines are being ended"""
+    updated_at: float
+    updated_by: str

@@ -18,6 +18,10 @@ from .database.postgres_check import check_server
 from .database.reserve import Reserve
 from .database.space import allow_give_back, free_bytes, keep_room_inside
 from .errors import StoreError
+from .machines.documents import Deployments
+from .machines.log import MachineLog
+from .machines.machines import StoredMachines
+from .machines.reports import MachineReports
 from .migrate import upgrade
 from .people import KnownPeople
 from .policy_versions import PolicyVersions
@@ -92,6 +96,10 @@ class Store:
         self.accounts = Accounts(database)
         self.job_sizes = JobSizes(database)
         self.growth = Growth(database)
+        self.deployments = Deployments(database)
+        self.machines = StoredMachines(database)
+        self.machine_log = MachineLog(database)
+        self.machine_reports = MachineReports(database)
         self._known = KnownRows()
         self.damaged: dict[str, Sequence[str]] = {}
         """the fields of live rows that could not be read the last time, by id"""

@@ -42,6 +42,8 @@ ENDED_ROW = text("ended_at IS NOT NULL")
 
 `writes.change` keeps `ended_at` in step with the state. A list of states as condition made every update a third slower.
 """
+LIVE_MACHINE = text("over_at IS NULL")
+OVER_MACHINE = text("over_at IS NOT NULL")
 LIVE_SESSION = text("kind = 'session' AND state IN ('pending', 'starting', 'running', 'checkpointing')")
 
 
@@ -357,4 +359,131 @@ terms = Table(
     Column("term", Integer, primary_key=True, autoincrement=False),
     Column("holder", Text, nullable=False),
     Column("at", Double, nullable=False),
+)
+
+deployments = Table(
+    "deployments",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("document", Text, nullable=False),
+    Column("version", Integer, nullable=False, comment="grows with every change, also when the name is used again"),
+    Column("deleting", Boolean, nullable=False, comment="its machines are being ended"),
+    Column("updated_at", Double, nullable=False),
+    Column("updated_by", Text, nullable=False),
+    Column("deleted_at", Double, comment="when its last machine was gone; the row goes later"),
+    Index("ix_deployments_deleted_at", "deleted_at"),
+)
+
+machines = Table(
+    "machines",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("deployment", Text, nullable=False),
+    Column("pool", Text, nullable=False),
+    Column("type", Text, nullable=False),
+    Column("zone", Text, nullable=False),
+    Column("market", Text, nullable=False),
+    Column("price", BigInteger, comment="millionths of the currency for an hour; null is unknown"),
+    Column("gpus", BigInteger, nullable=False),
+    Column("requested_at", Double, nullable=False),
+    Column("since", Double, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("term", Integer, nullable=False, comment="of the leader that wrote the row"),
+    Column("calls", Integer, nullable=False),
+    Column("called_at", Double),
+    Column("end_called_at", Double),
+    Column("instance", Text),
+    Column("launched_at", Double),
+    Column("boot", Text),
+    Column("ready_at", Double),
+    Column("heard_at", Double),
+    Column("attempts", Integer),
+    Column("needed_at", Double, nullable=False),
+    Column("drain", Text),
+    Column("deadline", Double),
+    Column("absences", Integer, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("over_at", Double, comment="null while it may cost something"),
+    Index("ix_machines_live", "deployment", "id", **where(LIVE_MACHINE)),
+    Index("ix_machines_over_at", "over_at", **where(OVER_MACHINE)),
+    Index("ix_machines_deployment", "deployment", "requested_at", "id"),
+    Index("ix_machines_state", "state", "requested_at", "id"),
+    Index("ix_machines_requested_at_id", "requested_at", "id"),
+)
+
+machine_requests = Table(
+    "machine_requests",
+    metadata,
+    Column("machine", Text, ForeignKey("machines.id", ondelete="CASCADE"), primary_key=True),
+    Column("request", Text, nullable=False, comment="what the provider is asked for; it never changes"),
+)
+
+machine_events = Table(
+    "machine_events",
+    metadata,
+    Column("id", Serial, primary_key=True, autoincrement=True),
+    Column("at", Double, nullable=False),
+    Column("deployment", Text, nullable=False),
+    Column("machine", Text, nullable=False, comment="empty: of the deployment"),
+    Column("state", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("message", Text, nullable=False),
+    Index("ix_machine_events_deployment_id", "deployment", "id"),
+    Index("ix_machine_events_machine_id", "machine", "id"),
+    sqlite_autoincrement=True,
+)
+
+machine_outputs = Table(
+    "machine_outputs",
+    metadata,
+    Column("machine", Text, ForeignKey("machines.id", ondelete="CASCADE"), primary_key=True),
+    Column("kind", Text, primary_key=True, comment="console, init"),
+    Column("at", Double, nullable=False),
+    Column("exit_code", BigInteger),
+    Column("text", Text, nullable=False),
+    Column("omitted", BigInteger, nullable=False, comment="characters in the middle that were not kept"),
+    Index("ix_machine_outputs_at", "at"),
+)
+
+machine_reports = Table(
+    "machine_reports",
+    metadata,
+    Column("machine", Text, ForeignKey("machines.id", ondelete="CASCADE"), primary_key=True),
+    Column("boot", Text, nullable=False, comment="the boot that joined; no other may"),
+    Column("number", BigInteger, nullable=False, comment="counts the reports of its agent"),
+    Column("serial", BigInteger, nullable=False, comment="counts the changes of this table"),
+    Column("joined_at", Double, nullable=False),
+    Column("heard_at", Double, nullable=False),
+    Column("report", Text, nullable=False),
+    Index("ix_machine_reports_serial", "serial"),
+)
+
+launch_backoffs = Table(
+    "launch_backoffs",
+    metadata,
+    Column("deployment", Text, primary_key=True),
+    Column("type", Text, primary_key=True),
+    Column("zone", Text, primary_key=True),
+    Column("market", Text, primary_key=True),
+    Column("failure", Text, primary_key=True),
+    Column("failures", Integer, nullable=False),
+    Column("since", Double, nullable=False),
+    Column("until", Double, nullable=False),
+)
+
+spend_months = Table(
+    "spend_months",
+    metadata,
+    Column("deployment", Text, primary_key=True),
+    Column("month", Text, primary_key=True, comment="such as 2026-11, in the time zone of the deployment"),
+    Column("amount", BigInteger, nullable=False, comment="millionths, of machines that are over"),
+)
+
+unknown_instances = Table(
+    "unknown_instances",
+    metadata,
+    Column("deployment", Text, primary_key=True),
+    Column("instance", Text, primary_key=True, comment="an instance at the provider without a machine"),
+    Column("first_seen", Double, nullable=False),
 )

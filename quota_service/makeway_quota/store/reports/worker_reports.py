@@ -147,9 +147,13 @@ def _values(report: WorkerReport) -> dict[str, Any]:
 
 
 def _next(connection: Connection) -> int:
-    """Return the next serial, which no report ever had; writers are one at a time."""
-    counted = update(serials).where(serials.c.name == NAME).values(value=serials.c.value + 1)
+    return next_serial(connection, NAME)
+
+
+def next_serial(connection: Connection, table: str) -> int:
+    """Return the next serial of a table, which no row of it ever had; writers are one at a time."""
+    counted = update(serials).where(serials.c.name == table).values(value=serials.c.value + 1)
     result = connection.execute(counted.returning(serials.c.value)).scalar_one_or_none()
     if result is None:
-        connection.execute(insert(serials), {"name": NAME, "value": 1})
+        connection.execute(insert(serials), {"name": table, "value": 1})
     return int(result or 1)

@@ -1,0 +1,1 @@
+"""Keep the deployments of autoscaled pools, their machines, and what became known of them."""

@@ -1,0 +1,243 @@
+"""Read and commit the machines of deployments: the store that the steps of `autoscale` need.
+
+A commit is one transaction under the leader's term. It writes everything or nothing: nothing where the term is over,
+a machine has another version than the one that was read, or the document of the deployment has changed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, delete, func, insert, select, tuple_, update
+
+from ...autoscale.backoff import DELAYS, LaunchBackoff
+from ...autoscale.machine import Machine, MachineState
+from ...autoscale.step import MachineChanges, MachineRows
+from .. import rows as values
+from .. import writes
+from ..database.database import Database
+from ..errors import Deposed
+from ..pages import bounded
+from ..statements import AT_ONCE, Lookup, Many
+from ..tables import (
+    LIVE_MACHINE,
+    deployments,
+    launch_backoffs,
+    machine_reports,
+    machine_requests,
+    machines,
+    spend_months,
+    unknown_instances,
+)
+from .log import add_events, changed_events
+from .rows import COLUMNS, machine, readable, row_of
+
+M = machines.c
+MACHINES = select(*(M[name] for name in COLUMNS), M.over_at, machine_requests.c.request).select_from(
+    machines.outerjoin(machine_requests)
+)
+KNOWN = Lookup(M.id, M.id, M.deployment, M.version, M.state, M.reason)
+IDS = Lookup(M.id, M.id)
+ADD_MACHINES = Many(insert(machines))
+ADD_REQUESTS = Many(insert(machine_requests))
+SET_MACHINES = Many(update(machines).where(M.id == bindparam("one")))
+ADD_BACKOFFS = Many(insert(launch_backoffs))
+BACKOFF_FIELDS = tuple(one.name for one in fields(LaunchBackoff))
+MAX_TOLD = 100
+"""Machines that one event of the live stream names"""
+
+
+class StoredMachines:
+    """The rows of the machines, as `autoscale.step.MachineStore`. Each method is one transaction."""
+
+    def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
+        self._database = database
+        self._clock = clock
+        self._damaged: dict[str, dict[str, Sequence[str]]] = {}
+
+    @property
+    def damaged(self) -> dict[str, Sequence[str]]:
+        """The fields of machines that are not over that could not be read the last time, by id."""
+        return {id: names for found in self._damaged.values() for id, names in found.items()}
+
+    def read(self, deployment: str) -> MachineRows:
+        """Return the rows of a deployment as they are committed: machines that are not over, by id."""
+        name = values.clean(deployment)
+        damaged: dict[str, Sequence[str]] = {}
+        live = MACHINES.where(M.deployment == name, LIVE_MACHINE).order_by(M.id)
+        backoffs = select(launch_backoffs).where(launch_backoffs.c.deployment == name)
+        with self._database.read() as connection:
+            found = tuple(machine(row, damaged) for row in connection.execute(live))
+            held = [_backoff(row) for row in connection.execute(backoffs.order_by(*launch_backoffs.primary_key))]
+            closed = _closed(connection, name)
+            first_seen = _first_seen(connection, name)
+        self._damaged[deployment] = damaged
+        return MachineRows(found, tuple(one for one in held if one is not None), closed, first_seen)
+
+    def commit(self, deployment: str, term: int, changes: MachineChanges) -> bool:
+        """Write all changes or none; False if the term is over, or a row or the document has changed meanwhile."""
+        try:
+            with self._database.write(durable=True) as connection:
+                writes.lead(connection, term)
+                name = str(values.clean(deployment))
+                before = _before(connection, name, changes)
+                if before is not None:
+                    self._write(connection, name, changes, before)
+                return before is not None
+        except Deposed:
+            return False
+
+    def _write(
+        self, connection: Connection, deployment: str, changes: MachineChanges, before: Mapping[str, Any]
+    ) -> None:
+        new = [replace(one, version=one.version + 1) for one in changes.launched]
+        changed = [replace(one, version=one.version + 1) for one in changes.changed]
+        ADD_MACHINES.run(connection, [row_of(one) for one in new])
+        ADD_REQUESTS.run(connection, [{"machine": one.id, "request": values.clean(one.request)} for one in new])
+        SET_MACHINES.run(connection, [{"one": one.id, **row_of(one)} for one in changed])
+        over = [one.id for one in changed if one.over]
+        for begin in range(0, len(over), AT_ONCE):
+            gone = machine_reports.c.machine.in_(over[begin : begin + AT_ONCE])
+            connection.execute(delete(machine_reports).where(gone))
+        _replace_backoffs(connection, deployment, changes.backoffs)
+        _replace_first_seen(connection, deployment, changes.first_seen)
+        _add_spend(connection, deployment, changes.spent)
+        now = self._clock()
+        events = changed_events((*new, *changed), before, now)
+        add_events(connection, events)
+        if events:
+            named = [event["machine"] for event in events[:MAX_TOLD]]
+            writes.add_event(connection, "machines", None, None, {"deployment": deployment, "machines": named}, now)
+
+    def live(self) -> list[Machine]:
+        """Return the machines of all deployments that are not over, by deployment and id."""
+        damaged: dict[str, Sequence[str]] = {}
+        query = MACHINES.where(LIVE_MACHINE).order_by(M.deployment, M.id)
+        with self._database.read() as connection:
+            return [machine(row, damaged) for row in connection.execute(query)]
+
+    def machine(self, id: str) -> Machine | None:
+        """Return one machine, also one that is over; None if there is none of this id, or it was removed."""
+        with self._database.read() as connection:
+            return machine_of(connection, id)
+
+    def machines(
+        self,
+        deployment: str | None = None,
+        states: Sequence[MachineState] | None = None,
+        limit: int = 100,
+        after: tuple[float, str] | None = None,
+    ) -> list[Machine]:
+        """Return one page of machines, those that are over too, the newest request first.
+
+        `after`: `requested_at` and `id` of the last one of the page before.
+        """
+        query = MACHINES.order_by(M.requested_at.desc(), M.id.desc()).limit(bounded(limit))
+        if deployment is not None:
+            query = query.where(M.deployment == values.clean(deployment))
+        if states is not None:
+            query = query.where(M.state.in_(states))
+        if after is not None:
+            at, id = after
+            query = query.where(tuple_(M.requested_at, M.id) < tuple_(at, values.clean(id)))
+        with self._database.read() as connection:
+            return [machine(row) for row in connection.execute(query)]
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Return how many machines that are not over each deployment has, by state."""
+        query = select(M.deployment, M.state, func.count()).where(LIVE_MACHINE).group_by(M.deployment, M.state)
+        result: dict[str, dict[str, int]] = {}
+        with self._database.read() as connection:
+            for deployment, state, count in connection.execute(query):
+                result.setdefault(deployment, {})[state] = int(count)
+        return result
+
+    def spend(self, deployment: str) -> dict[str, int]:
+        """Return what the machines of a deployment that are over have cost, by month, in millionths."""
+        with self._database.read() as connection:
+            return _closed(connection, values.clean(deployment))
+
+    def backoffs(self, deployment: str) -> list[LaunchBackoff]:
+        """Return what holds back launches of a deployment, or did."""
+        query = select(launch_backoffs).where(launch_backoffs.c.deployment == values.clean(deployment))
+        with self._database.read() as connection:
+            found = [_backoff(row) for row in connection.execute(query.order_by(*launch_backoffs.primary_key))]
+        return [one for one in found if one is not None]
+
+
+def machine_of(connection: Connection, id: str) -> Machine | None:
+    """Return one machine, also one that is over, or None."""
+    row = connection.execute(MACHINES.where(M.id == values.clean(id))).first()
+    return None if row is None else machine(row)
+
+
+def _before(connection: Connection, deployment: str, changes: MachineChanges) -> dict[str, tuple[str, str]] | None:
+    """Return state and reason of each changed machine before, by id; None where something was changed meanwhile."""
+    query = select(deployments.c.version, deployments.c.deleting).where(
+        deployments.c.name == deployment, deployments.c.deleted_at.is_(None)
+    )
+    document = connection.execute(query).first()
+    revision, deleting = (0, False) if document is None else (document.version, document.deleting)
+    if changes.revision not in (None, revision) or (changes.launched and deleting):
+        return None
+    if any(True for _ in IDS.run(connection, [one.id for one in changes.launched])):
+        return None
+    known = {row[0]: row[1:] for row in KNOWN.run(connection, [one.id for one in changes.changed])}
+    result = {}
+    for one in changes.changed:
+        owner, version, state, reason = known.get(one.id, (None, None, "", ""))
+        version = version if readable("version", version) else 0
+        if owner != deployment or version != one.version:
+            return None
+        result[one.id] = (str(state), str(reason))
+    return result
+
+
+def _backoff(row: Any) -> LaunchBackoff | None:
+    """Return a back-off; None for one that cannot be read: the next failure writes it anew."""
+    found = LaunchBackoff(**{name: getattr(row, name) for name in BACKOFF_FIELDS})
+    numbers = type(found.failures) is int and type(found.since) is float and type(found.until) is float
+    return found if numbers and found.failure in DELAYS else None
+
+
+def _replace_backoffs(connection: Connection, deployment: str, backoffs: Iterable[LaunchBackoff] | None) -> None:
+    if backoffs is None:
+        return
+    connection.execute(delete(launch_backoffs).where(launch_backoffs.c.deployment == deployment))
+    given = [{name: values.clean(getattr(one, name)) for name in BACKOFF_FIELDS} for one in backoffs]
+    ADD_BACKOFFS.run(connection, [{"deployment": deployment, **one} for one in given])
+
+
+def _first_seen(connection: Connection, name: object) -> dict[str, float]:
+    found = unknown_instances.c
+    query = select(found.instance, found.first_seen).where(found.deployment == name).order_by(found.instance)
+    return {instance: at for instance, at in connection.execute(query) if type(at) is float}
+
+
+def _replace_first_seen(connection: Connection, deployment: str, first_seen: Mapping[str, float] | None) -> None:
+    if first_seen is None:
+        return
+    connection.execute(delete(unknown_instances).where(unknown_instances.c.deployment == deployment))
+    given = {values.clean(instance): at for instance, at in first_seen.items()}
+    if given:
+        connection.execute(
+            insert(unknown_instances),
+            [{"deployment": deployment, "instance": instance, "first_seen": at} for instance, at in given.items()],
+        )
+
+
+def _closed(connection: Connection, name: object) -> dict[str, int]:
+    query = select(spend_months.c.month, spend_months.c.amount).where(spend_months.c.deployment == name)
+    found = connection.execute(query.order_by(spend_months.c.month))
+    return {str(month): int(amount) for month, amount in found}
+
+
+def _add_spend(connection: Connection, deployment: str, spent: Mapping[str, int]) -> None:
+    for month, amount in spent.items():
+        mine = (spend_months.c.deployment == deployment, spend_months.c.month == month)
+        added = update(spend_months).where(*mine).values(amount=spend_months.c.amount + amount)
+        if not connection.execute(added).rowcount:
+            connection.execute(insert(spend_months), {"deployment": deployment, "month": month, "amount": amount})

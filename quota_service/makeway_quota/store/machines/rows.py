@@ -1,0 +1,79 @@
+"""Convert machines to rows and back; what cannot be read of a damaged row is read as what is safest.
+
+A machine whose row is damaged stays a machine: without it its instance would belong to no row, and be ended with the
+work on it. Its price is unknown then, which is never zero; a state that cannot be read is `lost` where an agent has
+joined, which its next report ends, and else `terminating`, as nothing runs there.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any, get_args
+
+from ...autoscale.machine import STATES, DrainReason, Machine, Market
+from .. import rows
+
+MACHINE_FIELDS = tuple(one.name for one in fields(Machine))
+COLUMNS = tuple(name for name in MACHINE_FIELDS if name != "request")
+"""The fields in the row itself; the request, which never changes, is in a table of its own"""
+
+_NONE = type(None)
+_TIMES = ("requested_at", "since", "needed_at")
+TYPES: Mapping[str, tuple[tuple[type, ...], Any]] = {
+    **dict.fromkeys(("deployment", "pool", "type", "zone", "request", "reason"), ((str,), "")),
+    "market": ((str,), "on_demand"),
+    "state": ((str,), ""),
+    **dict.fromkeys(("instance", "boot", "drain"), ((str, _NONE), None)),
+    **dict.fromkeys(("gpus", "version", "term", "calls", "absences"), ((int,), 0)),
+    **dict.fromkeys(("price", "attempts"), ((int, _NONE), None)),
+    **dict.fromkeys(_TIMES, ((float,), 0.0)),
+    **dict.fromkeys(("called_at", "end_called_at", "launched_at", "ready_at"), ((float, _NONE), None)),
+    **dict.fromkeys(("heard_at", "deadline"), ((float, _NONE), None)),
+}
+"""The types of each field, and what it is read as where it is damaged"""
+CHOICES: Mapping[str, frozenset[str | None]] = {
+    "state": frozenset(STATES),
+    "market": frozenset(get_args(Market)),
+    "drain": frozenset((*get_args(DrainReason), None)),
+}
+
+
+def machine(row: Any, damaged: dict[str, Sequence[str]] | None = None) -> Machine:
+    """Return the machine of a row with all of MACHINE_FIELDS; `damaged` gets the fields that could not be read."""
+    values: dict[str, Any] = dict(row._mapping)
+    broken = [name for name in MACHINE_FIELDS if name != "id" and not readable(name, values[name])]
+    if broken:
+        _repair(values, broken)
+        if damaged is not None:
+            damaged[values["id"]] = broken
+    return Machine(**{name: values[name] for name in MACHINE_FIELDS})
+
+
+def readable(name: str, value: object) -> bool:
+    """Whether a value of a row is one that the service writes."""
+    kinds, _ = TYPES[name]
+    if type(value) not in kinds or (type(value) is float and not math.isfinite(value)):
+        return False
+    return name not in CHOICES or value in CHOICES[name]
+
+
+def _repair(values: dict[str, Any], broken: Sequence[str], clock: Callable[[], float] = time.time) -> None:
+    for name in broken:
+        values[name] = TYPES[name][1]
+    times = [at for name, at in values.items() if name.endswith("_at") and type(at) is float and at > 0]
+    times += [values["since"]] if values["since"] > 0 else []
+    for name in _TIMES:
+        if name in broken:  # a time of long ago would cost the money of years, and end every wait
+            values[name] = min(times, default=clock()) if name == "requested_at" else max(times, default=clock())
+    if "state" in broken:
+        over = values.get("over_at") is not None
+        values["state"] = "gone" if over else "lost" if values["boot"] is not None else "terminating"
+
+
+def row_of(machine: Machine) -> dict[str, Any]:
+    """Return the columns of a machine, its request aside."""
+    values: dict[str, Any] = {name: rows.clean(getattr(machine, name)) for name in COLUMNS}
+    return {**values, "over_at": machine.since if machine.over else None}
