@@ -275,7 +275,7 @@ class SimulatedCluster(ApiClient):
         if habits.stuck:
             return
         late = habits.saves > grace
-        self.reports.report(found, WorkerStatus(started_at=found.began, noticed=True))
+        self.reports.report(found, WorkerStatus(started_at=found.began, notice_received=True))
         self.at(max(0.0, min(habits.saves, grace)), lambda: self._saved(found, late))
 
     def _saved(self, found: Running, late: bool) -> None:
@@ -283,7 +283,7 @@ class SimulatedCluster(ApiClient):
             return
         seen = WorkerStatus(
             started_at=found.began,
-            noticed=True,
+            notice_received=True,
             ended_at=self.now,
             exit_code=-9 if late else 75,
             killed=late,

@@ -66,7 +66,7 @@ async def test_a_notice_survives_a_restart(shop: Workshop) -> None:
     await shop.again()
     seen = await shop.seen("j-1")
     assert seen is not None
-    assert (seen.phase, seen.noticed) == (Phase.STOPPING, True)
+    assert (seen.phase, seen.notice_received) == (Phase.STOPPING, True)
     await shop.backend.notice("j-1", 1, notice)
     assert (await shop.over("j-1")).killed
 

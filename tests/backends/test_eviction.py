@@ -51,7 +51,7 @@ async def test_twenty_preemptions_change_nothing(shop: Workshop) -> None:
         await asyncio.sleep(0.03 + 0.007 * (attempt % 5))  # at another point of a step each time
         await shop.ask("j-1", attempt, grace=60.0)  # never too little on a busy machine
         seen = await shop.over("j-1", attempt)
-        assert (seen.exit_code, seen.acknowledged, seen.noticed, seen.killed) == (75, True, True, False)
+        assert (seen.exit_code, seen.acknowledged, seen.notice_received, seen.killed) == (75, True, True, False)
         assert seen.step is not None
         assert seen.step > steps[-1], "it went on from where it was"
         assert seen.message == f"saved at step {seen.step}"
@@ -105,7 +105,7 @@ async def test_a_job_that_ignores_the_notice_is_killed_with_all_its_children(sho
     notice = await shop.ask("j-1", grace=0.5)
     stopping = await shop.seen("j-1")
     assert stopping is not None
-    assert (stopping.phase, stopping.noticed) == (Phase.STOPPING, True)
+    assert (stopping.phase, stopping.notice_received) == (Phase.STOPPING, True)
     seen = await shop.over("j-1")
     assert (seen.killed, seen.acknowledged, seen.exit_code) == (True, False, -9)
     assert seen.message == "did not end within 0.5 s and was killed; no checkpoint"
@@ -140,7 +140,7 @@ async def test_a_notice_right_after_the_start_is_not_lost(shop: Workshop) -> Non
     await shop.run("j-1", "sleep", "60")
     await shop.ask("j-1")
     seen = await shop.over("j-1")
-    assert (seen.exit_code, seen.noticed, seen.acknowledged) == (-15, True, False)
+    assert (seen.exit_code, seen.notice_received, seen.acknowledged) == (-15, True, False)
 
 
 async def test_a_kill_right_after_the_start_is_not_lost(shop: Workshop) -> None:

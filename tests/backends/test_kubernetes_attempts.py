@@ -136,7 +136,7 @@ async def test_a_pod_that_ends_while_it_is_forgotten_leaves_nothing(backend: Bac
 
 
 RUNS = WorkerStatus(started_at=10.0)
-SAVED = replace(RUNS, noticed=True, acknowledged=True, ended_at=20.0, exit_code=75)
+SAVED = replace(RUNS, notice_received=True, acknowledged=True, ended_at=20.0, exit_code=75)
 
 
 def away(method: str, path: str) -> None:
@@ -472,7 +472,7 @@ async def test_a_killed_worker_is_explained_by_the_end_of_its_pod(backend: Backe
     assert (seen.phase, seen.message) == (Phase.EXITED, killed.message), "its pod does not end"
 
 
-STOPPED = replace(RUNS, noticed=True, ended_at=20.0, exit_code=-15, message="killed by SIGTERM")
+STOPPED = replace(RUNS, notice_received=True, ended_at=20.0, exit_code=-15, message="killed by SIGTERM")
 
 
 @pytest.mark.parametrize("report", [STOPPED, SAVED], ids=["killed", "saved"])
@@ -489,7 +489,7 @@ async def test_a_stop_for_more_disk_than_it_may_use_is_the_fault_of_the_job(
     }
     backend.hear("MODIFIED", evicted)
     seen = await backend.seen("j1")
-    assert (seen.phase, seen.exit_code, seen.noticed) == (Phase.EXITED, 137, False)
+    assert (seen.phase, seen.exit_code, seen.notice_received) == (Phase.EXITED, 137, False)
     assert "wrote more to the disk" in seen.message
 
 
@@ -506,7 +506,7 @@ async def test_a_stop_by_others_and_what_was_done_before_it_stay_what_they_are(b
     backend.report("hangs", SAVED)
     assert (await backend.seen("hangs")).phase is Phase.EXITED, "its pod does not end"
     backend.hear("ADDED", pod("done"))
-    backend.report("done", replace(RUNS, noticed=True, ended_at=20.0, exit_code=0, completed=True))
+    backend.report("done", replace(RUNS, notice_received=True, ended_at=20.0, exit_code=0, completed=True))
     assert (await backend.seen("done")).phase is Phase.EXITED, "nothing that its pod says would change that"
 
 
@@ -714,7 +714,7 @@ async def test_the_others_of_a_gang_save_as_long_as_they_may_after_one_pod_was_d
     backend.report("j1", RUNS, RUNS)
     assert (await backend.seen("j1")).phase is Phase.RUNNING
     backend.hear("MODIFIED", pod("j1", of=2, drained=True))
-    backend.report("j1", SAVED, replace(RUNS, noticed=True))
+    backend.report("j1", SAVED, replace(RUNS, notice_received=True))
     backend.hear("DELETED", pod("j1", "Failed", of=2, drained=True))
     for _ in range(20):
         backend.now += 30.0

@@ -187,7 +187,7 @@ async def test_what_an_earlier_term_deletes_is_not_deleted_in_a_later_one(backen
     [
         (WorkerStatus(started_at=1.0), None),
         (None, None),
-        (WorkerStatus(started_at=1.0, noticed=True), REMOVAL_GRACE),
+        (WorkerStatus(started_at=1.0, notice_received=True), REMOVAL_GRACE),
         (WorkerStatus(started_at=1.0, ended_at=2.0, exit_code=0), REMOVAL_GRACE),
     ],
     ids=["cut off", "never heard of", "noticed", "ended"],

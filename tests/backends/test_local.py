@@ -286,7 +286,7 @@ async def test_a_time_limit_ends_the_job_with_a_notice(shop: Workshop) -> None:
     code = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *a: sys.exit(75)); time.sleep(60)"
     await shop.python("j-1", code, time_limit=0.3)
     seen = await shop.over("j-1")
-    assert (seen.timed_out, seen.acknowledged, seen.noticed, seen.killed) == (True, False, False, False)
+    assert (seen.timed_out, seen.acknowledged, seen.notice_received, seen.killed) == (True, False, False, False)
     assert seen.message == "time limit of 0.3 s reached"
     assert shop.read("j-1", "stop.json")["reason"] == "time limit of 0.3 s reached"
 

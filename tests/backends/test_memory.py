@@ -67,7 +67,7 @@ async def test_attempts_end_the_given_time_after_their_notice() -> None:
     for _ in range(2):
         await backend.notice("j-1", 1, notice(1000.0, 1030.0))
     stopping = await seen(backend, "j-1")
-    assert (stopping.phase, stopping.noticed) == (Phase.STOPPING, True)
+    assert (stopping.phase, stopping.notice_received) == (Phase.STOPPING, True)
     clock.now = 1003.0
     left = await seen(backend, "j-1")
     assert (left.exit_code, left.acknowledged, left.killed, left.message) == (75, True, False, "saved at step 7")
@@ -145,7 +145,7 @@ async def test_killing_and_closing_end_attempts() -> None:
     backend.ignoring.add("j-3")
     await backend.close(stop_jobs=True)
     ended = (await backend.observe()).attempts
-    assert [(a.exit_code, a.killed, a.noticed) for a in ended] == [
+    assert [(a.exit_code, a.killed, a.notice_received) for a in ended] == [
         (-9, True, False),
         (75, False, True),
         (-9, True, True),

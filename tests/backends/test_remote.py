@@ -141,7 +141,7 @@ def test_a_gang_runs_when_all_run_and_ends_when_all_have_ended() -> None:
     assert gang(RUNS, size=2).phase is Phase.STARTING
     assert gang(RUNS, WorkerStatus()).phase is Phase.STARTING
     assert gang(RUNS, RUNS).phase is Phase.RUNNING
-    assert gang(RUNS, replace(RUNS, noticed=True)).phase is Phase.STOPPING
+    assert gang(RUNS, replace(RUNS, notice_received=True)).phase is Phase.STOPPING
     assert gang(RUNS, ENDED).phase is Phase.RUNNING
     assert gang(ENDED, ENDED).phase is Phase.EXITED
 
@@ -152,7 +152,7 @@ def test_a_failure_of_one_worker_is_that_of_the_gang() -> None:
     seen = gang(killed, failed, ENDED)
     assert (seen.exit_code, seen.message, seen.completed) == (3, "exit code 3: ValueError", False)
     assert gang(killed, ENDED).exit_code == -9
-    saved = replace(ENDED, exit_code=75, acknowledged=True, noticed=True)
+    saved = replace(ENDED, exit_code=75, acknowledged=True, notice_received=True)
     assert gang(saved, saved).acknowledged
     assert gang(saved, ENDED).acknowledged
     assert not gang(saved, killed).acknowledged
@@ -165,7 +165,7 @@ def test_a_failure_of_one_worker_is_that_of_the_gang() -> None:
 
 
 def test_an_unavailable_service_says_nothing_about_the_job() -> None:
-    ended = replace(ENDED, exit_code=75, acknowledged=True, noticed=True)
+    ended = replace(ENDED, exit_code=75, acknowledged=True, notice_received=True)
     assert not gang(ended).node_lost
     assert gang(replace(ended, service_unavailable=True), ENDED).node_lost
 
@@ -279,7 +279,7 @@ async def test_machines_that_do_not_end_in_time_are_removed(cluster: Cluster, en
 async def test_the_report_of_a_worker_goes_before_the_removal_of_its_machine(cluster: Cluster) -> None:
     cluster.report(RUNS)
     await cluster.notice(*KEY, NOTICE)
-    cluster.report(replace(ENDED, exit_code=75, acknowledged=True, noticed=True))
+    cluster.report(replace(ENDED, exit_code=75, acknowledged=True, notice_received=True))
     del cluster.there[KEY]
     cluster.now += 10 * REPORT_GRACE
     seen = await cluster.one()

@@ -75,7 +75,7 @@ async def test_a_pod_that_was_killed_while_its_result_was_sent_tells_so(backend:
     said = words({**END, "completed": True, "result_unsent": True}, noticed=True)
     backend.hear("ADDED", pod("j1", "Failed", words=said))
     seen = await outcome(backend)
-    assert (seen.phase, seen.exit_code, seen.noticed, seen.completed) == (Phase.EXITED, 0, True, False)
+    assert (seen.phase, seen.exit_code, seen.notice_received, seen.completed) == (Phase.EXITED, 0, True, False)
     assert not store.outputs.has("j1", 1, "result")
 
 

@@ -121,13 +121,13 @@ def test_a_job_that_is_ended_at_its_limit_stays_so_when_it_also_makes_way(moved:
     if moved:
         evict = Move("j-1", "p", (), (), 900.0, "consolidate", (), {})
     change = notice(row, evict, "It makes way for p.", None, 800.0).change
-    noticed = row._replace(**change.fields)
-    assert (noticed.state, noticed.reason_code, noticed.reason_message) == (
+    notice_received = row._replace(**change.fields)
+    assert (notice_received.state, notice_received.reason_code, notice_received.reason_message) == (
         "checkpointing", TIME_LIMIT, "It ran past its limit.",
     )  # fmt: skip
-    assert noticed.notice is not None
-    seen = AttemptStatus("j-1", 1, Phase.EXITED, exit_code=75, acknowledged=True, noticed=True)
-    [ended] = reconcile({"j-1": noticed}, Observation((), (seen,)), now=810.0, lost_budget=3).changes
+    assert notice_received.notice is not None
+    seen = AttemptStatus("j-1", 1, Phase.EXITED, exit_code=75, acknowledged=True, notice_received=True)
+    [ended] = reconcile({"j-1": notice_received}, Observation((), (seen,)), now=810.0, lost_budget=3).changes
     assert ended.fields["state"] == "failed", "it is not requeued"
     assert "time limit" in str(ended.fields["reason_message"])
 

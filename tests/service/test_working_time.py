@@ -57,7 +57,7 @@ def test_what_was_lost_is_work_since_the_command_began() -> None:
     notice = Notice("reclaim", NOW - 1, NOW + 30)
     row = submitted(new, NOW - 100)._replace(attempt=1, started_at=NOW - 66, notice=notice)
     for state, began, lost in (("checkpointing", NOW - 2, 2.0), ("checkpointing", None, 66.0), ("starting", None, 0.0)):
-        seen = AttemptStatus(row.id, 1, Phase.EXITED, began, NOW, -15, noticed=True)
+        seen = AttemptStatus(row.id, 1, Phase.EXITED, began, NOW, -15, notice_received=True)
         found = reconcile({row.id: row._replace(state=state)}, Observation((NODE,), (seen,)), now=NOW, lost_budget=3)
         [change] = found.changes
         assert change.close_attempt is not None

@@ -139,7 +139,7 @@ class NodeStatus:
 
 
 class Phase(StrEnum):
-    """The phase of an attempt: stopping is noticed, exited is over with a report, lost is gone without one."""
+    """The phase of an attempt: stopping has its notice, exited is over with a report, lost is gone without one."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -163,7 +163,8 @@ class AttemptStatus:
     """it was killed at the deadline of its notice"""
     acknowledged: bool = False
     """it ended by itself after a notice: exit 75, or `checkpoint.stop()`"""
-    noticed: bool = False
+    notice_received: bool = False
+    """its launcher has the notice, which the job's command gets as a signal"""
     completed: bool = False
     """it reported that its work is done: a result, or the end of its `checkpoint.loop()`"""
     result_lost: bool = False

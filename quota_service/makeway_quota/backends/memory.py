@@ -95,9 +95,9 @@ class MemoryBackend(Backend):
             self._timer = None
         for entry in list(self._running()) if stop_jobs else ():
             if entry.order.workload in self.ignoring:
-                self._end(entry, -9, killed=True, noticed=True)
+                self._end(entry, -9, killed=True, notice_received=True)
             else:
-                self._end(entry, 75, acknowledged=True, noticed=True)
+                self._end(entry, 75, acknowledged=True, notice_received=True)
 
     async def observe(self, since: int | None = None) -> Observation:
         """Return the nodes, and the attempts that are not forgotten, after doing what is due."""
@@ -135,7 +135,7 @@ class MemoryBackend(Backend):
         if entry.notice is not None and notice.deadline >= entry.notice.deadline:
             return
         entry.notice = notice
-        entry.seen = replace(entry.seen, noticed=True, phase=Phase.STOPPING)
+        entry.seen = replace(entry.seen, notice_received=True, phase=Phase.STOPPING)
         if first and workload not in self.ignoring:
             self._later(self.clock() + self.leaves_after, (workload, attempt), "leave")
         self._later(notice.deadline, (workload, attempt), "deadline")
@@ -309,7 +309,7 @@ class MemoryBackend(Backend):
             ended_at=self.clock(),
             exit_code=exit_code,
             message=message or saved,
-            **{"noticed": entry.notice is not None, **facts},  # type: ignore[arg-type]
+            **{"notice_received": entry.notice is not None, **facts},  # type: ignore[arg-type]
         )
         self._changed()
 

@@ -117,14 +117,14 @@ class _AttemptEnds:
 
     def ended(self, row: Workload, seen: AttemptStatus) -> None:
         """End or requeue a job whose attempt is over or lost."""
-        noticed = row.notice is not None or seen.noticed
+        notice_received = row.notice is not None or seen.notice_received
         # exit code 0 after a notice is a success only of a job that reported that its work is complete
-        finished = seen.exit_code == 0 and not seen.acknowledged and (seen.completed or not noticed)
+        finished = seen.exit_code == 0 and not seen.acknowledged and (seen.completed or not notice_received)
         job = job_name(row)
         over_time = row.reason_code == TIME_LIMIT
         if over_time and not finished:
             message = outcomes.time_limit_reached(row.time_limit or 0.0)
-            seen = replace(seen, timed_out=True, noticed=False, message=message)
+            seen = replace(seen, timed_out=True, notice_received=False, message=message)
         if row.cancel_requested:
             self._finish(row, seen, "cancelled", outcomes.cancelled(job, row.size))
         elif finished:
@@ -140,7 +140,7 @@ class _AttemptEnds:
             self._never_ran(row, seen)
         elif seen.phase is Phase.LOST:
             self._lost(row, seen)
-        elif seen.noticed and not seen.timed_out:
+        elif seen.notice_received and not seen.timed_out:
             self._stopped_by_others(row, seen)
         elif row.failures < row.max_failures and not seen.timed_out:
             self._retry(row, seen)

@@ -89,8 +89,8 @@ class TimeLimits:
         heapq.heappush(self._due, (self._known[seen.key] + row.grace + MARGIN, seen.key))
 
     def _check(self, change_set: ChangeSet, row: Workload, seen: AttemptStatus, at: float) -> None:
-        noticed = seen.noticed or seen.phase is Phase.STOPPING
-        last = self._known[seen.key] + row.grace + (LATE_MARGIN if noticed else MARGIN)
+        notice_received = seen.notice_received or seen.phase is Phase.STOPPING
+        last = self._known[seen.key] + row.grace + (LATE_MARGIN if notice_received else MARGIN)
         if at < last:
             return
         message = outcomes.over_time_limit(job_name(row), row.time_limit or 0.0)

@@ -69,18 +69,18 @@ class SimulatedBackend:
         """Report the attempts that are over by now."""
         result = []
         while self._ends and self._ends[0][0] <= now:
-            at, id, attempt, noticed = heapq.heappop(self._ends)
-            if self._current(id, attempt, noticed):
-                result.append(self._report(id, attempt, at, noticed))
+            at, id, attempt, notice_received = heapq.heappop(self._ends)
+            if self._current(id, attempt, notice_received):
+                result.append(self._report(id, attempt, at, notice_received))
         return result
 
-    def _current(self, id: str, attempt: int, noticed: bool) -> bool:
+    def _current(self, id: str, attempt: int, notice_received: bool) -> bool:
         work = self.work.get(id)
-        return work is not None and work.attempt == attempt and (work.since is None) is noticed
+        return work is not None and work.attempt == attempt and (work.since is None) is notice_received
 
-    def _report(self, id: str, attempt: int, at: float, noticed: bool) -> AttemptStatus:
+    def _report(self, id: str, attempt: int, at: float, notice_received: bool) -> AttemptStatus:
         work = self.work[id]
-        if noticed:
+        if notice_received:
             work.attempt = -attempt
             return AttemptStatus(
                 id,
@@ -89,7 +89,7 @@ class SimulatedBackend:
                 ended_at=at,
                 exit_code=SAVED_EXIT_CODE,
                 acknowledged=True,
-                noticed=True,
+                notice_received=True,
                 checkpoint_at=at,
             )
         return AttemptStatus(id, attempt, Phase.EXITED, ended_at=at, exit_code=0, completed=True)

@@ -439,8 +439,8 @@ class KubernetesBackend(RemoteBackend):
         """
         ending = self._ending(pod.key)
         worker = self.channel.seen().get(pod.key, {}).get(pod.worker)
-        noticed = worker is not None and (worker.noticed or worker.ended)
-        return None if pod.over or (ending is not None and ending.notice and not noticed) else REMOVAL_GRACE
+        notice_received = worker is not None and (worker.notice_received or worker.ended)
+        return None if pod.over or (ending is not None and ending.notice and not notice_received) else REMOVAL_GRACE
 
     def _changed(self) -> None:
         self._wake()

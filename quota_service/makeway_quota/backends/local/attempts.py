@@ -185,7 +185,7 @@ class LocalAttempt:
         if self._notice is None or order.deadline < self._notice.deadline:
             self._notice = order
             self._leave_by = time.monotonic() + max(0.0, order.deadline - order.at)
-            self._seen = replace(self._seen, noticed=True)
+            self._seen = replace(self._seen, notice_received=True)
         self._deliver()
 
     def kill(self) -> None:
@@ -205,7 +205,7 @@ class LocalAttempt:
         if self._notice is None and earlier and not earlier.get("kill"):
             self._notice = _notice_of(earlier)
             self._leave_by = time.monotonic() + self.grace
-            self._seen = replace(self._seen, noticed=self._notice is not None)
+            self._seen = replace(self._seen, notice_received=self._notice is not None)
         self._deliver()
         return True
 
@@ -276,7 +276,7 @@ def _reported(seen: AttemptStatus, status: Mapping[str, Any]) -> AttemptStatus:
         exit_code=whole(status.get("exit_code"), MAX_EXIT_CODE),
         killed=status.get("killed") is True,
         acknowledged=status.get("acknowledged") is True,
-        noticed=seen.noticed or status.get("noticed") is True,
+        notice_received=seen.notice_received or status.get("noticed") is True,
         completed=status.get("completed") is True,
         timed_out=status.get("timed_out") is True,
         storage_failed=status.get("storage_failed") is True,

@@ -176,8 +176,8 @@ def _exited(
             if now - (known.ended_since or 0.0) < report_grace:
                 return Conclusion(known, replace(seen, phase=Phase.RUNNING, ended_at=None, exit_code=None, message=""))
         if hosts.exit_code is not None:
-            code = hosts.exit_code if seen.noticed else seen.exit_code
-            found = replace(seen, message=hosts.message, exit_code=code, noticed=False, acknowledged=False)
+            code = hosts.exit_code if seen.notice_received else seen.exit_code
+            found = replace(seen, message=hosts.message, exit_code=code, notice_received=False, acknowledged=False)
             return Conclusion(known, found)
     return Conclusion(known, replace(seen, node_lost=True, worker=hosts.worker) if hosts.node_lost else seen)
 

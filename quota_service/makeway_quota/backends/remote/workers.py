@@ -18,7 +18,7 @@ class WorkerStatus:
     started_at: float | None = None
     step: int | None = None
     saved_at: float | None = None
-    noticed: bool = False
+    notice_received: bool = False
     ended_at: float | None = None
     exit_code: int | None = None
     killed: bool = False
@@ -54,14 +54,14 @@ def attempt_of(key: Key, workers: Mapping[int, WorkerStatus], size: int) -> Atte
         *key,
         phase=Phase.STARTING,
         started_at=min((w.started_at for w in result if w.started_at is not None), default=None),
-        noticed=any(w.noticed for w in result),
+        notice_received=any(w.notice_received for w in result),
         step=None if saved is None else saved.step,
         checkpoint_at=None if saved is None else saved.saved_at,
     )
     if whole and all(w.ended for w in result):
         return _over(seen, workers)
     if whole and without_checkpoints(workers) is None and all(w.started_at is not None or w.ended for w in result):
-        return replace(seen, phase=Phase.STOPPING if seen.noticed else Phase.RUNNING)
+        return replace(seen, phase=Phase.STOPPING if seen.notice_received else Phase.RUNNING)
     return seen
 
 
@@ -82,7 +82,7 @@ def ended_by_others(seen: AttemptStatus) -> bool:
     """
     if seen.timed_out or seen.completed:
         return False
-    return seen.noticed or (seen.exit_code in KILLED and not seen.killed)
+    return seen.notice_received or (seen.exit_code in KILLED and not seen.killed)
 
 
 def exit_code_of(codes: list[int]) -> int:

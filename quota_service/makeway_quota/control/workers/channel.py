@@ -241,14 +241,14 @@ class WorkerChannel:
             (w.ended_at or 0.0, number, w.exit_code)
             for number, w in self._seen.get(key[:2], {}).items()
             if number != key[2] and w.exit_code is not None and w.exit_code not in (0, 75)
-            if not (w.noticed and (w.acknowledged or w.exit_code in ours))
+            if not (w.notice_received and (w.acknowledged or w.exit_code in ours))
         ]
         return min(failed)[1:] if failed else None
 
     def gang_stopped_at(self, key: WorkerKey) -> float | None:
         """Return when another worker of the same attempt ended on a notice, in Unix seconds; None if none did."""
         others = [w for number, w in self._seen.get(key[:2], {}).items() if number != key[2]]
-        ends = [w.ended_at or 0.0 for w in others if w.exit_code in (0, 75) and w.noticed and not w.completed]
+        ends = [w.ended_at or 0.0 for w in others if w.exit_code in (0, 75) and w.notice_received and not w.completed]
         return min(ends, default=None)
 
     # -- for other replicas
@@ -289,7 +289,7 @@ def worker_of(report: Mapping[str, Any]) -> WorkerStatus:
         started_at=report.get("started_at"),
         step=report.get("step"),
         saved_at=report.get("saved_at"),
-        noticed=bool(report.get("noticed")),
+        notice_received=bool(report.get("noticed")),
         ended_at=end.get("ended_at"),
         exit_code=end.get("exit_code"),
         killed=bool(end.get("killed")),
