@@ -86,12 +86,12 @@ class _Cycle:
         world, self.now = self.world, self.now + 1
         world.observe(await self.backend.observe(world.since))
         rows = await world.rows()
-        result = reconcile(rows, world.work_queue.seen(self.now), now=self.now, lost_budget=3)
+        result = reconcile(rows, world.work_queue.observation(self.now), now=self.now, lost_budget=3)
         plan = await self.planner.plan(rows, self.now)
         change_set_of(plan, rows, now=self.now, lease_seconds=15.0, reasons=self.reasons)
         world.work_queue.expected(self.now)
         world.work_queue.rows()
-        world.work_queue.seen(self.now)
+        world.work_queue.observation(self.now)
         world.work_queue.done()
         assert not result.changes, "what is reported is what is in the rows"
 
@@ -99,8 +99,8 @@ class _Cycle:
 class _Attempt:
     """An attempt of the memory backend, without its order."""
 
-    def __init__(self, seen: AttemptStatus) -> None:
-        self.seen = seen
+    def __init__(self, status: AttemptStatus) -> None:
+        self.status = status
 
 
 class _Rows:

@@ -43,7 +43,7 @@ class Backend(KubernetesBackend):
     def report(self, job: str, *workers: WorkerStatus) -> None:
         """Set what the workers of a job have reported."""
         found = {(job, 1): dict(enumerate(workers))}
-        self.channel.seen = lambda: found  # type: ignore[method-assign]
+        self.channel.worker_statuses = lambda: found  # type: ignore[method-assign]
         self.channel.changed = lambda: set(found)  # type: ignore[method-assign]
 
     async def undone(self, job: str) -> None:

@@ -184,7 +184,9 @@ class SharedBackend:
         if verb == "start" and (workload, attempt) in self.memory.forgotten:
             self.breaches.append(f"a second start of an attempt that is over: {order}")
         if verb == "start" and any(
-            key[0] == workload and key != (workload, attempt) and each.seen.phase in ("starting", "running", "stopping")
+            key[0] == workload
+            and key != (workload, attempt)
+            and each.status.phase in ("starting", "running", "stopping")
             for key, each in self.memory.attempts.items()
         ):
             self.breaches.append(f"two attempts of one job run: {order}")

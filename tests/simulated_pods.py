@@ -105,7 +105,7 @@ class Reports:
     async def refresh(self) -> bool:
         return bool(self._changed)
 
-    def seen(self) -> Mapping[Key, Mapping[int, WorkerStatus]]:
+    def worker_statuses(self) -> Mapping[Key, Mapping[int, WorkerStatus]]:
         return self.workers
 
     def changed(self) -> set[Key]:

@@ -215,7 +215,7 @@ async def test_pods_without_tokens_of_a_process_that_died_are_started_again(
     assert sum(kind == "pods" for kind, _ in stored) == 16
     look(stored)
     second.now += 600.0
-    second.channel.seen = lambda: {(job, 1): {0: WorkerStatus(started_at=1.0)} for job in JOBS}  # type: ignore[method-assign]
+    second.channel.worker_statuses = lambda: {(job, 1): {0: WorkerStatus(started_at=1.0)} for job in JOBS}  # type: ignore[method-assign]
     second.channel.changed = lambda: {(job, 1) for job in JOBS}  # type: ignore[method-assign]
     second.listen()
     assert set((await second.phases()).values()) == {Phase.RUNNING}
@@ -329,7 +329,7 @@ async def test_what_else_a_container_lacks_and_what_has_run_is_not_started_again
     status |= {"phase": "Pending", "containerStatuses": [{"name": "worker", "state": {"waiting": waiting}}]}
     del stored["pods", "makeway-gang-1-3"]
     reports = {("gang", 1): {number: WorkerStatus(started_at=1.0) for number in range(3)}}
-    replica.channel.seen = lambda: reports  # type: ignore[method-assign]
+    replica.channel.worker_statuses = lambda: reports  # type: ignore[method-assign]
     for _ in range(3):
         assert await replica.unfinished() == set()
         replica.now += LIMITS["token"] - 1.0

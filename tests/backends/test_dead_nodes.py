@@ -280,7 +280,7 @@ async def test_a_pool_of_mixed_nodes_that_is_cut_off_keeps_its_jobs_on_the_clust
     for name, slices in {"n0": 7, "n1": 7, "n2": 0, "n3": 0, "n4": 0}.items():
         shown(name, slices, "True")
     await nodes.observe()
-    assert nodes.inventory.seen()["n1"].pools == ("a", "s")
+    assert nodes.inventory.node_statuses()["n1"].pools == ("a", "s")
     for name in ("n0", "n1"):
         shown(name, 7, "Unknown")
     nodes.silent_since = dict.fromkeys((0, 1), nodes.now)

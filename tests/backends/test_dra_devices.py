@@ -91,7 +91,7 @@ async def seen(lists: dict[str, list[Any]], *pods: dict[str, Any], selectors: An
     chosen = selectors or [NodeSelector("whole", GPU), NodeSelector("slices", MIG)]
     inventory = KubernetesInventory(server, chosen, instance="here")
     await inventory.open()
-    found = inventory.seen()["n0"]
+    found = inventory.node_statuses()["n0"]
     await inventory.close()
     return found
 
@@ -166,7 +166,7 @@ async def test_a_generated_claim_counts_from_when_its_pod_is_on_the_node_until_i
     server = Restricted()
     server.lists[CLAIMS] = [claim("ours-1", "g0", generated=True)]
     async with opened(server) as inventory:
-        assert amounts(inventory.seen()["n0"])["whole"] == (4, 0), "its pod is about to be bound"
+        assert amounts(inventory.node_statuses()["n0"])["whole"] == (4, 0), "its pod is about to be bound"
 
         def put(made: dict[str, Any] | None) -> None:
             if made is None:
@@ -178,15 +178,15 @@ async def test_a_generated_claim_counts_from_when_its_pod_is_on_the_node_until_i
             inventory.pods._changed.add("jobs/ours")
 
         put(with_claims(pod("ours", job="j-1"), "ours-1"))
-        bound = inventory.seen()["n0"]
+        bound = inventory.node_statuses()["n0"]
         assert [(each.workload, each.gpus) for each in bound.pods] == [("j-1", 1000)]
         assert amounts(bound)["whole"] == (4, 0)
         put(None)
-        assert amounts(inventory.seen()["n0"])["whole"] == (4, 1000), "the driver has not freed it yet"
+        assert amounts(inventory.node_statuses()["n0"])["whole"] == (4, 1000), "the driver has not freed it yet"
         claims = (inventory.devices._followed or pytest.fail("not followed")).claims
         claims.objects.clear()
         claims._changed.add("jobs/ours-1")
-        assert amounts(inventory.seen()["n0"])["whole"] == (4, 0)
+        assert amounts(inventory.node_statuses()["n0"])["whole"] == (4, 0)
         assert inventory._placed_claims == set()
 
 
@@ -238,7 +238,7 @@ async def test_a_cluster_without_the_api_has_the_gpus_of_its_device_plugins(stat
     server.answer = refuse
     inventory = KubernetesInventory(server, [NodeSelector("whole", GPU)], instance="here")
     await inventory.open()
-    assert amounts(inventory.seen()["n0"]) == {"whole": (2, 0)}
+    assert amounts(inventory.node_statuses()["n0"]) == {"whole": (2, 0)}
     assert inventory.synced
     assert not inventory.problem
     await inventory.close()
@@ -312,7 +312,7 @@ async def test_a_watch_of_devices_that_is_refused_is_a_notice_and_the_count_stay
     server.unwatched[path] = ApiRefusal(status, "", "cannot watch")
     async with opened(server) as inventory:
         await soon(lambda: inventory.devices.problem)
-        assert amounts(inventory.seen()["n0"]) == {"whole": (4, 0), "slices": (7, 0)}
+        assert amounts(inventory.node_statuses()["n0"]) == {"whole": (4, 0), "slices": (7, 0)}
         assert inventory.synced
         assert not inventory.problem
         assert not inventory.refused
@@ -320,10 +320,10 @@ async def test_a_watch_of_devices_that_is_refused_is_a_notice_and_the_count_stay
         if status != 500:
             before = asks(server, SLICES)
             await soon(lambda: asks(server, SLICES) >= before + 4)  # read again now and then
-            assert amounts(inventory.seen()["n0"]) == {"whole": (4, 0), "slices": (7, 0)}
+            assert amounts(inventory.node_statuses()["n0"]) == {"whole": (4, 0), "slices": (7, 0)}
         server.unwatched.clear()
         await soon(lambda: not inventory.devices.problem)
-        inventory.seen()
+        inventory.node_statuses()
         assert inventory.quarantine.sentence(named=True) is None
 
 
@@ -331,12 +331,12 @@ async def test_a_watch_of_devices_that_is_refused_is_a_notice_and_the_count_stay
 async def test_rights_that_are_taken_away_leave_the_devices_as_counted_last(status: int) -> None:
     server = Restricted()
     async with opened(server) as inventory:
-        assert amounts(inventory.seen()["n0"]) == {"whole": (4, 0), "slices": (7, 0)}
+        assert amounts(inventory.node_statuses()["n0"]) == {"whole": (4, 0), "slices": (7, 0)}
         server.refused = {each: ApiRefusal(status, "", "no") for each in (SLICES, CLASSES, CLAIMS)}
         inventory.ask_again()
         await soon(lambda: inventory.devices.problem)
         await soon(lambda: inventory.devices._followed is not None)
-        assert amounts(inventory.seen()["n0"]) == {"whole": (4, 0), "slices": (7, 0)}
+        assert amounts(inventory.node_statuses()["n0"]) == {"whole": (4, 0), "slices": (7, 0)}
         assert inventory.synced
         assert not inventory.problem
 
@@ -344,10 +344,10 @@ async def test_rights_that_are_taken_away_leave_the_devices_as_counted_last(stat
 async def test_an_api_that_is_switched_off_has_no_devices_any_more_and_stops_nothing() -> None:
     server = Restricted()
     async with opened(server) as inventory:
-        assert amounts(inventory.seen()["n0"]) == {"whole": (4, 0), "slices": (7, 0)}
+        assert amounts(inventory.node_statuses()["n0"]) == {"whole": (4, 0), "slices": (7, 0)}
         server.refused = {each: ApiRefusal(404, "", "not found") for each in (SLICES, CLASSES, CLAIMS)}
         inventory.ask_again()
-        await soon(lambda: sum(many for many, _ in amounts(inventory.seen()["n0"]).values()) == 0)
+        await soon(lambda: sum(many for many, _ in amounts(inventory.node_statuses()["n0"]).values()) == 0)
         assert inventory.synced
         assert not inventory.problem
 
@@ -360,12 +360,12 @@ async def test_devices_are_followed_only_while_a_pool_has_a_resource_of_a_class(
         assert asks(server, CLAIMS) == 0, "no pool has these devices"
         assert inventory.quarantine.sentence(named=True) is None
         server.refused.clear()
-        inventory.seen()
+        inventory.node_statuses()
         inventory.select(POOLS)
-        await soon(lambda: amounts(inventory.seen()["n0"]) == {"whole": (4, 0), "slices": (7, 0)})
+        await soon(lambda: amounts(inventory.node_statuses()["n0"]) == {"whole": (4, 0), "slices": (7, 0)})
         inventory.select([NodeSelector("plugin", "nvidia.com/gpu")])
         await soon(lambda: not inventory.devices.followed)
-        assert inventory.seen()["n0"].devices == ()
+        assert inventory.node_statuses()["n0"].devices == ()
 
 
 async def test_the_first_class_of_a_running_service_does_not_make_it_unready() -> None:
@@ -375,7 +375,7 @@ async def test_the_first_class_of_a_running_service_does_not_make_it_unready() -
         server.lists[CLASSES], server.endless = [CLASS, SLICED], {SLICES}
         await soon(lambda: inventory.devices.followed)
         assert inventory.synced
-        assert amounts(inventory.seen()["n0"]) == {"whole": (0, 0)}
+        assert amounts(inventory.node_statuses()["n0"]) == {"whole": (0, 0)}
 
 
 async def test_a_list_of_devices_that_never_ends_holds_up_the_begin_for_a_while_only(
@@ -397,7 +397,7 @@ async def test_devices_are_asked_for_at_once_when_the_api_server_answers_again(m
     async with opened(server) as inventory:
         server.refused.clear()
         inventory.ask_again()
-        await soon(lambda: amounts(inventory.seen()["n0"]) == {"whole": (4, 0), "slices": (7, 0)})
+        await soon(lambda: amounts(inventory.node_statuses()["n0"]) == {"whole": (4, 0), "slices": (7, 0)})
         slow = (inventory.devices._followed or pytest.fail("not followed")).all
         for each in slow:
             each._timing = Timing(first_pause=3600.0, max_pause=3600.0)
@@ -443,7 +443,7 @@ async def test_what_no_class_compares_is_not_kept_until_one_does() -> None:
         classes = (inventory.devices._followed or pytest.fail("not followed")).classes
         classes.objects["all"] = project_class(whole)
         await soon(lambda: kept() == {(DRIVER, "whole")})
-        await soon(lambda: amounts(inventory.seen()["n0"]) == {"all": (11, 0)})
+        await soon(lambda: amounts(inventory.node_statuses()["n0"]) == {"all": (11, 0)})
 
 
 def test_devices_that_are_alike_keep_their_attributes_once() -> None:
@@ -491,6 +491,6 @@ async def test_devices_that_cannot_be_counted_are_set_aside_and_nodes_go_on(monk
     async with opened(server) as inventory:
         with monkeypatch.context() as patched:
             patched.setattr(dra_informers, "index_of", fail)
-            assert "n0" in inventory.seen()
+            assert "n0" in inventory.node_statuses()
             assert "counting GPUs of DRA drivers fails" in (inventory.quarantine.sentence(named=True) or "")
-        assert amounts(inventory.seen()["n0"]) == {"whole": (4, 0), "slices": (7, 0)}
+        assert amounts(inventory.node_statuses()["n0"]) == {"whole": (4, 0), "slices": (7, 0)}

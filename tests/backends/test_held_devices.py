@@ -160,7 +160,7 @@ class Machine:
 
     async def terminating(self) -> tuple[Terminating, ...]:
         await self.world.rows()
-        return self.world.seen.nodes[0].terminating
+        return self.world.observation.nodes[0].terminating
 
 
 @pytest.mark.covers("N33", "F20")
@@ -202,4 +202,4 @@ async def test_the_next_attempt_beside_it_counts_once() -> None:
     machine.pods.append(WorkloadPod("b-0", 1000, attempt=2, worker=0, devices=(0,), milli=(1000,)))
     machine.observe()
     assert await machine.terminating() == (), "the device is held once"
-    assert machine.world.seen.nodes[0].foreign_gpus == 0
+    assert machine.world.observation.nodes[0].foreign_gpus == 0

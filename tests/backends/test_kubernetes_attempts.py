@@ -701,7 +701,7 @@ async def test_a_worker_that_reports_does_not_wait_though_its_pod_is_shown_as_pe
     backend.hear("ADDED", of_gang(0, "ContainerCreating"))
     backend.hear("ADDED", of_gang(1, "ContainerCreating", ready="False"))
     found = {("j1", 1): {1: RUNS}}
-    backend.channel.seen = lambda: found  # type: ignore[method-assign]
+    backend.channel.worker_statuses = lambda: found  # type: ignore[method-assign]
     backend.channel.changed = lambda: set(found)  # type: ignore[method-assign]
     for _ in range(2):
         assert (await backend.seen("j1")).message == "its image is being pulled"

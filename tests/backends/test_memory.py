@@ -128,7 +128,7 @@ async def test_what_a_job_leaves_is_kept_until_it_is_purged() -> None:
     assert await backend.log("j-1", 1, 1, 3) == (b"ell", 6)
     assert await backend.log_gap("j-1", 1) is None
     assert (await backend.result("j-1", 1), await backend.error("j-1", 1)) == (b"42", b"{}")
-    assert backend.newest("j-1").seen.exit_code == 0
+    assert backend.newest("j-1").status.exit_code == 0
     await backend.purge("j-1")
     assert await backend.result("j-1", 1) is None
     with pytest.raises(KeyError):

@@ -59,7 +59,7 @@ class Cluster:
 
     async def seen(self) -> NodeStatus:
         await self.inventory.open()
-        found = self.inventory.seen()["n0"]
+        found = self.inventory.node_statuses()["n0"]
         await self.inventory.close()
         return found
 

@@ -110,7 +110,7 @@ async def test_an_attempt_that_was_never_understood_counts_as_there(
 
 
 OF_NODES: list[tuple[Any, str, Callable[..., bool]]] = [
-    (inventory, "_seen", lambda node, *_: node.name == "n0"),
+    (inventory, "_node_status", lambda node, *_: node.name == "n0"),
     (inventory, "model_of", lambda node: node.name == "n0"),
 ]
 

@@ -227,9 +227,9 @@ def test_whatever_is_written_is_read_as_something_that_can_be_stored(tmp_path: P
     header = {"workload": "j-1", "attempt": 1, "owner": "ana", "uid": os.geteuid(), "grace": 5.0}
     attempt = LocalAttempt(header, AttemptFiles(layout, "j-1", 1, os.geteuid(), -1))
     attempt.refresh(time.time())
-    storable(attempt.seen)
+    storable(attempt.status)
     attempt.conclude(time.time())
-    storable(attempt.seen)
+    storable(attempt.status)
     if "launcher.json" in written:
         assert attempt.ended
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from makeway_quota.backends.kubernetes.api.quantities import LARGEST, amount, number
-from makeway_quota.backends.kubernetes.cluster.inventory import MAX_DEVICES, _seen
+from makeway_quota.backends.kubernetes.cluster.inventory import MAX_DEVICES, _node_status
 from makeway_quota.backends.kubernetes.cluster.nodes import NodeSelector, project_node
 from makeway_quota.backends.kubernetes.cluster.pod_requests import project_share
 from makeway_quota.backends.kubernetes.pods.checkpoint_folders import RemovalFailed, folders_in_the_way
@@ -89,7 +89,7 @@ def node(**status: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("offered", ["1e999999999", "9223372036854775807", str(MAX_DEVICES + 1), "-4", "0", "0.5"])
 def test_a_node_that_claims_impossible_devices_takes_no_work(offered: str) -> None:
     began = time.process_time()
-    seen = _seen(project_node(node(allocatable={GPU: offered, "cpu": "8", "memory": "64Gi"})), (SELECTOR,), ())
+    seen = _node_status(project_node(node(allocatable={GPU: offered, "cpu": "8", "memory": "64Gi"})), (SELECTOR,), ())
     assert seen.devices == ()
     assert time.process_time() - began < 10, "each device is counted"
     if int(amount(GPU, offered)) > MAX_DEVICES:
@@ -98,9 +98,9 @@ def test_a_node_that_claims_impossible_devices_takes_no_work(offered: str) -> No
 
 @pytest.mark.parametrize("offered", ["0", "-8", "1e-9"])
 def test_a_node_that_offers_no_cpu_or_memory_is_not_one_without_a_limit(offered: str) -> None:
-    seen = _seen(project_node(node(allocatable={GPU: "4", "cpu": offered, "memory": offered})), (SELECTOR,), ())
+    seen = _node_status(project_node(node(allocatable={GPU: "4", "cpu": offered, "memory": offered})), (SELECTOR,), ())
     assert (seen.cpu, seen.memory) == (1, 1)
-    assert _seen(project_node(node(allocatable={GPU: "4"})), (SELECTOR,), ()).cpu == 0, "it does not say it"
+    assert _node_status(project_node(node(allocatable={GPU: "4"})), (SELECTOR,), ()).cpu == 0, "it does not say it"
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_a_node_that_is_down_is_so_whatever_the_time_since_when(at: object) -> N
 def test_any_labels_of_a_node_are_read(labels: dict[str, Any]) -> None:
     found = node(allocatable={GPU: "4"})
     found["metadata"]["labels"] = labels
-    assert _seen(project_node(found), (SELECTOR,), ()).devices == (0, 1, 2, 3)
+    assert _node_status(project_node(found), (SELECTOR,), ()).devices == (0, 1, 2, 3)
 
 
 def test_a_foreign_pod_that_requests_everything_takes_its_node_and_no_other() -> None:
@@ -128,7 +128,7 @@ def test_a_foreign_pod_that_requests_everything_takes_its_node_and_no_other() ->
     spec = {"nodeName": "n1", "containers": [{"name": "x", "resources": {"requests": requests, "limits": requests}}]}
     pod = {"metadata": {"name": "p", "namespace": "other", "uid": "u"}, "spec": spec, "status": {"phase": "Running"}}
     share = project_share(pod, instance="here", namespace="jobs")
-    seen = _seen(project_node(node(allocatable={GPU: "4", "cpu": "8", "memory": "64Gi"})), (SELECTOR,), [share])
+    seen = _node_status(project_node(node(allocatable={GPU: "4", "cpu": "8", "memory": "64Gi"})), (SELECTOR,), [share])
     assert seen.foreign_gpus >= 4000
 
 

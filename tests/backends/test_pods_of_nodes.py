@@ -34,7 +34,7 @@ async def seen(server: ApiServer) -> NodeStatus:
     """Return the node as the inventory shows it."""
     inventory = KubernetesInventory(server, [NodeSelector("gpu", "nvidia.com/gpu")], instance="here")
     await inventory.open()
-    found = inventory.seen()["n0"]
+    found = inventory.node_statuses()["n0"]
     await inventory.close()
     return found
 
@@ -77,9 +77,9 @@ async def test_a_node_stays_in_its_pool_while_its_device_plugin_restarts() -> No
     for many, pool in ((7, "slices"), (0, "slices"), (7, "slices")):
         inventory.nodes.objects["n0"] = project_node(node(**{"nvidia.com/gpu": "0", slices: str(many)}))
         inventory._unread.add("n0")
-        found = inventory.seen()["n0"]
+        found = inventory.node_statuses()["n0"]
         assert (found.pool, len(found.devices)) == (pool, many)
     inventory.nodes.objects["n0"] = project_node(node(**{"nvidia.com/gpu": "1", slices: "0"}))
     inventory._unread.add("n0")
-    assert inventory.seen()["n0"].pool == "whole", "its GPUs are whole again"
+    assert inventory.node_statuses()["n0"].pool == "whole", "its GPUs are whole again"
     await inventory.close()

@@ -40,7 +40,7 @@ class Reported:
     async def refresh(self) -> bool:
         return True
 
-    def seen(self) -> Mapping[Key, Mapping[int, WorkerStatus]]:
+    def worker_statuses(self) -> Mapping[Key, Mapping[int, WorkerStatus]]:
         return self.workers
 
     def changed(self) -> set[Key]:

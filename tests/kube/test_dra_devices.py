@@ -79,7 +79,7 @@ async def test_slices_and_allocated_claims_are_counted_as_they_change(driver: Cl
         await inventory.open()
 
         def amounts() -> tuple[int, int]:
-            found = inventory.seen()[NODE]
+            found = inventory.node_statuses()[NODE]
             return len(found.devices), found.foreign_gpus
 
         await soon(lambda: amounts() == (4, 0), "the devices of the slice are there")

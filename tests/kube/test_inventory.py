@@ -49,12 +49,12 @@ async def inventory(big: Cluster) -> AsyncIterator[KubernetesInventory]:
 
 def all_ready(found: KubernetesInventory) -> bool:
     """Whether all nodes are there and none is as new nodes are: tainted until a controller has seen it ready."""
-    seen = found.seen().values()
+    seen = found.node_statuses().values()
     return len(seen) == NODES and all(one.ready and not one.cordoned and not one.foreign_gpus for one in seen)
 
 
 def node(found: KubernetesInventory, name: str) -> NodeStatus:
-    return found.seen()[name]
+    return found.node_statuses()[name]
 
 
 def owned(name: str, **labels: str) -> dict[str, object]:
@@ -65,7 +65,7 @@ def owned(name: str, **labels: str) -> dict[str, object]:
 
 
 async def test_hundreds_of_nodes_are_read_in_pages(big: Cluster, inventory: KubernetesInventory) -> None:
-    seen = inventory.seen()
+    seen = inventory.node_statuses()
     assert sorted(seen) == sorted(big.simulated)
     assert {(one.pool, len(one.devices), one.cpu, one.memory, one.model) for one in seen.values()} == {
         ("h100", 8, 96_000, 2**20, MODEL)
@@ -75,7 +75,7 @@ async def test_hundreds_of_nodes_are_read_in_pages(big: Cluster, inventory: Kube
 
 
 async def test_the_inventory_follows_nodes_and_foreign_pods(big: Cluster, inventory: KubernetesInventory) -> None:
-    before = dict(inventory.seen())
+    before = dict(inventory.node_statuses())
     path, other = "/api/v1/nodes/simulated-0000", "/api/v1/nodes/simulated-0002"
     big.api.merge(path, {"spec": {"unschedulable": True}})
     await soon(lambda: node(inventory, "simulated-0000").cordoned, "the node is cordoned")
@@ -102,7 +102,7 @@ async def test_the_inventory_follows_nodes_and_foreign_pods(big: Cluster, invent
     assert [(pod.workload, pod.gpus) for pod in found.pods] == [("j-1", 2000), ("s-1", 2000)]
     for name in ("foreign", "session", "job"):
         big.api.delete(f"{PODS}/{name}")
-    await soon(lambda: inventory.seen() == before, "everything is as before")
+    await soon(lambda: inventory.node_statuses() == before, "everything is as before")
 
 
 async def test_pods_that_end_by_themselves_hold_nothing(big: Cluster, inventory: KubernetesInventory) -> None:
@@ -112,15 +112,15 @@ async def test_pods_that_end_by_themselves_hold_nothing(big: Cluster, inventory:
     await soon(lambda: len(big.api.items(PODS, fieldSelector="status.phase=Succeeded")) == 200, "all have succeeded")
     short = {f"default/short-{number}" for number in range(200)}
     await soon(lambda: not inventory.pods.objects.keys() & short, "none of them is followed any more")
-    assert sum(one.foreign_gpus for one in inventory.seen().values()) == 0
+    assert sum(one.foreign_gpus for one in inventory.node_statuses().values()) == 0
     assert inventory.pods.counts.events > 0
 
 
 async def test_another_policy_moves_nodes_to_other_pools(inventory: KubernetesInventory) -> None:
     inventory.select([NodeSelector("mig", "nvidia.com/mig-1g.10gb", H100.labels, H100.tolerations)])
-    assert {(one.pool, one.devices) for one in inventory.seen().values()} == {("mig", ())}
+    assert {(one.pool, one.devices) for one in inventory.node_statuses().values()} == {("mig", ())}
     inventory.select([NodeSelector("a100", GPU, {"nvidia.com/gpu.product": "A100"})])
-    assert {(one.pool, one.devices) for one in inventory.seen().values()} == {("", ())}
+    assert {(one.pool, one.devices) for one in inventory.node_statuses().values()} == {("", ())}
 
 
 async def test_a_node_is_kept_small(big: Cluster) -> None:

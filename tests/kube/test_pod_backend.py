@@ -109,7 +109,7 @@ def order(name: str, *nodes: str, milli: int = 1000, **changes: Any) -> StartOrd
 
 def usable(backend: KubernetesBackend, name: str) -> bool:
     """Whether a node takes work."""
-    node = backend.inventory.seen().get(name)
+    node = backend.inventory.node_statuses().get(name)
     return node is not None and node.ready and not node.cordoned
 
 

@@ -147,7 +147,7 @@ class ReadOnly(MemoryBackend):
         if not self.mended:
             entry = self.newest(order.workload)
             ended = {"phase": Phase.EXITED, "exit_code": 73, "storage_failed": True, "message": SAYS}
-            entry.seen = replace(entry.seen, **ended)  # type: ignore[arg-type]
+            entry.status = replace(entry.status, **ended)  # type: ignore[arg-type]
 
 
 async def test_the_job_its_decisions_and_the_next_dry_run_say_it(

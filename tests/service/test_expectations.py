@@ -71,7 +71,7 @@ def test_an_attempt_is_started_once_then_expected_then_lost() -> None:
 def test_an_attempt_that_was_seen_once_and_is_gone_is_lost(state: str) -> None:
     expectations = Expectations(60.0, Clock())
     expectations.ordered([KEY])
-    expectations.seen([AttemptStatus(*KEY, Phase.STARTING)])
+    expectations.note([AttemptStatus(*KEY, Phase.STARTING)])
     assert expectations.verdict(row(state=state), synced=False, now=20.0) == "wait"
     assert expectations.verdict(row(state=state), synced=True, now=20.0) == "lost"
 
@@ -100,17 +100,17 @@ def test_a_new_process_knows_from_the_row_what_was_ordered() -> None:
 
 def test_an_attempt_whose_start_broke_off_has_yet_to_be_seen() -> None:
     expectations = Expectations(60.0, Clock())
-    expectations.seen([AttemptStatus(*KEY, Phase.STARTING)])
-    expectations.seen([AttemptStatus(*KEY, Phase.STARTING, unfinished=True)])
+    expectations.note([AttemptStatus(*KEY, Phase.STARTING)])
+    expectations.note([AttemptStatus(*KEY, Phase.STARTING, unfinished=True)])
     assert expectations.verdict(row(), synced=True, now=20.0) == "start"
 
 
 def test_what_is_over_is_not_remembered() -> None:
     expectations = Expectations(60.0, Clock())
     expectations.ordered([KEY, ("j-2", 1)])
-    expectations.seen([AttemptStatus(*KEY, Phase.STARTING), AttemptStatus("j-3", 4, Phase.STARTING)])
+    expectations.note([AttemptStatus(*KEY, Phase.STARTING), AttemptStatus("j-3", 4, Phase.STARTING)])
     expectations.keep({KEY[0]: row()})
-    assert (list(expectations._ordered), expectations._seen) == ([KEY], {KEY})
+    assert (list(expectations._ordered), expectations._reported) == ([KEY], {KEY})
 
 
 async def test_a_deleted_attempt_is_lost_and_the_next_one_starts(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ async def test_a_started_attempt_is_not_started_again_in_the_same_cycle(store: S
     failed = await orders.actuate({cancelled.id: cancelled}, seen, 2.0, started_now)
     assert not failed.changes, "it was just started: the next cycle, which observes it, ends it"
     await orders.actuate({cancelled.id: cancelled}, await backend.observe(), 3.0, Started())
-    assert backend.attempts[(starting.id, 1)].seen.phase is Phase.EXITED
+    assert backend.attempts[(starting.id, 1)].status.phase is Phase.EXITED
     assert backend.starts == 1
 
 

@@ -223,7 +223,7 @@ class Rejecting(MemoryBackend):
         await super().start(order)
         if order.workers[0].node == self.rejects:
             entry = self.newest(order.workload)
-            entry.seen = replace(entry.seen, phase=Phase.LOST, never_ran=True, node_lost=True, message=SAYS)
+            entry.status = replace(entry.status, phase=Phase.LOST, never_ran=True, node_lost=True, message=SAYS)
 
 
 async def test_a_job_that_a_node_rejects_is_delayed_and_runs_on_another(

@@ -85,7 +85,7 @@ async def _live_through(random: Random) -> None:
     rows, now, version, changes = Rows(PAST), 1e6, 1, Changes()
     nodes = {name: node(random, name) for name in "ab"}
     world = World(rows, DOCUMENTS[0], version, lambda: now)  # type: ignore[arg-type]
-    world.observe(changes.seen(nodes, {}, None))
+    world.observe(changes.observation(nodes, {}, None))
     shown: dict[str, object] = {}
     shown_nodes: dict[str, object] = {}
     rarely: tuple[dict[str, object], dict[str, object]] = {}, {}
@@ -96,7 +96,7 @@ async def _live_through(random: Random) -> None:
         if random.random() < 0.5:
             name = random.choice("abc")
             nodes.pop(name, None) if random.random() < 0.3 else nodes.__setitem__(name, node(random, name))
-            world.observe(changes.seen(nodes, {}, world.since if random.random() < 0.9 else None))
+            world.observe(changes.observation(nodes, {}, world.since if random.random() < 0.9 else None))
         if random.random() < 0.1:
             version += 1
             world.use(random.choice(DOCUMENTS), version)
@@ -159,15 +159,15 @@ def test_a_change_of_one_node_converts_no_row_again() -> None:
             row = submitted(NewWorkload(f"j-{at:08x}", "job", "dev", "gpu1", "ana", gpus=1000), 1.0)
             rows.put(row._replace(state="running", started_at=1.0, placement=(Place(f"n{at}", (0,), (1000,)),)))
         world = World(rows, DOCUMENTS[0], 1, lambda: 2.0)  # type: ignore[arg-type]
-        world.observe(changes.seen(nodes, {}, None))
+        world.observe(changes.observation(nodes, {}, None))
         assert world.changes(await world.rows(), 2.0).whole
         before = world.assignment
         nodes["n3"] = replace(nodes["n3"], cordoned=True)
-        world.observe(changes.seen(nodes, {}, world.since))
+        world.observe(changes.observation(nodes, {}, world.since))
         new = world.changes(await world.rows(), 2.0)
         assert ([each.name for each in new.nodes], new.changed, new.gone, new.whole) == (["n3"], [], [], False)
         assert world.assignment is not before
-        world.observe(changes.seen(nodes, {}, world.since))
+        world.observe(changes.observation(nodes, {}, world.since))
         world.observe(Observation(tuple(nodes.values())))
         assert not world.changes(await world.rows(), 2.0).nodes, "a full list of the same changes nothing"
 
@@ -193,7 +193,7 @@ def test_the_pod_of_an_ended_session_holds_its_gpus_until_it_is_gone() -> None:
         )
         nodes = {name: NodeStatus(name, "cloud", (0, 1, 2, 3), pods=pods if name == "n1" else ()) for name in NAMES}
         world = World(rows, DOCUMENTS[0], 1, lambda: 2.0)  # type: ignore[arg-type]
-        world.observe(changes.seen(nodes, {}, None))
+        world.observe(changes.observation(nodes, {}, None))
         assert held(world, await world.rows()) == [((2,), 30.0)], "s-0 ended before this service was started"
         assert world.changes(await world.rows(), 2.0).whole
         rows.put(changed(running, {"state": "stopped", "placement": ()}))
@@ -205,7 +205,7 @@ def test_the_pod_of_an_ended_session_holds_its_gpus_until_it_is_gone() -> None:
         ]
         assert [(each.cpu, each.memory) for each in node.terminating if each.cpu] == [(500, 64)]
         nodes["n1"] = replace(nodes["n1"], pods=())
-        world.observe(changes.seen(nodes, {}, world.since))
+        world.observe(changes.observation(nodes, {}, world.since))
         assert [each.name for each in world.changes(await world.rows(), 2.0).nodes] == ["n1"]
         assert held(world, await world.rows()) == []
 
@@ -224,7 +224,7 @@ def test_the_pod_of_an_earlier_attempt_holds_its_gpus_until_it_is_gone() -> None
         pod = WorkloadPod("j-1", gpus=2000, attempt=1, worker=0)
         nodes = {"n1": NodeStatus("n1", "cloud", (0, 1, 2, 3), pods=(pod,))}
         world = World(rows, DOCUMENTS[0], 1, lambda: 2.0)  # type: ignore[arg-type]
-        world.observe(changes.seen(nodes, {}, None))
+        world.observe(changes.observation(nodes, {}, None))
         assert held(world, await world.rows()) == [], "it is the pod of the attempt that holds them"
         requeued = changed(first, {"state": "pending", "placement": ()})
         rows.put(requeued)
@@ -236,7 +236,7 @@ def test_the_pod_of_an_earlier_attempt_holds_its_gpus_until_it_is_gone() -> None
         rows.put(changed(again, {"placement": here}))
         assert held(world, await world.rows()) == [], "the new pod waits for the old one"
         nodes["n1"] = replace(nodes["n1"], pods=())
-        world.observe(changes.seen(nodes, {}, world.since))
+        world.observe(changes.observation(nodes, {}, world.since))
         assert held(world, await world.rows()) == []
 
     asyncio.run(change())
@@ -301,12 +301,12 @@ def test_versions_tell_what_changed_and_what_is_gone_since() -> None:
 def test_an_observer_that_knows_too_little_gets_a_full_list() -> None:
     changes = Changes()
     nodes = {str(at): NodeStatus(str(at), "p", ()) for at in range(MAX_GONE + 2)}
-    first = changes.seen(nodes, {}, None)
-    second = changes.seen({}, {}, first.version)
+    first = changes.observation(nodes, {}, None)
+    second = changes.observation({}, {}, first.version)
     assert second.whole, "more is gone than is remembered"
-    third = changes.seen({"1": nodes["1"]}, {}, second.version)
+    third = changes.observation({"1": nodes["1"]}, {}, second.version)
     assert (third.whole, third.nodes) == (False, (nodes["1"],))
-    assert changes.seen({}, {}, third.version + 5).whole, "a version of another backend"
+    assert changes.observation({}, {}, third.version + 5).whole, "a version of another backend"
 
 
 def test_absence_from_a_list_that_is_not_complete_means_nothing() -> None:

@@ -92,13 +92,13 @@ class Setting:
             assert free == max(0, engine.pools[pool].free), "what is free to people is free to the engine"
             assert free == sum(sum(use.free_on.values()) for use in uses)
         assert model.free == sum(use.free for uses in model.nodes.values() for use in uses)
-        held = {(use.seen.name, row.id) for uses in model.nodes.values() for use in uses for row in use.holders}
+        held = {(use.status.name, row.id) for uses in model.nodes.values() for use in uses for row in use.holders}
         assert held == {
             (place.node, row.id)
             for row in rows.values()
             if row.state == "running"
             for place in row.placement
-            if any(place.node == use.seen.name for uses in model.nodes.values() for use in uses)
+            if any(place.node == use.status.name for uses in model.nodes.values() for use in uses)
         }
 
 

@@ -69,7 +69,7 @@ async def test_jobs_run_on_both_and_each_is_ended_logged_and_removed_where_it_ra
         assert "from there" in (await run.client("ana").logs(there.id, attempt=1, offset=0, limit=1000)).text
         await run.client("ana").cancel(there.id)
         await run.job(there.id, "cancelled")
-        assert {node.name: node.backend for node in run.service.components.world.seen.nodes} == {
+        assert {node.name: node.backend for node in run.service.components.world.observation.nodes} == {
             "here-1": "local",
             "far-1": "far",
         }
@@ -242,8 +242,8 @@ async def test_real_workers_elsewhere_and_local_ones_are_told_apart_by_their_rep
     both.connect(channel)  # type: ignore[arg-type]
     channel.reports = {("j-1", 1): {}, ("j-2", 1): {}}
     channel.new = {("j-1", 1), ("j-2", 1)}
-    assert set(one.channel.seen()) == {("j-1", 1)}
-    assert set(two.channel.seen()) == {("j-2", 1)}
+    assert set(one.channel.worker_statuses()) == {("j-1", 1)}
+    assert set(two.channel.worker_statuses()) == {("j-2", 1)}
     assert one.channel.changed() == {("j-1", 1)}
     assert two.channel.changed() == {("j-2", 1)}
     assert one.channel.changed() == set()
@@ -267,7 +267,7 @@ class FakeChannel:
         ):
             setattr(self, name, None)
 
-    def seen(self) -> dict[tuple[str, int], dict[int, object]]:
+    def worker_statuses(self) -> dict[tuple[str, int], dict[int, object]]:
         return self.reports
 
     def changed(self) -> set[tuple[str, int]]:

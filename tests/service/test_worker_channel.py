@@ -47,7 +47,7 @@ class Replica:
             await self.channel.refresh()
 
     def worker(self) -> WorkerStatus | None:
-        return self.channel.seen().get(KEY[:2], {}).get(0)
+        return self.channel.worker_statuses().get(KEY[:2], {}).get(0)
 
     @property
     def silent(self) -> float:

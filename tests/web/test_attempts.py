@@ -207,7 +207,7 @@ async def test_an_unavailable_service_that_ended_the_work_is_known(
         end = {"exit_code": 75, "ended_at": 1.0, "acknowledged": True, "unheard": unheard}
         assert (await worker.post("report", {"noticed": True, "exit": end})).status_code == 200
         await worker.channel.refresh()
-        assert worker.channel.seen()[worker.key[:2]][0].service_unavailable is unavailable
+        assert worker.channel.worker_statuses()[worker.key[:2]][0].service_unavailable is unavailable
 
 
 def test_a_report_that_an_earlier_release_stored_is_read() -> None:

@@ -26,7 +26,7 @@ class MemoryAttempt:
     """One attempt, with what it was given and what it left."""
 
     order: StartOrder
-    seen: AttemptStatus
+    status: AttemptStatus
     notice: Notice | None = None
     log: bytearray = field(default_factory=bytearray)
     result: bytes | None = None
@@ -102,9 +102,9 @@ class MemoryBackend(Backend):
     async def observe(self, since: int | None = None) -> Observation:
         """Return the nodes, and the attempts that are not forgotten, after doing what is due."""
         self._happen()
-        attempts = {key: each.seen for key, each in self.attempts.items()}
-        seen = self.changes.seen(self.nodes, attempts, since, synced=self.synced)
-        return replace(seen, problem=self.problem) if self.problem else seen
+        attempts = {key: each.status for key, each in self.attempts.items()}
+        observation = self.changes.observation(self.nodes, attempts, since, synced=self.synced)
+        return replace(observation, problem=self.problem) if self.problem else observation
 
     async def start(self, order: StartOrder) -> None:
         """Start an attempt exactly once."""
@@ -118,10 +118,10 @@ class MemoryBackend(Backend):
                 raise BackendError(f"There is no node {place.node!r} here.")
         now = self.clock()
         before = self._any(order.workload, order.attempt - 1)
-        seen = AttemptStatus(order.workload, order.attempt, Phase.STARTING)
+        status = AttemptStatus(order.workload, order.attempt, Phase.STARTING)
         if before is not None:
-            seen = replace(seen, step=before.seen.step, checkpoint_at=before.seen.checkpoint_at)
-        self.attempts[key] = MemoryAttempt(order, seen)
+            status = replace(status, step=before.status.step, checkpoint_at=before.status.checkpoint_at)
+        self.attempts[key] = MemoryAttempt(order, status)
         self.starts += 1
         self._later(now + self.starts_after, key, "run")
         self._changed()
@@ -129,13 +129,13 @@ class MemoryBackend(Backend):
     async def notice(self, workload: str, attempt: int, notice: Notice) -> None:
         """Order an attempt to end; a repetition changes nothing, an earlier deadline counts."""
         entry = self.attempts.get((workload, attempt))
-        if entry is None or entry.seen.phase in OVER:
+        if entry is None or entry.status.phase in OVER:
             return
         first = entry.notice is None
         if entry.notice is not None and notice.deadline >= entry.notice.deadline:
             return
         entry.notice = notice
-        entry.seen = replace(entry.seen, notice_received=True, phase=Phase.STOPPING)
+        entry.status = replace(entry.status, notice_received=True, phase=Phase.STOPPING)
         if first and workload not in self.ignoring:
             self._later(self.clock() + self.leaves_after, (workload, attempt), "leave")
         self._later(notice.deadline, (workload, attempt), "deadline")
@@ -144,7 +144,7 @@ class MemoryBackend(Backend):
     async def kill(self, workload: str, attempt: int) -> None:
         """Stop an attempt now."""
         entry = self.attempts.get((workload, attempt))
-        if entry is not None and entry.seen.phase not in OVER:
+        if entry is not None and entry.status.phase not in OVER:
             self._end(entry, -9, killed=True, message="stopped")
 
     async def forget(self, workload: str, attempt: int) -> None:
@@ -205,7 +205,7 @@ class MemoryBackend(Backend):
     def save(self, workload: str, step: int) -> None:
         """Save a checkpoint for a workload."""
         entry = self.newest(workload)
-        entry.seen = replace(entry.seen, step=step, checkpoint_at=self.clock())
+        entry.status = replace(entry.status, step=step, checkpoint_at=self.clock())
         self._changed()
 
     def say(self, workload: str, text: str) -> None:
@@ -216,7 +216,7 @@ class MemoryBackend(Backend):
     def lose(self, workload: str) -> None:
         """Remove a workload without a report: it is lost."""
         entry = self.newest(workload)
-        entry.seen = replace(entry.seen, phase=Phase.LOST, ended_at=self.clock(), message="vanished")
+        entry.status = replace(entry.status, phase=Phase.LOST, ended_at=self.clock(), message="vanished")
         self._changed()
 
     def lose_node(self, name: str) -> None:
@@ -249,7 +249,7 @@ class MemoryBackend(Backend):
         return self.attempts.get((workload, attempt)) or self.forgotten.get((workload, attempt))
 
     def _running(self) -> Iterable[MemoryAttempt]:
-        return (entry for entry in self.attempts.values() if entry.seen.phase not in OVER)
+        return (entry for entry in self.attempts.values() if entry.status.phase not in OVER)
 
     def _later(self, at: float, key: Key, what: str) -> None:
         self._count += 1
@@ -276,7 +276,7 @@ class MemoryBackend(Backend):
         while self._due and self._due[0][0] <= now:
             _, _, key, what = heapq.heappop(self._due)
             entry = self.attempts.get(key)
-            if entry is None or entry.seen.phase in OVER:
+            if entry is None or entry.status.phase in OVER:
                 continue
             if what == "run":
                 self._run(entry, key, now)
@@ -294,7 +294,7 @@ class MemoryBackend(Backend):
 
     def _run(self, entry: MemoryAttempt, key: Key, now: float) -> None:
         phase = Phase.STOPPING if entry.notice is not None else Phase.RUNNING
-        entry.seen = replace(entry.seen, phase=phase, started_at=now)
+        entry.status = replace(entry.status, phase=phase, started_at=now)
         if (seconds := self.lasts(entry.order)) is not None:
             self._later(now + seconds, key, "end")
         if entry.order.time_limit is not None:
@@ -302,9 +302,9 @@ class MemoryBackend(Backend):
 
     def _end(self, entry: MemoryAttempt, exit_code: int, *, message: str = "", **facts: bool) -> None:
         """Write down how it ended; `facts` are the true-or-false fields of AttemptStatus."""
-        saved = "" if entry.seen.step is None else f"saved at step {entry.seen.step}"
-        entry.seen = replace(
-            entry.seen,
+        saved = "" if entry.status.step is None else f"saved at step {entry.status.step}"
+        entry.status = replace(
+            entry.status,
             phase=Phase.EXITED,
             ended_at=self.clock(),
             exit_code=exit_code,

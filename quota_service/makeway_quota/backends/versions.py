@@ -69,7 +69,7 @@ class Changes:
         self._nodes: Versions[str, NodeStatus] = Versions()
         self._attempts: Versions[Key, AttemptStatus] = Versions()
 
-    def seen(
+    def observation(
         self,
         nodes: Mapping[str, NodeStatus],
         attempts: Mapping[Key, AttemptStatus],

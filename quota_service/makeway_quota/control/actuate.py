@@ -159,14 +159,14 @@ class Actuator:
             raise errors[0]
 
     async def actuate(
-        self, rows: Mapping[str, Workload], seen: Observation, now: float, started: Started, names: Names = IDS
+        self, rows: Mapping[str, Workload], observation: Observation, now: float, started: Started, names: Names = IDS
     ) -> ChangeSet:
         """Send all other orders; return what could not be done, for the store.
 
         `rows` are at least all workloads that may hold GPUs; `names` gives titles to teams.
         """
         change_set = started.failed
-        reported = {(a.workload, a.attempt): a for a in seen.attempts}
+        reported = {(a.workload, a.attempt): a for a in observation.attempts}
         for row in rows.values():
             if row.state not in ADMITTED or (row.id, row.attempt) in started.attempts:
                 continue  # an attempt that was started in this cycle is not in what was seen
@@ -198,9 +198,9 @@ class Actuator:
         async with self._leader.acting(self._term):
             await order()
 
-    async def _job(self, started: Started, row: Workload, seen: AttemptStatus | None, now: float) -> None:
+    async def _job(self, started: Started, row: Workload, status: AttemptStatus | None, now: float) -> None:
         key = (row.id, row.attempt)
-        if seen is None:
+        if status is None:
             if key in started.expected:
                 if row.cancel_requested:
                     await self._try("killed", key, lambda: self._backend.kill(*key))
@@ -211,10 +211,10 @@ class Actuator:
                 return
             await self._start(started, row, now)
             return
-        if seen.unfinished and row.state == "starting" and not row.cancel_requested:
+        if status.unfinished and row.state == "starting" and not row.cancel_requested:
             await self._start(started, row, now)
             return
-        if seen.phase not in ALIVE:
+        if status.phase not in ALIVE:
             return
         if row.cancel_requested:
             await self._try("killed", key, lambda: self._backend.kill(*key))
@@ -333,14 +333,14 @@ class Actuator:
                     late[id] = row
         return late
 
-    async def _leftover(self, row: Workload | None, seen: AttemptStatus) -> None:
+    async def _leftover(self, row: Workload | None, status: AttemptStatus) -> None:
         """Stop and forget an attempt that is over in the store, or not in it at all."""
-        if row is not None and row.attempt == seen.attempt and row.state in ADMITTED:
+        if row is not None and row.attempt == status.attempt and row.state in ADMITTED:
             return
-        key = (seen.workload, seen.attempt)
-        if seen.phase in ALIVE and not seen.unfinished:
+        key = (status.workload, status.attempt)
+        if status.phase in ALIVE and not status.unfinished:
             if key not in self._failing:
-                log.warning("Attempt %s of %s runs but should not: it is stopped", seen.attempt, seen.workload)
+                log.warning("Attempt %s of %s runs but should not: it is stopped", status.attempt, status.workload)
             await self._try("stopped", key, lambda: self._backend.kill(*key))
         else:
             await self._try("forgotten", key, lambda: self._backend.forget(*key))

@@ -249,13 +249,13 @@ class Loop:
         """Write what became of attempts, time limits and leases; return whether the store changed."""
         work_queue, quarantine = self.world.work_queue, self.world.quarantine
         rows = await self.world.rows_as_of_now()
-        seen = work_queue.seen(now)
-        if ended := [each.workload for each in seen.attempts if each.phase in (Phase.EXITED, Phase.LOST)]:
+        observation = work_queue.observation(now)
+        if ended := [each.workload for each in observation.attempts if each.phase in (Phase.EXITED, Phase.LOST)]:
             await self._write_progress(ended)
-        reconciled, overdue, expired = self._reported(rows, seen, now), ChangeSet(), ChangeSet()
+        reconciled, overdue, expired = self._reported(rows, observation, now), ChangeSet(), ChangeSet()
         note_launched(reconciled, work_queue.unwritten(now))
         with quarantine.step("keeping to time limits"):
-            overdue = self.limits.overdue(rows, seen.attempts, self.world.observed.attempts, now)
+            overdue = self.limits.overdue(rows, observation.attempts, self.world.observed.attempts, now)
         with quarantine.step("ending leases"):
             expired = self.leases.reconcile((await self.world.watched()).values(), now)
         changed = False
@@ -284,7 +284,9 @@ class Loop:
         work_queue = self.world.work_queue
         rows = await self.world.watched()  # with the commits so far
         started.expected = work_queue.expected(now)
-        failed = await self.actuator.actuate(work_queue.rows(), work_queue.seen(now), now, started, self._names(rows))
+        failed = await self.actuator.actuate(
+            work_queue.rows(), work_queue.observation(now), now, started, self._names(rows)
+        )
         work_queue.ordered(now, started.postponed)
         changed = await self._commit(failed, now)
         await self._commit(started.reasons, now)
@@ -436,11 +438,11 @@ class Loop:
         return names_of(self.world.document.policies, rows, self.world.document)
 
     def _reported(
-        self, rows: Mapping[str, Workload], seen: Observation, now: float, *, stopping: bool = False
+        self, rows: Mapping[str, Workload], observation: Observation, now: float, *, stopping: bool = False
     ) -> ChangeSet:
         return reconcile(
             rows,
-            seen,
+            observation,
             now=now,
             lost_budget=self.lost_budget,
             names=self._names(rows),
@@ -466,10 +468,10 @@ class Loop:
         try:
             await self.backend.close(stop_jobs=stop_jobs and leads)
             if stop_jobs and leads:
-                seen = await self.backend.observe()
+                observation = await self.backend.observe()
                 rows = await self.world.rows()
                 now = self.clock()
-                await self._commit(self._reported(rows, seen, now, stopping=True), now)
+                await self._commit(self._reported(rows, observation, now, stopping=True), now)
                 await self.world.rows()
             if leads:
                 await self._keep_histories(self.clock(), at_once=True)

@@ -42,9 +42,9 @@ class Losses:
     def _assignment(self) -> PoolAssignment:
         return divide((node for node in self._nodes if node.ready and not node.cordoned), self._document)
 
-    def counts(self, row: Workload, seen: AttemptStatus) -> bool:
+    def counts(self, row: Workload, status: AttemptStatus) -> bool:
         """Whether a loss counts: not where a node of the job is gone or down, or the backend knows of it."""
-        return not seen.node_lost and (not self._ready or all(place.node in self._ready for place in row.placement))
+        return not status.node_lost and (not self._ready or all(place.node in self._ready for place in row.placement))
 
     def ends_job(self, row: Workload, lost_on: Sequence[str]) -> bool:
         """Whether a job ends that was lost once more; `lost_on` are the nodes of all its losses.

@@ -36,7 +36,7 @@ SAVED = re.compile(r"; (saved at step -?\d+|no checkpoint)$")
 
 def reconcile(
     rows: Mapping[str, Workload],
-    seen: Observation,
+    observation: Observation,
     *,
     now: float,
     lost_budget: int,
@@ -48,7 +48,7 @@ def reconcile(
     times: PresentTimes | None = None,
     quarantine: Quarantine | None = None,
 ) -> ChangeSet:
-    """Compare rows with the attempts that are reported, and the losses with the nodes in `seen`.
+    """Compare rows with the attempts that are reported, and the losses with the nodes in `observation`.
 
     `lost_budget`: how many counted losses (`Losses.counts`) a job survives; `document`: the nodes that it may go to;
     `backoff`: how often each job's start has failed, and on which nodes; `durable`: an attempt leaves checkpoints to
@@ -56,9 +56,9 @@ def reconcile(
     corrected where the clock was set since they were written. `quarantine`: the rows that fail, which are tried later.
     """
     change_set, quarantine = ChangeSet(), quarantine or Quarantine()
-    losses = Losses(seen.nodes, lost_budget, document)
+    losses = Losses(observation.nodes, lost_budget, document)
     ends = _AttemptEnds(change_set, now, names, losses, backoff or StartBackoff(), durable, stopping, times)
-    for reported in sorted(seen.attempts, key=lambda a: (a.workload, a.attempt)):
+    for reported in sorted(observation.attempts, key=lambda a: (a.workload, a.attempt)):
         row = rows.get(reported.workload)
         if row is None or row.attempt != reported.attempt or row.state not in ADMITTED:
             continue
@@ -89,17 +89,17 @@ def note_launched(change_set: ChangeSet, launched: Mapping[str, float]) -> None:
             change_set.add(*transitions.launch(id, at))
 
 
-def _with_possible_times(seen: AttemptStatus, now: float) -> AttemptStatus:
+def _with_possible_times(status: AttemptStatus, now: float) -> AttemptStatus:
     """Return the report with times that are possible: jobs write what they like, and nodes have clocks of their own."""
-    began, ended, saved = seen.started_at, seen.ended_at, seen.checkpoint_at
+    began, ended, saved = status.started_at, status.ended_at, status.checkpoint_at
     if ended is not None and not 0 <= ended <= now:
         began = None if began is None else began + (now - ended)  # by the same clock
         ended = now
     if saved is not None and not 0 <= saved <= now + SKEW:
         saved = None
-    if ended is seen.ended_at and saved is seen.checkpoint_at:
-        return seen
-    return replace(seen, started_at=began, ended_at=ended, checkpoint_at=saved)
+    if ended is status.ended_at and saved is status.checkpoint_at:
+        return status
+    return replace(status, started_at=began, ended_at=ended, checkpoint_at=saved)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,187 +115,189 @@ class _AttemptEnds:
     stopping: bool
     times: PresentTimes | None
 
-    def ended(self, row: Workload, seen: AttemptStatus) -> None:
+    def ended(self, row: Workload, status: AttemptStatus) -> None:
         """End or requeue a job whose attempt is over or lost."""
-        notice_received = row.notice is not None or seen.notice_received
+        notice_received = row.notice is not None or status.notice_received
         # exit code 0 after a notice is a success only of a job that reported that its work is complete
-        finished = seen.exit_code == 0 and not seen.acknowledged and (seen.completed or not notice_received)
+        finished = status.exit_code == 0 and not status.acknowledged and (status.completed or not notice_received)
         job = job_name(row)
         over_time = row.reason_code == TIME_LIMIT
         if over_time and not finished:
             message = outcomes.time_limit_reached(row.time_limit or 0.0)
-            seen = replace(seen, timed_out=True, notice_received=False, message=message)
+            status = replace(status, timed_out=True, notice_received=False, message=message)
         if row.cancel_requested:
-            self._finish(row, seen, "cancelled", outcomes.cancelled(job, row.size))
+            self._finish(row, status, "cancelled", outcomes.cancelled(job, row.size))
         elif finished:
-            message = outcomes.succeeded(job, self._worked(row, seen), row.size, result_lost=seen.result_lost)
-            self._finish(row, seen, "succeeded", message)
+            message = outcomes.succeeded(job, self._worked(row, status), row.size, result_lost=status.result_lost)
+            self._finish(row, status, "succeeded", message)
         elif over_time:
-            self._finish(row, seen, "failed", outcomes.failed(job, _cause(seen), row.size))
+            self._finish(row, status, "failed", outcomes.failed(job, _cause(status), row.size))
         elif row.notice is not None:
-            self._evicted(row, seen, row.notice)
-        elif seen.storage_failed and row.state == "starting":
-            self._never_ran(row, seen, CHECKPOINT_STORAGE)
-        elif seen.phase is Phase.LOST and seen.never_ran and row.state == "starting":
-            self._never_ran(row, seen)
-        elif seen.phase is Phase.LOST:
-            self._lost(row, seen)
-        elif seen.notice_received and not seen.timed_out:
-            self._stopped_by_others(row, seen)
-        elif row.failures < row.max_failures and not seen.timed_out:
-            self._retry(row, seen)
+            self._evicted(row, status, row.notice)
+        elif status.storage_failed and row.state == "starting":
+            self._never_ran(row, status, CHECKPOINT_STORAGE)
+        elif status.phase is Phase.LOST and status.never_ran and row.state == "starting":
+            self._never_ran(row, status)
+        elif status.phase is Phase.LOST:
+            self._lost(row, status)
+        elif status.notice_received and not status.timed_out:
+            self._stopped_by_others(row, status)
+        elif row.failures < row.max_failures and not status.timed_out:
+            self._retry(row, status)
         else:
-            self._finish(row, seen, "failed", outcomes.failed(job, _cause(seen), row.size))
+            self._finish(row, status, "failed", outcomes.failed(job, _cause(status), row.size))
 
-    def _retry(self, row: Workload, seen: AttemptStatus) -> None:
+    def _retry(self, row: Workload, status: AttemptStatus) -> None:
         """Requeue a job that failed and may fail again, after a delay where it failed soon after its start."""
         failures = row.failures + 1
-        delay = retry_delay(failures, self._worked(row, seen))
+        delay = retry_delay(failures, self._worked(row, status))
         left = row.max_failures - failures
-        message = outcomes.failed_and_retried(job_name(row), _cause(seen), left, delay)
+        message = outcomes.failed_and_retried(job_name(row), _cause(status), left, delay)
         fields: dict[str, object] = {"failures": failures}
         if delay > 0:
             fields |= {"reason_code": RETRY_DELAYED, "not_before": self.now + delay}
-        self._requeue(row, seen, "failed", "retry", message, fields)
+        self._requeue(row, status, "failed", "retry", message, fields)
 
-    def _finish(self, row: Workload, seen: AttemptStatus, state: End, message: str) -> None:
-        self.change_set.add(*transitions.finish(row, self._end(row, seen), state, message))
+    def _finish(self, row: Workload, status: AttemptStatus, state: End, message: str) -> None:
+        self.change_set.add(*transitions.finish(row, self._end(row, status), state, message))
 
-    def _end(self, row: Workload, seen: AttemptStatus, lost: float | None = None) -> AttemptEnd:
-        return AttemptEnd(seen, self.now, self._ran(row, seen), self.durable, lost)
+    def _end(self, row: Workload, status: AttemptStatus, lost: float | None = None) -> AttemptEnd:
+        return AttemptEnd(status, self.now, self._ran(row, status), self.durable, lost)
 
-    def _evicted(self, row: Workload, seen: AttemptStatus, notice: Notice) -> None:
-        progress = self._saved(row, seen)
-        if seen.killed:
+    def _evicted(self, row: Workload, status: AttemptStatus, notice: Notice) -> None:
+        progress = self._saved(row, status)
+        if status.killed:
             message = outcomes.killed_at_deadline(job_name(row), row.grace, progress)
         else:
-            message = outcomes.made_way(job_name(row), self._preemptor(notice), progress, _unexpected_end(row, seen))
+            message = outcomes.made_way(job_name(row), self._preemptor(notice), progress, _unexpected_end(row, status))
         outcome = "moved" if notice.kind == "move" else "preempted"
         fields: dict[str, object] = {"preemptions": row.preemptions + 1}
-        self._requeue(row, seen, outcome, "made_way", message, fields, progress.lost)
+        self._requeue(row, status, outcome, "made_way", message, fields, progress.lost)
 
     def _preemptor(self, notice: Notice) -> str:
         if notice.kind == "preempt_test":
             return outcomes.PREEMPT_TEST
         return outcomes.preemptor(notice.by_owner, notice.by_team and self.names.team(notice.by_team))
 
-    def _stopped_by_others(self, row: Workload, seen: AttemptStatus) -> None:
+    def _stopped_by_others(self, row: Workload, status: AttemptStatus) -> None:
         """Requeue a job that a drain, `kubectl delete` or a SIGTERM stopped; a loss, unless Makeway itself stops."""
-        progress = self._saved(row, seen)
+        progress = self._saved(row, status)
         if self.stopping:
-            message = outcomes.stopped_with_makeway(job_name(row), progress, _unexpected_end(row, seen))
-            self._requeue(row, seen, "preempted", "made_way", message, {}, progress.lost)
+            message = outcomes.stopped_with_makeway(job_name(row), progress, _unexpected_end(row, status))
+            self._requeue(row, status, "preempted", "made_way", message, {}, progress.lost)
         else:
             nodes = _nodes(row)
-            message = outcomes.stopped_by_others(job_name(row), nodes, progress, _unexpected_end(row, seen))
+            message = outcomes.stopped_by_others(job_name(row), nodes, progress, _unexpected_end(row, status))
             self._requeue_after_loss(
-                row, seen, message, outcomes.stopped_for_good(job_name(row), nodes, row.infra_failures + 1)
+                row, status, message, outcomes.stopped_for_good(job_name(row), nodes, row.infra_failures + 1)
             )
 
-    def _never_ran(self, row: Workload, seen: AttemptStatus, code: str = START_DEFERRED) -> None:
+    def _never_ran(self, row: Workload, status: AttemptStatus, code: str = START_DEFERRED) -> None:
         """Requeue a job of which nothing ran, which is no loss: it is delayed, and goes elsewhere if it can.
 
         Also where no checkpoint could be kept: one node's mount may hang, and a volume that is away comes back.
         """
-        self._avoid(row, seen)
-        self.change_set.add(*self.backoff.requeue(row, job_name(row), _cause(seen), self.now, code))
+        self._avoid(row, status)
+        self.change_set.add(*self.backoff.requeue(row, job_name(row), _cause(status), self.now, code))
 
-    def _avoid(self, row: Workload, seen: AttemptStatus) -> None:
+    def _avoid(self, row: Workload, status: AttemptStatus) -> None:
         """Remember the node that did not start a worker, or ended it, if the node is ready."""
-        if seen.worker < len(row.placement):
+        if status.worker < len(row.placement):
             before = [node for node, _ in self.backoff.avoided(row.id, self.now)]
-            nodes = self.losses.avoided(row, row.placement[seen.worker].node, before)
+            nodes = self.losses.avoided(row, row.placement[status.worker].node, before)
             self.backoff.avoid(row.id, nodes, self.now)
 
-    def _lost(self, row: Workload, seen: AttemptStatus) -> None:
+    def _lost(self, row: Workload, status: AttemptStatus) -> None:
         """Requeue a job that was lost."""
-        job, nodes, cause = job_name(row), _nodes(row), _cause(seen)
-        began = row.state != "starting" or seen.started_at is not None
-        message = outcomes.lost(job, nodes, cause, self._saved(row, seen) if began else None)
-        self._requeue_after_loss(row, seen, message, outcomes.lost_for_good(job, nodes, cause, row.infra_failures + 1))
+        job, nodes, cause = job_name(row), _nodes(row), _cause(status)
+        began = row.state != "starting" or status.started_at is not None
+        message = outcomes.lost(job, nodes, cause, self._saved(row, status) if began else None)
+        self._requeue_after_loss(
+            row, status, message, outcomes.lost_for_good(job, nodes, cause, row.infra_failures + 1)
+        )
 
-    def _requeue_after_loss(self, row: Workload, seen: AttemptStatus, message: str, final_message: str) -> None:
+    def _requeue_after_loss(self, row: Workload, status: AttemptStatus, message: str, final_message: str) -> None:
         """Requeue a job after a loss; it ends only where it was lost too often without a node to blame."""
         nodes = _nodes(row)
         fields: dict[str, object] = {"failed_node": ", ".join(nodes) or "its node"}
-        if self.losses.counts(row, seen):
+        if self.losses.counts(row, status):
             fields |= {"infra_failures": row.infra_failures + 1, "lost_on": self.losses.remembered(row, nodes)}
-        elif seen.node_lost and not seen.restarted:
-            self._avoid(row, seen)
+        elif status.node_lost and not status.restarted:
+            self._avoid(row, status)
             fields["avoids"] = self.backoff.of(row.id)
         if "lost_on" in fields and self.losses.ends_job(row, (*row.lost_on, *nodes)):
-            self._finish(row, seen, "failed", final_message)
+            self._finish(row, status, "failed", final_message)
         else:
-            lost = self._saved(row, seen).lost
-            self._requeue(row, seen, "lost", "lost", message, fields, lost)
+            lost = self._saved(row, status).lost
+            self._requeue(row, status, "lost", "lost", message, fields, lost)
 
     def _requeue(
         self,
         row: Workload,
-        seen: AttemptStatus,
+        status: AttemptStatus,
         outcome: str,
         code: str,
         message: str,
         fields: dict[str, object],
         lost: float | None = None,
     ) -> None:
-        end = self._end(row, seen, lost)
+        end = self._end(row, status, lost)
         self.change_set.add(*transitions.requeue(row, end, outcome, code, message, fields))
 
     def _present(self, row: Workload) -> Workload:
         return self.times.of(row) if self.times is not None else row
 
-    def _worked(self, row: Workload, seen: AttemptStatus) -> float:
+    def _worked(self, row: Workload, status: AttemptStatus) -> float:
         """Return the seconds since the command of this attempt began, without those that its start took.
 
         Both times are of the node's clock. Without a start time from the launcher, it is as long as the GPUs were held.
         """
-        held = self._ran(row, seen) - row.ran
-        if seen.started_at is None:
+        held = self._ran(row, status) - row.ran
+        if status.started_at is None:
             return held
-        worked = (self.now if seen.ended_at is None else seen.ended_at) - seen.started_at
+        worked = (self.now if status.ended_at is None else status.ended_at) - status.started_at
         return min(held, worked) if worked >= 0 else held
 
-    def _ran(self, row: Workload, seen: AttemptStatus) -> float:
+    def _ran(self, row: Workload, status: AttemptStatus) -> float:
         """Return the seconds for which all attempts of the job held GPUs, this one included."""
         started = self._present(row).started_at
         if started is None:
             return row.ran
-        ended = seen.ended_at or self.now
+        ended = status.ended_at or self.now
         return row.ran + max(0.0, (ended if ended >= started else self.now) - started)
 
-    def _saved(self, row: Workload, seen: AttemptStatus) -> outcomes.SavedWork:
+    def _saved(self, row: Workload, status: AttemptStatus) -> outcomes.SavedWork:
         """Return what is saved, and the seconds of work since; 0 where it saved on notice."""
-        step = seen.step if seen.step is not None else row.checkpoint_step
-        saved = step is not None or bool(seen.checkpoint_at or row.checkpoint_at or seen.acknowledged)
-        ended = seen.ended_at or self.now
+        step = status.step if status.step is not None else row.checkpoint_step
+        saved = step is not None or bool(status.checkpoint_at or row.checkpoint_at or status.acknowledged)
+        ended = status.ended_at or self.now
         present = self._present(row)
         began = present.started_at or ended
-        worked = 0.0 if row.state == "starting" and seen.started_at is None else self._worked(row, seen)
+        worked = 0.0 if row.state == "starting" and status.started_at is None else self._worked(row, status)
         if not self.durable:
             return outcomes.SavedWork(saved, step, min(worked, max(0.0, ended - began)), durable=False)
         # a time that has not changed since the row was written: the row's, by the present clock
-        reported = present.checkpoint_at if seen.checkpoint_at == row.checkpoint_at else seen.checkpoint_at
+        reported = present.checkpoint_at if status.checkpoint_at == row.checkpoint_at else status.checkpoint_at
         since = max(reported or 0.0, present.checkpoint_at or 0.0, began)
-        lost = 0.0 if seen.acknowledged and seen.checkpoint_at else min(worked, max(0.0, ended - since))
+        lost = 0.0 if status.acknowledged and status.checkpoint_at else min(worked, max(0.0, ended - since))
         return outcomes.SavedWork(saved, step, lost)
 
 
-def _cause(seen: AttemptStatus) -> str:
-    if seen.message:
-        return seen.message.strip().splitlines()[-1][:300] if seen.message.strip() else "no output"
-    if seen.exit_code is None:
+def _cause(status: AttemptStatus) -> str:
+    if status.message:
+        return status.message.strip().splitlines()[-1][:300] if status.message.strip() else "no output"
+    if status.exit_code is None:
         return "exit code unknown"
-    return f"killed by signal {-seen.exit_code}" if seen.exit_code < 0 else f"exit code {seen.exit_code}"
+    return f"killed by signal {-status.exit_code}" if status.exit_code < 0 else f"exit code {status.exit_code}"
 
 
-def _unexpected_end(row: Workload, seen: AttemptStatus) -> str:
+def _unexpected_end(row: Workload, status: AttemptStatus) -> str:
     """Return how a job ended after its notice; empty if as expected: saved, exit code 0 or 75, by the signal."""
     number = getattr(signal, row.signal, signal.SIGTERM)
     usual = (None, 0, 75, -number, 128 + number, -signal.SIGKILL, 128 + signal.SIGKILL)
-    if seen.acknowledged or seen.killed or seen.phase is Phase.LOST or seen.exit_code in usual:
+    if status.acknowledged or status.killed or status.phase is Phase.LOST or status.exit_code in usual:
         return ""
-    return SAVED.sub("", _cause(seen))
+    return SAVED.sub("", _cause(status))
 
 
 def _nodes(row: Workload) -> list[str]:

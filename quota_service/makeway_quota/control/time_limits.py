@@ -57,11 +57,11 @@ class TimeLimits:
     ) -> ChangeSet:
         """Return the changes that end overdue jobs; `changed` are those of `attempts` that are new or differ."""
         change_set, at = ChangeSet(), self._monotonic()
-        for seen in changed:
-            row = rows.get(seen.workload)
-            if row is not None and seen.key not in self._known and self._counts(row, seen):
+        for status in changed:
+            row = rows.get(status.workload)
+            if row is not None and status.key not in self._known and self._counts(row, status):
                 with self.quarantine.guard(STEP, "workload", row.id):
-                    self._note(row, seen, at, now)
+                    self._note(row, status, at, now)
         while self._due and self._due[0][0] <= at:
             _, key = heapq.heappop(self._due)
             row, found = rows.get(key[0]), attempts.get(key)
@@ -74,23 +74,23 @@ class TimeLimits:
                 self._check(change_set, row, found, at)
         return change_set
 
-    def _counts(self, row: Workload, seen: AttemptStatus) -> bool:
+    def _counts(self, row: Workload, status: AttemptStatus) -> bool:
         """Whether an attempt runs that has a limit, and that nothing else is about to end."""
-        if row.time_limit is None or row.kind != "job" or row.state not in ADMITTED or row.attempt != seen.attempt:
+        if row.time_limit is None or row.kind != "job" or row.state not in ADMITTED or row.attempt != status.attempt:
             return False
         ending = row.notice is not None or row.cancel_requested or row.reason_code == TIME_LIMIT
-        began = seen.started_at is not None or not self._reports_begin
-        return began and not ending and seen.phase not in (Phase.EXITED, Phase.LOST)
+        began = status.started_at is not None or not self._reports_begin
+        return began and not ending and status.phase not in (Phase.EXITED, Phase.LOST)
 
-    def _note(self, row: Workload, seen: AttemptStatus, at: float, now: float) -> None:
+    def _note(self, row: Workload, status: AttemptStatus, at: float, now: float) -> None:
         limit = row.time_limit or 0.0
-        passed = 0.0 if seen.started_at is None else min(limit, max(0.0, now - seen.started_at))
-        self._known[seen.key] = at + limit - passed
-        heapq.heappush(self._due, (self._known[seen.key] + row.grace + MARGIN, seen.key))
+        passed = 0.0 if status.started_at is None else min(limit, max(0.0, now - status.started_at))
+        self._known[status.key] = at + limit - passed
+        heapq.heappush(self._due, (self._known[status.key] + row.grace + MARGIN, status.key))
 
-    def _check(self, change_set: ChangeSet, row: Workload, seen: AttemptStatus, at: float) -> None:
-        notice_received = seen.notice_received or seen.phase is Phase.STOPPING
-        last = self._known[seen.key] + row.grace + (LATE_MARGIN if notice_received else MARGIN)
+    def _check(self, change_set: ChangeSet, row: Workload, status: AttemptStatus, at: float) -> None:
+        notice_received = status.notice_received or status.phase is Phase.STOPPING
+        last = self._known[status.key] + row.grace + (LATE_MARGIN if notice_received else MARGIN)
         if at < last:
             return
         message = outcomes.over_time_limit(job_name(row), row.time_limit or 0.0)

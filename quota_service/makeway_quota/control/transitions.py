@@ -96,7 +96,7 @@ class AttemptEnd:
     are there for the next attempt; `lost_seconds`: seconds of work that nothing was saved of, None where it is over.
     """
 
-    seen: AttemptStatus
+    status: AttemptStatus
     now: float
     ran: float
     durable: bool = True
@@ -246,15 +246,15 @@ def defer(
 # ── Running ─────────────────────────────────────────────────────────────────
 
 
-def observe(row: Workload, seen: AttemptStatus) -> Transition | None:
+def observe(row: Workload, status: AttemptStatus) -> Transition | None:
     """Take over that an attempt runs, saved a checkpoint, or waits for another cause; None where nothing is new."""
-    event, fields = "report", checkpoint_of(row, seen)
-    if row.state == "starting" and seen.phase is not Phase.STARTING:
+    event, fields = "report", checkpoint_of(row, status)
+    if row.state == "starting" and status.phase is not Phase.STARTING:
         event = "run"
         if row.start_tries or row.avoids:
             fields |= {"start_tries": 0, "avoids": ()}
-    elif row.state == "starting" and seen.waiting_reason and row.reason_message != seen.message:
-        fields |= {"reason_code": seen.waiting_reason, "reason_message": seen.message or seen.waiting_reason}
+    elif row.state == "starting" and status.waiting_reason and row.reason_message != status.message:
+        fields |= {"reason_code": status.waiting_reason, "reason_message": status.message or status.waiting_reason}
     return Transition(_change(event, row, fields)) if fields or event == "run" else None
 
 
@@ -264,11 +264,11 @@ def open_server(row: Workload, message: str) -> Transition:
     return Transition(_change("open", row, fields))
 
 
-def checkpoint_of(row: Workload, seen: AttemptStatus) -> dict[str, object]:
+def checkpoint_of(row: Workload, status: AttemptStatus) -> dict[str, object]:
     """Return the step and time of the newest checkpoint, where they are others than those of the row."""
-    if seen.checkpoint_at is None or (seen.step, seen.checkpoint_at) == (row.checkpoint_step, row.checkpoint_at):
+    if status.checkpoint_at is None or (status.step, status.checkpoint_at) == (row.checkpoint_step, row.checkpoint_at):
         return {}
-    return {"checkpoint_step": seen.step, "checkpoint_at": seen.checkpoint_at}
+    return {"checkpoint_step": status.step, "checkpoint_at": status.checkpoint_at}
 
 
 def notice(row: Workload, evict: Evict | Move, message: str, by: Workload | None, now: float) -> Transition:
@@ -320,11 +320,11 @@ def requeue(
     `counted`: the numbers of the row that the end of this attempt changes, such as its preemptions.
     """
     moves = row.notice is not None and row.notice.kind == "move"
-    fields = _freed() | _reason(code, message) | {"exit_code": end.seen.exit_code, "message": end.seen.message}
+    fields = _freed() | _reason(code, message) | {"exit_code": end.status.exit_code, "message": end.status.message}
     fields |= {"ran": end.ran, **_kept(row, end), **counted}
     if moves:
         fields["nomination"] = row.nomination
-    numbers = {"attempt": row.attempt, "exit_code": end.seen.exit_code, "lost_seconds": end.lost_seconds}
+    numbers = {"attempt": row.attempt, "exit_code": end.status.exit_code, "lost_seconds": end.lost_seconds}
     decision = decide(row, "requeue", code, message, **numbers)
     return Transition(_change("requeue", row, fields, closed=_close(row, end, outcome)), decision)
 
@@ -332,12 +332,12 @@ def requeue(
 def finish(row: Workload, end: AttemptEnd, state: End, message: str) -> Transition:
     """End a job whose attempt is over."""
     event, verb = _ENDS[state]
-    numbers = {RESULT_LOST: True} if state == "succeeded" and end.seen.result_lost else {}
+    numbers = {RESULT_LOST: True} if state == "succeeded" and end.status.result_lost else {}
     fields = _ended(row, end.now, state, message, numbers)
-    fields |= {"exit_code": end.seen.exit_code, "message": end.seen.message, "ran": end.ran, **_kept(row, end)}
+    fields |= {"exit_code": end.status.exit_code, "message": end.status.message, "ran": end.ran, **_kept(row, end)}
     if state == "failed":
         fields["failures"] = row.failures + 1
-    decision = decide(row, verb, state, message, exit_code=end.seen.exit_code, attempt=row.attempt)
+    decision = decide(row, verb, state, message, exit_code=end.status.exit_code, attempt=row.attempt)
     return Transition(_change(event, row, fields, closed=_close(row, end, state)), decision)
 
 
@@ -422,18 +422,18 @@ def _started(row: Workload, now: float, message: str) -> dict[str, object]:
 
 def _kept(row: Workload, end: AttemptEnd) -> dict[str, object]:
     """Return the changes of the checkpoint that the next attempt would find."""
-    return checkpoint_of(row, end.seen) if end.durable else {"checkpoint_step": None, "checkpoint_at": None}
+    return checkpoint_of(row, end.status) if end.durable else {"checkpoint_step": None, "checkpoint_at": None}
 
 
 def _close(row: Workload, end: AttemptEnd, outcome: str) -> dict[str, object]:
-    seen = end.seen
+    status = end.status
     return {
-        "ended_at": seen.ended_at or end.now,
+        "ended_at": status.ended_at or end.now,
         "outcome": outcome,
-        "exit_code": seen.exit_code,
-        "message": seen.message,
-        "checkpoint_step": seen.step if seen.checkpoint_at else row.checkpoint_step,
-        "checkpoint_at": seen.checkpoint_at or row.checkpoint_at,
+        "exit_code": status.exit_code,
+        "message": status.message,
+        "checkpoint_step": status.step if status.checkpoint_at else row.checkpoint_step,
+        "checkpoint_at": status.checkpoint_at or row.checkpoint_at,
         "lost_seconds": end.lost_seconds,
         "evicted_for": row.notice.by_workload if row.notice else None,
     }

@@ -229,7 +229,7 @@ class KubernetesBackend(RemoteBackend):
         if not self.pods.synced or not self.inventory.synced:
             return None
         self._sort()
-        reported = self.channel.seen()
+        reported = self.channel.worker_statuses()
         if not self._may_act():
             self.attempt_pods.drop_last(GONE_SECONDS, reported)
             self.attempt_pods.end_term()
@@ -243,7 +243,7 @@ class KubernetesBackend(RemoteBackend):
         unrecorded = set[Key]()
         if self._may_act():
             unrecorded = await record_final_reports(self.channel, self.attempt_pods, reported)
-        found = self.attempt_pods.hosts(usable, self.channel.seen())
+        found = self.attempt_pods.hosts(usable, self.channel.worker_statuses())
         # How these ended is known and not recorded yet: until then they are as they were.
         return found | {key: self._hosts.get(key, WorkerHosts(1)) for key in unrecorded & found.keys()}
 
@@ -421,7 +421,7 @@ class KubernetesBackend(RemoteBackend):
 
     def _node_states(self) -> dict[str, NodeReadiness]:
         """Return where the nodes of pools are, and which of them are ready."""
-        result = {name: node for name, node in self.inventory.seen().items() if node.pool}
+        result = {name: node for name, node in self.inventory.node_statuses().items() if node.pool}
         zones = {name: self.inventory.nodes.objects[name].labels.get(ZONE, "") for name in result}
         return {
             name: NodeReadiness(node.ready, node.pools, zones[name], node.down_since) for name, node in result.items()
@@ -438,7 +438,7 @@ class KubernetesBackend(RemoteBackend):
         A job that was to save and end, and whose launcher does not show that it knows, learns it by the deletion.
         """
         ending = self._ending(pod.key)
-        worker = self.channel.seen().get(pod.key, {}).get(pod.worker)
+        worker = self.channel.worker_statuses().get(pod.key, {}).get(pod.worker)
         notice_received = worker is not None and (worker.notice_received or worker.ended)
         return None if pod.over or (ending is not None and ending.notice and not notice_received) else REMOVAL_GRACE
 

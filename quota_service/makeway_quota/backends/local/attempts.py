@@ -61,7 +61,7 @@ class LocalAttempt:
         self._leave_by: float | None = None
         self._kill_at: float | None = None
         self._stamps: dict[str, tuple[int, int] | None] = {}
-        self._seen = AttemptStatus(self.workload, self.number, Phase.STARTING)
+        self._status = AttemptStatus(self.workload, self.number, Phase.STARTING)
         self._progress: object = None
 
     def new_progress(self) -> object:
@@ -70,14 +70,14 @@ class LocalAttempt:
         return progress
 
     @property
-    def seen(self) -> AttemptStatus:
+    def status(self) -> AttemptStatus:
         """The report of this attempt."""
-        return self._seen
+        return self._status
 
     @property
     def ended(self) -> bool:
         """Whether its end is known and nothing of it runs any more."""
-        return self._seen.phase in (Phase.EXITED, Phase.LOST)
+        return self._status.phase in (Phase.EXITED, Phase.LOST)
 
     @property
     def claimed(self) -> bool:
@@ -131,14 +131,14 @@ class LocalAttempt:
         `all_vanished`: everything that ran on this machine vanished together, which says nothing about this job.
         """
         self._read_files()
-        status = self._report()
-        if status:
-            self._seen = _reported(self._seen, status)
+        report = self._report()
+        if report:
+            self._status = _reported(self._status, report)
         elif self._rebooted():
             self._lose(REBOOTED, now, with_machine=True)
         elif self._was_ended_by_us():
-            self._seen = replace(
-                self._seen, phase=Phase.EXITED, ended_at=now, exit_code=-signal.SIGKILL, killed=True,
+            self._status = replace(
+                self._status, phase=Phase.EXITED, ended_at=now, exit_code=-signal.SIGKILL, killed=True,
                 message="did not leave in time and was killed",
             )  # fmt: skip
         elif self.problem:
@@ -150,11 +150,16 @@ class LocalAttempt:
 
     def end(self, why: str, now: float) -> None:
         """Report an end that nothing more is known of."""
-        self._seen = replace(self._seen, phase=Phase.EXITED, ended_at=now, exit_code=None, message=why)
+        self._status = replace(self._status, phase=Phase.EXITED, ended_at=now, exit_code=None, message=why)
 
     def _lose(self, message: str, now: float, *, with_machine: bool) -> None:
-        self._seen = replace(
-            self._seen, phase=Phase.LOST, ended_at=now, message=message, node_lost=with_machine, restarted=with_machine
+        self._status = replace(
+            self._status,
+            phase=Phase.LOST,
+            ended_at=now,
+            message=message,
+            node_lost=with_machine,
+            restarted=with_machine,
         )
 
     def _report(self) -> dict[str, Any]:
@@ -176,7 +181,7 @@ class LocalAttempt:
     def could_not_start(self, why: str, now: float) -> None:
         """Report that no launcher ever came up."""
         message = f"could not start: {why}"
-        self._seen = replace(self._seen, phase=Phase.EXITED, ended_at=now, exit_code=127, message=message)
+        self._status = replace(self._status, phase=Phase.EXITED, ended_at=now, exit_code=127, message=message)
 
     def notice(self, order: Notice) -> None:
         """Order it to save and end; a repetition changes nothing, an earlier deadline counts."""
@@ -185,7 +190,7 @@ class LocalAttempt:
         if self._notice is None or order.deadline < self._notice.deadline:
             self._notice = order
             self._leave_by = time.monotonic() + max(0.0, order.deadline - order.at)
-            self._seen = replace(self._seen, notice_received=True)
+            self._status = replace(self._status, notice_received=True)
         self._deliver()
 
     def kill(self) -> None:
@@ -205,7 +210,7 @@ class LocalAttempt:
         if self._notice is None and earlier and not earlier.get("kill"):
             self._notice = _notice_of(earlier)
             self._leave_by = time.monotonic() + self.grace
-            self._seen = replace(self._seen, notice_received=self._notice is not None)
+            self._status = replace(self._status, notice_received=self._notice is not None)
         self._deliver()
         return True
 
@@ -240,23 +245,25 @@ class LocalAttempt:
     def _cancel_unstarted(self, now: float) -> None:
         if self.ended or self.spawning or self._kill_at is None:
             return
-        self._seen = replace(
-            self._seen, phase=Phase.EXITED, ended_at=now, exit_code=-signal.SIGKILL, killed=True,
+        self._status = replace(
+            self._status, phase=Phase.EXITED, ended_at=now, exit_code=-signal.SIGKILL, killed=True,
             message="stopped before it started",
         )  # fmt: skip
 
     def _read_files(self) -> None:
         """Read what is new: the start, a checkpoint, a requested stop."""
-        seen = self._seen
-        if seen.started_at is None and self._is_new("running.json"):
-            seen = replace(seen, phase=Phase.RUNNING, started_at=number(self.files.read_json("running.json").get("at")))
+        status = self._status
+        if status.started_at is None and self._is_new("running.json"):
+            status = replace(
+                status, phase=Phase.RUNNING, started_at=number(self.files.read_json("running.json").get("at"))
+            )
         if self._is_new("progress.json"):
             progress = self.files.read_json("progress.json")
-            seen = replace(seen, step=whole(progress.get("step")), checkpoint_at=number(progress.get("saved_at")))
+            status = replace(status, step=whole(progress.get("step")), checkpoint_at=number(progress.get("saved_at")))
             self._progress = progress.get("progress")
-        if seen.phase is Phase.RUNNING and (self._notice is not None or self.files.stamp("stop.json") is not None):
-            seen = replace(seen, phase=Phase.STOPPING)
-        self._seen = seen
+        if status.phase is Phase.RUNNING and (self._notice is not None or self.files.stamp("stop.json") is not None):
+            status = replace(status, phase=Phase.STOPPING)
+        self._status = status
 
     def _is_new(self, name: str) -> bool:
         stamp = self.files.stamp(name)
@@ -266,23 +273,23 @@ class LocalAttempt:
         return True
 
 
-def _reported(seen: AttemptStatus, status: Mapping[str, Any]) -> AttemptStatus:
+def _reported(status: AttemptStatus, report: Mapping[str, Any]) -> AttemptStatus:
     """Read a launcher's report; its account could have written anything there, so types are checked."""
     return replace(
-        seen,
+        status,
         phase=Phase.EXITED,
-        started_at=number(status.get("started_at")),
-        ended_at=number(status.get("ended_at")),
-        exit_code=whole(status.get("exit_code"), MAX_EXIT_CODE),
-        killed=status.get("killed") is True,
-        acknowledged=status.get("acknowledged") is True,
-        notice_received=seen.notice_received or status.get("noticed") is True,
-        completed=status.get("completed") is True,
-        timed_out=status.get("timed_out") is True,
-        storage_failed=status.get("storage_failed") is True,
-        step=whole(status.get("step")),
-        checkpoint_at=number(status.get("checkpoint_at")),
-        message=text(status.get("message"), 2000),
+        started_at=number(report.get("started_at")),
+        ended_at=number(report.get("ended_at")),
+        exit_code=whole(report.get("exit_code"), MAX_EXIT_CODE),
+        killed=report.get("killed") is True,
+        acknowledged=report.get("acknowledged") is True,
+        notice_received=status.notice_received or report.get("noticed") is True,
+        completed=report.get("completed") is True,
+        timed_out=report.get("timed_out") is True,
+        storage_failed=report.get("storage_failed") is True,
+        step=whole(report.get("step")),
+        checkpoint_at=number(report.get("checkpoint_at")),
+        message=text(report.get("message"), 2000),
     )
 
 

@@ -161,9 +161,9 @@ class LocalBackend(Backend):
         await self._do(self._refresh)
         self._follow_up()
         self._tell_troubled()
-        attempts = {key: attempt.seen for key, attempt in self._attempts.items() if not attempt.forgotten}
+        attempts = {key: attempt.status for key, attempt in self._attempts.items() if not attempt.forgotten}
         running = [attempt.header for attempt in self._attempts.values() if not attempt.ended]
-        return self._changes.seen(holding(self._nodes, running), attempts, since)
+        return self._changes.observation(holding(self._nodes, running), attempts, since)
 
     def _tell_troubled(self) -> None:
         """Set aside the attempts that cannot be looked at, for pages and `/readyz`: each is tried at each look."""
@@ -306,7 +306,7 @@ class LocalBackend(Backend):
         Each is checked by itself: one that cannot be understood ends, and holds up no other.
         """
         now, self._troubled = self._clock(), {}
-        before = {key: attempt.seen for key, attempt in self._attempts.items()}
+        before = {key: attempt.status for key, attempt in self._attempts.items()}
         gone = [attempt for attempt in list(self._attempts.values()) if self._check(attempt, lambda a: a.refresh(now))]
         if gone:
             self._conclude(gone, now)
@@ -316,7 +316,7 @@ class LocalBackend(Backend):
         for attempt in list(self._attempts.values()):
             self._check(attempt, self._tidy)
         self._warned = {key: why for key, why in self._troubled.items() if key in self._attempts}
-        return before != {key: attempt.seen for key, attempt in self._attempts.items()}
+        return before != {key: attempt.status for key, attempt in self._attempts.items()}
 
     def _check(self, attempt: LocalAttempt, observe: Callable[[LocalAttempt], T]) -> T | None:
         """Check one attempt; None where that fails, which is its end unless the service itself is in trouble."""
@@ -367,7 +367,7 @@ class LocalBackend(Backend):
         if attempt.held_until is not None and time.monotonic() > attempt.held_until:
             sweep({attempt.mark: attempt.files.uid})
             attempt.held_until = None
-        if attempt.header.get("files") and attempt.seen.started_at is not None:
+        if attempt.header.get("files") and attempt.status.started_at is not None:
             self._trim(attempt)
         if attempt.forgotten:
             self._drop(attempt)

@@ -177,7 +177,7 @@ class RemoteBackend(Backend, ABC):
     async def observe(self, since: int | None = None) -> Observation:
         """Return the nodes, and the attempts that have hosts or that a worker reported about."""
         await self.channel.refresh()
-        listed, reported = await self.hosts(), self.channel.seen()
+        listed, reported = await self.hosts(), self.channel.worker_statuses()
         hosts, otherwise = dict(listed or {}), None if listed is None else GONE
         silent, dead = self.channel.silent(self.lost_after), self.cut_off()
         for key in self._due(hosts, listed is not None) | silent.keys() | dead.keys():
@@ -192,8 +192,8 @@ class RemoteBackend(Backend, ABC):
             if not self.quarantine.rests(ENDING, "workload", key[0]):
                 with self.quarantine.guard(ENDING, "workload", key[0]):
                     await self._remove(key, ending)
-        seen = self._changes.seen(await self.nodes(), self._attempts, since, synced=listed is not None)
-        return replace(seen, problem=self.problem) if self.problem else seen
+        observation = self._changes.observation(await self.nodes(), self._attempts, since, synced=listed is not None)
+        return replace(observation, problem=self.problem) if self.problem else observation
 
     def _observe_attempt(self, observed: AttemptObservation, lost_with: tuple[int, str] | None) -> bool:
         """Update what is known of one attempt; False where that fails, so that it stays as it was seen last."""
@@ -201,7 +201,7 @@ class RemoteBackend(Backend, ABC):
         if self.quarantine.rests(OBSERVING, "workload", key[0]):
             return False
         with self.quarantine.guard(OBSERVING, "workload", key[0]):
-            self._attempts[key] = self._seen(observed, lost_with)
+            self._attempts[key] = self._attempt_status(observed, lost_with)
             return True
         # What is there must not count as lost, or it would be started a second time.
         self._attempts.setdefault(key, AttemptStatus(*key, Phase.STARTING))
@@ -241,7 +241,7 @@ class RemoteBackend(Backend, ABC):
     async def notice(self, workload: str, attempt: int, notice: Notice) -> None:
         """Remove the hosts some time after the deadline; the workers read their notice from the store themselves."""
         remove_at = self._monotonic() + max(0.0, notice.deadline - notice.at) + REPORT_GRACE
-        if (seen := self._attempts.get((workload, attempt))) is not None and seen.unfinished:
+        if (status := self._attempts.get((workload, attempt))) is not None and status.unfinished:
             remove_at = self._monotonic()  # there is nothing that could save
         self._order_end((workload, attempt), Ending(remove_at, notice))
         until = datetime.fromtimestamp(notice.deadline, UTC).strftime("%H:%M:%S UTC")
@@ -249,7 +249,7 @@ class RemoteBackend(Backend, ABC):
 
     async def kill(self, workload: str, attempt: int) -> None:
         """Remove the hosts unless the workers end by themselves soon: they read from the store that they must."""
-        report_grace = REPORT_GRACE if (workload, attempt) in self.channel.seen() else 0.0
+        report_grace = REPORT_GRACE if (workload, attempt) in self.channel.worker_statuses() else 0.0
         self._order_end((workload, attempt), Ending(self._monotonic() + report_grace))
 
     async def forget(self, workload: str, attempt: int) -> None:
@@ -303,10 +303,10 @@ class RemoteBackend(Backend, ABC):
         return [(key, ending) for key, ending in ends if now >= ending.remove_at and self._is_alive(key)]
 
     def _is_alive(self, key: Key) -> bool:
-        seen = self._attempts.get(key)
-        return seen is not None and seen.phase not in (Phase.EXITED, Phase.LOST)
+        status = self._attempts.get(key)
+        return status is not None and status.phase not in (Phase.EXITED, Phase.LOST)
 
-    def _seen(self, observed: AttemptObservation, lost_with: tuple[int, str] | None) -> AttemptStatus:
+    def _attempt_status(self, observed: AttemptObservation, lost_with: tuple[int, str] | None) -> AttemptStatus:
         """Return the report of an attempt, and remember of it what the next observation needs.
 
         `lost_with`: the worker whose host is dead, and why. A replica that leads keeps to ends that it concluded.
@@ -321,13 +321,13 @@ class RemoteBackend(Backend, ABC):
         )
         if lost_with is not None:
             found = cut_off(found, *lost_with)
-        known, seen, concluded = found
+        known, status, concluded = found
         if concluded:
-            seen = replace(seen, ended_at=self._clock())
+            status = replace(status, ended_at=self._clock())
             if self._may_act():
-                known = replace(known, concluded=seen)
+                known = replace(known, concluded=status)
         self._remember(key, known)
-        return seen
+        return status
 
     def _remember(self, key: Key, known: RemoteAttempt) -> None:
         if known == NOTHING:

@@ -20,7 +20,7 @@ class Channel(Protocol):
     async def refresh(self) -> bool:
         """Read what workers reported to any replica; return whether there is something new."""
 
-    def seen(self) -> Mapping[Key, Mapping[int, WorkerStatus]]:
+    def worker_statuses(self) -> Mapping[Key, Mapping[int, WorkerStatus]]:
         """Return the workers that were heard of, by attempt and number."""
 
     def changed(self) -> set[Key]:

@@ -106,7 +106,7 @@ class Conclusion(NamedTuple):
     """What follows from an observation."""
 
     known: RemoteAttempt
-    seen: AttemptStatus
+    status: AttemptStatus
     concluded: bool = False
     """whether it is an end that no worker reported"""
 
@@ -122,9 +122,9 @@ def conclude(
     known = replace(known, silent=observed.silent is not None)
     if known.concluded is not None:
         return Conclusion(known, known.concluded)
-    seen = attempt_of(observed.key, workers, hosts.workers if hosts else 0)
-    if seen.phase is Phase.EXITED:
-        return _exited(known, seen, hosts, now, timeouts.report_grace)
+    status = attempt_of(observed.key, workers, hosts.workers if hosts else 0)
+    if status.phase is Phase.EXITED:
+        return _exited(known, status, hosts, now, timeouts.report_grace)
     ending = known.ending
     removed = ending is not None and ending.removed
     if hosts is not None and hosts.unfinished and not hosts.workers and removed:
@@ -132,36 +132,36 @@ def conclude(
     if hosts is not None and not hosts.present:
         known = replace(known, absent_since=now if known.absent_since is None else known.absent_since)
         if now - (known.absent_since or 0.0) >= (0.0 if removed else timeouts.report_grace):
-            return _absent(known, seen, hosts, workers)
+            return _absent(known, status, hosts, workers)
     elif hosts is not None:
         known = replace(known, absent_since=None)
         waits, unfinished = hosts.waiting_reason, hosts.unfinished
-        seen = replace(seen, waiting_reason=waits, message=hosts.message, unfinished=unfinished)
-        seen = replace(seen, cpu=hosts.cpu, memory=hosts.memory)
+        status = replace(status, waiting_reason=waits, message=hosts.message, unfinished=unfinished)
+        status = replace(status, cpu=hosts.cpu, memory=hosts.memory)
         if len(workers) >= hosts.workers or hosts.waiting_reason:
             known = replace(known, unheard_since=None)
         else:
             known = replace(known, unheard_since=now if known.unheard_since is None else known.unheard_since)
             if now - (known.unheard_since or 0.0) >= timeouts.report_within:
                 first = min(set(range(hosts.workers)) - workers.keys(), default=0)
-                return _lost(known, replace(seen, message=unreported(first)))
+                return _lost(known, replace(status, message=unreported(first)))
     if observed.silent is not None:
         message = f"worker {observed.silent} was not heard of for {duration(timeouts.lost_after)}"
         # A host that is there counts: a job can stop its own launcher. What is gone or unknown does not.
         by_node = hosts is None or hosts.node_lost
-        return _lost(known, replace(seen, message=message, node_lost=by_node, worker=observed.silent))
-    return Conclusion(known, seen)
+        return _lost(known, replace(status, message=message, node_lost=by_node, worker=observed.silent))
+    return Conclusion(known, status)
 
 
 def cut_off(result: Conclusion, worker: int, message: str) -> Conclusion:
     """Return the loss of an attempt with the host of a worker, unless it is over already."""
-    if result.seen.phase in (Phase.EXITED, Phase.LOST):
+    if result.status.phase in (Phase.EXITED, Phase.LOST):
         return result
-    return _lost(result.known, replace(result.seen, message=message, node_lost=True, worker=worker))
+    return _lost(result.known, replace(result.status, message=message, node_lost=True, worker=worker))
 
 
 def _exited(
-    known: RemoteAttempt, seen: AttemptStatus, hosts: WorkerHosts | None, now: float, report_grace: float
+    known: RemoteAttempt, status: AttemptStatus, hosts: WorkerHosts | None, now: float, report_grace: float
 ) -> Conclusion:
     """Return an end that the workers reported, with what the hosts say about it.
 
@@ -169,38 +169,40 @@ def _exited(
     time it runs on until its host has ended, too.
     """
     if hosts is None:
-        return Conclusion(known, seen)
-    if ended_by_others(seen) and not hosts.node_lost and known.ending is None:
+        return Conclusion(known, status)
+    if ended_by_others(status) and not hosts.node_lost and known.ending is None:
         if hosts.present:
             known = replace(known, ended_since=now if known.ended_since is None else known.ended_since)
             if now - (known.ended_since or 0.0) < report_grace:
-                return Conclusion(known, replace(seen, phase=Phase.RUNNING, ended_at=None, exit_code=None, message=""))
+                return Conclusion(
+                    known, replace(status, phase=Phase.RUNNING, ended_at=None, exit_code=None, message="")
+                )
         if hosts.exit_code is not None:
-            code = hosts.exit_code if seen.notice_received else seen.exit_code
-            found = replace(seen, message=hosts.message, exit_code=code, notice_received=False, acknowledged=False)
+            code = hosts.exit_code if status.notice_received else status.exit_code
+            found = replace(status, message=hosts.message, exit_code=code, notice_received=False, acknowledged=False)
             return Conclusion(known, found)
-    return Conclusion(known, replace(seen, node_lost=True, worker=hosts.worker) if hosts.node_lost else seen)
+    return Conclusion(known, replace(status, node_lost=True, worker=hosts.worker) if hosts.node_lost else status)
 
 
 def _absent(
-    known: RemoteAttempt, seen: AttemptStatus, hosts: WorkerHosts, workers: Mapping[int, WorkerStatus]
+    known: RemoteAttempt, status: AttemptStatus, hosts: WorkerHosts, workers: Mapping[int, WorkerStatus]
 ) -> Conclusion:
     """Return the end of an attempt without hosts whose workers did not report it."""
     if (ending := known.ending) is not None:
         message = "did not end in time and was killed" if ending.notice else "stopped"
-        return Conclusion(known, replace(seen, phase=Phase.EXITED, exit_code=-9, killed=True, message=message), True)
+        return Conclusion(known, replace(status, phase=Phase.EXITED, exit_code=-9, killed=True, message=message), True)
     message = hosts.message or "its worker vanished without a report"
     if hosts.exit_code is not None:
-        ended = replace(seen, phase=Phase.EXITED, exit_code=hosts.exit_code, message=message)
+        ended = replace(status, phase=Phase.EXITED, exit_code=hosts.exit_code, message=message)
         return Conclusion(known, replace(ended, timed_out=hosts.timed_out), True)
-    lost = replace(seen, message=message, node_lost=hosts.node_lost, worker=hosts.worker)
+    lost = replace(status, message=message, node_lost=hosts.node_lost, worker=hosts.worker)
     if (failed := without_checkpoints(workers)) is not None:
         message = workers[failed].message
         return _lost(known, replace(lost, storage_failed=True, message=message, worker=failed))
-    never_ran = hosts.never_ran and not ran_or_ended(seen, workers)
+    never_ran = hosts.never_ran and not ran_or_ended(status, workers)
     storage_failed = hosts.storage_failed and never_ran
     return _lost(known, replace(lost, never_ran=never_ran, storage_failed=storage_failed))
 
 
-def _lost(known: RemoteAttempt, seen: AttemptStatus) -> Conclusion:
-    return Conclusion(known, replace(seen, phase=Phase.LOST), concluded=True)
+def _lost(known: RemoteAttempt, status: AttemptStatus) -> Conclusion:
+    return Conclusion(known, replace(status, phase=Phase.LOST), concluded=True)

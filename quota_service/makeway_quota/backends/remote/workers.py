@@ -50,7 +50,7 @@ def attempt_of(key: Key, workers: Mapping[int, WorkerStatus], size: int) -> Atte
     result = [workers[number] for number in sorted(workers)]
     whole = len(result) >= max(1, size)
     saved = max((w for w in result if w.saved_at is not None), key=lambda w: w.saved_at or 0.0, default=None)
-    seen = AttemptStatus(
+    status = AttemptStatus(
         *key,
         phase=Phase.STARTING,
         started_at=min((w.started_at for w in result if w.started_at is not None), default=None),
@@ -59,10 +59,10 @@ def attempt_of(key: Key, workers: Mapping[int, WorkerStatus], size: int) -> Atte
         checkpoint_at=None if saved is None else saved.saved_at,
     )
     if whole and all(w.ended for w in result):
-        return _over(seen, workers)
+        return _over(status, workers)
     if whole and without_checkpoints(workers) is None and all(w.started_at is not None or w.ended for w in result):
-        return replace(seen, phase=Phase.STOPPING if seen.notice_received else Phase.RUNNING)
-    return seen
+        return replace(status, phase=Phase.STOPPING if status.notice_received else Phase.RUNNING)
+    return status
 
 
 def without_checkpoints(workers: Mapping[int, WorkerStatus]) -> int | None:
@@ -70,19 +70,19 @@ def without_checkpoints(workers: Mapping[int, WorkerStatus]) -> int | None:
     return min((number for number, worker in workers.items() if worker.storage_failed), default=None)
 
 
-def ran_or_ended(seen: AttemptStatus, workers: Mapping[int, WorkerStatus]) -> bool:
+def ran_or_ended(status: AttemptStatus, workers: Mapping[int, WorkerStatus]) -> bool:
     """Whether an attempt ran as a whole, or any of its workers has ended."""
-    return seen.phase is not Phase.STARTING or any(w.ended for w in workers.values())
+    return status.phase is not Phase.STARTING or any(w.ended for w in workers.values())
 
 
-def ended_by_others(seen: AttemptStatus) -> bool:
+def ended_by_others(status: AttemptStatus) -> bool:
     """Whether SIGKILL or a stop ended the command of an attempt, and none of Makeway's deadlines did.
 
     Whether a stop was Makeway's own is not known here; what had finished before it stays finished.
     """
-    if seen.timed_out or seen.completed:
+    if status.timed_out or status.completed:
         return False
-    return seen.notice_received or (seen.exit_code in KILLED and not seen.killed)
+    return status.notice_received or (status.exit_code in KILLED and not status.killed)
 
 
 def exit_code_of(codes: list[int]) -> int:
@@ -91,7 +91,7 @@ def exit_code_of(codes: list[int]) -> int:
     return failed[0] if failed else min(codes) if -9 in codes else max(codes)
 
 
-def _over(seen: AttemptStatus, workers: Mapping[int, WorkerStatus]) -> AttemptStatus:
+def _over(status: AttemptStatus, workers: Mapping[int, WorkerStatus]) -> AttemptStatus:
     result = [workers[number] for number in sorted(workers)]
     failed = without_checkpoints(workers)
     if failed is None:
@@ -100,7 +100,7 @@ def _over(seen: AttemptStatus, workers: Mapping[int, WorkerStatus]) -> AttemptSt
     else:  # the others were ended because of it
         code, says = workers[failed].exit_code or 0, workers[failed]
     return replace(
-        seen,
+        status,
         phase=Phase.EXITED,
         ended_at=max(w.ended_at or 0.0 for w in result),
         exit_code=code,

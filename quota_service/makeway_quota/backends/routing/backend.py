@@ -190,8 +190,8 @@ class RoutingBackend(Backend):
         attempts = self._attempts()
         states = tuple(part.state(tuple(sorted(conflicts[part.name]))) for part in self.parts)
         synced = any(state.synced for state in states)
-        seen = self._changes.seen(nodes, attempts, since, synced=synced)
-        return replace(seen, backends=states, problem=_of_all(states))
+        observation = self._changes.observation(nodes, attempts, since, synced=synced)
+        return replace(observation, backends=states, problem=_of_all(states))
 
     def _nodes(self) -> tuple[dict[str, NodeStatus], dict[str, list[str]]]:
         """Return the nodes by name, and those of each backend that are not offered as their name is taken."""

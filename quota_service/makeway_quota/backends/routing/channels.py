@@ -43,8 +43,8 @@ class _ChannelPart:
         self.record_final_reports, self.credentials = whole.record_final_reports, whole.credentials
         self.log, self.log_gap, self.output = whole.log, whole.log_gap, whole.output
 
-    def seen(self) -> Mapping[Key, Mapping[int, WorkerStatus]]:
-        found = self._split.channel.seen()
+    def worker_statuses(self) -> Mapping[Key, Mapping[int, WorkerStatus]]:
+        found = self._split.channel.worker_statuses()
         return {key: workers for key, workers in found.items() if self._is_own(key)}
 
     def changed(self) -> set[Key]:

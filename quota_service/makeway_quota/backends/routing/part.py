@@ -150,18 +150,18 @@ class RoutedPart:
     def _arrived(self, task: asyncio.Task[Observation]) -> None:
         self._wake()
 
-    def _merge(self, seen: Observation) -> None:
-        if seen.whole and seen.synced:
+    def _merge(self, observation: Observation) -> None:
+        if observation.whole and observation.synced:
             self.nodes, self.attempts = {}, {}
-        for name in seen.gone_nodes:
+        for name in observation.gone_nodes:
             self.nodes.pop(name, None)
-        for key in seen.gone_attempts:
+        for key in observation.gone_attempts:
             self.attempts.pop(key, None)
-        for node in seen.nodes:
+        for node in observation.nodes:
             self.nodes[node.name] = replace(node, backend=self.name, sessions=self.sessions)
-        self.attempts.update((attempt.key, attempt) for attempt in seen.attempts)
-        self.synced |= seen.synced
-        self._version, self._problem = seen.version, seen.problem
+        self.attempts.update((attempt.key, attempt) for attempt in observation.attempts)
+        self.synced |= observation.synced
+        self._version, self._problem = observation.version, observation.problem
 
     def _note(self, error: Exception, what: str) -> None:
         if self.failure is None or str(self.failure) != str(error):

@@ -46,7 +46,7 @@ class NodeUse:
     The object stays the same from version to version while nothing on the node changes.
     """
 
-    seen: NodeStatus
+    status: NodeStatus
     holders: tuple[Workload, ...]
     used: int
     free: int
@@ -61,7 +61,7 @@ class NodeUse:
     @property
     def devices(self) -> tuple[int, ...]:
         """The devices of this pool, and those that its work still holds outside of every pool."""
-        return tuple(sorted((*self.seen.devices, *self.outside))) if self.outside else self.seen.devices
+        return tuple(sorted((*self.status.devices, *self.outside))) if self.outside else self.status.devices
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +243,7 @@ class ReadModels:
             total=sum(len(use.devices) for use in shown),
             used=sum(use.used for use in shown),
             free=sum(use.free for use in shown),
-            virtual=any(use.seen.virtual for use in shown),
+            virtual=any(use.status.virtual for use in shown),
             over_quota=self._over_quota,
         )
 
@@ -323,7 +323,7 @@ class ReadModels:
         self._stale |= outside.keys()
         for node in (*assignment.nodes, *self._without_pool(outside, old)):
             use = old.get((node.name, node.pool))
-            if use is None or node.name in self._stale or (use.seen is not node and use.seen != node):
+            if use is None or node.name in self._stale or (use.status is not node and use.status != node):
                 held = self._on_node.get(node.name, {})
                 strays = outside.get(node.name, {}).get(node.pool, ())
                 use = self._use_of(node, [self._judged(held[id]) for id in sorted(held)], strays)
@@ -343,11 +343,11 @@ class ReadModels:
 
         `outside` has those that changed.
         """
-        for machine, seen in self._world.assignment.unassigned.items():
+        for machine, status in self._world.assignment.unassigned.items():
             if machine in outside:
-                yield from (replace(seen, pool=pool, devices=()) for pool in outside[machine])
+                yield from (replace(status, pool=pool, devices=()) for pool in outside[machine])
             elif machine not in self._stale and self._on_node.get(machine):
-                yield from (use.seen for (name, _), use in old.items() if name == machine)
+                yield from (use.status for (name, _), use in old.items() if name == machine)
 
     def _judge(self) -> None:
         """Derive what is over quota now; the nodes of what was not, or is no more, are rebuilt."""

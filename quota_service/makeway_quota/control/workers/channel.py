@@ -54,7 +54,7 @@ class WorkerChannel:
         self._wake: Callable[[], None] = lambda: None
         self._connected = False
         self._reports: dict[Key, dict[int, WorkerReport]] = {}
-        self._seen: dict[Key, dict[int, WorkerStatus]] = {}
+        self._statuses: dict[Key, dict[int, WorkerStatus]] = {}
         self._changed: set[Key] = set()
         self._heard: dict[WorkerKey, float] = {}
         """on `_awake`"""
@@ -115,13 +115,13 @@ class WorkerChannel:
         if before is not None and before.report == report.report:
             return False
         key = report.workload, report.attempt
-        self._seen.setdefault(key, {})[report.worker] = worker_of(report.report)
+        self._statuses.setdefault(key, {})[report.worker] = worker_of(report.report)
         self._changed.add(key)
         return True
 
-    def seen(self) -> Mapping[Key, Mapping[int, WorkerStatus]]:
+    def worker_statuses(self) -> Mapping[Key, Mapping[int, WorkerStatus]]:
         """Return the workers that were heard of, by attempt and number."""
-        return self._seen
+        return self._statuses
 
     def changed(self) -> set[Key]:
         """Return the attempts whose workers reported something new, or were forgotten, since the last call."""
@@ -135,7 +135,7 @@ class WorkerChannel:
         """
         since = self._awake - seconds
         late = [key for key, at in self._heard.items() if at <= since]
-        return {key[:2]: key[2] for key in late if (w := self._seen.get(key[:2], {}).get(key[2])) and not w.ended}
+        return {key[:2]: key[2] for key in late if (w := self._statuses.get(key[:2], {}).get(key[2])) and not w.ended}
 
     def stored_report(self, report: WorkerReportIn) -> dict[str, Any]:
         """Return a report as it is stored: with what only this process knows of the service."""
@@ -153,8 +153,8 @@ class WorkerChannel:
         await self.refresh()
         unknown: dict[WorkerKey, dict[str, Any]] = {}
         for worker, report in ends.items():
-            seen = self._seen.get(worker[:2], {}).get(worker[2])
-            if seen is not None and not seen.ended:
+            status = self._statuses.get(worker[:2], {}).get(worker[2])
+            if status is not None and not status.ended:
                 unknown[worker] = self.stored_report(report)
 
         failed = set(unknown)
@@ -174,7 +174,7 @@ class WorkerChannel:
                 for report in workers.values():
                     self._heard.pop(report.key, None)
                     self._unwritten.pop(report.key, None)
-                self._seen.pop((workload, attempt), None)
+                self._statuses.pop((workload, attempt), None)
                 self._changed.add((workload, attempt))
                 await asyncio.to_thread(self._store.worker_reports.forget, workload, attempt)
 
@@ -227,7 +227,7 @@ class WorkerChannel:
 
     def gang_failed(self, key: WorkerKey) -> bool:
         """Whether another worker of the same attempt has failed."""
-        workers = self._seen.get(key[:2], {})
+        workers = self._statuses.get(key[:2], {})
         return any(w.ended and w.exit_code not in (0, 75) for number, w in workers.items() if number != key[2])
 
     def failed_worker(self, key: WorkerKey, notice_signal: str) -> tuple[int, int] | None:
@@ -239,7 +239,7 @@ class WorkerChannel:
         ours = (-number_of_ours, 128 + number_of_ours)
         failed = [
             (w.ended_at or 0.0, number, w.exit_code)
-            for number, w in self._seen.get(key[:2], {}).items()
+            for number, w in self._statuses.get(key[:2], {}).items()
             if number != key[2] and w.exit_code is not None and w.exit_code not in (0, 75)
             if not (w.notice_received and (w.acknowledged or w.exit_code in ours))
         ]
@@ -247,7 +247,7 @@ class WorkerChannel:
 
     def gang_stopped_at(self, key: WorkerKey) -> float | None:
         """Return when another worker of the same attempt ended on a notice, in Unix seconds; None if none did."""
-        others = [w for number, w in self._seen.get(key[:2], {}).items() if number != key[2]]
+        others = [w for number, w in self._statuses.get(key[:2], {}).items() if number != key[2]]
         ends = [w.ended_at or 0.0 for w in others if w.exit_code in (0, 75) and w.notice_received and not w.completed]
         return min(ends, default=None)
 
@@ -266,10 +266,10 @@ class WorkerChannel:
         """Drop the reports that are not among these: another replica has forgotten them."""
         for key, workers in list(self._reports.items()):
             for number in [number for number, report in workers.items() if report.key not in keys]:
-                del workers[number], self._seen[key][number]
+                del workers[number], self._statuses[key][number]
                 self._changed.add(key)
             if not workers:
-                del self._reports[key], self._seen[key]
+                del self._reports[key], self._statuses[key]
         self._heard = {key: at for key, at in self._heard.items() if key in keys}
         self._unwritten = {key: at for key, at in self._unwritten.items() if key in keys}
 

@@ -33,7 +33,7 @@ class Expectations:
         self._ordered: dict[Key, float] = {}
         self._unknown: dict[Key, float] = {}
         """when it could not be told last whether an ordered attempt is there: its deadline begins again then"""
-        self._seen: set[Key] = set()
+        self._reported: set[Key] = set()
 
     def ordered(self, keys: Iterable[Key]) -> None:
         """Expect attempts that the backend was just ordered to start."""
@@ -41,14 +41,14 @@ class Expectations:
         for key in keys:
             self._ordered.setdefault(key, now)
 
-    def seen(self, attempts: Iterable[AttemptStatus]) -> None:
+    def note(self, attempts: Iterable[AttemptStatus]) -> None:
         """Note attempts that the backend reports; one whose start broke off has yet to be seen."""
         for attempt in attempts:
-            (self._seen.discard if attempt.unfinished else self._seen.add)(attempt.key)
+            (self._reported.discard if attempt.unfinished else self._reported.add)(attempt.key)
 
     def keep(self, rows: Mapping[str, Workload]) -> None:
         """Drop the attempts that are not the present one of a workload in `rows`, those that may hold GPUs."""
-        for known in (self._ordered, self._unknown, self._seen):
+        for known in (self._ordered, self._unknown, self._reported):
             for key in [key for key in known if (row := rows.get(key[0])) is None or row.attempt != key[1]]:
                 known.discard(key) if isinstance(known, set) else known.pop(key)
 
@@ -59,7 +59,7 @@ class Expectations:
             if key in self._ordered:
                 self._unknown[key] = self._clock()
             return "wait"
-        if key in self._seen or row.state == "running":
+        if key in self._reported or row.state == "running":
             return "lost"
         ordered = self._ordered.get(key)
         if ordered is None and row.launched_at is not None:  # by an earlier process

@@ -116,24 +116,24 @@ class Observed:
         self.changed: set[Key] = set()
         """Attempts that changed or are gone, and that no cycle has gone through with yet."""
 
-    def take(self, seen: Observation) -> NodeChanges:
+    def take(self, observation: Observation) -> NodeChanges:
         """Merge an observation; return what it changes of the nodes.
 
         Absence from a full list means that something is gone only once the backend is synced.
         """
-        gone_nodes, gone_attempts = set(seen.gone_nodes), set(seen.gone_attempts)
-        if seen.whole and seen.synced:
-            gone_nodes |= self.nodes.keys() - {node.name for node in seen.nodes}
-            gone_attempts |= self.attempts.keys() - {attempt.key for attempt in seen.attempts}
-        self.synced |= seen.synced
-        self.problem, self.backends = seen.problem, BackendStates(seen.backends)
-        self._take_attempts(seen.attempts, gone_attempts)
-        changed = tuple(node for node in seen.nodes if _differs(self.nodes, node.name, node))
+        gone_nodes, gone_attempts = set(observation.gone_nodes), set(observation.gone_attempts)
+        if observation.whole and observation.synced:
+            gone_nodes |= self.nodes.keys() - {node.name for node in observation.nodes}
+            gone_attempts |= self.attempts.keys() - {attempt.key for attempt in observation.attempts}
+        self.synced |= observation.synced
+        self.problem, self.backends = observation.problem, BackendStates(observation.backends)
+        self._take_attempts(observation.attempts, gone_attempts)
+        changed = tuple(node for node in observation.nodes if _differs(self.nodes, node.name, node))
         gone = tuple(name for name in sorted(gone_nodes) if self.nodes.pop(name, None) is not None)
         returned = tuple(node.name for node in changed if self.version is not None and self._returns(node))
         for node in changed:
             self.nodes[node.name] = node
-        self.version = seen.version
+        self.version = observation.version
         return NodeChanges(changed, gone, returned)
 
     def absence_counts(self, backend: str) -> bool:

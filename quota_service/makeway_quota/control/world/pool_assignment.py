@@ -24,11 +24,13 @@ class PoolAssignment:
     """The nodes by pool; a value that never changes. A divided host has one part for each of its pools."""
 
     def __init__(
-        self, parts: Mapping[str, tuple[NodeStatus, ...]] | None = None, seen: Mapping[str, NodeStatus] | None = None
+        self,
+        parts: Mapping[str, tuple[NodeStatus, ...]] | None = None,
+        unassigned: Mapping[str, NodeStatus] | None = None,
     ) -> None:
         self.parts = parts or {}
         """Machine to its parts, each in one pool; none where no pool takes its GPUs."""
-        self.unassigned = seen or {}
+        self.unassigned = unassigned or {}
         """The hosts without parts"""
 
     @cached_property
@@ -53,13 +55,13 @@ class PoolAssignment:
         for name in gone:
             parts.pop(name, None)
             unassigned.pop(name, None)
-        for seen in nodes:
-            parts[seen.name] = _parts(seen, document)
-            unassigned.pop(seen.name, None)
-            if not parts[seen.name]:
-                unassigned[seen.name] = seen
+        for status in nodes:
+            parts[status.name] = _parts(status, document)
+            unassigned.pop(status.name, None)
+            if not parts[status.name]:
+                unassigned[status.name] = status
         result = PoolAssignment(parts, unassigned)
-        if not self.divided and all(len(parts[seen.name]) < 2 for seen in nodes):
+        if not self.divided and all(len(parts[status.name]) < 2 for status in nodes):
             result.divided = self.divided
         return result
 
@@ -124,30 +126,30 @@ class PoolAssignment:
                     result.setdefault(home, set()).update(strays)
         return {pool: tuple(sorted(strays)) for pool, strays in result.items()}
 
-    def _node(self, seen: NodeStatus, strays: tuple[int, ...], divided: bool) -> Node:
-        whole = {index for index, milli in seen.foreign.items() if milli >= GPU}.union(strays)
-        part = sum(milli for index, milli in seen.foreign.items() if index not in whole)
+    def _node(self, status: NodeStatus, strays: tuple[int, ...], divided: bool) -> Node:
+        whole = {index for index, milli in status.foreign.items() if milli >= GPU}.union(strays)
+        part = sum(milli for index, milli in status.foreign.items() if index not in whole)
         return Node(
-            name=f"{seen.name}/{seen.pool}" if divided else seen.name,
-            pool=seen.pool,
-            gpus=len(seen.devices),
-            cpu=seen.cpu,
-            memory=seen.memory,
-            ready=seen.ready,
-            cordoned=seen.cordoned,
-            devices=() if seen.counted else seen.devices,
-            first_device=min(seen.devices, default=0) if seen.counted else 0,
-            host=seen.name if divided and seen.counted else "",
+            name=f"{status.name}/{status.pool}" if divided else status.name,
+            pool=status.pool,
+            gpus=len(status.devices),
+            cpu=status.cpu,
+            memory=status.memory,
+            ready=status.ready,
+            cordoned=status.cordoned,
+            devices=() if status.counted else status.devices,
+            first_device=min(status.devices, default=0) if status.counted else 0,
+            host=status.name if divided and status.counted else "",
             foreign_devices=tuple(sorted(whole)),
-            foreign_gpus=part + seen.foreign_gpus,
-            foreign_cpu=seen.foreign_cpu,
-            foreign_memory=seen.foreign_memory,
-            model=seen.model,
-            terminating=seen.terminating,
-            down_since=seen.down_since,
-            pods=seen.max_pods,
-            foreign_pods=seen.foreign_pods,
-            sessions=seen.sessions,
+            foreign_gpus=part + status.foreign_gpus,
+            foreign_cpu=status.foreign_cpu,
+            foreign_memory=status.foreign_memory,
+            model=status.model,
+            terminating=status.terminating,
+            down_since=status.down_since,
+            pods=status.max_pods,
+            foreign_pods=status.foreign_pods,
+            sessions=status.sessions,
         )
 
     def _name_for(self, place: Place, pools: Sequence[str]) -> str:
@@ -186,67 +188,67 @@ def sizes(nodes: Iterable[NodeStatus], document: Document) -> dict[str, int]:
     """
     nodes = tuple(nodes)
     result: dict[str, int] = {}
-    if any(not seen.pool for seen in nodes):
+    if any(not status.pool for status in nodes):
         facts = document.pool_facts
         result = {p.name: 0 for p in document.pools if p.kind == "static" and not facts[p.name].labels}
-    for seen in nodes:
+    for status in nodes:
         with contextlib.suppress(Exception):
-            for part in _parts(seen, document):
+            for part in _parts(status, document):
                 result[part.pool] = result.get(part.pool, 0) + len(part.devices)
     return result
 
 
-def _parts(seen: NodeStatus, document: Document) -> tuple[NodeStatus, ...]:
+def _parts(status: NodeStatus, document: Document) -> tuple[NodeStatus, ...]:
     """Divide one host; CPU and memory go with the GPUs. One without GPUs is in the first pool of this host."""
-    if seen.parts:
-        parts = seen.by_pool()
+    if status.parts:
+        parts = status.by_pool()
         return tuple(
-            replace(each, terminating=_terminating_on(seen, each.devices, first=each is parts[0])) for each in parts
+            replace(each, terminating=_terminating_on(status, each.devices, first=each is parts[0])) for each in parts
         )
-    if seen.pool:
-        return (seen,)
-    labelled = _by_labels(seen, document)
+    if status.pool:
+        return (status,)
+    labelled = _by_labels(status, document)
     if labelled is not None:
-        return (replace(seen, pool=labelled),)
+        return (replace(status, pool=labelled),)
     by_pool: dict[str, list[int]] = {}
-    for index in seen.devices:
+    for index in status.devices:
         pool = document.pool_of_device(index)
         if pool is not None:
             by_pool.setdefault(pool, []).append(index)
     if not by_pool:
         first = next((pool.name for pool in document.pools if document.is_local(pool.name)), None)
-        return () if first is None else (replace(seen, pool=first, devices=()),)
+        return () if first is None else (replace(status, pool=first, devices=()),)
     total = sum(map(len, by_pool.values()))
     result: list[NodeStatus] = []
     for pool, devices in sorted(by_pool.items()):
-        part = replace(seen, pool=pool, devices=tuple(devices), foreign=_of(seen, devices))
+        part = replace(status, pool=pool, devices=tuple(devices), foreign=_of(status, devices))
         if len(by_pool) > 1:
             part = replace(
                 part,
-                cpu=seen.cpu * len(devices) // total,
-                memory=seen.memory * len(devices) // total,
-                foreign_gpus=0 if result else seen.foreign_gpus,
-                foreign_cpu=seen.foreign_cpu * len(devices) // total,
-                foreign_memory=seen.foreign_memory * len(devices) // total,
-                terminating=_terminating_on(seen, devices, first=not result),
+                cpu=status.cpu * len(devices) // total,
+                memory=status.memory * len(devices) // total,
+                foreign_gpus=0 if result else status.foreign_gpus,
+                foreign_cpu=status.foreign_cpu * len(devices) // total,
+                foreign_memory=status.foreign_memory * len(devices) // total,
+                terminating=_terminating_on(status, devices, first=not result),
             )
         result.append(part)
     return tuple(result)
 
 
-def _by_labels(seen: NodeStatus, document: Document) -> str | None:
+def _by_labels(status: NodeStatus, document: Document) -> str | None:
     """Return the first pool whose labels a node has, all of them."""
-    for pool in document.pools if seen.labels else ():
+    for pool in document.pools if status.labels else ():
         labels = document.pool_facts[pool.name].labels
-        if labels and all(seen.labels.get(name) == value for name, value in labels.items()):
+        if labels and all(status.labels.get(name) == value for name, value in labels.items()):
             return pool.name
     return None
 
 
-def _terminating_on(seen: NodeStatus, devices: Sequence[int], first: bool) -> tuple[Terminating, ...]:
+def _terminating_on(status: NodeStatus, devices: Sequence[int], first: bool) -> tuple[Terminating, ...]:
     """Return what ended attempts hold of these devices; their CPU, memory and pods count on the `first` part."""
     result = []
-    for item in seen.terminating:
+    for item in status.terminating:
         held = tuple(device for device in item.devices if device in devices)
         if held or first:
             cpu, memory, pods = (item.cpu, item.memory, item.pods) if first else (0, 0, 0)
@@ -254,8 +256,8 @@ def _terminating_on(seen: NodeStatus, devices: Sequence[int], first: bool) -> tu
     return tuple(result)
 
 
-def _of(seen: NodeStatus, devices: Sequence[int]) -> dict[int, int]:
-    return {index: milli for index, milli in seen.foreign.items() if index in devices}
+def _of(status: NodeStatus, devices: Sequence[int]) -> dict[int, int]:
+    return {index: milli for index, milli in status.foreign.items() if index in devices}
 
 
 def _home(parts: Sequence[NodeStatus], place: Place, pools: Sequence[str]) -> NodeStatus:

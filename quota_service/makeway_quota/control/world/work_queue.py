@@ -47,14 +47,14 @@ class WorkQueue:
         self._resync_at = None
 
     def rows(self) -> dict[str, Workload]:
-        """Return the rows that a cycle may have to act upon, and those of the attempts in `seen`."""
+        """Return the rows that a cycle may have to act upon, and those of the attempts in `observation`."""
         self._gather()
         rows = self.active.watched
         if self._whole:
             return dict(rows)
         return {id: rows[id] for id in self._ids if id in rows}
 
-    def seen(self, now: float) -> Observation:
+    def observation(self, now: float) -> Observation:
         """Return the attempts of these rows and of no row, as they are reported; those that are lost as LOST."""
         rows = self.rows()
         attempts = self.observed.attempts

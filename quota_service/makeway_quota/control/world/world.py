@@ -114,16 +114,16 @@ class World:
 
     # What there is
 
-    def observe(self, seen: Observation) -> None:
+    def observe(self, observation: Observation) -> None:
         """Take a new observation; only what belongs to the nodes that changed is looked at."""
         self._seen_at = time.monotonic()
         self._observe_clock()
-        changes = self.observed.take(seen)
+        changes = self.observed.take(observation)
         self.returned.update(changes.returned)
-        self.work_queue.expectations.seen(seen.attempts)
+        self.work_queue.expectations.note(observation.attempts)
         if self._active.rows is not None:
             self.requested.keep(self._active.rows)
-        self._note_requests(seen.attempts, changes.changed)
+        self._note_requests(observation.attempts, changes.changed)
         again = {
             name
             for step in NODE_STEPS
@@ -202,17 +202,17 @@ class World:
 
         self.quarantine.sort_out("counting its use", "workload", list(rows), follow)
 
-    def _shown_or_closed(self, seen: NodeStatus) -> NodeStatus:
+    def _shown_or_closed(self, status: NodeStatus) -> NodeStatus:
         """Return a node with what ended attempts hold there; where that cannot be told, nothing new starts on it."""
-        with self.quarantine.guard(COUNTING, "node", seen.name):
-            return self._shown(seen)
-        return replace(seen, cordoned=True)
+        with self.quarantine.guard(COUNTING, "node", status.name):
+            return self._shown(status)
+        return replace(status, cordoned=True)
 
-    def _shown(self, seen: NodeStatus) -> NodeStatus:
+    def _shown(self, status: NodeStatus) -> NodeStatus:
         """Return a node with what the pods of ended attempts hold there."""
         rows, active = self._active.rows, self._active
-        here = [rows[id] for id in sorted(active.on_node.get(seen.name, ()))] if rows and seen.pods else ()
-        return self._pods.shown(seen, rows, here, active.nominated.values)
+        here = [rows[id] for id in sorted(active.on_node.get(status.name, ()))] if rows and status.pods else ()
+        return self._pods.shown(status, rows, here, active.nominated.values)
 
     def use(self, document: Document, version: int) -> None:
         """Use a policy document from now on; an older version than the one in force is ignored."""
@@ -242,7 +242,7 @@ class World:
         self.accounting.use(document.policies, [p.name for p in document.pools], half_life, held, ())
 
     @property
-    def seen(self) -> Observation:
+    def observation(self) -> Observation:
         """The nodes by pool; a host that is divided among pools is there once for each of them."""
         return Observation(self.assignment.nodes)
 
@@ -271,8 +271,8 @@ class World:
 
     def backend_of_node(self, node: str) -> str:
         """Return which of several backends has a node; "" where there is one only."""
-        seen = self.observed.nodes.get(node)
-        return seen.backend if seen is not None else ""
+        status = self.observed.nodes.get(node)
+        return status.backend if status is not None else ""
 
     def backend_of_attempt(self, id: str, attempt: int) -> str:
         """Return which of several backends the present attempt of a workload was placed on; "" where not known."""
@@ -378,8 +378,8 @@ class World:
             self.quarantine.passed(TAKING, "workload", row.id)
 
     def _has_pods(self, node: str) -> bool:
-        seen = self.observed.nodes.get(node)
-        return seen is not None and bool(seen.pods)
+        status = self.observed.nodes.get(node)
+        return status is not None and bool(status.pods)
 
     async def _read(self) -> list[Workload]:
         self.durations.add(await asyncio.to_thread(self._store.past_runs))

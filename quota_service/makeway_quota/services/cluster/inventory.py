@@ -62,22 +62,22 @@ class ShownNode:
         self._models: dict[Teams, Node] = {}
         self._json: dict[Teams, bytes] = {}
 
-    def _seen(self, teams: Teams) -> Teams:
+    def _visible(self, teams: Teams) -> Teams:
         return None if teams is None or self._teams <= teams else self._teams & teams
 
     def model(self, teams: Teams) -> Node:
         """Return the node."""
-        seen = self._seen(teams)
-        if seen not in self._models:
-            self._models[seen] = node_model(self.use, seen)
-        return self._models[seen]
+        visible = self._visible(teams)
+        if visible not in self._models:
+            self._models[visible] = node_model(self.use, visible)
+        return self._models[visible]
 
     def json(self, teams: Teams) -> bytes:
         """Return the node as JSON."""
-        seen = self._seen(teams)
-        if seen not in self._json:
-            self._json[seen] = self.model(teams).model_dump_json().encode()
-        return self._json[seen]
+        visible = self._visible(teams)
+        if visible not in self._json:
+            self._json[visible] = self.model(teams).model_dump_json().encode()
+        return self._json[visible]
 
 
 class InventoryService:
@@ -135,7 +135,7 @@ class InventoryService:
             resource=pool.resource,
             strategy=pool.strategy,
             capacity=None if pool.capacity is None else gpu(pool.capacity),
-            virtual=any(use.seen.virtual for use in uses),
+            virtual=any(use.status.virtual for use in uses),
             total=float(sum(len(use.devices) for use in uses)),
             used=gpu(sum(use.used for use in uses)),
             free=gpu(sum(use.free for use in uses)),
@@ -144,7 +144,7 @@ class InventoryService:
         )
 
     def _node(self, use: NodeUse) -> ShownNode:
-        key = (use.seen.name, use.seen.pool)
+        key = (use.status.name, use.status.pool)
         known = self._nodes.get(key)
         if known is None or known.use is not use:
             known = self._nodes[key] = ShownNode(use)
@@ -154,7 +154,7 @@ class InventoryService:
         """Forget the nodes that are gone, once they are as many as those there are."""
         if len(self._nodes) > 2 * sum(map(len, model.nodes.values())):
             self._nodes = {
-                (use.seen.name, use.seen.pool): self._node(use) for uses in model.nodes.values() for use in uses
+                (use.status.name, use.status.pool): self._node(use) for uses in model.nodes.values() for use in uses
             }
 
     async def profiles(self, caller: Caller) -> list[Profile]:
@@ -190,11 +190,11 @@ def usable(document: Document, teams: Sequence[str] | None, kind: Kind | None) -
 
 def node_model(use: NodeUse, teams: Teams = None) -> Node:
     """Return a node with its devices and their holders as the API shows it to readers who see these teams."""
-    seen = use.seen
+    status = use.status
     held: dict[int, list[Holder]] = {}
     for row in use.holders:
         for place in row.placement:
-            if place.node != seen.name:
+            if place.node != status.name:
                 continue
             for index, milli in zip(place.devices, place.milli, strict=False):
                 seen_by = teams is None or (row.team or "") in teams
@@ -219,15 +219,15 @@ def node_model(use: NodeUse, teams: Teams = None) -> Node:
         for index in use.devices
     ]
     return Node.model_construct(
-        name=seen.name,
-        pool=seen.pool,
-        model=seen.model,
-        virtual=seen.virtual,
-        ready=seen.ready,
-        cordoned=seen.cordoned,
-        observed=seen.observed,
-        backend=seen.backend,
-        foreign=gpu(sum(seen.foreign.values()) + seen.foreign_gpus),
+        name=status.name,
+        pool=status.pool,
+        model=status.model,
+        virtual=status.virtual,
+        ready=status.ready,
+        cordoned=status.cordoned,
+        observed=status.observed,
+        backend=status.backend,
+        foreign=gpu(sum(status.foreign.values()) + status.foreign_gpus),
         devices=devices,
     )
 

@@ -94,7 +94,7 @@ class HangingService:
     def _outliving(self) -> dict[str, _Leftover]:
         """Return what outlives its attempt."""
         result: dict[str, _Leftover] = {}
-        for node in self._context.world.seen.nodes:
+        for node in self._context.world.observation.nodes:
             for item in node.terminating:
                 if item.deadline <= self._before():
                     one = _Leftover({node.name: item.milli * len(item.devices)}, item.deadline, item.deadline)
@@ -105,8 +105,8 @@ class HangingService:
     def _entry(self, id: str, leftover: _Leftover, row: Workload | None) -> Hanging:
         tries = self._tries(id, row) or EndTries()
         nodes = tuple(sorted(leftover.held))
-        seen = self._context.world.observed.nodes
-        down = [name for name in nodes if name in seen and not seen[name].ready]
+        statuses = self._context.world.observed.nodes
+        down = [name for name in nodes if name in statuses and not statuses[name].ready]
         place: WorkerKind = "session" if row is not None and row.kind == "session" else self._place
         return Hanging(
             workload=id,

@@ -85,7 +85,7 @@ class KubernetesInventory:
         self._node_of: dict[str, str] = {}
         self._placed_claims: set[str] = set()
         """generated claims whose pods were on a node, until they hold nothing any more"""
-        self._seen: dict[str, NodeStatus] = {}
+        self._statuses: dict[str, NodeStatus] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -141,7 +141,7 @@ class KubernetesInventory:
             self._unread.update(self.nodes.objects)
             self.devices.want(one.resource for one in self._selectors)
 
-    def seen(self) -> Mapping[str, NodeStatus]:
+    def node_statuses(self) -> Mapping[str, NodeStatus]:
         """Return the nodes by name as they are now; those in no pool have the pool "" and no devices."""
         changed = self.nodes.take() | self._unread
         pods, self._uncounted, self._unread = self.pods.take() | self._uncounted, set(), set()
@@ -155,7 +155,7 @@ class KubernetesInventory:
         for name in sorted(changed):
             if not self._is_done(READING, "node", name, partial(self._read, name)):
                 self._unread.add(name)
-        return self._seen
+        return self._statuses
 
     def _note_devices(self) -> None:
         """Set aside that DRA devices cannot be followed, as long as they alone cannot: everything else goes on."""
@@ -171,8 +171,8 @@ class KubernetesInventory:
         with self.quarantine.guard(step, kind, name):
             work()
             return True
-        if kind == "node" and (before := self._seen.get(name)) is not None:
-            self._seen[name] = replace(before, cordoned=True)  # runs on, and takes no work until it can be read
+        if kind == "node" and (before := self._statuses.get(name)) is not None:
+            self._statuses[name] = replace(before, cordoned=True)  # runs on, and takes no work until it can be read
         return False
 
     def _count(self, key: str, changed: set[str]) -> None:
@@ -184,13 +184,13 @@ class KubernetesInventory:
 
     def _read(self, name: str) -> None:
         if (node := self.nodes.objects.get(name)) is not None:
-            before = self._seen[name].pools if name in self._seen else ()
+            before = self._statuses[name].pools if name in self._statuses else ()
             devices = self.devices.on(name, resources_of(node, self._selectors))
             node = with_devices(self._dated(node), devices.offered)
             shares, claimed = self._with_claims(self._shares(name), devices.held)
-            self._seen[name] = _seen(node, self._selectors, shares, before, claimed)
+            self._statuses[name] = _node_status(node, self._selectors, shares, before, claimed)
         else:
-            self._seen.pop(name, None)
+            self._statuses.pop(name, None)
             self._down_since.pop(name, None)
 
     def _with_claims(
@@ -259,7 +259,7 @@ def _with(share: PodShare, devices: Mapping[str, int]) -> PodShare:
     return replace(share, requests=tuple(sorted(held.items())))
 
 
-def _seen(
+def _node_status(
     node: ClusterNode,
     selectors: Sequence[NodeSelector],
     shares: Sequence[PodShare],

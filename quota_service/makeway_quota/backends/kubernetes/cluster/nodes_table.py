@@ -47,7 +47,7 @@ async def _read(
     try:
         async with asyncio.timeout(SECONDS):
             await inventory.open()
-        return sorted(inventory.seen().values(), key=lambda node: node.name), await slice_sentences(
+        return sorted(inventory.node_statuses().values(), key=lambda node: node.name), await slice_sentences(
             client, inventory.dra_devices()
         )
     except TimeoutError:

@@ -58,7 +58,7 @@ class WorkerPods:
             self._selected = document
             self._selectors = selectors(document, self._tolerations)
             self._inventory.select(self._selectors)
-        return self._inventory.seen()
+        return self._inventory.node_statuses()
 
     def manifests(self, order: StartOrder, tokens: str) -> list[Object]:
         """Return the pods of an attempt, one for each worker; BackendError where their GPUs cannot be requested."""
@@ -98,7 +98,7 @@ class WorkerPods:
     def _selector(self, document: Document, order: StartOrder, place: Place) -> NodeSelector | None:
         """Return the selector of the pool whose GPUs a worker holds."""
         profile = document.profile(order.profile)
-        node = self._inventory.seen().get(place.node)
+        node = self._inventory.node_statuses().get(place.node)
         served = list(profile.pools if profile else ())
         pools = served if node is None else pools_there(node, place, served)
         known = {one.pool: one for one in self._selected_by(document)}
