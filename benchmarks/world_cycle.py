@@ -86,7 +86,7 @@ class _Cycle:
         world, self.now = self.world, self.now + 1
         world.observe(await self.backend.observe(world.since))
         rows = await world.rows()
-        result = reconcile(rows, world.work_queue.observation(self.now), now=self.now, lost_budget=3)
+        result = reconcile(rows, world.work_queue.observation(self.now), now=self.now, max_infra_failures=3)
         plan = await self.planner.plan(rows, self.now)
         change_set_of(plan, rows, now=self.now, lease_seconds=15.0, reasons=self.reasons)
         world.work_queue.expected(self.now)

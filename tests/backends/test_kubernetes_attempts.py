@@ -533,7 +533,7 @@ async def test_a_job_that_exhausts_node_after_node_ends_and_one_that_is_evicted_
     for times in range(1, 4):
         place = Place(f"n{times}", (0,), (1000,))
         job = job._replace(state="running", attempt=1, started_at=10.0, placement=(place,))
-        (change,) = reconcile({"j1": job}, Observation((), (seen,)), now=100.0, lost_budget=2).changes
+        (change,) = reconcile({"j1": job}, Observation((), (seen,)), now=100.0, max_infra_failures=2).changes
         job = job._replace(**change.fields)  # type: ignore[arg-type]
         assert (job.state, job.infra_failures) == (("pending", times) if times < 3 else ("failed", 2))
         assert f"Container worker was using 62914560Ki, request is 0, has larger consumption of {resource}" in (

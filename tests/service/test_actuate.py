@@ -276,7 +276,7 @@ def test_times_that_cannot_be_true_are_not_believed(at: float) -> None:
     for code in (0, 1, 75):
         for phase in (Phase.EXITED, Phase.LOST, Phase.RUNNING):
             seen = AttemptStatus(row.id, 1, phase, ended_at=at, exit_code=code, step=3, checkpoint_at=at)
-            change_set = reconcile({row.id: row}, Observation((NODE,), (seen,)), now=now, lost_budget=3)
+            change_set = reconcile({row.id: row}, Observation((NODE,), (seen,)), now=now, max_infra_failures=3)
             for change in change_set.changes:
                 assert change.fields.get("ran", 60.0) == pytest.approx(60)
                 assert change.fields.get("checkpoint_at") is None

@@ -52,7 +52,7 @@ def after(
         {"j-1": job},
         Observation(nodes, (replace(seen, **facts),)),
         now=now,
-        lost_budget=0,
+        max_infra_failures=0,
         document=POLICY,
         backoff=backoff,  # type: ignore[arg-type]
     )

@@ -11,7 +11,7 @@ from makeway_quota.application import Application
 from makeway_quota.backends.base import AttemptStatus, NodeStatus, Observation, Phase
 from makeway_quota.control.reconcile import reconcile
 from makeway_quota.control.world.clock_steps import ClockSteps
-from makeway_quota.control.world.present_times import PresentTimes
+from makeway_quota.control.world.corrected_times import CorrectedTimes
 from makeway_quota.settings import ServiceSettings
 from makeway_quota.store.records import NewWorkload, Workload
 from makeway_quota.store.rows import changed, submitted
@@ -135,7 +135,7 @@ class Clocks:
 @pytest.mark.parametrize("step", STEPS)
 def test_how_long_a_job_ran_does_not_change_where_the_clock_is_set(step: float) -> None:
     clocks = Clocks()
-    times = PresentTimes(clocks.steps)
+    times = CorrectedTimes(clocks.steps)
     row = row_at(clocks.now())
     clocks.passed += 200
     row = row._replace(checkpoint_at=clocks.now(), checkpoint_step=7)
@@ -144,7 +144,7 @@ def test_how_long_a_job_ran_does_not_change_where_the_clock_is_set(step: float) 
     clocks.passed += 50
     ended = AttemptStatus("j", 1, Phase.LOST, ended_at=clocks.now(), step=7, checkpoint_at=row.checkpoint_at)
     seen = Observation((NodeStatus("n1", "p", (0,)),), (ended,))
-    change_set = reconcile({"j": row}, seen, now=clocks.now(), lost_budget=3, times=times)
+    change_set = reconcile({"j": row}, seen, now=clocks.now(), max_infra_failures=3, times=times)
     (change,) = change_set.changes
     assert change.fields["ran"] == 250
     assert change.close_attempt is not None
@@ -155,7 +155,7 @@ def test_how_long_a_job_ran_does_not_change_where_the_clock_is_set(step: float) 
 @pytest.mark.parametrize("second", [HOUR, -HOUR, 2 * HOUR])
 def test_what_comes_after_a_step_keeps_its_own_times(first: float, second: float) -> None:
     clocks = Clocks()
-    times = PresentTimes(clocks.steps)
+    times = CorrectedTimes(clocks.steps)
     old = row_at(clocks.now())
     clocks.passed += 100
     clocks.ahead += first
@@ -177,7 +177,7 @@ def test_a_process_that_starts_with_another_clock_grants_the_time_to_save(off: f
     clocks = Clocks()
     notice = Notice("", clocks.now() - off, clocks.now() - off + 120)
     row = row_at(clocks.now() - off - 500, state="checkpointing", notice=notice)
-    times = PresentTimes(clocks.steps)
+    times = CorrectedTimes(clocks.steps)
     shown = times.of(row).notice
     assert shown is not None
     assert 0 <= shown.deadline - clocks.now() <= 120

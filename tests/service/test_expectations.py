@@ -175,7 +175,9 @@ async def test_before_a_backend_is_synced_nothing_is_concluded(tmp_path: Path) -
 def lost(job: Workload, nodes: tuple[NodeStatus, ...] = NODES, **facts: bool) -> Workload:
     """Return what a job is after it was lost once more, on the node where it ran."""
     seen = AttemptStatus(job.id, job.attempt, Phase.LOST, **facts)
-    (change,) = reconcile({job.id: job}, Observation(nodes, (seen,)), now=100.0, lost_budget=2, document=POLICY).changes
+    (change,) = reconcile(
+        {job.id: job}, Observation(nodes, (seen,)), now=100.0, max_infra_failures=2, document=POLICY
+    ).changes
     return job._replace(**change.fields)  # type: ignore[arg-type]
 
 
@@ -283,10 +285,10 @@ def test_checkpoints_that_end_with_their_pod_make_no_victim_cheaper(durable: boo
 def test_a_job_says_why_its_attempt_is_still_starting() -> None:
     job = row()
     seen = AttemptStatus(*KEY, Phase.STARTING, waiting_reason="image_pull", message="The image is pulled.", since=12.0)
-    (change,) = reconcile({job.id: job}, Observation(NODES, (seen,)), now=20.0, lost_budget=2).changes
+    (change,) = reconcile({job.id: job}, Observation(NODES, (seen,)), now=20.0, max_infra_failures=2).changes
     assert change.fields == {"reason_code": "image_pull", "reason_message": "The image is pulled."}
     told = job._replace(reason_code="image_pull", reason_message="The image is pulled.")
-    assert not reconcile({job.id: told}, Observation(NODES, (seen,)), now=21.0, lost_budget=2).changes
+    assert not reconcile({job.id: told}, Observation(NODES, (seen,)), now=21.0, max_infra_failures=2).changes
 
 
 def test_the_deadline_of_a_start_begins_again_once_its_backend_answers_again() -> None:

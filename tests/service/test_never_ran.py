@@ -61,7 +61,7 @@ def not_run(
 ) -> Change:
     seen = AttemptStatus(job.id, job.attempt, Phase.LOST, message=SAYS, **({"never_ran": True} | facts))
     (change,) = reconcile(
-        {job.id: job}, Observation(nodes, (seen,)), now=now, lost_budget=0, document=POLICY, backoff=backoff
+        {job.id: job}, Observation(nodes, (seen,)), now=now, max_infra_failures=0, document=POLICY, backoff=backoff
     ).changes
     return change
 
@@ -78,7 +78,7 @@ def many(backoff: StartBackoff, now: float) -> Workload:
 
 
 def avoided(backoff: StartBackoff, now: float) -> list[str]:
-    return [node for node, _ in backoff.avoided("j-1", now)]
+    return [node for node, _ in backoff.avoided_nodes("j-1", now)]
 
 
 @pytest.mark.parametrize("node_lost", [False, True])
@@ -187,7 +187,9 @@ def test_of_a_gang_only_the_node_that_did_not_start_its_worker_is_avoided() -> N
     backoff, three = StartBackoff(), (*NODES, NodeStatus("n3", "", (0,), virtual=True))
     gang = row(workers=2, placement=(Place("n1", (0,), (1000,)), Place("n2", (0,), (1000,))))
     seen = AttemptStatus("j-1", 1, Phase.LOST, message=SAYS, never_ran=True, worker=1)
-    reconcile({"j-1": gang}, Observation(three, (seen,)), now=100.0, lost_budget=0, document=POLICY, backoff=backoff)
+    reconcile(
+        {"j-1": gang}, Observation(three, (seen,)), now=100.0, max_infra_failures=0, document=POLICY, backoff=backoff
+    )
     assert avoided(backoff, 100.0) == ["n2"]
 
 
@@ -261,7 +263,7 @@ def test_a_job_that_runs_begins_its_tries_anew_in_its_row() -> None:
     waits = many(StartBackoff(), 100.0)._replace(state="starting")
     running = AttemptStatus("j-1", 1, Phase.RUNNING)
     (change,) = reconcile(
-        {"j-1": waits}, Observation(NODES, (running,)), now=200.0, lost_budget=0, document=POLICY
+        {"j-1": waits}, Observation(NODES, (running,)), now=200.0, max_infra_failures=0, document=POLICY
     ).changes
     assert (change.fields["start_tries"], change.fields["avoids"]) == (0, ())
 

@@ -87,7 +87,9 @@ def test_one_change_among_thousands_judges_a_few(monkeypatch: pytest.MonkeyPatch
         standing.put(row._replace(state="running", started_at=float(number)), (("a", 1000),))
     assert list(standing.over_quota().values()).count(False) == 9
     judge = QuotaStanding._is_over
-    monkeypatch.setattr(QuotaStanding, "_is_over", lambda self, one: judged.append(one.rank[-1]) or judge(self, one))
+    monkeypatch.setattr(
+        QuotaStanding, "_is_over", lambda self, one: judged.append(one.sort_key[-1]) or judge(self, one)
+    )
     standing.remove("j3")
     assert standing.over_quota()["j9"] is False
     assert judged == ["j9"]

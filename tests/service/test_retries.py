@@ -22,7 +22,7 @@ def after_failure(row: Workload, now: float, ran: float) -> Workload:
     """Return a row as it is once its attempt has failed."""
     started = row._replace(state="running", attempt=row.attempt + 1, started_at=now - ran)
     seen = AttemptStatus(row.id, started.attempt, Phase.EXITED, ended_at=now, exit_code=3)
-    [change] = reconcile({row.id: started}, Observation((NODE,), (seen,)), now=now, lost_budget=3).changes
+    [change] = reconcile({row.id: started}, Observation((NODE,), (seen,)), now=now, max_infra_failures=3).changes
     made: Workload = started._replace(**change.fields)
     return made
 

@@ -127,7 +127,7 @@ def test_a_job_that_is_ended_at_its_limit_stays_so_when_it_also_makes_way(moved:
     )  # fmt: skip
     assert notice_received.notice is not None
     seen = AttemptStatus("j-1", 1, Phase.EXITED, exit_code=75, acknowledged=True, notice_received=True)
-    [ended] = reconcile({"j-1": notice_received}, Observation((), (seen,)), now=810.0, lost_budget=3).changes
+    [ended] = reconcile({"j-1": notice_received}, Observation((), (seen,)), now=810.0, max_infra_failures=3).changes
     assert ended.fields["state"] == "failed", "it is not requeued"
     assert "time limit" in str(ended.fields["reason_message"])
 

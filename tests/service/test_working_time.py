@@ -19,7 +19,7 @@ def ended(exit_code: int, began: float | None, ends: float | None = NOW, now: fl
     new = NewWorkload("j-12345678", "job", "rnd", "gpu1", "ana", name="fit", gpus=1000, max_failures=9)
     row = submitted(new, NOW - 100)._replace(state="running", attempt=1, started_at=NOW - 66)
     seen = AttemptStatus(row.id, 1, Phase.EXITED, started_at=began, ended_at=ends, exit_code=exit_code)
-    [change] = reconcile({row.id: row}, Observation((NODE,), (seen,)), now=now, lost_budget=3).changes
+    [change] = reconcile({row.id: row}, Observation((NODE,), (seen,)), now=now, max_infra_failures=3).changes
     made: Workload = row._replace(**change.fields)
     return made
 
@@ -58,7 +58,9 @@ def test_what_was_lost_is_work_since_the_command_began() -> None:
     row = submitted(new, NOW - 100)._replace(attempt=1, started_at=NOW - 66, notice=notice)
     for state, began, lost in (("checkpointing", NOW - 2, 2.0), ("checkpointing", None, 66.0), ("starting", None, 0.0)):
         seen = AttemptStatus(row.id, 1, Phase.EXITED, began, NOW, -15, notice_received=True)
-        found = reconcile({row.id: row._replace(state=state)}, Observation((NODE,), (seen,)), now=NOW, lost_budget=3)
+        found = reconcile(
+            {row.id: row._replace(state=state)}, Observation((NODE,), (seen,)), now=NOW, max_infra_failures=3
+        )
         [change] = found.changes
         assert change.close_attempt is not None
         assert change.close_attempt["lost_seconds"] == lost, state

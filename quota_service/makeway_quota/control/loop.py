@@ -77,7 +77,7 @@ class Loop:
             parts.servers.quarantine = parts.world.quarantine
         parts.backend.set_aside_in(parts.world.quarantine)
         self.tick = parts.settings.tick_seconds
-        self.lost_budget = parts.settings.max_failures_lost
+        self.max_infra_failures = parts.settings.max_failures_lost
         self.clock = parts.clock
         self._threads = parts.threads
         self.term: int | None = None
@@ -444,7 +444,7 @@ class Loop:
             rows,
             observation,
             now=now,
-            lost_budget=self.lost_budget,
+            max_infra_failures=self.max_infra_failures,
             names=self._names(rows),
             document=self.world.document,
             durable=self.world.durable_checkpoints,

@@ -28,9 +28,9 @@ Room = Mapping[str, Mapping[str, int]]
 class Losses:
     """Judges losses of attempts by the nodes as they are reported: a loss with its node says nothing about the job."""
 
-    def __init__(self, nodes: Iterable[NodeStatus], budget: int, document: Document) -> None:
+    def __init__(self, nodes: Iterable[NodeStatus], max_infra_failures: int, document: Document) -> None:
         self._nodes = nodes
-        self._budget = budget
+        self._max_infra_failures = max_infra_failures
         self._document = document
         self._rooms: dict[tuple[str, Need], Room] = {}
 
@@ -49,9 +49,12 @@ class Losses:
     def ends_job(self, row: Workload, lost_on: Sequence[str]) -> bool:
         """Whether a job ends that was lost once more; `lost_on` are the nodes of all its losses.
 
-        After `budget` losses it does, unless all were on one node and it fits on others: then it avoids that node.
+        After `max_infra_failures` losses it does, unless all were on one node and it fits on others: then it avoids
+        that node.
         """
-        return row.infra_failures >= self._budget and (len(set(lost_on)) > 1 or not self._fits(row, lost_on))
+        return row.infra_failures >= self._max_infra_failures and (
+            len(set(lost_on)) > 1 or not self._fits(row, lost_on)
+        )
 
     def remembered(self, row: Workload, nodes: Sequence[str]) -> tuple[str, ...]:
         """Return the nodes of a job's newest losses; each once if the job would avoid every node that it fits on."""
@@ -59,7 +62,7 @@ class Losses:
         avoided = to_avoid(lost_on)
         return tuple(dict.fromkeys(lost_on)) if avoided and not self._fits(row, avoided) else lost_on
 
-    def avoided(self, row: Workload, node: str, before: Collection[str]) -> Collection[str]:
+    def nodes_to_avoid(self, row: Workload, node: str, before: Collection[str]) -> Collection[str]:
         """Return the nodes that a job avoids for a while: `node` and those `before`, else `node` alone, else none.
 
         So it always fits on some node. Where `node` is not ready those `before`: nothing is placed there anyway.

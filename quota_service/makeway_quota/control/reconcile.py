@@ -23,7 +23,7 @@ from .change_set import ChangeSet, job_name
 from .losses import Losses
 from .start_backoff import RETRY_DELAYED, START_DEFERRED, StartBackoff, retry_delay
 from .transitions import TIME_LIMIT, AttemptEnd, End
-from .world.present_times import PresentTimes
+from .world.corrected_times import CorrectedTimes
 
 SKEW = 60.0
 """Seconds that a node's clock may be ahead of ours."""
@@ -39,24 +39,24 @@ def reconcile(
     observation: Observation,
     *,
     now: float,
-    lost_budget: int,
+    max_infra_failures: int,
     names: Names = IDS,
     document: Document = NO_DOCUMENT,
     durable: bool = True,
     backoff: StartBackoff | None = None,
     stopping: bool = False,
-    times: PresentTimes | None = None,
+    times: CorrectedTimes | None = None,
     quarantine: Quarantine | None = None,
 ) -> ChangeSet:
     """Compare rows with the attempts that are reported, and the losses with the nodes in `observation`.
 
-    `lost_budget`: how many counted losses (`Losses.counts`) a job survives; `document`: the nodes that it may go to;
+    `max_infra_failures`: how many counted losses (`Losses.counts`) a job survives; `document`: the nodes that it may go to;
     `backoff`: how often each job's start has failed, and on which nodes; `durable`: an attempt leaves checkpoints to
     the next one. `stopping`: the service has just stopped all jobs, because it ends itself. `times`: the times of rows,
     corrected where the clock was set since they were written. `quarantine`: the rows that fail, which are tried later.
     """
     change_set, quarantine = ChangeSet(), quarantine or Quarantine()
-    losses = Losses(observation.nodes, lost_budget, document)
+    losses = Losses(observation.nodes, max_infra_failures, document)
     ends = _AttemptEnds(change_set, now, names, losses, backoff or StartBackoff(), durable, stopping, times)
     for reported in sorted(observation.attempts, key=lambda a: (a.workload, a.attempt)):
         row = rows.get(reported.workload)
@@ -113,7 +113,7 @@ class _AttemptEnds:
     backoff: StartBackoff
     durable: bool
     stopping: bool
-    times: PresentTimes | None
+    times: CorrectedTimes | None
 
     def ended(self, row: Workload, status: AttemptStatus) -> None:
         """End or requeue a job whose attempt is over or lost."""
@@ -203,8 +203,8 @@ class _AttemptEnds:
     def _avoid(self, row: Workload, status: AttemptStatus) -> None:
         """Remember the node that did not start a worker, or ended it, if the node is ready."""
         if status.worker < len(row.placement):
-            before = [node for node, _ in self.backoff.avoided(row.id, self.now)]
-            nodes = self.losses.avoided(row, row.placement[status.worker].node, before)
+            before = [node for node, _ in self.backoff.avoided_nodes(row.id, self.now)]
+            nodes = self.losses.nodes_to_avoid(row, row.placement[status.worker].node, before)
             self.backoff.avoid(row.id, nodes, self.now)
 
     def _lost(self, row: Workload, status: AttemptStatus) -> None:
@@ -224,7 +224,7 @@ class _AttemptEnds:
             fields |= {"infra_failures": row.infra_failures + 1, "lost_on": self.losses.remembered(row, nodes)}
         elif status.node_lost and not status.restarted:
             self._avoid(row, status)
-            fields["avoids"] = self.backoff.of(row.id)
+            fields["avoids"] = self.backoff.avoided_for_row(row.id)
         if "lost_on" in fields and self.losses.ends_job(row, (*row.lost_on, *nodes)):
             self._finish(row, status, "failed", final_message)
         else:

@@ -40,7 +40,7 @@ after it: a device that is not free yet is there a moment later, and others need
 CLOCKS_DIFFER = 60.0
 """Seconds by which a replica's clock may be behind that of another, or of itself before."""
 
-Refusals = tuple[tuple[str, float], ...]
+AvoidedNodes = tuple[tuple[str, float], ...]
 """Nodes that a job avoids, each until a time in Unix seconds."""
 
 
@@ -52,7 +52,7 @@ class StartBackoff:
 
     def __init__(self) -> None:
         self.refused: dict[str, int] = {}
-        self._refusals: dict[str, Refusals] = {}
+        self._avoided: dict[str, AvoidedNodes] = {}
 
     def committed(self, rows: Sequence[Workload]) -> None:
         """Take the tries of jobs as they were read, or committed by the thread that calls."""
@@ -63,25 +63,25 @@ class StartBackoff:
             else:
                 self.refused.pop(row.id, None)
             if row.live and row.avoids:
-                self._refusals[row.id] = row.avoids
+                self._avoided[row.id] = row.avoids
             else:
-                self._refusals.pop(row.id, None)
+                self._avoided.pop(row.id, None)
 
     def avoid(self, id: str, nodes: Iterable[str], now: float) -> None:
         """Remember the nodes that a job avoids from now on, instead of those that it avoided before."""
-        before = dict(self.avoided(id, now))
+        before = dict(self.avoided_nodes(id, now))
         delay = delay_after(self.refused.get(id, 0) + 1, START_DEFERRED)
         until = now + max(FIRST_AVOIDED, delay + min(delay, MAX_DELAY))
-        self._refusals[id] = tuple((node, before.get(node, until)) for node in sorted(nodes))
+        self._avoided[id] = tuple((node, before.get(node, until)) for node in sorted(nodes))
 
-    def of(self, id: str) -> Refusals:
+    def avoided_for_row(self, id: str) -> AvoidedNodes:
         """Return the nodes that the row of a job has to name from now on."""
-        return self._refusals.get(id, ())
+        return self._avoided.get(id, ())
 
-    def avoided(self, id: str, now: float) -> Refusals:
+    def avoided_nodes(self, id: str, now: float) -> AvoidedNodes:
         """Return the nodes that a job avoids at the moment."""
         latest = now + RARE_DELAY + MAX_DELAY  # where the clock was set back, it avoided them for as long
-        return tuple((node, until) for node, until in self._refusals.get(id, ()) if now < until <= latest)
+        return tuple((node, until) for node, until in self._avoided.get(id, ()) if now < until <= latest)
 
     def requeue(self, row: Workload, job: str, cause: str, now: float, code: str) -> Transition:
         """Return the change by which a job returns to the queue, with a delay, and the decision about it.
@@ -92,7 +92,7 @@ class StartBackoff:
         tries = self.refused.get(row.id, 0) + 1
         delay = delay_after(tries, code)
         message = outcomes.start_delayed(job, cause, tries, duration(delay))
-        return transitions.defer(row, code, message, tries, now + delay, self.of(row.id))
+        return transitions.defer(row, code, message, tries, now + delay, self.avoided_for_row(row.id))
 
     def wake(
         self, rows: Mapping[str, Workload], returned: Iterable[str], now: float, quarantine: Quarantine | None = None

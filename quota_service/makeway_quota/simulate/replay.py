@@ -163,7 +163,7 @@ class Replay:
     def _report(self, over: list[AttemptStatus]) -> None:
         """Write to the store which attempts are over; starting and running count the same, so no start is reported."""
         if over:
-            self._commit(reconcile(self.store.rows, Observation((), tuple(over)), now=self.now, lost_budget=0))
+            self._commit(reconcile(self.store.rows, Observation((), tuple(over)), now=self.now, max_infra_failures=0))
 
     def _decide(self) -> None:
         """Plan and apply until nothing changes any more; not at all while no job waits."""

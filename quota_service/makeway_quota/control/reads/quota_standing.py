@@ -14,14 +14,14 @@ from ...engine.index.ledger import Ledger, LineState
 from ...engine.snapshot import PRIORITIES
 from ...store.records import Workload
 
-Rank = tuple[bool, int, int, float, float, str]
+SortKey = tuple[bool, int, int, float, float, str]
 """Most protected first: non-preemptible work, then by policy priority, priority, start, submission and id."""
 
 
 class Counted(NamedTuple):
     """One workload: its place in the order of protection, and the reservations that it counts in."""
 
-    rank: Rank
+    sort_key: SortKey
     amounts: Mapping[LineState, int]
     """milli-GPUs by line, of the team and of its departments"""
     guarantors: frozenset[LineState] | None
@@ -36,7 +36,7 @@ class CoveredWork:
 
     def __init__(self, reserved: int) -> None:
         self._reserved = reserved
-        self._order: list[Rank] = []
+        self._order: list[SortKey] = []
         self._amounts: dict[str, int] = {}
         self._covered = 0
         """how many of the order are covered"""
@@ -45,10 +45,10 @@ class CoveredWork:
         self.beyond: set[str] = set()
         """ids of the others"""
 
-    def put(self, rank: Rank, amount: int) -> set[str]:
+    def put(self, sort_key: SortKey, amount: int) -> set[str]:
         """Count a workload; return the ids that are covered now and were not, or the other way round, and its own."""
-        at, id = bisect_left(self._order, rank), rank[-1]
-        self._order.insert(at, rank)
+        at, id = bisect_left(self._order, sort_key), sort_key[-1]
+        self._order.insert(at, sort_key)
         self._amounts[id] = amount
         if at <= self._covered:
             self._covered += 1
@@ -57,9 +57,9 @@ class CoveredWork:
             self.beyond.add(id)
         return self._move_end() | {id}
 
-    def remove(self, rank: Rank) -> set[str]:
+    def remove(self, sort_key: SortKey) -> set[str]:
         """Stop counting a workload; return the ids of others that are covered now."""
-        at, id = bisect_left(self._order, rank), rank[-1]
+        at, id = bisect_left(self._order, sort_key), sort_key[-1]
         del self._order[at]
         amount = self._amounts.pop(id)
         if at < self._covered:
@@ -102,7 +102,7 @@ class QuotaStanding:
         account = self._ledger.account(row.team or "")
         started = row.submitted_at if row.started_at is None else row.started_at
         priority = -account.policy.priority, -PRIORITIES[row.priority]
-        rank = row.preemptible, *priority, started, row.submitted_at, row.id
+        sort_key = row.preemptible, *priority, started, row.submitted_at, row.id
         by_line: dict[LineState, int] = {}
         for pool, amount in amounts:
             for level in account.chain:
@@ -111,12 +111,12 @@ class QuotaStanding:
         levels = [(account.guarantor(pool), pool) for pool, _ in amounts]
         covering = {line for level, pool in levels if level is not None for line in level.reserving(pool)}
         reserved = bool(levels) and all(level is not None for level, _ in levels)
-        self._counted[row.id] = Counted(rank, by_line, frozenset(covering) if reserved else None)
+        self._counted[row.id] = Counted(sort_key, by_line, frozenset(covering) if reserved else None)
         self._changed.add(row.id)
         for line, amount in by_line.items():
             if line not in self._lines:
                 self._lines[line] = CoveredWork(line.quota.reserved)
-            self._changed |= self._lines[line].put(rank, amount)
+            self._changed |= self._lines[line].put(sort_key, amount)
 
     def remove(self, id: str) -> None:
         """Stop counting a workload."""
@@ -124,7 +124,7 @@ class QuotaStanding:
         if counted is not None:
             self._changed.add(id)
             for line in counted.amounts:
-                self._changed |= self._lines[line].remove(counted.rank)
+                self._changed |= self._lines[line].remove(counted.sort_key)
 
     def over_quota(self) -> Mapping[str, bool]:
         """Return the id of every workload that counts to whether it is over quota; the same object until it changes."""
@@ -139,7 +139,7 @@ class QuotaStanding:
 
     def _is_over(self, counted: Counted) -> bool:
         """Whether a workload is preemptible, and the reservations of its policy, or a department's, do not cover it."""
-        preemptible, *_, id = counted.rank
+        preemptible, *_, id = counted.sort_key
         if not preemptible or counted.guarantors is None:
             return preemptible
         return any(id in self._lines[line].beyond for line in counted.guarantors)

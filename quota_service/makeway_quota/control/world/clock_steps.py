@@ -1,7 +1,7 @@
 """Notice when the clock of this machine is set, so that no time that was noted before is compared with one after it.
 
 `World` looks at the beginning of each cycle. What was noted before a step counts as if the clock had always been as it
-is now: `PresentTimes` for rows, `WorkloadPods` for pods. No patience or protection ends early or late by a step.
+is now: `CorrectedTimes` for rows, `WorkloadPods` for pods. No patience or protection ends early or late by a step.
 """
 
 from __future__ import annotations

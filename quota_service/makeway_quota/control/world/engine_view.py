@@ -16,9 +16,9 @@ from ...store.records import Workload
 from ...values import Place, host_of
 from ..hub.people import People
 from ..start_backoff import CLOCKS_DIFFER, StartBackoff, backoff_until
+from .corrected_times import CorrectedTimes
 from .observed_requests import ObservedRequests
 from .pool_assignment import PoolAssignment
-from .present_times import PresentTimes
 
 CYCLE = "cycle"
 """The reader of changes that plans"""
@@ -64,12 +64,12 @@ class EngineView:
         backoff: StartBackoff | None = None,
         durable_checkpoints: bool = True,
         people: People | None = None,
-        times: PresentTimes | None = None,
+        times: CorrectedTimes | None = None,
         requested: ObservedRequests | None = None,
     ) -> None:
         """`durable_checkpoints`: whether an attempt that ends leaves them to the next one."""
         self.durations = durations
-        self._times = times or PresentTimes()
+        self._times = times or CorrectedTimes()
         self._requested = ObservedRequests(time.time) if requested is None else requested
         self._backoff = backoff or StartBackoff()
         self._people = people
@@ -220,11 +220,11 @@ class EngineView:
         shown = as_workload(row, lambda places: assignment.placement(places, pools), self.durations.remaining(row, now))
         if not self._durable_checkpoints:
             shown = replace(shown, last_checkpoint_at=None)
-        refusals = self._backoff.avoided(id, now)
-        if shown.avoid or refusals:
-            avoid = sorted({*shown.avoid, *(node for node, _ in refusals)})
+        avoided = self._backoff.avoided_nodes(id, now)
+        if shown.avoid or avoided:
+            avoid = sorted({*shown.avoid, *(node for node, _ in avoided)})
             shown = replace(shown, avoid=_in_any_pool(avoid, document))
-        ends = [*(until for _, until in refusals), self._requested.until(id)]
+        ends = [*(until for _, until in avoided), self._requested.until(id)]
         self._expect(shown, min((until for until in ends if until is not None), default=None))
         if known != shown:  # what the engine cannot see does not concern it
             self._workloads[id] = shown

@@ -25,6 +25,7 @@ from ..start_backoff import StartBackoff
 from .active_rows import ActiveRows
 from .checkpoint_failures import CheckpointFailures
 from .clock_steps import ClockSteps
+from .corrected_times import CorrectedTimes
 from .engine_view import CYCLE, EngineChanges, EngineView
 from .expectations import Expectations
 from .followers import Follower, Followers
@@ -32,7 +33,6 @@ from .isolation import Faulty, changes_without, without
 from .observation import Observed, backend_of
 from .observed_requests import ObservedRequests
 from .pool_assignment import PoolAssignment, divide, sizes
-from .present_times import PresentTimes
 from .work_queue import WorkQueue
 from .workload_pods import WorkloadPods
 
@@ -73,7 +73,7 @@ class World:
         self.unassigned: dict[str, tuple[tuple[str, int], ...]] = {}
         """Node to its GPUs that no pool takes, by resource."""
         self._steps = ClockSteps(clock, monotonic)
-        self.times = PresentTimes(self._steps)
+        self.times = CorrectedTimes(self._steps)
         self.requested = ObservedRequests(clock)
         self._recent: set[str] = set()
         """The rows that were taken in since the last observation."""

@@ -28,7 +28,7 @@ _Times = dict[str, _Present]
 """The times of one row by field; `deadline` is that of the notice which was written at a time."""
 
 
-class PresentTimes:
+class CorrectedTimes:
     """The times of active rows that count as others than those in the rows."""
 
     def __init__(self, steps: ClockSteps | None = None) -> None:
