@@ -29,7 +29,7 @@ class ApiServer(ApiClient):
         self.answer: Callable[[str, str], None] = lambda method, path: None
         """raises what is answered in place of the usual"""
 
-    def break_off(self) -> None:
+    def abort_requests(self) -> None:
         """Nothing is under way."""
 
     async def close(self) -> None:

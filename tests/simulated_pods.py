@@ -20,7 +20,7 @@ from typing import Any
 from makeway_api.pods import SESSION
 from makeway_quota.application import Application
 from makeway_quota.backends.base import Key
-from makeway_quota.backends.kubernetes.api.client import ApiClient, ApiRefusal, Object
+from makeway_quota.backends.kubernetes.api.client import ApiClient, ApiStatusError, Object
 from makeway_quota.backends.kubernetes.api.connection import Connection
 from makeway_quota.backends.kubernetes.api.informer import Informer
 from makeway_quota.backends.kubernetes.backend import KubernetesBackend
@@ -169,7 +169,7 @@ class SimulatedCluster(ApiClient):
 
     # -- the API server
 
-    def break_off(self) -> None:
+    def abort_requests(self) -> None:
         """Nothing is under way."""
 
     async def close(self) -> None:
@@ -186,7 +186,7 @@ class SimulatedCluster(ApiClient):
         name = path.rpartition("/")[2]
         if path.startswith(PODS) and name in self.pods:
             return _copy(self.pods[name].pod)
-        raise ApiRefusal(404, "NotFound", f"{name} is not there")
+        raise ApiStatusError(404, "NotFound", f"{name} is not there")
 
     async def create(self, path: str, body: Object) -> Object:
         made = _copy(body)
@@ -195,7 +195,7 @@ class SimulatedCluster(ApiClient):
         if path != PODS:
             return made
         if name in self.pods:
-            raise ApiRefusal(409, "AlreadyExists", f"{name} is there")
+            raise ApiStatusError(409, "AlreadyExists", f"{name} is there")
         made["status"] = {"phase": "Pending"}
         self.pods[name] = Running(made)
         self._tell("ADDED", self.pods[name])
@@ -211,7 +211,7 @@ class SimulatedCluster(ApiClient):
             return False
         self.deletes.append((self.now, name))
         if self.refuses_deletes:
-            raise ApiRefusal(500, "InternalError", "the admission webhook does not answer")
+            raise ApiStatusError(500, "InternalError", "the admission webhook does not answer")
         metadata, usual = found.pod["metadata"], found.pod["spec"].get("terminationGracePeriodSeconds", 30)
         seconds = usual if grace is None else min(grace, usual)
         if "deletionTimestamp" not in metadata:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from api_server import PODS, ApiServer
 from makeway_quota.backends.base import BackendRefusal, BackendUnavailable, Phase
-from makeway_quota.backends.kubernetes.api.client import ApiRefusal, ApiUnreachable, Object
+from makeway_quota.backends.kubernetes.api.client import ApiStatusError, ApiUnreachable, Object
 from makeway_quota.backends.kubernetes.attempts.pod_waits import LIMITS
 from makeway_quota.backends.kubernetes.backend import AWAY_SECONDS
 from makeway_quota.backends.kubernetes.pods.manifest import TOKEN
@@ -37,7 +37,7 @@ class StoringServer(ApiServer):
             return await super().get(path, query)
         self._hear("GET", path)
         if ("pods", name := path.rpartition("/")[2]) not in self.stored:
-            raise ApiRefusal(404, "NotFound", f"{name} not found")
+            raise ApiStatusError(404, "NotFound", f"{name} not found")
         return self.stored["pods", name]
 
     async def create(self, path: str, body: Object) -> Object:
@@ -45,7 +45,7 @@ class StoringServer(ApiServer):
         self._hear("POST", path)
         kind, name = path.rpartition("/")[2], body["metadata"]["name"]
         if (kind, name) in self.stored:
-            raise ApiRefusal(409, "AlreadyExists", f"{name} exists")
+            raise ApiStatusError(409, "AlreadyExists", f"{name} exists")
         made = copy.deepcopy(body)
         made["metadata"] |= {"uid": f"u{len(self.asked)} of {id(self)}", "namespace": "jobs", "resourceVersion": "20"}
         made["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from api_server import PODS, ApiServer
-from makeway_quota.backends.kubernetes.api.client import ApiRefusal, Object
+from makeway_quota.backends.kubernetes.api.client import ApiStatusError, Object
 from makeway_quota.backends.kubernetes.attempts.pod_states import project_job_pod
 from makeway_quota.backends.kubernetes.cluster.inventory import project_share
 from makeway_quota.backends.kubernetes.pods import checkpoint_folders
@@ -74,7 +74,7 @@ class Claims(ApiServer):
     async def get(self, path: str, query: Mapping[str, str] | None = None) -> Object:
         self._hear("GET", path)
         if path not in self.pods:
-            raise ApiRefusal(404, "NotFound", "no such pod")
+            raise ApiStatusError(404, "NotFound", "no such pod")
         return self.pods[path]
 
     async def delete(self, path: str, *, uid: str = "", grace: int | None = None) -> bool:

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from api_server import PODS, ApiServer
 from makeway_quota.backends.base import BackendFull
-from makeway_quota.backends.kubernetes.api.client import ApiRefusal, ApiUnreachable, Object
+from makeway_quota.backends.kubernetes.api.client import ApiStatusError, ApiUnreachable, Object
 from makeway_quota.backends.kubernetes.cluster.dra_devices import CLASSES, GROUP, IMPLICIT_RESOURCE_PREFIX, SLICES
 from makeway_quota.backends.kubernetes.pods import claim_templates
 from makeway_quota.backends.kubernetes.pods.manifest import PodSettings, WorkerResources, worker_pod
 from makeway_quota.backends.kubernetes.pods.template import template_setting
 from makeway_quota.policy import Document, PolicyInvalid, read
-from makeway_quota.policy.pod_template import claims_of, problems
+from makeway_quota.policy.pod_template import claim_templates_of, template_problems
 from makeway_quota.store.store import open_store
 from pod_backend import Backend, order
 
@@ -63,7 +63,7 @@ class Server(ApiServer):
         self._hear("GET", path)
         _, _, space, _, name = path.removeprefix(f"{GROUP}").split("/")
         if (space, name) not in self.templates:
-            raise ApiRefusal(404, "NotFound", f'resourceclaimtemplates.resource.k8s.io "{name}" not found')
+            raise ApiStatusError(404, "NotFound", f'resourceclaimtemplates.resource.k8s.io "{name}" not found')
         return self.templates[space, name]
 
     async def create(self, path: str, body: Object) -> Object:
@@ -271,7 +271,8 @@ async def test_a_notebook_of_several_pools_is_refused_only_where_its_claims_fit_
 
 
 @pytest.mark.parametrize(
-    "error", [ApiUnreachable("no answer"), ApiRefusal(500, "", "etcd is down"), ApiRefusal(403, "Forbidden", "no")]
+    "error",
+    [ApiUnreachable("no answer"), ApiStatusError(500, "", "etcd is down"), ApiStatusError(403, "Forbidden", "no")],
 )
 async def test_a_notebook_starts_where_nothing_is_known_of_its_claims(error: Exception, backend: Backend) -> None:
     def fail(method: str, path: str) -> None:
@@ -289,7 +290,7 @@ async def test_an_account_that_may_not_look_at_templates_makes_pods_all_the_same
 ) -> None:
     def refuse(method: str, asked: str) -> None:
         if path in asked:
-            raise ApiRefusal(status, "Forbidden", "no")
+            raise ApiStatusError(status, "Forbidden", "no")
 
     server_of(backend).answer = refuse
     await backend.start(order("j1"))
@@ -330,7 +331,7 @@ async def test_the_check_of_a_policy_looks_once_for_the_driver_of_its_profiles(b
     assert server.asked.count(f"GET {SLICES}") == before + 1
 
 
-@pytest.mark.parametrize("error", [ApiUnreachable("no answer"), ApiRefusal(500, "", "etcd is down")])
+@pytest.mark.parametrize("error", [ApiUnreachable("no answer"), ApiStatusError(500, "", "etcd is down")])
 async def test_an_api_server_that_does_not_answer_adds_nothing_to_the_check(error: Exception, backend: Backend) -> None:
     def fail(method: str, path: str) -> None:
         raise error
@@ -371,7 +372,7 @@ def test_a_claim_that_kubernetes_would_refuse_or_pods_would_share_is_refused_in_
 def test_claims_are_for_gpus_and_for_notebooks_too() -> None:
     pod = f"{{spec: {{resourceClaims: [{ENTRY}]}}}}"
     document = checked(pod, "[session]")
-    assert claims_of(document.profile_facts["gpu1"].pod) == {"gpus": "one-gpu"}
+    assert claim_templates_of(document.profile_facts["gpu1"].pod) == {"gpus": "one-gpu"}
     for wrong, words in ((f"{{metadata: {{labels: {{a: b}}}}, {pod[1:]}", "kinds has none"), (pod, "gpus is 0")):
         with pytest.raises(PolicyInvalid) as invalid:
             checked(wrong, "[session]", 0 if wrong is pod else 1)
@@ -380,8 +381,8 @@ def test_claims_are_for_gpus_and_for_notebooks_too() -> None:
 
 def test_a_container_may_name_the_claims_that_it_uses_and_no_others() -> None:
     container = {"name": "worker", "resources": {"claims": [{"name": "gpus"}]}}
-    assert list(problems({"spec": {**POD["spec"], "containers": [container]}})) == []
-    (wrong,) = problems({"spec": {"containers": [container]}})
+    assert list(template_problems({"spec": {**POD["spec"], "containers": [container]}})) == []
+    (wrong,) = template_problems({"spec": {"containers": [container]}})
     assert wrong == "spec.containers[worker].resources.claims: spec.resourceClaims has no gpus"
     sidecar = {"name": "exporter", "resources": {"claims": [{"name": "gpus"}]}}
     given = WorkerResources(RESOURCE, 1, template={"spec": {**POD["spec"], "containers": [sidecar]}})

@@ -13,7 +13,7 @@ import pytest
 from api_server import PODS, ApiServer, node, pod
 from makeway_quota.backends.base import BackendUnavailable
 from makeway_quota.backends.kubernetes import backend as kubernetes_backend
-from makeway_quota.backends.kubernetes.api.client import ApiRefusal, ApiUnreachable, Object
+from makeway_quota.backends.kubernetes.api.client import ApiStatusError, ApiUnreachable, Object
 from makeway_quota.backends.kubernetes.cluster import cluster_lease
 from makeway_quota.backends.kubernetes.cluster.cluster_lease import (
     DURATION,
@@ -39,7 +39,7 @@ class Cluster(ApiServer):
             return await super().get(path, query)
         self._hear("GET", path)
         if (found := self.leases.get(path)) is None:
-            raise ApiRefusal(404, "NotFound", "there is none")
+            raise ApiStatusError(404, "NotFound", "there is none")
         return found
 
     async def create(self, path: str, body: Object) -> Object:
@@ -48,13 +48,13 @@ class Cluster(ApiServer):
         self._hear("POST", path)
         key = f"{path}/{body['metadata']['name']}"
         if key in self.leases:
-            raise ApiRefusal(409, "AlreadyExists", "it is there")
+            raise ApiStatusError(409, "AlreadyExists", "it is there")
         return self._keep(key, body)
 
     async def replace(self, path: str, body: Object) -> Object:
         self._hear("PUT", path)
         if self.leases[path]["metadata"]["resourceVersion"] != body["metadata"]["resourceVersion"]:
-            raise ApiRefusal(409, "Conflict", "it has changed")
+            raise ApiStatusError(409, "Conflict", "it has changed")
         return self._keep(path, body)
 
     def _keep(self, key: str, body: Object) -> Object:
@@ -148,7 +148,7 @@ def refusing(
 
     def refuse(method: str, path: str) -> None:
         if path.startswith(LEASES) and method in methods:
-            raise ApiRefusal(status, reason, "no")
+            raise ApiStatusError(status, reason, "no")
 
     return refuse
 
@@ -217,7 +217,7 @@ async def test_a_lease_that_is_deleted_while_it_is_renewed_is_made_again() -> No
         if method == "PUT" and not deleted:
             deleted.append(path)
             cluster.leases.clear()
-            raise ApiRefusal(404, "NotFound", "it is gone")
+            raise ApiStatusError(404, "NotFound", "it is gone")
 
     cluster.answer = delete
     time.now += RENEW_SECONDS

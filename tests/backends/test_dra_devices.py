@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from api_server import ApiServer
 from makeway_quota.backends.base import NodeStatus
-from makeway_quota.backends.kubernetes.api.client import ApiRefusal, ApiUnreachable
+from makeway_quota.backends.kubernetes.api.client import ApiStatusError, ApiUnreachable
 from makeway_quota.backends.kubernetes.api.informer import Timing
 from makeway_quota.backends.kubernetes.cluster import dra_informers
 from makeway_quota.backends.kubernetes.cluster import inventory as inventory_module
@@ -233,7 +233,7 @@ async def test_a_cluster_without_the_api_has_the_gpus_of_its_device_plugins(stat
 
     def refuse(method: str, path: str) -> None:
         if "resource.k8s.io" in path:
-            raise ApiRefusal(status, "", "no")
+            raise ApiStatusError(status, "", "no")
 
     server.answer = refuse
     inventory = KubernetesInventory(server, [NodeSelector("whole", GPU)], instance="here")
@@ -272,7 +272,7 @@ class Restricted(ApiServer):
             yield lines
 
 
-FORBIDDEN = ApiRefusal(403, "Forbidden", "cannot watch resourceslices")
+FORBIDDEN = ApiStatusError(403, "Forbidden", "cannot watch resourceslices")
 POOLS = (NodeSelector("whole", GPU), NodeSelector("slices", MIG))
 QUICK = Timing(first_pause=0.001, max_pause=0.002)
 
@@ -309,7 +309,7 @@ def asks(server: ApiServer, path: str) -> int:
 @pytest.mark.parametrize("path", [SLICES, CLASSES, CLAIMS])
 async def test_a_watch_of_devices_that_is_refused_is_a_notice_and_the_count_stays(path: str, status: int) -> None:
     server = Restricted()
-    server.unwatched[path] = ApiRefusal(status, "", "cannot watch")
+    server.unwatched[path] = ApiStatusError(status, "", "cannot watch")
     async with opened(server) as inventory:
         await soon(lambda: inventory.devices.problem)
         assert amounts(inventory.node_statuses()["n0"]) == {"whole": (4, 0), "slices": (7, 0)}
@@ -332,7 +332,7 @@ async def test_rights_that_are_taken_away_leave_the_devices_as_counted_last(stat
     server = Restricted()
     async with opened(server) as inventory:
         assert amounts(inventory.node_statuses()["n0"]) == {"whole": (4, 0), "slices": (7, 0)}
-        server.refused = {each: ApiRefusal(status, "", "no") for each in (SLICES, CLASSES, CLAIMS)}
+        server.refused = {each: ApiStatusError(status, "", "no") for each in (SLICES, CLASSES, CLAIMS)}
         inventory.ask_again()
         await soon(lambda: inventory.devices.problem)
         await soon(lambda: inventory.devices._followed is not None)
@@ -345,7 +345,7 @@ async def test_an_api_that_is_switched_off_has_no_devices_any_more_and_stops_not
     server = Restricted()
     async with opened(server) as inventory:
         assert amounts(inventory.node_statuses()["n0"]) == {"whole": (4, 0), "slices": (7, 0)}
-        server.refused = {each: ApiRefusal(404, "", "not found") for each in (SLICES, CLASSES, CLAIMS)}
+        server.refused = {each: ApiStatusError(404, "", "not found") for each in (SLICES, CLASSES, CLAIMS)}
         inventory.ask_again()
         await soon(lambda: sum(many for many, _ in amounts(inventory.node_statuses()["n0"]).values()) == 0)
         assert inventory.synced

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from api_server import PODS, ApiServer, pod
-from makeway_quota.backends.kubernetes.api.client import ApiRefusal, ApiUnreachable, Object
+from makeway_quota.backends.kubernetes.api.client import ApiStatusError, ApiUnreachable, Object
 from makeway_quota.backends.kubernetes.attempts.event_recorder import (
     LONG_PAUSE_AFTER_FAILURE,
     MAX_PODS,
@@ -55,7 +55,7 @@ async def idle(events: EventRecorder) -> None:
 
 def refusing(status: int, reason: str) -> Callable[[str, str], None]:
     def answer(method: str, path: str) -> None:
-        raise ApiRefusal(status, reason, "no")
+        raise ApiStatusError(status, reason, "no")
 
     return answer
 

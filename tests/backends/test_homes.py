@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kubespawner.slugs import escape_slug, safe_slug
 from makeway_quota.backends.choice import make_backend
-from makeway_quota.backends.kubernetes.api.client import ApiRefusal, ApiUnreachable, Object
+from makeway_quota.backends.kubernetes.api.client import ApiStatusError, ApiUnreachable, Object
 from makeway_quota.backends.kubernetes.pods.homes import (
     KEPT_SECONDS,
     SILENT_SECONDS,
@@ -26,7 +26,7 @@ from makeway_quota.backends.kubernetes.pods.homes import (
 from makeway_quota.backends.kubernetes.pods.manifest import WorkerResources, worker_pod
 from makeway_quota.backends.kubernetes.pods.volumes import Mount, with_mounts
 from makeway_quota.policy import read
-from makeway_quota.policy.pod_template import folder_problem, path_problem, problems
+from makeway_quota.policy.pod_template import folder_problem, path_problem, template_problems
 from makeway_quota.settings import load
 from makeway_quota.store.store import open_store
 from pod_backend import SETTINGS, Backend, order
@@ -48,7 +48,7 @@ class Server(ApiServer):
             return found
         name = path.rpartition("/")[2]
         if name not in self.claims:
-            raise ApiRefusal(404, "NotFound", f'persistentvolumeclaims "{name}" not found')
+            raise ApiStatusError(404, "NotFound", f'persistentvolumeclaims "{name}" not found')
         return self.claims[name]
 
     async def create(self, path: str, body: Object) -> Object:
@@ -160,7 +160,7 @@ def test_a_mount_is_added_once_and_the_template_wins() -> None:
 
 def test_a_template_has_no_volume_of_makeways_names() -> None:
     template = {"spec": {"volumes": [{"name": "makeway-home", "emptyDir": {}}]}}
-    assert list(problems(template)) == [
+    assert list(template_problems(template)) == [
         "spec.volumes[makeway-home] is not for a template: Makeway's own volumes have such names"
     ]
 
@@ -221,7 +221,7 @@ async def test_without_the_right_or_an_answer_a_submission_is_answered_all_the_s
         await homes.mount("ana")
 
     def forbidden(method: str, path: str) -> None:
-        raise ApiRefusal(403, "Forbidden", "cannot get persistentvolumeclaims")
+        raise ApiStatusError(403, "Forbidden", "cannot get persistentvolumeclaims")
 
     server.answer = forbidden
     assert "Makeway has no right to read the claim home-ana (cannot get" in await homes.home_notice("ana", ())

@@ -20,7 +20,13 @@ from makeway_quota.backends.base import (
     Observation,
     Phase,
 )
-from makeway_quota.backends.kubernetes.api.client import REQUEST_SECONDS, ApiClient, ApiRefusal, ApiUnreachable, Object
+from makeway_quota.backends.kubernetes.api.client import (
+    REQUEST_SECONDS,
+    ApiClient,
+    ApiStatusError,
+    ApiUnreachable,
+    Object,
+)
 from makeway_quota.backends.kubernetes.api.connection import Connection
 from makeway_quota.backends.kubernetes.api.health_check import HEALTH_CHECK_TIMING, HealthCheck, HealthCheckTiming
 from makeway_quota.backends.kubernetes.attempts.pod_attempt import MAX_RECREATIONS, PodAttempt
@@ -82,7 +88,7 @@ async def test_the_service_does_not_begin_where_it_may_not_read_the_cluster(
     server = ApiServer()
 
     def refuse(method: str, path: str) -> None:
-        raise ApiRefusal(403, "Forbidden", "nodes is forbidden")
+        raise ApiStatusError(403, "Forbidden", "nodes is forbidden")
 
     server.answer = refuse
     closed: list[str] = []
@@ -163,12 +169,14 @@ async def test_an_api_server_that_hangs_is_waited_for_once(backend: Backend) -> 
 @pytest.mark.parametrize(
     "refusal",
     [
-        ApiRefusal(500, "InternalError", "etcd is down"),
-        ApiRefusal(409, "Conflict", "Operation cannot be fulfilled on resourcequotas: the object has been modified"),
-        ApiRefusal(429, "TooManyRequests", "later"),
+        ApiStatusError(500, "InternalError", "etcd is down"),
+        ApiStatusError(
+            409, "Conflict", "Operation cannot be fulfilled on resourcequotas: the object has been modified"
+        ),
+        ApiStatusError(429, "TooManyRequests", "later"),
     ],
 )
-async def test_a_start_that_broke_off_is_ordered_again(backend: Backend, refusal: ApiRefusal) -> None:
+async def test_a_start_that_broke_off_is_ordered_again(backend: Backend, refusal: ApiStatusError) -> None:
     def no_secrets(method: str, path: str) -> None:
         if path.endswith("/secrets"):
             raise refusal
@@ -355,7 +363,7 @@ async def test_a_pod_that_cannot_be_described_is_its_jobs_problem_alone(backend:
 async def test_what_is_refused_leaves_no_pods(backend: Backend) -> None:
     def refused(method: str, path: str) -> None:
         if method == "POST":
-            raise ApiRefusal(403, "Forbidden", 'pods "makeway-j1-1-0" is forbidden: an admission rule')
+            raise ApiStatusError(403, "Forbidden", 'pods "makeway-j1-1-0" is forbidden: an admission rule')
 
     backend.server.answer = refused
     with pytest.raises(BackendFull, match=r"an administrator has to act: .*an admission rule"):
@@ -573,7 +581,7 @@ async def test_a_pod_that_a_restored_database_does_not_know_is_not_adopted(backe
 
     def exists(method: str, path: str) -> None:
         if method == "POST" and path == PODS:
-            raise ApiRefusal(409, "AlreadyExists", "exists")
+            raise ApiStatusError(409, "AlreadyExists", "exists")
 
     backend.server.get = get  # type: ignore[method-assign]
     backend.server.answer = exists
@@ -586,11 +594,11 @@ async def test_a_pod_that_a_restored_database_does_not_know_is_not_adopted(backe
 
 async def test_a_pod_that_goes_while_its_start_is_repeated_is_no_administrators_task(backend: Backend) -> None:
     async def get(path: str, query: object = None) -> Object:
-        raise ApiRefusal(404, "NotFound", 'pods "makeway-j1-1-0" not found')
+        raise ApiStatusError(404, "NotFound", 'pods "makeway-j1-1-0" not found')
 
     def exists(method: str, path: str) -> None:
         if method == "POST" and path == PODS:
-            raise ApiRefusal(409, "AlreadyExists", "exists")
+            raise ApiStatusError(409, "AlreadyExists", "exists")
 
     backend.server.get = get  # type: ignore[method-assign]
     backend.server.answer = exists
@@ -860,7 +868,7 @@ async def test_a_refusal_is_a_sign_of_life_and_a_failure_is_none() -> None:
 
     def answer(method: str, path: str) -> None:
         if (status := next(answers, 200)) != 200:
-            raise ApiRefusal(status, "", "")
+            raise ApiStatusError(status, "", "")
 
     server.answer = answer
     await falls_silent_and_answers_again(server)

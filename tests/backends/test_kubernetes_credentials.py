@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from makeway_quota.backends.kubernetes.api.client import ApiClient, ApiRefusal
+from makeway_quota.backends.kubernetes.api.client import ApiClient, ApiStatusError
 from makeway_quota.backends.kubernetes.api.connection import from_kubeconfig, from_pod
 
 STATUS = {"kind": "Status", "status": "Failure", "message": "Unauthorized", "reason": "Unauthorized", "code": 401}
@@ -54,7 +54,7 @@ async def test_credentials_that_have_expired_are_named_with_what_to_do(
     (tmp_path / "token").write_text("secret")
     (tmp_path / "kubeconfig").write_text(json.dumps(config))
     client = ApiClient(from_kubeconfig(tmp_path / "kubeconfig"))
-    with pytest.raises(ApiRefusal, match=rf"\(401 Unauthorized\): Unauthorized; .*{said}$") as refused:
+    with pytest.raises(ApiStatusError, match=rf"\(401 Unauthorized\): Unauthorized; .*{said}$") as refused:
         await (client.stream("/api/v1/nodes", {}, 5.0).__aenter__() if streamed else client.get("/api/v1/nodes"))
     assert "secret" not in str(refused.value)
     await client.close()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from api_server import PODS, ApiServer, pod
-from makeway_quota.backends.kubernetes.api.client import ApiRefusal, Object
+from makeway_quota.backends.kubernetes.api.client import ApiStatusError, Object
 from makeway_quota.backends.kubernetes.api.informer import Informer, Timing
 
 QUICK = Timing(first_pause=0.01, max_pause=0.02, silence=0.2, page=1)
@@ -101,8 +101,8 @@ class PagedServer(ApiServer):
         return {"metadata": metadata, "items": self.listed[start : start + size]}
 
 
-def expired() -> ApiRefusal:
-    return ApiRefusal(410, "Expired", "The provided continue parameter is too old")
+def expired() -> ApiStatusError:
+    return ApiStatusError(410, "Expired", "The provided continue parameter is too old")
 
 
 def uid_of(item: Object) -> str:

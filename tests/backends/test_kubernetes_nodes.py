@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from makeway_quota.backends.kubernetes.api.quantities import amount, number, resources
+from makeway_quota.backends.kubernetes.api.quantities import allocatable, in_service_units, parse_quantity
 from makeway_quota.backends.kubernetes.cluster.nodes import (
     NodeSelector,
     Taint,
@@ -61,14 +61,14 @@ def container(name: str = "main", always: bool = False, limits: Any = None, **re
     ],
 )
 def test_quantities_are_exact_and_rounded_to_the_safe_side(resource: str, text: str, up: int, down: int) -> None:
-    assert amount(resource, text) == up
-    assert amount(resource, text, up=False) == down
+    assert in_service_units(resource, text) == up
+    assert in_service_units(resource, text, round_up=False) == down
 
 
 @pytest.mark.parametrize("text", ["", "much", "1 Gi", "1gi", "1e", "--1"])
 def test_what_is_no_quantity_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a quantity"):
-        number(text)
+        parse_quantity(text)
 
 
 def test_a_node_is_kept_in_the_units_of_the_service() -> None:
@@ -371,4 +371,4 @@ def test_equal_requests_are_kept_once() -> None:
 
 
 def test_room_keeps_a_resource_of_which_nothing_is_left() -> None:
-    assert resources({GPU: "0", "cpu": "1"}) == {GPU: 0, "cpu": 1000}
+    assert allocatable({GPU: "0", "cpu": "1"}) == {GPU: 0, "cpu": 1000}

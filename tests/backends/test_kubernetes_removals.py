@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from api_server import PODS, ApiServer, pod
 from makeway_quota.backends.base import BackendRefusal, BackendUnavailable
-from makeway_quota.backends.kubernetes.api.client import ApiRefusal, Object, together
+from makeway_quota.backends.kubernetes.api.client import ApiStatusError, Object, gather_or_cancel
 from makeway_quota.backends.kubernetes.attempts.removals import AT_ONCE
 from makeway_quota.backends.kubernetes.backend import REMOVAL_GRACE
 from makeway_quota.backends.remote.backend import REPORT_GRACE
@@ -64,7 +64,7 @@ def slow(backend: Backend) -> Slow:
 
 def no_secrets(method: str, path: str) -> None:
     if path.endswith("/secrets"):
-        raise ApiRefusal(503, "ServiceUnavailable", "etcd is down")
+        raise ApiStatusError(503, "ServiceUnavailable", "etcd is down")
 
 
 async def test_a_refused_start_does_not_wait_until_its_pods_are_deleted(backend: Backend) -> None:
@@ -100,7 +100,7 @@ async def test_a_gang_runs_without_a_network_policy_only_where_the_account_may_n
     def refused(message: str) -> Callable[[str, str], None]:
         def answer(method: str, path: str) -> None:
             if path.endswith("/networkpolicies"):
-                raise ApiRefusal(403, "Forbidden", message)
+                raise ApiStatusError(403, "Forbidden", message)
 
         return answer
 
@@ -128,7 +128,7 @@ async def test_a_deadline_ends_what_follows_a_failed_request_as_a_timeout() -> N
 
     async def refused() -> None:
         await asyncio.sleep(0)
-        raise ApiRefusal(503, "", "")
+        raise ApiStatusError(503, "", "")
 
     async def hangs() -> None:
         try:
@@ -137,8 +137,8 @@ async def test_a_deadline_ends_what_follows_a_failed_request_as_a_timeout() -> N
             ended.append(True)
 
     async def goes_on() -> None:
-        with pytest.raises(ApiRefusal):
-            await together([refused(), hangs()])
+        with pytest.raises(ApiStatusError):
+            await gather_or_cancel([refused(), hangs()])
         assert ended, "the others have ended when the first error is raised"
         await asyncio.sleep(60)
 
@@ -148,7 +148,7 @@ async def test_a_deadline_ends_what_follows_a_failed_request_as_a_timeout() -> N
 
     with pytest.raises(TimeoutError):
         await in_time()
-    assert await together([]) == []
+    assert await gather_or_cancel([]) == []
 
 
 async def test_requests_end_with_who_waits_for_them() -> None:
@@ -162,7 +162,7 @@ async def test_requests_end_with_who_waits_for_them() -> None:
 
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.1):
-            await together([hangs(), hangs()])
+            await gather_or_cancel([hangs(), hangs()])
     assert ended == [True, True]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from api_server import ApiServer
 from makeway_quota.backends.kubernetes import uninstallation
-from makeway_quota.backends.kubernetes.api.client import ApiRefusal, ApiUnreachable
+from makeway_quota.backends.kubernetes.api.client import ApiStatusError, ApiUnreachable
 from makeway_quota.backends.kubernetes.uninstallation import PodSelector, Uninstallation, pod_selector
 
 PORTAL, JOBS = PodSelector("portal", "component in (service)"), PodSelector("jobs", "makeway/instance=a")
@@ -66,7 +66,7 @@ async def test_what_the_api_server_refuses_is_said_and_does_not_keep_the_rest(cl
     def refuse(method: str, path: str) -> None:
         if path == SERVICE:
             cluster.lists[PORTAL.path] = []
-            raise ApiRefusal(403, "Forbidden", "not yours")
+            raise ApiStatusError(403, "Forbidden", "not yours")
         cluster._let_go(method, path)
 
     cluster.answer = refuse

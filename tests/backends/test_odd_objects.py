@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from makeway_quota.backends.kubernetes.api.quantities import LARGEST, amount, number
+from makeway_quota.backends.kubernetes.api.quantities import LARGEST, in_service_units, parse_quantity
 from makeway_quota.backends.kubernetes.cluster.inventory import MAX_DEVICES, _node_status
 from makeway_quota.backends.kubernetes.cluster.nodes import NodeSelector, project_node
 from makeway_quota.backends.kubernetes.cluster.pod_requests import project_share
@@ -38,7 +38,7 @@ SELECTOR = NodeSelector("gpu", GPU)
 )
 def test_a_quantity_of_any_size_is_read_at_once_and_is_none_below_zero(text: str, up: int, down: int) -> None:
     began = time.process_time()
-    assert (amount(GPU, text), amount(GPU, text, up=False)) == (up, down)
+    assert (in_service_units(GPU, text), in_service_units(GPU, text, round_up=False)) == (up, down)
     assert time.process_time() - began < 10, "its digits are written out"
 
 
@@ -68,7 +68,7 @@ def test_a_quantity_of_any_size_is_read_at_once_and_is_none_below_zero(text: str
 )
 def test_what_is_no_quantity_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a quantity"):
-        number(text)
+        parse_quantity(text)
 
 
 @given(
@@ -78,7 +78,7 @@ def test_what_is_no_quantity_is_refused(text: str) -> None:
 def test_no_text_is_read_as_anything_but_a_quantity(text: str) -> None:
     for resource in ("cpu", "memory", GPU):
         with suppress(ValueError):
-            assert 0 <= amount(resource, text) <= LARGEST
+            assert 0 <= in_service_units(resource, text) <= LARGEST
 
 
 def node(**status: Any) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def test_a_node_that_claims_impossible_devices_takes_no_work(offered: str) -> No
     seen = _node_status(project_node(node(allocatable={GPU: offered, "cpu": "8", "memory": "64Gi"})), (SELECTOR,), ())
     assert seen.devices == ()
     assert time.process_time() - began < 10, "each device is counted"
-    if int(amount(GPU, offered)) > MAX_DEVICES:
+    if int(in_service_units(GPU, offered)) > MAX_DEVICES:
         assert seen.cordoned
 
 

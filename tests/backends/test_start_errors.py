@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from makeway_quota.backends.base import BackendError, BackendFull, BackendRefusal, BackendUnavailable
-from makeway_quota.backends.kubernetes.api.client import ApiRefusal, ApiUnreachable
+from makeway_quota.backends.kubernetes.api.client import ApiStatusError, ApiUnreachable
 from makeway_quota.backends.kubernetes.attempts.start_errors import start_error
 
 POD = 'pods "makeway-j1-1-0" is forbidden: '
@@ -41,14 +41,14 @@ OF_ADMISSION = [
 OF_THE_POD = [(422, f"{IN_POD}image: Required value")]
 
 
-def exceeded(requested: str, used: str, limited: str) -> ApiRefusal:
+def exceeded(requested: str, used: str, limited: str) -> ApiStatusError:
     text = f"{POD}exceeded quota: few, requested: {requested}, used: {used}, limited: {limited}"
-    return ApiRefusal(403, "Forbidden", text)
+    return ApiStatusError(403, "Forbidden", text)
 
 
 @pytest.mark.parametrize(("status", "message"), OF_THE_INSTALLATION + OF_ADMISSION)
 def test_what_an_administrator_can_end_is_waited_for(status: int, message: str) -> None:
-    found = start_error(ApiRefusal(status, "", message), 1)
+    found = start_error(ApiStatusError(status, "", message), 1)
     assert isinstance(found, BackendUnavailable)
     assert message in str(found)
     acts = f"Kubernetes does not create the pods of this job, and an administrator has to act: {message}"
@@ -57,15 +57,15 @@ def test_what_an_administrator_can_end_is_waited_for(status: int, message: str) 
 
 @pytest.mark.parametrize(("status", "message"), OF_ADMISSION)
 def test_a_job_whose_pods_admission_refuses_keeps_no_gpus(status: int, message: str) -> None:
-    assert type(start_error(ApiRefusal(status, "", message), 1)) is BackendFull
+    assert type(start_error(ApiStatusError(status, "", message), 1)) is BackendFull
 
 
 @pytest.mark.parametrize(("status", "message"), OF_THE_POD)
 def test_an_invalid_image_fails_its_job(status: int, message: str) -> None:
-    found = start_error(ApiRefusal(status, "", message), 1)
+    found = start_error(ApiStatusError(status, "", message), 1)
     assert type(found) is BackendError
     assert str(found) == f"Kubernetes refuses its pod: {message}"
-    assert type(start_error(ApiRefusal(status, "", message), 0)) is BackendRefusal
+    assert type(start_error(ApiStatusError(status, "", message), 0)) is BackendRefusal
 
 
 def test_no_answer_is_no_refusal() -> None:
@@ -82,7 +82,7 @@ def test_no_answer_is_no_refusal() -> None:
     ],
 )
 def test_a_job_that_the_quota_can_never_hold_waits_for_an_administrator(
-    pods: int, refusal: ApiRefusal, said: str
+    pods: int, refusal: ApiStatusError, said: str
 ) -> None:
     found = start_error(refusal, pods)
     assert type(found) is BackendFull
@@ -98,9 +98,9 @@ def test_a_job_that_the_quota_can_never_hold_waits_for_an_administrator(
         (3, exceeded("pods=1", "pods=1", "pods=3")),
         (1, exceeded("pods=1", "pods=0", "pods=0")),
         (1, exceeded("pods=many", "pods=1", "pods=1")),
-        (1, ApiRefusal(403, "Forbidden", "exceeded quota: told in other words")),
-        (0, ApiRefusal(403, "Forbidden", 'secrets "x" is forbidden: exceeded quota: few, requested: secrets=1')),
+        (1, ApiStatusError(403, "Forbidden", "exceeded quota: told in other words")),
+        (0, ApiStatusError(403, "Forbidden", 'secrets "x" is forbidden: exceeded quota: few, requested: secrets=1')),
     ],
 )
-def test_a_job_waits_for_a_quota_that_others_use_or_that_is_closed(pods: int, refusal: ApiRefusal) -> None:
+def test_a_job_waits_for_a_quota_that_others_use_or_that_is_closed(pods: int, refusal: ApiStatusError) -> None:
     assert type(start_error(refusal, pods)) is BackendFull

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from makeway_quota.backends.kubernetes.api.client import ApiRefusal, ApiUnreachable, Object
+from makeway_quota.backends.kubernetes.api.client import ApiStatusError, ApiUnreachable, Object
 from makeway_quota.backends.kubernetes.pods.token_secrets import MAX_TOKENS, TokenSecrets
 
 
@@ -106,7 +106,7 @@ async def test_after_a_lost_answer_the_same_secret_is_written_for_all_of_them(
     assert [type(one) for one in found] == [ApiUnreachable, ApiUnreachable]
     cluster.answer = None
     await start(secrets, "j1")
-    cluster.answer = ApiRefusal(409, "AlreadyExists", "it exists")
+    cluster.answer = ApiStatusError(409, "AlreadyExists", "it exists")
     await start(secrets, "j2")
     assert cluster.tokens() == [{"j1.1.0", "j2.1.0"}], "the pods of both name it"
 
@@ -148,7 +148,7 @@ async def test_what_may_be_written_is_not_changed(cluster: Cluster, secrets: Tok
 
 
 async def test_a_refusal_is_that_of_every_start(cluster: Cluster, secrets: TokenSecrets) -> None:
-    cluster.answer = ApiRefusal(403, "Forbidden", "exceeded quota")
+    cluster.answer = ApiStatusError(403, "Forbidden", "exceeded quota")
     found = await asyncio.gather(*(start(secrets, job) for job in ("j1", "j2")), return_exceptions=True)
     assert [str(one) for one in found] == [str(cluster.answer)] * 2
 

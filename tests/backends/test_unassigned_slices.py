@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from api_server import ApiServer
-from makeway_quota.backends.kubernetes.api.client import ApiRefusal
+from makeway_quota.backends.kubernetes.api.client import ApiStatusError
 from makeway_quota.backends.kubernetes.cluster.dra_devices import SLICES
 from makeway_quota.backends.kubernetes.cluster.unassigned_slices import described, slice_sentences, sliced
 
@@ -83,11 +83,11 @@ async def test_a_cluster_without_the_api_is_no_error(status: int, raised: bool) 
     server = ApiServer()
 
     def refuse(method: str, path: str) -> None:
-        raise ApiRefusal(status, "", "no")
+        raise ApiStatusError(status, "", "no")
 
     server.answer = refuse
     if raised:
-        with pytest.raises(ApiRefusal):
+        with pytest.raises(ApiStatusError):
             await slice_sentences(server)
     else:
         assert await slice_sentences(server) == []

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from api_server import ApiServer
-from makeway_quota.backends.kubernetes.api.client import ApiRefusal, ApiUnreachable
+from makeway_quota.backends.kubernetes.api.client import ApiStatusError, ApiUnreachable
 from makeway_quota.store.store import open_store
 from pod_backend import Backend
 
@@ -21,7 +21,7 @@ HINT = "networkPolicy.apiServer.ports"
     [
         (ApiUnreachable("the Kubernetes API server does not answer"), True),
         (ApiUnreachable("the Kubernetes API server cannot be reached: [Errno 113] No route to host"), True),
-        (ApiRefusal(403, "Forbidden", "pods is forbidden"), False),
+        (ApiStatusError(403, "Forbidden", "pods is forbidden"), False),
     ],
 )
 async def test_where_the_api_server_never_answered_a_pod_the_value_that_may_be_wrong_is_named(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from makeway_quota.backends.kubernetes.api.client import ApiClient, ApiRefusal, ApiUnreachable, Object
+from makeway_quota.backends.kubernetes.api.client import ApiClient, ApiStatusError, ApiUnreachable, Object
 from makeway_quota.backends.kubernetes.api.connection import Connection
 from makeway_quota.doctor import rights
 from makeway_quota.doctor.cluster import ClusterAccess
@@ -103,9 +103,9 @@ class Client(ApiClient):
         self.date = formatdate(time.time() + self.server.ahead, usegmt=True)
         found = self.server.objects.get(path)
         if isinstance(found, int):
-            raise ApiRefusal(found, "", "refused")
+            raise ApiStatusError(found, "", "refused")
         if found is None:
-            raise ApiRefusal(404, "NotFound", f"{path} not found")
+            raise ApiStatusError(404, "NotFound", f"{path} not found")
         return found  # type: ignore[no-any-return]
 
     @asynccontextmanager
@@ -124,7 +124,7 @@ class Client(ApiClient):
             return {"status": {"allowed": (asked["resource"], asked["verb"]) not in self.server.denied}}
         assert path in (PODS, PODS.replace("jobs", "makeway"))
         if self.server.refuses:
-            raise ApiRefusal(self.server.status, "Forbidden", self.server.refuses)
+            raise ApiStatusError(self.server.status, "Forbidden", self.server.refuses)
         return body
 
 
@@ -267,7 +267,7 @@ async def test_each_kind_of_refusal_is_named_by_itself(monkeypatch: pytest.Monke
     async def create(self: Client, path: str, body: Object) -> Object:
         if path != PODS:
             return {"status": {"allowed": True}}
-        raise ApiRefusal(403, "Forbidden", f'pods "x" is forbidden: exceeded quota: q, {answers.pop(0)}')
+        raise ApiStatusError(403, "Forbidden", f'pods "x" is forbidden: exceeded quota: q, {answers.pop(0)}')
 
     monkeypatch.setattr(Client, "create", create)
     assert [one.severity for one in await findings(Server())] == ["error", "warning"]
@@ -370,7 +370,7 @@ FAULTS: list[tuple[str, Callable[[Server], Any], str, str]] = [
     ("no watch of nodes", denying(("nodes", "watch")), f"may not watch nodes: the cluster {NOT_FOLLOWED}", "error"),
     ("no watch of pods", denying(("pods", "watch")), f"may not watch pods: the cluster {NOT_FOLLOWED}", "error"),
     ("silent watches", unwatched(ApiUnreachable("it is silent")), f"The nodes of the cluster {UNFOLLOWED}", "error"),
-    ("failing watches", unwatched(ApiRefusal(502, "", "bad gateway")), "nothing starts: bad gateway.", "error"),
+    ("failing watches", unwatched(ApiStatusError(502, "", "bad gateway")), "nothing starts: bad gateway.", "error"),
     (
         "watches that end with an error",
         watching(b'{"type": "ERROR", "object": {"message": "too old"}}'),
@@ -462,7 +462,7 @@ async def test_claims_of_a_profile_that_do_not_fit_are_named() -> None:
 @pytest.mark.parametrize("status", [401, 403, 404])
 async def test_a_watch_that_the_account_may_not_open_is_named_by_its_rights_alone(status: int) -> None:
     server = Server()
-    server.unwatched = ApiRefusal(status, "Forbidden", "no")
+    server.unwatched = ApiStatusError(status, "Forbidden", "no")
     denying(("nodes", "watch"), ("pods", "watch"))(server)
     assert {one.check for one in await findings(server)} == {"rights"}
 

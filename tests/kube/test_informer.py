@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 
 import pytest
 from informing import client, forget_the_past, frozen_api_server, running, soon, start_api_server, stop_api_server
-from makeway_quota.backends.kubernetes.api.client import ApiClient, ApiRefusal, ApiUnreachable, Object
+from makeway_quota.backends.kubernetes.api.client import ApiClient, ApiStatusError, ApiUnreachable, Object
 from makeway_quota.backends.kubernetes.api.informer import Informer, Timing
 
 from kube_cluster.cluster import Cluster
@@ -186,7 +186,7 @@ async def test_a_refusal_is_told_in_words_and_tried_again(cluster: Cluster, api:
     assert "404" in followed.problem
     assert not followed.synced
     task.cancel()
-    with pytest.raises(ApiRefusal) as refused:
+    with pytest.raises(ApiStatusError) as refused:
         await api.create(MAPS, {"metadata": {"name": "No Name"}})
     assert (refused.value.status, refused.value.reason) == (422, "Invalid")
     assert "metadata.name" in refused.value.message

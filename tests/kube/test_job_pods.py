@@ -19,7 +19,7 @@ from informing import client
 from job_service import JOBS, NAMESPACE, PODS, RUN_AS, Serving, make_namespace, training, weights
 from makeway_api.models import Job, JobRequest
 from makeway_quota.backends.base import StartOrder
-from makeway_quota.backends.kubernetes.api.client import ApiClient, ApiRefusal, ApiUnreachable, Object
+from makeway_quota.backends.kubernetes.api.client import ApiClient, ApiStatusError, ApiUnreachable, Object
 from makeway_quota.backends.kubernetes.attempts.pod_waits import LIMITS
 from makeway_quota.backends.kubernetes.pods.manifest import PodSettings, WorkerResources, worker_pod
 from makeway_quota.main import main
@@ -72,7 +72,7 @@ async def test_pods_beyond_the_restricted_standard_are_refused_there(cluster: Cl
     pod = worker_pod(SETTINGS, order(), 0, "api/v1/attempts/j-1/1/0", "tokens", WorkerResources())
     pod["spec"]["containers"][0]["securityContext"]["allowPrivilegeEscalation"] = True
     async with client(cluster) as api:
-        with pytest.raises(ApiRefusal, match="allowPrivilegeEscalation") as refused:
+        with pytest.raises(ApiStatusError, match="allowPrivilegeEscalation") as refused:
             await api.create(f"{PODS}?dryRun=All", pod)
     assert refused.value.status == 403
 

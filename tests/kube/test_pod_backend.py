@@ -20,7 +20,7 @@ from makeway_quota.backends.base import (
     BackendUnavailable,
     StartOrder,
 )
-from makeway_quota.backends.kubernetes.api.client import ApiRefusal, Object
+from makeway_quota.backends.kubernetes.api.client import ApiStatusError, Object
 from makeway_quota.backends.kubernetes.api.informer import Timing
 from makeway_quota.backends.kubernetes.attempts.start_errors import start_error
 from makeway_quota.backends.kubernetes.backend import AT_ONCE, KubernetesBackend
@@ -318,7 +318,7 @@ async def test_what_the_installation_lacks_is_no_fault_of_a_job(cluster: Cluster
         cluster.api.with_token(token).create(PODS, {"metadata": {"name": "x"}})
     except ApiProblem as problem:
         text = str(problem).partition(": ")[2]
-        found = start_error(ApiRefusal(problem.status, problem.reason, text), 1)
+        found = start_error(ApiStatusError(problem.status, problem.reason, text), 1)
     assert isinstance(found, BackendRefusal)
     assert "cannot create resource" in str(found)
 

@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any
 
 from ..backends.base import BackendError, StartOrder
-from ..backends.kubernetes.api.client import ApiRefusal, Object
-from ..backends.kubernetes.api.quantities import MIB, number
+from ..backends.kubernetes.api.client import ApiStatusError, Object
+from ..backends.kubernetes.api.quantities import MIB, parse_quantity
 from ..backends.kubernetes.attempts.start_errors import fits_later
 from ..backends.kubernetes.pods.claim_templates import ClaimTemplates
 from ..backends.kubernetes.pods.disk import RESOURCE as DISK
@@ -63,7 +63,7 @@ async def _smallest_disk(cluster: ClusterAccess) -> int:
     """
     try:
         nodes = await cluster.nodes()
-    except ApiRefusal:
+    except ApiStatusError:
         return LARGE_DISK
     chosen = [node for node in nodes if any(selector.selects(node) for selector in cluster.selectors)]
     if not chosen:
@@ -86,7 +86,7 @@ async def _refusals(cluster: ClusterAccess, profiles: Iterable[Profile], made: A
     for profile in profiles:
         try:
             await cluster.client.create(path, made(cluster, profile))
-        except ApiRefusal as refusal:
+        except ApiStatusError as refusal:
             if refusal.status == 409:
                 continue
             message = refusal.message
@@ -216,9 +216,9 @@ def _used_up(cluster: ClusterAccess, quota: Object) -> Iterator[Finding]:
     status = quota.get("status") or {}
     for resource, hard in sorted((status.get("hard") or {}).items()):
         used = (status.get("used") or {}).get(resource, "0")
-        if number(str(hard)) == 0:
+        if parse_quantity(str(hard)) == 0:
             what = f"The ResourceQuota {quota['metadata']['name']} allows no {resource}."
-        elif number(str(used)) >= number(str(hard)):
+        elif parse_quantity(str(used)) >= parse_quantity(str(hard)):
             what = f"The ResourceQuota {quota['metadata']['name']} is used up: {used} of {hard} {resource}."
         else:
             continue

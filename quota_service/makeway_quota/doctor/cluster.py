@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ..backends.kubernetes.api.client import ApiClient, ApiRefusal, Object
+from ..backends.kubernetes.api.client import ApiClient, ApiStatusError, Object
 from ..backends.kubernetes.cluster.nodes import ClusterNode, NodeSelector, project_node, selectors, toleration
 from ..backends.kubernetes.settings import KubernetesSettings
 from ..policy import Document
@@ -55,7 +55,7 @@ class ClusterAccess:
         """Return the objects of a list; None where the account may not look."""
         try:
             return list((await self.client.get(path)).get("items") or ())
-        except ApiRefusal as refusal:
+        except ApiStatusError as refusal:
             self._unknown(path, refusal)
             return None
 
@@ -63,13 +63,13 @@ class ClusterAccess:
         """Return an object, False where it does not exist, None where the account may not look."""
         try:
             return await self.client.get(path)
-        except ApiRefusal as refusal:
+        except ApiStatusError as refusal:
             if refusal.status == 404:
                 return False
             self._unknown(path, refusal)
             return None
 
-    def _unknown(self, path: str, refusal: ApiRefusal) -> None:
+    def _unknown(self, path: str, refusal: ApiStatusError) -> None:
         """Note what the account may not read; raise any other refusal."""
         if refusal.status not in UNKNOWN:
             raise refusal

@@ -11,7 +11,7 @@ from functools import partial
 
 from makeway_api.quantities import count, listed
 
-from ..backends.kubernetes.api.client import ApiClient, ApiRefusal, ApiUnreachable
+from ..backends.kubernetes.api.client import ApiClient, ApiStatusError, ApiUnreachable
 from ..backends.kubernetes.api.connection import connection
 from ..backends.kubernetes.settings import check_worker_url
 from ..policy import Document, PolicyInvalid, read
@@ -69,7 +69,7 @@ async def examine(cluster: ClusterAccess, more: Sequence[Check], seconds: float 
     try:
         async with asyncio.timeout(seconds):
             await cluster.client.get("/version")
-    except (ApiUnreachable, ApiRefusal, TimeoutError) as error:
+    except (ApiUnreachable, ApiStatusError, TimeoutError) as error:
         why = str(error) or "no answer"
         unreached = Finding(
             "error",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ..backends.kubernetes.api.client import together
+from ..backends.kubernetes.api.client import gather_or_cancel
 from ..backends.kubernetes.cluster.dra_devices import CLASSES, IMPLICIT_RESOURCE_PREFIX
-from ..policy.pod_template import claims_of
+from ..policy.pod_template import claim_templates_of
 from .cluster import ClusterAccess
 from .findings import Finding
 
@@ -77,12 +77,14 @@ async def _counts_devices(cluster: ClusterAccess) -> bool:
 def _has_claims(cluster: ClusterAccess) -> bool:
     """Whether pods of jobs get their GPUs by claims."""
     facts = cluster.document.profile_facts.values() if cluster.document is not None else ()
-    return any("job" in one.kinds and claims_of(one.pod) for one in facts)
+    return any("job" in one.kinds and claim_templates_of(one.pod) for one in facts)
 
 
 async def _denied(cluster: ClusterAccess, right: Right) -> Finding | None:
     namespace = "" if right.everywhere else cluster.work_namespace
-    answers = await together(cluster.client.create(REVIEWS, _review(right, verb, namespace)) for verb in right.verbs)
+    answers = await gather_or_cancel(
+        cluster.client.create(REVIEWS, _review(right, verb, namespace)) for verb in right.verbs
+    )
     denied = [
         verb
         for verb, answer in zip(right.verbs, answers, strict=True)

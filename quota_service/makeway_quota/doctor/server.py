@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from email.utils import parsedate_to_datetime
 from urllib.parse import urlsplit
 
-from ..backends.kubernetes.api.client import ApiRefusal, ApiUnreachable, together
+from ..backends.kubernetes.api.client import ApiStatusError, ApiUnreachable, gather_or_cancel
 from .cluster import UNKNOWN, ClusterAccess
 from .findings import Finding, Severity
 
@@ -48,7 +48,7 @@ async def check_following(cluster: ClusterAccess) -> Iterable[Finding]:
         return []
     jobs = f"/api/v1/namespaces/{cluster.jobs_namespace}/pods"
     watched = {"nodes": "/api/v1/nodes", "pods": "/api/v1/pods", f"pods of {cluster.jobs_namespace}": jobs}
-    problems = await together(_watch_problem(cluster, path) for path in watched.values())
+    problems = await gather_or_cancel(_watch_problem(cluster, path) for path in watched.values())
     return [
         Finding(
             "error",
@@ -75,7 +75,7 @@ async def _watch_problem(cluster: ClusterAccess, path: str) -> str:
                 event = json.loads(line)
                 if event["type"] == "ERROR":
                     return str(event["object"].get("message") or "the API server answers with an error")
-    except ApiRefusal as refusal:
+    except ApiStatusError as refusal:
         return "" if refusal.status in UNKNOWN else refusal.message
     except ApiUnreachable as error:
         return str(error)

@@ -12,7 +12,7 @@ from .document import Document
 from .issues import Loc, Problem, did_you_mean, quote
 from .limits import reservations_above_limits
 from .models import DocumentPolicy, DocumentPool, DocumentProfile, DocumentTable, QuotaTable
-from .pod_template import claims_of, has_only_claims
+from .pod_template import claim_templates_of, has_only_claims
 
 _PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 IMAGE = re.compile(
@@ -92,7 +92,7 @@ def _check_profile(loc: Loc, profile: DocumentProfile, entries: Entries) -> Iter
     yield from _check_names((*loc, "policies"), profile.policies or (), entries.policies, "policy")
     if profile.pod and "job" not in profile.kinds and not has_only_claims(profile.pod):
         yield (*loc, "pod"), FOR_JOBS
-    if claims_of(profile.pod) and profile.gpus == 0:
+    if claim_templates_of(profile.pod) and profile.gpus == 0:
         yield (*loc, "pod"), CLAIMS_WITHOUT_GPUS
     if profile.time_limit is not None and "job" not in profile.kinds:
         yield (*loc, "time_limit"), NO_TIME_LIMIT

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field, PlainSerializer, StringConstraints, 
 from ..engine.snapshot import Kind, QuotaLine, Weight
 from .document import Image, Volume
 from .issues import quote
-from .pod_template import folder_problem, path_problem, plain_values, problems
+from .pod_template import folder_problem, path_problem, plain_values, template_problems
 from .quantities import (
     Cores,
     Device,
@@ -23,8 +23,8 @@ from .quantities import (
     Label,
     Mib,
     Name,
-    Rank,
     Seconds,
+    Tier,
     Title,
     Version,
     Workers,
@@ -89,7 +89,7 @@ def _sub_path(folder: str) -> str:
 def _pod(template: dict[str, Any]) -> dict[str, Any]:
     """Return a pod template with numbers and booleans where they are written as such; texts stay texts."""
     result = plain_values(template)
-    wrong = list(problems(result))
+    wrong = list(template_problems(result))
     if wrong:
         raise problem("; ".join(wrong[:20]))
     return result
@@ -206,7 +206,7 @@ class DocumentProfile(ProfileTable):
     """An entry of `profiles`."""
 
     gpus: GpusEach | None = None
-    policies: Many[Rank] | None = None
+    policies: Many[Tier] | None = None
     title: Title = ""
     description: Annotated[str, StringConstraints(strip_whitespace=True, max_length=2000)] = ""
     kinds: Annotated[Many[Label], AfterValidator(_kinds)] = KINDS

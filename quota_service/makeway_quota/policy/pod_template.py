@@ -13,68 +13,74 @@ from typing import Any
 
 from .source import Plain
 
-TAKEN = ("/makeway", "/dev", "/proc", "/sys")
+RESERVED_PATHS = ("/makeway", "/dev", "/proc", "/sys")
 """Paths at which Makeway or the node mounts something: no volume of a policy may be there."""
 PATH = re.compile(r"(/[^/\x00-\x1f:]+)+/?")
 
-WORKER = "worker"
+WORKER_CONTAINER = "worker"
 """The name of the container that runs the job."""
-OWN_VOLUMES = re.compile("makeway-home$|makeway-team-")
+RESERVED_VOLUMES = re.compile("makeway-home$|makeway-team-")
 """Names of the volumes that Makeway adds to a pod"""
-PARTS = ("metadata", "spec")
-METADATA = ("labels", "annotations")
-PLANNED = "the plan chooses the node"
-RIGHTS = "the restricted pod security standard forbids it"
-DECIDED = "Makeway sets it"
-PROFILE = "the profile sets it"
-SPEC: Mapping[str, str] = {
-    "nodeName": PLANNED,
-    "nodeSelector": PLANNED,
-    "schedulerName": PLANNED,
-    "affinity": PLANNED,
-    "topologySpreadConstraints": PLANNED,
-    "schedulingGates": PLANNED,
-    "resources": PROFILE,
-    "priority": DECIDED,
-    "priorityClassName": DECIDED,
-    "preemptionPolicy": DECIDED,
-    "restartPolicy": DECIDED,
+TOP_LEVEL = ("metadata", "spec")
+ALLOWED_METADATA = ("labels", "annotations")
+WHY_PLANNED = "the plan chooses the node"
+WHY_RESTRICTED = "the restricted pod security standard forbids it"
+WHY_MAKEWAY = "Makeway sets it"
+WHY_PROFILE = "the profile sets it"
+FORBIDDEN_SPEC: Mapping[str, str] = {
+    "nodeName": WHY_PLANNED,
+    "nodeSelector": WHY_PLANNED,
+    "schedulerName": WHY_PLANNED,
+    "affinity": WHY_PLANNED,
+    "topologySpreadConstraints": WHY_PLANNED,
+    "schedulingGates": WHY_PLANNED,
+    "resources": WHY_PROFILE,
+    "priority": WHY_MAKEWAY,
+    "priorityClassName": WHY_MAKEWAY,
+    "preemptionPolicy": WHY_MAKEWAY,
+    "restartPolicy": WHY_MAKEWAY,
     "terminationGracePeriodSeconds": "the profile's grace sets it",
     "activeDeadlineSeconds": "the profile's time_limit sets it",
-    "hostname": DECIDED,
-    "subdomain": DECIDED,
-    "serviceAccount": DECIDED,
-    "serviceAccountName": DECIDED,
+    "hostname": WHY_MAKEWAY,
+    "subdomain": WHY_MAKEWAY,
+    "serviceAccount": WHY_MAKEWAY,
+    "serviceAccountName": WHY_MAKEWAY,
     "automountServiceAccountToken": "pods of jobs get no token of the API server",
-    "hostNetwork": RIGHTS,
-    "hostPID": RIGHTS,
-    "hostIPC": RIGHTS,
-    "hostUsers": RIGHTS,
-    "ephemeralContainers": DECIDED,
+    "hostNetwork": WHY_RESTRICTED,
+    "hostPID": WHY_RESTRICTED,
+    "hostIPC": WHY_RESTRICTED,
+    "hostUsers": WHY_RESTRICTED,
+    "ephemeralContainers": WHY_MAKEWAY,
 }
-CONTAINER: Mapping[str, str] = {
+"""Fields of a pod's spec that no template may have, each with the reason"""
+FORBIDDEN_CONTAINER: Mapping[str, str] = {
     "image": "the profile's image, or --image, sets it",
-    "command": DECIDED,
-    "args": DECIDED,
-    "lifecycle": DECIDED,
-    "livenessProbe": DECIDED,
-    "readinessProbe": DECIDED,
-    "startupProbe": DECIDED,
-    "stdin": DECIDED,
-    "tty": DECIDED,
-    "terminationMessagePath": DECIDED,
+    "command": WHY_MAKEWAY,
+    "args": WHY_MAKEWAY,
+    "lifecycle": WHY_MAKEWAY,
+    "livenessProbe": WHY_MAKEWAY,
+    "readinessProbe": WHY_MAKEWAY,
+    "startupProbe": WHY_MAKEWAY,
+    "stdin": WHY_MAKEWAY,
+    "tty": WHY_MAKEWAY,
+    "terminationMessagePath": WHY_MAKEWAY,
 }
-LISTS = ("volumes", "containers", "initContainers", "imagePullSecrets", "tolerations", "hostAliases")
+"""Fields of a container that no template may have, each with the reason"""
+SPEC_LISTS = ("volumes", "containers", "initContainers", "imagePullSecrets", "tolerations", "hostAliases")
+"""Fields of a pod's spec that are lists of objects"""
 CONTAINER_LISTS = ("env", "envFrom", "ports", "volumeDevices", "volumeMounts")
-RESERVED = re.compile(r"(makeway(\.[a-z.]+)?/.*)|app\.kubernetes\.io/managed-by")
-OURS = re.compile(r"MAKEWAY_.*|JUPYTERHUB_.*|CUDA_VISIBLE_DEVICES|NVIDIA_VISIBLE_DEVICES")
-TEXTS = ("labels", "annotations", "matchLabels", "value", "requests", "limits")
+"""Fields of a container that are lists of objects"""
+RESERVED_KEYS = re.compile(r"(makeway(\.[a-z.]+)?/.*)|app\.kubernetes\.io/managed-by")
+"""Labels and annotations that only Makeway sets"""
+RESERVED_VARIABLES = re.compile(r"MAKEWAY_.*|JUPYTERHUB_.*|CUDA_VISIBLE_DEVICES|NVIDIA_VISIBLE_DEVICES")
+"""Environment variables that only Makeway and device plugins set"""
+STRING_FIELDS = ("labels", "annotations", "matchLabels", "value", "requests", "limits")
 """Keys whose values are strings, also where they look like numbers."""
-CLAIM_TEMPLATE = "resourceClaimTemplateName"
+CLAIM_TEMPLATE_FIELD = "resourceClaimTemplateName"
 DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 DNS_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 NUMBER = re.compile(r"-?(0|[1-9]\d*)")
-EXTENDED = re.compile(r"[^/]+/.+")
+EXTENDED_RESOURCE = re.compile(r"[^/]+/.+")
 """The name of an extended resource, such as nvidia.com/gpu."""
 
 
@@ -83,12 +89,12 @@ def plain_values(template: Mapping[str, Any]) -> dict[str, Any]:
 
     Values of labels, annotations and variables stay strings: Kubernetes takes nothing else there.
     """
-    return {str(name): _plain(value, text=name in TEXTS) for name, value in template.items()}
+    return {str(name): _plain(value, text=name in STRING_FIELDS) for name, value in template.items()}
 
 
 def _plain(value: Any, *, text: bool = False) -> Any:
     if isinstance(value, Mapping):
-        return {str(name): _plain(each, text=text or name in TEXTS) for name, each in value.items()}
+        return {str(name): _plain(each, text=text or name in STRING_FIELDS) for name, each in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
     if not isinstance(value, Plain) or text:
@@ -98,20 +104,20 @@ def _plain(value: Any, *, text: bool = False) -> Any:
     return int(value) if NUMBER.fullmatch(value) else str(value)
 
 
-def problems(template: Mapping[str, Any]) -> Iterator[str]:
+def template_problems(template: Mapping[str, Any]) -> Iterator[str]:
     """Yield a sentence for each thing that is wrong with a template; the field is named with its path."""
     for part in template:
-        if part not in PARTS:
+        if part not in TOP_LEVEL:
             yield f"{part}: a pod template has metadata and spec"
     metadata, spec = template.get("metadata", {}), template.get("spec", {})
     if not isinstance(metadata, dict) or not isinstance(spec, dict):
         yield "metadata and spec have to be objects"
         return
     yield from _metadata(metadata)
-    for field, why in SPEC.items():
+    for field, why in FORBIDDEN_SPEC.items():
         if field in spec:
             yield f"spec.{field} is not for a template: {why}"
-    for field in LISTS:
+    for field in SPEC_LISTS:
         entries = spec.get(field, [])
         if not _is_list_of_tables(entries):
             yield f"spec.{field} has to be a list of objects"
@@ -124,10 +130,10 @@ def problems(template: Mapping[str, Any]) -> Iterator[str]:
     yield from _security("spec", spec.get("securityContext"))
     yield from _claims(spec)
     for volume in spec.get("volumes", []) if isinstance(spec.get("volumes", []), list) else ():
-        if isinstance(volume, dict) and OWN_VOLUMES.match(str(volume.get("name"))):
+        if isinstance(volume, dict) and RESERVED_VOLUMES.match(str(volume.get("name"))):
             yield f"spec.volumes[{volume['name']}] is not for a template: Makeway's own volumes have such names"
         if isinstance(volume, dict) and "hostPath" in volume:
-            yield f"spec.volumes[{volume.get('name')}].hostPath is not for a template: {RIGHTS}"
+            yield f"spec.volumes[{volume.get('name')}].hostPath is not for a template: {WHY_RESTRICTED}"
 
 
 def _claims(spec: Mapping[str, Any]) -> Iterator[str]:
@@ -137,18 +143,19 @@ def _claims(spec: Mapping[str, Any]) -> Iterator[str]:
         yield "spec.resourceClaims has to be a list of objects"
         return
     for entry in entries:
-        name, template = entry.get("name"), entry.get(CLAIM_TEMPLATE)
+        name, template = entry.get("name"), entry.get(CLAIM_TEMPLATE_FIELD)
         where = f"spec.resourceClaims[{name}]"
         if not isinstance(name, str) or not DNS_LABEL.fullmatch(name):
             yield f"{where}: each claim needs a name of small letters, digits and dashes, 63 at most"
         elif name in known:
             yield f"{where} is there twice"
         elif "resourceClaimName" in entry:
-            yield f"{where}.resourceClaimName is not for a template: pods would share one claim; use {CLAIM_TEMPLATE}"
+            why = f"pods would share one claim; use {CLAIM_TEMPLATE_FIELD}"
+            yield f"{where}.resourceClaimName is not for a template: {why}"
         elif not isinstance(template, str) or not DNS_NAME.fullmatch(template):
-            yield f"{where}: {CLAIM_TEMPLATE} names a ResourceClaimTemplate of the pods' namespace"
-        elif more := sorted(entry.keys() - {"name", CLAIM_TEMPLATE}):
-            yield f"{where}.{more[0]} is not known: expected name and {CLAIM_TEMPLATE}"
+            yield f"{where}: {CLAIM_TEMPLATE_FIELD} names a ResourceClaimTemplate of the pods' namespace"
+        elif more := sorted(entry.keys() - {"name", CLAIM_TEMPLATE_FIELD}):
+            yield f"{where}.{more[0]} is not known: expected name and {CLAIM_TEMPLATE_FIELD}"
         known.add(str(name))
     for field in ("containers", "initContainers"):
         for container in entries_of(spec, field):
@@ -171,10 +178,10 @@ def entries_of(spec: Mapping[str, Any], field: str) -> list[dict[str, Any]]:
     return entries if _is_list_of_tables(entries) else []
 
 
-def claims_of(template: Mapping[str, Any]) -> dict[str, str]:
+def claim_templates_of(template: Mapping[str, Any]) -> dict[str, str]:
     """Return the ResourceClaimTemplates that a valid pod template names, by the names of the claims in the pod."""
     spec = template.get("spec") or {}
-    return {str(one["name"]): str(one[CLAIM_TEMPLATE]) for one in spec.get("resourceClaims") or ()}
+    return {str(one["name"]): str(one[CLAIM_TEMPLATE_FIELD]) for one in spec.get("resourceClaims") or ()}
 
 
 def has_only_claims(template: Mapping[str, Any]) -> bool:
@@ -188,14 +195,14 @@ def _is_list_of_tables(value: Any) -> bool:
 
 def _metadata(metadata: Mapping[str, Any]) -> Iterator[str]:
     for field, value in metadata.items():
-        if field not in METADATA:
+        if field not in ALLOWED_METADATA:
             yield f"metadata.{field} is not for a template: only labels and annotations are"
         elif not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
             yield f"metadata.{field} has to be an object of strings"
         else:
             for name in value:
-                if RESERVED.fullmatch(str(name)):
-                    yield f"metadata.{field}.{name} is not for a template: {DECIDED}"
+                if RESERVED_KEYS.fullmatch(str(name)):
+                    yield f"metadata.{field}.{name} is not for a template: {WHY_MAKEWAY}"
 
 
 def _containers(field: str, entries: list[dict[str, Any]]) -> Iterator[str]:
@@ -203,10 +210,10 @@ def _containers(field: str, entries: list[dict[str, Any]]) -> Iterator[str]:
         name = entry.get("name")
         where = f"spec.{field}[{name}]"
         if not name or not isinstance(name, str):
-            yield f"spec.{field}: each container needs a name; that of the job is {WORKER}"
+            yield f"spec.{field}: each container needs a name; that of the job is {WORKER_CONTAINER}"
             continue
-        if field == "containers" and name == WORKER:
-            for key, why in CONTAINER.items():
+        if field == "containers" and name == WORKER_CONTAINER:
+            for key, why in FORBIDDEN_CONTAINER.items():
                 if key in entry:
                     yield f"{where}.{key} is not for a template: {why}"
         for key in CONTAINER_LISTS:
@@ -216,10 +223,10 @@ def _containers(field: str, entries: list[dict[str, Any]]) -> Iterator[str]:
             if not isinstance(entry.get(key, {}), dict):
                 yield f"{where}.{key} has to be an object"
         for variable in entry.get("env", []) if isinstance(entry.get("env", []), list) else ():
-            if isinstance(variable, dict) and OURS.fullmatch(str(variable.get("name"))):
-                yield f"{where}.env.{variable['name']} is not for a template: {DECIDED}"
+            if isinstance(variable, dict) and RESERVED_VARIABLES.fullmatch(str(variable.get("name"))):
+                yield f"{where}.env.{variable['name']} is not for a template: {WHY_MAKEWAY}"
         yield from _security(where, entry.get("securityContext"))
-        yield from _resources(where, entry.get("resources"), worker=name == WORKER)
+        yield from _resources(where, entry.get("resources"), worker=name == WORKER_CONTAINER)
 
 
 def _resources(where: str, resources: Any, *, worker: bool) -> Iterator[str]:
@@ -230,8 +237,8 @@ def _resources(where: str, resources: Any, *, worker: bool) -> Iterator[str]:
             yield f"{where}.resources.{kind} has to be an object"
             continue
         for name in resources.get(kind, {}):
-            if EXTENDED.fullmatch(str(name)) or (worker and name in ("cpu", "memory")):
-                yield f"{where}.resources.{kind}.{name} is not for a template: {PROFILE}"
+            if EXTENDED_RESOURCE.fullmatch(str(name)) or (worker and name in ("cpu", "memory")):
+                yield f"{where}.resources.{kind}.{name} is not for a template: {WHY_PROFILE}"
 
 
 def _security(where: str, context: Any) -> Iterator[str]:
@@ -239,9 +246,9 @@ def _security(where: str, context: Any) -> Iterator[str]:
         return
     for key in ("privileged", "allowPrivilegeEscalation"):
         if context.get(key):
-            yield f"{where}.securityContext.{key} is not for a template: {RIGHTS}"
+            yield f"{where}.securityContext.{key} is not for a template: {WHY_RESTRICTED}"
     if context.get("runAsUser") == 0 or context.get("runAsNonRoot") is False:
-        yield f"{where}.securityContext lets the job run as root: {RIGHTS}"
+        yield f"{where}.securityContext lets the job run as root: {WHY_RESTRICTED}"
     for key, value in context.items():
         if value is None:
             yield f"{where}.securityContext.{key} has no value: it would remove what Makeway sets"
@@ -249,11 +256,11 @@ def _security(where: str, context: Any) -> Iterator[str]:
             yield f"{where}.securityContext.{key} has to be an object"
     capabilities, seccomp = context.get("capabilities"), context.get("seccompProfile")
     if isinstance(capabilities, dict) and capabilities.get("add"):
-        yield f"{where}.securityContext.capabilities.add is not for a template: {RIGHTS}"
+        yield f"{where}.securityContext.capabilities.add is not for a template: {WHY_RESTRICTED}"
     elif isinstance(capabilities, dict) and "ALL" not in (capabilities.get("drop") or ()):
-        yield f"{where}.securityContext.capabilities.drop has to name ALL: {RIGHTS} otherwise"
+        yield f"{where}.securityContext.capabilities.drop has to name ALL: {WHY_RESTRICTED} otherwise"
     if isinstance(seccomp, dict) and seccomp.get("type") == "Unconfined":
-        yield f"{where}.securityContext.seccompProfile is not for a template: {RIGHTS}"
+        yield f"{where}.securityContext.seccompProfile is not for a template: {WHY_RESTRICTED}"
 
 
 def path_problem(path: str) -> str:
@@ -261,7 +268,7 @@ def path_problem(path: str) -> str:
     parts = path.split("/")
     if not PATH.fullmatch(path) or "." in parts or ".." in parts or len(path) > 1000:
         return "it is no absolute path of a folder, such as /data"
-    taken = next((one for one in TAKEN if path == one or path.startswith(f"{one}/")), None)
+    taken = next((one for one in RESERVED_PATHS if path == one or path.startswith(f"{one}/")), None)
     return f"{taken} is not for volumes" if taken else ""
 
 

@@ -86,7 +86,7 @@ def _name(value: Any, info: ValidationInfo) -> str:
     return str(value)
 
 
-def _rank(value: Any, names: Any, info: ValidationInfo) -> Any:
+def _tier(value: Any, names: Any, info: ValidationInfo) -> Any:
     return names(tuple(value)) if isinstance(value, list) else (_name(value, info),)
 
 
@@ -150,10 +150,10 @@ _milli_gpus = PlainValidator(Quantity("GPUs", 1_000_000, scale=GPU))
 _as_written = PlainSerializer(from_milli)
 
 Name = Annotated[str, PlainValidator(_name)]
-Rank = Annotated[
-    tuple[Name, ...], WrapValidator(_rank), PlainSerializer(lambda names: names if names[1:] else names[0])
+Tier = Annotated[
+    tuple[Name, ...], WrapValidator(_tier), PlainSerializer(lambda names: names if names[1:] else names[0])
 ]
-"""Names that share a rank; a document may write one name without a list."""
+"""Names of equal rank; a document may write one name without a list."""
 Label = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=255)]
 """A name that others made: of a user, a group."""
 Title = Annotated[str, StringConstraints(strip_whitespace=True, max_length=200)]

@@ -10,7 +10,7 @@ from makeway_api.models import Session, SessionRequest
 
 from ..control import transitions
 from ..engine.snapshot import Profile
-from ..policy.pod_template import claims_of
+from ..policy.pod_template import claim_templates_of
 from ..store.errors import Conflict, TooMany
 from ..store.records import Cap, NewDecision, NewWorkload, Workload
 from ..values import ordinal
@@ -202,7 +202,7 @@ class SessionService:
             "resource": self._resource(row),
             "tolerations": list(settings.kubernetes.tolerations) if on_cluster else [],
             "disk": facts.disk if facts else 0,
-            "claims": claims_of(facts.pod) if facts and row.gpus and on_cluster else {},
+            "claims": claim_templates_of(facts.pod) if facts and row.gpus and on_cluster else {},
         }
         return found.model_copy(update=more)
 

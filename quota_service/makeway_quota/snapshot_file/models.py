@@ -30,7 +30,7 @@ from ..policy.quantities import (
     Mib,
     Name,
     Priority,
-    Rank,
+    Tier,
     Time,
     Version,
     Workers,
@@ -120,7 +120,7 @@ class FileProfile(ProfileTable):
     record = Profile
 
     gpus: GpusEach
-    policies: Many[Rank] = ()
+    policies: Many[Tier] = ()
     models: Many[Name] = ()
 
 

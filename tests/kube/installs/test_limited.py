@@ -10,7 +10,7 @@ from charts import JOBS, NAMESPACE
 from kube.installs.conftest import MINIMUM, QUOTA
 from makeway_api.client import Client
 from makeway_api.errors import MakewayError
-from makeway_quota.backends.kubernetes.api.quantities import number
+from makeway_quota.backends.kubernetes.api.quantities import parse_quantity
 from pods import wait_until
 from portals import PODS, STARTED, Portal
 from site_stories import story
@@ -33,7 +33,7 @@ def test_the_story_where_every_container_has_limits_for_the_administrator_of_two
     for namespace in (NAMESPACE, JOBS):
         used = portal.api.get(f"/api/v1/namespaces/{namespace}/resourcequotas/site")["status"]["used"]
         assert set(used) == set(QUOTA)
-    assert all(number(str(amount)) for amount in used.values() if amount != "0")
+    assert all(parse_quantity(str(amount)) for amount in used.values() if amount != "0")
     portal.person("ana").stop()
 
 

@@ -31,7 +31,16 @@ from ..base import (
 )
 from ..remote.backend import REPORT_WITHIN, RemoteBackend
 from ..remote.worker_hosts import WorkerHosts
-from .api.client import OTHER_PORT, SILENT, UNREACHABLE, ApiClient, ApiRefusal, ApiUnreachable, Object, together
+from .api.client import (
+    OTHER_PORT,
+    SILENT,
+    UNREACHABLE,
+    ApiClient,
+    ApiStatusError,
+    ApiUnreachable,
+    Object,
+    gather_or_cancel,
+)
 from .api.health_check import HEALTH_CHECK_TIMING, HealthCheck, HealthCheckTiming
 from .api.informer import USUAL, Informer, Timing
 from .attempts.attempt_pods import AttemptPods
@@ -293,7 +302,7 @@ class KubernetesBackend(RemoteBackend):
                 raise BackendFull(f"{NO_CLAIMS}: {why}")
             home = await self._homes.mount(order.owner)
             mounts = [*([home] if home else ()), *team_mounts(self._worker_pods.document, order.team)]
-            pods = await together([create(with_mounts(manifest, mounts)) for manifest in manifests])
+            pods = await gather_or_cancel([create(with_mounts(manifest, mounts)) for manifest in manifests])
             named = {token_secret_of(pod) for pod in pods}
             if len(named) > 1 or part.before in named:
                 raise self._anew(order)
@@ -302,7 +311,7 @@ class KubernetesBackend(RemoteBackend):
             # attempts of other starts have theirs, or are stranded as soon as the kubelet misses it.
             if part.secret.name in named:
                 await part.written(pods)
-        except (ApiRefusal, ApiUnreachable) as error:
+        except (ApiStatusError, ApiUnreachable) as error:
             raise self._broken_off(order, error, 0 if pods else len(manifests)) from error
         except BackendFull:  # nothing was created
             self._tokens.done(key)
@@ -323,7 +332,7 @@ class KubernetesBackend(RemoteBackend):
         pods = [(pod.name, pod.uid, self._grace(pod)) for pod in self.attempt_pods.of((workload, attempt))]
         try:
             await self._removals.delete(pods, self._check_reachable)
-        except (ApiRefusal, ApiUnreachable) as error:
+        except (ApiStatusError, ApiUnreachable) as error:
             self._note(error)
             raise BackendUnavailable(str(error)) from error
         except asyncio.CancelledError:
@@ -386,7 +395,7 @@ class KubernetesBackend(RemoteBackend):
         try:
             async with asyncio.timeout(NOTICES_SECONDS):
                 return await self._claim_templates.profile_problems(document, selectors(document), own)
-        except (ApiRefusal, ApiUnreachable, TimeoutError) as error:
+        except (ApiStatusError, ApiUnreachable, TimeoutError) as error:
             log.info("The claim templates of profiles cannot be looked at: %s", error)
             return []
 
@@ -401,7 +410,7 @@ class KubernetesBackend(RemoteBackend):
                 return await self._claim_templates.notebook_problem(
                     document, found, selectors(document), self._client.connection.namespace
                 )
-        except (ApiRefusal, ApiUnreachable, TimeoutError) as error:
+        except (ApiStatusError, ApiUnreachable, TimeoutError) as error:
             log.info("The claim templates of %s cannot be looked at: %s", profile, error)
             return ""
 
@@ -455,7 +464,7 @@ class KubernetesBackend(RemoteBackend):
             self.pods.ask_again()
             self.inventory.ask_again()
         else:
-            self._client.break_off()
+            self._client.abort_requests()
         self._changed()
 
     def _sort(self) -> None:
@@ -476,7 +485,7 @@ class KubernetesBackend(RemoteBackend):
         self._note(error)
         key, result = (order.workload, order.attempt), start_error(error, pods)
         (self.attempt_pods.break_off if isinstance(result, BackendUnavailable) else self.attempt_pods.show)(key)
-        if isinstance(error, ApiRefusal):  # also for a while: half a gang would keep what another one needs
+        if isinstance(error, ApiStatusError):  # also for a while: half a gang would keep what another one needs
             self._tokens.done(key)
             self._undo(order)
         return result

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from .api.client import ApiClient, ApiRefusal, ApiUnreachable, Object
+from .api.client import ApiClient, ApiStatusError, ApiUnreachable, Object
 from .api.connection import connection
 
 POLL_SECONDS = 2.0
@@ -109,7 +109,7 @@ class Uninstallation:
                     if not (more := (page.get("metadata") or {}).get("continue")):
                         break
                     query["continue"] = more
-            except (ApiRefusal, ApiUnreachable) as error:
+            except (ApiStatusError, ApiUnreachable) as error:
                 problem = f"It is not known which pods are left in {item.namespace}: {error}"
         return result, problem
 
@@ -119,7 +119,7 @@ class Uninstallation:
         try:
             if await self._client.delete(path, uid=uid):
                 self._say(f"Deleted {name}.")
-        except (ApiRefusal, ApiUnreachable) as error:
+        except (ApiStatusError, ApiUnreachable) as error:
             self._say(f"{name} is not deleted: {error}")
 
 

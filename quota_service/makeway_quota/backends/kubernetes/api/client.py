@@ -1,7 +1,7 @@
 """Send requests to one cluster's API server, in plain dictionaries; streams are lines of JSON.
 
-Used by the informers and by whatever creates and deletes pods. A refusal is an `ApiRefusal` with what the API server
-said; no answer at all is an `ApiUnreachable`.
+Used by the informers and by whatever creates and deletes pods. An answer that is an error is raised as
+`ApiStatusError`, with the API server's words; no answer at all is an `ApiUnreachable`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ OTHER_PORT = (
 """What may be wrong where it never answered a pod."""
 
 
-class ApiRefusal(Exception):
+class ApiStatusError(Exception):
     """The API server refused a request; `reason` is its one word for why, such as AlreadyExists."""
 
     def __init__(self, status: int, reason: str, message: str, retry_after: float | None = None) -> None:
@@ -51,7 +51,7 @@ class ApiUnreachable(Exception):
     """The API server could not be reached, or did not answer in time."""
 
 
-async def together(requests: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+async def gather_or_cancel(requests: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Run requests concurrently and return their results; the first failure cancels the others and is raised.
 
     A TaskGroup would do, but before Python 3.13 one that failed leaves its task marked as cancelled: a timeout around
@@ -103,7 +103,7 @@ class ApiClient:
             limits=limits,
         )
 
-    def break_off(self) -> None:
+    def abort_requests(self) -> None:
         """Make the requests under way fail with ApiUnreachable, when a later one has got no answer."""
         timeouts, self._timeouts = self._timeouts, set()
         for timeout in timeouts:
@@ -134,7 +134,7 @@ class ApiClient:
             body["gracePeriodSeconds"] = grace
         try:
             await self._send("DELETE", path, body)
-        except ApiRefusal as refusal:
+        except ApiStatusError as refusal:
             if refusal.status == 404 or (uid and refusal.status == 409):
                 return False
             raise
@@ -195,12 +195,12 @@ class ApiClient:
             raise ApiUnreachable("the Kubernetes API server answered what is not JSON: is there a proxy in between?")
         return result
 
-    def _refusal(self, answer: httpx2.Response, content: bytes) -> ApiRefusal:
+    def _refusal(self, answer: httpx2.Response, content: bytes) -> ApiStatusError:
         """Return the refusal that an answer is, with what to do about credentials that are not accepted."""
         result = refusal_of(answer.status_code, content, answer.headers.get("Retry-After"))
         if result.status != UNAUTHORIZED:
             return result
-        return ApiRefusal(
+        return ApiStatusError(
             result.status, result.reason, f"{result.message}; {self.connection.renewal}", result.retry_after
         )
 
@@ -211,14 +211,14 @@ class ApiClient:
         return {"Authorization": f"Bearer {self._token}"} if self._token else {}
 
 
-def refusal_of(status: int, content: bytes, retry_after: str | None = None) -> ApiRefusal:
+def refusal_of(status: int, content: bytes, retry_after: str | None = None) -> ApiStatusError:
     """Return the refusal that an answer is: a Status of Kubernetes, or whatever a proxy in between wrote."""
     seconds = float(retry_after) if retry_after and retry_after.isdecimal() else None
     try:
         said = orjson.loads(content)
-        return ApiRefusal(status, str(said.get("reason") or ""), str(said.get("message") or ""), seconds)
+        return ApiStatusError(status, str(said.get("reason") or ""), str(said.get("message") or ""), seconds)
     except (ValueError, AttributeError):
-        return ApiRefusal(status, "", content[:300].decode(errors="replace").strip(), seconds)
+        return ApiStatusError(status, "", content[:300].decode(errors="replace").strip(), seconds)
 
 
 def _token(file: Path) -> str:

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .client import ApiClient, ApiRefusal, ApiUnreachable
+from .client import ApiClient, ApiStatusError, ApiUnreachable
 
 log = logging.getLogger("makeway.kubernetes")
 
@@ -65,7 +65,7 @@ class HealthCheck:
         try:
             async with asyncio.timeout(self._timing.timeout):
                 await self._client.get(PATH)
-        except ApiRefusal as refusal:
+        except ApiStatusError as refusal:
             return refusal.status < 500
         except (ApiUnreachable, TimeoutError):
             return False

@@ -20,7 +20,7 @@ from typing import Generic, TypeVar
 
 import orjson
 
-from .client import GONE, ApiClient, ApiRefusal, ApiUnreachable, Object
+from .client import GONE, ApiClient, ApiStatusError, ApiUnreachable, Object
 
 log = logging.getLogger("makeway.kubernetes")
 
@@ -139,7 +139,7 @@ class Informer(Generic[T]):
             except TimeoutError:
                 self._failures = 0
                 await self._fail(ApiUnreachable("the Kubernetes API server could not be reached"))
-            except (ApiRefusal, ApiUnreachable) as error:
+            except (ApiStatusError, ApiUnreachable) as error:
                 await self._fail(error)
             except Exception as error:  # an informer that ends would leave the service with what it saw last, for ever
                 log.exception("%s: an answer that was not understood", self._path)
@@ -169,14 +169,14 @@ class Informer(Generic[T]):
             async with asyncio.timeout(max(minimum, pause * (0.5 + self._jitter()))):
                 await self._again.wait()
 
-    async def _fail(self, error: ApiRefusal | ApiUnreachable) -> None:
+    async def _fail(self, error: ApiStatusError | ApiUnreachable) -> None:
         """Pause after a failure; an expired version leads to a new list, at once the first time."""
         self.counts.failures += 1
         self._failures += 1
         wanted = 0.0
-        self.status = error.status if isinstance(error, ApiRefusal) else 0
+        self.status = error.status if isinstance(error, ApiStatusError) else 0
         self.refused = self.status in (401, 403)
-        if isinstance(error, ApiRefusal):
+        if isinstance(error, ApiStatusError):
             wanted = error.retry_after or 0.0
             if has_expired(error):
                 self.counts.expired += 1
@@ -231,7 +231,7 @@ class Informer(Generic[T]):
         self.counts.pages += 1
         try:
             return await self._client.get(self._path, query)
-        except ApiRefusal as refusal:
+        except ApiStatusError as refusal:
             if "continue" not in query or not has_expired(refusal):
                 raise
             self.counts.expired += 1
@@ -240,7 +240,7 @@ class Informer(Generic[T]):
     # -- watching
 
     async def _watch(self) -> None:
-        """Follow one watch to its end; ApiRefusal where the API server ends it with an error."""
+        """Follow one watch to its end; ApiStatusError where the API server ends it with an error."""
         seconds = self._timing.watch * (1.0 + 0.25 * self._jitter())
         query = {
             **self._query,
@@ -264,16 +264,16 @@ class Informer(Generic[T]):
             raise
 
     def _event(self, line: bytes) -> None:
-        """Take one event of a watch; ApiRefusal where it is the error that ends the watch."""
+        """Take one event of a watch; ApiStatusError where it is the error that ends the watch."""
         event = orjson.loads(line)
         kind, item = event["type"], event["object"]
         self._heard()
         if kind == "ERROR":
             code = int(item.get("code") or 0)
-            raise ApiRefusal(code, str(item.get("reason") or ""), str(item.get("message") or ""))
+            raise ApiStatusError(code, str(item.get("reason") or ""), str(item.get("message") or ""))
         version = item["metadata"]["resourceVersion"]
         if _is_before(version, self._version):
-            raise ApiRefusal(GONE, "Expired", f"the resource version went back from {self._version} to {version}")
+            raise ApiStatusError(GONE, "Expired", f"the resource version went back from {self._version} to {version}")
         self._failures = 0
         self._version = version
         if kind == "BOOKMARK":
@@ -325,7 +325,7 @@ class Informer(Generic[T]):
             self._wake()
 
 
-def has_expired(refusal: ApiRefusal) -> bool:
+def has_expired(refusal: ApiStatusError) -> bool:
     """Whether the API server has forgotten the version that it was asked for; the error of a watch may have no code."""
     return refusal.status == GONE or refusal.reason in ("Expired", "Gone")
 

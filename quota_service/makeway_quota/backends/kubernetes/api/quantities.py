@@ -26,7 +26,7 @@ MIB = 2**20
 
 
 @lru_cache(maxsize=4096)
-def number(text: str) -> Fraction:
+def parse_quantity(text: str) -> Fraction:
     """Return the exact number that a quantity means; ValueError if it is not a quantity."""
     match = QUANTITY.fullmatch(text.strip()) if len(text) <= MAX_CHARACTERS else None
     if match is None or (match[3] or "") not in SUFFIXES:
@@ -38,26 +38,28 @@ def number(text: str) -> Fraction:
 
 
 @lru_cache(maxsize=4096)
-def amount(resource: str, text: str, *, up: bool = True) -> int:
+def in_service_units(resource: str, text: str, *, round_up: bool = True) -> int:
     """Return a quantity in the service's unit for the resource: rounded up for requests, down for what nodes offer.
 
-    The result is neither negative nor above LARGEST. `up`: whether to round up.
+    The result is neither negative nor above LARGEST. `round_up`: whether to round up.
     """
-    exact = number(text)
+    exact = parse_quantity(text)
     if resource == "cpu":
         exact *= 1000
     elif resource == "memory":
         exact /= MIB
-    whole = -(-exact.numerator // exact.denominator) if up else exact.numerator // exact.denominator
+    whole = -(-exact.numerator // exact.denominator) if round_up else exact.numerator // exact.denominator
     return max(0, min(LARGEST, whole))
 
 
-def requests(quantities: Mapping[str, object] | None) -> dict[str, int]:
+def resource_requests(quantities: Mapping[str, object] | None) -> dict[str, int]:
     """Return the requests of a resource list, without zeros."""
-    found = {resource: amount(resource, str(text)) for resource, text in (quantities or {}).items()}
+    found = {resource: in_service_units(resource, str(text)) for resource, text in (quantities or {}).items()}
     return {resource: value for resource, value in found.items() if value}
 
 
-def resources(quantities: Mapping[str, object] | None) -> dict[str, int]:
+def allocatable(quantities: Mapping[str, object] | None) -> dict[str, int]:
     """Return the allocatable resources of a node, zeros included: one that offers 0 GPUs now may offer some later."""
-    return {resource: amount(resource, str(text), up=False) for resource, text in (quantities or {}).items()}
+    return {
+        resource: in_service_units(resource, str(text), round_up=False) for resource, text in (quantities or {}).items()
+    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from makeway_api.pods import INSTANCE
 
-from ..api.client import ApiClient, ApiRefusal, Object
+from ..api.client import ApiClient, ApiStatusError, Object
 from ..pods.gang import path_of
 from ..pods.manifest import PodSettings
 from .pod_states import seconds_of
@@ -21,7 +21,7 @@ async def create_once(client: ApiClient, settings: PodSettings, manifest: Object
     path = path_of(manifest, settings.namespace)
     try:
         return await client.create(path, manifest)
-    except ApiRefusal as refusal:
+    except ApiStatusError as refusal:
         if refusal.reason != "AlreadyExists":
             raise
     name = manifest["metadata"]["name"]
@@ -30,13 +30,13 @@ async def create_once(client: ApiClient, settings: PodSettings, manifest: Object
         return await client.create(path, manifest)
     try:
         result = await client.get(f"{path}/{name}")
-    except ApiRefusal as refusal:
+    except ApiStatusError as refusal:
         if refusal.status == 404:  # which would mean that the installation lacks something
-            raise ApiRefusal(409, "Conflict", f"{name} was there, and was just removed") from refusal
+            raise ApiStatusError(409, "Conflict", f"{name} was there, and was just removed") from refusal
         raise
     if (result["metadata"].get("labels") or {}).get(INSTANCE) != settings.instance:
-        raise ApiRefusal(409, "AlreadyExists", f"{name} belongs to another installation")
+        raise ApiStatusError(409, "AlreadyExists", f"{name} belongs to another installation")
     if since is not None and seconds_of(result["metadata"].get("creationTimestamp")) < since - SKEW:
         await client.delete(f"{path}/{name}", uid=result["metadata"]["uid"])
-        raise ApiRefusal(409, "Conflict", f"{name} is from an earlier time and is being removed")
+        raise ApiStatusError(409, "Conflict", f"{name} is from an earlier time and is being removed")
     return result

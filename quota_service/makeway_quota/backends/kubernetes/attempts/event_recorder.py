@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
-from ..api.client import ApiClient, ApiRefusal, ApiUnreachable, Object
+from ..api.client import ApiClient, ApiStatusError, ApiUnreachable, Object
 from .pod_states import JobPod
 
 log = logging.getLogger("makeway.kubernetes")
@@ -96,7 +96,7 @@ class EventRecorder:
             await self._client.create(self._path, result)
         except ApiUnreachable:
             self._pause_after_failure(PAUSE_AFTER_FAILURE)
-        except ApiRefusal as refusal:
+        except ApiStatusError as refusal:
             if refusal.reason == "AlreadyExists":  # it was posted before, here or by an earlier leader
                 return
             log.warning("The event of the pod %s cannot be posted: %s", result["involvedObject"]["name"], refusal)

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from makeway_api.quantities import memory
 
-from ....policy.pod_template import WORKER
+from ....policy.pod_template import WORKER_CONTAINER
 from ...remote.worker_hosts import WorkerHosts
 from .pod_states import NO_START, JobPod
 from .pod_waits import LIMITS, foremost, site_image, waiting
@@ -29,7 +29,7 @@ OWN_FAULT = (
     "Usage of EmptyDir volume",
 )
 """In the message of a pod that the kubelet evicted for more of the disk than it may use, however much its node has."""
-OVER_REQUEST = f"Container {WORKER} was using "
+OVER_REQUEST = f"Container {WORKER_CONTAINER} was using "
 """In the kubelet's message about a pod that it evicts as its node is short of something: the job used more than it
 requested. That is true of all jobs without a request, not only of those that exhaust the node: so it counts as a loss.
 """

@@ -11,10 +11,10 @@ from sys import intern
 
 from makeway_api.pods import missing_claims
 
-from ....policy.pod_template import WORKER
+from ....policy.pod_template import WORKER_CONTAINER
 from ...base import Key
 from ..api.client import Object
-from ..api.quantities import amount
+from ..api.quantities import in_service_units
 from ..cluster.pod_requests import ATTEMPT, ENDED, JOB, NUMBER, pod_requests
 from ..pods.manifest import OWN_IMAGE, WORKERS, token_secret_of
 
@@ -144,7 +144,7 @@ def _with_containers(pod: JobPod, status: Object) -> JobPod:
             pod = replace(
                 pod, waiting=waiting["reason"], message=message, container=intern(name), image=item.get("image") or ""
             )
-        if name == WORKER:
+        if name == WORKER_CONTAINER:
             pod = _with_worker(pod, state, item.get("image") or "")
         elif ended.get("exitCode") and pod.phase == "Failed":
             message = f"its container {name} ended with exit code {ended['exitCode']}: {_last_line(ended)}".rstrip(": ")
@@ -181,9 +181,9 @@ def _last_line(ended: Object) -> str:
 def _memory_of(spec: Object) -> int:
     """Return the MiB that the worker of a pod may use; 0 without a limit."""
     for container in spec.get("containers") or ():
-        if container["name"] == WORKER:
+        if container["name"] == WORKER_CONTAINER:
             limits = (container.get("resources") or {}).get("limits") or {}
-            return amount("memory", str(limits.get("memory") or 0))
+            return in_service_units("memory", str(limits.get("memory") or 0))
     return 0
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from makeway_api.pods import template_list
 from makeway_api.quantities import listed
 
-from ....policy.pod_template import WORKER
+from ....policy.pod_template import WORKER_CONTAINER
 from ....values import CHECKPOINT_STORAGE
 from .pod_states import IMAGE, NO_CONFIG, SETUP, JobPod
 
@@ -128,7 +128,7 @@ def _gated(pod: JobPod) -> str:
 
 def _pulling(pod: JobPod) -> tuple[str, str]:
     """Return the code and the sentence of an image that cannot be pulled; that of a job or profile is its own fault."""
-    message, worker = pod.message or pod.waiting, pod.container == WORKER
+    message, worker = pod.message or pod.waiting, pod.container == WORKER_CONTAINER
     if not _has_no_image(pod):
         what = "its image" if worker else f"the image {pod.image} of its container {pod.container}"
         return "image_pull", f"{what} cannot be pulled: {message}"
@@ -139,7 +139,7 @@ def _pulling(pod: JobPod) -> tuple[str, str]:
 
 def site_image(pod: JobPod) -> str:
     """Return the name of an image that the installation, or a pod template, chose."""
-    if pod.container in ("", WORKER):
+    if pod.container in ("", WORKER_CONTAINER):
         return f"the default image of jobs {pod.image}".rstrip()
     return f"the image {pod.image} of its container {pod.container}"
 

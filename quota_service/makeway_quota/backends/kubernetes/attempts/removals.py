@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from makeway_api.pods import INSTANCE
 
 from ...base import BackendError, Key
-from ..api.client import ApiClient, ApiRefusal, ApiUnreachable, together
+from ..api.client import ApiClient, ApiStatusError, ApiUnreachable, gather_or_cancel
 
 log = logging.getLogger("makeway.kubernetes")
 
@@ -81,11 +81,11 @@ class Removals:
                 try:
                     await self._client.delete(f"{self._pods}/{name}", uid=uid, grace=grace)
                     asked.problem = ""
-                except (ApiRefusal, ApiUnreachable) as error:
+                except (ApiStatusError, ApiUnreachable) as error:
                     asked.problem = str(error)
                     raise
 
-        await together([delete_pod(*pod) for pod in pods])
+        await gather_or_cancel([delete_pod(*pod) for pod in pods])
 
     def asked(self, names: Iterable[str]) -> list[PodRemoval]:
         """Return those of these pods that were deleted and may still be there."""
@@ -109,7 +109,7 @@ class Removals:
             for asked in due:
                 log.warning("The pod %s is still there after %s tries to delete it", asked.name, asked.tries)
             await self.delete([(asked.name, asked.uid, asked.grace) for asked in due], check)
-        except (ApiRefusal, ApiUnreachable, BackendError) as error:
+        except (ApiStatusError, ApiUnreachable, BackendError) as error:
             log.warning("Pods that stay could not be deleted again: %s", error)
         finally:
             self._repeating = None
@@ -152,7 +152,7 @@ class Removals:
             path = f"{self._pods}/{name}"
             try:
                 result = await self._client.get(path)
-            except ApiRefusal as refusal:
+            except ApiStatusError as refusal:
                 if refusal.status == 404:
                     return
                 raise

@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 
 from ...base import BackendError, BackendFull, BackendRefusal, BackendUnavailable
-from ..api.client import ApiRefusal
-from ..api.quantities import number
+from ..api.client import ApiStatusError
+from ..api.quantities import parse_quantity
 
 ACTS = "Kubernetes does not create the pods of this job, and an administrator has to act"
 OF_ALL = (" cannot create resource ", 'namespaces "')
@@ -28,7 +28,7 @@ def start_error(error: Exception, pods: int) -> BackendError:
     `pods`: how many pods the attempt has; 0 where what was refused is not one of them but what they need. A conflict
     is a reason to try again: pods that are created at the same time compete for the quota of their namespace.
     """
-    if not isinstance(error, ApiRefusal):
+    if not isinstance(error, ApiStatusError):
         return BackendUnavailable(str(error))
     if error.status == 403 and "exceeded quota" in error.message:
         if beyond := _beyond(error.message, pods):
@@ -53,7 +53,7 @@ def _beyond(message: str, pods: int) -> str:
     try:
         requested, limited = _quantities(match["requested"]), _quantities(match["limited"])
         for resource in requested.keys() & limited.keys():
-            if 0 < number(limited[resource]) < pods * number(requested[resource]):
+            if 0 < parse_quantity(limited[resource]) < pods * parse_quantity(requested[resource]):
                 need = f"Each of its {pods} pods requests" if pods > 1 else "Its pod requests"
                 return (
                     f"{need} {resource}={requested[resource]}, and the quota of the namespace allows "
@@ -71,7 +71,9 @@ def fits_later(message: str) -> bool:
         return False
     try:
         requested, limited = _quantities(match["requested"]), _quantities(match["limited"])
-        return all(number(requested[one]) <= number(limited[one]) for one in requested.keys() & limited.keys())
+        return all(
+            parse_quantity(requested[one]) <= parse_quantity(limited[one]) for one in requested.keys() & limited.keys()
+        )
     except ValueError:  # the sentence of another version
         return False
 

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 
 from makeway_api.pods import INSTANCE, MANAGED_BY, MANAGER
 
-from ..api.client import ApiClient, ApiRefusal, ApiUnreachable, Object
+from ..api.client import ApiClient, ApiStatusError, ApiUnreachable, Object
 
 log = logging.getLogger("makeway.kubernetes")
 
@@ -131,7 +131,7 @@ class ClusterLease:
         began = self._monotonic()  # of the renewal itself the API server may know long before its answer is here
         try:
             elsewhere = await self._claim(await self._get())
-        except ApiRefusal as refusal:
+        except ApiStatusError as refusal:
             self._failure = str(refusal)
             if refusal.status == 409:
                 return False
@@ -149,7 +149,7 @@ class ClusterLease:
         self._ignored, self._failure, self._refused_since = False, "", None
         return True
 
-    def _note_refusal(self, refusal: ApiRefusal) -> None:
+    def _note_refusal(self, refusal: ApiStatusError) -> None:
         """Go on without the Lease where the account has no right to it, unless another database was seen to hold it."""
         if refusal.status not in NOT_ALLOWED or self._elsewhere:
             self._refused_since = None
@@ -163,7 +163,7 @@ class ClusterLease:
     async def _get(self) -> Object | None:
         try:
             return await self._client.get(f"{self._list}/{self._name}")
-        except ApiRefusal as refusal:
+        except ApiStatusError as refusal:
             if refusal.status == 404:
                 return None
             raise
@@ -179,9 +179,9 @@ class ClusterLease:
             return self._words(spec)
         try:
             await self._client.replace(f"{self._list}/{self._name}", self._lease(version))
-        except ApiRefusal as refusal:
+        except ApiStatusError as refusal:
             if refusal.status == 404:  # it was deleted since it was read
-                raise ApiRefusal(409, "Conflict", "it was deleted meanwhile") from refusal
+                raise ApiStatusError(409, "Conflict", "it was deleted meanwhile") from refusal
             raise
         return ""
 

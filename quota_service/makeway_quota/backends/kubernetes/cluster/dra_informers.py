@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from ..api.client import ApiClient, ApiRefusal, ApiUnreachable
+from ..api.client import ApiClient, ApiStatusError, ApiUnreachable
 from ..api.informer import Informer, Timing
 from .dra_devices import (
     CLAIMS,
@@ -128,7 +128,7 @@ class DraInformers:
             try:
                 classes = await self._read_classes()
             except Exception as error:
-                tries = 0 if isinstance(error, ApiRefusal) and error.status in REFUSED else tries + 1
+                tries = 0 if isinstance(error, ApiStatusError) and error.status in REFUSED else tries + 1
                 self._fail(error)
             else:
                 tries = 0
@@ -161,9 +161,9 @@ class DraInformers:
 
     def _fail(self, error: Exception) -> None:
         """Note why nothing can be followed; where the API is gone, so are its devices."""
-        if not isinstance(error, ApiRefusal | ApiUnreachable | OSError | TimeoutError):
+        if not isinstance(error, ApiStatusError | ApiUnreachable | OSError | TimeoutError):
             log.exception("%s: an answer that was not understood", CLASSES, exc_info=error)
-        if isinstance(error, ApiRefusal) and error.status == NOT_FOUND:
+        if isinstance(error, ApiStatusError) and error.status == NOT_FOUND:
             self._followed = None
         self._failure = str(error) or type(error).__name__
 

@@ -18,7 +18,7 @@ from makeway_api import taints
 from ....policy import Document
 from ....values import MAX_DEVICES
 from ..api.client import Object
-from ..api.quantities import resources
+from ..api.quantities import allocatable
 
 BLOCKS = 512
 """How many ranges of indices the resources of nodes in several pools are spread over."""
@@ -114,7 +114,7 @@ def project_node(item: Object) -> ClusterNode:
     down = [one for one in spec.get("taints") or () if one["key"] in DOWN]
     ready = not down and _is(conditions, "Ready", "True") and _is(conditions, "NetworkUnavailable", "False")
     labels = {intern(str(name)): intern(str(value)) for name, value in (metadata.get("labels") or {}).items()}
-    offered = resources(status.get("allocatable") or status.get("capacity"))
+    offered = allocatable(status.get("allocatable") or status.get("capacity"))
     return ClusterNode(
         name=intern(str(metadata["name"])),
         uid=metadata.get("uid", ""),

@@ -14,7 +14,7 @@ from sys import intern
 from makeway_api.pods import INSTANCE, MANAGED_BY, MANAGER, SESSION
 
 from ..api.client import Object
-from ..api.quantities import requests
+from ..api.quantities import resource_requests
 
 ENDED = ("Succeeded", "Failed")
 JOB = "makeway/job"
@@ -97,7 +97,7 @@ def pod_requests(spec: Object, status: Object | None = None) -> dict[str, int]:
     given = {one["name"]: one.get("allocatedResources") for one in (status or {}).get("containerStatuses") or ()}
     running: dict[str, int] = {}
     for container in spec.get("containers") or ():
-        _add(running, _larger(_requests_of(container), requests(given.get(container.get("name")))))
+        _add(running, _larger(_requests_of(container), resource_requests(given.get(container.get("name")))))
     beside: dict[str, int] = {}
     step: dict[str, int] = {}
     for container in spec.get("initContainers") or ():
@@ -108,15 +108,15 @@ def pod_requests(spec: Object, status: Object | None = None) -> dict[str, int]:
         else:
             step = _larger(step, _sum([beside, asked]))
     total = _larger(_sum([running, beside]), step)
-    total.update(requests((spec.get("resources") or {}).get("requests")))
-    _add(total, requests(spec.get("overhead")))
+    total.update(resource_requests((spec.get("resources") or {}).get("requests")))
+    _add(total, resource_requests(spec.get("overhead")))
     return total
 
 
 def _requests_of(container: Object) -> dict[str, int]:
     """Return what a container requests; without a request of a resource, its limit is the request."""
     resources = container.get("resources") or {}
-    return requests({**(resources.get("limits") or {}), **(resources.get("requests") or {})})
+    return resource_requests({**(resources.get("limits") or {}), **(resources.get("requests") or {})})
 
 
 def _add(total: dict[str, int], more: Mapping[str, int]) -> None:

@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from makeway_api.quantities import count, listed
 
-from ..api.client import ApiClient, ApiRefusal, Object
+from ..api.client import ApiClient, ApiStatusError, Object
 from .dra_devices import SLICES, DeviceId, newest_slices, project_slice
 
 Offered = Mapping[str, Mapping[str, int]]
@@ -27,7 +27,7 @@ async def slice_sentences(client: ApiClient, counted: Offered = MappingProxyType
     """Return one sentence for each driver whose GPUs no pool takes, sorted by driver; `counted` are taken."""
     try:
         items = (await client.get(SLICES)).get("items") or ()
-    except ApiRefusal as refusal:
+    except ApiStatusError as refusal:
         if refusal.status in UNREADABLE:
             return []
         raise

@@ -22,7 +22,7 @@ from makeway_api.pods import INSTANCE, MANAGED_BY, MANAGER
 from makeway_api.quantities import count
 
 from ...untrusted import UnreadableJson, read_table, text, whole
-from ..api.client import ApiClient, ApiRefusal, ApiUnreachable, Object
+from ..api.client import ApiClient, ApiStatusError, ApiUnreachable, Object
 from ..cluster.nodes import Toleration
 from ..cluster.pod_requests import ENDED
 from .compute import limit_cpu
@@ -143,7 +143,7 @@ class CheckpointFolders:
             except _NotLeading:
                 claim.waiting.clear()
                 return
-            except (ApiRefusal, ApiUnreachable, RemovalFailed) as error:
+            except (ApiStatusError, ApiUnreachable, RemovalFailed) as error:
                 self._warn(name, claim, [*claim.waiting], self._pause(f"claim {name}"), str(error))
                 claim.waiting.clear()  # the retention asks again
                 return
@@ -197,7 +197,7 @@ class CheckpointFolders:
         await self._clear(path)
         await self._client.create(self._pods, pod)
         result = await self._ended(path)
-        with suppress(ApiRefusal, ApiUnreachable):  # the next try deletes it otherwise
+        with suppress(ApiStatusError, ApiUnreachable):  # the next try deletes it otherwise
             await self._client.delete(path, grace=GRACE)
         return folders_in_the_way(result)
 

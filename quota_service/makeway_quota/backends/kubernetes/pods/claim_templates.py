@@ -17,8 +17,8 @@ from makeway_api.quantities import count, listed
 
 from ....engine.snapshot import GPU, Profile
 from ....policy import Document
-from ....policy.pod_template import claims_of
-from ..api.client import ApiClient, ApiRefusal, Object
+from ....policy.pod_template import claim_templates_of
+from ..api.client import ApiClient, ApiStatusError, Object
 from ..cluster.dra_devices import (
     CLASSES,
     GROUP,
@@ -112,13 +112,13 @@ class ClaimTemplates:
     async def problem(self, template: Mapping[str, Any], gpus: int, resource: str, namespace: str) -> str:
         """Return why a pod of this pod template would get its GPUs on no node, whatever nodes there are; "" else.
 
-        `gpus` are those of one pod, `resource` is that of the pool. Also "" where the account may not look. ApiRefusal
-        and ApiUnreachable as the client raises them.
+        `gpus` are those of one pod, `resource` is that of the pool. Also "" where the account may not look.
+        ApiStatusError and ApiUnreachable as the client raises them.
         """
         return (await self._answer(template, gpus, resource, namespace)).problem
 
     async def _answer(self, template: Mapping[str, Any], gpus: int, resource: str, namespace: str) -> _Answer:
-        names = tuple(sorted(claims_of(template).values()))
+        names = tuple(sorted(claim_templates_of(template).values()))
         key = namespace, resource, names, gpus
         if not names or not gpus:
             return _Answer(0.0, "")
@@ -126,7 +126,7 @@ class ClaimTemplates:
             return kept
         try:
             found, classes = await self._read(names, gpus, resource, namespace)
-        except ApiRefusal as refusal:
+        except ApiStatusError as refusal:
             if refusal.status in UNREADABLE:
                 return _Answer(0.0, "")
             raise
@@ -145,7 +145,7 @@ class ClaimTemplates:
             try:
                 item = await self._client.get(f"{GROUP}/namespaces/{namespace}/resourceclaimtemplates/{name}")
                 requests += project_template(item)
-            except ApiRefusal as refusal:
+            except ApiStatusError as refusal:
                 if refusal.status != NOT_FOUND:
                     raise
                 return f"there is no ResourceClaimTemplate {name} in the namespace {namespace} (version v1)", ()
@@ -165,7 +165,7 @@ class ClaimTemplates:
         """Return that no driver offers devices of a resource's class; "" where one does, or that cannot be read."""
         try:
             items = (await self._client.get(CLASSES)).get("items") or ()
-        except ApiRefusal as refusal:
+        except ApiStatusError as refusal:
             if refusal.status in (*UNREADABLE, NOT_FOUND):
                 return ""
             raise
@@ -194,7 +194,7 @@ class ClaimTemplates:
         query = {"fieldSelector": f"spec.driver={device_class.driver}"} if device_class.driver else None
         try:
             items = (await self._client.get(SLICES, query)).get("items") or ()
-        except ApiRefusal as refusal:
+        except ApiStatusError as refusal:
             if refusal.status in (*UNREADABLE, NOT_FOUND):
                 return True
             raise
@@ -206,7 +206,7 @@ class ClaimTemplates:
     ) -> str:
         """Return why no pod of a profile would get its GPUs, in whichever of its pools; "" where it would in one."""
         template, found = document.profile_facts[profile.name].pod, ""
-        if not claims_of(template):
+        if not claim_templates_of(template):
             return ""
         served = [one for one in selectors if not profile.pools or one.pool in profile.pools]
         for resource in dict.fromkeys(one.resource for one in served):
@@ -228,7 +228,7 @@ class ClaimTemplates:
         for profile in document.profiles:
             facts = document.profile_facts[profile.name]
             pools = [one for one in selectors if not profile.pools or one.pool in profile.pools]
-            if not claims_of(facts.pod) or not pools:
+            if not claim_templates_of(facts.pod) or not pools:
                 continue
             for resource in dict.fromkeys(one.resource for one in pools):
                 for space in _spaces(facts.kinds, namespaces):

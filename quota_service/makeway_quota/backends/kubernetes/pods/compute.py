@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from makeway_api.quantities import memory, number
 
-from ....policy.pod_template import WORKER
+from ....policy.pod_template import WORKER_CONTAINER
 from ...base import BackendError, StartOrder
 from ..api.client import Object
-from ..api.quantities import amount
+from ..api.quantities import in_service_units
 from ..cluster.pod_requests import pod_requests
 
 _START = 500
@@ -24,7 +24,7 @@ def share_compute(pod: Object, order: StartOrder, *, limit: bool = False) -> Non
     CPU and memory that the order does not have are the namespace's defaults, and not planned. `limit`: each container
     that requests CPU has a limit, too.
     """
-    worker = next(one for one in pod["spec"]["containers"] if one["name"] == WORKER)
+    worker = next(one for one in pod["spec"]["containers"] if one["name"] == WORKER_CONTAINER)
     beside = requests_beside(pod["spec"])
     given = worker["resources"]
     if order.cpu:
@@ -44,7 +44,7 @@ def limit_cpu(pod: Object) -> None:
         request = (resources.get("requests") or {}).get("cpu")
         if request is not None and "cpu" not in (resources.get("limits") or {}):
             least = _START if container["name"] == "launcher" else 0
-            limit = max(amount("cpu", str(request)), least)
+            limit = max(in_service_units("cpu", str(request)), least)
             resources["limits"] = {**(resources.get("limits") or {}), "cpu": f"{limit}m"}
 
 
@@ -56,7 +56,7 @@ def requests_beside(spec: Object) -> dict[str, int]:
 def containers_beside(spec: Object) -> list[Object]:
     """Return the containers that run beside the job's: sidecars, too, and no other init containers."""
     sidecars = [one for one in spec.get("initContainers") or () if one.get("restartPolicy") == "Always"]
-    return [*(one for one in spec["containers"] if one["name"] != WORKER), *sidecars]
+    return [*(one for one in spec["containers"] if one["name"] != WORKER_CONTAINER), *sidecars]
 
 
 def _for_the_job(resource: str, planned: int, beside: int) -> int:

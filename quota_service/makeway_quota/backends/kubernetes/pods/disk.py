@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from makeway_api.quantities import memory
 
-from ....policy.pod_template import WORKER
+from ....policy.pod_template import WORKER_CONTAINER
 from ...base import BackendError
 from ..api.client import Object
-from ..api.quantities import MIB, amount
+from ..api.quantities import MIB, in_service_units
 from .compute import containers_beside
 
 RESOURCE = "ephemeral-storage"
@@ -38,7 +38,7 @@ class Disk:
 
 def setting(request: str, limit: str) -> Disk:
     """Return the disk that two quantities of Kubernetes mean; ValueError where they are none, or contradict."""
-    result = Disk(*(amount("memory", text) if text.strip() else 0 for text in (request, limit)))
+    result = Disk(*(in_service_units("memory", text) if text.strip() else 0 for text in (request, limit)))
     if result.limit and result.request > result.limit:
         raise ValueError(f"Pods of jobs cannot request more of a disk than they may use: {request} and {limit}.")
     return result
@@ -50,7 +50,7 @@ def bound_disk(pod: Object, disk: Disk, shared_memory: int = 0) -> None:
     What the template of the profile says stays. `disk` is that of the whole pod, as containers beside the job's write
     to the same node; `shared_memory` is the size of volumes in memory in MiB. BackendError where the others take all.
     """
-    worker = next(one for one in pod["spec"]["containers"] if one["name"] == WORKER)
+    worker = next(one for one in pod["spec"]["containers"] if one["name"] == WORKER_CONTAINER)
     resources = worker.setdefault("resources", {})
     limits, requests = (resources.setdefault(kind, {}) for kind in ("limits", "requests"))
     own = RESOURCE in limits or RESOURCE in requests
@@ -73,13 +73,13 @@ def _beside(pod: Object, kind: str) -> int:
 
 def _in_all(pod: Object) -> int:
     """Return the limit of the pod as the kubelet has it: those of its containers in sum."""
-    worker = next(one for one in pod["spec"]["containers"] if one["name"] == WORKER)
+    worker = next(one for one in pod["spec"]["containers"] if one["name"] == WORKER_CONTAINER)
     return _mebibytes(worker, "limits") + _beside(pod, "limits")
 
 
 def _mebibytes(container: Object, kind: str) -> int:
     text = ((container.get("resources") or {}).get(kind) or {}).get(RESOURCE)
-    return -(-amount(RESOURCE, str(text)) // MIB) if text is not None else 0
+    return -(-in_service_units(RESOURCE, str(text)) // MIB) if text is not None else 0
 
 
 def _for_the_job(planned: int, beside: int) -> int:

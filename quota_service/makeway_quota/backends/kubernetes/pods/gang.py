@@ -8,7 +8,7 @@ import re
 from collections.abc import Awaitable, Callable, Sequence
 
 from ...base import StartOrder
-from ..api.client import ApiRefusal, Object
+from ..api.client import ApiStatusError, Object
 from .manifest import MASTER_PORT, PodSettings, attempt_name, labels_of, owned
 
 log = logging.getLogger("makeway.kubernetes")
@@ -45,7 +45,7 @@ async def create_shared(
         await create(service(settings, order, pods))
         try:
             await create(network_policy(settings, order, pods))
-        except ApiRefusal as refusal:
+        except ApiStatusError as refusal:
             if not UNAUTHORIZED.search(refusal.message):
                 raise
             log.warning("The gang %s gets no network policy: %s", attempt_name(order.workload, order.attempt), refusal)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from ....policy.pod_template import folder_problem, path_problem
-from ..api.client import SILENT, ApiClient, ApiRefusal, ApiUnreachable, Object
+from ..api.client import SILENT, ApiClient, ApiStatusError, ApiUnreachable, Object
 from .volumes import Mount
 
 KEPT_SECONDS = 60.0
@@ -141,7 +141,7 @@ class Homes:
         path = f"/api/v1/namespaces/{self._namespace}/persistentvolumeclaims/{mount.claim}"
         try:
             why = claim_problem(await self._client.get(path))
-        except ApiRefusal as refusal:
+        except ApiStatusError as refusal:
             why = f"Makeway has no right to read the claim {mount.claim} ({refusal.message})"
             if refusal.status == 404:
                 why = f"there is no claim {mount.claim} in the namespace {self._namespace}"

@@ -16,7 +16,7 @@ from typing import Any
 
 from makeway_api.pods import INSTANCE, KIND, MANAGED_BY, MANAGER, OWNER, PROFILE, STAYS_PUT, TEAM
 
-from ....policy.pod_template import WORKER, claims_of
+from ....policy.pod_template import WORKER_CONTAINER, claim_templates_of
 from ...base import Key, StartOrder
 from ..api.client import Object
 from ..cluster.nodes import Toleration
@@ -137,7 +137,9 @@ def token_key(workload: str, attempt: int, worker: int) -> str:
 def token_secret_of(pod: Object) -> str:
     """Return the name of the Secret that a worker's pod takes its token from, "" where its manifest is not known."""
     containers = pod.get("spec", {}).get("containers", ())
-    variables = [one for container in containers if container["name"] == WORKER for one in container.get("env", ())]
+    variables = [
+        one for container in containers if container["name"] == WORKER_CONTAINER for one in container.get("env", ())
+    ]
     return next((str(one["valueFrom"]["secretKeyRef"]["name"]) for one in variables if one["name"] == TOKEN), "")
 
 
@@ -204,7 +206,7 @@ def worker_pod(
 
 def _annotations(order: StartOrder) -> dict[str, str]:
     own_image, stays = {OWN_IMAGE: "true"} if order.image else {}, {} if order.preemptible else STAYS_PUT
-    return {OWNER: order.owner, "makeway/name": order.name, DEFAULT_CONTAINER: WORKER, **own_image, **stays}
+    return {OWNER: order.owner, "makeway/name": order.name, DEFAULT_CONTAINER: WORKER_CONTAINER, **own_image, **stays}
 
 
 def deadline_of(order: StartOrder) -> Object:
@@ -301,7 +303,7 @@ def _worker_container(
         "LOGNAME": USER,
     }
     return {
-        "name": WORKER,
+        "name": WORKER_CONTAINER,
         "image": order.image or settings.image,
         "imagePullPolicy": settings.pull_policy,
         "command": ["python3", "-S", LAUNCHER, "--remote"],
@@ -342,7 +344,7 @@ def _rendezvous(settings: PodSettings, order: StartOrder, number: int) -> dict[s
 def _resources(given: WorkerResources) -> Object:
     requests: Object = {}
     limits: Object = {}
-    if given.devices and (claims := claims_of(given.template)):
+    if given.devices and (claims := claim_templates_of(given.template)):
         return {"requests": requests, "limits": limits, "claims": [{"name": name} for name in claims]}
     if given.devices:
         requests[given.resource] = limits[given.resource] = str(given.devices)

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
-from ....policy.pod_template import claims_of, problems
+from ....policy.pod_template import claim_templates_of, template_problems
 from ..api.client import Object
-from ..api.quantities import number
+from ..api.quantities import parse_quantity
 
 KEYS: Mapping[str, str] = {
     "containers": "name",
@@ -67,9 +67,9 @@ def _entries(base: list[Object], patch: list[Object], key: str) -> list[Object]:
 def template_setting(text: str) -> Mapping[str, Any]:
     """Return the pod template that a setting means, empty for ""; ValueError where it is none, or not allowed."""
     template = _table(TEMPLATE, text, 'such as {"metadata": {"annotations": {"team": "ml"}}}')
-    for problem in problems(template):
+    for problem in template_problems(template):
         raise ValueError(f"{TEMPLATE}: {problem}.")
-    if claims_of(template):
+    if claim_templates_of(template):
         raise ValueError(f"{TEMPLATE}: spec.resourceClaims is for the pod template of a profile, whose GPUs they are.")
     return template
 
@@ -84,7 +84,7 @@ def resources_setting(text: str) -> Mapping[str, Any]:
         for name, quantity in quantities.items():
             if not _NAME.fullmatch(name) or not isinstance(quantity, str | int | float):
                 raise ValueError(f"{RESOURCES}: {kind}.{name} is not a resource: expected a JSON object {example}.")
-            number(str(quantity))
+            parse_quantity(str(quantity))
     return resources
 
 

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from makeway_api.pods import INSTANCE, MANAGED_BY, MANAGER
 
 from ...base import Key
-from ..api.client import ApiRefusal, Object
+from ..api.client import ApiStatusError, Object
 from .manifest import owned, token_key
 
 MAX_STARTS = 16
@@ -71,7 +71,7 @@ class TokenSecret:
             self._writing.add_done_callback(_failed)
 
     async def written(self) -> None:
-        """Return when the Secret is there; ApiRefusal or ApiUnreachable where it cannot be written."""
+        """Return when the Secret is there; ApiStatusError or ApiUnreachable where it cannot be written."""
         await self._created.wait()
         if self._writing is not None:
             await asyncio.shield(self._writing)
@@ -80,7 +80,7 @@ class TokenSecret:
         owners = [pod for pods in self._owners.values() for pod in pods]
         try:
             await self._create(token_secret(self.name, self._instance, self._tokens, owners))
-        except ApiRefusal as refusal:
+        except ApiStatusError as refusal:
             if refusal.reason != "AlreadyExists":  # its name is random: an earlier answer was lost
                 raise
 

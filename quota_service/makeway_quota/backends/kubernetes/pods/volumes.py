@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ....policy import Document
-from ....policy.pod_template import WORKER
+from ....policy.pod_template import WORKER_CONTAINER
 from ..api.client import Object
 from .manifest import HOME
 
@@ -41,7 +41,7 @@ def with_mounts(pod: Object, mounts: Sequence[Mount]) -> Object:
     if not mounts:
         return pod
     result = deepcopy(pod)
-    (worker,) = [one for one in result["spec"]["containers"] if one["name"] == WORKER]
+    (worker,) = [one for one in result["spec"]["containers"] if one["name"] == WORKER_CONTAINER]
     for mount in mounts:
         if any(one["mountPath"].rstrip("/") == mount.path for one in worker["volumeMounts"]):
             continue

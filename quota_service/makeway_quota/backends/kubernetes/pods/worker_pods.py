@@ -10,7 +10,7 @@ from typing import Any
 
 from ....engine.snapshot import GPU
 from ....policy import Document
-from ....policy.pod_template import claims_of
+from ....policy.pod_template import claim_templates_of
 from ....values import Place
 from ...base import BackendError, BackendUnavailable, NodeStatus, StartOrder
 from ..api.client import Object
@@ -89,7 +89,7 @@ class WorkerPods:
         """Return the pod template, the GPUs and the resource of each kind of pod that gets its GPUs by claims."""
         document = self.document
         facts = document.profile_facts.get(order.profile) if document is not None else None
-        if document is None or facts is None or not claims_of(facts.pod):
+        if document is None or facts is None or not claim_templates_of(facts.pod):
             return
         chosen = ((len(place.devices), self._selector(document, order, place)) for place in order.workers)
         kinds = dict.fromkeys((gpus, one.resource) for gpus, one in chosen if gpus and one is not None)
