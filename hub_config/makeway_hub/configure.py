@@ -18,7 +18,7 @@ from jupyterhub.proxy import ConfigurableHTTPProxy
 from jupyterhub.services import service as services
 from makeway_api.open_files import raise_limit
 from makeway_api.proxies import USERS_VARIABLES, without_proxy
-from makeway_spawner.lease import LeaseMixin
+from makeway_spawner.lease_mixin import LeaseMixin
 from makeway_spawner.local import MakewayLocalSpawner
 from traitlets import default
 

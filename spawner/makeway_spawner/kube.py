@@ -16,7 +16,7 @@ from makeway_api.quantities import listed
 from traitlets import Float, Unicode
 
 from . import api_refusal, listening, pod, pod_end, pod_events
-from .lease import LeaseMixin
+from .lease_mixin import LeaseMixin
 from .pod_spawner import PodSpawner
 from .pod_start import PodStart
 from .refusal import Refused

@@ -29,7 +29,7 @@ from traitlets import Enum, Unicode, default
 
 from . import listening
 from .home import earlier_file_name, file_name, home_of, prepare
-from .lease import LeaseMixin
+from .lease_mixin import LeaseMixin
 from .process import kill_marked, start_ticks
 from .refusal import Refused
 from .server_log import last_line_of, quoted

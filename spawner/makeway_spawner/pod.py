@@ -21,7 +21,7 @@ from makeway_api.pods import (
     TEAM,
 )
 
-from .granted import Lease
+from .lease import Lease
 
 MEBIBYTE = 2**20
 USUAL = taints.GPU

@@ -13,8 +13,8 @@ from informing import soon
 from kube.notebooks import Line
 from kube.spawners import NAMESPACED, notebook
 from kubernetes_asyncio.client import V1ObjectMeta, V1Pod
-from makeway_spawner.granted import Lease
 from makeway_spawner.kube import MakewayKubeSpawner
+from makeway_spawner.lease import Lease
 from makeway_spawner.refusal import Refused
 from pods import PODS
 

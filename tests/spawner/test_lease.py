@@ -14,9 +14,9 @@ import pytest
 from jupyterhub.spawner import Spawner
 from makeway_api.client import AsyncClient
 from makeway_api.models import Notice, Reason
-from makeway_spawner import lease, service
-from makeway_spawner.granted import Lease
-from makeway_spawner.lease import LeaseMixin
+from makeway_spawner import lease_mixin, service
+from makeway_spawner.lease import Lease
+from makeway_spawner.lease_mixin import LeaseMixin
 from makeway_spawner.refusal import Refused
 from spawner.quota_fake import PROFILES, URL, QuotaFake, app
 
@@ -333,8 +333,8 @@ async def test_a_server_that_gets_its_address_after_the_restart_is_asked_there(
         elif before == "refuses":
             await asyncio.Event().wait()
 
-    monkeypatch.setattr(lease.listening, "answer", answer)
-    monkeypatch.setattr(lease, "_CHECK_AGAIN", 0.001)
+    monkeypatch.setattr(lease_mixin.listening, "answer", answer)
+    monkeypatch.setattr(lease_mixin, "_CHECK_AGAIN", 0.001)
     spawner = await checked(make, 1, 1)
     monkeypatch.setattr(StillSpawner, "http_timeout", 0.3)  # as a trait, it takes whole seconds only
     spawner._server.url = old

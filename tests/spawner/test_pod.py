@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from makeway_quota.backends.kubernetes.cluster.pod_requests import project_share
 from makeway_spawner import pod
-from makeway_spawner.granted import Lease
+from makeway_spawner.lease import Lease
 
 LEASE = Lease(
     "s-1",

@@ -53,7 +53,8 @@ def reconcile(
     `max_infra_failures`: how many counted losses (`Losses.counts`) a job survives; `document`: the nodes that it may go
     to; `backoff`: how often each job's start has failed, and on which nodes; `durable`: an attempt leaves checkpoints
     to the next one. `stopping`: the service has just stopped all jobs, because it ends itself. `times`: the times of
-    rows, corrected where the clock was set since they were written. `quarantine`: the rows that fail, which are tried later.
+    rows, corrected where the clock was set since they were written. `quarantine`: the rows that fail, which are tried
+    later.
     """
     change_set, quarantine = ChangeSet(), quarantine or Quarantine()
     losses = Losses(observation.nodes, max_infra_failures, document)
