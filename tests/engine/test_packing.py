@@ -26,7 +26,7 @@ def whole(count: int, of: int = 8) -> NodeCapacity:
 
 def incremental(mix: dict[Shape, int], *rooms: NodeCapacity) -> Packing:
     """Build a packing of nodes that were empty once and are as given now."""
-    empty = [NodeCapacity([GPU] * len(r.left), FREE if r.cpu == FREE else 96_000, FREE, r.model) for r in rooms]
+    empty = [NodeCapacity([GPU] * len(r.devices), FREE if r.cpu == FREE else 96_000, FREE, r.model) for r in rooms]
     packing = Packing(empty, mix)
     for at, each in enumerate(rooms):
         packing.see(at, each)

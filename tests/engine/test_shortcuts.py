@@ -60,7 +60,7 @@ def test_no_node_is_scored_below_its_bound(monkeypatch: pytest.MonkeyPatch) -> N
     def checked(preemptor: Preemptor, node: NodeState, *staying: list[Allocation]) -> consolidation._Option | None:
         found = option(preemptor, node, *staying)
         if found is not None and preemptor.need.min_workers == 1:
-            least = consolidation._least(preemptor, node)
+            least = consolidation._min_moved(preemptor, node)
             assert least <= found.cost
             seen[least > 0] += 1
         return found

@@ -125,7 +125,7 @@ class CapacityCache:
 class NodeCapacity(NamedTuple):
     """What is left on a node: of each device, of CPU and of memory. CPU < 0: the node takes nothing."""
 
-    left: Sequence[int]
+    devices: Sequence[int]
     cpu: int
     memory: int
     model: str = ""
@@ -159,7 +159,7 @@ def hosts_emptied(node: NodeState, need: Need, nominated: Iterable[tuple[Part, N
     if not node.suits(need):
         return 0
     room = emptied(node)
-    remaining, cpu, memory, pods = list(room.left), room.cpu, room.memory, free_pods(node.node)
+    remaining, cpu, memory, pods = list(room.devices), room.cpu, room.memory, free_pods(node.node)
     for part, other in nominated:
         for at in part.devices:
             remaining[at] -= part.milli

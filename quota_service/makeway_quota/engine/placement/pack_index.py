@@ -22,7 +22,7 @@ class PackIndex:
         self.mix = rounded(pool.mix)
         self.packing = Packing([emptied(node) for node in pool.nodes], self.mix)
         for node in pool.nodes:
-            self.packing.see(node.position, _left(node))
+            self.packing.see(node.position, _remaining(node))
         self.seen = len(pool.touched)
         self.mixed = pool.mixed
 
@@ -47,7 +47,7 @@ class PackIndex:
     def catch_up(self) -> None:
         """Apply the nodes that were touched since the last query."""
         for position in set(self.pool.touched[self.seen :]):
-            self.packing.see(position, _left(self.pool.nodes[position]))
+            self.packing.see(position, _remaining(self.pool.nodes[position]))
         self.seen = len(self.pool.touched)
         if self.mixed != self.pool.mixed:
             self.mixed = self.pool.mixed
@@ -67,7 +67,7 @@ def _step(count: int) -> int:
     return round(_STEP ** round(log(count, _STEP)))
 
 
-def _left(node: NodeState) -> NodeCapacity:
+def _remaining(node: NodeState) -> NodeCapacity:
     cpu, memory = min(node.cpu_open, node.cpu_future), min(node.memory_open, node.memory_future)
     takes = node.usable and min(node.pods_open, node.pods_future) > 0
     return NodeCapacity(node.free, max(0, cpu) if takes else -1, max(0, memory), node.node.model)

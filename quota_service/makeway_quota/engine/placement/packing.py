@@ -48,7 +48,7 @@ class Packing:
 
     def __init__(self, nodes: Sequence[NodeCapacity], mix: Mapping[Shape, int]) -> None:
         """Initialize with the nodes *empty*: what they could serve then sets the prices. `mix` counts work by shape."""
-        width = max((len(node.left) for node in nodes), default=0)
+        width = max((len(node.devices) for node in nodes), default=0)
         self.models = sorted({node.model for node in nodes})
         self.model: Ints = np.array([self.models.index(node.model) for node in nodes], dtype=np.int64)
         self.free: Ints = np.zeros((len(nodes), max(width, 1)), dtype=np.int64)
@@ -59,7 +59,7 @@ class Packing:
         self.turn: Ints = np.arange(len(nodes))
         self._requests: dict[Shape, _RequestCosts] = {}
         self.shapes: list[Shape] | None = None
-        self.each: Floats = np.zeros((len(nodes), 0))
+        self.usable: Floats = np.zeros((len(nodes), 0))
         """The milli-GPUs that each shape could use on each node, were it empty."""
         for position, node in enumerate(nodes):
             self.see(position, node)
@@ -68,7 +68,7 @@ class Packing:
 
     def see(self, position: int, node: NodeCapacity) -> None:
         """Update a node's row; an unchanged node costs nothing."""
-        remaining, cpu, memory, was = node.left, node.cpu, node.memory, self.states[position]
+        remaining, cpu, memory, was = node.devices, node.cpu, node.memory, self.states[position]
         state = (was[0], cpu, memory, *remaining)
         if state == was:
             return
@@ -127,22 +127,22 @@ class Packing:
 
         The caller passes what is left on it to `see` afterwards.
         """
-        if node.model not in self.models or len(node.left) > self.free.shape[1]:
+        if node.model not in self.models or len(node.devices) > self.free.shape[1]:
             return False
         free, cpu, memory = self.empty
         free[position] = 0
-        free[position, : len(node.left)] = node.left
+        free[position, : len(node.devices)] = node.devices
         cpu[position], memory[position] = node.cpu, node.memory
         self.model[position] = self.models.index(node.model)
         self.free[position] = 0
         self.states[position] = (int(self.model[position]),)
-        self.each[position] = self._usable_empty(np.array([position]))
+        self.usable[position] = self._usable_empty(np.array([position]))
         self._set_prices()
         return True
 
     def insert(self, position: int, node: NodeCapacity) -> bool:
         """Insert a new *empty* node before the one at `position`; False as for `renew`. Ties go by position again."""
-        if node.model not in self.models or len(node.left) > self.free.shape[1]:
+        if node.model not in self.models or len(node.devices) > self.free.shape[1]:
             return False
         self._rearrange(lambda rows: np.insert(rows, position, 0, axis=0))
         self.states.insert(position, ())
@@ -158,7 +158,7 @@ class Packing:
         free, cpu, memory = self.empty
         self.empty = change(free), change(cpu), change(memory)
         self.free, self.cpu, self.memory = change(self.free), change(self.cpu), change(self.memory)
-        self.model, self.each = change(self.model), change(self.each)
+        self.model, self.usable = change(self.model), change(self.usable)
         self.turn = np.arange(len(self.free))
 
     def prefer(self, order: Sequence[int]) -> None:
@@ -180,7 +180,7 @@ class Packing:
         self._set_prices()
 
     def _set_prices(self) -> None:
-        every = self.each.sum(axis=0)
+        every = self.usable.sum(axis=0)
         self.price: Floats = np.where(every > 0, self._part / np.where(every > 0, every, 1.0), 0.0)
         self._requests.clear()
         self.changed.clear()
@@ -189,8 +189,8 @@ class Packing:
         """Fill the arrays of the shapes' requests and of the empty nodes' use to each."""
         self.shapes = shapes
         gpus = np.array([shape.gpus for shape in shapes], dtype=np.int64)
-        self.least: Ints = np.minimum(gpus, GPU)
-        self.full: Ints = GPU // self.least * self.least
+        self.per_device: Ints = np.minimum(gpus, GPU)
+        self.full: Ints = GPU // self.per_device * self.per_device
         self.whole: Bools = gpus >= GPU
         self.blocks: Ints = np.where(self.whole, gpus // GPU, 1)
         self.per_cpu: Floats = _per([shape.cpu for shape in shapes], gpus)
@@ -199,12 +199,12 @@ class Packing:
         self.memory_need: Ints = np.array([shape.memory for shape in shapes], dtype=np.int64)
         suits = [[not s.models or model in s.models for s in shapes] for model in self.models]
         self.suits: Bools = np.array(suits, dtype=np.bool_).reshape(len(self.models), len(shapes))
-        self.each = self._usable_empty(np.arange(len(self.free)))
+        self.usable = self._usable_empty(np.arange(len(self.free)))
 
     def _usable_empty(self, rows: Ints) -> Floats:
         """Return, for each empty node and shape, the milli-GPUs that work of the shape could use."""
         free, cpu, memory = self.empty
-        shared = _at_least(free[rows], self.least)
+        shared = _at_least(free[rows], self.per_device)
         return self._share(shared, (free[rows] == GPU).sum(axis=1), cpu[rows], memory[rows], rows)
 
     def _share(self, shared: Floats, whole: Ints, cpu: Floats, memory: Floats, rows: Ints) -> Floats:
@@ -246,7 +246,7 @@ class Packing:
     def _whole_cost(self, shape: Shape, rows: Ints) -> tuple[Floats, Ints]:
         """Price whole devices (or none): what is left of the others stays as it is."""
         free = self.free[rows]
-        shared, whole = _at_least(free, self.least), (free == GPU).sum(axis=1)
+        shared, whole = _at_least(free, self.per_device), (free == GPU).sum(axis=1)
         cpu, memory = self.cpu[rows], self.memory[rows]
         before = self._share(shared, whole, cpu, memory, rows)
         blocks = shape.gpus // GPU
@@ -257,11 +257,11 @@ class Packing:
         """Price a share of one device on every device of each node; the fullest of the cheapest is taken."""
         free = self.free[rows]
         remaining = free - shape.gpus
-        shared, whole = _at_least(free, self.least), (free == GPU).sum(axis=1)
+        shared, whole = _at_least(free, self.per_device), (free == GPU).sum(axis=1)
         cpu, memory = self.cpu[rows], self.memory[rows]
         before = self._share(shared, whole, cpu, memory, rows)
         here, then = free[:, :, None], remaining[:, :, None]
-        moved = then // self.least * self.least - here // self.least * self.least
+        moved = then // self.per_device * self.per_device - here // self.per_device * self.per_device
         after = self._share(
             shared[:, None, :] + moved,
             whole[:, None] - (free == GPU),

@@ -120,11 +120,11 @@ def _not_there(decisions: Decisions, queue: Queue, pool: str) -> Reason:
 def _free_of_nominations(cluster: Cluster) -> Callable[[str], Left]:
     """Return what is free of GPUs, with all the CPU and memory that nothing holds now."""
 
-    def left(name: str) -> Left:
+    def remaining(name: str) -> Left:
         now = cluster.open(name)
         return Left(cluster.free(name).devices, now.cpu, now.memory, now.pods)
 
-    return left
+    return remaining
 
 
 def _fits(cluster: Cluster, pool: str, need: Need, remaining: Callable[[str], Left]) -> bool:

@@ -89,7 +89,7 @@ def consolidate(preemptor: Preemptor) -> Rearrangement | None:
 
 def _for_one_worker(preemptor: Preemptor, nodes: list[NodeState]) -> Rearrangement | None:
     """Make room on the node where that moves the fewest GPUs; a job without a target stays."""
-    unseen = sorted([(_least(preemptor, node), node.position) for node in nodes if node.allocations], reverse=True)
+    unseen = sorted([(_min_moved(preemptor, node), node.position) for node in nodes if node.allocations], reverse=True)
     options: list[_Option] = []
     stuck: dict[int, list[Allocation]] = {}
     for _ in range(_TRIES):
@@ -162,7 +162,7 @@ def _may_move(preemptor: Preemptor, allocation: Allocation) -> bool:
     return victim.started_at is not None and not preemptor.cluster.is_protected(victim)
 
 
-def _least(preemptor: Preemptor, node: NodeState) -> int:
+def _min_moved(preemptor: Preemptor, node: NodeState) -> int:
     """Return a lower bound of the milli-GPUs that must move off a node: those in use on the devices that are needed."""
     missing = preemptor.need.whole - node.whole_future
     if missing <= 0 or node.overfull or any(allocation.fresh for allocation in node.allocations.values()):

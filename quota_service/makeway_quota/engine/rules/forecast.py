@@ -21,7 +21,7 @@ Ending = tuple[float, str, int]
 class Endings:
     """The ends of the allocations that count on one limit, computed at `asked` and valid `until` the next end."""
 
-    found: list[Ending]
+    endings: list[Ending]
     freed: list[int]
     """The milli-GPUs that are free after each end (cumulative)."""
     changes: int
@@ -73,7 +73,7 @@ def limit_falls(cluster: Cluster, queue: Queue, pool: PoolState) -> float | None
         return None
     known = _endings(cluster, line)
     at = bisect_left(known.freed, max(line.now, line.future) + queue.need.total - line.quota.limit)
-    return max(known.found[at][0], cluster.now) if at < len(known.found) else None
+    return max(known.endings[at][0], cluster.now) if at < len(known.endings) else None
 
 
 def _endings(cluster: Cluster, line: LineState) -> Endings:

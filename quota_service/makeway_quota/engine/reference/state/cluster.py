@@ -327,7 +327,7 @@ class Cluster:
             devices = [max(0, left) for left in devices]
         return Left(devices, min(now.cpu, later.cpu), min(now.memory, later.memory), min(now.pods, later.pods))
 
-    def left(self, node: str, later: bool) -> Left:
+    def remaining(self, node: str, later: bool) -> Left:
         """Return what is free now, or in the future."""
         return self.future(node) if later else self.free(node)
 
@@ -378,7 +378,7 @@ class Cluster:
         usable = [node for node in self.nodes_of(pool) if self.usable(node)]
         if need is not None and need.session:
             usable = [node for node in usable if self.nodes[node].sessions]
-        each = [(left, node in self.overfull) for node in usable for left in self.left(node, later).devices]
+        each = [(left, node in self.overfull) for node in usable for left in self.remaining(node, later).devices]
         return sum(max(0, left) if overfull else left for left, overfull in each)
 
     def stuck_gpus(self, pool: str) -> int:

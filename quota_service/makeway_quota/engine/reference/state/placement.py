@@ -32,7 +32,7 @@ def find(cluster: Cluster, pool: str, need: Need, later: bool = False) -> tuple[
 
 def _find(cluster: Cluster, pool: str, need: Need, later: bool, limit: Limit | None) -> tuple[Part, ...]:
     """Return a placement; with a `limit`, at most so many workers on each node."""
-    room = {name: cluster.left(name, later) for name in cluster.nodes_of(pool) if cluster.usable(name)}
+    room = {name: cluster.remaining(name, later) for name in cluster.nodes_of(pool) if cluster.usable(name)}
     pack = cluster.pools[pool].strategy == "pack"
     if need.min_workers > 1:
         result = _gang(cluster, room, need, later, limit)
@@ -52,7 +52,7 @@ def _find(cluster: Cluster, pool: str, need: Need, later: bool, limit: Limit | N
 def count_workers(cluster: Cluster, pool: str, need: Need, later: bool) -> int:
     """Return how many workers fit into a pool."""
     nodes = [name for name in cluster.nodes_of(pool) if cluster.suits(name, need)]
-    return sum(cluster.left(name, later).workers(need) for name in nodes)
+    return sum(cluster.remaining(name, later).workers(need) for name in nodes)
 
 
 def _able(cluster: Cluster, room: Room, need: Need, limit: Limit | None) -> dict[str, int]:

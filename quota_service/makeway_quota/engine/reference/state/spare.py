@@ -65,7 +65,7 @@ def _can_lose(cluster: Cluster, pool: str, loss: int, later: bool) -> bool:
 
 def _surplus(cluster: Cluster, pool: str, later: bool) -> int:
     """Return the useful free milli-GPUs beyond the guaranteed ones."""
-    return sum(_useful(cluster, name, cluster.left(name, later)) for name in cluster.nodes_of(pool)) - unused(
+    return sum(_useful(cluster, name, cluster.remaining(name, later)) for name in cluster.nodes_of(pool)) - unused(
         cluster, pool
     )
 
@@ -75,7 +75,7 @@ def _loss(cluster: Cluster, pool: str, many: dict[str, int], need: Need, later: 
     lost = 0
     each = [(other, count) for node, count in many.items() for other in cluster.host_of(node)]
     for name, count in [(name, count) for name, count in each if cluster.nodes[name].pool == pool]:
-        left = cluster.left(name, later)
+        left = cluster.remaining(name, later)
         beside = Left(left.devices, left.cpu - count * need.cpu, left.memory - count * need.memory, left.pods - count)
         lost += _useful(cluster, name, left) - _useful(cluster, name, beside)
     return lost

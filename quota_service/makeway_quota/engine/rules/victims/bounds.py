@@ -42,11 +42,12 @@ class Candidate(NamedTuple):
 class NodeBound(NamedTuple):
     """What room on one node costs at least.
 
-    `used`: the milli-GPUs in use on the devices that are missing; `least`: the number of victims that hold as many.
+    `used`: the milli-GPUs in use on the devices that are missing; `min_victims`: the number of victims that hold as
+    many.
     """
 
     used: int
-    least: int
+    min_victims: int
     candidates: tuple[Candidate, ...]
     only: tuple[Team, Key] | None = None
     """The policy and the plain key where all candidates are of one policy, in one pool."""
@@ -55,17 +56,17 @@ class NodeBound(NamedTuple):
 
     def plain_key(self, policy: str) -> Key:
         """Return the bound where only this policy may be evicted, without its share (see ranking.py)."""
-        return _plain_key(self.used, self.least, [each for each in self.candidates if each.team == policy])
+        return _plain_key(self.used, self.min_victims, [each for each in self.candidates if each.team == policy])
 
     def gpus_of(self, candidates: Sequence[Candidate]) -> int:
         """Return the milli-GPUs that the smallest of these hold, as many as have to leave at least."""
         amounts = [each.amount for each in candidates]
-        return sum(sorted(amounts)[: self.least]) if self.beside else min(amounts)
+        return sum(sorted(amounts)[: self.min_victims]) if self.beside else min(amounts)
 
     def key(self, shares: Mapping[Team, int]) -> Key | None:
         """Return the bound, given the shares of the policies that may be evicted; None if these are too few."""
         candidates = [each for each in self.candidates if each.team in shares]
-        if len(candidates) < self.least:
+        if len(candidates) < self.min_victims:
             return None
         soft = max([each.soft for each in candidates])
         if soft:
@@ -74,7 +75,7 @@ class NodeBound(NamedTuple):
         if 0 in [each.amount for each in candidates]:
             return True, gpus, 0, [], 0, [], []
         orders = [(each.order[0], each.order[1], -shares[each.team], *each.order[2:]) for each in candidates]
-        orders = _first(orders, self.least)
+        orders = _first(orders, self.min_victims)
         return True, gpus, 0, [order[:4] for order in orders], len(orders), orders, []
 
 

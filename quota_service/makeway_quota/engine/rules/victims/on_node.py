@@ -79,7 +79,7 @@ class NodeVictims:
         if 2 * min([a.amount for a in candidates]) <= least:
             return None
         scored = [(key(self.preemptor, s), s) for s in singles if s[0].allocation.amount == least and self.legal(s)]
-        return min(scored, key=lambda each: each[0], default=None)
+        return min(scored, key=lambda item: item[0], default=None)
 
     def _best_of_all(self, units: Sequence[Ways]) -> Scored | None:
         best: Scored | None = None
