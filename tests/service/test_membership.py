@@ -78,7 +78,7 @@ async def test_what_another_replica_heard_of_a_person_is_read_before_their_work_
         async with running(tmp_path, POLICY, gpus=4, hub=HubApi(hub.url, "t"), people=ALL) as run:
             made = "2020-01-01T00:00:00.000001Z"
             people = run.service.components.world.people
-            assert await people.hear(HubUser("ana", (), identity=made)) == "ana"
+            assert await people.record_user(HubUser("ana", (), identity=made)) == "ana"
             await run.converged()
             run.service.components.store.people.keep([Person("ana", made, ("rnd",))])
             session = await run.granted((await run.session("ana", "gpu1", "rnd")).id)
@@ -117,7 +117,7 @@ async def test_a_deleted_persons_jobs_are_held_and_filed_away(tmp_path: Path) ->
             assert {j.owner for j in (await run.client("root").jobs()).jobs} == {"ana/deleted-1"}
             hub.add("ana", "rnd")
             user = HubUser("ana", ("rnd",), identity=hub.made["ana"])
-            assert await run.service.components.world.people.hear(user) == "ana"
+            assert await run.service.components.world.people.record_user(user) == "ana"
             page = await run.client("ana").jobs(mine=True)
             assert not page.jobs
 
@@ -213,12 +213,12 @@ async def test_a_person_is_met_under_their_own_name_before_they_are_answered(tmp
         async with running(tmp_path, POLICY, gpus=4, hub=HubApi(hub.url, "t"), people=people) as run:
             known = run.service.components.world.people
             made = hub.made["ana"]
-            await known.hear(HubUser("ana", ("rnd",), identity=made))
+            await known.record_user(HubUser("ana", ("rnd",), identity=made))
             job = await run.submit("ana", "j", profile="gpu1", team="rnd")
             hub.rename("ana", "anna")
-            assert await known.hear(HubUser("anna", ("rnd",), identity=made)) == "anna"
+            assert await known.record_user(HubUser("anna", ("rnd",), identity=made)) == "anna"
             assert (await run.client("anna").job(job.id)).owner == "anna"
-            assert await known.hear(HubUser("ana", ("rnd",), identity=made)) == "anna"  # from a cache
+            assert await known.record_user(HubUser("ana", ("rnd",), identity=made)) == "anna"  # from a cache
 
 
 async def test_an_administrator_cancels_everything_of_a_person(tmp_path: Path) -> None:
@@ -239,9 +239,9 @@ async def test_an_administrator_cancels_everything_of_a_person(tmp_path: Path) -
 async def test_an_administrator_gives_the_work_of_a_deleted_person_to_a_user(tmp_path: Path) -> None:
     async with running(tmp_path, POLICY, gpus=4, people=ALL) as run:
         people = run.service.components.world.people
-        await people.hear(HubUser("ana", ("rnd",), identity="2026-01-01T00:00:00Z"))
+        await people.record_user(HubUser("ana", ("rnd",), identity="2026-01-01T00:00:00Z"))
         job = await run.submit("ana", "j", profile="gpu1", team="rnd")
-        await people.hear(HubUser("ana", ("rnd",), identity="2026-01-02T00:00:00Z"))
+        await people.record_user(HubUser("ana", ("rnd",), identity="2026-01-02T00:00:00Z"))
         assert (await run.client("root").job(job.id)).owner == "ana/deleted-1"
         with pytest.raises(MakewayError, match="Only the work of a deleted person"):
             await run.client("root").give_work("ana", "ada")
@@ -252,11 +252,11 @@ async def test_an_administrator_gives_the_work_of_a_deleted_person_to_a_user(tmp
 async def test_a_stream_shows_a_new_person_nothing_of_their_namesake(tmp_path: Path) -> None:
     async with running(tmp_path, POLICY, gpus=4, people=ALL) as run:
         people, services = run.service.components.world.people, run.service.services
-        await people.hear(HubUser("ana", ("rnd",), identity="2026-01-01T00:00:00Z"))
+        await people.record_user(HubUser("ana", ("rnd",), identity="2026-01-01T00:00:00Z"))
         job = await run.submit("ana", "secret", profile="gpu1", team="rnd")
         await run.job(job.id, "running")
         await services.feed.newest()
-        await people.hear(HubUser("ana", (), identity="2026-01-02T00:00:00Z"))
+        await people.record_user(HubUser("ana", (), identity="2026-01-02T00:00:00Z"))
         await services.feed.newest()
         assert "ana" not in {event.owner for event in await services.feed.after(0)}
 
@@ -274,11 +274,11 @@ async def test_a_name_that_was_never_heard_of_gets_no_work(tmp_path: Path) -> No
         site(hub)
         async with running(tmp_path, POLICY, gpus=4, hub=HubApi(hub.url, "t"), people=ALL) as run:
             people = run.service.components.world.people
-            await people.hear(HubUser("ana", ("rnd",), identity=hub.made["ana"]))
+            await people.record_user(HubUser("ana", ("rnd",), identity=hub.made["ana"]))
             job = await run.submit("ana", "j", profile="gpu1", team="rnd")
             hub.delete("ana")
             hub.add("ana", "rnd")
-            await people.hear(HubUser("ana", ("rnd",), identity=hub.made["ana"]))
+            await people.record_user(HubUser("ana", ("rnd",), identity=hub.made["ana"]))
             root = run.client("root")
             assert (await root.job(job.id)).owner == "ana/deleted-1"
             with pytest.raises(MakewayError, match="The Hub has no user carla, who could have this work") as told:
@@ -318,7 +318,7 @@ async def test_a_hub_that_lost_its_users_changes_nothing_and_is_named(tmp_path: 
             people._monotonic = clock
             jobs = {name: await run.submit(name, name, profile="gpu4", team="rnd") for name in crowd}
             for name in crowd:
-                await people.hear(HubUser(name, ("rnd",), identity=hub.made[name]))
+                await people.record_user(HubUser(name, ("rnd",), identity=hub.made[name]))
             for name in crowd:
                 hub.delete(name)
             hub.add("first", "rnd")
@@ -332,12 +332,12 @@ async def test_a_hub_that_lost_its_users_changes_nothing_and_is_named(tmp_path: 
             assert health.checks(run.service.services.context)["people"] == "the Hub lacks most of its users"
             for anew in ("ana", "ada", "bo"):
                 hub.add(anew, "rnd", "new")
-                assert await people.hear(HubUser(anew, ("rnd", "new"), identity=hub.made[anew])) == anew
+                assert await people.record_user(HubUser(anew, ("rnd", "new"), identity=hub.made[anew])) == anew
                 assert people.person(anew).groups == ("new", "rnd"), "groups are as the Hub has them"
                 assert (await run.client("root").job(jobs[anew].id)).owner == f"{anew}/deleted-1"
                 assert not people.is_gone("cy"), "the others are doubted as before"
             later = await run.submit("ana", "later", profile="gpu4", team="rnd")
-            clock.now += module.DOUBT_SECONDS
+            clock.now += module.MAX_DOUBT_SECONDS
             await people.refresh(crowd)
             assert people.problem is None
             owners = {(await run.client("root").job(job.id)).owner for job in jobs.values()}
@@ -355,12 +355,12 @@ async def test_a_hub_that_makes_its_users_anew_gives_them_nothing_of_the_old_one
             people = run.service.components.world.people
             jobs = {name: await run.submit(name, name, profile="gpu4", team="rnd") for name in crowd}
             for name in crowd:
-                await people.hear(HubUser(name, ("rnd",), identity=hub.made[name]))
+                await people.record_user(HubUser(name, ("rnd",), identity=hub.made[name]))
             for name in crowd:
                 hub.delete(name)
                 hub.add(name, "rnd")
             for name in crowd:
-                assert await people.hear(HubUser(name, ("rnd",), identity=hub.made[name])) == name
+                assert await people.record_user(HubUser(name, ("rnd",), identity=hub.made[name])) == name
                 assert (await run.client("root").job(jobs[name].id)).owner == f"{name}/deleted-1"
             assert people.problem is None
 
@@ -373,7 +373,7 @@ async def test_a_hub_that_has_its_users_again_is_believed_again(tmp_path: Path) 
             clock = Clock()
             people._monotonic = clock
             for name in ("ana", "ada", "bo"):
-                await people.hear(HubUser(name, tuple(ALL[name].groups), identity=hub.made[name]))
+                await people.record_user(HubUser(name, tuple(ALL[name].groups), identity=hub.made[name]))
             kept = (dict(hub.servers), dict(hub.groups), dict(hub.made))
             for name in ("ana", "ada"):
                 hub.delete(name)
@@ -469,7 +469,7 @@ async def test_a_replica_that_does_not_lead_learns_of_a_user_with_capitals(tmp_p
     task = asyncio.create_task(follows)
     document = read(CAPITALS)
     assert other.teams_of(document, "boss", ()) == ("devops",)
-    await leader.hear(HubUser("BOSS", (), identity="2026-01-01T00:00:00Z"))
+    await leader.record_user(HubUser("BOSS", (), identity="2026-01-01T00:00:00Z"))
     async with asyncio.timeout(60):
         await learned.wait()
     assert other.teams_of(document, "boss", ()) == ()

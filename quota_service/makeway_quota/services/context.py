@@ -176,4 +176,4 @@ class Context:
                 left = deadline - time.monotonic()
                 if version is None or row.version > version or left <= 0 or not row.live:
                     return row
-                await follower.heard(left)
+                await follower.wait_for_change(left)

@@ -1,7 +1,7 @@
 """Keep who the Hub's users are and which teams they are in, for requests and for planning.
 
-Requests tell who they came from (`hear`), and the leader asks the Hub for the owners of work every few seconds
-(`look`). What is known is kept in the store: a restart while the Hub is away forgets no one, and then nothing is
+Requests tell who they came from (`record_user`), and the leader asks the Hub for the owners of work every few seconds
+(`refresh`). What is known is kept in the store: a restart while the Hub is away forgets no one, and then nothing is
 concluded from the Hub's silence. Where a name no longer means the same person, the store files their work anew
 (`store/people.py`) before the request is answered.
 """
@@ -31,14 +31,14 @@ CHECK_SECONDS = 10.0
 MAX_SINGLE_REQUESTS = 10
 """Owners that are asked for one by one; for more, the whole list is read."""
 
-SHARE = 0.05
+LIST_TIME_SHARE = 0.05
 """The part of the time that reading the whole list may take: one that took 3 s is followed by a minute without."""
 
 MAX_CONFIRMED = 50
 """Missing users that are looked up one by one; where more are missing, the list is read twice."""
 
 
-DOUBT_SECONDS = 86_400.0
+MAX_DOUBT_SECONDS = 86_400.0
 """Seconds for which nothing is concluded from a Hub that lacks most of its users: it may have lost its database."""
 
 
@@ -65,7 +65,7 @@ class People:
         self._lock = asyncio.Lock()
         self._lost: frozenset[str] = frozenset()
         """names of people whom the Hub does not have any more, while it lacks most of those who are known"""
-        self._known_then = 0
+        self._known_at_loss = 0
         self._lost_since = 0.0
 
     def on_change(self, changed: Callable[[], None]) -> None:
@@ -91,8 +91,8 @@ class People:
         if not self._lost:
             return None
         return (
-            f"JupyterHub lacks {len(self._lost)} of the {self._known_then} users that Makeway knows, so that it may "
-            f"have lost its database. Their work goes on and keeps its owners' names for {duration(DOUBT_SECONDS)} "
+            f"JupyterHub lacks {len(self._lost)} of the {self._known_at_loss} users that Makeway knows, so that it may "
+            f"have lost its database. Their work goes on and keeps its owners' names for {duration(MAX_DOUBT_SECONDS)} "
             "at most. Restore the Hub's database. Without one, and where a user of that name is made anew, the work "
             "is filed as that of deleted people, and `makeway people give` hands it over."
         )
@@ -106,21 +106,21 @@ class People:
         """Return the teams of a user: `BOSS` in a policy is not `boss` where the Hub has both."""
         return document.teams_of(name, groups, self)
 
-    def named(self, text: str) -> str:
+    def hub_name_of(self, text: str) -> str:
         """Return a typed name as the Hub writes it; one that is known as it was typed is that one."""
         typed = text.strip()
         return typed if typed in self._known else hub_name(typed)
 
     async def find(self, text: str) -> str:
-        """Return a typed name as `named`, for what cannot be undone: the Hub is asked for one that is not known.
+        """Return a typed name as `hub_name_of`, for what cannot be undone: the Hub is asked for one that is not known.
 
         HubUnreachable where it does not answer.
         """
-        typed, written = text.strip(), self.named(text)
+        typed, written = text.strip(), self.hub_name_of(text)
         if typed == written or self._hub is None or "/" in typed:
             return written
         user = await self._hub.user(typed, fresh=True)
-        return typed if user is not None and await self.hear(user) == typed else written
+        return typed if user is not None and await self.record_user(user) == typed else written
 
     async def exists(self, name: str) -> bool:
         """Whether the Hub has this user; it is asked where nothing was heard of them, and HubUnreachable may come."""
@@ -128,7 +128,7 @@ class People:
         if known is not None or "/" in name or self._hub is None:
             return known.present if known is not None else "/" not in name
         found = await self._hub.user(name, fresh=True)
-        return found is not None and await self.hear(found) == name
+        return found is not None and await self.record_user(found) == name
 
     def is_gone(self, name: str) -> bool:
         """Whether the Hub has no such user, as far as is known."""
@@ -146,7 +146,7 @@ class People:
             return row.owner.startswith(SERVICE) and row.team not in document.teams_of(row.owner, ())
         return row.team not in self.teams_of(document, row.owner, person.groups)
 
-    async def hear(self, user: HubUser) -> str | None:
+    async def record_user(self, user: HubUser) -> str | None:
         """Take what the Hub says of a user just now, and return their name; None if it has no such user any more.
 
         HubUnreachable where it must be asked more. Before this returns, nothing that belongs to another person is filed
@@ -199,7 +199,7 @@ class People:
         result = await asyncio.gather(*(hub.user(name, fresh=True) for name in sorted(names)))
         for user in result:
             if user is not None:
-                await self.hear(user)
+                await self.record_user(user)
         return None not in result
 
     async def _refresh_entries(self, hub: HubApi, entries: set[str]) -> set[str]:
@@ -207,7 +207,7 @@ class People:
         result = await asyncio.gather(*(hub.user(name, fresh=True) for name in sorted(entries)))
         for user in result:
             if user is not None:
-                await self.hear(user)
+                await self.record_user(user)
         return {name for name in entries - {user.name for user in result if user is not None} if name in self}
 
     async def _read_all(self, wanted: Collection[str]) -> None:
@@ -225,14 +225,14 @@ class People:
             again = await asyncio.gather(*(hub.user(name, fresh=True) for name in sorted(missing)))
             listed |= {user.name: _person(user) for user in again if user is not None}
         gone = missing - listed.keys()
-        self._doubt(listed)
+        self._note_lost_users(listed)
         await self._meet(listed, gone - self._lost)
         await self._note_missing(hub, gone - self._known.keys())
         now = self._monotonic()
         self._heard_at = dict.fromkeys([*listed, *wanted], now)
-        self._not_before = now + (now - began) / SHARE
+        self._not_before = now + (now - began) / LIST_TIME_SHARE
 
-    def _doubt(self, listed: Mapping[str, Person]) -> None:
+    def _note_lost_users(self, listed: Mapping[str, Person]) -> None:
         """Note who is missing while the Hub lacks those who are known: more than half at once, and not for long.
 
         A user made anew under a known name is another person, whose work it must never read, so that is not doubted.
@@ -244,9 +244,9 @@ class People:
         begins = not self._lost and len(lost) > 1 and 2 * len(lost) > len(known)
         if begins:
             self._lost_since = self._monotonic()
-            self._known_then = len(known)
+            self._known_at_loss = len(known)
         else:
-            lasted = self._monotonic() - self._lost_since >= DOUBT_SECONDS
+            lasted = self._monotonic() - self._lost_since >= MAX_DOUBT_SECONDS
             restored = any(known.get(name) in there for name in self._lost)
             missing = frozenset() if lasted or restored or not self._lost else missing
         if missing != self._lost:

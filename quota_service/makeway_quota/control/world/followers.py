@@ -19,7 +19,7 @@ class Follower:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     row: Workload | None = None
 
-    async def heard(self, timeout: float) -> bool:
+    async def wait_for_change(self, timeout: float) -> bool:
         """Wait for a change since the last time; return False when time is up."""
         try:
             async with asyncio.timeout(timeout):
@@ -35,18 +35,18 @@ class Followers:
 
     def __init__(self) -> None:
         self._waiting: dict[str, list[Follower]] = {}
-        self._guard = threading.Lock()
+        self._lock = threading.Lock()
 
     @contextmanager
     def follow(self, id: str) -> Iterator[Follower]:
         """Follow every commit that changes one workload, from now on."""
         follower = Follower(asyncio.get_running_loop())
-        with self._guard:
+        with self._lock:
             self._waiting.setdefault(id, []).append(follower)
         try:
             yield follower
         finally:
-            with self._guard:
+            with self._lock:
                 self._waiting[id].remove(follower)
                 if not self._waiting[id]:
                     del self._waiting[id]
@@ -54,7 +54,7 @@ class Followers:
     def committed(self, changed: Sequence[Workload]) -> None:
         """Wake the requests that follow what a commit changed; called in the thread that wrote."""
         waking: dict[asyncio.AbstractEventLoop, list[asyncio.Event]] = {}
-        with self._guard:
+        with self._lock:
             for row in changed:
                 for follower in self._waiting.get(row.id, ()):
                     follower.row = row

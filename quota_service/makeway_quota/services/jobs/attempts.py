@@ -138,7 +138,7 @@ class AttemptService:
                 remaining = deadline - time.monotonic()
                 if orders.known != known or remaining <= 0:
                     return orders
-                await follower.heard(min(remaining, POLL_SECONDS) if len(row.placement) > 1 else remaining)
+                await follower.wait_for_change(min(remaining, POLL_SECONDS) if len(row.placement) > 1 else remaining)
 
     async def report(self, token: str, key: WorkerKey, report: WorkerReportIn) -> ReportReceipt:
         """Take how far a worker is, or how it ended. An expired token is renewed while its attempt lives."""

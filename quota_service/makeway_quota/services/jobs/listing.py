@@ -110,7 +110,7 @@ class ListingService:
     async def listing(self, caller: Caller, query: ListQuery) -> Listing:
         """Return one page of what waits or runs, as far as the caller may see it."""
         visible = self._context.visible_teams(caller)
-        query = replace(query, owner=self._context.world.people.named(query.owner))
+        query = replace(query, owner=self._context.world.people.hub_name_of(query.owner))
         owner = caller.name if query.own else ""
         teams: Sequence[str] | None = visible
         if query.team:

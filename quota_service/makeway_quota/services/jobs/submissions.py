@@ -250,7 +250,7 @@ class SubmissionService:
 async def _first_decision(row: Workload, follower: Follower) -> Workload:
     deadline = time.monotonic() + FIRST_DECISION
     while row.version <= 1 and not row.reason_code and (left := deadline - time.monotonic()) > 0:
-        await follower.heard(left)
+        await follower.wait_for_change(left)
         row = follower.row or row
     return row
 

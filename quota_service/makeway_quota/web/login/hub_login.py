@@ -70,7 +70,7 @@ class HubDirectory:
                 if len(self._made) > MAX_TOKENS:
                     self._made.clear()
                 self._made[key] = identity
-            return await people.hear(HubUser(caller.name, tuple(caller.groups), identity=identity))
+            return await people.record_user(HubUser(caller.name, tuple(caller.groups), identity=identity))
         except HubUnreachable as error:
             raise hub_trouble(error) from error
 
@@ -78,7 +78,7 @@ class HubDirectory:
         """Return a user's groups by the service's own token; an unknown user is in no group."""
         try:
             known = await self.api.user(user)
-            if known is not None and self._people is not None and await self._people.hear(known) != user:
+            if known is not None and self._people is not None and await self._people.record_user(known) != user:
                 return ()
         except HubUnreachable as error:
             raise hub_trouble(error) from error

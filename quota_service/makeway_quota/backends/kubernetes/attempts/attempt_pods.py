@@ -204,5 +204,5 @@ class AttemptPods:
         after = step(before, self.of(key), reports, now, self._cluster)
         if after != before:
             self._put(key, after)
-        if after.timed:
+        if after.depends_on_time:
             self._due.add(key)

@@ -61,7 +61,7 @@ class PodAttempt:
     """the final reports that were read in this term, by the UID of the pod"""
 
     @property
-    def timed(self) -> bool:
+    def depends_on_time(self) -> bool:
         """Whether time, or a report of a worker, may change it."""
         return bool(self.waits_for) or self.phase in (AttemptPhase.PARTLY_ENDED, AttemptPhase.BROKEN_OFF)
 
@@ -80,8 +80,8 @@ class PodAttempt:
 
     def without_start(self) -> PodAttempt:
         """Return it as its pods are: it did not break off, was not started again, and is not unrecoverable."""
-        passing = (AttemptPhase.BROKEN_OFF, AttemptPhase.CREATED, AttemptPhase.UNRECOVERABLE)
-        return replace(self, phase=AttemptPhase.UNSEEN) if self.phase in passing else self
+        transient = (AttemptPhase.BROKEN_OFF, AttemptPhase.CREATED, AttemptPhase.UNRECOVERABLE)
+        return replace(self, phase=AttemptPhase.UNSEEN) if self.phase in transient else self
 
     def pod_gone(self, pod: JobPod, now: float) -> PodAttempt:
         """Return it after a pod was listed for the last time."""
@@ -120,8 +120,10 @@ def step(
         return _listed(attempt, pods, reports, now, cluster)
     if attempt.last:
         last = attempt.last.values()
-        again = attempt.recreations < MAX_RECREATIONS and not reports and never_ran(last, cluster.usable)
-        return replace(attempt, phase=AttemptPhase.DELETED, hosts=UNFINISHED if again else gone(last, cluster.usable))
+        recreate = attempt.recreations < MAX_RECREATIONS and not reports and never_ran(last, cluster.usable)
+        return replace(
+            attempt, phase=AttemptPhase.DELETED, hosts=UNFINISHED if recreate else gone(last, cluster.usable)
+        )
     if attempt.phase is AttemptPhase.CREATED:
         return replace(attempt, hosts=WorkerHosts(attempt.workers))
     return PodAttempt(recreations=attempt.recreations, read_reports=attempt.read_reports)
@@ -137,8 +139,8 @@ def _listed(
     ended = [number for number, worker in reports.items() if worker.ended]
     hosts = hosts_of(_as_reported(pods, reports), cluster.usable, ended, attempt.last.values(), cluster.limits)
     if not hosts.present:
-        torn = any(pod.present for pod in pods)
-        phase = AttemptPhase.PARTLY_ENDED if torn else AttemptPhase.ENDED
+        partly = any(pod.present for pod in pods)
+        phase = AttemptPhase.PARTLY_ENDED if partly else AttemptPhase.ENDED
     elif hosts.waiting_reason:
         return _waiting(attempt, hosts, now, cluster, reported=bool(reports))
     else:

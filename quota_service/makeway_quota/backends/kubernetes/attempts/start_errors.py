@@ -13,13 +13,15 @@ from ...base import BackendError, BackendFull, BackendRefusal, BackendUnavailabl
 from ..api.client import ApiStatusError
 from ..api.quantities import parse_quantity
 
-ACTS = "Kubernetes does not create the pods of this job, and an administrator has to act"
-OF_ALL = (" cannot create resource ", 'namespaces "')
+NEEDS_ADMINISTRATOR = "Kubernetes does not create the pods of this job, and an administrator has to act"
+CONCERNS_ALL_JOBS = (" cannot create resource ", 'namespaces "')
 """In what authorizers refuse, and where the namespace is not there: both concern all jobs, so that no other waits"""
-POD = r'pods "[^"]*" is forbidden: '
-OF_IMAGE = re.compile(r'Pod "[^"]*" is invalid: spec\.(initContainers|containers)\[\d+\]\.image: ')
+POD_FORBIDDEN = r'pods "[^"]*" is forbidden: '
+INVALID_IMAGE = re.compile(r'Pod "[^"]*" is invalid: spec\.(initContainers|containers)\[\d+\]\.image: ')
 """An invalid pod whose first fault is an image"""
-QUOTA = re.compile(POD + r"exceeded quota: \S+, requested: (?P<requested>\S+), used: \S+, limited: (?P<limited>\S+)")
+QUOTA = re.compile(
+    POD_FORBIDDEN + r"exceeded quota: \S+, requested: (?P<requested>\S+), used: \S+, limited: (?P<limited>\S+)"
+)
 
 
 def start_error(error: Exception, pods: int) -> BackendError:
@@ -31,18 +33,18 @@ def start_error(error: Exception, pods: int) -> BackendError:
     if not isinstance(error, ApiStatusError):
         return BackendUnavailable(str(error))
     if error.status == 403 and "exceeded quota" in error.message:
-        if beyond := _beyond(error.message, pods):
-            return BackendFull(f"{ACTS}: {beyond} ({error.message})")
+        if beyond := _beyond_quota(error.message, pods):
+            return BackendFull(f"{NEEDS_ADMINISTRATOR}: {beyond} ({error.message})")
         return BackendFull(f"the quota of the namespace is used up: {error.message}")
-    if error.reason == "AlreadyExists" or (pods and OF_IMAGE.match(error.message)):
+    if error.reason == "AlreadyExists" or (pods and INVALID_IMAGE.match(error.message)):
         return BackendError(f"Kubernetes refuses its pod: {error.message}")
     if error.status in (400, 403, 404, 422):
-        admission = pods and not any(part in error.message for part in OF_ALL)
-        return (BackendFull if admission else BackendRefusal)(f"{ACTS}: {error.message}")
+        admission = pods and not any(part in error.message for part in CONCERNS_ALL_JOBS)
+        return (BackendFull if admission else BackendRefusal)(f"{NEEDS_ADMINISTRATOR}: {error.message}")
     return BackendRefusal(str(error))
 
 
-def _beyond(message: str, pods: int) -> str:
+def _beyond_quota(message: str, pods: int) -> str:
     """Return that pods, all like the refused one, need more than a quota allows in all; "" if not.
 
     A limit of 0 is no such reason: it closes the namespace for every job, until an administrator opens it.

@@ -20,16 +20,20 @@ from ....values import MAX_DEVICES
 from ..api.client import Object
 from ..api.quantities import allocatable
 
-BLOCKS = 512
+INDEX_BLOCKS = 512
 """How many ranges of indices the resources of nodes in several pools are spread over."""
 NO_SCHEDULE = ("NoSchedule", "NoExecute")
 """The effects that keep a pod away; PreferNoSchedule does not."""
-DOWN = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable", "node.kubernetes.io/network-unavailable")
+NOT_READY_TAINTS = (
+    "node.kubernetes.io/not-ready",
+    "node.kubernetes.io/unreachable",
+    "node.kubernetes.io/network-unavailable",
+)
 """The taints that Kubernetes gives to nodes that are not ready, and takes away some time after they are again."""
-AGAINST = {"Ready": "True", "NetworkUnavailable": "False"}
+READY_CONDITIONS = {"Ready": "True", "NetworkUnavailable": "False"}
 """The conditions by which a node is ready, and the status that they need."""
 CORDON = "node.kubernetes.io/unschedulable"
-MODELS = ("nvidia.com/gpu.product", "cloud.google.com/gke-accelerator", "k8s.amazonaws.com/accelerator")
+MODEL_LABELS = ("nvidia.com/gpu.product", "cloud.google.com/gke-accelerator", "k8s.amazonaws.com/accelerator")
 """Labels with the model of a node's GPUs: of GPU feature discovery, then of clouds."""
 _ACCELERATOR = re.compile(
     r"(?:nvidia\.com|amd\.com|gpu\.intel\.com|habana\.ai|cloud-tpus\.google\.com)/.+(?<!_monitoring)"
@@ -111,8 +115,10 @@ def project_node(item: Object) -> ClusterNode:
     """Return what is kept of a node."""
     metadata, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
     conditions = {one["type"]: one for one in status.get("conditions") or ()}
-    down = [one for one in spec.get("taints") or () if one["key"] in DOWN]
-    ready = not down and _is(conditions, "Ready", "True") and _is(conditions, "NetworkUnavailable", "False")
+    down = [one for one in spec.get("taints") or () if one["key"] in NOT_READY_TAINTS]
+    ready = (
+        not down and _has_status(conditions, "Ready", "True") and _has_status(conditions, "NetworkUnavailable", "False")
+    )
     labels = {intern(str(name)): intern(str(value)) for name, value in (metadata.get("labels") or {}).items()}
     offered = allocatable(status.get("allocatable") or status.get("capacity"))
     return ClusterNode(
@@ -123,7 +129,7 @@ def project_node(item: Object) -> ClusterNode:
         taints=tuple(
             Taint(intern(one["key"]), intern(one.get("value") or ""), intern(one["effect"]))
             for one in spec.get("taints") or ()
-            if one["key"] not in DOWN
+            if one["key"] not in NOT_READY_TAINTS
         ),
         ready=ready,
         down_since=None if ready else _down_since(conditions, down),
@@ -131,15 +137,17 @@ def project_node(item: Object) -> ClusterNode:
     )
 
 
-def _is(conditions: Mapping[str, Object], name: str, wanted: str) -> bool:
+def _has_status(conditions: Mapping[str, Object], name: str, wanted: str) -> bool:
     """Whether a condition has a status; one that is not there is not against it, but for Ready."""
     return bool(conditions.get(name, {"status": "" if name == "Ready" else wanted})["status"] == wanted)
 
 
 def _down_since(conditions: Mapping[str, Object], taints: Iterable[Object]) -> float | None:
     """Return since when a node is not ready: by its conditions, or the taints that outlive them; None: not said."""
-    against = [one for name, one in conditions.items() if name in AGAINST and one["status"] != AGAINST[name]]
-    times = [one.get("lastTransitionTime") for one in against] or [one.get("timeAdded") for one in taints]
+    failing = [
+        one for name, one in conditions.items() if name in READY_CONDITIONS and one["status"] != READY_CONDITIONS[name]
+    ]
+    times = [one.get("lastTransitionTime") for one in failing] or [one.get("timeAdded") for one in taints]
     return min((at for text in times if (at := _time(text)) is not None), default=None)
 
 
@@ -221,7 +229,7 @@ def first_devices(selectors: Iterable[NodeSelector]) -> dict[str, int]:
     result: dict[str, int] = {}
     taken: set[int] = set()
     for resource, pool in resources:
-        block = 1 + crc32(resource.encode()) % BLOCKS
+        block = 1 + crc32(resource.encode()) % INDEX_BLOCKS
         while block in taken:
             block += 1
         taken.add(block)
@@ -246,4 +254,4 @@ def untolerated(node: ClusterNode, selector: NodeSelector) -> tuple[Taint, ...]:
 
 def model_of(node: ClusterNode) -> str:
     """Return the model of a node's GPUs, "" when it has no label for it."""
-    return next((node.labels[name] for name in MODELS if node.labels.get(name)), "")
+    return next((node.labels[name] for name in MODEL_LABELS if node.labels.get(name)), "")
