@@ -36,7 +36,7 @@ class HubDirectory:
         """`people`: who is told of every user, so that no one is answered under a name that meant another person."""
         self.settings = settings
         self._people = people
-        self._made: dict[str, str] = {}
+        self._identities: dict[str, str] = {}
         """token, as a digest, to the identity of its user: a token is one user's for ever, whatever they are called"""
         self.hub = hub or HubOAuth(cache_max_age=settings.auth_cache_seconds)
         self.api = HubApi(self.hub.api_url, self.hub.api_token, keep_seconds=settings.auth_cache_seconds)
@@ -54,22 +54,22 @@ class HubDirectory:
         caller = caller_of(model)
         if self._people is None or caller.kind != "user":
             return caller
-        name = await self._met(self._people, caller, token)
+        name = await self._recorded_name(self._people, caller, token)
         return None if name is None else replace(caller, name=name)
 
-    async def _met(self, people: People, caller: Caller, token: str) -> str | None:
-        """Return the caller's present name, once their work is filed under it; None without such a user."""
+    async def _recorded_name(self, people: People, caller: Caller, token: str) -> str | None:
+        """Record the caller, and return their present name once their work is filed under it; None: no such user."""
         key = hashlib.sha256(token.encode()).hexdigest()
         try:
-            identity = self._made.get(key)
+            identity = self._identities.get(key)
             if identity is None:
                 user = await self.api.user(caller.name, fresh=True)
                 if user is None:
                     raise HubUnreachable(f"it has no user {caller.name} just now")
                 identity = user.identity
-                if len(self._made) > MAX_TOKENS:
-                    self._made.clear()
-                self._made[key] = identity
+                if len(self._identities) > MAX_TOKENS:
+                    self._identities.clear()
+                self._identities[key] = identity
             return await people.record_user(HubUser(caller.name, tuple(caller.groups), identity=identity))
         except HubUnreachable as error:
             raise hub_trouble(error) from error
@@ -117,7 +117,7 @@ class HubDirectory:
         state = authenticator.signer.read("oauth", request.cookies.get(cookie, ""))
         if not code or not isinstance(state, dict) or not same(state["nonce"], sent):
             raise _login_failed("it took longer than ten minutes, or was started in another browser")
-        token = await self._trade(code, state["verifier"])
+        token = await self._exchange_code(code, state["verifier"])
         response = RedirectResponse(state["next"], status_code=302)
         authenticator.admit(response, request, token)
         response.delete_cookie(cookie, path=path, secure=is_https(request))
@@ -127,7 +127,7 @@ class HubDirectory:
         """Close the connections."""
         await self.api.close()
 
-    async def _trade(self, code: str, verifier: str | None) -> str:
+    async def _exchange_code(self, code: str, verifier: str | None) -> str:
         extra: Mapping[str, Any] = {"code_verifier": verifier} if verifier else {}
         try:
             return str(await self.hub.token_for_code(code, sync=False, **extra))
