@@ -23,8 +23,8 @@ from .ports import holder
 ANYWHERE = frozenset({"", "*", "0.0.0.0", "::"})
 """The ways to write: on all interfaces."""
 _BASE = re.compile(r"/(?:[A-Za-z0-9._~-]+/)*")
-_INNER = ("hub_bind_url", "hub_connect_url")
-_INNER_HOSTS = ("hub_ip", "hub_connect_ip")
+_INTERNAL_URLS = ("hub_bind_url", "hub_connect_url")
+_INTERNAL_HOSTS = ("hub_ip", "hub_connect_ip")
 
 
 class CannotStart(Exception):
@@ -51,19 +51,19 @@ class Address:
         return f"{self._scheme}://{_netloc(self.ip, self.port)}{self.base_url}"
 
     @property
-    def own(self) -> str:
+    def loopback_url(self) -> str:
         """The URL by which this machine reaches the portal, without a slash at its end."""
         host = "127.0.0.1" if self.ip in ANYWHERE else self.ip
         return f"{self._scheme}://{_netloc(host, self.port)}{self.base_url}".rstrip("/")
 
     @property
-    def url(self) -> str:
+    def browser_url(self) -> str:
         """The URL for people."""
         host = socket.gethostname() if self.ip in ANYWHERE else self.ip
         return self.public or f"{self._scheme}://{_netloc(host, self.port)}{self.base_url}".rstrip("/")
 
     @property
-    def local(self) -> bool:
+    def is_local(self) -> bool:
         """Whether only this machine reaches it."""
         return is_local(self.ip)
 
@@ -90,23 +90,23 @@ class Address:
             return None
 
 
-def chosen(hub: Mapping[str, Any], default: Address, ours: Mapping[str, Any]) -> Address:
+def configured_address(hub: Mapping[str, Any], default: Address, set_by_makeway: Mapping[str, Any]) -> Address:
     """Return the address that a section `c.JupyterHub` asks for; CannotStart where it makes no sense.
 
-    `ours` are the traits that Makeway itself has set in it: the site did not ask for them.
+    `set_by_makeway` are the traits that Makeway itself has set in it: the site did not ask for them.
     """
 
-    def wished(name: str) -> Any:
+    def site_value(name: str) -> Any:
         value = hub.get(name)
-        return None if value is None or value == ours.get(name) else value
+        return None if value is None or value == set_by_makeway.get(name) else value
 
     result = asdict(default)
-    if (url := wished("bind_url")) is not None:
+    if (url := site_value("bind_url")) is not None:
         parts = _parsed("bind_url", url)
         result |= {"ip": parts.hostname or "", "base_url": parts.path or "/"}
         result["port"] = parts.port or (443 if parts.scheme == "https" else 80)
     for name in ("ip", "port", "base_url"):
-        if (value := wished(name)) is not None:
+        if (value := site_value(name)) is not None:
             result[name] = value
     base = "/" + str(result["base_url"]).strip("/") + "/"
     result["base_url"] = base = base.replace("//", "/")
@@ -124,7 +124,7 @@ def chosen(hub: Mapping[str, Any], default: Address, ours: Mapping[str, Any]) ->
 
 def check_open(address: Address, mode: str, allowed: bool) -> None:
     """Raise CannotStart for an address that opens the demo, or passwords in clear, to the network."""
-    if address.local or allowed:
+    if address.is_local or allowed:
         return
     where = f"The site's configuration has the portal listen on {address.ip or 'all interfaces'}"
     if mode == "demo":
@@ -139,7 +139,7 @@ def check_open(address: Address, mode: str, allowed: bool) -> None:
         )
 
 
-def check_inner(c: Mapping[str, Any], allowed: bool) -> None:
+def check_internal_addresses(c: Mapping[str, Any], allowed: bool) -> None:
     """Raise CannotStart where Hub, proxy API or notebooks would listen for other machines, or `internal_ssl` is set."""
     hub, proxy = c.get("JupyterHub", {}), c.get("ConfigurableHTTPProxy", {})
     if hub.get("internal_ssl"):
@@ -147,11 +147,11 @@ def check_inner(c: Mapping[str, Any], allowed: bool) -> None:
             "c.JupyterHub.internal_ssl is not supported: on one machine the parts of the portal reach each other by "
             "127.0.0.1. Remove it."
         )
-    urls = [(f"c.JupyterHub.{name}", str(hub[name])) for name in _INNER if hub.get(name)]
+    urls = [(f"c.JupyterHub.{name}", str(hub[name])) for name in _INTERNAL_URLS if hub.get(name)]
     if proxy.get("api_url"):
         urls.append(("c.ConfigurableHTTPProxy.api_url", str(proxy["api_url"])))
     hosts = [(name, _parsed(name, url).hostname or "") for name, url in urls]
-    hosts += [(f"c.JupyterHub.{name}", str(hub[name])) for name in _INNER_HOSTS if name in hub]
+    hosts += [(f"c.JupyterHub.{name}", str(hub[name])) for name in _INTERNAL_HOSTS if name in hub]
     if "proxy_api_ip" in hub:
         hosts.append(("c.JupyterHub.proxy_api_ip", str(hub["proxy_api_ip"])))
     for kind in ("Spawner", "LocalProcessSpawner", "MakewayLocalSpawner"):

@@ -94,19 +94,19 @@ class Configuration:
         """Set what follows from the address, and merge what Makeway cannot work without; the same each time."""
         hub = c.JupyterHub
         self._take_inner_port(hub)
-        self._address = result = addresses.chosen(hub, self._address, self._ours)
+        self._address = result = addresses.configured_address(hub, self._address, self._ours)
         self._ours |= result.traits()
         hub.update(result.traits())
         names = read_subdomains(hub)
         if names:
             api = f"{result.base_url}{SERVICE_PATH.strip('/')}/api/"
-            hosts = {names.name, urlsplit(result.own).hostname}
+            hosts = {names.name, urlsplit(result.loopback_url).hostname}
             set_subdomains(c, names, {f"{host}{api}": self._service_url for host in hosts})
             result = replace(result, public=names.hub + result.base_url.rstrip("/"), panel=names.service)
         path = f"{result.base_url.rstrip('/')}{SERVICE_PATH}"
         direct = self._service_url + path
         # The proxy's own certificate, and the names of subdomains, are those by which browsers know it.
-        inside = direct if result.secure or names else result.own + SERVICE_PATH
+        inside = direct if result.secure or names else result.loopback_url + SERVICE_PATH
         watch_services_closely()
         merge_services(c, _services(self.settings, self._service_url, inside))
         merge_roles(c, *_administrators(self.settings))
@@ -157,7 +157,7 @@ class Configuration:
         check_hub_database(str(c.JupyterHub.get("db_url", "")))
         addresses.check_certificate(c.JupyterHub)
         addresses.check_open(result, settings.mode, settings.open)
-        addresses.check_inner(c, settings.open)
+        addresses.check_internal_addresses(c, settings.open)
         addresses.check_proxy(c)
         _check_classes(c)
         _check_traits(c)

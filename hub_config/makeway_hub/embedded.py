@@ -79,7 +79,7 @@ class Portal:
 
     def run(self) -> int:
         """Start, print the address, wait, stop; return the exit code."""
-        for stopped in leftovers.clear(self.settings):
+        for stopped in leftovers.stop_leftovers(self.settings):
             print(f"Stopped {stopped} of an earlier run.")
         checks.check_node()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -151,7 +151,7 @@ class Portal:
         while wanted and hub.poll() is None and not self._signals:
             found = Address.read(self.settings.state.address_file)
             self._address = found or self._address
-            if found and answers(found.own + wanted[0], found.panel if len(wanted) == 1 else ""):
+            if found and answers(found.loopback_url + wanted[0], found.panel if len(wanted) == 1 else ""):
                 wanted.pop(0)
                 continue
             if len(wanted) == 1 and self._cannot_start():
@@ -185,7 +185,7 @@ class Portal:
     def _died(self, code: int) -> int:
         if not self._up and self._read_problem():
             print(f"Makeway cannot start. {self._problem}", file=sys.stderr)
-            leftovers.clear(self.settings)
+            leftovers.stop_leftovers(self.settings)
             return 1
         lines = self.log.read_text(errors="replace").splitlines()[-200:]
         print(f"JupyterHub ended unexpectedly (exit code {code}). The end of its log {self.log}:", file=sys.stderr)
@@ -193,7 +193,7 @@ class Portal:
         print("Notebooks and jobs may still be running; `make run` adopts them.", file=sys.stderr)
         if reasons := [line for line in lines if _FAILURE.match(line)]:
             print(f"The last error in the log: {reasons[-1]}", file=sys.stderr)
-        leftovers.clear(self.settings)
+        leftovers.stop_leftovers(self.settings)
         return 1
 
     def _stop(self, hub: subprocess.Popen[bytes]) -> int:
@@ -209,15 +209,15 @@ class Portal:
             hub.kill()
             hub.wait()
         if not orderly or not self.settings.keep:
-            leftovers.clear(self.settings)
+            leftovers.stop_leftovers(self.settings)
         print("Stopped." if orderly else "Stopped at once; the next `make run` adopts or stops what was still running.")
         return 0 if orderly else 1
 
 
 def announcement(settings: Settings, address: Address) -> str:
     """Return the text for the terminal: the address, the sample users, the log, how to stop."""
-    lines = ["", f"  Makeway is ready at  {address.url}", ""]
-    if not address.local and not address.secure:
+    lines = ["", f"  Makeway is ready at  {address.browser_url}", ""]
+    if not address.is_local and not address.secure:
         lines += ["  It is open to the network, without TLS (MAKEWAY_OPEN=1).", ""]
     if settings.mode == "demo":
         lines += [f"    {name:<8} {text}" for name, text in SAMPLE_USERS.items()]

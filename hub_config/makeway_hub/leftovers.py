@@ -9,11 +9,11 @@ import psutil
 
 from .settings import Settings
 
-KILL_SECONDS = 10.0
+TERM_TIMEOUT = 10.0
 """Seconds between SIGTERM and SIGKILL."""
 
 
-def clear(settings: Settings) -> list[str]:
+def stop_leftovers(settings: Settings) -> list[str]:
     """Stop what an earlier run from this state directory left, and return what it was; notebooks are adopted instead.
 
     Called only while this process holds the lock of the state directory, so nothing else needs the leftovers.
@@ -31,15 +31,15 @@ def clear(settings: Settings) -> list[str]:
 
 
 def stop(process: psutil.Process) -> None:
-    """End a process: SIGTERM, and SIGKILL after KILL_SECONDS seconds."""
+    """End a process: SIGTERM, and SIGKILL after TERM_TIMEOUT seconds."""
     with suppress(psutil.NoSuchProcess):
         process.terminate()
         with suppress(psutil.TimeoutExpired):
-            process.wait(KILL_SECONDS)
+            process.wait(TERM_TIMEOUT)
             return
         process.kill()
         with suppress(psutil.TimeoutExpired):
-            process.wait(KILL_SECONDS)
+            process.wait(TERM_TIMEOUT)
 
 
 def _process(pid_file: Path, command: str) -> psutil.Process | None:

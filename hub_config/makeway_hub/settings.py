@@ -14,7 +14,7 @@ from .state_directory import PORT, StateDirectory
 SERVICE_PATH = "/services/makeway"
 
 
-def _names(text: str) -> frozenset[str]:
+def _comma_separated(text: str) -> frozenset[str]:
     return frozenset(name.strip() for name in text.split(",") if name.strip())
 
 
@@ -41,10 +41,10 @@ class Settings:
     admin_groups: frozenset[str] = setting(
         "makeway-admins",
         "System mode: Unix groups whose members administer the Hub and Makeway, separated by commas.",
-        convert=_names,
+        convert=_comma_separated,
     )
     allowed_groups: frozenset[str] = setting(
-        "", "System mode: only members of these Unix groups may log in; empty: everyone.", convert=_names
+        "", "System mode: only members of these Unix groups may log in; empty: everyone.", convert=_comma_separated
     )
     open: bool = setting(
         False,
@@ -60,7 +60,7 @@ class Settings:
     @property
     def url(self) -> str:
         """The portal's address for browsers, unless the site's configuration says otherwise."""
-        return self.address.own
+        return self.address.loopback_url
 
 
 def read(env: Mapping[str, str] = os.environ) -> Settings:

@@ -15,8 +15,8 @@ from traitlets.config import LoggingConfigurable
 
 from .options import Choice, check, read_form, read_options, refuse_fractions, without_images
 from .picker import Picker
-from .refusal import Refused, refuse
-from .service import CATALOGUE, client_for, unavailable
+from .refusal import Refused, refusal_of
+from .service import LAST_OFFERS, client_for, is_unavailable
 
 if TYPE_CHECKING:
     from jupyterhub.spawner import Spawner as _Spawner
@@ -53,23 +53,23 @@ class SpawnForm(_Spawner):  # type: ignore[misc]
     ).tag(config=True)
 
     @property
-    def quota(self) -> AsyncClient:
+    def quota_client(self) -> AsyncClient:
         """The client of the quota service that all spawners of this Hub share."""
         return client_for(self.makeway_api_url, self.makeway_token)
 
     @default("options_form")
     def _default_options_form(self) -> Any:
-        return self.draw_picker
+        return self.render_options_form
 
     @default("options_from_form")
     def _default_options_from_form(self) -> Any:
-        return self.read_picker
+        return self.parse_options_form
 
     @default("apply_user_options")
     def _default_apply_user_options(self) -> Any:
         return lambda spawner, options: None  # read and checked in run_pre_spawn_hook, whose refusals have messages
 
-    async def draw_picker(self, spawner: Any) -> str:
+    async def render_options_form(self, spawner: Any) -> str:
         """Return the HTML of the spawn form with the user's present offers."""
         # what a start link preselects, as the Hub's page read it from the query
         link = getattr(getattr(self, "handler", None), "makeway_link", None) or {}
@@ -80,24 +80,24 @@ class SpawnForm(_Spawner):  # type: ignore[misc]
             table = await self._offers()
         except MakewayError as error:
             self.log.warning("No offers for the spawn page of %s: %s", self.user.name, error.message)
-            names = CATALOGUE.without_gpus(self.cpu_profiles)
-            return picker.without_service(error.message, {name: CATALOGUE.profile_title(name) for name in names})
+            names = LAST_OFFERS.without_gpus(self.cpu_profiles)
+            return picker.without_service(error.message, {name: LAST_OFFERS.profile_title(name) for name in names})
         return picker.render(table, self._last_choice(), link)
 
-    async def read_picker(self, form: dict[str, Any]) -> dict[str, Any]:
+    async def parse_options_form(self, form: dict[str, Any]) -> dict[str, Any]:
         """Return the options that the Hub stores for a posted form; raise Refused where they cannot be had."""
         choice = read_form(form)
         try:
             table = await self._offers()
         except MakewayError as error:
-            if unavailable(error) and CATALOGUE.needs_no_gpu(choice.profile, self.cpu_profiles):
+            if is_unavailable(error) and LAST_OFFERS.needs_no_gpu(choice.profile, self.cpu_profiles):
                 return choice.options()
-            raise refuse(error) from error
+            raise refusal_of(error) from error
         return check(choice, table).options()
 
     async def _offers(self) -> OfferTable:
-        table = await self.quota.offers(user=self.user.name, kind="session")
-        CATALOGUE.update(table)
+        table = await self.quota_client.offers(user=self.user.name, kind="session")
+        LAST_OFFERS.update(table)
         if not self.offers_images:
             table = without_images(table)
         return refuse_fractions(table) if self.whole_gpus_only else table
@@ -121,4 +121,4 @@ class SpawnForm(_Spawner):  # type: ignore[misc]
         return " · ".join(part for part in (profile, team, "preemptible" if choice.preemptible else "") if part)
 
     def _titles(self, choice: Choice) -> tuple[str, str]:
-        return CATALOGUE.profile_title(choice.profile), CATALOGUE.team_title(choice.team or "")
+        return LAST_OFFERS.profile_title(choice.profile), LAST_OFFERS.team_title(choice.team or "")

@@ -24,8 +24,8 @@ from .form import SpawnForm
 from .lease import Lease
 from .options import FRACTIONAL, Choice, fractional, is_unspecified, read_options, without_choice
 from .progress import Progress
-from .refusal import Refused, refuse
-from .service import CATALOGUE, unavailable
+from .refusal import Refused, refusal_of
+from .service import LAST_OFFERS, is_unavailable
 
 GONE = frozenset({404, 410})
 """The statuses of a lease that has ended."""
@@ -110,9 +110,9 @@ class LeaseMixin(SpawnForm):
         try:
             return without_choice(await self._offers())
         except MakewayError as error:
-            if not unavailable(error):
-                raise refuse(error) from error
-            return Choice(CATALOGUE.without_gpus(self.cpu_profiles)[0])
+            if not is_unavailable(error):
+                raise refusal_of(error) from error
+            return Choice(LAST_OFFERS.without_gpus(self.cpu_profiles)[0])
 
     async def _obtain_lease(self, choice: Choice) -> None:
         profile, team = self._titles(choice)
@@ -121,10 +121,10 @@ class LeaseMixin(SpawnForm):
             await self._check_whole_gpus(choice)
             session = await self._request(choice)
         except MakewayError as error:
-            if unavailable(error) and CATALOGUE.needs_no_gpu(choice.profile, self.cpu_profiles):
+            if is_unavailable(error) and LAST_OFFERS.needs_no_gpu(choice.profile, self.cpu_profiles):
                 self.report("admission", "The quota service does not answer; a notebook without GPUs starts anyway.")
                 return
-            raise refuse(error) from error
+            raise refusal_of(error) from error
         self._keep(session)
         if self.whole_gpus_only and (message := fractional(session.profile_title or profile, session.gpus)):
             raise Refused(message, code=FRACTIONAL)
@@ -137,10 +137,10 @@ class LeaseMixin(SpawnForm):
         """Raise Refused for a fraction before the request: a request may already preempt a job."""
         if not self.whole_gpus_only:
             return
-        known = CATALOGUE.profile(choice.profile)
+        known = LAST_OFFERS.profile(choice.profile)
         if known is None or fractional(known.title, known.gpus):  # the policy may have changed since
             await self._offers()
-            known = CATALOGUE.profile(choice.profile)
+            known = LAST_OFFERS.profile(choice.profile)
         if known is not None and (message := fractional(known.title, known.gpus)):
             raise Refused(message, code=FRACTIONAL)
 
@@ -154,7 +154,7 @@ class LeaseMixin(SpawnForm):
             preemptible=choice.preemptible,
             image=choice.image or None,
         )
-        request = asyncio.ensure_future(self.quota.request_session(body))
+        request = asyncio.ensure_future(self.quota_client.request_session(body))
         try:
             session: Session = await asyncio.shield(request)
         except asyncio.CancelledError:
@@ -173,13 +173,13 @@ class LeaseMixin(SpawnForm):
             try:
                 session = await self._next_version(session)
             except MakewayError as error:
-                raise refuse(error) from error
+                raise refusal_of(error) from error
         return session
 
     async def _next_version(self, session: Session) -> Session:
         """Return the session after its next change or one long poll, whatever the service's restarts in between."""
         retrying = AsyncRetrying(
-            retry=retry_if_exception(lambda error: isinstance(error, MakewayError) and unavailable(error)),
+            retry=retry_if_exception(lambda error: isinstance(error, MakewayError) and is_unavailable(error)),
             wait=wait_random_exponential(multiplier=0.1, max=min(1.0, self.renew_seconds)),
             stop=stop_after_delay(self.wait_seconds + self.patience_seconds),
             before_sleep=lambda _: self.report(
@@ -189,7 +189,7 @@ class LeaseMixin(SpawnForm):
         )
         async for attempt in retrying:
             with attempt:
-                session = await self.quota.session(session.id, wait=self.wait_seconds, version=session.version)
+                session = await self.quota_client.session(session.id, wait=self.wait_seconds, version=session.version)
         return session
 
     def _ended_before_start(self, session: Session) -> Refused:
@@ -371,9 +371,9 @@ class LeaseMixin(SpawnForm):
                 self._keep(await self._request(self._choice))
             return
         if lease.started is False:
-            await self.quota.session_started(lease.id)
+            await self.quota_client.session_started(lease.id)
             lease.started = True
-        session = await self.quota.renew(lease.id)
+        session = await self.quota_client.renew(lease.id)
         if notice := session.notice:
             self._made_way_for = notice.by_owner or notice.by_team or "others"
         if session.state.ended and self._lease is lease:
@@ -387,7 +387,7 @@ class LeaseMixin(SpawnForm):
         if lease is None:
             return
         try:
-            await self.quota.release(lease.id, self._end_sentence)
+            await self.quota_client.release(lease.id, self._end_sentence)
         except MakewayError as error:
             self.log.warning("Lease %s of %s was not released: %s", lease.id, self._log_name, error.message)
 

@@ -32,7 +32,7 @@ class Refused(_Base):  # type: ignore[misc, valid-type]
         return self.jupyterhub_message
 
 
-def refuse(error: MakewayError) -> Refused:
+def refusal_of(error: MakewayError) -> Refused:
     """Return the service's error as a refusal of the spawn; 5xx becomes 503, which clients may retry."""
     status = error.status if 400 <= error.status < 500 else 503
     return Refused(error.message, code=error.code, status=status)

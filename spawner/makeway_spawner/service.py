@@ -26,7 +26,7 @@ def client_for(url: str, token: str) -> AsyncClient:
     return _CLIENTS[key]
 
 
-def unavailable(error: MakewayError) -> bool:
+def is_unavailable(error: MakewayError) -> bool:
     """Whether the service did not answer, as against refusing the request."""
     return error.status >= 500
 
@@ -67,4 +67,4 @@ class Catalogue:
         return known or list(configured)
 
 
-CATALOGUE = Catalogue()
+LAST_OFFERS = Catalogue()

@@ -33,17 +33,17 @@ def deaf() -> Iterator[subprocess.Popen[str]]:
 def test_a_process_that_ignores_sigterm_is_killed(
     settings: Settings, deaf: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leftovers, "KILL_SECONDS", 0.1)
+    monkeypatch.setattr(leftovers, "TERM_TIMEOUT", 0.1)
     pid_file = settings.state.root / "hub.pid"
     pid_file.write_text(f"{deaf.pid}\n")
-    assert leftovers.clear(settings) == [f"the Hub (process {deaf.pid})"]
+    assert leftovers.stop_leftovers(settings) == [f"the Hub (process {deaf.pid})"]
     assert not psutil.pid_exists(deaf.pid)
     assert not pid_file.exists()
 
 
 def test_another_program_with_the_pid_of_a_leftover_is_spared(settings: Settings, deaf: subprocess.Popen[str]) -> None:
     settings.state.proxy_pid.write_text(f"{deaf.pid}\n")
-    assert leftovers.clear(settings) == []
+    assert leftovers.stop_leftovers(settings) == []
     assert deaf.poll() is None
     assert not settings.state.proxy_pid.exists()
 
@@ -51,7 +51,7 @@ def test_another_program_with_the_pid_of_a_leftover_is_spared(settings: Settings
 @pytest.mark.parametrize("text", ["", "soon", "-5", "99999999"])
 def test_a_broken_pid_file_is_removed(settings: Settings, text: str) -> None:
     (settings.state.root / "hub.pid").write_text(text)
-    assert leftovers.clear(settings) == []
+    assert leftovers.stop_leftovers(settings) == []
     assert not (settings.state.root / "hub.pid").exists()
 
 

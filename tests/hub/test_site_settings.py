@@ -217,7 +217,7 @@ def test_a_certificate_of_the_site_makes_the_portal_speak_tls(read: READ, tmp_pa
     assert app.bind_url == "https://127.0.0.1:8000/"
     found = address(tmp_path)
     assert found is not None
-    assert found.own == "https://127.0.0.1:8000"
+    assert found.loopback_url == "https://127.0.0.1:8000"
     inside = app.config.MakewayLocalSpawner.makeway_url
     assert inside == app.config.MakewayLocalSpawner.makeway_api_url, "no notebook has to trust the certificate"
     assert inside.startswith("http://127.0.0.1:")
@@ -235,8 +235,8 @@ def test_a_public_address_of_the_site_is_what_people_read(read: READ, tmp_path: 
     read("", "c.JupyterHub.public_url = 'https://gpus.example/x/'\nc.JupyterHub.base_url = '/x/'")
     found = address(tmp_path)
     assert found is not None
-    assert found.url == "https://gpus.example/x"
-    assert found.own == "http://127.0.0.1:8000/x"
+    assert found.browser_url == "https://gpus.example/x"
+    assert found.loopback_url == "http://127.0.0.1:8000/x"
 
 
 CONTAINERS = """

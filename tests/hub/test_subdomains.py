@@ -74,7 +74,7 @@ def test_one_machine_is_told_of_the_names(read: READ, tmp_path: Any, where: str)
     assert app.cookie_host_prefix_enabled
     found = address(tmp_path)
     assert found is not None
-    assert (found.url, found.own) == (f"{GPUS}/x", "http://127.0.0.1:8000/x")
+    assert (found.browser_url, found.loopback_url) == (f"{GPUS}/x", "http://127.0.0.1:8000/x")
     spawner = app.config.MakewayLocalSpawner
     assert spawner.makeway_public_path == app.template_vars["makeway_panel"] == f"https://{PANEL}/x/services/makeway/"
     routes = app.config.ConfigurableHTTPProxy.extra_routes

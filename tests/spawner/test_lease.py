@@ -500,7 +500,7 @@ def halves(fake: QuotaFake, monkeypatch: pytest.MonkeyPatch) -> None:
     half = [p.model_copy(update={"gpus": 0.5, "title": "Half a GPU"}) if p.name == "gpu1" else p for p in PROFILES]
     monkeypatch.setattr(quota_fake, "PROFILES", half)
     monkeypatch.setattr(StillSpawner, "whole_gpus_only", True)
-    monkeypatch.setattr(service.CATALOGUE, "_profiles", {})
+    monkeypatch.setattr(service.LAST_OFFERS, "_profiles", {})
 
 
 FRACTION = "Half a GPU asks for 0.5 GPU, and notebooks on this cluster get whole GPUs only."
@@ -516,8 +516,8 @@ async def test_a_fraction_is_refused_before_a_lease_where_the_platform_has_whole
     assert refused.value.status_code == 409
     assert not fake.sessions, "a request may already preempt a job"
     with pytest.raises(Refused, match=FRACTION):
-        await make().read_picker({"choice": ["rnd/gpu1"]})
-    html = await make().draw_picker(None)
+        await make().parse_options_form({"choice": ["rnd/gpu1"]})
+    html = await make().render_options_form(None)
     assert FRACTION in html
     assert re.search(r'data-queue="rnd/gpu1" data-code="refused" data-final data-disabled', html)
 
@@ -526,7 +526,7 @@ async def test_a_fraction_is_refused_before_a_lease_where_the_platform_has_whole
 async def test_a_profile_that_became_fractional_meanwhile_is_refused_and_its_lease_released(
     make: Make, fake: QuotaFake
 ) -> None:
-    service.CATALOGUE.update(fake.offers("ana").model_copy(update={"profiles": PROFILES}))  # whole, when last seen
+    service.LAST_OFFERS.update(fake.offers("ana").model_copy(update={"profiles": PROFILES}))  # whole, when last seen
     with pytest.raises(Refused, match=r"asks for 0\.5 GPU"):
         await make().run_pre_spawn_hook()
     assert list(fake.sessions) == ["s1"]
@@ -538,14 +538,14 @@ async def test_a_profile_that_became_whole_meanwhile_is_started(
 ) -> None:
     monkeypatch.setattr(StillSpawner, "whole_gpus_only", True)
     half = [p.model_copy(update={"gpus": 0.5}) for p in PROFILES]
-    service.CATALOGUE.update(fake.offers("ana").model_copy(update={"profiles": half}))
+    service.LAST_OFFERS.update(fake.offers("ana").model_copy(update={"profiles": half}))
     await make().run_pre_spawn_hook()
     assert fake.live == ["s1"]
 
 
 async def test_a_start_is_described_by_titles(make: Make) -> None:
     spawner = make()
-    await spawner.draw_picker(None)
+    await spawner.render_options_form(None)
     assert spawner.makeway_title == "One GPU · Research & Development"
     spawner = make(options={"profile": "gpu2", "team": "devops", "preemptible": True}, user="bo")
     await spawner.run_pre_spawn_hook()
