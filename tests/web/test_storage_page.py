@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 from makeway_api.errors import MakewayError
+from makeway_quota.backends.base import BackendUnavailable
+from makeway_quota.services.jobs import storage_measurements
 from makeway_quota.store.records import Attempt, Change, NewWorkload
 from web.portal import EVIL, PREFIX, Portal
 
@@ -85,6 +87,44 @@ async def test_the_page_of_a_job_shows_its_bytes_and_deletes_what_an_attempt_wro
     assert refused.status_code == 409
     assert "has not ended (running)" in refused.text
     assert "it runs" in (await ana.get(f"{PREFIX}jobs/{mine}")).text
+
+
+async def test_what_a_running_job_keeps_is_live_and_pages_share_the_measurement(
+    web: Portal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, folder, walks = await web.running_job(), [4096], []
+
+    def walk(id: str) -> int:
+        walks.append(id)
+        return folder[0]
+
+    monkeypatch.setattr(web.backend, "folder_bytes", walk)
+    ana, root = await web.browser("ana"), await web.browser("root")
+    live = f"{PREFIX}live/jobs/{job}"
+    assert "4.1 kB" in (await ana.get(f"{PREFIX}jobs/{job}")).text
+    folder[0] = 80_000_000
+    for browser in (ana, root, ana):
+        assert "data-again" in (await browser.get(live)).text
+    assert walks == [job], "open pages walk through no folder"
+    monkeypatch.setattr(storage_measurements, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(storage_measurements, "PAUSE_FACTOR", 0)
+    web.services.storage._measurements.forget(job)
+    assert "80 MB" in (await root.get(live)).text
+
+
+async def test_a_storage_that_cannot_be_measured_is_a_sentence_on_the_page(
+    web: Portal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = await web.running_job()
+
+    async def unreachable(id: str, attempt: int) -> None:
+        raise BackendUnavailable("the cluster does not answer")
+
+    monkeypatch.setattr(web.backend, "output_bytes", unreachable)
+    page = await (await web.browser("ana")).get(f"{PREFIX}jobs/{job}")
+    assert page.status_code == 200
+    assert "What this job keeps was not measured: " in page.text
+    assert "the cluster does not answer" in page.text
 
 
 @pytest.mark.covers("N25")

@@ -29,6 +29,7 @@ from ..caller import Caller
 from ..context import Context
 from ..refusals import backend_errors, refuse, some_failed
 from .job_access import JobAccess
+from .storage_measurements import MeasuredStorage, StorageMeasurements
 
 AT_ONCE = 50
 """Ended jobs that are deleted one after the other before others are looked for"""
@@ -45,6 +46,7 @@ class StorageService:
     def __init__(self, context: Context, access: JobAccess) -> None:
         self._context = context
         self._access = access
+        self._measurements = StorageMeasurements(self._measure, context.clock)
 
     async def report(self, caller: Caller) -> StorageReport:
         """Return what is kept for a caller, for an administrator of everybody."""
@@ -99,8 +101,15 @@ class StorageService:
 
     async def job(self, caller: Caller, id: str) -> JobStorage:
         """Return what is kept of a job that the caller may read, by kind and attempt."""
-        row = await self._access.readable(caller, id)
-        numbers = [each.number for each in await self._context.call(self._context.store.attempts, id)][-MAX_ATTEMPTS:]
+        return await self._measure(await self._access.readable(caller, id))
+
+    async def measured(self, caller: Caller, id: str) -> MeasuredStorage:
+        """Return the same as it was measured last, for pages: all that are open share one measurement."""
+        return await self._measurements.of(await self._access.readable(caller, id))
+
+    async def _measure(self, row: Workload) -> JobStorage:
+        attempts = await self._context.call(self._context.store.attempts, row.id)
+        numbers = [each.number for each in attempts][-MAX_ATTEMPTS:]
         written = await self._outputs(row, numbers)
         kinds = await self._context.call(self._measured, row.id)
         return JobStorage(
@@ -143,7 +152,10 @@ class StorageService:
         before = sum((await self._outputs(row, [attempt]))[attempt])
         with backend_errors():
             await self._context.backend.remove_output(id, attempt)
-        await self._context.call(self._delete_output, caller, row, attempt)
+        try:
+            await self._context.call(self._delete_output, caller, row, attempt)
+        finally:
+            self._measurements.forget(row.id)
         return StorageDeleted(jobs=0, bytes=before)
 
     def _delete_output(self, caller: Caller, row: Workload, attempt: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
@@ -53,11 +52,10 @@ async def job_page(request: Request, id: Id, visitor: PageVisitor, services: The
         failure=await services.outputs.error(caller, id) if job.state.value == "failed" and not job.private else None,
         may_touch=await _may_touch(services, caller, job),
         tail=await _tail(services, caller, job) if template == "job.html" else None,
-        kept=await services.storage.job(caller, id) if template == "job.html" and not job.private else None,
+        kept=None if job.private else await services.storage.measured(caller, id),
         queues=await services.moves.queues(caller, job) if template == "job.html" else (),
         kinds=KINDS,
         written=size,
-        now=datetime.now(UTC),
         notice=_notice(request),
     )
 
