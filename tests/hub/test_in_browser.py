@@ -11,6 +11,7 @@ from axe import violations
 from browser import Person, chromium
 from hub.portal import Portal, until
 from makeway_api.models import JobRequest, SessionRequest
+from makeway_spawner.home import home_of, prepare
 from playwright.sync_api import Browser, Route, expect
 
 pytestmark = [pytest.mark.browser, pytest.mark.e2e]
@@ -154,6 +155,31 @@ def test_a_start_that_is_refused_on_its_way_says_why_and_offers_another_choice(p
         hub.release(lease.id)
     expect(ana.page.locator("#spawn_form")).to_be_visible()
     assert leases_of(portal, "ana") == []
+
+
+@pytest.mark.covers("N05")
+def test_a_start_that_fails_says_why_on_the_page_that_waits_and_on_the_next_one(portal: Portal, person: object) -> None:
+    home = home_of(portal.state.homes, "ana")
+    prepare(home)
+    faulty = home / ".jupyter" / "jupyter_server_config.py"
+    faulty.parent.mkdir(parents=True, exist_ok=True)
+    faulty.write_text("import sys\nsys.exit('broken by <b>ana</b>')\n")
+    try:
+        ana = person("ana")
+        ana.start("rnd/gpu1")
+        shown = ana.page.locator("#progress-message, .spawn-error-msg, .mw-refusal")
+        expect(shown).to_contain_text("broken by <b>ana</b>")
+        expect(shown).to_contain_text("exit code 1")
+        until(lambda: not portal.server("ana"), "the start has failed")
+        ana.page.goto(f"{ana.base}/hub/user/ana/")
+        refusal = ana.page.locator(".mw-refusal")
+        expect(refusal).to_contain_text("broken by <b>ana</b>")
+        expect(refusal).to_be_in_viewport()
+        assert violations(ana.page) == []
+        ana.page.get_by_role("button", name="Choose again").click()
+        expect(ana.row("rnd/gpu1")).to_have_attribute("data-code", "ready_now")
+    finally:
+        faulty.unlink()
 
 
 @pytest.mark.covers("N03")
