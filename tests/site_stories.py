@@ -30,7 +30,7 @@ print(makeway.submit({WHO + chr(10) + training_cell("trial", HURRY).partition(ch
 def story(portal: Portal, folder: Path) -> list[Object]:
     """Train over quota from a guaranteed notebook, make way, and resume; return the pods that took part.
 
-    The node has two GPUs, one of which is guaranteed to each team.
+    The pool of the profile `gpu1` has two GPUs, one of which is guaranteed to each team.
     """
     expected = uninterrupted(folder)
     ana, bo = portal.person("ana"), portal.person("bo")
@@ -61,7 +61,7 @@ def story(portal: Portal, folder: Path) -> list[Object]:
         log = client.logs(id, attempt=2).text
         assert f"going on at step {victim.checkpoint.step} of {STEPS}" in log
         assert weights(log) == expected
-    wait_until(lambda: not portal.api.items(WORKERS), "no pod of a job is left")
+    wait_until(lambda: not portal.api.items(WORKERS, labelSelector=f"makeway/job={id}"), "no pod of the job is left")
     return [notebook, worker, other]
 
 

@@ -385,6 +385,7 @@ FAULTS: list[tuple[str, Callable[[Server], Any], str, str]] = [
     ("rights on services", denying(("services", "create")), "jobs with several workers do not start", "warning"),
     ("rights on leases", denying(("leases", "update")), "may not update leases.coordination.k8s.io", "warning"),
     ("rights on events", denying(("events", "create")), "pods show no events", "warning"),
+    ("rights to causes", denying(("events", "list")), "jobs do not say why their volumes are not mounted", "warning"),
     ("rights on policies", denying(("networkpolicies", "create")), "gangs have no network policy", "warning"),
     (
         "pod security",

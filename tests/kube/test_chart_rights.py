@@ -33,6 +33,8 @@ LEASES = {(verb, "leases", JOBS) for verb in ("get", "create", "update")}
 DEVICES = ("deviceclasses", "resourceclaims", "resourceslices")
 OF_DEVICES = {(verb, kind, "") for verb in ("list", "watch") for kind in DEVICES}
 """What it asks for where a pool has GPUs of a DeviceClass that the cluster has"""
+OF_WAITING = {("list", "events", JOBS)}
+"""What it asks for where a pod waits for its volumes"""
 OF_CLAIMS = {("get", "resourceclaimtemplates", space) for space in (NAMESPACE, JOBS)}
 """What it asks for where a profile has claims"""
 NEEDED = {
@@ -42,6 +44,7 @@ NEEDED = {
     *(("create", kind, JOBS) for kind in ("secrets", "events")),
     *LEASES,
     *OF_CLAIMS,
+    *OF_WAITING,
 }
 """Verb, resource and namespace of what the service asks of the API server; no namespace: of the whole cluster."""
 FOLLOWS = {
@@ -216,7 +219,7 @@ async def test_the_backend_needs_these_rights_and_these_settings_and_no_others(
         with requests(kwok_cluster, "makeway-service") as asked:
             await runs_a_gang(backend, release.api)
     assert not [one for one in asked if one["responseStatus"]["code"] == 403]
-    assert rights_used(asked) | LEASES | OF_DEVICES | OF_CLAIMS == NEEDED
+    assert rights_used(asked) | LEASES | OF_DEVICES | OF_CLAIMS | OF_WAITING == NEEDED
 
 
 async def test_a_gang_runs_where_the_account_may_not_make_network_policies(

@@ -498,19 +498,25 @@ async def delayed_because(serving: Serving, job: Job, *words: str) -> Job:
 
 
 @pytest.mark.covers("F82")
-@pytest.mark.parametrize("lacks", ["claim", "secret"])
+@pytest.mark.parametrize("lacks", ["claim", "secret", "volume"])
 async def test_a_job_whose_pod_lacks_something_waits_with_the_reason_until_it_is_there(
     serving: Serving, jobs_policy: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lacks: str
 ) -> None:
     monkeypatch.setitem(LIMITS, "unschedulable", 2.0)  # type: ignore[misc]
     monkeypatch.setitem(LIMITS, "container", 2.0)  # type: ignore[misc]
+    monkeypatch.setitem(LIMITS, "volume_source", 2.0)  # type: ignore[misc]
+    monkeypatch.setattr("makeway_quota.backends.kubernetes.attempts.event_reader.SET_UP_SECONDS", 2.0)
+    monkeypatch.setattr("makeway_quota.backends.kubernetes.attempts.event_reader.PAUSE", 1.0)
     monkeypatch.setattr("makeway_quota.backends.remote.backend.REPORT_GRACE", 1.0)
     monkeypatch.setattr("makeway_quota.control.start_backoff.FIRST_DELAY", 2.0)
     monkeypatch.setattr("makeway_quota.control.start_backoff.MAX_DELAY", 4.0)
-    document = json.loads(jobs_policy)
+    document, secrets = json.loads(jobs_policy), f"/api/v1/namespaces/{NAMESPACE}/secrets"
     pod = document["profiles"][0]["pod"]["spec"]
     if lacks == "claim":
         pod["volumes"].append({"name": "data", "persistentVolumeClaim": {"claimName": "later"}})
+        pod["containers"][0]["volumeMounts"].append({"name": "data", "mountPath": "/data"})
+    elif lacks == "volume":
+        pod["volumes"].append({"name": "data", "secret": {"secretName": "later"}})
         pod["containers"][0]["volumeMounts"].append({"name": "data", "mountPath": "/data"})
     else:
         key = {"secretKeyRef": {"name": "later", "key": "password"}}
@@ -524,12 +530,14 @@ async def test_a_job_whose_pod_lacks_something_waits_with_the_reason_until_it_is
             make_claim(serving.cluster.api, NAMESPACE, "later", tmp_path)
         else:
             secret = {"metadata": {"name": "later"}, "stringData": {"password": "x"}}
-            serving.cluster.api.create(f"/api/v1/namespaces/{NAMESPACE}/secrets", secret)
+            serving.cluster.api.create(secrets, secret)
         done = await serving.reaches(job, "succeeded", "failed")
         assert (done.state.value, done.failures, len(done.attempts)) == ("succeeded", 0, 1), done
         row = service.components.store.workload(job.id)
         assert row is not None
         assert row.infra_failures == 0
+    if lacks != "claim":
+        serving.cluster.api.delete(f"{secrets}/later")
 
 
 async def test_a_job_whose_image_has_no_python_fails_and_says_so(

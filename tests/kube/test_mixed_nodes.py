@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ import pytest
 from job_service import PODS as JOB_PODS
 from job_service import TRAIN, Serving, make_namespace, weights
 from makeway_api.models import Job, SessionRequest
-from pods import wait_until
+from second_plugins import MIG, SHARED, offered
 
 from kube_cluster.api import GPU
 from kube_cluster.cluster import Cluster
@@ -29,7 +27,6 @@ from kube_cluster.simulated import SIMULATED
 pytestmark = [pytest.mark.kube, pytest.mark.covers("F02", "F15", "F81")]
 
 MIXED, TIMED = "simulated-0050", "simulated-0051"
-MIG, SHARED = "nvidia.com/mig-1g.10gb", "nvidia.com/gpu.shared"
 OFFERS: dict[str, dict[str, str]] = {
     MIXED: {"nvidia.com/gpu": "2", MIG: "4", "cpu": "11"},
     TIMED: {"nvidia.com/gpu": "0", SHARED: "4", "amd.com/gpu": "1", "cpu": "12"},
@@ -61,17 +58,17 @@ def two_kinds(kwok_cluster: Cluster) -> Iterator[Cluster]:
     """Return the cluster with the two nodes."""
     make_namespace(kwok_cluster)
     before = {}
-    for name, offered in OFFERS.items():
+    for name, kinds in OFFERS.items():
         path = f"/api/v1/nodes/{name}"
         before[name] = kwok_cluster.api.get(path)["status"]["allocatable"]
         kwok_cluster.api.merge(path, {"metadata": {"labels": {"makeway.test/node": name}}})
-        amounts = {**before[name], **offered}
+        amounts = {**before[name], **kinds}
         kwok_cluster.api.merge(f"{path}/status", {"status": {"allocatable": amounts, "capacity": amounts}})
     yield kwok_cluster
     kwok_cluster.api.delete(JOB_PODS, gracePeriodSeconds="0")
-    for name, offered in OFFERS.items():
+    for name, kinds in OFFERS.items():
         path = f"/api/v1/nodes/{name}"
-        amounts = {**dict.fromkeys(offered, None), **before[name]}
+        amounts = {**dict.fromkeys(kinds, None), **before[name]}
         kwok_cluster.api.merge(f"{path}/status", {"status": {"allocatable": amounts, "capacity": amounts}})
         kwok_cluster.api.merge(path, {"metadata": {"labels": {"makeway.test/node": None}}})
 
@@ -127,26 +124,7 @@ async def test_work_runs_in_each_pool_and_a_job_in_quota_gets_the_slice_that_was
         serving.reservation.close()
 
 
-PLUGINS = "/var/lib/kubelet/device-plugins"
 KINDS = {"whole": GPU, "slices": MIG, "shared": SHARED}
-
-
-@contextmanager
-def offered(cluster: Cluster, node: Node, resource: str) -> Iterator[None]:
-    """Have a second device plugin of a real node offer two devices of another resource during the block."""
-    kubelet = node.service("kubelet")
-    command = [sys.executable, "-m", "makeway_device_plugin", "--count", "2", "--resource", resource]
-    plugin = subprocess.Popen(["nsenter", "--target", str(kubelet), "--mount", *command, "--folder", PLUGINS])
-
-    def allocatable() -> str:
-        return str(cluster.api.get(f"/api/v1/nodes/{node.name}")["status"]["allocatable"].get(resource))
-
-    try:
-        wait_until(lambda: allocatable() == "2", f"the node offers {resource}")
-        yield
-    finally:
-        plugin.terminate()
-        plugin.wait(60)
 
 
 @pytest.fixture

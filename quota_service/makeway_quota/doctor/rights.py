@@ -35,6 +35,7 @@ SERVICE = (
     Right("", "secrets", ("create",)),
     Right("", "services", ("create", "delete"), without="jobs with several workers do not start"),
     Right("", "events", ("create",), without="pods show no events of Makeway"),
+    Right("", "events", ("list",), without="jobs do not say why their volumes are not mounted"),
     Right("coordination.k8s.io", "leases", ("get", "create", "update"), without="a copy beside it is not noticed"),
     Right("networking.k8s.io", "networkpolicies", ("create", "delete"), without="gangs have no network policy"),
 )

@@ -1,7 +1,8 @@
 """A second release in another namespace, on PostgreSQL over TLS: neither touches the other's work.
 
 Both have the same name, and each a notebook and a job that run, while the second one is upgraded, rolled back and
-uninstalled. The last test of the folder uninstalls the first one.
+uninstalled; the story is that of the first one, beside the second one's work. The last test of the folder uninstalls
+the first one.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from makeway_api.client import Client
 from makeway_api.models import Job, JobRequest
 from makeway_quota.backends.kubernetes.cluster.cluster_lease import lease_name
 from pods import wait_until
-from portals import PODS, STARTED, VALUES, WORKERS, Portal
+from portals import CHECKPOINTS, PODS, STARTED, VALUES, WORKERS, Portal
 from postgres import AUTHORITY, network_database, postgres_server
 from releases import CLUSTER_WIDE, PRIORITIES, SECRETS, Installation, left_in, namespaces
 from replicated import PROFILE, address_of
+from site_stories import story
 from walk import Walk, blocks, file_of, section
 
 from kube_cluster.api import Api
@@ -92,6 +94,13 @@ def submitted(client: Client, profile: str) -> Job:
     return client.job(job.id)
 
 
+def ended(portal: Portal, client: Client, job: Job) -> None:
+    """Tell such a job to end, and wait until it has ended well."""
+    (portal.volume(CHECKPOINTS, JOBS) / job.id / "go").touch()
+    wait_until(lambda: client.job(job.id).state.ended, "the job of the first ends")
+    assert [one.outcome for one in client.job(job.id).attempts] == ["succeeded"]
+
+
 def holder(api: Api, namespace: str, jobs: str) -> tuple[str, int]:
     """Return the database that holds the Lease of a release, and how often it changed hands."""
     name = lease_name(f"{namespace}.makeway")
@@ -122,7 +131,7 @@ def changed(portal: Portal, command: str) -> None:
 
 @pytest.mark.covers("N21", "F80")
 def test_a_second_release_never_touches_the_work_of_the_first_and_ends_whole(
-    portal: Portal, administrator: Walk
+    portal: Portal, administrator: Walk, tmp_path: Path
 ) -> None:
     ana, api = portal.person("ana"), portal.api
     notebook = ana.started({"profile": "gpu1", "team": "rnd"})["metadata"]["uid"]
@@ -148,6 +157,12 @@ def test_a_second_release_never_touches_the_work_of_the_first_and_ends_whole(
                 said = administrator.run(f"helm test makeway --namespace {ELSEWHERE} --logs")
                 assert not {"ERROR", "NOTE"} & set(said.split()), said
                 assert "not encrypted" not in said
+
+                ended(portal, client, job)
+                story(portal, tmp_path)
+                assert ana.notebook()["metadata"]["uid"] == notebook
+                job = submitted(client, "gpu1")
+                (worker,) = [pod["metadata"]["uid"] for pod in api.items(WORKERS)]
 
                 holds = holder(api, ELSEWHERE, FAR_JOBS)
                 chart = f"helm upgrade makeway helm/makeway --namespace {ELSEWHERE} {FILES}"
@@ -178,9 +193,7 @@ def test_a_second_release_never_touches_the_work_of_the_first_and_ends_whole(
         assert "jupyter-config-data" in ana.browser.get("/user/ana/lab").text
         assert [pod["metadata"]["uid"] for pod in api.items(WORKERS)] == [worker]
         assert holder(api, NAMESPACE, JOBS) == lease
-        (portal.volume("makeway-checkpoints", JOBS) / job.id / "go").touch()
-        wait_until(lambda: client.job(job.id).state.ended, "the job of the first ends")
-        assert [one.outcome for one in client.job(job.id).attempts] == ["succeeded"]
+        ended(portal, client, job)
     ana.stop()
 
 

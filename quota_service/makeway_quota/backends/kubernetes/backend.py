@@ -45,6 +45,7 @@ from .api.health_check import HEALTH_CHECK_TIMING, HealthCheck, HealthCheckTimin
 from .api.informer import USUAL, Informer, Timing
 from .attempts.attempt_pods import AttemptPods
 from .attempts.creation import create_once
+from .attempts.event_reader import EventReader
 from .attempts.event_recorder import EventRecorder
 from .attempts.pod_states import JobPod, project_job_pod
 from .attempts.pod_waits import LIMITS
@@ -140,6 +141,7 @@ class KubernetesBackend(RemoteBackend):
         self.folders = CheckpointFolders(client, settings, tolerations, lambda: self._may_act(), monotonic)
         self.durable_checkpoints = bool(settings.checkpoint_claim)
         self._events = EventRecorder(client, settings.namespace, lambda: self._may_act())
+        self._event_reader = EventReader(client, settings.namespace, self._changed, monotonic)
         self._homes = Homes(client, settings.namespace, home, monotonic)
         self._claim_templates = ClaimTemplates(client, monotonic)
         self._health_check = HealthCheck(client, self._answers, health_check_timing)
@@ -223,6 +225,7 @@ class KubernetesBackend(RemoteBackend):
         await self.inventory.close()
         await self._removals.close()
         await self._events.close()
+        await self._event_reader.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, super().close(stop_jobs=stop_jobs), return_exceptions=True)
@@ -252,6 +255,7 @@ class KubernetesBackend(RemoteBackend):
         unrecorded = set[Key]()
         if self._may_act():
             unrecorded = await record_final_reports(self.channel, self.attempt_pods, reported)
+            self._event_reader.observe(self.attempt_pods)
         found = self.attempt_pods.hosts(usable, self.channel.worker_statuses())
         # How these ended is known and not recorded yet: until then they are as they were.
         return found | {key: self._hosts.get(key, WorkerHosts(1)) for key in unrecorded & found.keys()}

@@ -98,6 +98,18 @@ class AttemptPods:
         """Return the pods of an attempt that are listed."""
         return list(self._pods.get(key, {}).values())
 
+    def sets_up_since(self, before: float) -> bool:
+        """Whether a pod has waited for its volumes or its network since `before` (monotonic seconds)."""
+        waits = (key for key in self._due if self.attempt(key).waits_for and self.attempt(key).waits_since <= before)
+        return any(pod.sets_up for key in waits for pod in self.of(key))
+
+    def add_causes(self, causes: Mapping[str, str]) -> None:
+        """Take why the volumes of pods are not mounted, by UID, as their events say it."""
+        for key in self._due if causes else ():
+            for name, pod in self._pods.get(key, {}).items():
+                if pod.sets_up and pod.cause != (cause := causes.get(pod.uid, pod.cause)):
+                    self._pods[key][name] = replace(pod, cause=cause)
+
     def key_of(self, name: str) -> Key | None:
         """Return the attempt of a pod that is listed."""
         return self._key_of.get(name)

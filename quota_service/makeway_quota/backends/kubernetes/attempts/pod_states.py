@@ -66,6 +66,8 @@ class JobPod:
     """the condition PodReadyToStartContainers: True with volumes and network, False before; "" where it is not there"""
     preparing: str = ""
     """the init container that runs"""
+    cause: str = ""
+    """why its volumes are not mounted or its network is not set up, where an event said it"""
     began: bool = False
     """whether its worker runs, or ran"""
     exit_code: int | None = None
@@ -81,6 +83,12 @@ class JobPod:
     def over(self) -> bool:
         """Whether all of its containers have ended."""
         return self.phase in ENDED
+
+    @property
+    def sets_up(self) -> bool:
+        """Whether its node mounts its volumes or sets up its network, as far as its status shows it."""
+        waits = self.phase == "Pending" and bool(self.node) and not self.waiting and not self.preparing
+        return waits and self.ready != "True"
 
     @property
     def present(self) -> bool:

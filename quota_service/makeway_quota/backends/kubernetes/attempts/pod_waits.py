@@ -5,6 +5,7 @@ Pure.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -27,6 +28,7 @@ LIMITS: Mapping[str, float] = {
     "site_image": 60.0,
     "image_pull": 21_600.0,
     "image": 21_600.0,
+    "volume_source": 120.0,
     "volumes": 1800.0,
     "init": 21_600.0,
 }
@@ -52,6 +54,10 @@ REFUSED = (
 """In the message of a container runtime: the registry answered that it does not have the image, or not for this pod."""
 NO_FOLDER = ("subPath", '"checkpoints"')
 """In the message of a container whose own folder of the volume `checkpoints` the kubelet could not make"""
+NOT_THERE = re.compile(
+    r'\b(secret|configmap) ".*" not found|references non-existent (secret|config) key', re.IGNORECASE
+)
+"""In the message about a volume: something that it names does not exist."""
 NOT_ALLOWED = ("permission denied", "operation not permitted", "read-only")
 """In that message: no user may write there; else the volume may be away, or only its mount on this node hang"""
 
@@ -68,9 +74,13 @@ def foremost(pods: Iterable[JobPod], limits: Mapping[str, float] = LIMITS) -> Jo
 def with_cause(pod: JobPod, before: JobPod | None) -> JobPod:
     """Return a pod; between two tries to pull an image that its registry does not have, with the cause of the last one.
 
-    So what it waits for does not change with each try.
+    So what it waits for does not change with each try. What an event said stays until its volumes are mounted.
     """
-    if before is None or (before.uid, before.container) != (pod.uid, pod.container):
+    if before is None or before.uid != pod.uid:
+        return pod
+    if before.cause and pod.sets_up:
+        pod = replace(pod, cause=before.cause)
+    if before.container != pod.container:
         return pod
     between = pod.waiting in IMAGE and "back-off" in pod.message.lower()
     if between and before.waiting in IMAGE and _has_no_image(before):
@@ -98,9 +108,21 @@ def waiting(pod: JobPod) -> tuple[str, str]:
         return "unschedulable", f"Kubernetes does not place its pod: {pod.message or pod.waiting}"
     if pod.preparing:
         return "init", f"its init container {pod.preparing} is still running"
+    if pod.cause and pod.sets_up:
+        return _setting_up(pod.cause)
     if pod.ready == "False":
         return "volumes", "its volumes are being mounted, or its network is being set up"
     return ("image", "its image is being pulled") if pod.ready else ("init", "its container is being created")
+
+
+def _setting_up(cause: str) -> tuple[str, str]:
+    """Return the code and the sentence of a pod on its node, by what an event said."""
+    if NOT_THERE.search(cause):
+        return (
+            "volume_source",
+            f"a volume of its pod names something that is not there, and an administrator has to act: {cause}",
+        )
+    return "volumes", f"its volumes cannot be mounted, or its network cannot be set up, yet: {cause}"
 
 
 def _without_folder(pod: JobPod) -> str:

@@ -1,0 +1,233 @@
+"""Why volumes of pods are not mounted is read from their events, within bounds, and jobs say it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+import pytest
+from api_server import ApiServer, pod
+from makeway_quota.backends.base import Phase
+from makeway_quota.backends.kubernetes.api.client import ApiRefusal, ApiUnreachable, Object
+from makeway_quota.backends.kubernetes.attempts.event_reader import (
+    LONG_PAUSE,
+    PAUSE,
+    REASONS,
+    SET_UP_SECONDS,
+    causes_of,
+)
+from makeway_quota.backends.kubernetes.attempts.pod_waits import LIMITS
+from makeway_quota.backends.remote.backend import REPORT_GRACE
+from makeway_quota.store.store import open_store
+from pod_backend import Backend
+
+EVENTS = "/api/v1/namespaces/jobs/events"
+MISSING = 'MountVolume.SetUp failed for volume "data" : secret "later" not found'
+SLOW = 'MountVolume.SetUp failed for volume "nfs" : mount failed: exit status 32'
+TIMED_OUT = "Unable to attach or mount volumes: unmounted volumes=[data]: timed out waiting for the condition"
+
+
+class Server(ApiServer):
+    """An API server with events of pods, by reason, which counts the lists of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.warnings: dict[str, list[Object]] = {}
+        self.queries: list[Mapping[str, str]] = []
+
+    async def get(self, path: str, query: Mapping[str, str] | None = None) -> Object:
+        found = await super().get(path, query)
+        if path != EVENTS:
+            return found
+        assert query is not None
+        self.queries.append(query)
+        return {"items": self.warnings.get(query["fieldSelector"].rpartition("=")[2], [])}
+
+
+def event(uid: str, message: str, at: str = "2026-01-01T00:00:00Z") -> Object:
+    return {"involvedObject": {"uid": uid}, "message": message, "lastTimestamp": at}
+
+
+def mounting(job: str, worker: int = 0, of: int = 1, ready: str = "False") -> Object:
+    """Return a pod on its node whose volumes are not mounted."""
+    found = pod(job, "Pending", worker=worker, of=of)
+    state = {"waiting": {"reason": "ContainerCreating"}}
+    found["status"]["containerStatuses"] = [{"name": "worker", "state": state}]
+    if ready:
+        found["status"]["conditions"] = [{"type": "PodReadyToStartContainers", "status": ready}]
+    return found
+
+
+@pytest.fixture
+async def backend(tmp_path: Path) -> AsyncIterator[Backend]:
+    """Return a backend whose server has events of pods."""
+    store = open_store(f"sqlite:///{tmp_path / 'makeway.sqlite'}")
+    made = Backend(Server(), store)
+    await made.open()
+    await made.nodes()
+    yield made
+    await made.close(stop_jobs=False)
+    store.close()
+
+
+async def read(backend: Backend, seconds: float = SET_UP_SECONDS) -> None:
+    """Let time pass, and what is read by then be there."""
+    await backend.observe()
+    backend.now += seconds
+    await backend.observe()
+    if (reading := backend._event_reader._reading) is not None:
+        await asyncio.wait([reading])
+
+
+def server_of(backend: Backend) -> Server:
+    assert isinstance(backend.server, Server)
+    return backend.server
+
+
+@pytest.mark.covers("F82")
+@pytest.mark.parametrize(
+    "said",
+    [
+        MISSING,
+        'MountVolume.SetUp failed for volume "data" : configmap "later" not found',
+        'MountVolume.SetUp failed for volume "data" : references non-existent secret key: password',
+        'MountVolume.SetUp failed for volume "data" : configmap references non-existent config key: a.yaml',
+    ],
+)
+@pytest.mark.parametrize("ready", ["False", ""])
+async def test_what_a_volume_names_and_is_not_there_is_named_and_gives_the_gpus_back(
+    backend: Backend, said: str, ready: str
+) -> None:
+    """Without the condition PodReadyToStartContainers, which old kubelets do not set, too."""
+    backend.hear("ADDED", mounting("j1", ready=ready))
+    server_of(backend).warnings["FailedMount"] = [event("j1-0", said)]
+    await read(backend)
+    found = await backend.seen("j1")
+    assert (found.phase, found.waiting_reason) == (Phase.STARTING, "volume_source")
+    assert found.message == (
+        f"a volume of its pod names something that is not there, and an administrator has to act: {said}"
+    )
+    for _ in range(2):
+        backend.now += LIMITS["volume_source"]
+        found = await backend.seen("j1")
+    assert (found.phase, found.never_ran) == (Phase.LOST, True)
+    assert said in found.message
+
+
+async def test_other_causes_are_told_and_waited_for_as_long_as_before(backend: Backend) -> None:
+    backend.hear("ADDED", mounting("j1"))
+    server_of(backend).warnings["FailedMount"] = [event("j1-0", TIMED_OUT, "2026-01-01T00:01:00Z"), event("j1-0", SLOW)]
+    await read(backend)
+    found = await backend.seen("j1")
+    assert (found.waiting_reason, SLOW in found.message) == ("volumes", True)
+    backend.now += LIMITS["volumes"] - SET_UP_SECONDS - 1.0
+    assert (await backend.seen("j1")).phase is Phase.STARTING
+    backend.now += 1.0
+    await backend.observe()
+    backend.now += REPORT_GRACE
+    assert (await backend.seen("j1")).phase is Phase.LOST
+
+
+async def test_a_worker_of_a_gang_that_lacks_something_is_told_before_one_that_is_slow(backend: Backend) -> None:
+    for worker in range(2):
+        backend.hear("ADDED", mounting("j1", worker, 2))
+    server_of(backend).warnings["FailedMount"] = [event("j1-0", SLOW), event("j1-1", MISSING)]
+    await read(backend)
+    found = await backend.seen("j1")
+    assert (found.waiting_reason, MISSING in found.message) == ("volume_source", True)
+
+
+async def test_a_pod_that_goes_on_forgets_the_cause_and_one_whose_status_changes_keeps_it(backend: Backend) -> None:
+    backend.hear("ADDED", mounting("j1"))
+    server_of(backend).warnings["FailedMount"] = [event("j1-0", MISSING)]
+    await read(backend)
+    changed = mounting("j1")
+    changed["metadata"]["resourceVersion"] = "21"
+    changed["status"]["hostIP"] = "10.0.0.2"
+    backend.hear("MODIFIED", changed)
+    assert (await backend.seen("j1")).waiting_reason == "volume_source"
+    mounted = mounting("j1", ready="True")
+    mounted["metadata"]["resourceVersion"] = "22"
+    backend.hear("MODIFIED", mounted)
+    found = await backend.seen("j1")
+    assert (found.waiting_reason, found.message) == ("image", "its image is being pulled")
+
+
+async def test_events_are_read_for_all_pods_together_and_only_while_one_waits_for_long(backend: Backend) -> None:
+    server = server_of(backend)
+    for number in range(50):
+        backend.hear("ADDED", mounting(f"j{number}"))
+    await read(backend, SET_UP_SECONDS - 1.0)
+    assert server.queries == []
+    await read(backend, 1.0)
+    assert len(server.queries) == len(REASONS)
+    assert all(one["limit"] == "500" for one in server.queries)
+    await read(backend, PAUSE - 1.0)
+    assert len(server.queries) == len(REASONS)
+    await read(backend, 1.0)
+    assert len(server.queries) == 2 * len(REASONS)
+    for number in range(50):
+        backend.hear("MODIFIED", pod(f"j{number}"))
+    await read(backend, 10 * PAUSE)
+    assert len(server.queries) == 2 * len(REASONS)
+
+
+@pytest.mark.parametrize(
+    ("error", "pause"),
+    [(ApiRefusal(403, "Forbidden", "no"), LONG_PAUSE), (ApiRefusal(429, "", "busy", 40.0), 40.0)],
+)
+async def test_without_the_right_pods_wait_as_before_and_it_is_seldom_asked(
+    backend: Backend, error: ApiRefusal, pause: float
+) -> None:
+    def answer(method: str, path: str) -> None:
+        asked.append(path)
+        if path == EVENTS:
+            raise error
+
+    asked: list[str] = []
+    server_of(backend).answer = answer
+    backend.hear("ADDED", mounting("j1"))
+    await read(backend)
+    assert (await backend.seen("j1")).message == "its volumes are being mounted, or its network is being set up"
+    await read(backend, pause - 1.0)
+    assert asked == [EVENTS]
+    await read(backend, 1.0)
+    assert asked == [EVENTS] * 2
+
+
+async def test_a_follower_reads_nothing_and_an_api_server_that_is_silent_fails_nothing(backend: Backend) -> None:
+    backend.guard(lambda: False)
+    backend.hear("ADDED", mounting("j1"))
+    await read(backend)
+    assert server_of(backend).queries == []
+    backend.guard(lambda: True)
+
+    def silent(method: str, path: str) -> None:
+        raise ApiUnreachable("the Kubernetes API server does not answer")
+
+    server_of(backend).answer = silent
+    await read(backend, PAUSE)
+    assert (await backend.seen("j1")).waiting_reason == "volumes"
+
+
+def test_of_several_events_the_one_that_names_the_cause_counts_unless_it_has_passed() -> None:
+    later, much_later = "2026-01-01T00:05:00Z", "2026-01-01T00:20:00Z"
+    assert causes_of([event("a", MISSING), event("a", SLOW, later), event("b", TIMED_OUT)]) == {
+        "a": MISSING,
+        "b": TIMED_OUT,
+    }
+    assert causes_of([event("a", MISSING), event("a", SLOW, much_later)]) == {"a": SLOW}
+    assert causes_of([event("a", SLOW), event("a", "mount failed: no route", later)]) == {"a": "mount failed: no route"}
+
+
+def test_odd_events_are_left_out_and_ids_that_change_with_each_try_are_cut() -> None:
+    sandbox = 'failed to set up network for sandbox "{}": no plugin'
+    odd: list[Object] = [
+        {},
+        {"involvedObject": None, "message": "x"},
+        {"involvedObject": {"uid": "a"}, "message": None},
+    ]
+    tries = [{causes_of([*odd, event("a", sandbox.format(hex(n)[2:].zfill(64)))])["a"] for n in range(3)}]
+    assert tries == [{sandbox.format("…")}]
+    assert causes_of([{"involvedObject": {"uid": "a"}, "message": "x" * 9000}]) == {"a": "x" * 300}
