@@ -95,7 +95,7 @@ def submitted(client: Client, profile: str) -> Job:
 
 
 def ended(portal: Portal, client: Client, job: Job) -> None:
-    """Tell such a job to end, and wait until it has ended well."""
+    """Have such a job end, and wait until it has ended well."""
     (portal.volume(CHECKPOINTS, JOBS) / job.id / "go").touch()
     wait_until(lambda: client.job(job.id).state.ended, "the job of the first ends")
     assert [one.outcome for one in client.job(job.id).attempts] == ["succeeded"]

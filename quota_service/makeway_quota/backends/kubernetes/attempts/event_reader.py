@@ -60,7 +60,7 @@ class EventReader:
         """by the UID of the pod, as they were read last"""
 
     def observe(self, pods: AttemptPods) -> None:
-        """Give pods the causes that are known, and begin to read anew where one of them has waited for a while."""
+        """Set the causes of pods that are known, and begin to read anew where one of them has waited for a while."""
         now = self._monotonic()
         under_way = self._reading is not None and not self._reading.done()
         if not under_way and now >= self._not_before and pods.sets_up_since(now - SET_UP_SECONDS):
