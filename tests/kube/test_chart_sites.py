@@ -255,6 +255,21 @@ def test_an_administrator_of_two_namespaces_makes_nothing_elsewhere(helm: Helm, 
         assert one["metadata"].get("namespace", NAMESPACE) in (NAMESPACE, JOBS)
 
 
+@pytest.mark.parametrize(("values", "verbs"), [({}, ["create", "list"]), ({"readEvents": False}, ["create"])])
+def test_a_site_may_keep_the_events_of_its_jobs_from_the_service(
+    helm: Helm, tmp_path: Path, values: Object, verbs: list[str]
+) -> None:
+    roles = of_kind(rendered(helm, tmp_path, {"rbac": values}), "Role")
+    (found,) = [
+        rule["verbs"]
+        for role in roles
+        if role["metadata"].get("namespace") == JOBS
+        for rule in role["rules"]
+        if "events" in rule["resources"]
+    ]
+    assert found == verbs
+
+
 @pytest.mark.parametrize("length", [40, 58, 59, 63])
 def test_the_jobs_namespace_of_a_long_one_has_a_valid_name_of_its_own(helm: Helm, tmp_path: Path, length: int) -> None:
     def name(namespace: str) -> str:

@@ -179,6 +179,15 @@ async def test_kubespawners_own_manifest_carries_the_lease(spawner: Any) -> None
     assert "CUDA_VISIBLE_DEVICES" not in env
 
 
+@pytest.mark.parametrize("lease", [LEASE, CPU, replace(LEASE, preemptible=True)])
+async def test_autoscalers_do_not_move_a_notebook_unless_the_site_lets_them(spawner: Any, lease: Lease) -> None:
+    """Karpenter consolidated notebooks away, with all that their kernels had in memory."""
+    stays = {"karpenter.sh/do-not-disrupt": "true", "cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
+    assert stays.items() <= (await manifest(spawner, lease))["metadata"]["annotations"].items()
+    spawner.extra_annotations = own = {"karpenter.sh/do-not-disrupt": "false"}
+    assert (stays | own).items() <= (await manifest(spawner, lease))["metadata"]["annotations"].items()
+
+
 async def test_the_settings_of_one_lease_are_gone_in_the_next_manifest(spawner: Any) -> None:
     await manifest(spawner, LEASE)
     other = await manifest(spawner, replace(LEASE, id="s-9", placement=[("node-8", [0])]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -36,7 +37,7 @@ def policy() -> str:
     document["profiles"] = [{**cpu, "pools": ["slices"]}, {**gpu1, "pools": ["slices"]}, *others]
     for team in document["policies"]:
         team["quotas"] = [{"pools": ["slices"], "reserved": 1}, {"pools": ["whole"]}, {"pools": ["shared"]}]
-    return yaml.safe_dump(document)
+    return json.dumps(document)
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def pools(portal: Portal, kwok_cluster: Cluster, real_node: Node) -> Iterator[No
     kinds = {GPU: "0", SHARED: "4"}
     restored: Object = {**dict.fromkeys(kinds), **before["status"]["allocatable"]}
     portal.clean()
-    with ExitStack() as undo, portal.person("admin").client() as admin:
+    with portal.person("admin").client() as admin, ExitStack() as undo:
         undo.enter_context(offered(kwok_cluster, real_node, MIG))
         status = {"allocatable": kinds, "capacity": kinds}
         kwok_cluster.api.merge(f"{TIMED}/status", {"status": status})
