@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from api_server import ApiServer, pod
 from makeway_quota.backends.base import Phase
-from makeway_quota.backends.kubernetes.api.client import ApiRefusal, ApiUnreachable, Object
+from makeway_quota.backends.kubernetes.api.client import ApiStatusError, ApiUnreachable, Object
 from makeway_quota.backends.kubernetes.attempts.event_reader import (
     LONG_PAUSE,
     PAUSE,
@@ -175,10 +175,10 @@ async def test_events_are_read_for_all_pods_together_and_only_while_one_waits_fo
 
 @pytest.mark.parametrize(
     ("error", "pause"),
-    [(ApiRefusal(403, "Forbidden", "no"), LONG_PAUSE), (ApiRefusal(429, "", "busy", 40.0), 40.0)],
+    [(ApiStatusError(403, "Forbidden", "no"), LONG_PAUSE), (ApiStatusError(429, "", "busy", 40.0), 40.0)],
 )
 async def test_without_the_right_pods_wait_as_before_and_it_is_seldom_asked(
-    backend: Backend, error: ApiRefusal, pause: float
+    backend: Backend, error: ApiStatusError, pause: float
 ) -> None:
     def answer(method: str, path: str) -> None:
         asked.append(path)

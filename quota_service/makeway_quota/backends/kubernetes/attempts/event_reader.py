@@ -12,7 +12,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from ..api.client import ApiClient, ApiRefusal, ApiUnreachable, Object
+from ..api.client import ApiClient, ApiStatusError, ApiUnreachable, Object
 from .attempt_pods import AttemptPods
 from .pod_states import MAX_LINE, seconds_of
 from .pod_waits import NOT_THERE
@@ -82,7 +82,7 @@ class EventReader:
                 page = await self._client.get(self._path, {"fieldSelector": chosen, "limit": str(LIMIT)})
             except ApiUnreachable:
                 return
-            except ApiRefusal as refusal:
+            except ApiStatusError as refusal:
                 log.warning("Why volumes of pods are not mounted cannot be read from events: %s", refusal)
                 denied = refusal.status in (401, 403, 404)
                 self._not_before = self._monotonic() + (LONG_PAUSE if denied else refusal.retry_after or PAUSE)
