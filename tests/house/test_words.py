@@ -114,9 +114,10 @@ BOUNDS = re.compile(r"\b_?(?:MO" + "ST|LEA" + r"ST)_[A-Z][A-Z0-9_]*")
 """Bounds are MAX_… and MIN_…"""
 MOVED = re.compile(
     r"\bsession_" + r"check\b|\bAct" + r"uator\.give\b|\bWor" + r"ld\.see\b|\bdef _j" + r"ob\(row"
-    r"|\b(Attempt|Node|Worker)?Se" + r"en\("
+    r"|\b(Attempt|Node|Worker)?Se" + r"en\(|\bApiRef" + r"usal\b|\blost_bud" + r"get\b|\bPresentTi" + r"mes\b"
 )
-"""Names that were replaced: postgres_check, Actuator.actuate, World.observe, job_name, Observation and AttemptStatus"""
+"""Names that were replaced: postgres_check, Actuator.actuate, World.observe, job_name, Observation, AttemptStatus,
+ApiStatusError, max_infra_failures, CorrectedTimes"""
 
 
 def test_bounds_are_called_min_and_max(root: Path, tracked: list[Path]) -> None:
