@@ -5,9 +5,10 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from makeway_quota.engine import GPU, Policy, Pool, Profile, QuotaLine, Snapshot, Workload
-from makeway_quota.engine.cycle.reasons import explain
+from makeway_quota.engine.cycle.demand import find_demand
 from makeway_quota.engine.cycle.scaling import scale
 from makeway_quota.engine.index.cluster import Cluster
 from makeway_quota.engine.index.queues import PendingQueues
@@ -17,6 +18,7 @@ from .measure import Measured
 from .worlds_at_scale import NOW
 
 JOBS = 6_000
+PENDING = 10_000
 MAX_NODES = 600
 TIMES = 7
 
@@ -29,10 +31,9 @@ def measure() -> Iterator[Measured]:
 
     def demand() -> float:
         builder = PlanBuilder(cluster)
-        explain(cluster, builder, queues)
         gc.collect()
         began = time.perf_counter()
-        scale(cluster, builder, queues)
+        scale(cluster, builder, queues, why=True)
         took = time.perf_counter() - began
         (found,) = builder.scaled
         assert found.nodes == MAX_NODES
@@ -47,9 +48,36 @@ def measure() -> Iterator[Measured]:
         goal=50.0,
         note="Of a whole cycle this is the part that imagines nodes; trying every one for every job took 3.5 s.",
     )
+    yield _work_for_machines()
 
 
-def growing_pool() -> Snapshot:
+def _work_for_machines() -> Measured:
+    """Measure which of many jobs machines of unknown size could run, with room under every limit."""
+    world = growing_pool(PENDING)
+    world = replace(world, pools=(Pool("cloud", kind="autoscaled"),))
+    cluster = Cluster(world)
+    queues = PendingQueues(cluster).open()
+
+    def demand() -> float:
+        gc.collect()
+        began = time.perf_counter()
+        found = find_demand(cluster, queues, ending=True)
+        took = time.perf_counter() - began
+        assert len(found) == PENDING
+        return took
+
+    return Measured(
+        f"finding which of {PENDING} pending jobs new machines could run",
+        "ms",
+        [1000 * demand() for _ in range(TIMES)],
+        "building the engine's state from a snapshot of the same",
+        1000 * min(_timed(lambda: Cluster(world)) for _ in range(3)),
+        goal=100.0,
+        note="It is part of each cycle where a pool is autoscaled, with and without reasons.",
+    )
+
+
+def growing_pool(jobs: int = JOBS) -> Snapshot:
     """Return an autoscaled pool without nodes, and jobs of 50 teams that would fill more nodes than it may have."""
     names = tuple(f"team{at:02}" for at in range(50))
     policies = tuple(Policy(name, (QuotaLine((), 40 * GPU),)) for name in names)
@@ -59,8 +87,8 @@ def growing_pool() -> Snapshot:
     )
     pool = Pool("cloud", kind="autoscaled", max_nodes=MAX_NODES, node_gpus=8)
     work = tuple(
-        Workload(f"j{at:05}", names[at % 50], f"f{at % 5}", owner=f"user{at % 7}", submitted_at=NOW - JOBS + at)
-        for at in range(JOBS)
+        Workload(f"j{at:05}", names[at % 50], f"f{at % 5}", owner=f"user{at % 7}", submitted_at=NOW - jobs + at)
+        for at in range(jobs)
     )
     return Snapshot(NOW, pools=(pool,), profiles=profiles, policies=policies, workloads=work)
 

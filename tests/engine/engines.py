@@ -19,6 +19,7 @@ def decided(plan: Plan) -> dict[str, dict[str, object]]:
         "pending": {w.id: (w.code, w.rule, w.nomination) for w in plan.pending},
         "refused": {r.id: r.code for r in plan.refused},
         "scale": {s.pool: (s.nodes, s.workloads) for s in plan.scale},
+        "demand": dict(enumerate(plan.demand)),
         "keep": dict.fromkeys(plan.keep),
         "terminating": dict.fromkeys(plan.terminating),
         "usage": {str((u.policy, u.pools)): u for u in plan.usage},

@@ -106,7 +106,10 @@ def test_a_snapshot_survives_being_written(tmp_path: Path) -> None:
 EVERYTHING = Snapshot(
     now=1234.5,
     settings=Settings(False, "cheapest", 60.0, 3600.5, False, "reclaim", False, 12.0, 57_600.0, 5.0),
-    pools=(Pool("p", "amd.com/gpu", 5000, "autoscaled", "spread", ("f",), False, 3, 1, 8, 64000, 4096), Pool("q")),
+    pools=(
+        Pool("p", "amd.com/gpu", 5000, "autoscaled", "spread", ("f",), False, 3, 1, 8, 64000, 4096, False),
+        Pool("q"),
+    ),
     nodes=(
         Node(
             *("n", "p", 4, 64500, 4096, False, True, (3, 1, 2, 0), (3,), 500, 1500, 100, "H100"),

@@ -79,6 +79,7 @@ some_pools = one_of(
     node_gpus=st.integers(0, 1024),
     node_cpu=milli,
     node_memory=counts,
+    sessions=st.booleans(),
 )
 outliving = one_of(
     Terminating,

@@ -108,6 +108,22 @@ class Scale:
     numbers: Numbers
 
 
+class Demand(NamedTuple):
+    """A pending workload that new machines of autoscaled pools could run: `pools`, in the order of its profile.
+
+    It needs room for `workers` at once, each with `gpus` (milli-GPUs), `cpu` (milli-cores), `memory` (MiB) on one
+    machine, whose GPUs are of one of `models` (none: of any).
+    """
+
+    id: str
+    pools: tuple[str, ...]
+    workers: int
+    gpus: int
+    cpu: int
+    memory: int
+    models: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Waiting:
     """A workload that stays pending, and why. `not_before`: no start before this time.
@@ -152,7 +168,9 @@ class LineUsage(NamedTuple):
 class Plan:
     """Every live workload is in exactly one of start, evict, move, pending, refused, keep and terminating.
 
-    `keep` runs on untouched; `terminating` was evicted by an earlier plan.
+    `keep` runs on untouched; `terminating` was evicted by an earlier plan. `demand` is what autoscaled pools could run,
+    in the order of rights: all of it together stays within limits and reservations, in whichever of its pools each
+    workload runs. It is the same with and without reasons.
     """
 
     start: tuple[Start, ...] = ()
@@ -164,6 +182,7 @@ class Plan:
     keep: tuple[str, ...] = ()
     terminating: tuple[str, ...] = ()
     usage: tuple[LineUsage, ...] = field(default=())
+    demand: tuple[Demand, ...] = ()
 
     @property
     def acts(self) -> bool:

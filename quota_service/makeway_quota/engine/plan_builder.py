@@ -13,7 +13,7 @@ from .index.ledger import Account
 from .index.nodes import Allocation, NodeState, Part, PoolState, placement_of
 from .index.pending import Pending, PendingGroup
 from .index.queues import Queue
-from .plan import Evict, Fact, Facts, Move, Number, Plan, Refusal, Scale, Start, Waiting
+from .plan import Demand, Evict, Fact, Facts, Move, Number, Plan, Refusal, Scale, Start, Waiting
 from .progress import Progress
 from .rules.consolidation import Moving
 from .rules.hold import Hold
@@ -39,6 +39,7 @@ class PlanBuilder:
         self.evicted: dict[str, Evict] = {}
         self.moved: dict[str, Move] = {}
         self.scaled: list[Scale] = []
+        self.demand: tuple[Demand, ...] = ()
         self.waiting: dict[str, Waiting] = {}
         self.refused: dict[str, Refusal] = {}
         self.nominated: dict[str, tuple[Workload, Queue]] = {}
@@ -339,6 +340,7 @@ class PlanBuilder:
             keep=tuple(i for i in running if i not in leaving) if leaving else tuple(running),
             terminating=tuple(self.cluster.terminating),
             usage=line_usage(self.cluster),
+            demand=self.demand,
         )
 
 

@@ -5,6 +5,7 @@ Called by the service, the simulator and what-if questions. Pure: the same snaps
 
 from __future__ import annotations
 
+from .cycle.demand import find_demand
 from .cycle.growth import grow
 from .cycle.preemptors import replace_preemptors
 from .cycle.reasons import explain, refuse
@@ -41,9 +42,13 @@ def decide(cluster: Cluster, queues: PendingQueues, why: bool = True) -> Plan:
     replace_preemptors(builder)
     builder.suspend_holds()
     refused = _refuse(cluster, builder, heads)
+    waiting = [queue for queue in heads if queue not in refused] if refused else heads
     if why:
-        explain(cluster, builder, [queue for queue in heads if queue not in refused] if refused else heads)
-    scale(cluster, builder, heads)
+        explain(cluster, builder, waiting)
+    if any(pool.pool.kind == "autoscaled" for pool in cluster.pools.values()):
+        scale(cluster, builder, waiting, why)
+        ending = bool(cluster.terminating or builder.evicted or builder.moved or cluster.late.nodes)
+        builder.demand = find_demand(cluster, waiting, ending)
     return builder.plan()
 
 

@@ -54,7 +54,8 @@ class Pool:
     """Devices of one kind, and the order of profiles on them.
 
     `profiles` is the rank in the pool, best first; a profile that is not named ranks after all that are.
-    The `node_*` fields, `max_nodes` and `booting` only matter where `kind` is `autoscaled`.
+    The `node_*` fields, `max_nodes` and `booting` only matter where `kind` is `autoscaled`; without `max_nodes`, the
+    size of its machines is not known. `sessions` False: its new machines run jobs only.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Pool:
     node_gpus: int = 0
     node_cpu: int = 0
     node_memory: int = 0
+    sessions: bool = True
 
 
 @dataclass(frozen=True, slots=True)

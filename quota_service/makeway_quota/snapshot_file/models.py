@@ -54,6 +54,7 @@ class FilePool(PoolTable):
     record = Pool
 
     booting: Count = 0
+    sessions: Flag = True
 
 
 class FileForeign(Table):

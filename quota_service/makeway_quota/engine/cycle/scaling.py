@@ -10,30 +10,13 @@ from dataclasses import dataclass, field
 
 from ..index.cluster import Cluster
 from ..index.devices import UNLIMITED, hosts, pick
-from ..index.ledger import LineState
 from ..index.nodes import PoolState
 from ..index.queues import Queue
-from ..placement.spare import surplus
 from ..plan import Fact, Facts, Number, Scale, Waiting
 from ..plan_builder import PlanBuilder
 from ..request import Need, Shape
-from ..rules.order import common
 from ..snapshot import GPU, Workload
-
-_COULD_USE_A_NODE = {
-    "no_free_gpus",
-    "fragmented",
-    "outranked",
-    "node_failed",
-    "held",
-    "static_quota",
-    "nominated",
-    "too_large",
-    "protected",
-    "patience",
-}
-Entry = tuple[int, int, float, str, Queue, Workload]
-"""A pending workload in the order of the queues: the rank of its queue, what its owner runs, its age, its id."""
+from .demand import Allowance, in_order, useful_pools
 
 
 @dataclass(slots=True)
@@ -85,17 +68,6 @@ class _Demand:
                 return False
         return True
 
-    def leaves_enough(self, need: Need) -> bool:
-        """Whether a worker on a new node would leave guaranteed GPUs the CPU and memory that they need (rule 2)."""
-        smallest, node = self.pool.smallest(""), self._fresh()
-        if smallest is None:
-            return True
-        before, after = (
-            smallest.gpus * hosts(smallest, node.left, len(node.left), node.cpu - cpu, node.memory - memory)
-            for cpu, memory in ((0, 0), (need.cpu, need.memory))
-        )
-        return before == after or surplus(self.pool, True) + after >= 0
-
     def _take(self, need: Need, before: dict[int, _Imagined]) -> bool:
         """Add one worker to the first node with room; record the prior state of nodes that are changed in `before`."""
         for at in range(self.full.get(need.shape, 0), len(self.nodes)):
@@ -116,15 +88,18 @@ class _Demand:
         return _Imagined([GPU] * pool.node_gpus, pool.node_cpu or UNLIMITED, pool.node_memory or UNLIMITED)
 
 
-def scale(cluster: Cluster, builder: PlanBuilder, waiting: list[Queue]) -> None:
-    """Record the demand for nodes of pending work that may use an autoscaled pool, in the order of the queues."""
+def scale(cluster: Cluster, builder: PlanBuilder, waiting: list[Queue], why: bool) -> None:
+    """Record the demand for nodes of pending work that may use an autoscaled pool, in the order of rights.
+
+    `why`: record as well that the workloads wait for these nodes, or for a larger budget.
+    """
     demands = {name: _Demand(pool) for name, pool in cluster.pools.items() if pool.pool.kind == "autoscaled"}
-    if not demands:
-        return
-    admission = _Admission(cluster, demands)
-    for *_, queue, workload in _in_order(cluster, builder, waiting):
-        beyond = admission.admit(queue, workload)
-        if beyond is not None:
+    allowance = Allowance(cluster)
+    growing = [demand.pool for demand in demands.values()]
+    able = useful_pools(cluster, waiting, growing)
+    for *_, queue, workload in in_order(cluster, waiting, growing, every=False):
+        beyond = _admit(allowance, [demands[pool.pool.name] for pool in able[queue.number]], queue, workload)
+        if beyond is not None and why:
             _report_over_budget(builder, beyond, workload)
     for name, demand in sorted(demands.items()):
         if demand.nodes:
@@ -139,79 +114,23 @@ def scale(cluster: Cluster, builder: PlanBuilder, waiting: list[Queue]) -> None:
                     {"wanted": wanted, "booting": demand.pool.pool.booting, "budget_left": demand.budget},
                 )
             )
-            _report_waiting(builder, demand)
+            if why:
+                _report_waiting(builder, demand)
 
 
-def _in_order(cluster: Cluster, builder: PlanBuilder, waiting: list[Queue]) -> list[Entry]:
-    """Return the pending workloads that a new node could help, sorted by `order.key` in their autoscaled pool."""
-    by_number = {queue.number: queue for queue in waiting}
-    groups = []
-    for number, members, reason in builder.groups:
-        queue = by_number[abs(number)]
-        growing = next((pool for pool in queue.pools if pool.pool.kind == "autoscaled"), None)
-        if growing is None or reason.code not in _COULD_USE_A_NODE:
+def _admit(allowance: Allowance, able: list[_Demand], queue: Queue, workload: Workload) -> _Demand | None:
+    """Add a workload to the demand of the first pool; return the last one where the budget alone is too small."""
+    beyond = None
+    for demand in able:
+        if not allowance.admits(queue, demand.pool, later=False):
             continue
-        if reason.code in ("protected", "patience") and cluster.over_capacity(growing, queue.need.total):
+        if queue.need in demand.too_large or not demand.add(queue.need):
+            beyond = demand
             continue
-        over = not cluster.ledger.in_quota(queue.account, growing.pool.name, queue.need.total, queue.non_preemptible)
-        groups.append(((over, common(queue, growing, over)), queue, members))
-    groups.sort(key=lambda item: item[0])
-    result: list[Entry] = []
-    rank, last = 0, None
-    for place, queue, members in groups:
-        rank += place != last
-        last = place
-        owners = queue.account.owners if cluster.settings.user_fairness else {}
-        result += [(rank, owners.get(w.owner, 0), w.submitted_at, w.id, queue, w) for w in members]
-    result.sort(key=lambda item: item[:4])
-    return result
-
-
-class _Admission:
-    """The autoscaled pools, and the queues that cannot get room in them."""
-
-    def __init__(self, cluster: Cluster, demands: dict[str, _Demand]) -> None:
-        self.cluster, self.demands = cluster, demands
-        self.minus: dict[LineState, int] = {}
-        """Line to the negated milli-GPUs that the demand so far would add to it."""
-        self.able: dict[int, list[_Demand]] = {}
-        """Queue number to the demand of the pools that it may grow."""
-        self.limited: set[tuple[int, str]] = set()
-        """Queues and pools where a limit leaves no room for one more."""
-
-    def admit(self, queue: Queue, workload: Workload) -> _Demand | None:
-        """Add a workload to the demand; return the last pool where the budget, and no limit, is too small."""
-        need, account, beyond = queue.need, queue.account, None
-        for demand in self._able(queue):
-            name = demand.pool.pool.name
-            if (queue.number, name) in self.limited:
-                continue
-            if self.cluster.ledger.over_limit(account, name, need.total, False, self.minus) is not None:
-                self.limited.add((queue.number, name))
-            elif need.only_spare and not demand.leaves_enough(need):
-                continue  # the GPUs of a new node would need its CPU and memory themselves
-            elif need in demand.too_large or not demand.add(need):
-                beyond = demand
-            else:
-                demand.by.append(workload.id)
-                for line in account.limiting(name):
-                    self.minus[line] = self.minus.get(line, 0) - need.total
-                return None
-        return beyond
-
-    def _able(self, queue: Queue) -> list[_Demand]:
-        result = self.able.get(queue.number)
-        if result is None:
-            result = self.able[queue.number] = [
-                self.demands[pool.pool.name]
-                for pool in queue.pools
-                if pool.pool.name in self.demands and self._may_run(queue, pool.pool.name)
-            ]
-        return result
-
-    def _may_run(self, queue: Queue, pool: str) -> bool:
-        in_quota = self.cluster.ledger.in_quota(queue.account, pool, queue.need.total, queue.non_preemptible)
-        return in_quota or queue.borrows
+        demand.by.append(workload.id)
+        allowance.claim(queue, (demand.pool.pool.name,))
+        return None
+    return beyond
 
 
 def _report_waiting(builder: PlanBuilder, demand: _Demand) -> None:

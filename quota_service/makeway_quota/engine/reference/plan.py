@@ -9,6 +9,7 @@ from ..snapshot import GPU, Snapshot
 from .cycle import Cycle
 from .decisions import Decisions
 from .deferral import DEFERRABLE, deferral
+from .demand import find_demand
 from .reasons import Reason, reason
 from .scaling import scale
 from .state.cluster import Cluster, Part
@@ -39,7 +40,8 @@ def schedule(snapshot: Snapshot) -> Plan:
         for workload in queue.members
     }
     waiting = _deferred(cycle, waiting)
-    demand, codes = scale(cluster, {name: (queue, why[0]) for name, (queue, why) in waiting.items()})
+    waits = {name: queue for name, (queue, _) in waiting.items()}
+    nodes, codes = scale(cluster, waits)
     pending = {name: _waiting(name, *why) for name, (_, why) in waiting.items()}
     pending |= {name: _waiting(name, code, "scale_up") for name, code in codes.items()}
     pending |= {name: _waiting(name, *why) for name, why in cycle.inadmissible.items()}
@@ -50,7 +52,7 @@ def schedule(snapshot: Snapshot) -> Plan:
         start=tuple(_start(decisions, name) for name in decisions.started),
         evict=tuple(_evict(decisions, name) for name, each in decisions.evicted.items() if not each.to),
         move=tuple(_move(decisions, name) for name, each in decisions.evicted.items() if each.to),
-        scale=tuple(demand),
+        scale=tuple(nodes),
         pending=tuple(pending[name] for name in sorted(pending)),
         refused=tuple(_refusal(w.id) for q in refused for w in q.members),
         keep=tuple(name for name in running if name not in decisions.evicted),
@@ -60,6 +62,7 @@ def schedule(snapshot: Snapshot) -> Plan:
             for name, policy in cluster.policies.items()
             for quota in policy.quotas
         ),
+        demand=find_demand(cluster, waits),
     )
 
 

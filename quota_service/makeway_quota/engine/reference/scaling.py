@@ -8,26 +8,12 @@ from ..index.devices import UNLIMITED, pick
 from ..plan import Code, Fact, Number, Scale
 from ..request import Need
 from ..snapshot import GPU, Pool, Workload
+from .demand import Claim, admits, helps, in_order
 from .state.cluster import Cluster, Left
-from .state.queues import Queue, key
-from .state.quota import PolicyLine, counts, covering, in_quota, limiting, over_capacity
-from .state.spare import room_on_a_new_node
-
-_COULD_USE_A_NODE = {
-    "no_free_gpus",
-    "fragmented",
-    "outranked",
-    "node_failed",
-    "held",
-    "static_quota",
-    "nominated",
-    "too_large",
-    "protected",
-    "patience",
-}
+from .state.queues import Queue
 
 
-class Demand:
+class Wanted:
     """The nodes requested of one pool so far, and the workloads that would fill them."""
 
     def __init__(self, pool: Pool, nodes: int) -> None:
@@ -53,18 +39,18 @@ class Demand:
         return True
 
 
-def scale(cluster: Cluster, waiting: Mapping[str, tuple[Queue, Code]]) -> tuple[list[Scale], dict[str, Code]]:
+def scale(cluster: Cluster, waiting: Mapping[str, Queue]) -> tuple[list[Scale], dict[str, Code]]:
     """Return the demand, and the codes of the workloads that wait for a node or for a larger budget instead."""
     growing = [pool for pool in cluster.pools.values() if pool.kind == "autoscaled"]
-    demands = {pool.name: Demand(pool, len(cluster.nodes_of(pool.name))) for pool in growing}
-    more: dict[PolicyLine, int] = {}
+    wanted = {pool.name: Wanted(pool, len(cluster.nodes_of(pool.name))) for pool in growing}
+    claims: list[Claim] = []
     codes: dict[str, Code] = {}
-    for queue, workload in _in_order(cluster, waiting, demands):
-        code = _ask(cluster, demands, more, queue, workload)
+    for queue, workload in in_order(cluster, waiting, wanted):
+        code = _ask(cluster, wanted, claims, queue, workload)
         if code is not None:
             codes[workload.id] = code
     result = []
-    for name, demand in sorted(demands.items()):
+    for name, demand in sorted(wanted.items()):
         if demand.nodes:
             numbers: dict[str, Number] = {
                 "wanted": len(demand.nodes),
@@ -84,47 +70,16 @@ def scale(cluster: Cluster, waiting: Mapping[str, tuple[Queue, Code]]) -> tuple[
     return result, codes
 
 
-def _in_order(
-    cluster: Cluster, waiting: Mapping[str, tuple[Queue, Code]], demands: Mapping[str, Demand]
-) -> list[tuple[Queue, Workload]]:
-    result = []
-    for name, (queue, code) in waiting.items():
-        pool = next((pool for pool in queue.pools if pool in demands), None)
-        full = pool and code in ("protected", "patience") and over_capacity(cluster, pool, queue.need.total)
-        if pool is not None and code in _COULD_USE_A_NODE and not full:
-            over = not in_quota(cluster, queue.levels, pool, queue.need.total, queue.guaranteed)
-            workload = cluster.live[name]
-            result.append((over, key(cluster, queue, pool, workload, over), queue, workload))
-    result.sort(key=lambda item: item[:2])
-    return [(queue, workload) for _, _, queue, workload in result]
-
-
 def _ask(
-    cluster: Cluster, demands: Mapping[str, Demand], more: dict[PolicyLine, int], queue: Queue, workload: Workload
+    cluster: Cluster, wanted: Mapping[str, Wanted], claims: list[Claim], queue: Queue, workload: Workload
 ) -> Code | None:
-    need, levels, beyond = queue.need, queue.levels, False
-    for pool in queue.pools:
-        demand = demands.get(pool)
-        if demand is None or _over_limit(cluster, levels, pool, need.total, more):
+    beyond = False
+    for pool in [pool for pool in queue.pools if pool in wanted]:
+        if not (helps(cluster, queue, pool) and admits(cluster, queue, pool, claims)):
             continue
-        if not queue.may_borrow and not in_quota(cluster, levels, pool, need.total, queue.guaranteed):
-            continue
-        if need.only_spare and not room_on_a_new_node(cluster, pool, need):
-            continue
-        if demand.add(need):
-            demand.by.append(workload.id)
-            for line in (line for level in levels for line in covering(cluster, level, pool)):
-                more[line] = more.get(line, 0) + need.total
+        if wanted[pool].add(queue.need):
+            wanted[pool].by.append(workload.id)
+            claims.append(Claim(queue, (pool,)))
             return "waiting_for_node"
         beyond = True
     return "over_budget" if beyond else None
-
-
-def _over_limit(
-    cluster: Cluster, levels: tuple[str, ...], pool: str, amount: int, more: Mapping[PolicyLine, int]
-) -> bool:
-    for line in limiting(cluster, levels, pool):
-        each = counts(cluster, line)
-        if max(each.now, each.future) + more.get(line, 0) + amount > (line.quota.limit or 0):
-            return True
-    return False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from ...snapshot import WEIGHTS, Policy, QuotaLine
@@ -125,7 +125,17 @@ def guarantor(cluster: Cluster, levels: Sequence[str], pool: str) -> str | None:
 # In quota
 
 
-def in_quota(cluster: Cluster, levels: Sequence[str], pool: str, amount: int, guaranteed: bool) -> bool:
+Claimed = Callable[[PolicyLine, bool], int]
+"""What counts on a reserving line beside all that runs or is nominated: in all, or only beyond the lines below it."""
+
+
+def _nothing(line: PolicyLine, beyond: bool) -> int:
+    return 0
+
+
+def in_quota(
+    cluster: Cluster, levels: Sequence[str], pool: str, amount: int, guaranteed: bool, claimed: Claimed = _nothing
+) -> bool:
     """Whether `amount` more stays within the reservation; `guaranteed`: of non-preemptible workloads alone (rule 2).
 
     A workload without GPUs is not in quota by that alone: its team needs a reservation that is not exceeded.
@@ -139,10 +149,12 @@ def in_quota(cluster: Cluster, levels: Sequence[str], pool: str, amount: int, gu
         for line in reserving(cluster, level, pool):
             asked = True
             each = counts(cluster, line)
-            if (each.guaranteed if guaranteed else each.taken) + amount > line.quota.reserved:
+            used = each.guaranteed if guaranteed else each.taken
+            if used + claimed(line, False) + amount > line.quota.reserved:
                 return False
             promised = 0 if own or not guaranteed else _promised_below(cluster, level, line.quota)
-            if promised and _beyond(cluster, line, guaranteed) + amount > max(0, line.quota.reserved - promised):
+            used = (_beyond(cluster, line, guaranteed) if promised else 0) + claimed(line, True)
+            if promised and used + amount > max(0, line.quota.reserved - promised):
                 return False
     return asked
 

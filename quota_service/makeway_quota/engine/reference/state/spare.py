@@ -43,10 +43,15 @@ def limit_of(cluster: Cluster, pool: str, need: Need, later: bool) -> Limit:
 
 
 def room_on_a_new_node(cluster: Cluster, pool: str, need: Need) -> bool:
-    """Whether a worker on a new node of an autoscaled pool would leave guaranteed GPUs what they need."""
+    """Whether a worker on a new node of an autoscaled pool would leave guaranteed GPUs what they need.
+
+    Where the size of new nodes is not known, the GPUs of the present ones have to be enough.
+    """
     known, smallest = cluster.pools[pool], _smallest(cluster, pool, "")
     if smallest is None:
         return True
+    if not known.max_nodes:
+        return _surplus(cluster, pool, True) >= 0
     node = Left([GPU] * known.node_gpus, known.node_cpu or UNLIMITED, known.node_memory or UNLIMITED)
     before = node.workers(smallest) * smallest.gpus
     after = node._replace(cpu=node.cpu - need.cpu, memory=node.memory - need.memory).workers(smallest) * smallest.gpus

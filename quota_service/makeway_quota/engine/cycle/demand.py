@@ -1,0 +1,229 @@
+"""Find the pending work that machines of autoscaled pools could run, in the order of rights (rule 4).
+
+It does not depend on the reasons of the plan. Linear in the pending workloads: while they are walked, limits only get
+closer and what is about to be free only fills up, so that what was denied to a queue once is not tried again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from functools import cache
+
+from ..index.cluster import Cluster
+from ..index.devices import UNLIMITED, hosts
+from ..index.ledger import Account, LineState
+from ..index.nodes import PoolState
+from ..index.queues import Queue
+from ..placement.fit import find, static_quota
+from ..placement.spare import surplus
+from ..plan import Demand
+from ..request import Need
+from ..rules.order import common
+from ..snapshot import GPU, Workload
+
+Entry = tuple[int, int, float, str, Queue, Workload]
+"""A pending workload in the order of rights: the rank of its queue, what its owner runs, its age, its id."""
+
+
+def find_demand(cluster: Cluster, waiting: Sequence[Queue], ending: bool) -> tuple[Demand, ...]:
+    """Return the demand of pending work; `ending`: work terminates, so that GPUs are about to be free.
+
+    Work that will get those is no demand. The cluster is left as it was.
+    """
+    growing = [pool for pool in cluster.pools.values() if pool.pool.kind == "autoscaled"]
+    able = useful_pools(cluster, waiting, growing)
+    allowance, soon = Allowance(cluster), SoonFree(cluster, waiting if ending else ())
+    result: list[Demand] = []
+    for *_, queue, workload in in_order(cluster, waiting, growing, every=ending):
+        if ending and soon.take(queue, workload, allowance):
+            continue
+        pools = able[queue.number]
+        if pools:
+            pools = able[queue.number] = [pool for pool in pools if allowance.admits(queue, pool, later=False)]
+        if pools:
+            need, names = queue.need, tuple([pool.pool.name for pool in pools])
+            shape = need.min_workers, need.gpus, need.cpu, need.memory, need.models
+            result.append(Demand(workload.id, names, *shape))
+            allowance.claim(queue, names)
+    soon.give_back()
+    return tuple(result)
+
+
+def in_order(cluster: Cluster, waiting: Iterable[Queue], growing: Collection[PoolState], every: bool) -> list[Entry]:
+    """Return the pending workloads that are not nominated, sorted by `order.key` in the first growing pool of each.
+
+    `every`: also those that no growing pool serves.
+    """
+    groups = []
+    for queue in waiting:
+        pool = next((pool for pool in queue.pools if pool in growing), queue.pools[0] if every else None)
+        members = queue.members() if pool is not None else ()
+        if pool is None or not members:
+            continue
+        over = not cluster.ledger.in_quota(queue.account, pool.pool.name, queue.need.total, queue.non_preemptible)
+        groups.append(((over, common(queue, pool, over)), queue, members))
+    groups.sort(key=lambda item: item[0])
+    result: list[Entry] = []
+    rank, last = 0, None
+    for place, queue, members in groups:
+        rank += place != last
+        last = place
+        owners = queue.account.owners if cluster.settings.user_fairness else {}
+        result += [(rank, owners.get(w.owner, 0), w.submitted_at, w.id, queue, w) for w in members]
+    if cluster.nominations:
+        result = [entry for entry in result if entry[3] not in cluster.nominations]
+    result.sort(key=lambda item: item[:4])
+    return result
+
+
+def useful_pools(
+    cluster: Cluster, waiting: Iterable[Queue], growing: Collection[PoolState]
+) -> dict[int, list[PoolState]]:
+    """Return the pools in which a new node would help each queue, by the number of the queue, in their order.
+
+    Not where static quotas of others lack GPUs: these would keep the new ones, too.
+    """
+
+    @cache
+    def is_lent(account: Account, pool: PoolState) -> bool:
+        return not any(static_quota(cluster, account, pool, 0, later) is not None for later in (False, True))
+
+    def helps(queue: Queue, pool: PoolState) -> bool:
+        need = queue.need
+        runs = pool in growing and (pool.pool.sessions or not need.session)
+        return runs and (not need.total or is_lent(queue.account, pool)) and _leaves_enough(pool, need)
+
+    return {queue.number: [pool for pool in queue.pools if helps(queue, pool)] for queue in waiting}
+
+
+def _leaves_enough(pool: PoolState, need: Need) -> bool:
+    """Whether a worker on a new node would leave guaranteed GPUs the CPU and memory that they need (rule 2).
+
+    Where the size of new nodes is not known, the GPUs of the present ones have to be enough.
+    """
+    smallest = pool.smallest("") if need.only_spare else None
+    if smallest is None:
+        return True
+    known, useful = pool.pool, 0
+    if known.max_nodes:
+        cpu, memory, left = known.node_cpu or UNLIMITED, known.node_memory or UNLIMITED, [GPU] * known.node_gpus
+        before = smallest.gpus * hosts(smallest, left, len(left), cpu, memory)
+        useful = smallest.gpus * hosts(smallest, left, len(left), cpu - need.cpu, memory - need.memory)
+        if before == useful:
+            return True
+    return surplus(pool, True) + useful >= 0
+
+
+class Allowance:
+    """What limits, capacities and reservations still allow while pending work claims nodes, one after the other.
+
+    What claims several pools counts in each of them, and once on each line: wherever it runs, nothing is exceeded.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.minus: dict[LineState, int] = {}
+        """Line to the negated milli-GPUs that are claimed of its limit."""
+        self.claimed: dict[str, int] = {}
+        """Pool to the milli-GPUs that are claimed of its capacity."""
+        self.reserved: dict[tuple[LineState, bool], list[int]] = {}
+        """Line, and whether beyond the lines below it, to what is claimed of its reservation: in all, and by work that
+        is not preemptible."""
+        self._denied: set[tuple[int, str, bool]] = set()
+        self._lines = cache(_lines)
+
+    def admits(self, queue: Queue, pool: PoolState, later: bool) -> bool:
+        """Whether one more of a queue is within limits and capacity, now or `later`, and in quota if it has to be.
+
+        What is denied once is denied from then on.
+        """
+        asked = queue.number, pool.pool.name, later
+        if asked in self._denied:
+            return False
+        if not self._admits(queue, pool, later):
+            self._denied.add(asked)
+            return False
+        return True
+
+    def _admits(self, queue: Queue, pool: PoolState, later: bool) -> bool:
+        amount, name = queue.need.total, pool.pool.name
+        if amount and self.cluster.over_capacity(pool, amount + self.claimed.get(name, 0), later):
+            return False
+        if amount and self.cluster.ledger.over_limit(queue.account, name, amount, later, self.minus) is not None:
+            return False
+        return queue.borrows or self._in_quota(queue, name)
+
+    def claim(self, queue: Queue, pools: tuple[str, ...]) -> None:
+        """Record that one of a queue claims a node in one of these pools."""
+        amount = queue.need.total
+        limits, reservations = self._lines(queue.account, pools)
+        for name in pools:
+            self.claimed[name] = self.claimed.get(name, 0) + amount
+        for line in limits:
+            self.minus[line] = self.minus.get(line, 0) - amount
+        for key in reservations:
+            known = self.reserved.setdefault(key, [0, 0])
+            known[0] += amount
+            known[1] += amount * queue.non_preemptible
+
+    def _in_quota(self, queue: Queue, pool: str) -> bool:
+        """Whether one more of a queue is in quota, what is claimed counted."""
+        guarantees = queue.account.guarantees(pool, queue.non_preemptible)
+        for each in guarantees:
+            claimed = self.reserved.get((each.line, each.beyond), (0, 0))[queue.non_preemptible]
+            if each.used(queue.non_preemptible) + claimed + queue.need.total > each.reserved:
+                return False
+        return bool(guarantees)
+
+
+def _lines(
+    account: Account, pools: tuple[str, ...]
+) -> tuple[tuple[LineState, ...], tuple[tuple[LineState, bool], ...]]:
+    """Return the limits, and the reservations, on which work of an account in any of some pools counts, each once."""
+    limits = dict.fromkeys(line for name in pools for line in account.limiting(name))
+    reservations: dict[tuple[LineState, bool], None] = {}
+    for name in pools:
+        beyond = True
+        for level in account.chain:
+            reserving = level.reserving(name)
+            reservations |= dict.fromkeys((line, kind) for line in reserving for kind in (False, True)[: 1 + beyond])
+            beyond = beyond and not reserving
+    return tuple(limits), tuple(reservations)
+
+
+class SoonFree:
+    """The room that terminating work leaves, as pending work is nominated to it in the order of rights.
+
+    Work that is kept off GPUs which are free already gets none of it.
+    """
+
+    def __init__(self, cluster: Cluster, waiting: Iterable[Queue]) -> None:
+        self.cluster = cluster
+        self._taken: list[Workload] = []
+        self._none: set[tuple[Need, str]] = set()
+        """Requests and pools without room for one more."""
+        asked = {(queue.need, pool.pool.name): pool for queue in waiting for pool in queue.pools}
+        self._none.update((need, name) for (need, name), pool in asked.items() if find(pool, need))
+
+    def take(self, queue: Queue, workload: Workload, allowance: Allowance) -> bool:
+        """Nominate one of a queue to the first room that it may have; False where there is none."""
+        amount = queue.need.total
+        for pool in queue.pools:
+            name = pool.pool.name
+            if (queue.need, name) in self._none or not allowance.admits(queue, pool, later=True):
+                continue
+            if amount and static_quota(self.cluster, queue.account, pool, amount, True) is not None:
+                continue
+            parts = find(pool, queue.need, True)
+            if parts:
+                self.cluster.nominate(workload, queue.need, parts)
+                self._taken.append(workload)
+                return True
+            self._none.add((queue.need, name))
+        return False
+
+    def give_back(self) -> None:
+        """Withdraw these nominations."""
+        for workload in self._taken:
+            self.cluster.withdraw_nomination(workload)
+        self._taken.clear()

@@ -1,0 +1,119 @@
+"""Find the pending work that machines of autoscaled pools could run, in the order of rights (engine rule 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from typing import NamedTuple
+
+from ..plan import Demand
+from ..snapshot import Workload
+from .state.cluster import Cluster, Part
+from .state.placement import find
+from .state.queues import Queue, key
+from .state.quota import PolicyLine, counts, in_quota, limiting, pool_usage, reserving, static_quota
+from .state.spare import room_on_a_new_node
+
+
+class Claim(NamedTuple):
+    """A workload that will run on a new node of one of some pools."""
+
+    queue: Queue
+    pools: tuple[str, ...]
+
+
+def find_demand(cluster: Cluster, waiting: Mapping[str, Queue]) -> tuple[Demand, ...]:
+    """Return the demand of the workloads that wait; those that will get what terminating work leaves are none."""
+    growing = {pool.name for pool in cluster.pools.values() if pool.kind == "autoscaled"}
+    trial, claims, result = cluster.copy(), list[Claim](), list[Demand]()
+    for queue, workload in in_order(cluster, waiting, growing, every=True) if growing else ():
+        parts = _soon_free(cluster, trial, queue, claims)
+        if parts:
+            trial.nominate(workload, parts)
+            continue
+        pools = tuple(
+            pool
+            for pool in queue.pools
+            if pool in growing and helps(cluster, queue, pool) and admits(trial, queue, pool, claims)
+        )
+        if pools:
+            need = queue.need
+            result.append(Demand(workload.id, pools, need.min_workers, need.gpus, need.cpu, need.memory, need.models))
+            claims.append(Claim(queue, pools))
+    return tuple(result)
+
+
+def in_order(
+    cluster: Cluster, waiting: Mapping[str, Queue], growing: Container[str], every: bool = False
+) -> list[tuple[Queue, Workload]]:
+    """Return the workloads without a nomination in the order of the first growing pool of each; or `every` workload."""
+    result = []
+    for name, queue in waiting.items():
+        pools = [pool for pool in queue.pools if pool in growing] or list(queue.pools if every else ())
+        if pools and name not in cluster.nominations:
+            workload, over = (
+                cluster.live[name],
+                not in_quota(cluster, queue.levels, pools[0], queue.need.total, queue.guaranteed),
+            )
+            result.append((over, key(cluster, queue, pools[0], workload, over), queue, workload))
+    result.sort(key=lambda item: item[:2])
+    return [(queue, workload) for _, _, queue, workload in result]
+
+
+def helps(cluster: Cluster, queue: Queue, pool: str) -> bool:
+    """Whether a new node of a pool would be of use to a queue: it runs there, and no static quota keeps its GPUs."""
+    need, levels = queue.need, queue.levels
+    if need.session and not cluster.pools[pool].sessions:
+        return False
+    if need.total and any(static_quota(cluster, levels, pool, 0, later) for later in (False, True)):
+        return False
+    return not need.only_spare or room_on_a_new_node(cluster, pool, need)
+
+
+def admits(cluster: Cluster, queue: Queue, pool: str, claims: Sequence[Claim], later: bool = False) -> bool:
+    """Whether one more of a queue is within limits and capacity beside all claims, and in quota where it must be."""
+    amount, known = queue.need.total, cluster.pools[pool]
+    if amount and known.capacity is not None:
+        here = sum(each.queue.need.total for each in claims if pool in each.pools)
+        if pool_usage(cluster, pool, later) + here + amount > known.capacity:
+            return False
+    for line in limiting(cluster, queue.levels, pool) if amount else ():
+        each = counts(cluster, line)
+        used = each.future if later else max(each.now, each.future)
+        if used + _claimed(cluster, line, claims) + amount > (line.quota.limit or 0):
+            return False
+    if queue.may_borrow:
+        return True
+
+    def reserved(line: PolicyLine, beyond: bool) -> int:
+        alike = [each for each in claims if each.queue.guaranteed or not queue.guaranteed]
+        return _claimed(cluster, line, alike, beyond)
+
+    return in_quota(cluster, queue.levels, pool, amount, queue.guaranteed, reserved)
+
+
+def _claimed(cluster: Cluster, line: PolicyLine, claims: Sequence[Claim], beyond: bool = False) -> int:
+    """Return what claims count on a line, each once; `beyond`: where no level below the line reserves anything."""
+    result = 0
+    for queue, pools in claims:
+        if line.policy in queue.levels:
+            below = queue.levels[: queue.levels.index(line.policy)]
+            counted = [
+                pool
+                for pool in pools
+                if line.quota.covers(pool) and not (beyond and any(reserving(cluster, level, pool) for level in below))
+            ]
+            result += queue.need.total if counted else 0
+    return result
+
+
+def _soon_free(cluster: Cluster, trial: Cluster, queue: Queue, claims: Sequence[Claim]) -> tuple[Part, ...]:
+    """Return what one of a queue will get of the room that terminating work leaves, in its first pool with any."""
+    for pool in queue.pools:
+        if find(cluster, pool, queue.need) or not admits(trial, queue, pool, claims, later=True):
+            continue  # it is kept off GPUs that are free already, or may not run there
+        if queue.need.total and static_quota(trial, queue.levels, pool, queue.need.total, True):
+            continue
+        parts = find(trial, pool, queue.need, True)
+        if parts:
+            return parts
+    return ()
