@@ -19,8 +19,9 @@ class Outage:
     What would have to wait for a reader of standard error is left out: nothing may hold up the work.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, program: str = "launcher") -> None:
         self._address = address
+        self._program = program
         self._lock = threading.Lock()
         self._warned_at: float | None = None
 
@@ -30,7 +31,8 @@ class Outage:
         with self._lock:
             if self._warned_at is None or now - self._warned_at >= WARN_SECONDS:
                 self._warned_at = now
-                _say(f"the service at {self._address} was not reached: {' '.join(why.split())[:MAX_MESSAGE]}")
+                cause = " ".join(why.split())[:MAX_MESSAGE]
+                write_line(f"{self._program}: the service at {self._address} was not reached: {cause}")
 
     def over(self) -> None:
         """Write that the service is reached again, if it was not."""
@@ -38,11 +40,12 @@ class Outage:
             with self._lock:
                 if self._warned_at is not None:
                     self._warned_at = None
-                    _say(f"the service at {self._address} is reached again")
+                    write_line(f"{self._program}: the service at {self._address} is reached again")
 
 
-def _say(sentence: str) -> None:
-    line = f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} launcher: {sentence}\n".encode("utf-8", "replace")
+def write_line(sentence: str) -> None:
+    """Write a line with the time to standard error, unless it would have to wait for its reader."""
+    line = f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {sentence}\n".encode("utf-8", "replace")
     try:
         room = select.poll()
         room.register(sys.stderr.fileno(), select.POLLOUT)

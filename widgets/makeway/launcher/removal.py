@@ -40,7 +40,11 @@ def remove_all(volume: str, names: list[str], report: str = REPORT) -> int:
 def _remove(volume: str, name: str) -> None:
     if not NAME.fullmatch(name):
         raise ValueError(f"{name!r} is not the id of a job")
-    path = os.path.join(volume, name)
+    remove_tree(os.path.join(volume, name))
+
+
+def remove_tree(path: str) -> None:
+    """Remove a folder that a job has written to, also where it has made folders read-only; OSError with the reason."""
     shutil.rmtree(path, ignore_errors=True)
     if os.path.lexists(path):  # a job may have made folders read-only
         _make_writable(path)

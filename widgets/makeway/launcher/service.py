@@ -68,6 +68,9 @@ class Reply(NamedTuple):
 class Service:
     """The service as one worker reaches it: its own address, and a token that the service replaces in time."""
 
+    program = "launcher"
+    """What it is called on standard error"""
+
     def __init__(self, url: str, token: str) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -75,7 +78,7 @@ class Service:
         self._secure = parts.scheme == "https"
         self._host, self._port = parts.hostname, parts.port
         self._path = parts.path.rstrip("/")
-        self._outage = Outage(f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}")
+        self._outage = Outage(f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}", self.program)
         self._threads = threading.local()
         self.token = token
         self.expired = False

@@ -40,7 +40,7 @@ def install_launcher(layout: Layout) -> Path:
     """Copy the launcher to where every account can read it; one that runs already keeps what it has loaded."""
     target = layout.programs / "launcher"
     target.mkdir(mode=0o755, exist_ok=True)
-    for source, place in _launcher_files(launcher_source()):
+    for source, place in launcher_files(launcher_source()):
         copy = target / place
         if not copy.exists() or copy.read_bytes() != source.read_bytes():
             for folder in (target / parent for parent in reversed(place.parents[:-1])):
@@ -54,7 +54,7 @@ def install_launcher(layout: Layout) -> Path:
     return target
 
 
-def _launcher_files(launcher: Path) -> Iterator[tuple[Path, Path]]:
+def launcher_files(launcher: Path) -> Iterator[tuple[Path, Path]]:
     """Yield the modules of the launcher and of the library of jobs, each with its place below the launcher's folder."""
     for source in [*launcher.glob("*.py"), *(launcher / LIBRARY).glob("*.py")]:
         yield source, source.relative_to(launcher)

@@ -1,0 +1,31 @@
+"""Fixtures of agents: a service that speaks their protocol, and a machine with the real agent."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from agent.machine_service import MachineService
+from agent.machines import TestMachine
+
+
+@pytest.fixture
+def service() -> Iterator[MachineService]:
+    """Yield a service that answers."""
+    with MachineService() as server:
+        thread = threading.Thread(target=lambda: server.serve_forever(0.02), daemon=True)
+        thread.start()
+        yield server
+        server.silent.clear()
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def machine(tmp_path: Path, service: MachineService) -> Iterator[TestMachine]:
+    """Yield a machine on which no agent runs yet."""
+    made = TestMachine(tmp_path / "machine", service)
+    yield made
+    made.close()

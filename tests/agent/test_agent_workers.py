@@ -1,0 +1,316 @@
+"""What an agent starts, adopts and ends, on a clock of the test: one look at orders and processes after the other."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agent.machine_service import MachineService
+from makeway.agent import workers as workers_module
+from makeway.agent.init_script import is_running
+from makeway.agent.machine_folder import FolderInUse, MachineFolder
+from makeway.agent.worker_order import MachineOrders, read_orders
+from makeway.agent.workers import (
+    START_SECONDS,
+    TERMINATE_SECONDS,
+    UNWANTED_SECONDS,
+    AgentWorker,
+    MachineWorkers,
+)
+from makeway.launcher.attempt import boot_id, start_time
+from pods import wait_until
+
+KEY = ("j-1", 1, 0)
+
+
+class Machine:
+    """The workers of one agent, with a clock that the test sets and processes that stand for launchers."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.now = 1000.0
+        self.lines: list[str] = []
+        self.launchers: list[subprocess.Popen[bytes]] = []
+        self.folder = MachineFolder(str(path), "m-1")
+        self.workers = MachineWorkers(self.folder, lambda: self.now, self.lines.append)
+
+    def again(self) -> None:
+        """Be the next agent, after this one was killed."""
+        self.folder.close()
+        self.folder = MachineFolder(str(self.path), "m-1")
+        self.workers = MachineWorkers(self.folder, lambda: self.now, self.lines.append)
+
+    def launcher(self, *words: str, key: tuple[str, int, int] = KEY, **record: Any) -> subprocess.Popen[bytes]:
+        """Run a process as the launcher of a worker, with the folder and the record that the starter leaves."""
+        home = self.home(key)
+        home.mkdir(parents=True)
+        process = subprocess.Popen(words or ("sleep", "1000"), env={"PATH": os.environ["PATH"]})
+        own = {"pid": process.pid, "ticks": start_time(process.pid), "boot": boot_id(), "devices": [0]}
+        (home / "worker.json").write_text(json.dumps({**own, **record}))
+        self.launchers.append(process)
+        self.again()
+        return process
+
+    def home(self, key: tuple[str, int, int] = KEY) -> Path:
+        return self.path / "workers" / "/".join(map(str, key))
+
+    def sync(self, orders: MachineOrders | None, seconds: float = 0.0) -> None:
+        self.now += seconds
+        self.workers.sync(orders)
+
+    @property
+    def worker(self) -> AgentWorker:
+        return self.workers.workers[KEY]
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    made = Machine(tmp_path / "state")
+    yield made
+    for process in made.launchers:
+        process.kill()
+        process.wait()
+    made.folder.close()
+
+
+@pytest.fixture
+def wanted(service: MachineService) -> MachineOrders:
+    return read_orders({"revision": "1", "attempts": [service.worker()]})
+
+
+NOTHING = read_orders({"revision": "2", "attempts": []})
+
+
+def ended(process: subprocess.Popen[bytes]) -> int:
+    return process.wait(10)
+
+
+def test_without_orders_nothing_is_ended_and_nothing_is_started(machine: Machine) -> None:
+    process = machine.launcher()
+    for _ in range(5):
+        machine.sync(None, 1000)
+    assert process.poll() is None
+    assert machine.workers.running
+
+
+def test_a_worker_that_is_not_ordered_any_more_gets_time_then_a_signal_and_is_killed_then(machine: Machine) -> None:
+    process = machine.launcher("sh", "-c", "trap '' TERM; echo; while :; do sleep 0.05; done")
+    machine.sync(NOTHING)
+    machine.sync(NOTHING, UNWANTED_SECONDS - 1)
+    assert machine.worker.terminated_at is None
+    machine.sync(NOTHING, 1)
+    assert machine.worker.terminated_at == machine.now
+    machine.sync(NOTHING, TERMINATE_SECONDS - 1)
+    assert process.poll() is None
+    machine.sync(NOTHING, 1)
+    assert ended(process) in (-signal.SIGKILL, -signal.SIGTERM)
+    machine.sync(NOTHING)
+    assert machine.workers.workers == {}
+    assert not machine.home().exists()
+
+
+def test_a_worker_whose_order_vanishes_for_a_moment_is_not_touched(machine: Machine, wanted: MachineOrders) -> None:
+    process = machine.launcher()
+    for _ in range(10):
+        machine.sync(NOTHING, 1)
+        machine.sync(NOTHING, UNWANTED_SECONDS - 1)
+        machine.sync(wanted, 1)
+    assert process.poll() is None
+    assert machine.worker.terminated_at is None
+    assert machine.worker.state == "starting"
+
+
+def test_a_worker_that_got_the_signal_and_is_ordered_again_may_save_and_does_not_start_twice(
+    machine: Machine, wanted: MachineOrders
+) -> None:
+    process = machine.launcher("sh", "-c", "trap '' TERM; while :; do sleep 0.05; done")
+    machine.sync(NOTHING)
+    machine.sync(NOTHING, UNWANTED_SECONDS)
+    machine.sync(wanted, TERMINATE_SECONDS + 100)
+    machine.sync(wanted, 100)
+    process.kill()
+    process.wait()
+    machine.sync(wanted, 100)
+    assert machine.worker.state == "exited"
+    machine.sync(wanted, 100)
+    assert machine.worker.process is None
+
+
+def test_orders_that_cannot_be_read_end_and_start_nothing(machine: Machine, service: MachineService) -> None:
+    process = machine.launcher()
+    order = service.worker()
+    for attempts in (
+        None,
+        "none",
+        {},
+        [None],
+        [{}],
+        [{**order, "job": "../x"}],
+        [{**order, "attempt": "1"}],
+        [{**order, "worker": -1}],
+        [{**order, "job": "x" * 200}],
+        [{**order, "token": None}],
+        [{**order, "env": ["a"]}],
+        [{**order, "devices": ["one"]}],
+        [{key: value for key, value in order.items() if key != "url"}],
+    ):
+        orders = read_orders({"revision": "3", "attempts": attempts})
+        for _ in range(4):
+            machine.sync(orders, 100)
+        assert process.poll() is None, attempts
+        assert list(machine.workers.workers) == [KEY]
+
+
+def test_a_process_with_the_pid_of_a_launcher_of_before_is_neither_adopted_nor_killed(machine: Machine) -> None:
+    other = subprocess.Popen(["sleep", "1000"])
+    machine.launchers.append(other)
+    machine.launcher(pid=other.pid, ticks=start_time(other.pid) + 1)
+    machine.sync(NOTHING, 0)
+    machine.sync(NOTHING, 1000)
+    assert other.poll() is None
+    assert machine.workers.workers == {}
+
+
+def test_a_launcher_of_another_boot_has_ended(machine: Machine, wanted: MachineOrders) -> None:
+    process = machine.launcher(boot="another-boot")
+    machine.sync(wanted)
+    assert machine.worker.state == "exited"
+    assert process.poll() is None
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"pid": "x", "ticks": null}', '{"pid": true}', "\0" * 50])
+def test_a_damaged_record_is_no_launcher(machine: Machine, text: str) -> None:
+    machine.home().mkdir(parents=True)
+    (machine.home() / "worker.json").write_text(text)
+    machine.again()
+    machine.sync(NOTHING, 1)
+    machine.sync(NOTHING, UNWANTED_SECONDS)
+    machine.sync(NOTHING, 1)
+    assert machine.workers.workers == {}
+
+
+def test_odd_folders_among_those_of_workers_are_left_alone(machine: Machine) -> None:
+    odd = ["lost+found", "j-1/x/0", "j-1/1/y", "UPPER/1/1", "j-1/1/0/deep"]
+    for name in odd[:-1]:
+        (machine.path / "workers" / name).mkdir(parents=True)
+    (machine.path / "workers" / "file").write_text("")
+    machine.again()
+    machine.sync(NOTHING, 1000)
+    assert machine.workers.workers == {}
+    assert all((machine.path / "workers" / name).is_dir() for name in odd[:-1])
+
+
+def test_a_start_that_fails_is_tried_again_and_counts_as_ended_then(
+    machine: Machine, wanted: MachineOrders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = []
+
+    def full(*_: object, **__: object) -> None:
+        tries.append(machine.now)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(workers_module.os, "makedirs", full)
+    for _ in range(int(START_SECONDS) + 2):
+        machine.sync(wanted, 1)
+        assert not machine.workers.running
+    assert len(tries) == pytest.approx(START_SECONDS / 5, abs=1)
+    assert (machine.worker.state, machine.worker.exit_code) == ("exited", 126)
+    assert "No space left" in machine.lines[-1]
+
+
+def test_a_disk_that_is_full_for_a_moment_delays_a_start_only(
+    machine: Machine, wanted: MachineOrders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(workers_module.os, "makedirs", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "full")))
+        machine.sync(wanted)
+    machine.sync(wanted, 10)
+    started = machine.worker.process
+    assert started is not None
+    machine.launchers.append(started)
+    wait_until(lambda: (machine.home() / "worker.json").exists(), "the record of the launcher")
+
+
+def test_ends_without_a_report_of_the_launcher_have_no_exit_code_after_an_adoption(machine: Machine) -> None:
+    process = machine.launcher()
+    process.kill()
+    process.wait()
+    machine.sync(None)
+    assert machine.workers.as_report() == [
+        {"job": "j-1", "attempt": 1, "worker": 0, "state": "exited", "exit_code": None, "devices": [0]}
+    ]
+
+
+def test_two_workers_of_an_attempt_share_its_folder_of_checkpoints_until_the_last_one_goes(machine: Machine) -> None:
+    second = ("j-1", 1, 1)
+    for key in (KEY, second):
+        machine.launcher("true", key=key)
+    for process in machine.launchers:
+        process.wait()
+    checkpoints = machine.path / "workers" / "j-1" / "1" / "checkpoints"
+    checkpoints.mkdir()
+    machine.sync(read_orders({"attempts": [{"job": "j-1", "attempt": 1, "worker": 1}]}))
+    assert checkpoints.is_dir()
+    machine.sync(NOTHING)
+    assert not (machine.path / "workers" / "j-1").exists()
+    machine.folder.empty_trash()
+    assert not list((machine.path / "trash").iterdir())
+
+
+def test_folders_that_a_job_has_made_read_only_are_removed(machine: Machine) -> None:
+    machine.launcher("true").wait()
+    deep = machine.home() / "work" / "deep"
+    deep.mkdir(parents=True)
+    (deep / "file").write_text("")
+    deep.chmod(0o500)
+    machine.sync(NOTHING)
+    machine.folder.empty_trash()
+    assert not list((machine.path / "trash").iterdir())
+
+
+def test_a_folder_serves_one_agent_at_a_time(machine: Machine) -> None:
+    with pytest.raises(FolderInUse, match="another agent"):
+        MachineFolder(str(machine.path), "m-1")
+    machine.again()
+
+
+def test_an_agent_knows_only_what_its_own_machine_and_boot_have_kept(machine: Machine, tmp_path: Path) -> None:
+    machine.folder.keep({"token": "t-1", "orphan_after": 5})
+    machine.again()
+    assert machine.folder.joined == {"token": "t-1", "orphan_after": 5}
+    machine.folder.close()
+    other = MachineFolder(str(machine.path), "m-2")
+    assert other.joined == {}
+    other.close()
+    kept = json.loads((machine.path / "machine.json").read_text())
+    for damage in ({"boot": "before"}, {"joined": []}, {"joined": {"token": 5}}):
+        (machine.path / "machine.json").write_text(json.dumps({**kept, **damage}))
+        machine.folder = MachineFolder(str(machine.path), "m-1")
+        assert machine.folder.joined == {}
+        machine.folder.close()
+
+
+def test_what_a_full_disk_did_not_take_is_written_later(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    from makeway.agent import machine_folder
+
+    with monkeypatch.context() as patch:
+        patch.setattr(machine_folder, "write_json", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
+        machine.folder.keep({"token": "t-2"})
+        assert machine.folder.joined == {"token": "t-2"}
+        assert not machine.folder.write_again()
+    assert machine.folder.write_again()
+    machine.again()
+    assert machine.folder.joined == {"token": "t-2"}
+
+
+def test_a_record_is_running_only_with_pid_start_and_boot_alike() -> None:
+    own = {"pid": os.getpid(), "ticks": start_time(os.getpid()), "boot": boot_id()}
+    assert is_running(own)
+    assert not any(is_running({**own, **other}) for other in ({"ticks": 1}, {"boot": ""}, {"pid": "1"}, {"pid": None}))
+    assert not is_running({})

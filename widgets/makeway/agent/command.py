@@ -1,0 +1,60 @@
+"""Start the agent as its command line says: unpack it, become a launcher or an init script's parent, or be the agent."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from ..launcher.outage import write_line
+from .options import WrongOptions, complain, read_options
+from .programs import archive, go_on_unpacked, unpack
+
+NOT_NEEDED = 0
+FAILED = 1
+USAGE_ERROR = 2
+IN_USE = 3
+
+
+def main(words: list[str]) -> int:
+    """Run the agent; return 0 if the machine is not needed any more, and another code to be started again."""
+    if words[:1] == ["--run-init"] and len(words) == 2:
+        from .init_script import run_init
+
+        return run_init(words[1])
+    if words[:1] == ["--start-worker"] and len(words) == 2:
+        from .starter import start_worker
+
+        return start_worker(words[1])
+    try:
+        options = read_options(words)
+    except WrongOptions as error:
+        complain(str(error))
+        return USAGE_ERROR
+    os.umask(0o077)
+    if packed := archive():
+        while True:
+            try:
+                folder = unpack(packed, os.path.join(options.state, "programs"))
+            except OSError as error:  # such as a full disk: a machine that ends for it does not get better
+                log(f"cannot unpack into {options.state}: {error}")
+                time.sleep(10.0)
+                continue
+            go_on_unpacked(folder, words)
+    from .machine_agent import MachineAgent
+    from .machine_folder import FolderInUse, MachineFolder
+
+    try:
+        state = MachineFolder(options.state, options.machine)
+    except FolderInUse as error:
+        log(str(error))
+        return IN_USE
+    except OSError as error:
+        log(f"{options.state} cannot be used: {error}")
+        return FAILED
+    return MachineAgent(options, state, log=log).run()
+
+
+def log(sentence: str) -> None:
+    """Write a line for people who read the console of the machine; left out where that would have to wait."""
+    write_line(f"agent: {sentence}")
+

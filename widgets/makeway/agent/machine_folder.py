@@ -1,0 +1,90 @@
+"""Keep what an agent remembers in a folder: who it is, its token, and that no other agent uses the folder.
+
+`lock`, `machine.json` (secret), `init/`, `programs/`, `workers/`, `trash/`. What cannot be written now, as on a full disk, is
+kept in memory and tried again; the agent goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import threading
+from typing import Any
+
+from ..launcher.attempt import boot_id
+from ..launcher.files import read_json, write_json
+from ..launcher.removal import remove_tree
+
+NO_BOOT_ID = "unknown-boot"
+"""The boot of machines whose kernel does not show one"""
+
+
+class FolderInUse(OSError):
+    """Another agent uses the folder."""
+
+
+class MachineFolder:
+    """The folder of one agent, locked as long as the process lives."""
+
+    def __init__(self, path: str, machine: str) -> None:
+        self.path = path
+        self.machine = machine
+        self.boot = boot_id() or NO_BOOT_ID
+        os.makedirs(path, mode=0o700, exist_ok=True)
+        self._lock = os.open(os.path.join(path, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._lock)
+            raise FolderInUse(f"another agent runs with {path}: end it, or give this one --state of its own") from error
+        self.joined = self._read()
+        self._unwritten = False
+        self._writing = threading.Lock()
+
+    def close(self) -> None:
+        """Let another agent use the folder."""
+        os.close(self._lock)
+
+    def file(self, *names: str) -> str:
+        """Return the path of a file."""
+        return os.path.join(self.path, *names)
+
+    def _read(self) -> dict[str, Any]:
+        """Return the answer to the join of this boot of this machine; empty if it has not joined."""
+        kept = read_json(self.file("machine.json"))
+        if (kept.get("machine"), kept.get("boot")) != (self.machine, self.boot):
+            return {}
+        joined = kept.get("joined")
+        return joined if isinstance(joined, dict) and isinstance(joined.get("token"), str) else {}
+
+    def keep(self, joined: dict[str, Any]) -> None:
+        """Keep the answer to the join, or one with a newer token."""
+        with self._writing:
+            self.joined = joined
+            self._unwritten = True
+        self.write_again()
+
+    def write_again(self) -> bool:
+        """Write what could not be written before; return whether all is written."""
+        with self._writing:
+            if self._unwritten:
+                with contextlib.suppress(OSError):
+                    kept = {"machine": self.machine, "boot": self.boot, "joined": self.joined}
+                    write_json(self.file("machine.json"), kept)
+                    self._unwritten = False
+            return not self._unwritten
+
+    def discard(self, path: str) -> None:
+        """Take a folder away at once; what is in it is removed later."""
+        os.makedirs(self.file("trash"), mode=0o700, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(path, self.file("trash", f"{os.path.basename(path)}.{os.urandom(6).hex()}"))
+
+    def empty_trash(self) -> None:
+        """Remove what was taken away; what cannot be removed stays, and is tried again the next time."""
+        with contextlib.suppress(FileNotFoundError):
+            for name in os.listdir(self.file("trash")):
+                with contextlib.suppress(OSError, RecursionError):
+                    remove_tree(self.file("trash", name))
+

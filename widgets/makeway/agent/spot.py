@@ -1,0 +1,76 @@
+"""Ask when the provider takes a spot machine back: a file, or the metadata service of AWS (IMDSv2)."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import math
+import re
+from datetime import datetime, timezone
+
+from ..launcher.files import number, read_json
+
+AWS = ("169.254.169.254", 80)
+AWS_PATH = "/latest/meta-data/spot/instance-action"
+TOKEN_PATH = "/latest/api/token"
+TIMEOUT = 2.0
+MAX_ANSWER = 4096
+TIME = re.compile(r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)(?:\.\d+)?Z")
+
+
+class SpotNotice:
+    """The deadline of this machine, as its provider last said it; Unix seconds by the provider's clock."""
+
+    def __init__(self, source: str, address: tuple[str, int] = AWS) -> None:
+        self._file = source[len("file:") :] if source.startswith("file:") else ""
+        self._address = address if source == "aws" else None
+        self._deadline: float | None = None
+
+    @property
+    def watched(self) -> bool:
+        """Whether there is anything to ask."""
+        return bool(self._file or self._address)
+
+    def deadline(self) -> float | None:
+        """Ask; return the deadline, None without one. Without an answer the last one holds."""
+        if self._file:
+            self._deadline = number(read_json(self._file).get("deadline"))
+        elif self._address:
+            with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
+                self._deadline = _ask_aws(self._address)
+        return self._deadline
+
+
+def _ask_aws(address: tuple[str, int]) -> float | None:
+    """Return when AWS stops or terminates this machine; None if it does not. ValueError for no answer to that."""
+    connection = http.client.HTTPConnection(*address, timeout=TIMEOUT)
+    try:
+        connection.request("PUT", TOKEN_PATH, headers={"X-aws-ec2-metadata-token-ttl-seconds": "60"})
+        status, token = _answer(connection)
+        if status != 200:
+            raise ValueError(f"status {status}")
+        connection.request("GET", AWS_PATH, headers={"X-aws-ec2-metadata-token": token})
+        status, text = _answer(connection)
+    finally:
+        connection.close()
+    if status == 404:
+        return None
+    if status != 200:
+        raise ValueError(f"status {status}")
+    return _time(json.loads(text)["time"]) if isinstance(json.loads(text), dict) else None
+
+
+def _answer(connection: http.client.HTTPConnection) -> tuple[int, str]:
+    response = connection.getresponse()
+    text = response.read(MAX_ANSWER).decode("utf-8", "replace")
+    response.read()
+    return response.status, text.strip()
+
+
+def _time(text: str) -> float:
+    found = TIME.fullmatch(str(text))
+    if found is None:
+        raise ValueError(f"{text!r} is no time")
+    at = datetime(*map(int, found.groups()), tzinfo=timezone.utc).timestamp()  # type: ignore[misc,arg-type]
+    return at if math.isfinite(at) else 0.0

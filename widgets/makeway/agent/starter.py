@@ -1,0 +1,81 @@
+"""Become the launcher of one worker, once for each folder, however often it is started: `agent --start-worker FOLDER`.
+
+The order comes by standard input, and with it the worker's token, which is in no file, argument or environment. Whoever
+kills the agent between two lines leaves no worker that runs twice, and none that is not known: the process writes who
+it is before it becomes the launcher.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import sys
+from typing import Any
+
+from ..launcher.files import read_json, write_json
+from .environment import NO_GPUS, machine_environment
+from .init_script import own_record
+from .programs import FLAGS, LAUNCHER, source_folder
+
+RECORD = "worker.json"
+TERMINATION = "termination.json"
+NOT_STARTED = 125
+
+
+def start_worker(folder: str) -> int:
+    """Become the launcher of the worker of a folder; return only if another process has, or is, or nothing is known."""
+    data = sys.stdin.buffer.read()
+    if not data:
+        return NOT_STARTED  # the agent was killed meanwhile: the next one starts it
+    order = json.loads(data)
+    record = os.path.join(folder, RECORD)
+    with open(os.path.join(folder, "lock"), "ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if os.path.exists(record):
+            return 0
+        env, arguments = _environment(folder, order), [sys.executable, *FLAGS, launcher(), "--remote"]
+        reading = _pipe_with(order["token"])
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        kept = {name: order[name] for name in ("devices", "job", "attempt", "worker")}
+        write_json(record, {**own_record(), **kept})
+        env["MAKEWAY_ATTEMPT_TOKEN_FD"] = str(reading)
+        os.execve(sys.executable, arguments, env)
+
+
+def launcher() -> str:
+    """Return the folder of the launcher that came with this agent."""
+    return os.path.join(source_folder(), LAUNCHER)
+
+
+def _pipe_with(token: str) -> int:
+    reading, writing = os.pipe()
+    os.write(writing, token.encode())
+    os.close(writing)
+    os.set_inheritable(reading, True)
+    return reading
+
+
+def _environment(folder: str, order: dict[str, Any]) -> dict[str, str]:
+    """Return the environment of the launcher; that of the worker is in it as JSON."""
+    shown = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(map(str, order["devices"]))}
+    worker = {**shown, **order["env"], **(NO_GPUS if order["cpu_only"] else {})}
+    checkpoints = order["checkpoints"] or os.path.join(os.path.dirname(folder), "checkpoints")
+    with contextlib.suppress(OSError):  # the launcher says what is wrong with it
+        os.makedirs(checkpoints, exist_ok=True)
+    return {
+        **machine_environment(),
+        "MAKEWAY_ATTEMPT_URL": order["url"],
+        "MAKEWAY_JOB_DIR": folder,
+        "MAKEWAY_CHECKPOINT_DIR": checkpoints,
+        "MAKEWAY_WORKER_ENV": json.dumps(worker),
+        "MAKEWAY_TERMINATION_FILE": os.path.join(folder, TERMINATION),
+    }
+
+
+def ended_with(folder: str) -> int | None:
+    """Return the exit code that the launcher of a folder has left; None where it has left none."""
+    end = read_json(os.path.join(folder, TERMINATION)).get("exit")
+    code = end.get("exit_code") if isinstance(end, dict) else None
+    return code if isinstance(code, int) and not isinstance(code, bool) else None

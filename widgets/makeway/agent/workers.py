@@ -1,0 +1,257 @@
+"""Make what runs on the machine equal to what is ordered: start, adopt and end launchers, and remove their folders.
+
+A launcher is known by pid and start time, so that one agent takes over from another. A launcher that is not ordered any
+more gets time to hear so from the service itself; then it gets SIGTERM, and is killed with all that it started. A worker
+runs once in its folder: one that has ended is started again only if its order went away, and came back later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ..launcher.files import read_json
+from .init_script import is_running
+from .machine_folder import MachineFolder
+from .programs import AGENT, FLAGS, source_folder
+from .starter import RECORD, ended_with
+from .worker_order import MachineOrders, WorkerKey, WorkerOrder, valid_key
+
+UNWANTED_SECONDS = 10.0
+"""Seconds for which a launcher that is not ordered any more may end by what the service tells it"""
+TERMINATE_SECONDS = 20.0
+"""Seconds from the SIGTERM to the SIGKILL of a launcher that is not ordered any more"""
+START_SECONDS = 60.0
+"""Seconds for which a start is tried again before the worker counts as ended"""
+RETRY_SECONDS = 5.0
+CANNOT_START = 126
+
+
+class AgentWorker:
+    """One worker of the machine: its folder, its launcher, and how far its end is."""
+
+    def __init__(self, key: WorkerKey, folder: str, now: float) -> None:
+        self.key = key
+        self.folder = folder
+        self.record = read_json(os.path.join(folder, RECORD))
+        self.process: subprocess.Popen[bytes] | None = None
+        self.state = "starting"
+        self.exit_code: int | None = None
+        self.devices: list[int] = [one for one in self.record.get("devices") or () if isinstance(one, int)]
+        self.known_since = now
+        self.next_try = now
+        self.unwanted_since: float | None = None
+        self.terminated_at: float | None = None
+
+    def as_report(self) -> dict[str, Any]:
+        """Return the worker as the service takes it."""
+        job, attempt, worker = self.key
+        return {
+            "job": job,
+            "attempt": attempt,
+            "worker": worker,
+            "state": self.state,
+            "exit_code": self.exit_code if self.state == "exited" else None,
+            "devices": self.devices,
+        }
+
+    @property
+    def may_run(self) -> bool:
+        """Whether it runs, or a start is under way."""
+        return self.state != "exited" and (bool(self.record) or self.process is not None)
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the launcher, if it runs."""
+        with contextlib.suppress(OSError):
+            if is_running(self.record):
+                os.kill(self.record["pid"], number)
+
+
+class MachineWorkers:
+    """All workers of a machine, those of an agent before included. `clock`: monotonic seconds."""
+
+    def __init__(self, folder: MachineFolder, clock: Callable[[], float], log: Callable[[str], None]) -> None:
+        self._folder = folder
+        self._clock = clock
+        self._log = log
+        self._root = folder.file("workers")
+        self._boot = folder.boot
+        self.workers: dict[WorkerKey, AgentWorker] = {}
+        for key, path in _folders(self._root):
+            self.workers[key] = AgentWorker(key, path, clock())
+            self._log(f"{_named(key)}: found in {path}")
+
+    @property
+    def running(self) -> bool:
+        """Whether a worker runs, or may run still."""
+        return any(worker.may_run for worker in self.workers.values())
+
+    def as_report(self) -> list[dict[str, Any]]:
+        """Return all workers as the service takes them, in the order of their keys."""
+        return [self.workers[key].as_report() for key in sorted(self.workers)]
+
+    def terminate(self) -> None:
+        """Have every launcher that runs end as on a machine that is stopping: the job may save until its own deadline."""
+        for worker in self.workers.values():
+            if worker.terminated_at is None and worker.record:
+                worker.terminated_at = self._clock()
+                worker.signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Kill every launcher, and what it started."""
+        for worker in self.workers.values():
+            worker.signal(signal.SIGKILL)
+            if worker.process is not None:
+                worker.process.kill()
+
+    def sync(self, orders: MachineOrders | None, *, start: bool = True) -> None:
+        """Do what the orders ask for that is not done yet; without orders nothing is started or ended by them."""
+        for key, order in orders.workers.items() if orders is not None and start else ():
+            if key not in self.workers:
+                self.workers[key] = AgentWorker(key, self._path(key), self._clock())
+            self._start(self.workers[key], order)
+        for key, worker in list(self.workers.items()):
+            self._observe(worker)
+            if orders is not None and not orders.wants(key):
+                self._end(worker)
+            else:
+                worker.unwanted_since = None
+
+    def _path(self, key: WorkerKey) -> str:
+        return os.path.join(self._root, *map(str, key))
+
+    def _start(self, worker: AgentWorker, order: WorkerOrder) -> None:
+        """Start the launcher of a worker, unless it was, or a start is under way."""
+        worker.devices = list(order.devices)
+        if worker.record or worker.state == "exited" or worker.process is not None or self._clock() < worker.next_try:
+            return
+        worker.next_try = self._clock() + RETRY_SECONDS
+        if order.image:
+            worker.state, worker.exit_code = "exited", CANNOT_START
+            self._log(f"{_named(worker.key)}: not started, as this agent runs no images yet, such as {order.image}")
+            return
+        try:
+            os.makedirs(worker.folder, mode=0o700, exist_ok=True)
+            command = [sys.executable, *FLAGS, os.path.join(source_folder(), AGENT), "--start-worker", worker.folder]
+            with open(os.path.join(worker.folder, "launcher.err"), "ab") as errors:
+                worker.process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    stderr=errors,
+                    cwd=worker.folder,
+                    start_new_session=True,
+                )
+            assert worker.process.stdin is not None
+            with contextlib.suppress(BrokenPipeError), worker.process.stdin as stdin:
+                stdin.write(json.dumps(order._asdict()).encode())
+            self._log(f"{_named(worker.key)}: starting")
+        except OSError as error:
+            self._failed_start(worker, str(error))
+
+    def _failed_start(self, worker: AgentWorker, why: str) -> None:
+        self._log(f"{_named(worker.key)}: could not start: {why}")
+        if self._clock() - worker.known_since >= START_SECONDS:
+            worker.state, worker.exit_code = "exited", CANNOT_START
+
+    def _observe(self, worker: AgentWorker) -> None:
+        """Look how far a worker is."""
+        code = worker.process.poll() if worker.process is not None else None
+        if not worker.record:
+            worker.record = read_json(os.path.join(worker.folder, RECORD))
+        if worker.state == "exited":
+            return
+        if not worker.record:
+            if code is not None:
+                worker.process = None
+                self._failed_start(worker, f"exit code {code}; {_last_line(worker.folder)}")
+            return
+        if is_running(worker.record):
+            attempt = f"attempt-{worker.key[1]}"
+            begun = os.path.exists(os.path.join(worker.folder, attempt, "running.json"))
+            worker.state = "running" if begun else worker.state
+            return
+        if worker.record.get("boot") == self._boot and kill_leftovers(worker.folder):
+            return  # its GPUs are not free before nothing of it runs
+        worker.process = None
+        worker.exit_code = ended_with(worker.folder)
+        worker.exit_code = code if worker.exit_code is None else worker.exit_code
+        worker.state = "exited"
+        shown = "unknown" if worker.exit_code is None else worker.exit_code
+        self._log(f"{_named(worker.key)}: ended, exit code {shown} {_last_line(worker.folder)}".rstrip())
+
+    def _end(self, worker: AgentWorker) -> None:
+        """Go one step further with the end of a worker that is not ordered any more."""
+        now = self._clock()
+        worker.unwanted_since = now if worker.unwanted_since is None else worker.unwanted_since
+        if worker.state == "exited" or (not worker.record and now >= worker.unwanted_since + UNWANTED_SECONDS):
+            self._forget(worker)
+        elif now >= worker.unwanted_since + UNWANTED_SECONDS + TERMINATE_SECONDS:
+            worker.signal(signal.SIGKILL)
+        elif now >= worker.unwanted_since + UNWANTED_SECONDS and worker.terminated_at is None:
+            worker.terminated_at = now
+            worker.signal(signal.SIGTERM)
+
+    def _forget(self, worker: AgentWorker) -> None:
+        """Remove the folder of a worker that has ended, and those above it that are empty then."""
+        try:
+            self._folder.discard(worker.folder)
+        except OSError as error:
+            self._log(f"{_named(worker.key)}: its folder is still there: {error}")
+            return
+        del self.workers[worker.key]
+        attempt = os.path.dirname(worker.folder)
+        if not any(key[:2] == worker.key[:2] for key in self.workers):
+            with contextlib.suppress(OSError):
+                self._folder.discard(attempt)
+                os.rmdir(os.path.dirname(attempt))
+
+
+def kill_leftovers(folder: str) -> list[int]:
+    """Kill the processes that have a worker's folder in their environment; return them."""
+    mark = f"MAKEWAY_JOB_DIR={folder}".encode()
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid():
+            with contextlib.suppress(OSError):
+                with open(f"/proc/{name}/environ", "rb") as file:
+                    if mark not in file.read().split(b"\0"):
+                        continue
+                os.kill(int(name), signal.SIGKILL)
+                found.append(int(name))
+    return found
+
+
+def _folders(root: str) -> Iterator[tuple[WorkerKey, str]]:
+    """Yield the workers that have a folder, each with its path."""
+    for job in _numbers_or_names(root):
+        for attempt in _numbers_or_names(os.path.join(root, job)):
+            for worker in _numbers_or_names(os.path.join(root, job, attempt)):
+                if attempt.isdecimal() and worker.isdecimal() and valid_key(job, int(attempt), int(worker)):
+                    yield (job, int(attempt), int(worker)), os.path.join(root, job, attempt, worker)
+
+
+def _numbers_or_names(path: str) -> list[str]:
+    with contextlib.suppress(OSError):
+        return sorted(os.listdir(path))
+    return []
+
+
+def _named(key: WorkerKey) -> str:
+    return f"job {key[0]}, attempt {key[1]}, worker {key[2]}"
+
+
+def _last_line(folder: str) -> str:
+    """Return the last line that a launcher wrote to standard error."""
+    with contextlib.suppress(OSError):
+        with open(os.path.join(folder, "launcher.err"), "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 1000))
+            lines = file.read().decode("utf-8", "replace").strip().splitlines()
+        return f"({lines[-1][:300]})" if lines else ""
+    return ""
