@@ -10,7 +10,6 @@ import io
 import zipfile
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 
 from .backends.local.launch import launcher_files, launcher_source
 

@@ -9,6 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from makeway_quota.agent_program import agent_program
+
 MACHINE = "m-1"
 JOIN_TOKEN = "m-1.secret-of-the-join"
 HOLD_SECONDS = 2.0
@@ -82,9 +84,7 @@ class MachineService(ThreadingHTTPServer):
 
     def states(self) -> dict[tuple[str, int, int], str]:
         """Return the states of the workers in the newest report."""
-        return {
-            (one["job"], one["attempt"], one["worker"]): one["state"] for one in self.newest().get("attempts", ())
-        }
+        return {(one["job"], one["attempt"], one["worker"]): one["state"] for one in self.newest().get("attempts", ())}
 
 
 class _Answers(BaseHTTPRequestHandler):
@@ -111,6 +111,9 @@ class _Answers(BaseHTTPRequestHandler):
                 return
         if service.replies.get(words[-1]):
             self._send(*service.replies[words[-1]].pop(0))
+            return
+        if words[-1] == "agent.pyz":
+            self._send(200, agent_program())
             return
         if "agents" in words:
             status, answer = self._agent(words[-1], body, query)
@@ -167,7 +170,7 @@ class _Answers(BaseHTTPRequestHandler):
         return 200, {"end": int(query["offset"]) + len(body)}
 
     def _send(self, status: int, answer: Any) -> None:
-        data = json.dumps(answer).encode()
+        data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()

@@ -22,8 +22,10 @@ def running(machine: TestMachine, *names: str) -> None:
     """Wait until these jobs run, each by one launcher."""
     wait_until(lambda: len(machine.launchers()) == len(names or ("j-1",)), "the launchers")
     wait_until(
-        lambda: set(machine.service.states().values()) == {"running"}
-        and len(machine.service.states()) == len(names or ("j-1",)),
+        lambda: (
+            set(machine.service.states().values()) == {"running"}
+            and len(machine.service.states()) == len(names or ("j-1",))
+        ),
         "a report that the jobs run",
     )
 

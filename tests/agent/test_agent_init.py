@@ -119,7 +119,16 @@ def test_a_full_disk_is_reported_and_the_machine_joins_all_the_same(
 
     service.join_answer = {"init_script": "echo content > file"}
     unpack(str(machine.folder / "agent.pyz"), str(machine.state / "programs"))
-    command = [sys.executable, str(machine.folder / "agent.pyz"), "--url", service.url, "--machine", "m-1", "--gpus", "1"]
+    command = [
+        sys.executable,
+        str(machine.folder / "agent.pyz"),
+        "--url",
+        service.url,
+        "--machine",
+        "m-1",
+        "--gpus",
+        "1",
+    ]
     command += ["--token-file", str(machine.token_file), "--state", str(machine.state)]
     with subprocess.Popen(["sh", "-c", 'ulimit -f 0; exec "$@"', "sh", *command], env=machine.env) as agent:
         machine.agents.append(agent)  # type: ignore[arg-type]

@@ -293,7 +293,8 @@ def test_an_agent_knows_only_what_its_own_machine_and_boot_have_kept(machine: Ma
         (machine.path / "machine.json").write_text(json.dumps({**kept, **damage}))
         machine.folder = MachineFolder(str(machine.path), "m-1")
         assert machine.folder.joined == {}
-        machine.folder.close()
+        if damage != {"joined": {"token": 5}}:  # the fixture closes the last one
+            machine.folder.close()
 
 
 def test_what_a_full_disk_did_not_take_is_written_later(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

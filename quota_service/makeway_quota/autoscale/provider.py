@@ -6,10 +6,22 @@ machine and deployment in the launching call, and never answers that something i
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 from .backoff import FailureClass
 from .instances import Instance, InstanceList
+
+
+@dataclass(frozen=True, slots=True)
+class JoinData:
+    """What a new instance needs to join the service: its user data, apart from the request, as it has a secret.
+
+    The same for each call for one machine. `url`: the service as machines reach it, http://host:port/prefix.
+    """
+
+    url: str
+    token: str = field(repr=False)
 
 
 class Provider(Protocol):
@@ -21,8 +33,11 @@ class Provider(Protocol):
     def list(self, deployment: str, now: float) -> InstanceList:
         """Return all instances with the tag of a deployment; `now` is when the call begins."""
 
-    def launch(self, request: str, token: str) -> Instance:
-        """Launch an instance. The same token with the same request returns the same instance, also if it has ended."""
+    def launch(self, request: str, token: str, join: JoinData | None = None) -> Instance:
+        """Launch an instance, which joins the service if it is told how to.
+
+        The same token with the same request and join data returns the same instance, also if it has ended.
+        """
 
     def terminate(self, instance: str) -> bool:
         """End an instance for good. False if there is no such instance, or none any more; may be repeated."""

@@ -18,7 +18,7 @@ from .demand import MachineDemand, PendingWork
 from .deployment import Deployment
 from .instances import Instance, InstanceList, match_instances
 from .machine import Machine, MachineObservation, Windows
-from .provider import Provider, ProviderError
+from .provider import JoinData, Provider, ProviderError
 from .retirement import StepTime, enforce, retire
 from .sizing import Launch, LaunchRefusal, size
 from .transitions import observe
@@ -114,11 +114,11 @@ class ProviderCall:
     machine: Machine | None
     instance: str = ""
 
-    def make(self, provider: Provider) -> Instance | bool | ProviderError:
-        """Make the call and return its answer; a ProviderError is an answer, too."""
+    def make(self, provider: Provider, join: JoinData | None = None) -> Instance | bool | ProviderError:
+        """Make the call and return its answer; a ProviderError is one, too. `join`: of the machine of a launch."""
         try:
             if self.kind == "launch" and self.machine is not None:
-                return provider.launch(self.machine.request, self.machine.id)
+                return provider.launch(self.machine.request, self.machine.id, join)
             return provider.terminate(self.instance)
         except ProviderError as error:
             return error

@@ -1,4 +1,4 @@
-"""Start the agent as its command line says: unpack it, become a launcher or an init script's parent, or be the agent."""
+"""Start the agent as its command line says: unpack it, be the agent, or a process of its own."""
 
 from __future__ import annotations
 
@@ -57,4 +57,3 @@ def main(words: list[str]) -> int:
 def log(sentence: str) -> None:
     """Write a line for people who read the console of the machine; left out where that would have to wait."""
     write_line(f"agent: {sentence}")
-

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 
 KEPT = frozenset(
-    "PATH HOME USER LOGNAME SHELL LANG LANGUAGE TZ TMPDIR LD_LIBRARY_PATH SSL_CERT_FILE SSL_CERT_DIR "
-    "http_proxy https_proxy no_proxy HTTP_PROXY HTTPS_PROXY NO_PROXY LOCAL_MACHINE_FOLDER".split()
+    (
+        *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "LD_LIBRARY_PATH"),
+        *("SSL_CERT_FILE", "SSL_CERT_DIR", "http_proxy", "https_proxy", "no_proxy"),
+        *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "LOCAL_MACHINE_FOLDER"),
+    )
 )
 """LOCAL_MACHINE_FOLDER: the mark by which the local provider finds all processes of a machine"""
 KEPT_PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "NCCL_")

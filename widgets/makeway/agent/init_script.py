@@ -65,17 +65,19 @@ class InitScript:
 
     def result(self) -> dict[str, Any] | None:
         """Return exit code and output once the script has ended; None before."""
-        if self._result is None:
-            code = self._process.poll() if self._process is not None else None
-            runs = self._process is not None and code is None
-            if self._process is None:
-                record = self._runner()
-                runs = bool(record) and is_running(record)
-            self._result = self._ended()  # after the look at its process, which writes it before its end
-            if self._result is None and not runs:
-                code = NOT_STARTED if code is None or code < 0 else code
-                self._result = {"exit_code": code, "output": "the output of the init script was not kept"}
+        if self._result is None and not self._running():
+            self._result = self._ended()
+        if self._result is None and not self._running():
+            code = self._process.returncode if self._process is not None else NOT_STARTED
+            message = "the output of the init script was not kept"
+            self._result = {"exit_code": code if code >= 0 else NOT_STARTED, "output": message}
         return self._result
+
+    def _running(self) -> bool:
+        """Whether the process of the script runs, whichever agent has started it."""
+        if self._process is not None:
+            return self._process.poll() is None
+        return is_running(self._runner())
 
     def _runner(self) -> dict[str, Any]:
         record = read_json(os.path.join(self.folder, "runner.json"))

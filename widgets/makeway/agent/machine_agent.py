@@ -28,7 +28,6 @@ from .workers import MachineWorkers
 TICK_SECONDS = 0.5
 REPORT_SECONDS = 10.0
 ORDERS_PAUSE = 3.0
-SPOT_SECONDS = 5.0
 COUNT_SECONDS = 300.0
 """Seconds between two counts of the GPUs: one may be lost"""
 STOP_SECONDS = 20.0
@@ -227,7 +226,7 @@ class MachineAgent:
         """Ask the provider again and again whether it takes the machine back."""
         while self._spot.watched and not self._ended.is_set():
             self._spot_deadline = self._spot.deadline()
-            self._ended.wait(SPOT_SECONDS)
+            self._ended.wait(self._spot.pause)
 
     def _tidy(self) -> None:
         """Count the GPUs now and then, and once the init script has set up the driver; remove what was taken away."""

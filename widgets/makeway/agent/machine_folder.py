@@ -1,7 +1,7 @@
 """Keep what an agent remembers in a folder: who it is, its token, and that no other agent uses the folder.
 
-`lock`, `machine.json` (secret), `init/`, `programs/`, `workers/`, `trash/`. What cannot be written now, as on a full disk, is
-kept in memory and tried again; the agent goes on.
+`lock`, `machine.json` (secret), `init/`, `programs/`, `workers/`, `trash/`. What cannot be written now, as on a full
+disk, is kept in memory and tried again; the agent goes on.
 """
 
 from __future__ import annotations
@@ -87,4 +87,3 @@ class MachineFolder:
             for name in os.listdir(self.file("trash")):
                 with contextlib.suppress(OSError, RecursionError):
                     remove_tree(self.file("trash", name))
-

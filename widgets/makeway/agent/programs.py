@@ -5,9 +5,7 @@ The agent itself goes on from there, too: modules of an archive are compiled at 
 
 from __future__ import annotations
 
-import hashlib
 import os
-import shutil
 import sys
 from typing import NoReturn
 
@@ -33,7 +31,9 @@ def unpack(archive_path: str, folder: str) -> str:
 
     Those of earlier agents stay, because launchers that run may load modules of them.
     """
-    import zipfile  # not kept in the memory of the agent, which goes on in another process
+    import hashlib  # these are not kept in the memory of the agent, which goes on in another process
+    import shutil
+    import zipfile
 
     with open(archive_path, "rb") as file:
         digest = hashlib.sha256(file.read()).hexdigest()[:16]

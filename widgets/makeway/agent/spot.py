@@ -7,7 +7,7 @@ import http.client
 import json
 import math
 import re
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 from ..launcher.files import number, read_json
 
@@ -32,12 +32,17 @@ class SpotNotice:
         """Whether there is anything to ask."""
         return bool(self._file or self._address)
 
+    @property
+    def pause(self) -> float:
+        """Seconds between two looks: AWS wants no more than one in five seconds."""
+        return 1.0 if self._file else 5.0
+
     def deadline(self) -> float | None:
         """Ask; return the deadline, None without one. Without an answer the last one holds."""
         if self._file:
             self._deadline = number(read_json(self._file).get("deadline"))
         elif self._address:
-            with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError, http.client.HTTPException):
                 self._deadline = _ask_aws(self._address)
         return self._deadline
 
@@ -58,7 +63,7 @@ def _ask_aws(address: tuple[str, int]) -> float | None:
         return None
     if status != 200:
         raise ValueError(f"status {status}")
-    return _time(json.loads(text)["time"]) if isinstance(json.loads(text), dict) else None
+    return _time(json.loads(text)["time"])
 
 
 def _answer(connection: http.client.HTTPConnection) -> tuple[int, str]:
@@ -72,5 +77,5 @@ def _time(text: str) -> float:
     found = TIME.fullmatch(str(text))
     if found is None:
         raise ValueError(f"{text!r} is no time")
-    at = datetime(*map(int, found.groups()), tzinfo=timezone.utc).timestamp()  # type: ignore[misc,arg-type]
+    at = datetime(*map(int, found.groups()), tzinfo=UTC).timestamp()  # type: ignore[misc,arg-type]
     return at if math.isfinite(at) else 0.0

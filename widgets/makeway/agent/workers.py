@@ -1,8 +1,8 @@
 """Make what runs on the machine equal to what is ordered: start, adopt and end launchers, and remove their folders.
 
-A launcher is known by pid and start time, so that one agent takes over from another. A launcher that is not ordered any
-more gets time to hear so from the service itself; then it gets SIGTERM, and is killed with all that it started. A worker
-runs once in its folder: one that has ended is started again only if its order went away, and came back later.
+A launcher is known by pid and start time, so that one agent takes over from another. A launcher that is not ordered
+any more gets time to hear so from the service itself; then it gets SIGTERM, and is killed with all that it started. A
+worker runs once in its folder: one that has ended is started again only if its order went away, and came back later.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class MachineWorkers:
         return [self.workers[key].as_report() for key in sorted(self.workers)]
 
     def terminate(self) -> None:
-        """Have every launcher that runs end as on a machine that is stopping: the job may save until its own deadline."""
+        """Have every launcher end as on a machine that is stopping: the job may save until its own deadline."""
         for worker in self.workers.values():
             if worker.terminated_at is None and worker.record:
                 worker.terminated_at = self._clock()

@@ -1,8 +1,9 @@
 """A cloud in a folder: machines are processes of this host, with all that goes wrong in clouds.
 
-For the demo and for tests. Each machine boots for a while and runs its init script, with the rights of the service: it
-behaves like a machine, but isolates nothing. `faults.json` in the folder has what the cloud does wrong, and several
-processes may use one folder at a time. Prices are those of the deployment's document.
+For the demo and for tests. Each machine boots for a while and then runs the agent, or, without data to join, its init
+script, with the rights of the service: it behaves like a machine, but isolates nothing. `faults.json` in the folder has
+what the cloud does wrong, and several processes may use one folder at a time. Prices are those of the deployment's
+document.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from ..instances import Instance, InstanceList, InstanceState
-from ..provider import AnswerLost, Denied, InvalidLaunch, QuotaReached, StockOut, Throttled
+from ..provider import AnswerLost, Denied, InvalidLaunch, JoinData, QuotaReached, StockOut, Throttled
 from . import local_machine
 from .local_machine import MARK, boot_id, processes, read_json, start_ticks, write_json
 
@@ -98,8 +99,8 @@ class LocalProvider:
             shown = found[: len(found) // 2] if faults.partial else found
             return InstanceList(now, tuple(shown), complete=not faults.partial)
 
-    def launch(self, request: str, token: str) -> Instance:
-        """Launch a machine; the same token and request return the same one, also if it has ended."""
+    def launch(self, request: str, token: str, join: JoinData | None = None) -> Instance:
+        """Launch a machine; the same token, request and join data return the same one, also if it has ended."""
         if not TOKEN.fullmatch(token):
             raise InvalidLaunch("the token has characters that are not allowed")
         with self._call() as faults:
@@ -108,8 +109,8 @@ class LocalProvider:
                 raise AnswerLost("no answer")
             known = read_json(self.folder / "tokens" / token)
             if known is not None:
-                return self._repeated(known, request, faults)
-            made = self._create(request, token, faults)
+                return self._repeated(known, request, join, faults)
+            made = self._create(request, token, join, faults)
             if faults.lost_after:
                 self._count_down("lost_after")
                 raise AnswerLost("no answer")
@@ -126,7 +127,7 @@ class LocalProvider:
             return True
 
     def console(self, instance: str) -> str:
-        """Return the newest output of a machine's init script."""
+        """Return the newest output of a machine's agent and init script."""
         try:
             with (self.folder / "instances" / instance / "console.log").open("rb") as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - CONSOLE_TAIL))
@@ -169,9 +170,9 @@ class LocalProvider:
         setattr(faults, name, getattr(faults, name) - 1)
         self.set_faults(faults)
 
-    def _repeated(self, known: dict[str, Any], request: str, faults: LocalFaults) -> Instance:
+    def _repeated(self, known: dict[str, Any], request: str, join: JoinData | None, faults: LocalFaults) -> Instance:
         """Return the machine of a token; one whose launch was cut off by a kill is completed."""
-        if known["request"] != request:
+        if (known["request"], known.get("join")) != (request, _user_data(join)):
             raise AnswerLost("this token belongs to another request")
         folder = self.folder / "instances" / known["instance"]
         facts = read_json(folder / "instance.json")
@@ -182,7 +183,7 @@ class LocalProvider:
             self._start(folder)
         return self._instance(folder, facts, time.time())
 
-    def _create(self, request: str, token: str, faults: LocalFaults) -> Instance:
+    def _create(self, request: str, token: str, join: JoinData | None, faults: LocalFaults) -> Instance:
         """Launch a machine. Its token is written first, with all that makes it: whatever follows can be repeated."""
         wanted = _parsed(request)
         self._check_stock(wanted["instance"], faults)
@@ -193,6 +194,7 @@ class LocalProvider:
             "type": wanted["instance"],
             "token": token,
             "request": request,
+            "join": _user_data(join),
             "launched_at": time.time(),
             "boot_seconds": faults.boot_seconds,
             "init_fails": faults.init_fails,
@@ -295,6 +297,10 @@ class LocalProvider:
         with suppress(OSError):
             if folder.stat().st_mtime < time.time() - FORGOTTEN:
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def _user_data(join: JoinData | None) -> dict[str, Any] | None:
+    return None if join is None else asdict(join)
 
 
 def _runs(process: dict[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Run one machine of the local provider: boot, init script, then nothing until it is ended. Standard library only.
+"""Run one machine of the local provider: boot, then the agent, or the init script alone. Standard library only.
 
 A process of its own session, so that it outlives the service as a machine of a cloud does. Started by `local`, maybe
 twice: the second one ends at once. What happens is in the files of its folder: `process.json`, `console.log`,
@@ -8,12 +8,15 @@ twice: the second one ends at once. What happens is in the files of its folder: 
 from __future__ import annotations
 
 import fcntl
+import http.client
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,8 @@ from typing import Any
 CONSOLE_BYTES = 1_000_000
 """Of a console that are kept: more would fill the disk"""
 PAUSE = 0.1
+RESTART_SECONDS = 1.0
+DOWNLOAD_SECONDS = 30.0
 MARK = "LOCAL_MACHINE_FOLDER"
 """Environment variable of all processes of a machine: its folder"""
 FULL_DISK = "ulimit -f 0; "
@@ -46,6 +51,7 @@ def boot_id() -> str:
 def write_json(path: Path, value: Any) -> None:
     """Write a file whole or not at all."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
+    part.touch(0o600)  # some have the token of a machine
     part.write_text(json.dumps(value), encoding="utf-8")
     part.replace(path)
 
@@ -61,6 +67,7 @@ def read_json(path: Path) -> Any:
 def processes(folder: Path, process: dict[str, Any] | None) -> list[int]:
     """Return the pids of what runs on a machine: by its mark, also if it left the session, or by its session.
 
+    A launcher, whose environment only root can read, is known by its program, which is in the machine's folder.
     `process`: the content of `process.json`. A session whose number belongs to a later process is another one.
     """
     mark = f"{MARK}=".encode() + os.fsencode(folder)
@@ -77,8 +84,12 @@ def processes(folder: Path, process: dict[str, Any] | None) -> list[int]:
 def _belongs(pid: int, mark: bytes, session: int | None) -> bool:
     if start_ticks(pid) is None:
         return False
+    program = mark.partition(b"=")[2] + b"/disk/"
     with suppress(OSError):
         if mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            return True
+    with suppress(OSError):
+        if any(word.startswith(program) for word in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:4]):
             return True
     with suppress(OSError):
         return session is not None and os.getsid(pid) == session
@@ -102,34 +113,83 @@ def _wait(folder: Path, until: float | None) -> bool:
 
 def _initialise(folder: Path, request: dict[str, Any], facts: dict[str, Any]) -> None:
     """Run the init script, with its output on the console and its exit code in a file."""
-    disk = folder / "disk"
-    disk.mkdir(exist_ok=True)
-    script = request.get("init_script") or ":"
     limits = FULL_DISK if facts.get("full_disk") else ""
-    environment = {
-        "PATH": os.environ.get("PATH", "/usr/bin:/bin"),
-        "HOME": str(disk),
-        "LANG": "C.UTF-8",
-        MARK: str(folder),
-    }
+    environment = _environment(folder)
     if request.get("cpu_only"):
         environment |= {"CUDA_VISIBLE_DEVICES": "none", "NVIDIA_VISIBLE_DEVICES": "none"}
+    script = request.get("init_script") or ":"
+    code = _run(folder, ["/bin/sh", "-c", f'{limits}exec /bin/sh -c "$0"', script], environment)
+    if code is not None:
+        write_json(folder / "init.json", {"exit_code": 1 if facts.get("init_fails") else code, "at": time.time()})
+
+
+def _be_joined(folder: Path, request: dict[str, Any], facts: dict[str, Any]) -> None:
+    """Run the agent until it says that the machine is not needed any more; one that fails is started again."""
+    disk, join = folder / "disk", facts["join"]
+    (disk / "join-token").touch(0o600)
+    (disk / "join-token").write_text(join["token"], encoding="ascii")
+    (disk / "failing-shell").write_text('#!/bin/sh\n/bin/sh "$@"\nexit 1\n', encoding="ascii")
+    (disk / "failing-shell").chmod(0o700)
+    if not _downloaded(folder, f"{join['url']}/api/v1/agents/agent.pyz", disk / "agent.pyz"):
+        return
+    command = [sys.executable, "-I", str(disk / "agent.pyz"), "--url", join["url"], "--machine", request["machine"]]
+    command += ["--token-file", str(disk / "join-token"), "--state", str(disk / "agent")]
+    command += ["--gpus", str(request.get("gpus") or 0), "--spot", f"file:{folder / 'spot-notice.json'}"]
+    command += ["--orphan-after", str(request.get("orphan_after") or 3600)]
+    command += ["--shell", str(disk / "failing-shell")] if facts.get("init_fails") else []
+    limits = FULL_DISK if facts.get("full_disk") else ""
+    while _run(folder, ["/bin/sh", "-c", f'{limits}exec "$@"', "sh", *command], _environment(folder)) not in (0, None):
+        _wait(folder, time.time() + RESTART_SECONDS)
+
+
+def _downloaded(folder: Path, url: str, target: Path) -> bool:
+    """Download the agent from the service, as user data of a cloud does; False if the machine is ended before."""
+    while not _over(folder):
+        try:
+            with urllib.request.urlopen(url, timeout=DOWNLOAD_SECONDS) as answer:
+                content = answer.read()
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            _write_console(folder, f"cannot download {url}: {error}\n".encode())
+            _wait(folder, time.time() + RESTART_SECONDS)
+        else:
+            target.write_bytes(content)
+            return True
+    return False
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    home = str(folder / "disk")
+    return {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "HOME": home, "LANG": "C.UTF-8", MARK: str(folder)}
+
+
+def _run(folder: Path, command: list[str], environment: dict[str, str]) -> int | None:
+    """Run a program with its output on the console; return its exit code, None if the machine was ended before."""
     with subprocess.Popen(
-        ["/bin/sh", "-c", f'{limits}exec /bin/sh -c "$0"', script],
-        cwd=disk,
+        command,
+        cwd=folder / "disk",
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     ) as process:
-        written = 0
-        with (folder / "console.log").open("ab") as console:
-            while process.stdout is not None and (data := os.read(process.stdout.fileno(), 65_536)):
-                console.write(data[: max(0, CONSOLE_BYTES - written)])
-                console.flush()
-                written += len(data)
-    code = 1 if facts.get("init_fails") else process.returncode
-    write_json(folder / "init.json", {"exit_code": code, "at": time.time()})
+        assert process.stdout is not None
+        output = process.stdout.fileno()
+        while not _over(folder):
+            ended = process.poll() is not None
+            ready = select.select([output], [], [], 0 if ended else PAUSE)[0]
+            data = os.read(output, 65_536) if ready else b""
+            _write_console(folder, data)
+            if ended and not data:
+                return process.returncode
+            if ready and not data:  # it has closed its output, and goes on
+                time.sleep(PAUSE)
+        process.kill()
+        return None
+
+
+def _write_console(folder: Path, data: bytes) -> None:
+    with (folder / "console.log").open("ab") as console:
+        console.write(data[: max(0, CONSOLE_BYTES - console.tell())])
 
 
 def main(folder: Path) -> None:
@@ -146,8 +206,12 @@ def main(folder: Path) -> None:
         write_json(folder / "process.json", {"pid": os.getpid(), "ticks": start_ticks(os.getpid()), "boot": boot_id()})
         facts = read_json(folder / "instance.json")
         if _wait(folder, facts["launched_at"] + facts["boot_seconds"]):
-            _initialise(folder, json.loads(facts["request"]), facts)
-            _wait(folder, None)
+            (folder / "disk").mkdir(exist_ok=True)
+            if facts.get("join"):
+                _be_joined(folder, json.loads(facts["request"]), facts)
+            else:
+                _initialise(folder, json.loads(facts["request"]), facts)
+                _wait(folder, None)
         if not (folder / "ended.json").exists():
             write_json(folder / "ended.json", {"at": time.time()})
         os.killpg(0, signal.SIGKILL)  # what the init script left running; `local` ends what left the group

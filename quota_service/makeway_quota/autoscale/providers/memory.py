@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..instances import Instance, InstanceList, InstanceState
-from ..provider import AnswerLost, Denied, InvalidLaunch, StockOut, Throttled
+from ..provider import AnswerLost, Denied, InvalidLaunch, JoinData, StockOut, Throttled
 
 
 @dataclass(slots=True)
@@ -24,6 +24,7 @@ class MemoryInstance:
     machine: str
     deployment: str
     request: str
+    join: JoinData | None
     launched_at: float
     visible_at: float
     stopped_at: float | None = None
@@ -83,8 +84,8 @@ class MemoryProvider:
     def _shown(self, one: MemoryInstance, at: float) -> bool:
         return one.visible_at <= at and (one.ended_at is None or at < one.ended_at + self.forgets)
 
-    def launch(self, request: str, token: str) -> Instance:
-        """Launch an instance; one token is one instance."""
+    def launch(self, request: str, token: str, join: JoinData | None = None) -> Instance:
+        """Launch an instance; one token is one instance, which never joins."""
         self._throttle()
         if self.lost_before:
             self.lost_before -= 1
@@ -95,7 +96,7 @@ class MemoryProvider:
         )
         self.launches += 1
         if known is not None:
-            if known.request != request:
+            if (known.request, known.join) != (request, join):
                 raise AnswerLost("this token belongs to another request")
             return self._instance(known)
         if "instance" not in wanted:
@@ -109,6 +110,7 @@ class MemoryProvider:
             wanted["machine"],
             wanted["deployment"],
             request,
+            join,
             now,
             now + self.delay,
         )
