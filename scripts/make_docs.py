@@ -117,7 +117,7 @@ TIERS = (
     ("service", "web", "widgets", "spawner", "doctor", "device_plugin", "helm"),
 )
 """Folders of tests by how much of the portal runs in them, the most first; all others come last."""
-UNREACHABLE = "tests/autoscale/"
+UNREACHABLE = ("tests/autoscale/", "tests/agent/")
 """The folder of tests of code that no service reaches yet"""
 BROAD = 8
 """A test that covers more rows than this proves none of them as well as one that is about it."""

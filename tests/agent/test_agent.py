@@ -30,6 +30,7 @@ def running(machine: TestMachine, *names: str) -> None:
     )
 
 
+@pytest.mark.covers("F65")
 def test_a_machine_joins_runs_its_init_script_and_reports_what_it_has(
     machine: TestMachine, service: MachineService
 ) -> None:
@@ -88,6 +89,7 @@ def test_no_secret_of_the_machine_reaches_a_job_a_command_line_or_an_environment
             assert file.stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.covers("F66")
 def test_a_machine_without_gpus_hides_them_from_script_and_job(machine: TestMachine, service: MachineService) -> None:
     service.join_answer = {"init_script": "env", "cpu_only": True}
     service.commands["j-1"] = ["env"]

@@ -148,7 +148,9 @@ async def test_a_job_on_a_machine_survives_its_agent_makes_way_and_resumes_at_it
 async def test_a_job_that_ends_while_no_agent_runs_has_its_result_and_log(tmp_path: Path) -> None:
     go_on = tmp_path / "go-on"
     async with one_machine(tmp_path) as site:
-        job = await site.train(f"import os, time\nwhile not os.path.exists({str(go_on)!r}): time.sleep(.05)\nprint('end')")
+        job = await site.train(
+            f"import os, time\nwhile not os.path.exists({str(go_on)!r}): time.sleep(.05)\nprint('end')"
+        )
         await asyncio.to_thread(site.machine.kill)
         go_on.touch()
         done = await site.run.job(job.id, "succeeded", "failed")

@@ -84,13 +84,14 @@ def processes(folder: Path, process: dict[str, Any] | None) -> list[int]:
 def _belongs(pid: int, mark: bytes, session: int | None) -> bool:
     if start_ticks(pid) is None:
         return False
-    program = mark.partition(b"=")[2] + b"/disk/"
     with suppress(OSError):
-        if mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-            return True
-    with suppress(OSError):
-        if any(word.startswith(program) for word in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:4]):
-            return True
+        try:
+            if mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                return True
+        except PermissionError:
+            program = mark.partition(b"=")[2] + b"/disk/"
+            if any(word.startswith(program) for word in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")):
+                return True
     with suppress(OSError):
         return session is not None and os.getsid(pid) == session
     return False
