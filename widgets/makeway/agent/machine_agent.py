@@ -67,7 +67,6 @@ class MachineAgent:
         self._ended = threading.Event()
         self._wake = threading.Event()
         self._due = threading.Event()
-        self._reported: tuple[Any, ...] = ()
         self._report: dict[str, Any] = {}
 
     def run(self) -> int:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import calendar
 import contextlib
 import http.client
 import json
-import math
 import re
-from datetime import UTC, datetime
 
 from ..launcher.files import number, read_json
 
@@ -49,7 +48,7 @@ class SpotNotice:
 
 def _ask_aws(address: tuple[str, int]) -> float | None:
     """Return when AWS stops or terminates this machine; None if it does not. ValueError for no answer to that."""
-    connection = http.client.HTTPConnection(*address, timeout=TIMEOUT)
+    connection = http.client.HTTPConnection(address[0], address[1], timeout=TIMEOUT)
     try:
         connection.request("PUT", TOKEN_PATH, headers={"X-aws-ec2-metadata-token-ttl-seconds": "60"})
         status, token = _answer(connection)
@@ -77,5 +76,5 @@ def _time(text: str) -> float:
     found = TIME.fullmatch(str(text))
     if found is None:
         raise ValueError(f"{text!r} is no time")
-    at = datetime(*map(int, found.groups()), tzinfo=UTC).timestamp()  # type: ignore[misc,arg-type]
-    return at if math.isfinite(at) else 0.0
+    year, month, day, hour, minute, second = map(int, found.groups())
+    return float(calendar.timegm((year, month, day, hour, minute, second)))

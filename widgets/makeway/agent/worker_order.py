@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..launcher.files import whole
 from ..launcher.removal import NAME
 
 MAX_NAME = 128
-WorkerKey = tuple  # (job, attempt, worker)
-"""A worker: the id of its job, the number of its attempt, and its own number"""
+if TYPE_CHECKING:  # no expression of Python 3.8
+    WorkerKey = tuple[str, int, int]
+    """A worker: the id of its job, the number of its attempt, and its own number"""
 
 
 class WorkerOrder(NamedTuple):
@@ -79,15 +80,14 @@ def _key(entry: Any) -> WorkerKey | None:
     if not isinstance(entry, dict):
         return None
     job, attempt, worker = entry.get("job"), whole(entry.get("attempt")), whole(entry.get("worker"))
-    if not isinstance(job, str) or not valid_key(job, attempt, worker):
+    if not isinstance(job, str) or attempt is None or worker is None or not valid_key(job, attempt, worker):
         return None
     return (job, attempt, worker)
 
 
-def valid_key(job: str, attempt: int | None, worker: int | None) -> bool:
+def valid_key(job: str, attempt: int, worker: int) -> bool:
     """Whether these name a worker, and folders can be named by them."""
-    named = len(job) <= MAX_NAME and NAME.fullmatch(job) is not None
-    return named and attempt is not None and attempt >= 0 and worker is not None and worker >= 0
+    return len(job) <= MAX_NAME and NAME.fullmatch(job) is not None and attempt >= 0 and worker >= 0
 
 
 def _order(key: WorkerKey, entry: dict[str, Any]) -> WorkerOrder:

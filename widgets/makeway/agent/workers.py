@@ -14,14 +14,17 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..launcher.files import read_json
 from .init_script import is_running
 from .machine_folder import MachineFolder
 from .programs import AGENT, FLAGS, source_folder
 from .starter import RECORD, ended_with
-from .worker_order import MachineOrders, WorkerKey, WorkerOrder, valid_key
+from .worker_order import MachineOrders, WorkerOrder, valid_key
+
+if TYPE_CHECKING:
+    from .worker_order import WorkerKey
 
 UNWANTED_SECONDS = 10.0
 """Seconds for which a launcher that is not ordered any more may end by what the service tells it"""
@@ -112,10 +115,11 @@ class MachineWorkers:
 
     def sync(self, orders: MachineOrders | None, *, start: bool = True) -> None:
         """Do what the orders ask for that is not done yet; without orders nothing is started or ended by them."""
-        for key, order in orders.workers.items() if orders is not None and start else ():
-            if key not in self.workers:
-                self.workers[key] = AgentWorker(key, self._path(key), self._clock())
-            self._start(self.workers[key], order)
+        if orders is not None and start:
+            for key, order in orders.workers.items():
+                if key not in self.workers:
+                    self.workers[key] = AgentWorker(key, self._path(key), self._clock())
+                self._start(self.workers[key], order)
         for key, worker in list(self.workers.items()):
             self._observe(worker)
             if orders is not None and not orders.wants(key):
