@@ -14,6 +14,8 @@ from agent.machines import TestMachine
 from makeway.launcher.attempt import boot_id
 from pods import wait_until
 
+pytestmark = pytest.mark.slow
+
 RUNNING = {("j-1", 1, 0): "running"}
 EXITED = {("j-1", 1, 0): "exited"}
 
@@ -139,7 +141,6 @@ def test_a_job_that_ends_while_no_agent_runs_is_reported_with_its_exit_code(
     assert len(service.claims) == 1
 
 
-@pytest.mark.slow
 def test_an_agent_killed_at_any_moment_of_a_start_leaves_one_launcher(
     machine: TestMachine, service: MachineService
 ) -> None:
@@ -317,7 +318,6 @@ def test_a_machine_with_a_job_is_no_orphan_and_goes_on_when_the_service_is_back(
     assert len(service.claims) == 1
 
 
-@pytest.mark.slow
 def test_a_service_that_is_silent_for_ten_seconds_loses_nothing(machine: TestMachine, service: MachineService) -> None:
     service.order(service.worker())
     agent = machine.start()

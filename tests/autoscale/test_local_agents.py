@@ -20,6 +20,8 @@ from makeway_quota.autoscale.providers.local_machine import processes, read_json
 from makeway_quota.autoscale.providers.memory import MemoryProvider
 from pods import wait_until
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def service() -> Iterator[MachineService]:
@@ -97,7 +99,7 @@ def test_a_spot_machine_reports_its_deadline_before_it_is_taken_back(
 ) -> None:
     made = cloud.launch(request(), MACHINE, join_data(service))
     wait_until(lambda: service.reports, "a report")
-    cloud.interrupt(made.id, 7.0)
+    cloud.interrupt(made.id, 120.0)
     deadline = read_json(cloud.folder / "instances" / made.id / "spot-notice.json")["deadline"]
     wait_until(lambda: service.newest()["spot_deadline"] == deadline, "the report of the deadline")
     assert states(cloud) == ["running"]
