@@ -38,9 +38,9 @@ def test_the_end_of_a_script_is_its_exit_code(tmp_path: Path, script: str, code:
 
 
 def test_a_script_that_hangs_is_killed_when_its_time_is_up(tmp_path: Path) -> None:
-    result = ran(tmp_path, "echo begun; sleep 1000 & wait", seconds=0.2)
+    result = ran(tmp_path, "echo started; sleep 1000 & wait", seconds=0.2)
     assert result["exit_code"] == TIMED_OUT
-    assert result["output"].startswith("begun\n")
+    assert result["output"].startswith("started\n")
     assert "killed after 0.2 s" in result["output"]
 
 

@@ -9,7 +9,7 @@ from makeway.agent.facts import count_facts
 
 
 def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    """Put a program in the place of nvidia-smi."""
+    """Make a program stand for nvidia-smi."""
     (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")

@@ -131,7 +131,7 @@ def test_a_machine_waits_for_a_service_that_is_not_there_yet(cloud: LocalProvide
     wait_until(lambda: service.reports, "a report")
 
 
-def test_join_data_belongs_to_a_launch_as_its_request_does_and_is_shown_to_nobody(
+def test_join_data_belongs_to_a_launch_as_its_request_does_and_is_not_shown(
     cloud: LocalProvider, service: MachineService
 ) -> None:
     memory: Provider = MemoryProvider(time.time)

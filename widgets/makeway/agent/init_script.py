@@ -196,7 +196,7 @@ class _Output:
         return gap.join(parts)
 
     def _copy(self, data: bytes) -> None:
-        """Copy to standard output what it takes at once: a console that nobody reads holds up nothing."""
+        """Copy to standard output what it takes at once: a console without a reader holds up nothing."""
         with contextlib.suppress(OSError, ValueError):
             room = select.poll()
             room.register(1, select.POLLOUT)

@@ -194,7 +194,7 @@ class MachineAgent:
             self._folder.keep({**self._folder.joined, "token": client.token})
 
     def _follow_orders(self) -> None:
-        """Ask for orders again and again; the newest ones hold until there are others."""
+        """Get orders again and again; the newest ones hold until there are others."""
         assert self._client is not None
         known, pause = "", Pause(ORDERS_PAUSE)
         while not self._ended.is_set():
@@ -222,7 +222,7 @@ class MachineAgent:
             self._ended.wait(pause.next(wait))
 
     def _watch_spot(self) -> None:
-        """Ask the provider again and again whether it takes the machine back."""
+        """Read again and again when the provider takes the machine back."""
         while self._spot.watched and not self._ended.is_set():
             self._spot_deadline = self._spot.deadline()
             self._ended.wait(self._spot.pause)

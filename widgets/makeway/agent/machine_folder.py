@@ -43,7 +43,7 @@ class MachineFolder:
         self._writing = threading.Lock()
 
     def close(self) -> None:
-        """Let another agent use the folder."""
+        """Release the folder for another agent."""
         os.close(self._lock)
 
     def file(self, *names: str) -> str:

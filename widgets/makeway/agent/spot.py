@@ -1,4 +1,4 @@
-"""Ask when the provider takes a spot machine back: a file, or the metadata service of AWS (IMDSv2)."""
+"""Read when the provider takes a spot machine back: from a file, or the metadata service of AWS (IMDSv2)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class SpotNotice:
         return 1.0 if self._file else 5.0
 
     def deadline(self) -> float | None:
-        """Ask; return the deadline, None without one. Without an answer the last one holds."""
+        """Return the deadline, which is asked for, None without one. Without an answer the last one holds."""
         if self._file:
             self._deadline = number(read_json(self._file).get("deadline"))
         elif self._address:

@@ -1,8 +1,8 @@
 """Become the launcher of one worker, once for each folder, however often it is started: `agent --start-worker FOLDER`.
 
-The order comes by standard input, and with it the worker's token, which is in no file, argument or environment. Whoever
-kills the agent between two lines leaves no worker that runs twice, and none that is not known: the process writes who
-it is before it becomes the launcher.
+The order comes by standard input, and with it the worker's token, which is in no file, argument or environment. An
+agent that is killed between two lines leaves no worker that runs twice, and none that is not known: the process writes
+who it is before it becomes the launcher.
 """
 
 from __future__ import annotations

@@ -165,7 +165,7 @@ class MachineWorkers:
             worker.state, worker.exit_code = "exited", CANNOT_START
 
     def _observe(self, worker: AgentWorker) -> None:
-        """Look how far a worker is."""
+        """Update the state of a worker from what runs."""
         code = worker.process.poll() if worker.process is not None else None
         if not worker.record:
             worker.record = read_json(os.path.join(worker.folder, RECORD))
@@ -178,8 +178,8 @@ class MachineWorkers:
             return
         if is_running(worker.record):
             attempt = f"attempt-{worker.key[1]}"
-            begun = os.path.exists(os.path.join(worker.folder, attempt, "running.json"))
-            worker.state = "running" if begun else worker.state
+            running = os.path.exists(os.path.join(worker.folder, attempt, "running.json"))
+            worker.state = "running" if running else worker.state
             return
         if worker.record.get("boot") == self._boot and kill_leftovers(worker.folder):
             return  # its GPUs are not free before nothing of it runs
