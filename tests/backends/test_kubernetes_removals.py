@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from api_server import PODS, ApiServer, pod
 from makeway_quota.backends.base import BackendRefusal, BackendUnavailable
-from makeway_quota.backends.kubernetes.api.client import ApiStatusError, Object, gather_or_cancel
+from makeway_quota.backends.kubernetes.api.client import ApiStatusError, Object, run_all
 from makeway_quota.backends.kubernetes.attempts.removals import AT_ONCE
 from makeway_quota.backends.kubernetes.backend import REMOVAL_GRACE
 from makeway_quota.backends.remote.backend import REPORT_GRACE
@@ -138,7 +138,7 @@ async def test_a_deadline_ends_what_follows_a_failed_request_as_a_timeout() -> N
 
     async def goes_on() -> None:
         with pytest.raises(ApiStatusError):
-            await gather_or_cancel([refused(), hangs()])
+            await run_all([refused(), hangs()])
         assert ended, "the others have ended when the first error is raised"
         await asyncio.sleep(60)
 
@@ -148,7 +148,7 @@ async def test_a_deadline_ends_what_follows_a_failed_request_as_a_timeout() -> N
 
     with pytest.raises(TimeoutError):
         await in_time()
-    assert await gather_or_cancel([]) == []
+    assert await run_all([]) == []
 
 
 async def test_requests_end_with_who_waits_for_them() -> None:
@@ -162,7 +162,7 @@ async def test_requests_end_with_who_waits_for_them() -> None:
 
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.1):
-            await gather_or_cancel([hangs(), hangs()])
+            await run_all([hangs(), hangs()])
     assert ended == [True, True]
 
 

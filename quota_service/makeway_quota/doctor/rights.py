@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ..backends.kubernetes.api.client import gather_or_cancel
+from ..backends.kubernetes.api.client import run_all
 from ..backends.kubernetes.cluster.dra_devices import CLASSES, IMPLICIT_RESOURCE_PREFIX
 from ..policy.pod_template import claim_templates_of
 from .cluster import ClusterAccess
@@ -83,9 +83,7 @@ def _has_claims(cluster: ClusterAccess) -> bool:
 
 async def _denied(cluster: ClusterAccess, right: Right) -> Finding | None:
     namespace = "" if right.everywhere else cluster.work_namespace
-    answers = await gather_or_cancel(
-        cluster.client.create(REVIEWS, _review(right, verb, namespace)) for verb in right.verbs
-    )
+    answers = await run_all(cluster.client.create(REVIEWS, _review(right, verb, namespace)) for verb in right.verbs)
     denied = [
         verb
         for verb, answer in zip(right.verbs, answers, strict=True)

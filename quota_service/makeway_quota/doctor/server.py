@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from email.utils import parsedate_to_datetime
 from urllib.parse import urlsplit
 
-from ..backends.kubernetes.api.client import ApiStatusError, ApiUnreachable, gather_or_cancel
+from ..backends.kubernetes.api.client import ApiStatusError, ApiUnreachable, run_all
 from .cluster import UNKNOWN, ClusterAccess
 from .findings import Finding, Severity
 
@@ -48,7 +48,7 @@ async def check_following(cluster: ClusterAccess) -> Iterable[Finding]:
         return []
     jobs = f"/api/v1/namespaces/{cluster.jobs_namespace}/pods"
     watched = {"nodes": "/api/v1/nodes", "pods": "/api/v1/pods", f"pods of {cluster.jobs_namespace}": jobs}
-    problems = await gather_or_cancel(_watch_problem(cluster, path) for path in watched.values())
+    problems = await run_all(_watch_problem(cluster, path) for path in watched.values())
     return [
         Finding(
             "error",

@@ -31,16 +31,7 @@ from ..base import (
 )
 from ..remote.backend import REPORT_WITHIN, RemoteBackend
 from ..remote.worker_hosts import WorkerHosts
-from .api.client import (
-    OTHER_PORT,
-    SILENT,
-    UNREACHABLE,
-    ApiClient,
-    ApiStatusError,
-    ApiUnreachable,
-    Object,
-    gather_or_cancel,
-)
+from .api.client import OTHER_PORT, SILENT, UNREACHABLE, ApiClient, ApiStatusError, ApiUnreachable, Object, run_all
 from .api.health_check import HEALTH_CHECK_TIMING, HealthCheck, HealthCheckTiming
 from .api.informer import USUAL, Informer, Timing
 from .attempts.attempt_pods import AttemptPods
@@ -306,7 +297,7 @@ class KubernetesBackend(RemoteBackend):
                 raise BackendFull(f"{NO_CLAIMS}: {why}")
             home = await self._homes.mount(order.owner)
             mounts = [*([home] if home else ()), *team_mounts(self._worker_pods.document, order.team)]
-            pods = await gather_or_cancel([create(with_mounts(manifest, mounts)) for manifest in manifests])
+            pods = await run_all([create(with_mounts(manifest, mounts)) for manifest in manifests])
             named = {token_secret_of(pod) for pod in pods}
             if len(named) > 1 or part.before in named:
                 raise self._anew(order)

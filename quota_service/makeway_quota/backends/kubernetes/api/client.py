@@ -51,7 +51,7 @@ class ApiUnreachable(Exception):
     """The API server could not be reached, or did not answer in time."""
 
 
-async def gather_or_cancel(requests: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+async def run_all(requests: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Run requests concurrently and return their results; the first failure cancels the others and is raised.
 
     A TaskGroup would do, but before Python 3.13 one that failed leaves its task marked as cancelled: a timeout around

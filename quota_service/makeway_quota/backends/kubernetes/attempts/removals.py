@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from makeway_api.pods import INSTANCE
 
 from ...base import BackendError, Key
-from ..api.client import ApiClient, ApiStatusError, ApiUnreachable, gather_or_cancel
+from ..api.client import ApiClient, ApiStatusError, ApiUnreachable, run_all
 
 log = logging.getLogger("makeway.kubernetes")
 
@@ -85,7 +85,7 @@ class Removals:
                     asked.problem = str(error)
                     raise
 
-        await gather_or_cancel([delete_pod(*pod) for pod in pods])
+        await run_all([delete_pod(*pod) for pod in pods])
 
     def asked(self, names: Iterable[str]) -> list[PodRemoval]:
         """Return those of these pods that were deleted and may still be there."""
