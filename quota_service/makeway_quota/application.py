@@ -17,12 +17,16 @@ from makeway_api import installations
 from .artifacts.choice import chosen
 from .backends.base import Backend, BackendError
 from .backends.choice import keeping_removed
+from .backends.machines.machine_source import BACKEND as MACHINES
 from .control.components import Components
 from .control.hub.client import HubApi
 from .control.hub.leases import Leases
 from .control.hub.people import People, refresh_forever
 from .control.hub.servers import HubServers
 from .control.loop import Loop
+from .control.machines.channel import MachineChannel
+from .control.machines.placements import MachinePlacements
+from .control.machines.tokens import MachineTokens
 from .control.replicas.change_feed import ChangeFeed
 from .control.replicas.leader import Leader
 from .control.restarting_tasks import restarting
@@ -225,6 +229,7 @@ async def _components(
             )
         backend.connect(channel)
         backend.identify(await asyncio.to_thread(store.identity))
+    machines = await _machines(store, backend, secret, clock)
     await backend.open()
     seen = await backend.observe()
     document, version = await asyncio.to_thread(current_policy, store, settings, clock(), partial(sizes, seen.nodes))
@@ -239,20 +244,42 @@ async def _components(
     feed = ChangeFeed(store, world, leases, leader, channel, last, clock) if store.shared else None
     if not backend.durable_checkpoints:
         log.warning(
-            "Checkpoints of jobs end with their pods, so that a job which makes way starts from the beginning: name a "
-            "PersistentVolumeClaim for them in MAKEWAY_KUBE_CHECKPOINT_CLAIM"
+            "Checkpoints of jobs end with their pods or machines, so that a job which makes way starts from the "
+            "beginning: name a PersistentVolumeClaim for them in MAKEWAY_KUBE_CHECKPOINT_CLAIM, or a folder that all "
+            "machines share in MAKEWAY_MACHINE_CHECKPOINT_DIR"
         )
     if not store.shared:
         log.info("SQLite: this is the only replica; PostgreSQL serves several (MAKEWAY_DB_URL)")
     progress = ProgressKeeper(store, clock)
     backend.on_progress(progress.note)
-    return Components(settings, store, backend, world, leases, leader, channel, progress, servers, feed, clock)
+    return Components(
+        settings, store, backend, world, leases, leader, channel, progress, servers, feed, machines, clock
+    )
+
+
+async def _machines(
+    store: Store, backend: Backend, secret: bytes, clock: Callable[[], float]
+) -> MachineChannel | None:
+    """Connect the backend of machines with their rows and what is placed there; None without one.
+
+    Commits are followed before the rows are read, so that none falls in between.
+    """
+    if MACHINES not in backend.names:
+        return None
+    placements = MachinePlacements()
+    store.on_change(placements.committed)
+    placements.committed(await asyncio.to_thread(store.active))
+    channel = MachineChannel(store, MachineTokens(secret, clock), placements, clock)
+    backend.follow_machines(channel)
+    return channel
 
 
 async def world_now(settings: ServiceSettings, store: Store, backend: Backend, now: float) -> World:
     """Return the world as it is at the moment, without starting or adopting anything."""
     backend.guard(lambda: False)
-    backend.connect(WorkerChannel(store, AttemptTokens(os.urandom(32))))
+    secret = os.urandom(32)
+    backend.connect(WorkerChannel(store, AttemptTokens(secret)))
+    await _machines(store, backend, secret, time.time)
     await backend.open_for_reading()
     try:
         seen = await backend.observe()

@@ -13,6 +13,7 @@ from makeway_api.settings import absolute_path, group, path_or_none, read_settin
 
 from .backends.choice import named, names
 from .backends.kubernetes.settings import KubernetesSettings
+from .backends.machines.settings import MachineSettings
 
 
 def _megabytes(number: int) -> int:
@@ -73,8 +74,9 @@ class ServiceSettings:
     )
     backend: str = setting(
         "local",
-        "Where jobs run: local, as processes of this machine; kubernetes, as pods of a cluster; or both, separated "
-        "by a comma: notebooks then start on the nodes of the first one.",
+        "Where jobs run: local, as processes of this machine; kubernetes, as pods of a cluster; machines, on those "
+        "of deployments that have joined; or several of them, separated by commas: notebooks then start on the nodes "
+        "of the first one, which is not machines.",
         convert=named,
         scope="chart",
     )
@@ -249,6 +251,7 @@ class ServiceSettings:
         max=86400.0,
     )
     kubernetes: KubernetesSettings = group(KubernetesSettings, "kube_")
+    machines: MachineSettings = group(MachineSettings, "machine_")
 
     @property
     def backends(self) -> tuple[str, ...]:
@@ -278,6 +281,7 @@ def load(config_file: str | None = None, environ: Mapping[str, str] | None = Non
         kubernetes=replace(
             pods, worker_url=pods.worker_url or result.public_url, image=pods.image or pods.launcher_image
         ),
+        machines=replace(result.machines, url=result.machines.url or result.public_url),
     )
 
 

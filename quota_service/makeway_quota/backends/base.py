@@ -18,6 +18,7 @@ from ..quarantine import Quarantine
 from ..values import File, Notice, Place
 
 if TYPE_CHECKING:
+    from .machines.machine_source import MachineSource
     from .remote.channel import Channel
 
 LOST_AFTER = 300.0
@@ -384,6 +385,14 @@ class Backend(Protocol):
     def connect(self, channel: Channel) -> None:
         """Read what workers report, and get their credentials, from this channel; called once, before `open`."""
         return None
+
+    def follow_machines(self, machines: MachineSource) -> None:
+        """Read the machines of deployments, and what is placed there, from this; called once, before `open`."""
+        return None
+
+    def lost_after_of(self, workload: str, attempt: int) -> float:
+        """Return the seconds of silence after which a worker of an attempt is lost, as its launcher is told."""
+        return self.lost_after
 
     def identify(self, database: str) -> None:
         """Act in the name of this database from now on; called once, before `open`."""

@@ -40,6 +40,10 @@ class BackendSettings(Protocol):
     def kubernetes(self) -> Any:
         """Those of pods, as `kubernetes.settings.backend_of` takes them."""
 
+    @property
+    def machines(self) -> Any:
+        """Those of machines, as `machines.settings.backend_of` takes them."""
+
 
 def _local(settings: BackendSettings) -> Backend:
     from .local.backend import LocalBackend
@@ -58,7 +62,17 @@ def _kubernetes(settings: BackendSettings) -> Backend:
     return backend_of(settings.kubernetes)
 
 
-MAKERS: Mapping[str, Callable[[BackendSettings], Backend]] = {"local": _local, "kubernetes": _kubernetes}
+def _machines(settings: BackendSettings) -> Backend:
+    from .machines.settings import backend_of
+
+    return backend_of(settings.machines)
+
+
+MAKERS: Mapping[str, Callable[[BackendSettings], Backend]] = {
+    "local": _local,
+    "kubernetes": _kubernetes,
+    "machines": _machines,
+}
 """What makes each backend that a setting may name"""
 
 
@@ -74,6 +88,11 @@ def named(setting: str) -> str:
         raise ValueError(
             f"MAKEWAY_BACKEND={setting!r} is not accepted: use {' or '.join(MAKERS)}, or several of them, each once, "
             "separated by commas."
+        )
+    if found[0] == "machines":
+        raise ValueError(
+            f"MAKEWAY_BACKEND={setting!r} is not accepted: notebooks start on the nodes of the first backend, and none "
+            "starts on machines of deployments. Name another one first, such as local,machines."
         )
     return ",".join(found)
 

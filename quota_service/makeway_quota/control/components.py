@@ -12,6 +12,7 @@ from ..settings import ServiceSettings
 from ..store.store import Store
 from .hub.leases import Leases
 from .hub.servers import HubServers
+from .machines.channel import MachineChannel
 from .reads.cycle_gate import CycleGate
 from .replicas.change_feed import ChangeFeed
 from .replicas.leader import Leader
@@ -22,7 +23,10 @@ from .world.world import World
 
 @dataclass(frozen=True, slots=True)
 class Components:
-    """The parts of one service. `clock` returns Unix seconds; `feed` is None where there is one replica only."""
+    """The parts of one service. `clock` returns Unix seconds; `feed` is None where there is one replica only.
+
+    `machines` is None without the backend of that name.
+    """
 
     settings: ServiceSettings
     store: Store
@@ -34,6 +38,7 @@ class Components:
     progress: ProgressKeeper
     servers: HubServers | None = None
     feed: ChangeFeed | None = None
+    machines: MachineChannel | None = None
     clock: Callable[[], float] = time.time
     gate: CycleGate = field(default_factory=CycleGate)
     threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, "loop"))

@@ -73,6 +73,8 @@ class Loop:
         self.leases.quarantine = parts.world.quarantine
         self.actuator.quarantine = parts.world.quarantine
         parts.channel.quarantine = parts.world.quarantine
+        if parts.machines is not None:
+            parts.machines.quarantine = parts.world.quarantine
         if parts.servers is not None:
             parts.servers.quarantine = parts.world.quarantine
         parts.backend.set_aside_in(parts.world.quarantine)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from ..control.components import Components
 from .caller import Caller
+from .cluster.agents import AgentService
 from .cluster.inventory import InventoryService
 from .cluster.offers import OfferService
 from .cluster.stuck_workloads import HangingService
@@ -50,6 +51,7 @@ class Services:
     people: PeopleService
     audit: AuditService
     attempts: AttemptService
+    agents: AgentService
     storage: StorageService
     hanging: HangingService
     growth: GrowthService
@@ -76,6 +78,7 @@ class Services:
             people=PeopleService(context),
             audit=AuditService(context, feed),
             attempts=AttemptService(context, parts.channel),
+            agents=AgentService(context, parts.machines, parts.channel, parts.feed and parts.feed.catch_up),
             storage=StorageService(context, access),
             hanging=HangingService(context, parts.servers),
             growth=GrowthService(context),

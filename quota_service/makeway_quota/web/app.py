@@ -13,7 +13,7 @@ from .login.auth import Authenticator, Directory
 from .openapi import describe
 from .requests.compression import Compression
 from .requests.hold_reads import HoldReads
-from .requests.limits import CheckToken, Limits
+from .requests.limits import CheckAgent, CheckToken, Limits
 from .requests.route_table import DirectRoutes, RouteTable
 from .server import problems
 from .server.headers import Headers
@@ -55,7 +55,11 @@ def create_app(services: Services, settings: WebSettings, directory: Directory |
     problems.install(app, _is_page(settings), pages.error_page)
     app.add_middleware(DirectRoutes, table=table)
     app.add_middleware(
-        Limits, settings=settings, authenticator=app.state.authenticator, check_token=_token_check(services)
+        Limits,
+        settings=settings,
+        authenticator=app.state.authenticator,
+        check_token=_token_check(services),
+        check_agent=_agent_check(services),
     )
     app.add_middleware(Compression, static=f"{settings.prefix}static/")
     app.add_middleware(Headers, settings=settings)
@@ -78,6 +82,16 @@ def _lifespan(directory: Directory) -> Callable[[FastAPI], AbstractAsyncContextM
 def _token_check(services: Services) -> CheckToken:
     def check(token: str, worker: tuple[str, int, int]) -> None:
         services.attempts.check_token(token, worker, renewing=True)
+
+    return check
+
+
+def _agent_check(services: Services) -> CheckAgent:
+    def check(token: str, machine: str) -> str:
+        if not machine:
+            return services.agents.check_join_token(token)
+        services.agents.check_token(token, machine, renewing=True)
+        return machine
 
     return check
 

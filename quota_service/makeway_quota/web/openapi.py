@@ -33,5 +33,6 @@ TAGS = [
     {"name": "sessions", "description": "Leases of interactive sessions, for the Hub's spawner."},
     {"name": "jobs", "description": "Training jobs."},
     {"name": "attempts", "description": "Workers that are no processes of the service: their launcher calls these."},
+    {"name": "agents", "description": "Machines of deployments that have joined: their agent calls these."},
     {"name": "policy", "description": "The policy document and its versions."},
 ]

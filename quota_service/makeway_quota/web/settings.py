@@ -46,8 +46,12 @@ class WebSettings:
     """outputs of workers that are received at the same time; people's bodies have places of their own"""
     max_worker_reports: int = 256
     """reports and claims of workers that are received at the same time: a slow output keeps none out"""
+    max_agent_reports: int = 64
+    """reports of machines that are received at the same time"""
+    agent_bytes: int = 2**18
+    """largest body of an agent of a machine (the end of the output of its init script)"""
     max_bodies_per_worker: int = 2
-    """as many of them as one worker may have"""
+    """as many of them as one worker, or one machine, may have"""
     max_large_bodies: int = 2
     """bodies above 1 MiB that are processed at the same time, of submissions and of all else; others wait on disk"""
     max_waiting_bytes: int = 2**30

@@ -29,6 +29,7 @@ from ..base import (
     Phase,
     StartOrder,
 )
+from ..machines.machine_source import MachineSource
 from ..remote.channel import Channel
 from ..versions import Changes
 from .channels import SplitChannel
@@ -138,6 +139,16 @@ class RoutingBackend(Backend):
         split = SplitChannel(channel)
         for part in [part for part in self.parts if part.backend.remote]:
             part.backend.connect(split.part(lambda key, name=part.name: self._is_of(key, name)))  # type: ignore[misc]
+
+    def follow_machines(self, machines: MachineSource) -> None:
+        """Have each read the machines of deployments from this."""
+        for part in self.parts:
+            part.backend.follow_machines(machines)
+
+    def lost_after_of(self, workload: str, attempt: int) -> float:
+        """Return the seconds of the backend that an attempt belongs to; the longest where that is not known."""
+        home = self.home((workload, attempt))
+        return self.lost_after if home is None else home.backend.lost_after_of(workload, attempt)
 
     def identify(self, database: str) -> None:
         """Act in the name of this database."""

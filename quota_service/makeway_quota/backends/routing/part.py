@@ -158,7 +158,7 @@ class RoutedPart:
         for key in observation.gone_attempts:
             self.attempts.pop(key, None)
         for node in observation.nodes:
-            self.nodes[node.name] = replace(node, backend=self.name, sessions=self.sessions)
+            self.nodes[node.name] = replace(node, backend=self.name, sessions=self.sessions and node.sessions)
         self.attempts.update((attempt.key, attempt) for attempt in observation.attempts)
         self.synced |= observation.synced
         self._version, self._problem = observation.version, observation.problem

@@ -94,7 +94,7 @@ class AttemptService:
         whole = await context.call(context.store.workload, row.id) or row
         listed = await context.call(context.store.contents.listed, row.id)
         files = [WorkerFile(path=p, executable=x, digest=d) for p, x, d in listed]
-        return _start(whole, key, files, self._channel.lost_after, self._new(key))
+        return _start(whole, key, files, self._lost_after(key), self._new(key))
 
     async def file(self, token: str, key: WorkerKey, digest: str) -> AsyncIterator[bytes]:
         """Return the content of one of the job's files, chunk by chunk."""
@@ -157,12 +157,16 @@ class AttemptService:
                 raise refuse("This worker has no launcher yet: claim it first.", "not_claimed", 409)
             self._channel.wake()
         pace = min(SLOWEST, max(1.0, self._channel.workers / PIECES_A_SECOND))
-        renewed, lost_after = self._new(key) if old else None, self._channel.lost_after
-        return ReportReceipt(heartbeat=self._heartbeat(), pace=pace, token=renewed, lost_after=lost_after)
+        renewed, lost_after = self._new(key) if old else None, self._lost_after(key)
+        return ReportReceipt(heartbeat=self._heartbeat(lost_after), pace=pace, token=renewed, lost_after=lost_after)
 
-    def _heartbeat(self) -> float:
+    def _lost_after(self, key: WorkerKey) -> float:
+        """Return the seconds of silence after which its backend starts this worker elsewhere."""
+        return self._context.backend.lost_after_of(key[0], key[1])
+
+    def _heartbeat(self, lost_after: float) -> float:
         """Return the seconds between two reports of a worker: the more there are, the more of them."""
-        longest = max(HEARTBEAT, min(SLOWEST_HEARTBEAT, self._channel.lost_after / 5))
+        longest = max(HEARTBEAT, min(SLOWEST_HEARTBEAT, lost_after / 5))
         return min(longest, max(HEARTBEAT, self._channel.workers / REPORTS_A_SECOND))
 
     async def output(

@@ -1,11 +1,11 @@
-"""The API, one module for each noun: inventory, sessions, jobs, people, policy, retention, storage, attempts."""
+"""The API, one module for each noun: inventory, sessions, jobs, people, policy, retention, storage, attempts, agents."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter, Security
 from fastapi.security import APIKeyHeader
 
-from . import attempts, inventory, jobs, people, policy, retention, sessions, storage
+from . import agents, attempts, inventory, jobs, people, policy, retention, sessions, storage
 
 _TOKEN = APIKeyHeader(
     name="Authorization",
@@ -25,6 +25,7 @@ ROUTERS = (
     storage.router,
     inventory.open_router,
     attempts.router,
+    agents.router,
 )
 
 

@@ -30,6 +30,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 CheckToken = Callable[[str, tuple[str, int, int]], object]
+CheckAgent = Callable[[str, str], str]
 
 MAX_DRAINED = 2**29
 MAX_DRAINED_WITHOUT_LOGIN = 2**24
@@ -62,6 +63,10 @@ def _no_workers(token: str, worker: tuple[str, int, int]) -> None:
     raise login_first()
 
 
+def _no_agents(token: str, machine: str) -> str:
+    raise login_first()
+
+
 class Limits:
     """ASGI middleware: authenticates, reads a body up to its limit, checks it, then hands it on whole."""
 
@@ -71,16 +76,22 @@ class Limits:
         settings: WebSettings,
         authenticator: Authenticator,
         check_token: CheckToken = _no_workers,
+        check_agent: CheckAgent = _no_agents,
     ) -> None:
-        """`check_token` raises MakewayError for a token that does not open this worker."""
+        """`check_token` raises MakewayError for a token that does not open this worker.
+
+        `check_agent` does so for one that does not open this machine, and returns its name; "" where it is to join.
+        """
         self.app = app
         self.settings = settings
         self._check_token = check_token
+        self._check_agent = check_agent
         self._authenticator = authenticator
         per_worker = settings.max_bodies_per_worker
         self._arriving_of_workers = {
             "worker": ArrivingBodies(settings.max_worker_reports, per_worker, 0),
             "output": ArrivingBodies(settings.max_worker_outputs, per_worker, 0),
+            "agent": ArrivingBodies(settings.max_agent_reports, per_worker, 0),
         }
         self._arriving = ArrivingBodies(
             settings.max_bodies, settings.max_bodies_per_caller, settings.bodies_for_spawner
@@ -104,7 +115,7 @@ class Limits:
                 return
             limit = self._limit(scope)
             _check_length(scope, limit)
-            caller = self._check_worker(scope) if self._is_worker(scope) else await self._check_login(scope)
+            caller = self._check_own_token(scope) or await self._check_login(scope)
             known = True
             spool = SpooledTemporaryFile[bytes](max_size=min(limit, IN_MEMORY))
             with spool as body, self._waiting.of(caller.name) as waiting:
@@ -121,6 +132,8 @@ class Limits:
         """Return the largest body: submissions come from programs with a token, all others are small."""
         if self._is_worker(scope):
             return self.settings.worker_bytes
+        if self._is_agent(scope):
+            return self.settings.agent_bytes
         return self.settings.job_bytes if self._is_job(scope) else self.settings.body_bytes
 
     def _is_output(self, scope: Scope) -> bool:
@@ -129,6 +142,28 @@ class Limits:
 
     def _is_worker(self, scope: Scope) -> bool:
         return bool(scope["path"].startswith(f"{self.settings.api}/attempts/"))
+
+    def _is_agent(self, scope: Scope) -> bool:
+        return bool(scope["path"].startswith(f"{self.settings.api}/agents/"))
+
+    def _check_own_token(self, scope: Scope) -> Caller | None:
+        """Return a worker or an agent as a caller, by the token that Makeway gave it; None for all others."""
+        if self._is_worker(scope):
+            return self._check_worker(scope)
+        return self._check_machine(scope) if self._is_agent(scope) else None
+
+    def _check_machine(self, scope: Scope) -> Caller:
+        """Return the agent of a machine as a caller; its token must be good for the address, and may have expired."""
+        name = scope["path"].removeprefix(f"{self.settings.api}/agents/").split("/")[0]
+        kind, _, token = _header(scope, b"authorization").partition(" ")
+        try:
+            if kind.lower() != "bearer":
+                raise login_first()
+            machine = self._check_agent(token.strip(), "" if name == "join" else name)
+            note_login(scope)
+        except MakewayError as error:
+            raise Refused(error.problem(), unread=True) from None
+        return Caller(machine, kind="agent")
 
     def _check_worker(self, scope: Scope) -> Caller:
         """Return a worker as a caller; its token must be good for the address, and may have expired."""

@@ -1,0 +1,1 @@
+"""Connect the service with the agents of machines."""
