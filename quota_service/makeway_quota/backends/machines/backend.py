@@ -7,15 +7,15 @@ new leader answer its agent the same. What runs is read back from the newest rep
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 
 from makeway_api.durations import duration
 
-from ..base import LOST_AFTER, BackendError, EndTries, Key, NodeSeen, Seen, StartOrder, WorkloadPod
+from ..base import LOST_AFTER, BackendError, EndTries, Key, NodeStatus, Observation, StartOrder, WorkloadPod
 from ..remote.backend import REPORT_WITHIN, RemoteBackend
 from ..remote.worker_hosts import WorkerHosts
-from .machine_source import BACKEND, NODES, HostedWorker, MachineStatus, MachineSource, PlacedAttempt
+from .machine_source import BACKEND, NODES, Condition, HostedWorker, MachineStatus, MachineSource, PlacedAttempt
 
 GPU = 1000
 """Milli-GPUs of a device"""
@@ -24,6 +24,8 @@ START_WITHIN = 1800.0
 STARTING = "container"
 """The code of the cause why a worker waits for its agent"""
 
+LOSING: frozenset[Condition] = frozenset({"lost", "ending"})
+"""The conditions in which a machine loses what it runs"""
 HostedWorkers = Mapping[int, HostedWorker]
 """The workers of one attempt by number, as their agents report them"""
 _NONE: HostedWorkers = {}
@@ -50,12 +52,12 @@ class MachinesBackend(RemoteBackend):
         self._version: int | None = None
         """that of the source for which the hosts and nodes were made"""
         self._hosted: dict[Key, dict[int, HostedWorker]] = {}
-        self._nodes: dict[str, tuple[MachineStatus, NodeSeen]] = {}
+        self._nodes: dict[str, tuple[MachineStatus, NodeStatus]] = {}
         self._machine_hosts: dict[Key, WorkerHosts] = {}
+        self._at_risk: dict[Key, PlacedAttempt] = {}
+        """attempts with a worker on a machine that is gone, lost or ending"""
         self._starting: dict[Key, float] = {}
         """since when agents start workers of these attempts (monotonic)"""
-        self._forgotten: set[Key] = set()
-        """attempts whose end is recorded, and that an agent still reports"""
 
     def follow_machines(self, machines: MachineSource) -> None:
         """Read the machines, and what is placed there, from this."""
@@ -66,12 +68,12 @@ class MachinesBackend(RemoteBackend):
         super().on_change(wake)
         self.source.on_change(wake)
 
-    async def observe(self, since: int | None = None) -> Seen:
-        """Return the machines, and the attempts that are placed there or that an agent or a launcher reports."""
+    async def observe(self, since: int | None = None) -> Observation:
+        """Return the machines, and the attempts that are placed there or that a launcher reports."""
         await self.source.refresh()
         return await super().observe(since)
 
-    async def nodes(self) -> Mapping[str, NodeSeen]:
+    async def nodes(self) -> Mapping[str, NodeStatus]:
         """Return the machines that are ready, drain or are lost."""
         machines, known, self._nodes = self.source.machines(), self._nodes, {}
         for name, machine in machines.items():
@@ -93,22 +95,17 @@ class MachinesBackend(RemoteBackend):
     def _make_hosts(self) -> None:
         machines, placed = self.source.machines(), self.source.placed()
         self.lost_after = max([LOST_AFTER, *(machine.lost_after for machine in machines.values())])
-        self._hosted = {}
-        for machine in machines.values():
-            for worker in machine.workers:
-                self._hosted.setdefault(worker.key, {})[worker.worker] = worker
-        self._forgotten &= self._hosted.keys()
+        self._hosted = _hosted(machines.values(), placed)
         self._starting = {
             key: self._starting.get(key, self._monotonic())
             for key, workers in self._hosted.items()
-            if key in placed and any(worker.state == "starting" for worker in workers.values())
+            if any(worker.state == "starting" for worker in workers.values())
         }
-        result = {key: self._hosts_of(key, each, machines) for key, each in placed.items()}
-        for key, workers in self._hosted.items():
-            running = sum(worker.state != "exited" for worker in workers.values())
-            if key not in placed and running and key not in self._forgotten:
-                result[key] = WorkerHosts(running)  # the loop ends what nothing expects
-        self._machine_hosts = result
+        sound = {name for name, machine in machines.items() if machine.condition not in LOSING}
+        self._at_risk = {
+            key: each for key, each in placed.items() if not all(place.node in sound for place in each.places)
+        }
+        self._machine_hosts = {key: self._hosts_of(key, each, machines) for key, each in placed.items()}
 
     def _hosts_of(self, key: Key, placed: PlacedAttempt, machines: Mapping[str, MachineStatus]) -> WorkerHosts:
         """Return what is on the machines of a placed attempt.
@@ -121,7 +118,7 @@ class MachinesBackend(RemoteBackend):
         there: list[bool] = []
         for number, place in enumerate(placed.places):
             machine, worker = machines.get(place.node), hosted.get(number)
-            if machine is None or machine.condition in ("lost", "ending"):
+            if machine is None or machine.condition in LOSING:
                 what = "is not heard of" if machine is not None and machine.condition == "lost" else "was ended"
                 result = replace(result, node_lost=True, worker=number, message=f"its machine {place.node} {what}")
             if (seen := reported.get(number)) is not None and seen.ended:
@@ -136,28 +133,29 @@ class MachinesBackend(RemoteBackend):
         # One that ended without a report keeps a gang from going on; one that is to end is waited for.
         if not (all(there) if placed.wanted else any(there)):
             return replace(result, present=False)
-        return replace(result, message="", **self._waits(key, hosted))
+        waiting_reason, message = self._waits(key, hosted)
+        return replace(result, waiting_reason=waiting_reason, message=message)
 
-    def _waits(self, key: Key, hosted: HostedWorkers) -> dict[str, str]:
+    def _waits(self, key: Key, hosted: HostedWorkers) -> tuple[str, str]:
         """Return why an attempt has not begun, while its agents say that they start it, for a while."""
         since = self._starting.get(key)
         if since is None or self._monotonic() - since >= START_WITHIN:
-            return {}
-        numbers = sorted(number for number, worker in hosted.items() if worker.state == "starting")
-        return {"waiting_reason": STARTING, "message": f"Worker {numbers[0]} is being started on its machine."}
+            return "", ""
+        number = min(number for number, worker in hosted.items() if worker.state == "starting")
+        return STARTING, f"Worker {number} is being started on its machine."
 
     def cut_off(self) -> Mapping[Key, tuple[int, str]]:
         """Return the attempts with a worker on a machine that is gone, or is lost and the worker silent with it.
 
         A launcher that has not claimed its worker runs nothing: it needs no silence.
         """
-        if not self.source.synced:
+        if not self.source.synced or not self._at_risk:
             return {}
         machines, reported = self.source.machines(), self.channel.seen()
-        lost = {name for name, machine in machines.items() if machine.condition in ("lost", "ending")}
-        silent = {after: self.channel.silent(after).keys() for after in {machines[n].lost_after for n in lost}}
+        times = {machine.lost_after for machine in machines.values() if machine.condition in LOSING}
+        silent = {after: self.channel.silent(after).keys() for after in times}
         result: dict[Key, tuple[int, str]] = {}
-        for key, placed in self.source.placed().items():
+        for key, placed in self._at_risk.items():
             workers = reported.get(key, {})
             alive = {
                 number: place.node
@@ -167,6 +165,12 @@ class MachinesBackend(RemoteBackend):
             if cut := next(_cut_off(key, alive, machines, silent, workers.keys()), None):
                 result[key] = cut
         return result
+
+    def lost_after_of(self, workload: str, attempt: int) -> float:
+        """Return the shortest time of the machines where an attempt is placed; it is lost with any of them."""
+        placed, machines = self.source.placed().get((workload, attempt)), self.source.machines()
+        nodes = {place.node for place in placed.places} if placed is not None else set()
+        return min((machines[node].lost_after for node in nodes if node in machines), default=self.lost_after)
 
     def unreported_message(self, key: Key, worker: int) -> str:
         """Return which machine did not start a worker in time."""
@@ -185,18 +189,11 @@ class MachinesBackend(RemoteBackend):
     async def remove(self, workload: str, attempt: int) -> None:
         """Do nothing: agents end what the store does not want any more, and are told again with each request."""
 
-    async def forget(self, workload: str, attempt: int) -> None:
-        """Report the attempt no more; what is left of it counts on its machine until its agent has ended it."""
-        if (workload, attempt) in self._hosted:
-            self._forgotten.add((workload, attempt))
-            self._machine_hosts = {k: hosts for k, hosts in self._machine_hosts.items() if k != (workload, attempt)}
-        await super().forget(workload, attempt)
-
     def end_tries(self, workload: str) -> EndTries | None:
         """Return which machines still run what is to end; None where none does."""
         left = sorted(
             f"worker {worker.worker} of attempt {worker.attempt} on {name}"
-            for name, machine in (self.source.machines() if self._hosted else {}).items()
+            for name, machine in self.source.machines().items()
             for worker in machine.workers
             if worker.job == workload and worker.state != "exited"
         )
@@ -204,6 +201,22 @@ class MachinesBackend(RemoteBackend):
         if not left:
             return result
         return replace(result or EndTries(), targets=tuple(left))
+
+
+def _hosted(
+    machines: Iterable[MachineStatus], placed: Mapping[Key, PlacedAttempt]
+) -> dict[Key, dict[int, HostedWorker]]:
+    """Return the workers that are where they were placed; others are of no attempt, and their agents end them.
+
+    A machine is believed for its own workers alone.
+    """
+    result: dict[Key, dict[int, HostedWorker]] = {}
+    for machine in machines:
+        for worker in machine.workers:
+            places = placed[worker.key].places if worker.key in placed else ()
+            if worker.worker < len(places) and places[worker.worker].node == machine.name:
+                result.setdefault(worker.key, {})[worker.worker] = worker
+    return result
 
 
 def _cut_off(
@@ -218,16 +231,16 @@ def _cut_off(
         machine = machines.get(name)
         if machine is None:
             yield number, f"its machine {name} was ended"
-        elif machine.condition in ("lost", "ending"):
+        elif machine.condition in LOSING:
             if number not in claimed:
                 yield number, f"its machine {name} was lost before worker {number} began"
             elif key in silent[machine.lost_after]:
                 yield number, f"its machine {name} was not heard of for {duration(machine.lost_after)}"
 
 
-def _node(machine: MachineStatus) -> NodeSeen:
+def _node(machine: MachineStatus) -> NodeStatus:
     """Return a machine as a node; what its agent runs holds its GPUs there."""
-    return NodeSeen(
+    return NodeStatus(
         name=machine.name,
         pool=machine.pool,
         devices=tuple(range(machine.gpus)),

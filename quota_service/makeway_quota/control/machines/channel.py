@@ -133,7 +133,7 @@ class MachineChannel:
                 self._serial = max(self._serial, report.serial)
                 self._reports[report.machine] = report
             before, self._rows = self._rows, {row.id: row for row in rows}
-            for name in before.keys() - self._rows.keys():
+            for name in (before.keys() | self._reports.keys()) - self._rows.keys():
                 for kept in (self._seen, self._made_of, self._reports, self._options, self._heard, self._unwritten):
                     kept.pop(name, None)
                 self._changed({name})
@@ -215,7 +215,7 @@ class MachineChannel:
         if not unknown and now - self._documents_at < DOCUMENTS_EVERY:
             return
         self._documents_at = now
-        for one in await asyncio.to_thread(self._store.deployments.all):
+        for one in await asyncio.to_thread(self._store.deployments.list):
             try:
                 self._lost_after[one.name] = read_deployment(one.document, one.name).lost_after
             except Exception:  # one of another release: what it said before, or the default, holds

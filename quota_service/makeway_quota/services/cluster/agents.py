@@ -199,7 +199,7 @@ class AgentService:
 
     def _keep_output(self, row: Machine, code: int, output: str) -> None:
         store, now = self._context.store, self._context.clock()
-        store.machine_log.output(row.id, "init", output, code, now)
+        store.machine_log.write_output(row.id, "init", output, code, now)
 
     def _orders(self, machine: str) -> tuple[MachineOrders, float | None]:
         """Return the orders of a machine, and in how many seconds they change by time alone."""
