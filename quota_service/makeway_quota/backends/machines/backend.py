@@ -74,10 +74,10 @@ class MachinesBackend(RemoteBackend):
         return await super().observe(since)
 
     async def nodes(self) -> Mapping[str, NodeStatus]:
-        """Return the machines that are ready, drain or are lost."""
+        """Return the machines that are ready, drain or are lost; one without a pool would get one of this host's."""
         machines, known, self._nodes = self.source.machines(), self._nodes, {}
         for name, machine in machines.items():
-            if machine.condition in NODES:
+            if machine.condition in NODES and machine.pool:
                 before = known.get(name)
                 unchanged = before is not None and before[0] is machine
                 self._nodes[name] = before if before and unchanged else (machine, _node(machine))
