@@ -129,7 +129,7 @@ pickle.dump("done", open(os.environ["MAKEWAY_RESULT_FILE"], "wb"))
 async def test_a_job_makes_way_and_resumes_on_another_machine(tmp_path: Path) -> None:
     async with fleet(tmp_path) as service:
         first = await service.machine("m-1")
-        job = await service.run.submit("ana", "saves", python(SAVES), profile="gpu2", grace_seconds=20)
+        job = await service.run.submit("ana", "saves", python(SAVES), profile="gpu2")
         await service.said(job.id, "from 0")
         change(service.run.service, "m-1", state="draining", drain="idle")
         await service.until_node("m-1", lambda node: node.cordoned)
