@@ -237,7 +237,7 @@ async def test_an_agent_that_says_that_it_starts_a_worker_gets_more_time_but_not
 
 async def test_a_notice_that_is_not_followed_ends_when_the_agent_has_ended_it(fleet: Fleet) -> None:
     fleet.hosts_say(RUNNING)
-    fleet.report(replace(RUNS, noticed=True))
+    fleet.report(replace(RUNS, notice_received=True))
     await fleet.observe()
     await fleet.notice(*KEY, Notice("reclaim", at=fleet.now, deadline=fleet.now + 30.0))
     fleet.now += 30.0 + REPORT_GRACE

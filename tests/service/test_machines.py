@@ -70,7 +70,7 @@ class Fleet:
         world = self.run.service.components.world
 
         def there() -> bool:
-            return any(node.name == name and holds(node) for node in world.seen.nodes)
+            return any(node.name == name and holds(node) for node in world.observation.nodes)
 
         await self.run.until(there, f"{name} is a node")
 

@@ -296,9 +296,16 @@ def test_settings_name_one_backend_or_several(tmp_path: Path) -> None:
     assert (both.shared, both.remote, both.keeps_outputs) == (False, True, True)
     for wrong in ("local,local", "moon", ",", "local,moon"):
         with pytest.raises(
-            ValueError, match=r"MAKEWAY_BACKEND=.* is not accepted: use local or kubernetes, or several"
+            ValueError, match=r"MAKEWAY_BACKEND=.* is not accepted: use local or kubernetes or machines, or several"
         ):
             load(environ={"MAKEWAY_BACKEND": wrong})
+    machines = backend(MAKEWAY_BACKEND="local,machines", MAKEWAY_MACHINE_CHECKPOINT_DIR="/mnt/checkpoints")
+    assert (machines.names, machines.durable_checkpoints) == (("local", "machines"), True)
+    for alone in ("machines", "machines,local"):
+        with pytest.raises(ValueError, match="Name another one first, such as local,machines"):
+            load(environ={"MAKEWAY_BACKEND": alone})
+    with pytest.raises(ValueError, match="use the absolute path"):
+        backend(MAKEWAY_BACKEND="local,machines", MAKEWAY_MACHINE_CHECKPOINT_DIR="checkpoints")
 
 
 async def test_nodes_of_the_same_name_are_offered_by_one_backend_and_the_other_is_told_of(tmp_path: Path) -> None:

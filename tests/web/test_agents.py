@@ -64,7 +64,7 @@ class Fleet:
         token: str = (await self.join(name)).json()["token"]
         ready(self.service, name)
         world = self.service.components.world
-        await self.web.run.until(lambda: any(node.name == name for node in world.seen.nodes), f"{name} is a node")
+        await self.web.run.until(lambda: any(node.name == name for node in world.observation.nodes), f"{name} is a node")
         return token
 
     async def placed(self) -> str:
@@ -219,7 +219,7 @@ async def test_what_nothing_expects_holds_its_gpu_until_its_agent_has_ended_it(f
     world = fleet.service.components.world
 
     def terminating() -> list[Any]:
-        return [held for node in world.seen.nodes if node.name == "m-1" for held in node.terminating]
+        return [held for node in world.observation.nodes if node.name == "m-1" for held in node.terminating]
 
     [held] = await fleet.web.run.until(terminating, "its GPU counts as held")
     assert (held.workload, held.devices) == ("j-unknown", (1,))

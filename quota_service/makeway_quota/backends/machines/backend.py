@@ -113,7 +113,7 @@ class MachinesBackend(RemoteBackend):
         A worker that is wanted, and that its agent does not report, is not started yet: agents name what is wanted
         until it is not any more.
         """
-        hosted, reported = self._hosted.get(key, _NONE), self.channel.seen().get(key, {})
+        hosted, reported = self._hosted.get(key, _NONE), self.channel.worker_statuses().get(key, {})
         result = WorkerHosts(len(placed.places))
         there: list[bool] = []
         for number, place in enumerate(placed.places):
@@ -151,7 +151,7 @@ class MachinesBackend(RemoteBackend):
         """
         if not self.source.synced or not self._at_risk:
             return {}
-        machines, reported = self.source.machines(), self.channel.seen()
+        machines, reported = self.source.machines(), self.channel.worker_statuses()
         times = {machine.lost_after for machine in machines.values() if machine.condition in LOSING}
         silent = {after: self.channel.silent(after).keys() for after in times}
         result: dict[Key, tuple[int, str]] = {}
