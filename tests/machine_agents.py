@@ -1,4 +1,4 @@
-"""Machines for tests: rows as a deployment would have them, and agents that start real launchers, as small as can be."""
+"""Machines for tests: rows as a deployment would have them, and small agents that start real launchers."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ from elsewhere import LAUNCHER
 from makeway_quota.application import Application
 from makeway_quota.autoscale.machine import Machine
 from makeway_quota.autoscale.step import MachineChanges
-from makeway_quota.services.caller import Caller
-from makeway_quota.store.store import Store
 
 API = "/services/makeway/api/v1"
 BOOT = "boot-0000001"
@@ -80,10 +78,6 @@ def join_token(service: Application, name: str) -> str:
     return service.components.machines.tokens.join_token(name)
 
 
-def machine_caller() -> Caller:
-    return Caller("nobody")
-
-
 class Agent:
     """The agent of one machine: it joins, reports, and runs what it is ordered to, as a small kubelet would."""
 
@@ -108,7 +102,14 @@ class Agent:
         return {"Authorization": f"Bearer {token}"}
 
     async def join(self) -> httpx2.Response:
-        body = {"machine": self.name, "boot": self.boot, "gpus": self.gpus, "cpu": 4000, "memory": 8000, "virtual": True}
+        body = {
+            "machine": self.name,
+            "boot": self.boot,
+            "gpus": self.gpus,
+            "cpu": 4000,
+            "memory": 8000,
+            "virtual": True,
+        }
         answer = await self.http.post(f"{API}/agents/join", json=body, headers=self._as(self.join_token))
         if answer.status_code == 200:
             self.joined = answer.json()
@@ -233,6 +234,3 @@ class Agent:
         for process in self.launchers.values():
             await asyncio.to_thread(process.wait, 30)
         await self.http.aclose()
-
-
-__all__ = ["Agent", "Store", "add", "change", "join_token", "ready", "requested"]

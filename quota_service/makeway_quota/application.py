@@ -257,9 +257,7 @@ async def _components(
     )
 
 
-async def _machines(
-    store: Store, backend: Backend, secret: bytes, clock: Callable[[], float]
-) -> MachineChannel | None:
+async def _machines(store: Store, backend: Backend, secret: bytes, clock: Callable[[], float]) -> MachineChannel | None:
     """Connect the backend of machines with their rows and what is placed there; None without one.
 
     Commits are followed before the rows are read, so that none falls in between.

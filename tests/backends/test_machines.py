@@ -107,7 +107,14 @@ async def test_machines_are_nodes_without_notebooks_and_say_what_they_run(fleet:
     nodes = {node.name: node for node in (await fleet.observe()).nodes}
     assert sorted(nodes) == ["m-1", "m-2", "m-3"]
     one = nodes["m-1"]
-    assert (one.pool, one.devices, one.cpu, one.memory, one.model, one.virtual) == ("cloud", (0, 1), 8000, 64, "A", True)
+    assert (one.pool, one.devices, one.cpu, one.memory, one.model, one.virtual) == (
+        "cloud",
+        (0, 1),
+        8000,
+        64,
+        "A",
+        True,
+    )
     assert not any(node.sessions for node in nodes.values())
     assert [(node.ready, node.cordoned, node.down_since) for node in nodes.values()] == [
         (True, False, None),

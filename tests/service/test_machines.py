@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -193,23 +192,19 @@ async def test_a_gang_over_two_machines_runs_with_its_ranks(tmp_path: Path) -> N
         assert "0 2 127.0.0.1" in await service.log(job.id)
 
 
-async def test_a_service_that_is_killed_between_two_lines_starts_nothing_twice(tmp_path: Path) -> None:
-    """The placement is committed, and the process ends before any order: the next one's agents read it."""
+async def test_another_service_on_the_same_database_starts_nothing_twice(tmp_path: Path) -> None:
+    """The first one is gone without a word to any agent; what was placed is told by the next one."""
     async with fleet(tmp_path, MAKEWAY_KEEP=1) as service:
         agent = await service.machine("m-1")
+        agent.silent = True
         job = await service.run.submit("ana", "long", SLEEPS, profile="gpu1")
+        await service.run.job(job.id, "starting")
+        agent.stopped_by = "test"
+    async with fleet(tmp_path, MAKEWAY_KEEP=1) as service:
+        again = Agent(service.address, "m-1", "", service.root / "m-1")
+        again.token = agent.token
+        service.agents.append(again)
+        again.work()
         await service.said(job.id, "runs")
-        old = service.run.service
-        components = old.components
-        await service.run.until(lambda: components.machines and components.machines.report("m-1"), "it is known")
-        [launcher] = agent.launchers.values()
-        fresh = MachinesBackend(durable_checkpoints=True)
-        channel = components.machines
-        assert channel is not None
-        fresh.connect(components.channel)
-        fresh.follow_machines(channel)
-        seen = await fresh.observe()
-        assert [(one.key, one.phase.value) for one in seen.attempts] == [((job.id, 1), "running")]
-        assert (await agent.ask()).json()["revision"] == agent.orders["revision"]
-        assert launcher.poll() is None
-        assert agent.starts == [(job.id, 1, 0)]
+        assert (await service.run.job(job.id, "running")).attempt == 1
+        assert again.starts == [(job.id, 1, 0)]

@@ -64,7 +64,9 @@ class Fleet:
         token: str = (await self.join(name)).json()["token"]
         ready(self.service, name)
         world = self.service.components.world
-        await self.web.run.until(lambda: any(node.name == name for node in world.observation.nodes), f"{name} is a node")
+        await self.web.run.until(
+            lambda: any(node.name == name for node in world.observation.nodes), f"{name} is a node"
+        )
         return token
 
     async def placed(self) -> str:

@@ -15,7 +15,7 @@ from makeway_api.durations import duration
 from ..base import LOST_AFTER, BackendError, EndTries, Key, NodeStatus, Observation, StartOrder, WorkloadPod
 from ..remote.backend import REPORT_WITHIN, RemoteBackend
 from ..remote.worker_hosts import WorkerHosts
-from .machine_source import BACKEND, NODES, Condition, HostedWorker, MachineStatus, MachineSource, PlacedAttempt
+from .machine_source import BACKEND, NODES, Condition, HostedWorker, MachineSource, MachineStatus, PlacedAttempt
 
 GPU = 1000
 """Milli-GPUs of a device"""
@@ -121,11 +121,11 @@ class MachinesBackend(RemoteBackend):
             if machine is None or machine.condition in LOSING:
                 what = "is not heard of" if machine is not None and machine.condition == "lost" else "was ended"
                 result = replace(result, node_lost=True, worker=number, message=f"its machine {place.node} {what}")
-            if (seen := reported.get(number)) is not None and seen.ended:
+            if (claimed := reported.get(number)) is not None and claimed.ended:
                 continue
             there.append(machine is not None and (placed.wanted if worker is None else worker.state != "exited"))
             if worker is not None and worker.state == "exited":
-                result = replace(result, never_ran=result.never_ran or seen is None)
+                result = replace(result, never_ran=result.never_ran or claimed is None)
                 if not result.message:
                     result = replace(result, worker=number, message=_ended(worker, place.node))
         if not there:  # all have reported their ends

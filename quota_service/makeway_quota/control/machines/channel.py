@@ -82,7 +82,7 @@ class MachineChannel:
         self._wake: Callable[[], None] = lambda: None
         self._rows: dict[str, Machine] = {}
         self._reports: dict[str, MachineReport] = {}
-        self._seen: dict[str, MachineStatus] = {}
+        self._statuses: dict[str, MachineStatus] = {}
         self._made_of: dict[str, tuple[Machine, int, float]] = {}
         """of what each machine that is shown was made: its row, the serial of its report, and `lost_after`"""
         self._options: dict[str, tuple[str, MachineOptions]] = {}
@@ -134,7 +134,7 @@ class MachineChannel:
                 self._reports[report.machine] = report
             before, self._rows = self._rows, {row.id: row for row in rows}
             for name in (before.keys() | self._reports.keys()) - self._rows.keys():
-                for kept in (self._seen, self._made_of, self._reports, self._options, self._heard, self._unwritten):
+                for kept in (self._statuses, self._made_of, self._reports, self._options, self._heard, self._unwritten):
                     kept.pop(name, None)
                 self._changed({name})
             await self._read_documents()
@@ -147,7 +147,7 @@ class MachineChannel:
 
     def machines(self) -> Mapping[str, MachineStatus]:
         """Return the machines that are not over by name."""
-        return self._seen
+        return self._statuses
 
     def placed(self) -> Mapping[Key, PlacedAttempt]:
         """Return the attempts that hold GPUs of machines."""
@@ -168,9 +168,9 @@ class MachineChannel:
         """Return the row of a machine that is not over, as it was read last."""
         return self._rows.get(machine)
 
-    def seen(self, machine: str) -> MachineStatus | None:
+    def status(self, machine: str) -> MachineStatus | None:
         """Return a machine as it was read last; None where it is over or not known here."""
-        return self._seen.get(machine)
+        return self._statuses.get(machine)
 
     def report(self, machine: str) -> MachineReport | None:
         """Return the newest report of a machine that was read here."""
@@ -230,14 +230,14 @@ class MachineChannel:
         made_of = row, -1 if report is None else report.serial, lost_after
         if self._made_of.get(row.id) == made_of:
             return
-        before = self._seen.get(row.id)
-        seen = _seen(row, self.options(row), lost_after)
+        before = self._statuses.get(row.id)
+        status = _status(row, self.options(row), lost_after)
         if report is not None and not report.damaged:
-            seen = _with_facts(seen, report.facts)
+            status = _with_facts(status, report.facts)
         elif before is not None:
-            seen = replace(seen, workers=before.workers, model=before.model, virtual=before.virtual)
-        if seen != before:
-            self._seen[row.id] = seen
+            status = replace(status, workers=before.workers, model=before.model, virtual=before.virtual)
+        if status != before:
+            self._statuses[row.id] = status
             self._changed({row.id})
         self._made_of[row.id] = made_of
         if report is not None and report.damaged:
@@ -256,7 +256,7 @@ class MachineChannel:
         await asyncio.to_thread(self._store.machine_reports.heard, times)
 
 
-def _seen(row: Machine, options: MachineOptions, lost_after: float) -> MachineStatus:
+def _status(row: Machine, options: MachineOptions, lost_after: float) -> MachineStatus:
     """Return a machine of which nothing was reported yet.
 
     What the document says of CPU and memory counts, as machines are sized by it: one that has less of them would have
@@ -276,21 +276,21 @@ def _seen(row: Machine, options: MachineOptions, lost_after: float) -> MachineSt
     )
 
 
-def _with_facts(seen: MachineStatus, facts: Mapping[str, Any]) -> MachineStatus:
+def _with_facts(status: MachineStatus, facts: Mapping[str, Any]) -> MachineStatus:
     """Return a machine with what its agent reported; what is not possible counts as not reported."""
     gpus = untrusted.whole(facts.get("gpus"), 1024)
     cpu, memory = untrusted.whole(facts.get("cpu")), untrusted.whole(facts.get("memory"))
     listed = facts.get("attempts")
     workers = (_worker(item) for item in (listed if isinstance(listed, list) else [])[:MAX_WORKERS])
     return replace(
-        seen,
-        gpus=seen.gpus if gpus is None or gpus < 0 else gpus,
-        cpu=seen.cpu or max(0, cpu or 0),
-        memory=seen.memory or max(0, memory or 0),
+        status,
+        gpus=status.gpus if gpus is None or gpus < 0 else gpus,
+        cpu=status.cpu or max(0, cpu or 0),
+        memory=status.memory or max(0, memory or 0),
         model=untrusted.text(facts.get("model"), 200),
         virtual=facts.get("virtual") is True,
         address=untrusted.text(facts.get("address"), 200),
-        workers=tuple(sorted({w.key + (w.worker,): w for w in workers if w is not None}.values())),
+        workers=tuple(sorted({(*w.key, w.worker): w for w in workers if w is not None}.values())),
     )
 
 

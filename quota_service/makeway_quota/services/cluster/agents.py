@@ -95,11 +95,9 @@ class AgentService:
         row = self._present(await channel.row(body.machine), body.machine)
         if row.state not in STARTING:
             raise self._joined(row, body.boot)
-        facts = {**_facts(body), "address": body.address or address, "init_exit_code": None}
-        given = {**facts, "spot_deadline": None, "attempts": []}
-        result = await context.call(
-            context.store.machine_reports.join, body.machine, body.boot, given, context.clock()
-        )
+        missing = {"init_exit_code": None, "spot_deadline": None, "attempts": []}
+        given = {**_facts(body), "address": body.address or address, **missing}
+        result = await context.call(context.store.machine_reports.join, body.machine, body.boot, given, context.clock())
         if result.outcome == "over":
             raise _over(body.machine)
         if result.outcome == "other":
@@ -127,8 +125,7 @@ class AgentService:
         if body.boot != boot:
             raise self._joined(row, body.boot)
         channel.hear(machine)
-        facts = _facts(body)
-        given = {**facts, "address": body.address or address}
+        given = {**_facts(body), "address": body.address or address}
         known = channel.report(machine)
         if known is None or known.boot != boot or known.damaged or dict(known.facts) != given:
             if wait := self._rates.take(machine, COUNTED):
@@ -211,8 +208,8 @@ class AgentService:
             for number, place in enumerate(row.placement)
             if place.node == machine
         ]
-        seen = self._channel.seen(machine)
-        drain = seen is not None and seen.condition == "draining"
+        status = self._channel.status(machine)
+        drain = status is not None and status.condition == "draining"
         orders = MachineOrders(revision="", drain=drain, stop=False, attempts=attempts)
         orders.revision = _revision(orders)
         times = [at - now for row in rows if (at := unwanted_at(row, now)) is not None]
@@ -220,9 +217,9 @@ class AgentService:
 
     def _order(self, row: Workload, number: int, place: Place) -> WorkerOrder:
         path, token = self._workers.credentials(row.id, row.attempt, number)
-        seen = self._channel.seen(place.node)
+        status = self._channel.status(place.node)
         devices = [ordinal(device) for device in place.devices]
-        hidden = not devices or (seen is not None and seen.cpu_only)
+        hidden = not devices or (status is not None and status.cpu_only)
         shared = self._checkpoints
         return WorkerOrder(
             job=row.id,
@@ -230,11 +227,11 @@ class AgentService:
             worker=number,
             url=f"{self._context.settings.machines.url.rstrip('/')}/{path}",
             token=token,
-            image=row.image or (None if seen is None else seen.image),
+            image=row.image or (None if status is None else status.image),
             devices=devices,
             milli=list(place.milli),
             cpu_only=hidden,
-            env={**self._rendezvous(row, number), **_gpus(devices, hidden, seen is not None and seen.virtual)},
+            env={**self._rendezvous(row, number), **_gpus(devices, hidden, status is not None and status.virtual)},
             checkpoints=None if shared is None else f"{shared.rstrip('/')}/{row.id}",
         )
 
@@ -243,7 +240,7 @@ class AgentService:
         nodes = [place.node for place in row.placement]
         if len(nodes) < 2:
             return {"RANK": "0", "WORLD_SIZE": "1"}
-        first = self._channel.seen(nodes[0])
+        first = self._channel.status(nodes[0])
         address = "127.0.0.1" if len(set(nodes)) == 1 or first is None or not first.address else first.address
         digest = hashlib.sha256(f"{row.id} {row.attempt}".encode()).digest()
         port = FIRST_PORT + int.from_bytes(digest[:4], "big") % PORTS

@@ -1,4 +1,4 @@
-"""The API, one module for each noun: inventory, sessions, jobs, people, policy, retention, storage, attempts, agents."""
+"""The API, one module for each noun, such as jobs, policy and agents; each of them has its routes."""
 
 from __future__ import annotations
 
