@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +153,7 @@ class Agent:
     async def _follow(self) -> None:
         while not self.stopped_by:
             known = self.orders.get("revision", "")
-            answer = None if self.silent else await self._quietly(lambda known=known: self.ask(known, 25))
+            answer = None if self.silent else await self._quietly(partial(self.ask, known, 25))
             if answer is None or answer.status_code not in (200, 410):
                 await asyncio.sleep(0.1)
                 continue

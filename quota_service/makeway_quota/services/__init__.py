@@ -78,7 +78,9 @@ class Services:
             people=PeopleService(context),
             audit=AuditService(context, feed),
             attempts=AttemptService(context, parts.channel),
-            agents=AgentService(context, parts.machines, parts.channel, parts.feed and parts.feed.catch_up),
+            agents=AgentService(
+                context, parts.machines, parts.channel, None if parts.feed is None else parts.feed.catch_up
+            ),
             storage=StorageService(context, access),
             hanging=HangingService(context, parts.servers),
             growth=GrowthService(context),

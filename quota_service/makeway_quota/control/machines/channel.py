@@ -134,9 +134,7 @@ class MachineChannel:
                 self._reports[report.machine] = report
             before, self._rows = self._rows, {row.id: row for row in rows}
             for name in (before.keys() | self._reports.keys()) - self._rows.keys():
-                for kept in (self._statuses, self._made_of, self._reports, self._options, self._heard, self._unwritten):
-                    kept.pop(name, None)
-                self._changed({name})
+                self._forget(name)
             await self._read_documents()
             for row in rows:
                 if not self.quarantine.rests(READING, "node", row.id):
@@ -242,6 +240,13 @@ class MachineChannel:
         self._made_of[row.id] = made_of
         if report is not None and report.damaged:
             raise ValueError(report.damaged)
+
+    def _forget(self, name: str) -> None:
+        """Forget a machine that is over."""
+        by_machine: tuple[dict[str, Any], ...] = (self._statuses, self._made_of, self._reports, self._options)
+        for kept in (*by_machine, self._heard, self._unwritten):
+            kept.pop(name, None)
+        self._changed({name})
 
     def _changed(self, machines: set[str]) -> None:
         self._changes += 1
