@@ -172,7 +172,7 @@ class Agent:
         return answer
 
     async def _watch(self) -> None:
-        """Tell at once when a launcher ends."""
+        """Report at once when a launcher ends."""
         ended: set[tuple[str, int, int]] = set()
         while True:
             now = {key for key, process in self.launchers.items() if process.poll() is not None}

@@ -125,7 +125,6 @@ SHORT: dict[str, str] = {
     "engine.cycle.growth": "a step of the engine's cycle",
     "policy.advice": "unlike `check` it refuses nothing",
     "services.jobs.job_image": "whose image a job gets is one pure choice",
-    "services.limits.output_rates": "a limit of its own, with its state",
     "snapshot_file.writer": "the other half of `reader`",
     "store.policy_versions": "one part of the store for each group of tables",
     "web.api.people": EACH_ROUTE,

@@ -137,7 +137,7 @@ class MachinesBackend(RemoteBackend):
         return replace(result, waiting_reason=waiting_reason, message=message)
 
     def _waits(self, key: Key, hosted: HostedWorkers) -> tuple[str, str]:
-        """Return why an attempt has not begun, while its agents say that they start it, for a while."""
+        """Return the reason code and message of an attempt whose worker is being started; empty after START_WITHIN."""
         since = self._starting.get(key)
         if since is None or self._monotonic() - since >= START_WITHIN:
             return "", ""
