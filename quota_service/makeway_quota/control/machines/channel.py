@@ -140,6 +140,10 @@ class MachineChannel:
                 if not self.quarantine.rests(READING, "node", row.id):
                     with self.quarantine.guard(READING, "node", row.id):
                         self._take(row)
+                if row.id not in self._statuses:  # one that is missing would count as gone, with its work
+                    condition = CONDITIONS.get(row.state, "lost")
+                    self._statuses[row.id] = MachineStatus(row.id, row.pool, condition, row.gpus)
+                    self._changed({row.id})
             self._synced = True
             await self._write_heard()
 
@@ -244,7 +248,8 @@ class MachineChannel:
     def _forget(self, name: str) -> None:
         """Forget a machine that is over."""
         by_machine: tuple[dict[str, Any], ...] = (self._statuses, self._made_of, self._reports, self._options)
-        for kept in (*by_machine, self._heard, self._unwritten):
+        by_machine = (*by_machine, self._heard, self._unwritten)
+        for kept in by_machine:
             kept.pop(name, None)
         self._changed({name})
 
