@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 from uuid import uuid4
@@ -14,12 +14,18 @@ from pydantic import TypeAdapter, ValidationError
 from .errors import MakewayError
 from .models import (
     Decision,
+    Deployment,
+    DeploymentDraft,
+    DeploymentRequest,
     DryRun,
     Job,
     JobPage,
     JobRequest,
     JobStorage,
     LogChunk,
+    MachineDetail,
+    MachineEvent,
+    MachinePage,
     Me,
     MoveRequest,
     OfferTable,
@@ -311,6 +317,56 @@ class Routes(Generic[J]):
         """Apply a document → PolicyVersion."""
         request = PolicyRequest(document=document, comment=comment, base=base)
         return self._do(Call("PUT", "/policy", _as(PolicyVersion), body=request))
+
+    def deployments(self) -> Any:
+        """Return all deployments of machines, without documents → list[Deployment] (administrators)."""
+        return self._do(Call("GET", "/deployments", _as(list[Deployment])))
+
+    def deployment(self, name: str) -> Any:
+        """Return a deployment with its document → Deployment."""
+        return self._do(Call("GET", f"/deployments/{_q(name)}", _as(Deployment)))
+
+    def deployment_validate(self, document: str) -> Any:
+        """Return what is wrong with the document of a deployment, and what it would change → PolicyCheck."""
+        request = DeploymentRequest(document=document)
+        return self._do(Call("POST", "/deployments/validate", _as(PolicyCheck), body=request))
+
+    def deployment_save(self, document: str, version: int | None = None) -> Any:
+        """Create a deployment or replace its document → Deployment; `version` is the one that was edited."""
+        request = DeploymentRequest(document=document, version=version)
+        return self._do(Call("PUT", "/deployments", _as(Deployment), body=request))
+
+    def deployment_pause(self, name: str, version: int | None = None) -> Any:
+        """Launch nothing any more, and end what runs → Deployment."""
+        return self._do(Call("POST", f"/deployments/{_q(name)}/pause", _as(Deployment), params={"version": version}))
+
+    def deployment_resume(self, name: str, version: int | None = None) -> Any:
+        """Launch machines again when work waits → Deployment."""
+        return self._do(Call("POST", f"/deployments/{_q(name)}/resume", _as(Deployment), params={"version": version}))
+
+    def deployment_duplicate(self, name: str) -> Any:
+        """Return the document of a deployment under a free name → DeploymentDraft."""
+        return self._do(Call("GET", f"/deployments/{_q(name)}/duplicate", _as(DeploymentDraft)))
+
+    def deployment_delete(self, name: str, version: int | None = None) -> Any:
+        """Begin to delete a deployment, whose machines end first → Deployment."""
+        return self._do(Call("DELETE", f"/deployments/{_q(name)}", _as(Deployment), params={"version": version}))
+
+    def deployment_machines(
+        self, name: str, state: Sequence[str] | None = None, limit: int | None = None, cursor: str | None = None
+    ) -> Any:
+        """Return a page of the machines of a deployment, newest first → MachinePage."""
+        params = {"state": None if state is None else list(state), "limit": limit, "cursor": cursor}
+        return self._do(Call("GET", f"/deployments/{_q(name)}/machines", _as(MachinePage), params=params))
+
+    def deployment_machine(self, name: str, id: str) -> Any:
+        """Return a machine with its history and outputs → MachineDetail."""
+        return self._do(Call("GET", f"/deployments/{_q(name)}/machines/{_q(id)}", _as(MachineDetail)))
+
+    def deployment_log(self, name: str, limit: int | None = None, before: int | None = None) -> Any:
+        """Return the log of a deployment, newest first → list[MachineEvent]."""
+        params = {"limit": limit, "before": before}
+        return self._do(Call("GET", f"/deployments/{_q(name)}/log", _as(list[MachineEvent]), params=params))
 
 
 def _q(part: str) -> str:

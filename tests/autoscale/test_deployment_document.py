@@ -152,3 +152,15 @@ def test_a_schedule_past_midnight_belongs_to_the_day_on_which_it_begins() -> Non
     assert night.covers(friday.replace(day=28, hour=5))
     assert not night.covers(friday.replace(day=27, hour=5))
     assert not night.covers(friday.replace(day=28, hour=23))
+
+
+@pytest.mark.parametrize("broken", ["provider: aws", "provider: [", "name: Ü", "currency: 7\nprovider: aws"])
+def test_a_mistake_in_the_document_hides_none_in_its_machine_types(broken: str) -> None:
+    key = broken.partition(":")[0]
+    text = re.sub(rf"(?m)^{key}: .*$", lambda _: broken, FULL).replace("pool: cpu", "pool: gpuu")
+    text = text.replace("max_machines: 4", "max_machines: 4.5")
+    if broken.endswith("["):
+        text = text.replace("provider: [", "provider: [local]")
+    found = problems(text, pools=["gpu"])
+    assert any("max_machines" in line for line in found), found
+    assert any('there is no pool "gpuu"' in line for line in found), found

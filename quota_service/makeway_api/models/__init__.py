@@ -20,6 +20,19 @@ from .base import (
     UserName,
     Wire,
 )
+from .deployments import (
+    Deployment,
+    DeploymentDraft,
+    DeploymentRequest,
+    DeploymentSpend,
+    DeploymentStep,
+    LaunchHold,
+    Machine,
+    MachineDetail,
+    MachineEvent,
+    MachineOutput,
+    MachinePage,
+)
 from .inventory import Device, Holder, Image, Node, Policy, Pool, Profile, QuotaLine
 from .people import GiveRequest, PersonRequest, PersonWork
 from .policies import PolicyCheck, PolicyIssue, PolicyRequest, PolicyVersion, Preview, WorkloadEffect
@@ -61,6 +74,11 @@ __all__ = [
     "AttemptStorage",
     "Checkpoint",
     "Decision",
+    "Deployment",
+    "DeploymentDraft",
+    "DeploymentRequest",
+    "DeploymentSpend",
+    "DeploymentStep",
     "Device",
     "DryRun",
     "Event",
@@ -77,8 +95,14 @@ __all__ = [
     "JobStorage",
     "Kept",
     "Kind",
+    "LaunchHold",
     "Lending",
     "LogChunk",
+    "Machine",
+    "MachineDetail",
+    "MachineEvent",
+    "MachineOutput",
+    "MachinePage",
     "Me",
     "MoveRequest",
     "Node",

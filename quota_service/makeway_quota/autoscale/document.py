@@ -199,30 +199,44 @@ def read_deployment(text: str, file: str = "deployment.yaml", pools: Collection[
         source = parse(text, MAX_BYTES)
     except UnreadableDocument as error:
         raise PolicyInvalid(error.issues(file)) from None
+    given = source.value.get("machine_types") if isinstance(source.value, dict) else None
     top, found = validate_partly(DeploymentTable, source.value, {"slugs": True})
     problems: list[Problem] = list(found)
     types: list[tuple[Loc, TypeTable]] = []
-    for at, value in enumerate(top.machine_types if top else ()):
+    for at, value in enumerate(given if isinstance(given, list) else ()):
         table, wrong_values = validate_partly(TypeTable, value, {"slugs": True})
         loc: Loc = ("machine_types", at)
         problems += [((*loc, *inner), message) for inner, message in wrong_values]
         if table is not None:
             types.append((loc, table))
+    problems += _check_types(top, types, pools)
     if top is not None:
-        problems += _check(top, types, pools)
+        problems += _check(top)
     if problems or top is None:
         raise PolicyInvalid(in_order(Issue(file, source.line(loc), place(loc), message) for loc, message in problems))
     return top.as_value(Deployment, types=tuple(table.as_value(MachineType) for _, table in types))
 
 
-def _check(
-    top: DeploymentTable, types: list[tuple[Loc, TypeTable]], pools: Collection[str] | None
-) -> Iterator[Problem]:
-    """Yield what contradicts within the document, and with the pools of the policy."""
+def _check(top: DeploymentTable) -> Iterator[Problem]:
+    """Yield what contradicts within the document."""
     if not top.machine_types:
         yield ("machine_types",), "the list of machine types is empty; name one with its pool, instance and price"
+    if top.lost_after >= top.orphan_after:
+        yield (
+            ("orphan_after",),
+            "a machine would power off before its work goes elsewhere; make it longer than lost_after",
+        )
+
+
+def _check_types(
+    top: DeploymentTable | None, types: list[tuple[Loc, TypeTable]], pools: Collection[str] | None
+) -> Iterator[Problem]:
+    """Yield what contradicts within machine types, and with the pools of the policy.
+
+    `top` is None where a mistake in the document leaves too little of it.
+    """
     seen: set[str] = set()
-    limited = top.hour is not None or top.month is not None
+    limited = top is not None and (top.hour is not None or top.month is not None)
     for loc, kind in types:
         if kind.name in seen:
             yield (*loc, "name"), f"the name {quote(kind.name)} is used twice; give each its own"
@@ -236,11 +250,6 @@ def _check(
         if kind.min_idle > kind.max_machines:
             yield (*loc, "min_idle"), f"{kind.min_idle} is more than the {kind.max_machines} of max_machines"
         yield from _prices(loc, kind, limited)
-    if top.lost_after >= top.orphan_after:
-        yield (
-            ("orphan_after",),
-            "a machine would power off before its work goes elsewhere; make it longer than lost_after",
-        )
 
 
 def _prices(loc: Loc, kind: TypeTable, limited: bool) -> Iterator[Problem]:

@@ -27,6 +27,8 @@ from .jobs.submissions import SubmissionService
 from .log.audit import AuditService
 from .log.event_feed import EventFeed
 from .log.growth import GrowthService
+from .machines.deployments import DeploymentService
+from .machines.machines import MachineService
 from .people import PeopleService
 from .policies import PolicyService
 from .sessions import SessionService
@@ -55,6 +57,8 @@ class Services:
     storage: StorageService
     hanging: HangingService
     growth: GrowthService
+    deployments: DeploymentService
+    machines: MachineService
 
     @classmethod
     def of(cls, parts: Components, wake: Callable[[], None], wake_at_once: Callable[[], None]) -> Services:
@@ -84,6 +88,8 @@ class Services:
             storage=StorageService(context, access),
             hanging=HangingService(context, parts.servers),
             growth=GrowthService(context),
+            deployments=DeploymentService(context),
+            machines=MachineService(context),
         )
 
     def close(self) -> None:

@@ -35,4 +35,5 @@ TAGS = [
     {"name": "attempts", "description": "Workers that are no processes of the service: their launcher calls these."},
     {"name": "agents", "description": "Machines of deployments that have joined: their agent calls these."},
     {"name": "policy", "description": "The policy document and its versions."},
+    {"name": "deployments", "description": "Deployments of machines, their machines and their log."},
 ]

@@ -6,6 +6,7 @@ machine is gone. The version goes on where a name is used again: no step that wa
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from sqlalchemy import Connection, exists, insert, select, update
@@ -13,12 +14,14 @@ from sqlalchemy import Connection, exists, insert, select, update
 from .. import rows, writes
 from ..database.database import Database
 from ..errors import Conflict
-from ..records import StoredDeployment
+from ..records import NewDecision, StoredDeployment
 from ..tables import LIVE_MACHINE, deployments, machines, unknown_instances
 from .log import add_events, event_of
 
 D = deployments.c
 FIELDS = (D.name, D.document, D.version, D.deleting, D.updated_at, D.updated_by)
+Decide = Callable[[StoredDeployment], NewDecision]
+"""Return the line of the decision log about what was saved"""
 
 
 class Deployments:
@@ -39,8 +42,19 @@ class Deployments:
             row = _row(connection, name)
         return None if row is None or row.deleted_at is not None else _deployment(row)
 
-    def save(self, name: str, document: str, version: int, author: str, now: float) -> StoredDeployment:
-        """Replace the document of which `version` was read (0: there is none); Conflict where it has changed since."""
+    def save(
+        self,
+        name: str,
+        document: str,
+        version: int,
+        author: str,
+        now: float,
+        decision: Decide | None = None,
+    ) -> StoredDeployment:
+        """Replace the document of which `version` was read (0: there is none), and log the `decision`, both or none.
+
+        Conflict where it has changed since.
+        """
         with self._database.write(durable=True) as connection:
             row = _row(connection, name)
             there = None if row is None or row.deleted_at is not None else _deployment(row)
@@ -52,10 +66,13 @@ class Deployments:
             last = 0 if row is None else row.version
             saved = StoredDeployment(name, document, last + 1, False, now, author)
             _write(connection, saved, new=row is None, known=there is not None)
+            _log(connection, saved, decision)
         return saved
 
-    def delete(self, name: str, version: int, author: str, now: float) -> StoredDeployment:
-        """Mark a deployment as being deleted, which does nothing a second time.
+    def delete(
+        self, name: str, version: int, author: str, now: float, decision: Decide | None = None
+    ) -> StoredDeployment:
+        """Mark a deployment as being deleted, which does nothing a second time, and log the `decision`.
 
         Its machines are ended then, and `close` follows.
         """
@@ -69,6 +86,7 @@ class Deployments:
                 raise Conflict(f"there is no deployment {name}", None)
             marked = StoredDeployment(name, there.document, there.version + 1, True, now, author)
             _write(connection, marked, new=False, known=True)
+            _log(connection, marked, decision)
         return marked
 
     def close(self, name: str, term: int, now: float) -> bool:
@@ -119,6 +137,11 @@ def _write(connection: Connection, saved: StoredDeployment, *, new: bool, known:
         connection.execute(update(deployments).where(D.name == name).values(values))
     verb = "deleting" if saved.deleting else "saved" if known else "created"
     _tell(connection, str(name), verb, f"version {saved.version}, by {saved.updated_by}", saved.updated_at)
+
+
+def _log(connection: Connection, saved: StoredDeployment, decision: Decide | None) -> None:
+    if decision is not None:
+        writes.log(connection, (), [decision(saved)], saved.updated_at)
 
 
 def _tell(connection: Connection, name: str, verb: str, message: str, now: float) -> None:

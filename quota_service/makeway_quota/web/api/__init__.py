@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Security
 from fastapi.security import APIKeyHeader
 
-from . import agents, attempts, inventory, jobs, people, policy, retention, sessions, storage
+from . import agents, attempts, deployments, inventory, jobs, people, policy, retention, sessions, storage
 
 _TOKEN = APIKeyHeader(
     name="Authorization",
@@ -20,6 +20,7 @@ ROUTERS = (
     sessions.router,
     inventory.router,
     policy.router,
+    deployments.router,
     people.router,
     retention.router,
     storage.router,

@@ -1,0 +1,1 @@
+"""Answer administrators about deployments of machines: documents, machines, outputs, log."""

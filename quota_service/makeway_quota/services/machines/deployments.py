@@ -1,0 +1,304 @@
+"""List, save, pause, duplicate and delete deployments of machines; for administrators.
+
+Each change is made to the version that was read, is a line of the decision log, and is followed by the loop that drives
+the deployments. Nothing here launches or ends a machine.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+from makeway_api.errors import MakewayError
+from makeway_api.models import Deployment as DeploymentModel
+from makeway_api.models import (
+    DeploymentDraft,
+    DeploymentRequest,
+    DeploymentSpend,
+    DeploymentStep,
+    PolicyCheck,
+    PolicyIssue,
+)
+
+from ...autoscale.budget import UNIT, count_money
+from ...autoscale.deployment import Deployment
+from ...autoscale.document import read_deployment
+from ...autoscale.document_edits import differences, free_name, with_name, with_paused
+from ...autoscale.machine import STATES, Machine
+from ...policy import Issue, PolicyInvalid
+from ...store.errors import Conflict
+from ...store.records import NewDecision, StoredDeployment
+from ...wording import count
+from ...wording.machines import deployment_does
+from ..caller import Caller
+from ..context import Context
+from ..refusals import refuse
+from ..times import at
+
+FILE = "deployment.yaml"
+TRIES = 5
+"""Times that a change which fits any version is made to the newest one"""
+MAX_MESSAGE = 2000
+"""Characters of a line of the decision log"""
+
+StepOf = Callable[[str], DeploymentStep | None]
+"""Return what the last step of a deployment said; None where this replica made none"""
+
+
+def no_step(_: str) -> DeploymentStep | None:
+    """Return that this process makes no steps."""
+    return None
+
+
+class DeploymentService:
+    """The documents of deployments, with their machines by state and their spend. Administrators only."""
+
+    def __init__(self, context: Context, step_of: StepOf = no_step) -> None:
+        self._context = context
+        self._step_of = step_of
+
+    async def every(self, caller: Caller) -> list[DeploymentModel]:
+        """Return all deployments by name, those that are being deleted too, without their documents."""
+        _only_administrators(caller)
+        return await self._context.call(self._every)
+
+    async def read(self, caller: Caller, name: str) -> DeploymentModel:
+        """Return one deployment with its document."""
+        _only_administrators(caller)
+        return await self._context.call(self._whole, await self._stored(name))
+
+    async def validate(self, caller: Caller, text: str) -> PolicyCheck:
+        """Return everything that is wrong with a document, or what it would change."""
+        _only_administrators(caller)
+        return await self._context.call(self._check, text)
+
+    async def save(self, caller: Caller, request: DeploymentRequest) -> DeploymentModel:
+        """Create a deployment or replace its document; a conflict tells what is there now.
+
+        A document that is the same as the one that is there changes nothing, and its version stays.
+        """
+        _only_administrators(caller)
+        context = self._context
+        try:
+            new = await context.call(read_deployment, request.document, FILE, self._pools())
+        except PolicyInvalid as invalid:
+            raise _invalid(invalid) from None
+
+        def changed(there: StoredDeployment | None) -> str:
+            return request.document
+
+        return await self._change(caller, new.name, request.version, changed)
+
+    async def pause(self, caller: Caller, name: str, version: int | None = None) -> DeploymentModel:
+        """Launch nothing any more, and end what runs after a notice; its comments stay."""
+        return await self._set_paused(caller, name, version, True)
+
+    async def resume(self, caller: Caller, name: str, version: int | None = None) -> DeploymentModel:
+        """Launch machines again when work waits; its comments stay."""
+        return await self._set_paused(caller, name, version, False)
+
+    async def duplicate(self, caller: Caller, name: str) -> DeploymentDraft:
+        """Return the document of a deployment under a free name; nothing is saved."""
+        _only_administrators(caller)
+        stored = await self._stored(name)
+
+        def draft() -> DeploymentDraft:
+            free = free_name(name, {one.name for one in self._context.store.deployments.list()})
+            return DeploymentDraft(name=free, document=with_name(stored.document, free))
+
+        try:
+            return await self._context.call(draft)
+        except PolicyInvalid as invalid:
+            raise _invalid(invalid) from None
+
+    async def delete(self, caller: Caller, name: str, version: int | None = None) -> DeploymentModel:
+        """Begin to delete a deployment: its machines end first. Repeating it is harmless."""
+        _only_administrators(caller)
+        context = self._context
+
+        def decision(marked: StoredDeployment) -> NewDecision:
+            message = f"{marked.updated_by} deletes the deployment {name}: its machines are ended first."
+            return _decision(marked, message)
+
+        for remaining in reversed(range(TRIES)):
+            stored = await self._stored(name)
+            wanted = stored.version if version is None else version
+            try:
+                marked = await context.call(
+                    context.store.deployments.delete, name, wanted, caller.name, context.clock(), decision
+                )
+                return await context.call(self._whole, marked)
+            except Conflict as conflict:
+                if version is not None or not remaining:
+                    raise _conflict(conflict) from None
+        raise AssertionError("the last try returns or raises")
+
+    async def _set_paused(self, caller: Caller, name: str, version: int | None, paused: bool) -> DeploymentModel:
+        _only_administrators(caller)
+        await self._stored(name)
+
+        def changed(there: StoredDeployment | None) -> str:
+            if there is None:
+                raise _absent(name)
+            return with_paused(there.document, paused)
+
+        try:
+            return await self._change(caller, name, version, changed)
+        except PolicyInvalid as invalid:
+            raise _invalid(invalid) from None
+
+    async def _change(
+        self,
+        caller: Caller,
+        name: str,
+        version: int | None,
+        changed: Callable[[StoredDeployment | None], str],
+    ) -> DeploymentModel:
+        """Save what `changed` makes of the document that is there; without a version again if another was faster."""
+        context = self._context
+
+        def change() -> DeploymentModel:
+            there = context.store.deployments.read(name)
+            current = 0 if there is None else there.version
+            text = changed(there)
+            if there is not None and there.document == text and version in (None, current) and not there.deleting:
+                return self._whole(there)
+            new, old = read_deployment(text, FILE), _readable(there)[0]
+            told = " ".join(differences(old, new)) or "nothing changed."
+
+            def decision(saved: StoredDeployment) -> NewDecision:
+                message = f"{saved.updated_by} saved version {saved.version} of the deployment {name}: {told}"
+                return _decision(saved, message)
+
+            wanted = current if version is None else version
+            saved = context.store.deployments.save(name, text, wanted, caller.name, context.clock(), decision)
+            return self._whole(saved)
+
+        for remaining in reversed(range(TRIES)):
+            try:
+                return await context.call(change)
+            except Conflict as conflict:
+                there = conflict.existing
+                deleting = isinstance(there, StoredDeployment) and there.deleting
+                if version is not None or deleting or not remaining:
+                    raise _conflict(conflict) from None
+        raise AssertionError("the last try returns or raises")
+
+    async def _stored(self, name: str) -> StoredDeployment:
+        stored = await self._context.call(self._context.store.deployments.read, name)
+        if stored is None:
+            raise _absent(name)
+        return stored
+
+    def _pools(self) -> Sequence[str]:
+        return [pool.name for pool in self._context.document.pools]
+
+    def _check(self, text: str) -> PolicyCheck:
+        try:
+            new = read_deployment(text, FILE, self._pools())
+        except PolicyInvalid as invalid:
+            return PolicyCheck(ok=False, issues=wire_issues(invalid.issues))
+        old = _readable(self._context.store.deployments.read(new.name))[0]
+        return PolicyCheck(ok=True, changes=differences(old, new))
+
+    def _every(self) -> list[DeploymentModel]:
+        store = self._context.store
+        machines: dict[str, list[Machine]] = {}
+        for machine in store.machines.live():
+            machines.setdefault(machine.deployment, []).append(machine)
+        return [self._model(one, machines.get(one.name, [])) for one in store.deployments.list()]
+
+    def _whole(self, stored: StoredDeployment) -> DeploymentModel:
+        machines = self._context.store.machines.read(stored.name).machines
+        return self._model(stored, machines).model_copy(update={"document": stored.document})
+
+    def _model(self, stored: StoredDeployment, machines: Sequence[Machine]) -> DeploymentModel:
+        deployment, problem = _readable(stored)
+        by_state = Counter(machine.state for machine in machines)
+        found = DeploymentModel(
+            name=stored.name,
+            version=stored.version,
+            deleting=stored.deleting,
+            updated_at=at(stored.updated_at),
+            updated_by=stored.updated_by,
+            machines={state: by_state[state] for state in STATES if by_state[state]},
+            problem=problem,
+            step=self._step_of(stored.name),
+        )
+        paused = deployment is not None and deployment.paused
+        found.message = deployment_does(len(machines), paused=paused, deleting=stored.deleting)
+        if deployment is None:
+            if not stored.deleting:
+                found.message = "Its document cannot be read, so nothing is launched: correct it."
+            return found
+        found.title, found.provider, found.paused = deployment.title, deployment.provider, paused
+        found.max_machines = deployment.max_machines
+        found.spend = self._spend(deployment, machines)
+        return found
+
+    def _spend(self, deployment: Deployment, machines: Iterable[Machine]) -> DeploymentSpend:
+        closed = self._context.store.machines.spend(deployment.name)
+        money = count_money(deployment, machines, closed, self._context.clock())
+        return DeploymentSpend(
+            currency=deployment.currency,
+            hour=money.hour / UNIT,
+            max_hour=_units(deployment.hour),
+            month=money.month / UNIT,
+            max_month=_units(deployment.month),
+            unpriced=money.unknown,
+        )
+
+
+def _units(millionths: int | None) -> float | None:
+    return None if millionths is None else millionths / UNIT
+
+
+def _readable(stored: StoredDeployment | None) -> tuple[Deployment | None, str]:
+    """Return a stored document, or why it cannot be read: it may be one of a later release."""
+    if stored is None:
+        return None, ""
+    try:
+        return read_deployment(stored.document, FILE), ""
+    except PolicyInvalid as invalid:
+        return None, str(invalid.issues[0])
+
+
+def _only_administrators(caller: Caller) -> None:
+    if not caller.sees_all:
+        raise refuse("Only administrators see and change deployments of machines.", "forbidden", 403)
+
+
+def _decision(stored: StoredDeployment, message: str) -> NewDecision:
+    numbers = {"deployment": stored.name, "version": stored.version}
+    return NewDecision("deployment", None, None, stored.updated_by, "deployment", message[:MAX_MESSAGE], numbers)
+
+
+def _absent(name: str) -> MakewayError:
+    return refuse(f"There is no deployment {name}.", "not_found", 404)
+
+
+def _conflict(conflict: Conflict) -> MakewayError:
+    """Return the refusal of a change to a version that is not there any more, with what is there now."""
+    there, message = conflict.existing, str(conflict)
+    now: dict[str, object] = {"current": 0, "document": None}
+    if isinstance(there, StoredDeployment):
+        now = {"current": there.version, "document": there.document}
+    return refuse(f"{message[:1].upper()}{message[1:]}.", "conflict", 409, **now)
+
+
+def wire_issues(issues: Iterable[Issue]) -> list[PolicyIssue]:
+    """Return what is wrong with a document as the API shows it."""
+    return [PolicyIssue(file=i.file, line=i.line, where=i.where, message=i.message) for i in issues]
+
+
+def _invalid(invalid: PolicyInvalid) -> MakewayError:
+    issues = wire_issues(invalid.issues)
+    first = issues[0]
+    where = "".join(f"{part}: " for part in (first.line and f"line {first.line}", first.where) if part)
+    more = "" if len(issues) == 1 else " (`makeway autoscaler validate` lists all.)"
+    return MakewayError(
+        f"The document has {count(len(issues), 'mistake')}; {where}{first.message}.{more}",
+        code="deployment_invalid",
+        status=422,
+        errors=[issue.model_dump() for issue in issues],
+    )

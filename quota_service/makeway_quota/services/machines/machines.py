@@ -1,0 +1,131 @@
+"""Show the machines of deployments page by page, one with its history and outputs, and the log; for administrators."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from makeway_api.models import Machine as MachineModel
+from makeway_api.models import MachineDetail, MachineEvent, MachinePage
+from makeway_api.models import MachineOutput as OutputModel
+
+from ...autoscale.budget import UNIT
+from ...autoscale.machine import Machine, MachineState
+from ...store.machines.log import MachineLogEvent
+from ...store.pages import read_cursor
+from ...wording.machines import machine_reason
+from ..caller import Caller
+from ..context import Context
+from ..refusals import refuse
+from ..times import at, when
+
+HISTORY = 200
+"""Events of the history of one machine: the newest ones"""
+
+
+class MachineService:
+    """Machines and their log. Those of a deployment that was deleted are shown as long as they are kept."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    async def page(
+        self,
+        caller: Caller,
+        deployment: str,
+        states: Sequence[MachineState] | None = None,
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> MachinePage:
+        """Return one page of the machines of a deployment, those that are over too, newest first."""
+        _only_administrators(caller)
+        try:
+            after = None if cursor is None else read_cursor(cursor)
+        except ValueError as error:
+            raise refuse(f"{str(error)[:1].upper()}{str(error)[1:]}.", "invalid", 422) from None
+        store = self._context.store.machines
+        rows = await self._context.call(store.machines, deployment, states, limit + 1, after)
+        if not rows:
+            await self._known(deployment)
+        shown = rows[:limit]
+        following = f"{shown[-1].requested_at!r}~{shown[-1].id}" if len(rows) > limit else None
+        return MachinePage(machines=[machine_model(row) for row in shown], next=following)
+
+    async def machine(self, caller: Caller, deployment: str, id: str) -> MachineDetail:
+        """Return one machine with its history, newest first, and what its console and init script wrote."""
+        _only_administrators(caller)
+        return await self._context.call(self._detail, deployment, id)
+
+    async def log(
+        self, caller: Caller, deployment: str, limit: int = 100, before: int | None = None
+    ) -> list[MachineEvent]:
+        """Return the log of a deployment, newest first; `before` is the last id of the page before."""
+        _only_administrators(caller)
+        store = self._context.store.machine_log
+        rows = await self._context.call(store.events, deployment, None, before, limit)
+        if not rows and before is None:
+            await self._known(deployment)
+        return [event_model(row) for row in rows]
+
+    def _detail(self, deployment: str, id: str) -> MachineDetail:
+        store = self._context.store
+        row = store.machines.machine(id)
+        if row is None or row.deployment != deployment:
+            raise refuse(
+                f"The deployment {deployment} has no machine {id}; those that are gone are removed after a while.",
+                "not_found",
+                404,
+            )
+        events = store.machine_log.events(machine=id, limit=HISTORY)
+        outputs = [
+            OutputModel(kind=one.kind, at=at(one.at), exit_code=one.exit_code, text=one.text, omitted=one.omitted)
+            for one in store.machine_log.outputs(id)
+        ]
+        shown = machine_model(row).model_dump()
+        return MachineDetail(**shown, events=[event_model(event) for event in events], outputs=outputs)
+
+    async def _known(self, deployment: str) -> None:
+        if await self._context.call(self._context.store.deployments.read, deployment) is None:
+            raise refuse(f"There is no deployment {deployment}.", "not_found", 404)
+
+
+def machine_model(row: Machine) -> MachineModel:
+    """Return a machine as the API shows it."""
+    return MachineModel(
+        id=row.id,
+        deployment=row.deployment,
+        type=row.type,
+        pool=row.pool,
+        zone=row.zone,
+        market=row.market,
+        state=row.state,
+        reason=row.reason,
+        message=machine_reason(row.reason),
+        since=at(row.since),
+        requested_at=at(row.requested_at),
+        ready_at=when(row.ready_at),
+        heard_at=when(row.heard_at),
+        instance=row.instance,
+        gpus=row.gpus,
+        attempts=row.attempts,
+        price=None if row.price is None else row.price / UNIT,
+        deadline=when(row.deadline),
+    )
+
+
+def event_model(row: MachineLogEvent) -> MachineEvent:
+    """Return a line of the log as the API shows it: the sentence of its cause, then what else is known."""
+    sentence = machine_reason(row.reason) if row.machine else ""
+    return MachineEvent(
+        id=row.id,
+        at=at(row.at),
+        deployment=row.deployment,
+        machine=row.machine,
+        state=row.state,
+        reason=row.reason,
+        message=" ".join(part for part in (sentence, row.message) if part),
+    )
+
+
+def _only_administrators(caller: Caller) -> None:
+    if not caller.sees_all:
+        raise refuse("Only administrators see deployments of machines.", "forbidden", 403)

@@ -1,0 +1,254 @@
+"""Deployments of machines through the API: documents in the version that was read, machines, outputs, log, rights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from autoscale.fleet import machine
+from makeway_quota.autoscale.step import MachineChanges
+from makeway_quota.store.store import Store
+from web.portal import API, Portal
+
+AT = f"{API}/deployments"
+CLOUD = """\
+# Machines for the nights
+version: 1
+name: cloud  # also their tag
+provider: local
+hour: 6.50
+machine_types:
+  # the cheap one first
+  - {name: gpu-2, pool: gpu, instance: big-2, gpus: 2, price: 3.10, max_machines: 2}
+"""
+
+
+async def saved(web: Portal, text: str = CLOUD, version: int | None = 0) -> dict[str, Any]:
+    answer = await web.as_("root").put(AT, json={"document": text, "version": version})
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def store_of(web: Portal) -> Store:
+    return web.services.context.store
+
+
+def launch(web: Portal, *ids: str, revision: int, **more: Any) -> None:
+    store = store_of(web)
+    term = store.take_term("test", 0.0)
+    rows = tuple(machine(id=id, deployment="cloud", **more) for id in ids)
+    assert store.machines.commit("cloud", term, MachineChanges(rows, revision=revision))
+
+
+@pytest.mark.covers("F55", "F58")
+async def test_a_deployment_is_saved_and_read_back_as_it_is(web: Portal) -> None:
+    root = web.as_("root")
+    assert (await root.get(AT)).json() == []
+    made = await saved(web)
+    assert (made["version"], made["updated_by"], made["document"]) == (1, "root", CLOUD)
+    [listed] = (await root.get(AT)).json()
+    assert (listed["name"], listed["document"], listed["machines"]) == ("cloud", None, {})
+    assert listed["spend"] == {
+        **{"currency": "EUR", "hour": 0.0, "max_hour": 6.5, "month": 0.0, "max_month": None},
+        "unpriced": 0,
+    }
+    assert listed["message"] == "Launches machines when work waits for them."
+    assert (await root.get(f"{AT}/cloud")).json() == made
+    again = await saved(web, version=made["version"])
+    assert again == made, "the same document makes no new version"
+
+
+async def test_another_change_meanwhile_is_a_conflict_with_what_is_there_now(web: Portal) -> None:
+    root = web.as_("root")
+    await saved(web)
+    cheaper = CLOUD.replace("6.50", "5")
+    await saved(web, cheaper, version=1)
+    for version in (0, 1, 7):
+        answer = await root.put(AT, json={"document": CLOUD.replace("6.50", "9"), "version": version})
+        problem = answer.json()
+        assert (answer.status_code, problem["code"]) == (409, "conflict")
+        assert problem["numbers"] == {"current": 2, "document": cheaper}
+    assert "saved by root" in problem["detail"]
+    assert (await root.post(f"{AT}/cloud/pause", params={"version": 1})).status_code == 409
+    assert (await root.post(f"{AT}/cloud/resume", params={"version": 1})).status_code == 409
+    assert (await root.delete(f"{AT}/cloud", params={"version": 1})).status_code == 409
+    assert (await root.get(f"{AT}/cloud")).json()["document"] == cheaper
+    replaced = await saved(web, CLOUD, version=None)
+    assert (replaced["version"], replaced["document"]) == (3, CLOUD)
+
+
+async def test_every_mistake_of_a_document_is_told_with_its_line(web: Portal) -> None:
+    root = web.as_("root")
+    wrong = CLOUD.replace("6.50", "-1").replace("pool: gpu", "pool: gpuu").replace("provider: local", "provider: aws")
+    answer = await root.put(AT, json={"document": wrong, "version": 0})
+    problem = answer.json()
+    assert (answer.status_code, problem["code"]) == (422, "deployment_invalid")
+    assert [error["line"] for error in problem["errors"]] == [4, 5, 8]
+    check = (await root.post(f"{AT}/validate", json={"document": wrong})).json()
+    assert (check["ok"], check["issues"]) == (False, problem["errors"])
+    secret = f"{CLOUD}settings: {{secret_key: hidden-in-vain}}\n"
+    refused = await root.put(AT, json={"document": secret, "version": 0})
+    assert refused.status_code == 422
+    assert "hidden-in-vain" not in refused.text, "what was sent as a secret is not repeated"
+    assert (await root.get(AT)).json() == []
+
+
+@pytest.mark.covers("F55", "F58")
+async def test_a_pause_keeps_the_comments_and_is_undone(web: Portal) -> None:
+    root = web.as_("root")
+    await saved(web)
+    paused = (await root.post(f"{AT}/cloud/pause")).json()
+    assert (paused["paused"], paused["version"]) == (True, 2)
+    assert paused["document"] == CLOUD.replace("their tag\n", "their tag\npaused: true\n")
+    assert paused["message"] == "Paused: nothing is launched."
+    assert (await root.post(f"{AT}/cloud/pause")).json() == paused, "a second pause changes nothing"
+    resumed = (await root.post(f"{AT}/cloud/resume", params={"version": 2})).json()
+    assert resumed["document"] == CLOUD.replace("their tag\n", "their tag\npaused: false\n")
+    assert (await root.post(f"{AT}/nothing/pause")).status_code == 404
+
+
+@pytest.mark.covers("F59")
+async def test_a_duplicate_is_a_document_under_a_free_name(web: Portal) -> None:
+    root = web.as_("root")
+    await saved(web)
+    draft = (await root.get(f"{AT}/cloud/duplicate")).json()
+    assert draft == {"name": "cloud-2", "document": CLOUD.replace("name: cloud ", "name: cloud-2 ")}
+    assert [one["name"] for one in (await root.get(AT)).json()] == ["cloud"]
+    await saved(web, draft["document"])
+    assert (await root.get(f"{AT}/cloud/duplicate")).json()["name"] == "cloud-3"
+    assert (await root.get(f"{AT}/cloud-2/duplicate")).json()["name"] == "cloud-3"
+
+
+@pytest.mark.covers("F55")
+async def test_a_deletion_ends_the_machines_first_and_says_so(web: Portal) -> None:
+    root = web.as_("root")
+    await saved(web)
+    launch(web, "m-1", "m-2", revision=1)
+    marked = (await root.delete(f"{AT}/cloud")).json()
+    assert (marked["deleting"], marked["message"]) == (True, "Being deleted: 2 machines end first.")
+    again = (await root.delete(f"{AT}/cloud", params={"version": 1})).json()
+    assert (again["version"], again["deleting"], again["message"]) == (2, True, marked["message"])
+    refused = await root.put(AT, json={"document": CLOUD, "version": None})
+    assert refused.status_code == 409
+    assert "is being deleted" in refused.json()["detail"]
+    assert (await root.get(AT)).json()[0]["deleting"]
+    assert (await root.delete(f"{AT}/nothing")).status_code == 404
+
+
+@pytest.mark.covers("F55", "F72")
+async def test_machines_are_counted_by_state_with_their_price(web: Portal) -> None:
+    root = web.as_("root")
+    await saved(web)
+    launch(web, "m-1", "m-2", revision=1, price=3_100_000, requested_at=web.services.context.clock())
+    launch(web, "m-3", revision=1, price=None, state="booting")
+    [listed] = (await root.get(AT)).json()
+    assert listed["machines"] == {"requested": 2, "booting": 1}
+    assert (listed["spend"]["hour"], listed["spend"]["unpriced"]) == (6.2, 1)
+
+
+@pytest.mark.covers("F65")
+async def test_a_machine_is_shown_with_its_history_and_outputs(web: Portal) -> None:
+    root = web.as_("root")
+    await saved(web)
+    launch(web, "m-1", revision=1, price=3_100_000, state="terminating", reason="init_failed")
+    log = store_of(web).machine_log
+    assert log.write_output("m-1", "init", "installing\nno space left\n", 3, 50.0)
+    assert log.write_output("m-1", "console", "booted\n", None, 60.0)
+    shown = (await root.get(f"{AT}/cloud/machines/m-1")).json()
+    assert (shown["state"], shown["message"], shown["price"]) == ("terminating", "Its init script failed.", 3.1)
+    assert [(one["kind"], one["exit_code"], one["text"]) for one in shown["outputs"]] == [
+        ("console", None, "booted\n"),
+        ("init", 3, "installing\nno space left\n"),
+    ]
+    assert [(event["state"], event["message"]) for event in shown["events"]] == [
+        ("terminating", "Its init script failed.")
+    ]
+    assert (await root.get(f"{AT}/other/machines/m-1")).status_code == 404, "of another deployment"
+    assert (await root.get(f"{AT}/cloud/machines/m-9")).status_code == 404
+
+
+async def test_machines_and_log_are_read_page_by_page(web: Portal) -> None:
+    root = web.as_("root")
+    await saved(web)
+    for n in range(5):
+        launch(web, f"m-{n}", revision=1, requested_at=100.0 + n // 2)
+    seen, cursor = [], None
+    while True:
+        params: dict[str, Any] = {"limit": 2} | ({"cursor": cursor} if cursor else {})
+        page = (await root.get(f"{AT}/cloud/machines", params=params)).json()
+        seen += [one["id"] for one in page["machines"]]
+        if (cursor := page["next"]) is None:
+            break
+    assert seen == ["m-4", "m-3", "m-2", "m-1", "m-0"]
+    assert (await root.get(f"{AT}/cloud/machines", params={"state": "gone"})).json() == {"machines": [], "next": None}
+    assert (await root.get(f"{AT}/cloud/machines", params={"cursor": "odd"})).status_code == 422
+    whole = (await root.get(f"{AT}/cloud/log")).json()
+    assert [line["machine"] for line in whole] == ["m-4", "m-3", "m-2", "m-1", "m-0", ""]
+    assert whole[-1]["message"] == "version 1, by root"
+    first = (await root.get(f"{AT}/cloud/log", params={"limit": 4})).json()
+    rest = (await root.get(f"{AT}/cloud/log", params={"limit": 4, "before": first[-1]["id"]})).json()
+    assert first + rest == whole
+    assert (await root.get(f"{AT}/nothing/log")).status_code == 404
+    assert (await root.get(f"{AT}/nothing/machines")).status_code == 404
+
+
+@pytest.mark.covers("F55")
+async def test_every_change_is_a_line_of_the_decision_log(web: Portal) -> None:
+    root = web.as_("root")
+    await saved(web)
+    await saved(web, CLOUD.replace("6.50", "5").replace("max_machines: 2", "max_machines: 3"), version=1)
+    await root.post(f"{AT}/cloud/pause")
+    await root.delete(f"{AT}/cloud")
+    lines = [line for line in (await root.get(f"{API}/decisions")).json() if line["verb"] == "deployment"]
+    assert [line["message"] for line in reversed(lines)] == [
+        "root saved version 1 of the deployment cloud: The deployment cloud is new.",
+        "root saved version 2 of the deployment cloud: hour: 6.5 → 5. gpu-2, max_machines: 2 → 3.",
+        "root saved version 3 of the deployment cloud: paused: false → true.",
+        "root deletes the deployment cloud: its machines are ended first.",
+    ]
+    assert [line["numbers"] for line in lines][0] == {"deployment": "cloud", "version": 4}
+    for other in ("ana", "lead"):
+        seen = (await web.as_(other).get(f"{API}/decisions")).json()
+        assert not [line for line in seen if line["verb"] == "deployment"], other
+
+
+async def test_only_administrators_reach_deployments(web: Portal) -> None:
+    await saved(web)
+    launch(web, "m-1", revision=1)
+    before = store_of(web).deployments.list()
+    body = {"document": CLOUD.replace("6.50", "1"), "version": 1}
+    requests = [
+        ("GET", ""),
+        ("GET", "/cloud"),
+        ("PUT", ""),
+        ("DELETE", "/cloud"),
+        ("POST", "/validate"),
+        ("POST", "/cloud/pause"),
+        ("POST", "/cloud/resume"),
+        ("GET", "/cloud/duplicate"),
+        ("GET", "/cloud/machines"),
+        ("GET", "/cloud/machines/m-1"),
+        ("GET", "/cloud/log"),
+    ]
+    for person, status in (("ana", 403), ("lead", 403), ("spawner", 403), (None, 401)):
+        client = web.as_(person)
+        for method, path in requests:
+            sent = {"json": body} if (method, path) in (("PUT", ""), ("POST", "/validate")) else {}
+            answer = await client.request(method, AT + path, **sent)
+            assert answer.status_code == status, (person, method, path)
+    assert store_of(web).deployments.list() == before
+
+
+async def test_a_document_of_a_later_release_is_shown_and_can_be_corrected(web: Portal) -> None:
+    root = web.as_("root")
+    later = CLOUD.replace("provider: local", "provider: aws")
+    store_of(web).deployments.save("cloud", later, 0, "root", 1.0)
+    [listed] = (await root.get(AT)).json()
+    assert listed["problem"].startswith("deployment.yaml:4: provider: ")
+    assert listed["message"] == "Its document cannot be read, so nothing is launched: correct it."
+    assert listed["spend"] is None
+    assert (await root.get(f"{AT}/cloud")).json()["document"] == later
+    for answer in (await root.post(f"{AT}/cloud/pause"), await root.get(f"{AT}/cloud/duplicate")):
+        assert (answer.status_code, answer.json()["code"]) == (422, "deployment_invalid")
+    assert (await saved(web, version=1))["problem"] == ""
