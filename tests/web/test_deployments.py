@@ -41,7 +41,7 @@ def launch(web: Portal, *ids: str, revision: int, **more: Any) -> None:
     assert store.machines.commit("cloud", term, MachineChanges(rows, revision=revision))
 
 
-@pytest.mark.covers("F55", "F58")
+@pytest.mark.covers("F58")
 async def test_a_deployment_is_saved_and_read_back_as_it_is(web: Portal) -> None:
     root = web.as_("root")
     assert (await root.get(AT)).json() == []
@@ -94,7 +94,7 @@ async def test_every_mistake_of_a_document_is_told_with_its_line(web: Portal) ->
     assert (await root.get(AT)).json() == []
 
 
-@pytest.mark.covers("F55", "F58")
+@pytest.mark.covers("F58")
 async def test_a_pause_keeps_the_comments_and_is_undone(web: Portal) -> None:
     root = web.as_("root")
     await saved(web)
@@ -120,7 +120,6 @@ async def test_a_duplicate_is_a_document_under_a_free_name(web: Portal) -> None:
     assert (await root.get(f"{AT}/cloud-2/duplicate")).json()["name"] == "cloud-3"
 
 
-@pytest.mark.covers("F55")
 async def test_a_deletion_ends_the_machines_first_and_says_so(web: Portal) -> None:
     root = web.as_("root")
     await saved(web)
@@ -136,7 +135,7 @@ async def test_a_deletion_ends_the_machines_first_and_says_so(web: Portal) -> No
     assert (await root.delete(f"{AT}/nothing")).status_code == 404
 
 
-@pytest.mark.covers("F55", "F72")
+@pytest.mark.covers("F72")
 async def test_machines_are_counted_by_state_with_their_price(web: Portal) -> None:
     root = web.as_("root")
     await saved(web)
@@ -193,7 +192,6 @@ async def test_machines_and_log_are_read_page_by_page(web: Portal) -> None:
     assert (await root.get(f"{AT}/nothing/machines")).status_code == 404
 
 
-@pytest.mark.covers("F55")
 async def test_every_change_is_a_line_of_the_decision_log(web: Portal) -> None:
     root = web.as_("root")
     await saved(web)
@@ -207,7 +205,7 @@ async def test_every_change_is_a_line_of_the_decision_log(web: Portal) -> None:
         "root saved version 3 of the deployment cloud: paused: false → true.",
         "root deletes the deployment cloud: its machines are ended first.",
     ]
-    assert [line["numbers"] for line in lines][0] == {"deployment": "cloud", "version": 4}
+    assert lines[0]["numbers"] == {"deployment": "cloud", "version": 4}
     for other in ("ana", "lead"):
         seen = (await web.as_(other).get(f"{API}/decisions")).json()
         assert not [line for line in seen if line["verb"] == "deployment"], other

@@ -15,6 +15,7 @@ import uvicorn
 from job_process import VARIABLES, environment, fresh
 from makeway import connection
 from makeway_api.client import Client
+from makeway_quota.store.store import Store
 from makeway_quota.web.server.http_server import server_config
 from running import Running, running
 
@@ -35,6 +36,11 @@ class Portal:
     def client(self, name: str) -> Client:
         """Return a client of a user."""
         return Client(self.url, name)
+
+    @property
+    def store(self) -> Store:
+        """Return the store of the service, which is safe to use from any thread."""
+        return self._service.service.services.context.store
 
     def stop(self) -> None:
         """Stop the service and its jobs."""

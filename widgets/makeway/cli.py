@@ -1,9 +1,8 @@
-"""Run the `makeway` command: submit, jobs, logs, cancel, usage, quota, policy, people, all through the API."""
+"""Run the `makeway` command, all through the API: jobs, logs, usage, quota, policy, people, autoscaler."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,8 +13,9 @@ from makeway_api.models import PolicyCheck, PolicyVersion, Preview, WorkloadEffe
 from makeway_api.quantities import count, gpus, listed, number
 from makeway_api.tables import Column, text_table
 
-from . import options, preemption, quota, submission, teams, training
+from . import autoscaler_commands, options, preemption, quota, submission, teams, training
 from .blocks import text_of
+from .command_io import as_json, document, print_changes, print_issues, print_json
 from .connection import client, explain
 from .problems import JobError, Refused, WatchStopped
 from .submission import DryRunResult, Submission
@@ -60,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     add.add_argument("--team", "-t", help="all jobs of this team")
     add.add_argument("--state", "-s", help="only those in this state")
     add.add_argument("--limit", "-n", type=int, default=20, help="how many (default 20)")
-    _as_json(add)
+    as_json(add)
     add.set_defaults(run=_jobs)
     for name, run, what in (
         ("job", _job, "show one job"),
@@ -72,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
         several = name in ("cancel", "resume")
         add.add_argument("ids" if several else "id", nargs="+" if several else None, metavar="ID")
         if name != "preempt-test":
-            _as_json(add)
+            as_json(add)
         add.set_defaults(run=run)
     _queue_commands(commands)
     add = commands.add_parser("logs", help="print a job's log")
@@ -82,10 +82,10 @@ def _parser() -> argparse.ArgumentParser:
     add.add_argument("--tail", "-n", type=int, help="only the last N lines so far")
     add.set_defaults(run=_logs)
     add = commands.add_parser("usage", help="show the present usage of teams")
-    _as_json(add)
+    as_json(add)
     add.set_defaults(run=_usage)
     add = commands.add_parser("quota", help="show the bytes that are kept for me, my teams and all, and what to delete")
-    _as_json(add)
+    as_json(add)
     add.set_defaults(run=_quota)
     add = commands.add_parser("delete", help="delete ended jobs for good, with files, logs, results and checkpoints")
     add.add_argument("ids", nargs="+", metavar="ID")
@@ -93,6 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     add.set_defaults(run=_delete)
     _policy_commands(commands)
     _people_commands(commands)
+    autoscaler_commands.add_commands(commands)
     return parser
 
 
@@ -101,25 +102,15 @@ def _queue_commands(commands: Any) -> None:
     add = commands.add_parser("move", help=what, description=what.capitalize() + ". They keep their submission time.")
     add.add_argument("ids", nargs="+", metavar="ID")
     options.destination(add)
-    _as_json(add)
+    as_json(add)
     add.set_defaults(run=_move)
     add = commands.add_parser("clone", help="submit copies of a job, with its files")
     add.add_argument("id", metavar="ID")
     add.add_argument("--copies", "-n", type=int, default=1, metavar="N", help="how many (default 1)")
     for option in ("name", "team", "profile"):
         add.add_argument(f"--{option}", help=f"another {option} than the job's")
-    _as_json(add)
+    as_json(add)
     add.set_defaults(run=_clone)
-
-
-def _as_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print the API's answer as JSON, for other programs")
-
-
-def _print_json(answers: Sequence[Any], *, single: bool = False) -> None:
-    """Print answers of the API as one JSON list, or the only one as an object."""
-    data = [answer.model_dump(mode="json") for answer in answers]
-    print(json.dumps(data[0] if single else data, indent=2))
 
 
 def _policy_commands(commands: Any) -> None:
@@ -193,7 +184,7 @@ def _ended(job: training.Job) -> int:
 def _jobs(args: argparse.Namespace) -> int:
     result = training.jobs(all=args.all, team=args.team, state=args.state, limit=args.limit)
     if args.json:
-        _print_json([job.data for job in result])
+        print_json([job.data for job in result])
     else:
         print(result)
     return 0
@@ -202,7 +193,7 @@ def _jobs(args: argparse.Namespace) -> int:
 def _job(args: argparse.Namespace) -> int:
     job = training.job(args.id)
     if args.json:
-        _print_json([job.data], single=True)
+        print_json([job.data], single=True)
     else:
         print(job)
     return 0
@@ -240,7 +231,7 @@ def _changed(
         if not args.json:
             print(outcome(job))
     if args.json:
-        _print_json([job.data for job in changed])
+        print_json([job.data for job in changed])
     return 0
 
 
@@ -248,7 +239,7 @@ def _clone(args: argparse.Namespace) -> int:
     overrides = {key: getattr(args, key) for key in ("name", "team", "profile") if getattr(args, key) is not None}
     made = training.job(args.id).clone(args.copies, **overrides).submit()
     if args.json:
-        _print_json([job.data for job in made])
+        print_json([job.data for job in made])
     else:
         print(made)
     return 0
@@ -269,7 +260,7 @@ def _logs(args: argparse.Namespace) -> int:
 def _usage(args: argparse.Namespace) -> int:
     usage = client().usage()
     if args.json:
-        _print_json([usage], single=True)
+        print_json([usage], single=True)
         return 0
     print(text_of([teams.usage_table(usage.teams)]) if usage.teams else teams.NO_TEAM)
     print(*teams.borrowing(usage.teams), sep="\n", end="\n" if teams.borrowing(usage.teams) else "")
@@ -282,7 +273,7 @@ def _usage(args: argparse.Namespace) -> int:
 def _quota(args: argparse.Namespace) -> int:
     result = quota.quota_now()
     if args.json:
-        _print_json([result.report], single=True)
+        print_json([result.report], single=True)
     else:
         print(result)
     return 0
@@ -315,23 +306,20 @@ def _policy_history(_: argparse.Namespace) -> int:
 
 
 def _policy_validate(args: argparse.Namespace) -> int:
-    check: PolicyCheck = client().policy_validate(_document(args.file))
-    for issue, kind in [*((each, "") for each in check.issues), *((each, "warning: ") for each in check.warnings)]:
-        where = ":".join(str(part) for part in (args.file, issue.line) if part is not None)
-        message = f"{issue.where}: {kind}{issue.message}" if issue.where else f"{kind}{issue.message}"
-        print(f"{where}: {message}", file=sys.stderr)
+    check: PolicyCheck = client().policy_validate(document(args.file))
+    print_issues(args.file, check)
     if check.ok:
         print(f"{args.file} is valid. " + ("It would change:" if check.changes else "It changes nothing."))
-        print(*(f"  {change}" for change in check.changes), sep="\n", end="\n" if check.changes else "")
+        print_changes(check.changes)
     return 0 if check.ok else 1
 
 
 def _policy_preview(args: argparse.Namespace) -> int:
-    document = _document(args.file)
-    changes = client().policy_validate(document).changes
-    preview: Preview = client().policy_preview(document)
+    text = document(args.file)
+    changes = client().policy_validate(text).changes
+    preview: Preview = client().policy_preview(text)
     print("It would change:" if changes else "It changes nothing.")
-    print(*(f"  {change}" for change in changes), sep="\n", end="\n" if changes else "")
+    print_changes(changes)
     effects = (("would start", preview.starts), ("would make way", preview.evicts), ("would wait", preview.waits))
     rare = (("would be refused", preview.refused), ("would go on outside of every pool", preview.outside))
     for word, touched in (*effects, *(one for one in rare if one[1])):
@@ -345,7 +333,7 @@ def _effect(effect: WorkloadEffect) -> str:
 
 
 def _policy_apply(args: argparse.Namespace) -> int:
-    version = client().policy_apply(_document(args.file), args.comment, args.base)
+    version = client().policy_apply(document(args.file), args.comment, args.base)
     print(f"Version {version.version} of the policy is in force.")
     return 0
 
@@ -359,14 +347,6 @@ def _people_give(args: argparse.Namespace) -> int:
     live = client().give_work(args.name, args.to).workloads
     print(f"The work of {args.name} is that of {args.to} now; {count(live, 'workload')} of it has not ended.")
     return 0
-
-
-def _document(file: str) -> str:
-    try:
-        return sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise Refused(f"{file} cannot be read: {reason}.") from None
 
 
 if __name__ == "__main__":

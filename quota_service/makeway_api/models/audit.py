@@ -25,7 +25,10 @@ class Decision(Wire):
 
 
 class Event(Wire):
-    """One message of the event stream. `kind` is job, session, usage, decision, policy or reset (read all again)."""
+    """One message of the event stream.
+
+    `kind` is job, session, usage, decision, policy, deployment, machines or reset (read everything again).
+    """
 
     id: int
     at: datetime

@@ -49,6 +49,7 @@ VERBS = {
     "delete": ("deleted", "secondary"),
     "release": ("ended", "secondary"),
     "policy": ("policy", "primary"),
+    "deployment": ("deployment", "primary"),
     "wait": ("waits", "light"),
     "expire": ("lease ended", "secondary"),
 }
