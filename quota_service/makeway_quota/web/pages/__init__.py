@@ -1,4 +1,4 @@
-"""The pages of the portal, all below the prefix: the panel, its lists, teams, nodes, jobs and the policy."""
+"""The pages of the portal, all below the prefix: the panel, its lists, teams, nodes, jobs, policy and deployments."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from makeway_api.models import Problem
 
 from ..login.auth import Visitor
 from ..settings import WebSettings
-from . import access, decisions, job, nodes, panel, policy, storage, team, workloads
+from . import access, decisions, deployments, job, nodes, panel, policy, storage, team, workloads
 from .figures.sharing import SharedParts
 from .parts import Histories
 from .render import page
 
 log = logging.getLogger(__name__)
 
-ROUTERS = tuple(each.router for each in (panel, workloads, nodes, team, decisions, job, policy, storage))
+ROUTERS = tuple(each.router for each in (panel, workloads, nodes, team, decisions, job, policy, storage, deployments))
 
 
 def install(app: FastAPI, settings: WebSettings) -> None:

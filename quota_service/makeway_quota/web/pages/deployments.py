@@ -1,0 +1,168 @@
+"""Deployments of machines in the browser: a list, one with its four panels, and the form; for administrators."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Form, Query, Request, Response
+from fastapi.responses import RedirectResponse
+from makeway_api.errors import MakewayError
+from makeway_api.models import DeploymentRequest, PolicyCheck
+
+from ...autoscale.document import schema
+from ...services.jobs.listing import ListQuery
+from ..dependencies import TheServices
+from ..login.auth import Authenticator, Visitor, may, refusal
+from ..login.confirmations import confirmation, confirms
+from ..settings import WebSettings
+from .access import PageVisitor
+from .render import page, part
+
+router = APIRouter(include_in_schema=False)
+
+LOG_LINES = 50
+LIVE = ("requested", "booting", "joining", "ready", "draining", "lost", "terminating")
+MAX_MACHINES = 200
+"""Machines that a page shows; the command lists all"""
+STATES = {"ready": "success", "lost": "danger", "failed": "danger", "draining": "warning", "terminating": "warning"}
+EXAMPLE = """\
+name: cloud
+provider: local
+max_machines: 2
+machine_types:
+  - name: gpu-1
+    pool: gpu
+    instance: small
+    gpus: 1
+    price: 1.00
+"""
+MAX_INTEGER = 2**31 - 1
+
+
+@router.get("/deployments")
+@router.get("/live/deployments")
+async def deployments_page(request: Request, visitor: PageVisitor, services: TheServices) -> Response:
+    """Show all deployments with their machines by state and their spend."""
+    _only_administrators(visitor)
+    found = await services.deployments.every(visitor.caller)
+    return await page(request, part(request, "deployments"), visitor, deployments=found)
+
+
+@router.get("/deployment-form")
+async def form_page(
+    request: Request,
+    visitor: PageVisitor,
+    services: TheServices,
+    name: Annotated[str, Query(max_length=63)] = "",
+    copy: Annotated[str, Query(max_length=63)] = "",
+) -> Response:
+    """Return the form: of a new deployment, of one that is edited, or of a copy of one."""
+    _only_administrators(visitor)
+    if name:
+        found = await services.deployments.read(visitor.caller, name)
+        return await _form(request, visitor, document=found.document or "", version=found.version, name=name)
+    text = (await services.deployments.duplicate(visitor.caller, copy)).document if copy else EXAMPLE
+    return await _form(request, visitor, document=text, version=0)
+
+
+@router.post("/deployment-form")
+async def save(
+    request: Request,
+    visitor: PageVisitor,
+    services: TheServices,
+    document: Annotated[str, Form(max_length=500_000)] = "",
+    version: Annotated[int, Form(ge=0, le=MAX_INTEGER)] = 0,
+    name: Annotated[str, Form(max_length=63)] = "",
+    action: Annotated[str, Form(pattern="^(validate|save)$")] = "validate",
+    confirmed: Annotated[str, Form(alias="confirmation", max_length=2000)] = "",
+) -> Response:
+    """Check a document or save it; what was typed is never lost.
+
+    It is saved by the second press of Save, on the page that shows what this document changes.
+    """
+    _only_administrators(visitor)
+    text = document.replace("\r\n", "\n")
+    values: dict[str, Any] = {"document": text, "version": version, "name": name}
+    check = await services.deployments.validate(visitor.caller, text)
+    if not check.ok or action == "validate":
+        return await _form(request, visitor, status=200 if check.ok else 422, check=check, **values)
+    authenticator: Authenticator = request.app.state.authenticator
+    if not confirms(authenticator.signer, visitor, confirmed, text, version):
+        token = confirmation(authenticator.signer, visitor, text, version)
+        return await _form(request, visitor, check=check, confirmation=token, **values)
+    try:
+        saved = await services.deployments.save(visitor.caller, DeploymentRequest(document=text, version=version))
+    except MakewayError as error:
+        return await _form(request, visitor, status=error.status, problem=error.message, check=check, **values)
+    return _to(request, saved.name)
+
+
+@router.get("/deployments/{name}")
+@router.get("/live/deployments/{name}")
+async def deployment_page(request: Request, name: str, visitor: PageVisitor, services: TheServices) -> Response:
+    """Show one deployment: idle machines, work that waits, running machines, and the log."""
+    _only_administrators(visitor)
+    caller = visitor.caller
+    found = await services.deployments.read(caller, name)
+    machines = (await services.machines.page(caller, name, LIVE, MAX_MACHINES)).machines
+    idle = [one for one in machines if one.state == "ready" and one.attempts == 0]
+    return await page(
+        request,
+        part(request, "deployment"),
+        visitor,
+        deployment=found,
+        idle=idle,
+        running=[one for one in machines if one not in idle],
+        waiting=await services.listings.listing(caller, ListQuery("waiting", lines=LOG_LINES)),
+        log=await services.machines.log(caller, name, LOG_LINES),
+        colours=STATES,
+    )
+
+
+@router.get("/deployments/{name}/machines/{id}")
+@router.get("/live/deployments/{name}/machines/{id}")
+async def machine_page(request: Request, name: str, id: str, visitor: PageVisitor, services: TheServices) -> Response:
+    """Show one machine with its history, and what its console and its init script wrote."""
+    _only_administrators(visitor)
+    found = await services.machines.machine(visitor.caller, name, id)
+    return await page(request, part(request, "machine"), visitor, machine=found, colours=STATES)
+
+
+@router.post("/deployments/{name}")
+async def act(
+    request: Request,
+    name: str,
+    visitor: PageVisitor,
+    services: TheServices,
+    action: Annotated[str, Form(pattern="^(pause|resume|delete)$")],
+) -> Response:
+    """Pause, resume or delete a deployment, then show it again."""
+    _only_administrators(visitor)
+    service = services.deployments
+    verb = {"pause": service.pause, "resume": service.resume, "delete": service.delete}[action]
+    await verb(visitor.caller, name)
+    return _to(request, name)
+
+
+async def _form(request: Request, visitor: Visitor, status: int = 200, **values: Any) -> Response:
+    known: dict[str, Any] = {"check": None, "problem": None, "confirmation": None, "name": ""}
+    check: PolicyCheck | None = values.get("check")
+    asks = bool(values.get("confirmation"))
+    return await page(
+        request,
+        "deployment_form.html",
+        visitor,
+        status=status,
+        **{**known, **values, "check": check, "asks": asks},
+        fields=schema(),
+    )
+
+
+def _to(request: Request, name: str) -> Response:
+    settings: WebSettings = request.app.state.settings
+    return RedirectResponse(f"{settings.prefix}deployments/{name}", status_code=303)
+
+
+def _only_administrators(visitor: Visitor) -> None:
+    if not may(visitor.caller, "admin"):
+        raise refusal(visitor.caller, ["admin"])
