@@ -10,6 +10,7 @@ from makeway_api.errors import MakewayError
 from makeway_api.models import DeploymentRequest, PolicyCheck
 
 from ...autoscale.document import schema
+from ...autoscale.machine import OVER, STATES, MachineState
 from ...services.jobs.listing import ListQuery
 from ..dependencies import TheServices
 from ..login.auth import Authenticator, Visitor, may, refusal
@@ -21,10 +22,10 @@ from .render import page, part
 router = APIRouter(include_in_schema=False)
 
 LOG_LINES = 50
-LIVE = ("requested", "booting", "joining", "ready", "draining", "lost", "terminating")
+LIVE: tuple[MachineState, ...] = tuple(state for state in STATES if state not in OVER)
 MAX_MACHINES = 200
 """Machines that a page shows; the command lists all"""
-STATES = {"ready": "success", "lost": "danger", "failed": "danger", "draining": "warning", "terminating": "warning"}
+COLOURS = {"ready": "success", "lost": "danger", "failed": "danger", "draining": "warning", "terminating": "warning"}
 EXAMPLE = """\
 name: cloud
 provider: local
@@ -115,7 +116,7 @@ async def deployment_page(request: Request, name: str, visitor: PageVisitor, ser
         running=[one for one in machines if one not in idle],
         waiting=await services.listings.listing(caller, ListQuery("waiting", lines=LOG_LINES)),
         log=await services.machines.log(caller, name, LOG_LINES),
-        colours=STATES,
+        colours=COLOURS,
     )
 
 
@@ -125,7 +126,7 @@ async def machine_page(request: Request, name: str, id: str, visitor: PageVisito
     """Show one machine with its history, and what its console and its init script wrote."""
     _only_administrators(visitor)
     found = await services.machines.machine(visitor.caller, name, id)
-    return await page(request, part(request, "machine"), visitor, machine=found, colours=STATES)
+    return await page(request, part(request, "machine"), visitor, machine=found, colours=COLOURS)
 
 
 @router.post("/deployments/{name}")
