@@ -58,7 +58,7 @@ def _add_pools_that_grow(world: World, random: Random) -> None:
 
 
 def _share_out(world: World, random: Random) -> None:
-    """Give teams and departments lines over single pools, some of which are limits, reservations, or both."""
+    """Assign to teams and departments lines over single pools, some of which are limits, reservations, or both."""
     for name, policy in list(world.policies.items()):
         lines: list[QuotaLine] = []
         for pools in random.sample([(), ("cloud",), ("cloud", "q"), ("p", "q")], random.randint(1, 3)):
