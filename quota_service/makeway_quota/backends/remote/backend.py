@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import Literal, Protocol
 
 from makeway_api.durations import duration
 
@@ -68,7 +68,7 @@ class RemoteBackend(Backend, ABC):
     name = "remote"
     shared = True
     durable_checkpoints = True
-    worker_kind = "pod"
+    worker_kind: Literal["pod", "process"] = "pod"
     remote = True
     reports_begin = True
 

@@ -95,7 +95,7 @@ class AgentService:
         row = self._present(await channel.row(body.machine), body.machine)
         if row.state not in STARTING:
             raise self._joined(row, body.boot)
-        missing = {"init_exit_code": None, "spot_deadline": None, "attempts": []}
+        missing: dict[str, object] = {"init_exit_code": None, "spot_deadline": None, "attempts": []}
         given = {**_facts(body), "address": body.address or address, **missing}
         result = await context.call(context.store.machine_reports.join, body.machine, body.boot, given, context.clock())
         if result.outcome == "over":
