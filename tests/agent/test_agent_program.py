@@ -15,6 +15,8 @@ from makeway.agent.programs import unpack
 from makeway_quota import agent_program as packing
 from makeway_quota.agent_program import agent_program
 
+ROOT = Path(__file__).parents[2]
+
 
 def test_the_same_sources_are_the_same_bytes_whenever_they_are_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     first = agent_program()
@@ -24,23 +26,23 @@ def test_the_same_sources_are_the_same_bytes_whenever_they_are_packed(monkeypatc
     assert len(first) < 300_000
 
 
-def test_the_file_has_agent_launcher_and_library_and_no_more(root: Path) -> None:
+def test_the_file_has_agent_launcher_and_library_and_no_more() -> None:
     with zipfile.ZipFile(io.BytesIO(agent_program())) as archive:
         names = archive.namelist()
         assert names == sorted(set(names))
         for name in names:
             if name != "__main__.py" and "/library/makeway/" not in name:
-                assert archive.read(name) == (root / "widgets" / name).read_bytes()
+                assert archive.read(name) == (ROOT / "widgets" / name).read_bytes()
     tops = {"/".join(name.split("/")[:2]) for name in names}
     assert tops == {"__main__.py", "makeway/__init__.py", "makeway/agent", "makeway/launcher"}
-    agents = {path.name for path in (root / "widgets/makeway/agent").glob("*.py")}
+    agents = {path.name for path in (ROOT / "widgets/makeway/agent").glob("*.py")}
     assert {name.rpartition("/")[2] for name in names if name.startswith("makeway/agent/")} == agents
     library = "makeway/launcher/library/makeway/"
     assert {f"{library}checkpoint.py", f"{library}checkpointing/loop.py", f"{library}__init__.py"} <= set(names)
 
 
-def test_every_module_of_the_agent_is_one_for_python_3_8(root: Path) -> None:
-    sources = [*(root / "widgets/makeway/agent").glob("*.py"), root / "widgets/makeway/__init__.py"]
+def test_every_module_of_the_agent_is_one_for_python_3_8() -> None:
+    sources = [*(ROOT / "widgets/makeway/agent").glob("*.py"), ROOT / "widgets/makeway/__init__.py"]
     assert len(sources) > 10
     for file in sources:
         ast.parse(file.read_text(encoding="utf-8"), feature_version=(3, 8))
