@@ -72,7 +72,7 @@ async def backend(tmp_path: Path) -> AsyncIterator[Backend]:
 
 
 async def read(backend: Backend, seconds: float = SET_UP_SECONDS) -> None:
-    """Let time pass, and what is read by then be there."""
+    """Advance the time, so that what is read by then is there."""
     await backend.observe()
     backend.now += seconds
     await backend.observe()
