@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from autoscale.fleet import machine
 from makeway_quota.autoscale.machine import Machine
-from makeway_quota.autoscale.step import MachineChanges
 from makeway_quota.store import Store
 
+from .machine_rows import launch
+
 FACTS = {"gpus": 2, "cpu": 16_000, "memory": 65_536, "model": "H100", "attempts": []}
-
-
-def launch(store: Store, *ids: str, **fields: object) -> int:
-    """Commit machines in a term of their own, and return the term."""
-    term = store.take_term("test", 0.0)
-    assert store.machines.commit("cloud", term, MachineChanges(tuple(machine(id=id, **fields) for id in ids)))
-    return term
 
 
 def only(store: Store) -> Machine:

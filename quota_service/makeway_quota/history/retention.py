@@ -1,4 +1,4 @@
-"""Remove what is older than the settings allow: workloads with everything they left, decisions and events.
+"""Remove what is older than the settings allow: workloads and machines with all that they left, decisions and events.
 
 Run by the service beside the loop. A pass removes in small transactions and rests between them, so that the loop's
 commits never wait long. It can be killed at any point: rows go in whole transactions, and a job's folder is purged by a
@@ -57,7 +57,8 @@ PAGES_AT_ONCE = 200
 class Keep:
     """How many seconds are kept, 0 for ever: of workloads from their end; and how many events at most.
 
-    Keys of submissions are kept for `keys` seconds.
+    Keys of submissions are kept for `keys` seconds; machines that are over and deployments that were deleted as long as
+    workloads, their events as long as decisions.
     """
 
     workloads: float = 90 * DAY
@@ -67,6 +68,9 @@ class Keep:
     keys: float = DAY
     max_decisions: int = 2_000_000
     max_removals: int = 200_000
+    max_machines: int = 100_000
+    max_machine_outputs: int = 2_000
+    max_machine_events: int = 1_000_000
 
 
 def keep_of(settings: ServiceSettings) -> Keep:
@@ -204,6 +208,7 @@ class Retention:
             "removals": lambda n, skip: pruning.forget_removals(noted, n, term, maximum=keep.max_removals, skip=skip),
             "keys": lambda n, skip: pruning.forget_keys(now - keep.keys, n, term, skip=skip) if keep.keys else 0,
         }
+        drains |= self._machine_drains(now, term)
         removed = {"workloads": 0}
         if keep.workloads:
             before = now - keep.workloads
@@ -211,10 +216,22 @@ class Retention:
                 OLD_WORKLOADS, lambda: self._forget_workloads(removals, before, term), 0
             )
         for kind, remove in drains.items():
-            name = f"removing old {kind}"
+            name = f"removing old {kind.replace('_', ' ')}"
             removed[kind] = await removals.step(name, partial(removals.all, name, remove), 0)
         removed["files"] = await removals.step(UNUSED_CONTENTS, lambda: self._forget_blobs(removals, term), 0)
         return removed
+
+    def _machine_drains(self, now: float, term: int | None) -> dict[str, Callable[[int, Skip], int]]:
+        """Return what removes old rows of machines, by kind."""
+        pruning, keep = self._store.machine_pruning, self.keep
+        over, told = (now - kept if kept else 0.0 for kept in (keep.workloads, keep.decisions))
+        outputs, events = keep.max_machine_outputs, keep.max_machine_events
+        return {
+            "machines": lambda n, skip: pruning.forget_machines(over, n, term, maximum=keep.max_machines, skip=skip),
+            "machine_outputs": lambda n, skip: pruning.forget_outputs(n, term, maximum=outputs, skip=skip),
+            "machine_events": lambda n, skip: pruning.forget_events(told, n, term, maximum=events, skip=skip),
+            "deployments": lambda n, skip: pruning.forget_deployments(over, n, term, skip=skip),
+        }
 
     async def _figures(self, removals: RowRemovals) -> dict[str, Any]:
         """Return free space of the database's file, and what there is then."""

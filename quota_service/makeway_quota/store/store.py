@@ -21,6 +21,7 @@ from .errors import StoreError
 from .machines.documents import Deployments
 from .machines.log import MachineLog
 from .machines.machines import StoredMachines
+from .machines.pruning import MachinePruning
 from .machines.reports import MachineReports
 from .migrate import upgrade
 from .people import KnownPeople
@@ -100,6 +101,7 @@ class Store:
         self.machines = StoredMachines(database)
         self.machine_log = MachineLog(database)
         self.machine_reports = MachineReports(database)
+        self.machine_pruning = MachinePruning(database)
         self._known = KnownRows()
         self.damaged: dict[str, Sequence[str]] = {}
         """the fields of live rows that could not be read the last time, by id"""

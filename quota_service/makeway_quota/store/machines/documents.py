@@ -6,22 +6,29 @@ machine is gone. The version goes on where a name is used again: no step that wa
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from sqlalchemy import Connection, exists, insert, select, update
+from sqlalchemy import Connection, delete, exists, insert, select, update
 
 from .. import rows, writes
 from ..database.database import Database
 from ..errors import Conflict
 from ..records import NewDecision, StoredDeployment
-from ..tables import LIVE_MACHINE, deployments, machines, unknown_instances
+from ..tables import LIVE_MACHINE, deployments, launch_backoffs, machines, unknown_instances
 from .log import add_events, event_of
+from .rows import repaired
 
 D = deployments.c
 FIELDS = (D.name, D.document, D.version, D.deleting, D.updated_at, D.updated_by)
 Decide = Callable[[StoredDeployment], NewDecision]
 """Return the line of the decision log about what was saved"""
+
+KINDS: Mapping[str, tuple[type, Any]] = {
+    **dict.fromkeys(("document", "updated_by"), (str, "")),
+    "version": (int, 0),
+    "updated_at": (float, 0.0),
+}
 
 
 class Deployments:
@@ -34,7 +41,7 @@ class Deployments:
         """Return all deployments, those that are being deleted too, by name."""
         query = select(*FIELDS).where(D.deleted_at.is_(None)).order_by(D.name)
         with self._database.read() as connection:
-            return [StoredDeployment(*row) for row in connection.execute(query)]
+            return [_deployment(row) for row in connection.execute(query)]
 
     def read(self, name: str) -> StoredDeployment | None:
         """Return one deployment; None if there is none, or it was deleted."""
@@ -63,7 +70,7 @@ class Deployments:
                 raise Conflict(
                     f"the deployment {name} is being deleted; wait until it is gone, or use a new name", there
                 )
-            last = 0 if row is None else row.version
+            last = 0 if row is None else _deployment(row).version
             saved = StoredDeployment(name, document, last + 1, False, now, author)
             _write(connection, saved, new=row is None, known=there is not None)
             _log(connection, saved, decision)
@@ -102,6 +109,7 @@ class Deployments:
             closing = update(deployments).where(D.name == name, D.deleting, D.deleted_at.is_(None), ~used, ~seen)
             if not connection.execute(closing.values(deleted_at=now, version=D.version + 1)).rowcount:
                 return False
+            connection.execute(delete(launch_backoffs).where(launch_backoffs.c.deployment == name))
             _tell(connection, name, "deleted", "", now)
         return True
 
@@ -111,7 +119,9 @@ def _row(connection: Connection, name: str) -> Any:
 
 
 def _deployment(row: Any) -> StoredDeployment:
-    return StoredDeployment(*row[: len(FIELDS)])
+    """Return a deployment; a document that is damaged is empty, which its reader refuses in words."""
+    known = repaired(row, KINDS) or {}
+    return StoredDeployment(**{column.name: known[column.name] for column in FIELDS})
 
 
 def _expect(name: str, there: StoredDeployment | None, version: int) -> None:

@@ -17,12 +17,23 @@ from ..database.database import Database
 from ..pages import bounded
 from ..statements import Many
 from ..tables import machine_events, machine_outputs, machines
+from .rows import repaired
 
 E = machine_events.c
 OUTPUT = machine_outputs.c
 ADD_EVENTS = Many(insert(machine_events))
 MAX_OUTPUT = 64 * 1024
 """Characters of an output that are kept: half from its beginning, half from its end"""
+EVENT_KINDS: Mapping[str, tuple[type, Any]] = {
+    "at": (float, 0.0),
+    **dict.fromkeys(("deployment", "machine", "state", "reason", "message"), (str, "")),
+}
+OUTPUT_KINDS: Mapping[str, tuple[type, Any]] = {
+    **dict.fromkeys(("machine", "kind"), (str, None)),
+    "at": (float, 0.0),
+    "text": (str, ""),
+    "omitted": (int, 0),
+}
 OutputKind = Literal["console", "init"]
 
 
@@ -71,7 +82,8 @@ class MachineLog:
         if before is not None:
             query = query.where(E.id < rows.clean(before))
         with self._database.read() as connection:
-            return [MachineLogEvent(**row._mapping) for row in connection.execute(query)]
+            found = [repaired(row, EVENT_KINDS) for row in connection.execute(query)]
+        return [MachineLogEvent(**known) for known in found if known is not None]
 
     def add(self, deployment: str, machine: str, reason: str, message: str, now: float) -> None:
         """Write an event that is no change of a state, such as what a provider said."""
@@ -96,7 +108,8 @@ class MachineLog:
         """Return the outputs of a machine, the console's first."""
         query = select(machine_outputs).where(OUTPUT.machine == rows.clean(machine)).order_by(OUTPUT.kind)
         with self._database.read() as connection:
-            return [MachineOutput(**row._mapping) for row in connection.execute(query)]
+            found = [repaired(row, OUTPUT_KINDS) for row in connection.execute(query)]
+        return [MachineOutput(**known) for known in found if known is not None]
 
 
 def event_of(deployment: str, machine: str, state: str, reason: str, message: str, now: float) -> dict[str, Any]:

@@ -10,10 +10,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from sqlalchemy import Connection, bindparam, delete, func, insert, select, tuple_, update
 
 from ...autoscale.backoff import DELAYS, LaunchBackoff
+from ...autoscale.budget import spent_by_month
 from ...autoscale.machine import Machine, MachineState
 from ...autoscale.step import MachineChanges, MachineRows
 from .. import rows as values
@@ -24,6 +26,7 @@ from ..pages import bounded
 from ..statements import AT_ONCE, Lookup, Many
 from ..tables import (
     LIVE_MACHINE,
+    OVER_MACHINE,
     deployments,
     launch_backoffs,
     machine_reports,
@@ -33,7 +36,8 @@ from ..tables import (
     unknown_instances,
 )
 from .log import add_events, changed_events
-from .rows import COLUMNS, machine, readable, row_of
+from .rows import COLUMNS, machine, readable, repaired, row_of
+from .rows import machines as machines_of
 
 M = machines.c
 MACHINES = select(*(M[name] for name in COLUMNS), M.over_at, machine_requests.c.request).select_from(
@@ -46,6 +50,12 @@ ADD_REQUESTS = Many(insert(machine_requests))
 SET_MACHINES = Many(update(machines).where(M.id == bindparam("one")))
 ADD_BACKOFFS = Many(insert(launch_backoffs))
 BACKOFF_FIELDS = tuple(one.name for one in fields(LaunchBackoff))
+BACKOFF_KINDS: Mapping[str, tuple[type, Any]] = {
+    **dict.fromkeys(("type", "zone", "market", "failure"), (str, None)),
+    "failures": (int, 1),
+    **dict.fromkeys(("since", "until"), (float, None)),
+}
+UTC = ZoneInfo("UTC")
 MAX_TOLD = 100
 """Machines that one event of the live stream names"""
 
@@ -70,7 +80,7 @@ class StoredMachines:
         live = MACHINES.where(M.deployment == name, LIVE_MACHINE).order_by(M.id)
         backoffs = select(launch_backoffs).where(launch_backoffs.c.deployment == name)
         with self._database.read() as connection:
-            found = tuple(machine(row, damaged) for row in connection.execute(live))
+            found = tuple(machines_of(connection.execute(live), damaged))
             held = [_backoff(row) for row in connection.execute(backoffs.order_by(*launch_backoffs.primary_key))]
             closed = _closed(connection, name)
             first_seen = _first_seen(connection, name)
@@ -114,10 +124,9 @@ class StoredMachines:
 
     def live(self) -> list[Machine]:
         """Return the machines of all deployments that are not over, by deployment and id."""
-        damaged: dict[str, Sequence[str]] = {}
         query = MACHINES.where(LIVE_MACHINE).order_by(M.deployment, M.id)
         with self._database.read() as connection:
-            return [machine(row, damaged) for row in connection.execute(query)]
+            return machines_of(connection.execute(query))
 
     def machine(self, id: str) -> Machine | None:
         """Return one machine, also one that is over; None if there is none of this id, or it was removed."""
@@ -144,7 +153,7 @@ class StoredMachines:
             at, id = after
             query = query.where(tuple_(M.requested_at, M.id) < tuple_(at, values.clean(id)))
         with self._database.read() as connection:
-            return [machine(row) for row in connection.execute(query)]
+            return machines_of(connection.execute(query))
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Return how many machines that are not over each deployment has, by state."""
@@ -180,7 +189,8 @@ def _before(connection: Connection, deployment: str, changes: MachineChanges) ->
         deployments.c.name == deployment, deployments.c.deleted_at.is_(None)
     )
     document = connection.execute(query).first()
-    revision, deleting = (0, False) if document is None else (document.version, document.deleting)
+    revision, deleting = (0, False) if document is None else document
+    revision = revision if type(revision) is int else 0
     if changes.revision not in (None, revision) or (changes.launched and deleting):
         return None
     if any(True for _ in IDS.run(connection, [one.id for one in changes.launched])):
@@ -198,9 +208,10 @@ def _before(connection: Connection, deployment: str, changes: MachineChanges) ->
 
 def _backoff(row: Any) -> LaunchBackoff | None:
     """Return a back-off; None for one that cannot be read: the next failure writes it anew."""
-    found = LaunchBackoff(**{name: getattr(row, name) for name in BACKOFF_FIELDS})
-    numbers = type(found.failures) is int and type(found.since) is float and type(found.until) is float
-    return found if numbers and found.failure in DELAYS else None
+    known = repaired(row, BACKOFF_KINDS)
+    if known is None or known["failure"] not in DELAYS:
+        return None
+    return LaunchBackoff(**{name: known[name] for name in BACKOFF_FIELDS})
 
 
 def _replace_backoffs(connection: Connection, deployment: str, backoffs: Iterable[LaunchBackoff] | None) -> None:
@@ -230,14 +241,27 @@ def _replace_first_seen(connection: Connection, deployment: str, first_seen: Map
 
 
 def _closed(connection: Connection, name: object) -> dict[str, int]:
+    """Return the closed spend by month; an amount that cannot be read is added up again, as unknown is never zero."""
     query = select(spend_months.c.month, spend_months.c.amount).where(spend_months.c.deployment == name)
-    found = connection.execute(query.order_by(spend_months.c.month))
-    return {str(month): int(amount) for month, amount in found}
+    found = connection.execute(query.order_by(spend_months.c.month)).all()
+    return {
+        row.month: row.amount if type(row.amount) is int else _spent_in(connection, name, row.month) for row in found
+    }
+
+
+def _spent_in(connection: Connection, name: object, month: str) -> int:
+    """Return what the machines that are over have cost in a month of UTC."""
+    over = MACHINES.where(M.deployment == name, OVER_MACHINE)
+    gone = [one for one in machines_of(connection.execute(over)) if one.state == "gone"]
+    return sum(spent_by_month(one, one.since, UTC).get(month, 0) for one in gone)
 
 
 def _add_spend(connection: Connection, deployment: str, spent: Mapping[str, int]) -> None:
+    known = _closed(connection, deployment) if spent else {}
     for month, amount in spent.items():
-        mine = (spend_months.c.deployment == deployment, spend_months.c.month == month)
-        added = update(spend_months).where(*mine).values(amount=spend_months.c.amount + amount)
-        if not connection.execute(added).rowcount:
-            connection.execute(insert(spend_months), {"deployment": deployment, "month": month, "amount": amount})
+        mine = {"deployment": deployment, "month": month}
+        if month in known:
+            where = (spend_months.c.deployment == deployment, spend_months.c.month == month)
+            connection.execute(update(spend_months).where(*where).values(amount=known[month] + amount))
+        else:
+            connection.execute(insert(spend_months), {**mine, "amount": amount})

@@ -23,6 +23,12 @@ from .machines import machine_of
 
 R = machine_reports.c
 HEARD = Many(update(machine_reports).where(R.machine == bindparam("one")))
+KINDS: Mapping[str, tuple[type, Any]] = {
+    **dict.fromkeys(("machine", "boot", "report"), (str, "")),
+    **dict.fromkeys(("number", "serial"), (int, 0)),
+    **dict.fromkeys(("joined_at", "heard_at"), (float, 0.0)),
+}
+"""The type of each column, and what it is read as where it is damaged"""
 JoinOutcome = Literal["joined", "again", "other", "over"]
 
 
@@ -130,11 +136,13 @@ def _report_of(connection: Connection, machine: str) -> MachineReport | None:
 
 def _report(row: Any) -> MachineReport:
     """Return a report; one that is damaged hides no other, and ends when its machine reports again."""
-    known = {name: value for name, value in row._mapping.items() if name != "report"}
+    kinds = {name: kind for name, kind in KINDS.items() if type(row._mapping[name]) is not kind[0]}
+    known = {name: kinds[name][1] if name in kinds else value for name, value in row._mapping.items()}
+    text = known.pop("report")
     try:
-        facts = json.loads(row.report)
-        if not isinstance(facts, dict):
-            raise ValueError("it is no object of JSON")
+        facts = json.loads(text)
+        if not isinstance(facts, dict) or kinds:
+            raise ValueError("it is no object of JSON, or a column has another type")
     except Exception as error:
         return MachineReport(**known, facts={}, damaged=f"its report is damaged ({type(error).__name__})")
     return MachineReport(**known, facts=facts)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, get_args
 
@@ -41,6 +41,17 @@ CHOICES: Mapping[str, frozenset[str | None]] = {
 }
 
 
+def machines(found: Iterable[Any], damaged: dict[str, Sequence[str]] | None = None) -> list[Machine]:
+    """Return the machines of rows; one whose id is no text, which nothing can name, is left out."""
+    result = []
+    for row in found:
+        if type(row.id) is str:
+            result.append(machine(row, damaged))
+        elif damaged is not None:
+            damaged[repr(row.id)] = ["id"]
+    return result
+
+
 def machine(row: Any, damaged: dict[str, Sequence[str]] | None = None) -> Machine:
     """Return the machine of a row with all of MACHINE_FIELDS; `damaged` gets the fields that could not be read."""
     values: dict[str, Any] = dict(row._mapping)
@@ -58,6 +69,17 @@ def readable(name: str, value: object) -> bool:
     if type(value) not in kinds or (type(value) is float and not math.isfinite(value)):
         return False
     return name not in CHOICES or value in CHOICES[name]
+
+
+def repaired(row: Any, kinds: Mapping[str, tuple[type, Any]]) -> dict[str, Any] | None:
+    """Return the columns of a row of another table; one of another type is its default, None: the row has no use."""
+    values = dict(row._mapping)
+    for name, (kind, default) in kinds.items():
+        if type(values[name]) is not kind:
+            if default is None:
+                return None
+            values[name] = default
+    return values
 
 
 def _repair(values: dict[str, Any], broken: Sequence[str], clock: Callable[[], float] = time.time) -> None:

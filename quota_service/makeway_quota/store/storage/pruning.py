@@ -8,7 +8,7 @@ cannot be removed it raises Unremovable with their keys; `skip` are the keys of 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import inf
 from typing import Any, NamedTuple
@@ -25,7 +25,6 @@ from sqlalchemy import (
     insert,
     literal,
     select,
-    tuple_,
 )
 from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
@@ -33,7 +32,7 @@ from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from .. import rows, writes
 from ..database.database import Database
 from ..database.space import give_back
-from ..errors import Unremovable
+from ..old_rows import Skip, besides, remove_older, remove_oldest, removing
 from ..pages import first_that_fit
 from ..tables import (
     ENDED_ROW,
@@ -62,7 +61,6 @@ ROWS = sum(
     start=literal(0),
 )
 FORGET_OUTPUT = delete(outputs).where(*(column == bindparam(f"one_{column.name}") for column in outputs.primary_key))
-Skip = Collection[tuple[object, ...]]
 USED = exists().where(files.c.blob == blobs.c.digest) | exists().where(outputs.c.blob == blobs.c.digest)
 
 
@@ -118,10 +116,10 @@ class Pruning:
 
         `but` are the keys of workloads that are left out.
         """
-        old = select(W.id).where(W.ended_at < ended_before, *_besides(workloads, but)).order_by(W.ended_at, W.id)
+        old = select(W.id).where(W.ended_at < ended_before, *besides(workloads, but)).order_by(W.ended_at, W.id)
         with self._writing(term) as connection:
             ids = list(connection.execute(old.limit(among)).scalars())
-            return len(_forget_outputs(connection, ids, limit, *_besides(outputs, skip)))
+            return len(_forget_outputs(connection, ids, limit, *besides(outputs, skip)))
 
     def forget_outputs_of(self, id: str, limit: int, now: float, attempt: int | None = None) -> int:
         """Remove outputs of a workload that has ended, or of one attempt: at most `limit` pieces, of PARTS_BYTES."""
@@ -138,7 +136,7 @@ class Pruning:
     def ended_jobs(self, owner: str, ended_before: float, limit: int, skip: Skip = ()) -> list[str]:
         """Return the first jobs of a person that ended before a time."""
         query = select(W.id).where(W.owner == rows.clean(owner), ENDED_ROW, W.kind == "job", W.ended_at < ended_before)
-        query = query.where(*_besides(workloads, skip))
+        query = query.where(*besides(workloads, skip))
         with self._database.read() as connection:
             return list(connection.execute(query.order_by(W.ended_at).limit(limit)).scalars())
 
@@ -163,12 +161,12 @@ class Pruning:
         with self._writing(term) as connection:
             query = (
                 select(W.id, W.kind, W.owner, W.team, (W.weight + ROW_BYTES * ROWS).label("size"))
-                .where(W.ended_at < ended_before, *_besides(workloads, skip))
+                .where(W.ended_at < ended_before, *besides(workloads, skip))
                 .order_by(W.ended_at, W.id)
                 .limit(limit)
             )
             result = first_that_fit(connection.execute(query).all(), lambda row: int(row.size), PARTS_BYTES)
-            with _removing(workloads, [(row.id,) for row in result]):
+            with removing(workloads, [(row.id,) for row in result]):
                 _forget(connection, result, ended_before)
         return len(result)
 
@@ -186,15 +184,15 @@ class Pruning:
 
         None goes whose folder is still to be purged.
         """
-        purged = (~exists().where(purges.c.workload == R.workload), *_besides(removals, skip))
+        purged = (~exists().where(purges.c.workload == R.workload), *besides(removals, skip))
         with self._writing(term) as connection:
-            if count := _older(connection, removals, before, limit, *purged):
+            if count := remove_older(connection, removals, before, limit, *purged):
                 return count
             there = (
                 0 if maximum is None else connection.execute(select(func.count()).select_from(removals)).scalar_one()
             )
             beyond = there - (maximum or 0) - len(skip)
-            return _older(connection, removals, inf, min(limit, beyond), *purged) if beyond > 0 else 0
+            return remove_older(connection, removals, inf, min(limit, beyond), *purged) if beyond > 0 else 0
 
     def to_purge(self, limit: int, after: str = "") -> list[ToPurge]:
         """Return workloads without rows whose folders may still be there, by id, beginning after an id."""
@@ -210,7 +208,7 @@ class Pruning:
 
     def purged(self, ids: Sequence[str], term: int | None = None) -> None:
         """Forget that these folders were to be purged."""
-        with self._writing(term) as connection, _removing(purges, [(id,) for id in ids]):
+        with self._writing(term) as connection, removing(purges, [(id,) for id in ids]):
             connection.execute(delete(purges).where(purges.c.workload.in_(ids)))
 
     def forget_decisions(
@@ -220,12 +218,12 @@ class Pruning:
         with self._writing(term) as connection:
             newest = 0 if maximum is None else connection.execute(select(func.max(decisions.c.id))).scalar_one() or 0
             beyond = newest - (newest if maximum is None else maximum)
-            return _oldest(connection, decisions, before, limit, beyond, skip=skip)
+            return remove_oldest(connection, decisions, before, limit, beyond, skip=skip)
 
     def forget_keys(self, before: float, limit: int, term: int | None = None, *, skip: Skip = ()) -> int:
         """Remove the oldest keys of submissions that were made before a time."""
         with self._writing(term) as connection:
-            return _older(connection, submission_keys, before, limit, *_besides(submission_keys, skip))
+            return remove_older(connection, submission_keys, before, limit, *besides(submission_keys, skip))
 
     def forget_events(
         self, before: float, maximum: int, limit: int, term: int | None = None, *, skip: Skip = ()
@@ -238,7 +236,7 @@ class Pruning:
             newest = connection.execute(select(func.max(events.c.id))).scalar_one()
             if newest is None:
                 return 0
-            return _oldest(connection, events, before, limit, newest - max(1, maximum), newest - 1, skip=skip)
+            return remove_oldest(connection, events, before, limit, newest - max(1, maximum), newest - 1, skip=skip)
 
     def orphans(self, after: str, limit: int) -> tuple[list[tuple[str, int]], str | None]:
         """Return the unreferenced file contents among the next `limit`, with their bytes, and where to go on.
@@ -258,7 +256,7 @@ class Pruning:
 
     def forget_blobs(self, digests: Sequence[str], now: float, term: int | None = None) -> int:
         """Remove these file contents, unless a workload refers to one; `Contents.clear` removes those outside."""
-        with self._writing(term) as connection, _removing(blobs, [(digest,) for digest in digests]):
+        with self._writing(term) as connection, removing(blobs, [(digest,) for digest in digests]):
             return _drop(connection, digests, now)[0]
 
     def give_back(self, pages: int) -> int:
@@ -328,7 +326,7 @@ def _forget_outputs(
         if len(gone) >= limit:
             break
     gone = first_that_fit(gone, lambda row: int(row["size"]), PARTS_BYTES)
-    with _removing(outputs, [tuple(row[name] for name in keys) for row in gone]):
+    with removing(outputs, [tuple(row[name] for name in keys) for row in gone]):
         for row in gone:
             connection.execute(FORGET_OUTPUT, {f"one_{name}": row[name] for name in keys})
     return gone
@@ -345,69 +343,6 @@ def _forget(connection: Connection, result: Sequence[Any], at: float) -> None:
     if jobs:
         connection.execute(insert(purges), jobs)
     connection.execute(delete(workloads).where(W.id.in_([row.id for row in result])))
-
-
-def _older(connection: Connection, table: Table, before: float, limit: int, *where: ColumnElement[bool]) -> int:
-    """Remove at most `limit` rows of a table from before a time, the oldest first; return how many."""
-    key = list(table.primary_key)
-    first = select(*key).where(table.c.at < before, *where).order_by(table.c.at, *key).limit(limit)
-    return _remove(connection, table, [tuple(row) for row in connection.execute(first)])
-
-
-def _oldest(
-    connection: Connection,
-    table: Table,
-    before: float,
-    limit: int,
-    beyond: int = 0,
-    maximum: int | None = None,
-    *,
-    skip: Skip = (),
-) -> int:
-    """Remove the rows among the oldest `limit` that precede a row from before a time, or whose id is at most `beyond`.
-
-    Rows are in the order of their ids. A clock that was ahead for a while may have left times that are not.
-    """
-    first = select(table.c.id, table.c.at).where(*_besides(table, skip)).order_by(table.c.id).limit(limit)
-    oldest = connection.execute(first).all()
-    last = max((row.id for row in oldest if row.at < before or row.id <= beyond), default=0)
-    last = last if maximum is None else min(last, maximum)
-    return _remove(connection, table, [(row.id,) for row in oldest if row.id <= last])
-
-
-def _remove(connection: Connection, table: Table, keys: Sequence[tuple[object, ...]]) -> int:
-    """Remove rows by their primary keys; return how many there were."""
-    removed, columns = 0, list(table.primary_key)
-    with _removing(table, keys):
-        for begin in range(0, len(keys), 500):
-            part = keys[begin : begin + 500]
-            if len(columns) == 1:
-                where = columns[0].in_([key[0] for key in part])
-            else:
-                where = tuple_(*columns).in_(part)
-            removed += connection.execute(delete(table).where(where)).rowcount
-    return removed
-
-
-@contextmanager
-def _removing(table: Table, keys: Sequence[tuple[object, ...]]) -> Iterator[None]:
-    """Raise Unremovable with the keys of the rows where removing them fails."""
-    try:
-        yield
-    except Exception as error:
-        if not keys:
-            raise
-        raise Unremovable(table.name, keys) from error
-
-
-def _besides(table: Table, skip: Skip) -> list[ColumnElement[bool]]:
-    """Return the conditions that leave out the rows with some primary keys."""
-    columns = list(table.primary_key)
-    if not skip:
-        return []
-    if len(columns) == 1:
-        return [columns[0].not_in([key[0] for key in skip])]
-    return [tuple_(*columns).not_in(list(skip))]
 
 
 def _extent(connection: Connection, table: Table) -> dict[str, float | int | None]:
