@@ -27,6 +27,7 @@ def row_of(store: Store, id: str = "m-1") -> Machine:
 
 def end(store: Store, term: int, *ids: str, at: float = START + 60, state: str = "gone", **changes: Any) -> None:
     """Commit the end of machines."""
-    rows = [row_of(store, id) for id in ids]
+    known = {row.id: row for row in store.machines.live()}
+    rows = [known[id] for id in ids]
     ended = tuple(replace(row, state=state, since=at, reason="idle") for row in rows)  # type: ignore[arg-type]
     assert store.machines.commit(rows[0].deployment, term, MachineChanges(changed=ended, **changes))

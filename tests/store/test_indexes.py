@@ -23,6 +23,8 @@ from makeway_quota.store.records import (
 )
 from sqlalchemy import event
 
+from .machine_rows import end, launch
+
 CURSOR = "50.0~j50"
 READS: dict[str, list[Callable[[Store], Any]]] = {
     "workload": [lambda s: s.workload("j1")],
@@ -61,6 +63,21 @@ READS: dict[str, list[Callable[[Store], Any]]] = {
     "policy_current": [lambda s: s.policies.current()],
     "policy_version": [lambda s: s.policies.version(1)],
     "policy_history": [lambda s: s.policies.history(10)],
+    "machines": [
+        lambda s, deployment=deployment, states=states, after=after: s.machines.machines(deployment, states, 10, after)
+        for deployment, states in ((None, None), ("cloud", None), (None, ("lost",)))
+        for after in (None, (50.0, "m50"))
+    ],
+    "live_machines": [lambda s: s.machines.read("cloud"), lambda s: s.machines.machine("m1")],
+    "machine_events": [
+        lambda s, deployment=deployment, machine=machine, before=before: s.machine_log.events(
+            deployment, machine, before, 10
+        )
+        for deployment, machine in ((None, None), ("cloud", None), (None, "m1"))
+        for before in (None, 50)
+    ],
+    "machine_outputs": [lambda s: s.machine_log.outputs("m1")],
+    "machine_reports": [lambda s: s.machine_reports.after(5)],
 }
 LONG = {
     "workloads",
@@ -73,10 +90,15 @@ LONG = {
     "submission_keys",
     "outputs",
     "worker_reports",
+    "machines",
+    "machine_requests",
+    "machine_events",
+    "machine_outputs",
+    "machine_reports",
 }
 """Tables that grow with the history; a scan of the others reads a few rows."""
 
-ORDERED = {"ix_workloads_submitted_at_id", "ix_workloads_live"}
+ORDERED = {"ix_workloads_submitted_at_id", "ix_workloads_live", "ix_machines_requested_at_id"}
 """Indexes that are walked in the order of the answer, up to its limit."""
 
 
@@ -113,7 +135,7 @@ def scans(path: str, statement: str, parameters: Any) -> list[str]:
 
 def first_rows(line: str, statement: str) -> bool:
     """Whether a plan's line walks a log in the order of its ids, up to a limit."""
-    return line in ("SCAN decisions", "SCAN events") and "LIMIT" in statement
+    return line in ("SCAN decisions", "SCAN events", "SCAN machine_events") and "LIMIT" in statement
 
 
 @pytest.mark.parametrize("name", READS)
@@ -180,7 +202,9 @@ async def test_the_retention_scans_and_sorts_no_long_table(sqlite_url: str) -> N
 
 
 def fill(store: Store, jobs: int) -> None:
-    """Write a history of ended jobs of another team, and a few that live."""
+    """Write a history of ended jobs of another team and of machines that are gone, and a few that live."""
+    term = launch(store, *(f"m{number}" for number in range(jobs)))
+    end(store, term, *(f"m{number}" for number in range(10, jobs)))
     for begin in range(0, jobs, 200):
         ids = [f"j{number}" for number in range(begin, min(begin + 200, jobs))]
         new = [NewWorkload(id, "job", "ops", "gpu1", "bo", gpus=1000) for id in ids]

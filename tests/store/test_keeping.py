@@ -18,6 +18,8 @@ from makeway_quota.values import Notice, Place
 from postgres import empty_database
 from sqlalchemy import inspect, text
 
+from .machine_rows import launch
+
 
 @pytest.fixture
 def url(new_url: str) -> str:
@@ -276,6 +278,35 @@ def test_a_command_of_an_earlier_version_is_weighed_and_kept(url: str) -> None:
         assert whole is not None
         assert (whole.command, whole.env, whole.source) == (command_then, {"A": "b"}, source)
         assert store.whole_workloads(["j1"])["j1"].command == command_then
+        store.close()
+    finally:
+        engine.dispose()
+
+
+def test_a_database_without_machines_gets_their_tables_and_goes_back_with_what_it_held(url: str) -> None:
+    parsed = parse(url)
+    engine = engine_for(parsed, migrating=True)
+    try:
+        with engine.begin() as connection:
+            command.upgrade(alembic_config(connection), "0019")
+            connection.execute(text("INSERT INTO serials VALUES ('worker_reports', 7)"))
+            connection.execute(text("INSERT INTO policies VALUES (1, 1.0, 'ana', '', 'pools: []')"))
+        store = open_store(url)
+        launch(store, "m-1")
+        store.machine_reports.join("m-1", "boot", {}, 1.0)
+        store.deployments.save("cloud", "name: cloud", 0, "ana", 1.0)
+        assert [row.id for row in store.machines.live()] == ["m-1"]
+        store.close()
+        with engine.begin() as connection:
+            command.downgrade(alembic_config(connection), "0019")
+            left = set(inspect(connection).get_table_names())
+            assert not {name for name in left if "machine" in name or "deployment" in name}
+            assert connection.execute(text("SELECT name, value FROM serials")).all() == [("worker_reports", 7)]
+        store = open_store(url)
+        assert (store.machines.live(), store.deployments.list()) == ([], [])
+        assert store.policies.current() is not None
+        launch(store, "m-1")
+        assert store.machine_reports.join("m-1", "another", {}, 1.0).outcome == "joined"
         store.close()
     finally:
         engine.dispose()

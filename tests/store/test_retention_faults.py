@@ -14,8 +14,21 @@ from makeway_quota.store import Store, StoreError, open_store
 from makeway_quota.store.errors import NotLeading
 from makeway_quota.store.records import Change, NewDecision, SubmissionKey
 from makeway_quota.store.storage.contents import DELETED_AGE
-from makeway_quota.store.tables import decisions, events, outputs, purges, removals, submission_keys, workloads
+from makeway_quota.store.tables import (
+    decisions,
+    deployments,
+    events,
+    machine_events,
+    machines,
+    outputs,
+    purges,
+    removals,
+    submission_keys,
+    workloads,
+)
 from sqlalchemy import func, select, text
+
+from .machine_rows import end, launch
 
 NOW = 1e6
 KEEP = Keep(10.0, 10.0, 10.0, keys=10.0)
@@ -53,7 +66,13 @@ def refuse(store: Store, table: str, condition: str) -> Callable[[], None]:
 
 
 def fill(store: Store, job: Any) -> None:
-    """Add ended jobs with outputs, files, decisions and keys of submissions, all of them old."""
+    """Add ended jobs with outputs, files, decisions and keys of submissions, and machines, all of them old."""
+    term = launch(store, *IDS, requested_at=1.0, since=1.0)
+    end(store, term, *IDS, at=1.0)
+    for id in IDS:
+        store.deployments.save(id, "", 0, "ana", 1.0)
+        store.deployments.delete(id, 1, "ana", 1.0)
+        assert store.deployments.close(id, term, 1.0)
     for at, id in enumerate(IDS):
         key = SubmissionKey(f"k-{id}", "ana", "0" * 64)
         store.add_workload(job(id, owner=f"o-{id}"), [("f", id.encode(), False)], key=key, now=1.0 + at)
@@ -95,6 +114,9 @@ ROWS = [
     ("events", "OLD.id = 3", events, 2, "events 3"),
     ("submission_keys", f"OLD.workload = '{BAD}'", submission_keys, 1, f"k-{BAD}"),
     ("purges", f"OLD.workload = '{BAD}'", purges, 1, f"purges {BAD}"),
+    ("machines", f"OLD.id = '{BAD}'", machines, 1, f"machines {BAD}"),
+    ("machine_events", "OLD.id = 3", machine_events, 1, "machine_events 3"),
+    ("deployments", f"OLD.name = '{BAD}'", deployments, 1, f"deployments {BAD}"),
 ]
 
 
@@ -171,6 +193,10 @@ STEPS: list[tuple[Callable[[Store], Any], str]] = [
     (lambda store: store.pruning, "forget_events"),
     (lambda store: store.pruning, "forget_removals"),
     (lambda store: store.pruning, "forget_keys"),
+    (lambda store: store.machine_pruning, "forget_machines"),
+    (lambda store: store.machine_pruning, "forget_outputs"),
+    (lambda store: store.machine_pruning, "forget_events"),
+    (lambda store: store.machine_pruning, "forget_deployments"),
     (lambda store: store.pruning, "orphans"),
     (lambda store: store.pruning, "forget_blobs"),
     (lambda store: store.pruning, "to_purge"),
