@@ -103,9 +103,9 @@ def test_no_transaction_removes_more_of_machines_than_it_may(store: Store, monke
     end(store, term, *ids)
     assert store.machine_pruning.forget_machines(1e12, 2, term) == 2
     monkeypatch.setattr(pruning, "PARTS_BYTES", 2500)
-    assert store.machine_pruning.forget_outputs(10, term, maximum=0) == 2
+    assert store.machine_pruning.forget_machine_outputs(10, term, maximum=0) == 2
     assert store.machine_pruning.forget_machines(1e12, 10, term) == 3
-    assert store.machine_pruning.forget_events(1e12, 4, term, maximum=100) == 4
+    assert store.machine_pruning.forget_machine_events(1e12, 4, term, maximum=100) == 4
 
 
 def test_a_deposed_leader_removes_no_machine(store: Store) -> None:
@@ -117,8 +117,8 @@ def test_a_deposed_leader_removes_no_machine(store: Store) -> None:
     forget = store.machine_pruning
     for remove in (
         lambda: forget.forget_machines(1e12, 10, term),
-        lambda: forget.forget_outputs(10, term, maximum=0),
-        lambda: forget.forget_events(1e12, 10, term, maximum=0),
+        lambda: forget.forget_machine_outputs(10, term, maximum=0),
+        lambda: forget.forget_machine_events(1e12, 10, term, maximum=0),
         lambda: forget.forget_deployments(1e12, 10, term),
         lambda: store.deployments.close("cloud", term, 1.0),
     ):

@@ -228,8 +228,8 @@ class Retention:
         outputs, events = keep.max_machine_outputs, keep.max_machine_events
         return {
             "machines": lambda n, skip: pruning.forget_machines(over, n, term, maximum=keep.max_machines, skip=skip),
-            "machine_outputs": lambda n, skip: pruning.forget_outputs(n, term, maximum=outputs, skip=skip),
-            "machine_events": lambda n, skip: pruning.forget_events(told, n, term, maximum=events, skip=skip),
+            "machine_outputs": lambda n, skip: pruning.forget_machine_outputs(n, term, maximum=outputs, skip=skip),
+            "machine_events": lambda n, skip: pruning.forget_machine_events(told, n, term, maximum=events, skip=skip),
             "deployments": lambda n, skip: pruning.forget_deployments(over, n, term, skip=skip),
         }
 

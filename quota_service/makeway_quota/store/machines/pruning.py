@@ -58,7 +58,7 @@ class MachinePruning:
             beyond = there - maximum - len(skip)
             return _forget(connection, inf, min(limit, beyond), skip) if beyond > 0 else 0
 
-    def forget_outputs(self, limit: int, term: int | None = None, *, maximum: int, skip: Skip = ()) -> int:
+    def forget_machine_outputs(self, limit: int, term: int | None = None, *, maximum: int, skip: Skip = ()) -> int:
         """Remove the oldest outputs beyond the newest `maximum` of machines that are over."""
         over = select(M.id).where(OVER_MACHINE)
         mine = (machine_outputs.c.machine.in_(over), *besides(machine_outputs, skip))
@@ -73,7 +73,7 @@ class MachinePruning:
             found = first_that_fit(found, lambda row: int(row.size), PARTS_BYTES)
             return remove_rows(connection, machine_outputs, [(row.machine, row.kind) for row in found])
 
-    def forget_events(
+    def forget_machine_events(
         self, before: float, limit: int, term: int | None = None, *, maximum: int, skip: Skip = ()
     ) -> int:
         """Remove the oldest events from before a time, or beyond the newest `maximum`."""
