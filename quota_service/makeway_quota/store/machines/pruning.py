@@ -14,7 +14,7 @@ from sqlalchemy import Connection, delete, func, select
 
 from .. import writes
 from ..database.database import Database
-from ..old_rows import Skip, besides, remove_oldest, remove_rows, removing
+from ..database.old_rows import Skip, besides, remove_oldest, remove_rows, removing
 from ..pages import first_that_fit
 from ..tables import (
     OVER_MACHINE,

@@ -41,10 +41,10 @@ CHOICES: Mapping[str, frozenset[str | None]] = {
 }
 
 
-def machines(found: Iterable[Any], damaged: dict[str, Sequence[str]] | None = None) -> list[Machine]:
+def machines(selected: Iterable[Any], damaged: dict[str, Sequence[str]] | None = None) -> list[Machine]:
     """Return the machines of rows; one whose id is no text, which nothing can name, is left out."""
     result = []
-    for row in found:
+    for row in selected:
         if type(row.id) is str:
             result.append(machine(row, damaged))
         elif damaged is not None:

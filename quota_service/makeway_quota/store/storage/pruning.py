@@ -31,8 +31,8 @@ from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
 from .. import rows, writes
 from ..database.database import Database
+from ..database.old_rows import Skip, besides, remove_older, remove_oldest, removing
 from ..database.space import give_back
-from ..old_rows import Skip, besides, remove_older, remove_oldest, removing
 from ..pages import first_that_fit
 from ..tables import (
     ENDED_ROW,

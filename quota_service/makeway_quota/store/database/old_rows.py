@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from sqlalchemy import ColumnElement, Connection, Table, delete, select, tuple_
 
-from .errors import Unremovable
+from ..errors import Unremovable
 
 Skip = Collection[tuple[object, ...]]
 """The primary keys of rows that are left alone"""
