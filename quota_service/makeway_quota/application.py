@@ -15,6 +15,8 @@ from typing import IO
 from makeway_api import installations
 
 from .artifacts.choice import chosen
+from .autoscale.provider import JoinData
+from .autoscale.providers.choice import provider_of
 from .backends.base import Backend, BackendError
 from .backends.choice import keeping_removed
 from .backends.machines.machine_source import BACKEND as MACHINES
@@ -25,6 +27,7 @@ from .control.hub.people import People, refresh_forever
 from .control.hub.servers import HubServers
 from .control.loop import Loop
 from .control.machines.channel import MachineChannel
+from .control.machines.machine_loop import MachineLoop
 from .control.machines.placements import MachinePlacements
 from .control.machines.tokens import MachineTokens
 from .control.replicas.change_feed import ChangeFeed
@@ -71,7 +74,11 @@ class Application:
             room=lambda: self.services.context.storage.remaining(),
         )
         self.retention.quarantine = components.world.quarantine
+        self.machine_loop = machine_loop(components, self.loop.wake)
+        self.loop.machine_loop = self.machine_loop
         self.services = Services.of(components, self.loop.wake, self.loop.wake_at_once)
+        if self.machine_loop is not None:
+            self.services.deployments.follow(self.machine_loop.status)
         self._held = held
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -142,8 +149,14 @@ class Application:
             asyncio.create_task(restarting("Standing as leader", components.leader.run)),
             asyncio.create_task(restarting("Retention", self.retention.run)),
             asyncio.create_task(restarting("The progress of jobs", components.progress.run)),
+            *self._machine_tasks(),
             asyncio.create_task(restarting("The control loop", self.loop.run)),
         ]
+
+    def _machine_tasks(self) -> list[asyncio.Task[None]]:
+        if self.machine_loop is None:
+            return []
+        return [asyncio.create_task(restarting("Deployments of machines", self.machine_loop.run))]
 
     async def _follow_people(self) -> None:
         components, world = self.components, self.components.world
@@ -176,6 +189,20 @@ class Application:
         await asyncio.to_thread(components.store.close)
         for each in self._held:
             each.close()
+
+
+def machine_loop(components: Components, wake_cycle: Callable[[], None]) -> MachineLoop | None:
+    """Return what drives deployments of machines; None without the backend of that name."""
+    channel, settings = components.machines, components.settings
+    if channel is None:
+        return None
+
+    def join(machine: str) -> JoinData:
+        return JoinData(settings.machines.url, channel.tokens.join_token(machine))
+
+    providers = partial(provider_of, state_dir=settings.state_dir)
+    store, leader = components.store, components.leader
+    return MachineLoop(store, leader, providers, wake_cycle, components.clock, join=join)
 
 
 async def ended_placements(store: Store, id: str) -> dict[int, str]:

@@ -20,7 +20,21 @@ from makeway_api.quantities import count
 
 log = logging.getLogger("makeway.quarantine")
 
-Kind = Literal["workload", "node", "pod", "queue", "team", "pool", "profile", "person", "row", "folder", "file", "step"]
+Kind = Literal[
+    "workload",
+    "node",
+    "pod",
+    "queue",
+    "team",
+    "pool",
+    "profile",
+    "person",
+    "row",
+    "folder",
+    "file",
+    "deployment",
+    "step",
+]
 """A `row` is one of the database, a `folder` and a `file` are what ended workloads leave. A `step` is a part of the
 cycle, or of the retention, that fails by itself, or with something that it does not name."""
 
@@ -45,6 +59,7 @@ REMEDIES: dict[Kind, str] = {
     "row": "remove it from the database by hand if it stays",
     "folder": "remove it by hand if it stays",
     "file": "remove it by hand if it stays",
+    "deployment": "correct its document, or pause it",
     "step": "report the error in the log of the service",
 }
 """What an administrator can do, by kind"""

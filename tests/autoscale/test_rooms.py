@@ -62,3 +62,15 @@ def test_what_fits_on_a_type_is_what_its_empty_room_takes() -> None:
         )  # fmt: skip
         work = some_work(random)
         assert fits_on(kind, work) == (MachineRoom.of(kind).take(work) is not None)
+
+
+def test_a_machine_of_another_model_is_neither_room_nor_a_miss_for_others() -> None:
+    old = MachineType("old", "gpu", "o", gpus=2, model="T4")
+    new = MachineType("new", "gpu", "n", gpus=2, model="H100")
+    rooms = Rooms([MachineRoom.of(old)])
+    choosy = PendingWork("job-1", ("gpu",), gpus=1000, models=("H100",))
+    assert rooms.take(choosy) is None
+    assert not fits_on(old, choosy)
+    assert fits_on(new, choosy)
+    assert fits_on(MachineType("any", "gpu", "a", gpus=1), choosy)
+    assert rooms.take(PendingWork("job-2", ("gpu",), gpus=1000)) is not None

@@ -22,11 +22,13 @@ class PendingWork:
     gpus: int = 0
     cpu: int = 0
     memory: int = 0
+    models: tuple[str, ...] = ()
+    """whose GPUs suit; none: of any"""
 
     @property
     def shape(self) -> tuple[object, ...]:
         """What two workloads have in common that fit into the same room."""
-        return self.pools, self.workers, self.gpus, self.cpu, self.memory
+        return self.pools, self.workers, self.gpus, self.cpu, self.memory, self.models
 
 
 @dataclass(frozen=True, slots=True)

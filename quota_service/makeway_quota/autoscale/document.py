@@ -177,9 +177,9 @@ class DeploymentTable(Table):
     )
     orphan_after: Seconds = Field(
         900.0,
-        description="Seconds after which a machine without the service and without work powers off (no effect yet)",
+        description="Seconds after which a machine without the service and without work powers off",
     )
-    poll_interval: Seconds = Field(15.0, description="Seconds between two lists of the provider (no effect yet)")
+    poll_interval: Seconds = Field(15.0, description="Seconds between two lists of the provider")
     request_timeout: Seconds = Field(120.0, description="Seconds for which an answer to a launch is waited for")
     lost_after: Seconds = Field(
         120.0, description="Seconds for which a machine may be silent before its work goes elsewhere"

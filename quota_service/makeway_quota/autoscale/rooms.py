@@ -33,17 +33,19 @@ class MachineRoom:
     machine: str | None = None
     type: str = ""
     used: bool = False
+    model: str = ""
 
     @classmethod
     def of(cls, kind: MachineType, machine: Machine | None = None) -> MachineRoom:
         """Return the room of a machine of a type; without a machine, of one to launch."""
         gpus = 0 if kind.cpu_only else kind.gpus if machine is None else machine.gpus
         name = None if machine is None else machine.id
-        return cls(kind.pool, [GPU] * gpus, kind.cpu or UNLIMITED, kind.memory or UNLIMITED, name, kind.name)
+        cpu, memory = kind.cpu or UNLIMITED, kind.memory or UNLIMITED
+        return cls(kind.pool, [GPU] * gpus, cpu, memory, name, kind.name, model=kind.model)
 
     def take(self, work: PendingWork) -> Devices | None:
         """Take the room of one worker; return its devices, None where it does not fit."""
-        if work.cpu > self.cpu or work.memory > self.memory:
+        if work.cpu > self.cpu or work.memory > self.memory or not _suits(self.model, work):
             return None
         devices = self._devices(work.gpus)
         if devices is None:
@@ -73,8 +75,15 @@ class MachineRoom:
         return [(at, GPU) for at in whole] if len(whole) == milli // GPU else None
 
 
+def _suits(model: str, work: PendingWork) -> bool:
+    """Whether GPUs of a model are of one that the work asks for; those of a type without a model may be of any."""
+    return not work.models or not model or model in work.models
+
+
 def fits_on(kind: MachineType, work: PendingWork) -> bool:
     """Whether a worker fits on an empty machine of a type."""
+    if not _suits(kind.model, work):
+        return False
     if work.cpu > (kind.cpu or UNLIMITED) or work.memory > (kind.memory or UNLIMITED):
         return False
     devices = work.gpus // GPU if work.gpus >= GPU else int(work.gpus > 0)
@@ -155,8 +164,10 @@ class Rooms:
                 for room in block.rooms:
                     if (devices := room.take(work)) is not None:
                         return TakenRoom(work, room, devices, block)
-                block.misses.add(need)
-            misses.add(need)
+                if not work.models:
+                    block.misses.add(need)
+            if not work.models:  # else another model may have room
+                misses.add(need)
         return None
 
     def take_on(self, room: MachineRoom, work: PendingWork) -> TakenRoom | None:

@@ -16,6 +16,8 @@ from contextlib import suppress
 from functools import partial
 
 from ..backends.base import BackendError, Observation, Phase
+from ..backends.machines.machine_source import BACKEND as MACHINES
+from ..engine.plan import Demand
 from ..metrics import CYCLE_SECONDS, LEADER, count_decisions
 from ..quarantine import concerns_all
 from ..store.errors import Deposed, NotLeading, StoreError
@@ -27,6 +29,8 @@ from .components import Components
 from .decisions import change_set_of, excluded, set_aside
 from .garbage import collect_less
 from .hub.membership import holds, is_new
+from .machines.cycle_demand import cycle_demand
+from .machines.machine_loop import MachineLoop
 from .planner import Planner
 from .reason_throttle import CATCH_UP, Explaining, ReasonThrottle
 from .reconcile import note_launched, reconcile
@@ -78,6 +82,10 @@ class Loop:
         if parts.servers is not None:
             parts.servers.quarantine = parts.world.quarantine
         parts.backend.set_aside_in(parts.world.quarantine)
+        self.machine_loop: MachineLoop | None = None
+        """is told after each cycle what machines are needed, where there are deployments"""
+        self._demand: tuple[Demand, ...] | None = None
+        """of the plan of this cycle; None where there was none"""
         self.tick = parts.settings.tick_seconds
         self.max_infra_failures = parts.settings.max_failures_lost
         self.clock = parts.clock
@@ -228,7 +236,8 @@ class Loop:
 
         Without `explain` the reasons of workloads that wait stay as they are, for a later cycle.
         """
-        began_at = time.perf_counter()
+        began_at, observed_at = time.perf_counter(), time.monotonic()
+        self._demand = None
         self._at_once.clear()
         started = Started()
         now = await self._observe()
@@ -236,6 +245,7 @@ class Loop:
         change_set, unplanned = await self._plan(now, explain)
         changed |= await self._apply(change_set, started, now)
         changed |= await self._actuate(started, now)
+        await self._tell_machines(observed_at)
         await self._record(now)
         if unplanned is not None:
             raise unplanned
@@ -294,6 +304,14 @@ class Loop:
         await self._commit(started.reasons, now)
         return changed
 
+    async def _tell_machines(self, observed_at: float) -> None:
+        """Tell what this cycle knows of the work that machines are for."""
+        if self.machine_loop is None or not self.machine_loop.active or self._demand is None:
+            return
+        rows = await self.world.rows_as_of_now()  # with the commits so far
+        nodes = self.world.observed.nodes
+        self.machine_loop.planned(cycle_demand(observed_at, self._demand, nodes, rows.values(), MACHINES))
+
     async def _record(self, now: float) -> None:
         """Write what was measured, and forget what this cycle looked at."""
         await self._keep_histories(now)
@@ -323,6 +341,7 @@ class Loop:
         """Return what the engine decides."""
         planned_at = time.perf_counter()
         plan = await self._planner.plan(rows, now, explain)
+        self._demand = plan.demand
         self._forget_absent(rows)
         change_set = change_set_of(
             plan,

@@ -165,7 +165,8 @@ def _never_fits(cluster: Cluster, queue: Queue, pool: PoolState) -> Reason | Non
     need, name = queue.need, pool.pool.name
     capacity = cluster.capacities.capacity(pool, need)
     every, usable = capacity.every, capacity.up
-    if every < need.min_workers and not (pool.pool.kind == "autoscaled" and pool.pool.max_nodes):
+    growing = pool.pool.kind == "autoscaled" and (pool.pool.max_nodes or not need.session)
+    if every < need.min_workers and not growing:
         able = [node for node in pool.nodes if node.node.sessions or not need.session]
         if pool.nodes and not able:
             fact = Fact("only_jobs", {**_request(queue), "pool": name})

@@ -93,7 +93,11 @@ def scale(cluster: Cluster, builder: PlanBuilder, waiting: list[Queue], why: boo
 
     `why`: record as well that the workloads wait for these nodes, or for a larger budget.
     """
-    demands = {name: _Demand(pool) for name, pool in cluster.pools.items() if pool.pool.kind == "autoscaled"}
+    demands = {
+        name: _Demand(pool)
+        for name, pool in cluster.pools.items()
+        if pool.pool.kind == "autoscaled" and pool.pool.max_nodes
+    }
     allowance = Allowance(cluster)
     growing = [demand.pool for demand in demands.values()]
     able = useful_pools(cluster, waiting, growing)

@@ -44,7 +44,8 @@ def _never_fits(cluster: Cluster, queue: Queue, pool: str) -> Reason | None:
     nodes = cluster.nodes_of(pool)
     each = [(min(_when_empty(cluster, name, need), need.min_workers), cluster.usable(name)) for name in nodes]
     every, up = sum(n for n, _ in each), sum(n for n, usable in each if usable)
-    growing = cluster.pools[pool].kind == "autoscaled" and cluster.pools[pool].max_nodes
+    known = cluster.pools[pool]
+    growing = known.kind == "autoscaled" and (known.max_nodes or not need.session)
     if every < need.min_workers and not growing:
         return "too_large", "place"
     return ("node_failed", "place") if up < need.min_workers <= every else None

@@ -41,7 +41,7 @@ class Wanted:
 
 def scale(cluster: Cluster, waiting: Mapping[str, Queue]) -> tuple[list[Scale], dict[str, Code]]:
     """Return the demand, and the codes of the workloads that wait for a node or for a larger budget instead."""
-    growing = [pool for pool in cluster.pools.values() if pool.kind == "autoscaled"]
+    growing = [pool for pool in cluster.pools.values() if pool.kind == "autoscaled" and pool.max_nodes]
     wanted = {pool.name: Wanted(pool, len(cluster.nodes_of(pool.name))) for pool in growing}
     claims: list[Claim] = []
     codes: dict[str, Code] = {}

@@ -16,6 +16,7 @@ from makeway_api.models import (
     DeploymentRequest,
     DeploymentSpend,
     DeploymentStep,
+    LaunchHold,
     PolicyCheck,
     PolicyIssue,
 )
@@ -25,6 +26,7 @@ from ...autoscale.deployment import Deployment
 from ...autoscale.document import read_deployment
 from ...autoscale.document_edits import differences, free_name, with_name, with_paused
 from ...autoscale.machine import STATES, Machine
+from ...control.machines.deployment_driver import DeploymentStatus
 from ...policy import Issue, PolicyInvalid
 from ...store.errors import Conflict
 from ...store.records import NewDecision, StoredDeployment
@@ -36,26 +38,27 @@ from ..refusals import refuse
 from ..times import at
 
 FILE = "deployment.yaml"
+MAX_HOLDS = 20
+"""Reasons for which nothing is launched that an answer has"""
 TRIES = 5
 """Times that a change which fits any version is made to the newest one"""
 MAX_MESSAGE = 2000
 """Characters of a line of the decision log"""
 
-StepOf = Callable[[str], DeploymentStep | None]
+StatusOf = Callable[[str], DeploymentStatus | None]
 """Return what the last step of a deployment said; None where this replica made none"""
-
-
-def no_step(_: str) -> DeploymentStep | None:
-    """Return that this process makes no steps."""
-    return None
 
 
 class DeploymentService:
     """The documents of deployments, with their machines by state and their spend. Administrators only."""
 
-    def __init__(self, context: Context, step_of: StepOf = no_step) -> None:
+    def __init__(self, context: Context) -> None:
         self._context = context
-        self._step_of = step_of
+        self._status_of: StatusOf = lambda name: None
+
+    def follow(self, status_of: StatusOf) -> None:
+        """Show what the last step of each deployment said."""
+        self._status_of = status_of
 
     async def every(self, caller: Caller) -> list[DeploymentModel]:
         """Return all deployments by name, those that are being deleted too, without their documents."""
@@ -223,7 +226,7 @@ class DeploymentService:
             updated_by=stored.updated_by,
             machines={state: by_state[state] for state in STATES if by_state[state]},
             problem=problem,
-            step=self._step_of(stored.name),
+            step=_step(self._status_of(stored.name)),
         )
         paused = deployment is not None and deployment.paused
         found.message = deployment_does(len(machines), paused=paused, deleting=stored.deleting)
@@ -261,6 +264,26 @@ def _readable(stored: StoredDeployment | None) -> tuple[Deployment | None, str]:
         return read_deployment(stored.document, FILE), ""
     except PolicyInvalid as invalid:
         return None, str(invalid.issues[0])
+
+
+def _step(status: DeploymentStatus | None) -> DeploymentStep | None:
+    if status is None:
+        return None
+    holds = [
+        LaunchHold(
+            workload=one.workload, type=one.type, code=one.code, until=None if one.until is None else at(one.until)
+        )
+        for one in status.refusals[:MAX_HOLDS]
+    ]
+    listed = None if status.listed_at is None else at(status.listed_at)
+    return DeploymentStep(
+        at=at(status.at),
+        problem=status.problem,
+        listed_at=listed,
+        unserved=len(status.unserved),
+        holds=holds,
+        overdue=list(status.overdue),
+    )
 
 
 def _only_administrators(caller: Caller) -> None:

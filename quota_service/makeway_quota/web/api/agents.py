@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from makeway_api.models.agents import AgentJoin, AgentJoined, AgentReceipt, AgentReportIn, MachineOrders
 
+from ...agent_program import agent_program
 from ...services.cluster.agents import AgentService
 from ..dependencies import TheStreams, Wait
 from ..server.connections import note_login
@@ -38,6 +40,13 @@ Address = Annotated[str, Depends(address_of)]
 async def join(agents: TheAgents, token: Token, address: Address, body: AgentJoin) -> Response:
     """Become the agent of a machine, by its join token; a repetition changes nothing."""
     return json_of(await agents.join(token, body, address))
+
+
+@router.get("/agent.pyz", include_in_schema=False)
+async def program() -> Response:
+    """Return the agent in one file; it is public, and the same on each replica."""
+    content = await asyncio.to_thread(agent_program)
+    return Response(content, media_type="application/zip", headers={"Cache-Control": "no-cache"})
 
 
 @router.post("/{machine}/report", operation_id="report_machine", response_model=AgentReceipt)

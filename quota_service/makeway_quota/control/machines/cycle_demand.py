@@ -1,0 +1,63 @@
+"""Tell what a cycle of the control loop knows of the work that machines are for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from ...autoscale.demand import MachineDemand, PendingWork
+from ...autoscale.machine import Machine
+from ...backends.base import NodeStatus
+from ...engine.plan import Demand
+from ...store.records import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class CycleDemand:
+    """The work as a cycle left it. `began`: when it observed the nodes, on a clock that never jumps.
+
+    `open_machines`: those on which the cycle could start work; `busy` counts the attempts that have a row there.
+    """
+
+    began: float
+    pending: tuple[PendingWork, ...]
+    nodes: frozenset[str]
+    open_machines: frozenset[str]
+    busy: Mapping[str, int]
+    nominated: frozenset[str]
+
+    def of(self, machines: Iterable[Machine]) -> MachineDemand | None:
+        """Return the demand for a step; None where the cycle may have started work on a machine that drains now."""
+        if any(machine.id in self.open_machines for machine in machines if machine.state == "draining"):
+            return None
+        return MachineDemand(self.pending, self.nodes, self.busy, self.nominated)
+
+
+def cycle_demand(
+    began: float,
+    demand: Iterable[Demand],
+    nodes: Mapping[str, NodeStatus],
+    rows: Iterable[Workload],
+    backend: str,
+) -> CycleDemand:
+    """Return what a cycle knows. `demand`: of its plan; `nodes`: as it observed them.
+
+    `rows`: of all work that has not ended, after the cycle's end; `backend`: the one whose nodes are machines.
+    """
+    machines = {name: node for name, node in nodes.items() if node.backend == backend}
+    busy, nominated = _places(rows, machines.keys())
+    accepting = (name for name, node in machines.items() if node.ready and not node.cordoned and node.observed)
+    pending = tuple(PendingWork(*one) for one in demand)
+    return CycleDemand(began, pending, frozenset(machines), frozenset(accepting), busy, nominated)
+
+
+def _places(rows: Iterable[Workload], machines: Collection[str]) -> tuple[Mapping[str, int], frozenset[str]]:
+    busy = Counter[str]()
+    nominated = set[str]()
+    if not machines:
+        return busy, frozenset()
+    for row in rows:
+        busy.update({place.node for place in row.placement if place.node in machines})
+        nominated.update(place.node for place in row.nomination if place.node in machines)
+    return busy, frozenset(nominated)

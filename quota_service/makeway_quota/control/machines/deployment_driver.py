@@ -1,0 +1,263 @@
+"""Drive one deployment: list its instances, make its steps, and make the provider's calls outside of them.
+
+A list or a call that hangs holds up no other deployment, no step and no other call of this one. Whatever a call
+answers is committed as an observation; the calls of a leader that is gone are repeated by the next one from the rows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+from ...autoscale.budget import Money
+from ...autoscale.demand import MachineDemand, PendingWork
+from ...autoscale.deployment import Deployment
+from ...autoscale.instances import Instance, InstanceList
+from ...autoscale.machine import MachineObservation
+from ...autoscale.provider import JoinData, Provider, ProviderError
+from ...autoscale.sizing import LaunchRefusal
+from ...autoscale.step import (
+    ANSWER_TRIES,
+    MachineRows,
+    MachineStore,
+    ProviderCall,
+    StepInput,
+    StepLeader,
+    StepResult,
+    answer,
+    step,
+)
+from .cycle_demand import CycleDemand
+
+log = logging.getLogger("makeway.machines")
+
+CALLS_AT_ONCE = 16
+"""Calls of one deployment that are made at the same time, besides the list"""
+
+Reports = Mapping[str, Sequence[MachineObservation]]
+"""Observations by machine, of all deployments"""
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentStatus:
+    """What the last step of a deployment said. `problem`: why its provider cannot be asked, "" where it can."""
+
+    at: float
+    problem: str = ""
+    listed_at: float | None = None
+    unserved: tuple[PendingWork, ...] = ()
+    refusals: tuple[LaunchRefusal, ...] = ()
+    money: Money | None = None
+    overdue: tuple[str, ...] = ()
+
+
+class MachineIdentity(NamedTuple):
+    """The source of ids of new machines, and what an instance is told so that it joins as its machine."""
+
+    new_id: Callable[[], str]
+    join: Callable[[str], JoinData | None]
+
+
+@dataclass(slots=True)
+class _Term:
+    """What a driver knows in one term of its leader."""
+
+    number: int
+    listening: float
+    lists: list[InstanceList] = field(default_factory=list)
+    reports: list[tuple[str, MachineObservation]] = field(default_factory=list)
+    clock_step: float = 0.0
+    changed_at: float = 0.0
+    """when machines were last committed in another state, on a clock that never jumps"""
+
+
+class DeploymentDriver:
+    """The steps and the calls of one deployment. For the event loop; the store and the provider work in threads."""
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        provider: Provider,
+        store: MachineStore,
+        identity: MachineIdentity,
+        clock: Callable[[], float],
+        wake: Callable[[], None],
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.deployment, self.deleting = deployment, False
+        self.status: DeploymentStatus | None = None
+        self._provider, self._store = provider, store
+        self._identity, self._clock, self._wake, self._monotonic = identity, clock, wake, monotonic
+        self._threads = ThreadPoolExecutor(CALLS_AT_ONCE, thread_name_prefix=f"provider-{deployment.name}")
+        self._term: _Term | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._in_flight: dict[str, str] = {}
+        """Machine, or instance without a row, to the call that is under way"""
+        self._listing = False
+        self._list_due = 0.0
+        self._problem = ""
+        self._listed_at: float | None = None
+
+    def replace(self, deployment: Deployment, provider: Provider, *, deleting: bool) -> None:
+        """Go on with a document that was edited."""
+        self.deployment, self._provider, self.deleting = deployment, provider, deleting
+
+    async def close(self) -> None:
+        """Give up what is under way; calls that were made and whose answers come later are found by the next leader."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def lead(self, term: int, listening: float) -> None:
+        """Begin a term. `listening`: since when its reports and the demand are known."""
+        self._term = _Term(term, listening)
+        self._list_due = 0.0
+
+    def clock_was_set(self, seconds: float) -> None:
+        """Move all times by so many seconds: the clock was set forward (back, if it is negative)."""
+        if self._term is not None:
+            self._term.clock_step += seconds
+            self._term.listening += seconds
+
+    def take(self, reports: Reports) -> None:
+        """Keep what machines reported for the next step that is committed."""
+        if self._term is not None:
+            self._term.reports += [(machine, one) for machine, seen in reports.items() for one in seen]
+
+    async def advance(self, demand: CycleDemand | None) -> bool:
+        """Make one step and begin its calls; return whether machines are in other states than before."""
+        term = self._term
+        if term is None:
+            return False
+        self._list(term)
+        rows = await asyncio.to_thread(self._store.read, self.deployment.name)
+        fresh = None if demand is None or demand.began <= term.changed_at else demand.of(rows.machines)
+        seen = StepInput(
+            self._clock(),
+            term.listening,
+            fresh,
+            tuple(term.lists),
+            (*term.reports, *_fenced(rows, fresh)),
+            frozenset(self._in_flight),
+            term.clock_step,
+        )
+        taken = len(term.lists), len(term.reports)
+        leader = StepLeader(term.number, self._identity.new_id, self._clock)
+        result = await asyncio.to_thread(
+            partial(step, self._store, self.deployment, seen, leader, deleting=self.deleting)
+        )
+        if not result.committed:
+            self._wake()  # a report, an answer or an edit was faster
+            return False
+        del term.lists[: taken[0]]
+        del term.reports[: taken[1]]
+        term.clock_step -= seen.clock_step
+        self._note(result)
+        for call in result.calls:
+            self._begin(term, call)
+        after = await asyncio.to_thread(self._store.read, self.deployment.name)
+        changed = _states(rows) != _states(after)
+        if changed:  # what an earlier cycle knew of them may be wrong: wait for a new one
+            term.changed_at = self._monotonic()
+        return changed
+
+    def _note(self, result: StepResult) -> None:
+        self.status = DeploymentStatus(
+            self._clock(),
+            self._problem,
+            self._listed_at,
+            result.unserved,
+            result.refusals,
+            result.money,
+            result.overdue,
+        )
+
+    # -- the provider
+
+    def _list(self, term: _Term) -> None:
+        """Begin to list the instances, if it is time and no list is under way."""
+        if self._listing or self._monotonic() < self._list_due:
+            return
+        self._listing = True
+        self._spawn(self._listed(term))
+
+    async def _listed(self, term: _Term) -> None:
+        try:
+            found = await self._in_thread(lambda: self._provider.list(self.deployment.name, self._clock()))
+            term.lists.append(found)
+            self._listed_at, self._problem = found.at, ""
+        except ProviderError as error:
+            self._complain(str(error) or type(error).__name__)
+        except Exception as error:
+            self._complain(f"{type(error).__name__}: {error}")
+            log.exception("The instances of %s cannot be listed", self.deployment.name)
+        finally:
+            self._listing = False
+            self._list_due = self._monotonic() + self.deployment.poll_interval
+        self._wake()
+
+    def _complain(self, problem: str) -> None:
+        if problem != self._problem:
+            log.warning("The provider of %s cannot be asked: %s", self.deployment.name, problem)
+        self._problem = problem
+
+    def _begin(self, term: _Term, call: ProviderCall) -> None:
+        target = call.machine.id if call.machine is not None else call.instance
+        if target in self._in_flight:
+            return
+        self._in_flight[target] = call.kind
+        self._spawn(self._call(term, call, target))
+
+    async def _call(self, term: _Term, call: ProviderCall, target: str) -> None:
+        began = self._clock()
+        try:
+            join = None if call.machine is None else self._identity.join(call.machine.id)
+            result = await self._in_thread(lambda: call.make(self._provider, join))
+        except Exception:
+            log.exception("%s of %s failed", call.kind, target)
+            return  # no answer: the row's time-outs go on
+        finally:
+            del self._in_flight[target]
+        await self._answered(term, call, began, result)
+        self._wake()
+
+    async def _answered(
+        self, term: _Term, call: ProviderCall, began: float, result: Instance | bool | ProviderError
+    ) -> None:
+        """Commit an answer; one that cannot be committed is found again in the next list."""
+        if isinstance(result, ProviderError):
+            log.warning("%s of a machine of %s: %s", call.kind, self.deployment.name, result)
+        for _ in range(ANSWER_TRIES):
+            if self._term is not term:
+                return
+            one = [(call, began, result)]
+            if await asyncio.to_thread(answer, self._store, self.deployment, one, term.number, self._clock()):
+                return
+
+    async def _in_thread(self, function: Callable[[], Any]) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _states(rows: MachineRows) -> dict[str, str]:
+    return {machine.id: machine.state for machine in rows.machines}
+
+
+def _fenced(rows: MachineRows, demand: MachineDemand | None) -> Iterator[tuple[str, MachineObservation]]:
+    """Yield that no work has a row any more on machines that are lost."""
+    if demand is None:
+        return
+    for machine in rows.machines:
+        if machine.state == "lost" and not demand.used(machine.id):
+            yield machine.id, MachineObservation("fenced")

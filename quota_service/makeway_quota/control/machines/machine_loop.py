@@ -1,0 +1,176 @@
+"""Make the steps of all deployments while this replica leads: after each cycle, report, list and answer, and in time.
+
+A deployment that fails is tried again, and holds up no other one. Each begins a term with nothing in memory: rows,
+lists and reports say all that is to be known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+
+from ...autoscale.deployment import Deployment
+from ...autoscale.document import read_deployment
+from ...autoscale.machine import MachineObservation
+from ...autoscale.provider import JoinData, Provider
+from ...quarantine import Quarantine
+from ...store.records import StoredDeployment
+from ...store.store import Store
+from ..replicas.leader import Leader
+from ..restarting_tasks import is_cancelled
+from ..world.clock_steps import ClockSteps
+from .agent_reports import observations
+from .cycle_demand import CycleDemand
+from .deployment_driver import DeploymentDriver, DeploymentStatus, MachineIdentity
+
+log = logging.getLogger("makeway.machines")
+
+TICK = 2.0
+"""Seconds from one step to the next where nothing happens: time-outs are kept within them"""
+MIN_PAUSE = 0.1
+"""Seconds between two steps: what happens within them is decided together"""
+STEPPING, READING = "deciding about its machines", "reading its document"
+
+
+class MachineLoop:
+    """Drives the deployments. `planned` is called by the control loop after each cycle."""
+
+    def __init__(
+        self,
+        store: Store,
+        leader: Leader,
+        make_provider: Callable[[Deployment], Provider],
+        wake_cycle: Callable[[], None],
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+        join: Callable[[str], JoinData | None] = lambda machine: None,
+    ) -> None:
+        """`join` returns what the instance of a machine is told so that it joins, always the same."""
+        self._join = join
+        self.quarantine = Quarantine()
+        self._store, self._leader, self._make_provider = store, leader, make_provider
+        self._wake_cycle, self._clock, self._monotonic = wake_cycle, clock, monotonic
+        self._drivers: dict[str, DeploymentDriver] = {}
+        self._documents: dict[str, StoredDeployment] = {}
+        self._demand: CycleDemand | None = None
+        self._term: int | None = None
+        self._serial = 0
+        self._steps = ClockSteps(clock, monotonic)
+        self._wake = asyncio.Event()
+
+    @property
+    def active(self) -> bool:
+        """Whether there are deployments, so that cycles have to tell what they know."""
+        return bool(self._drivers)
+
+    def status(self, name: str) -> DeploymentStatus | None:
+        """Return what the last step of a deployment said; None where this replica made none."""
+        driver = self._drivers.get(name)
+        return None if driver is None else driver.status
+
+    def planned(self, demand: CycleDemand) -> None:
+        """Take what a cycle knows of the work, and make the steps."""
+        self._demand = demand
+        self.wake()
+
+    def wake(self) -> None:
+        """Request the steps soon; for the event loop."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Make the steps until cancelled."""
+        try:
+            while True:
+                await self.turn()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(TICK):
+                        await self._wake.wait()
+                await asyncio.sleep(MIN_PAUSE)
+                self._wake.clear()
+        finally:
+            await self._stop()
+
+    async def turn(self) -> None:
+        """Make one step of each deployment, if this replica leads."""
+        term = self._leader.term
+        if term is None:
+            await self._stop()
+            return
+        if term != self._term:
+            await self._stop()
+            self._term, self._serial, self._demand = term, 0, None
+        await self._read_documents()
+        reports = await self._new_reports()
+        seconds = self._steps.observe()
+        for name, driver in list(self._drivers.items()):
+            if seconds:
+                driver.clock_was_set(seconds)
+            await self._step(name, driver, reports)
+
+    async def _step(self, name: str, driver: DeploymentDriver, reports: Mapping[str, list[MachineObservation]]) -> None:
+        driver.take(reports)
+        if self.quarantine.rests(STEPPING, "deployment", name):
+            return
+        with self.quarantine.guard(STEPPING, "deployment", name):
+            if await driver.advance(self._demand):
+                self._wake_cycle()  # which machines accept work has changed
+            if driver.deleting and await asyncio.to_thread(
+                self._store.deployments.close, name, self._leader.check(self._term), self._clock()
+            ):
+                self._documents.pop(name, None)
+                del self._drivers[name]
+                await driver.close()
+
+    async def _read_documents(self) -> None:
+        """Begin, change and end drivers as the documents say."""
+        stored = {one.name: one for one in await asyncio.to_thread(self._store.deployments.list)}
+        for name in self._drivers.keys() - stored.keys():
+            await self._drivers.pop(name).close()
+        self._documents = {name: one for name, one in self._documents.items() if name in stored}
+        for name, one in stored.items():
+            if self._documents.get(name) == one or self.quarantine.rests(READING, "deployment", name):
+                continue
+            with self.quarantine.guard(READING, "deployment", name):
+                self._drive(one)
+                self._documents[name] = one
+
+    def _drive(self, stored: StoredDeployment) -> None:
+        deployment = replace(read_deployment(stored.document, stored.name), revision=stored.version)
+        provider = self._make_provider(deployment)
+        driver = self._drivers.get(stored.name)
+        if driver is None:
+            calls = MachineIdentity(new_machine_id, self._join)
+            driver = DeploymentDriver(
+                deployment, provider, self._store.machines, calls, self._clock, self.wake, self._monotonic
+            )
+            driver.lead(self._leader.check(self._term), self._clock())
+            self._drivers[stored.name] = driver
+        driver.replace(deployment, provider, deleting=stored.deleting)
+
+    async def _new_reports(self) -> Mapping[str, list[MachineObservation]]:
+        """Return what machines reported since the last turn; in a new term all that is known."""
+        found = await asyncio.to_thread(self._store.machine_reports.after, self._serial)
+        if found:
+            self._serial = found[-1].serial
+        return {report.machine: list(observations(report)) for report in found}
+
+    async def _stop(self) -> None:
+        self._term = None
+        drivers, self._drivers, self._documents = list(self._drivers.values()), {}, {}
+        for driver in drivers:
+            try:
+                await driver.close()
+            except (Exception, asyncio.CancelledError):
+                if is_cancelled():
+                    raise
+                log.exception("A deployment could not be left")
+
+
+def new_machine_id() -> str:
+    """Return the id of a new machine, which is also the name of its node."""
+    return f"m-{uuid.uuid4().hex[:12]}"

@@ -1,0 +1,130 @@
+"""A deployment on the cloud in a folder, with real machines, agents and jobs: it grows for what waits, and shrinks."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from makeway_quota.autoscale.machine import Machine
+from makeway_quota.autoscale.providers.local import LocalFaults, LocalProvider
+from makeway_quota.backends.machines.backend import MachinesBackend
+from makeway_quota.backends.memory import MemoryBackend
+from makeway_quota.backends.routing.backend import RoutingBackend
+from running import Running, python, running
+from web.portal import serving
+
+pytestmark = pytest.mark.slow
+
+POLICY = """
+version: 1
+pools:
+  - {name: here, nodes: {local: {gpus: all}}}
+  - {name: cloud, kind: autoscaled}
+profiles:
+  - {name: gpu1, gpus: 1, pools: [cloud], policies: [[rnd]]}
+  - {name: gpu2, gpus: 2, pools: [cloud], policies: [[rnd]]}
+policies:
+  - {name: rnd, groups: [rnd], quotas: [{pools: [cloud], reserved: 8, limit: 8}]}
+"""
+DOCUMENT = """
+version: 1
+name: demo
+provider: local
+max_machines: 2
+poll_interval: 1
+machine_types:
+  - {name: g2, pool: cloud, instance: g2, gpus: 2, idle_timeout: 3, max_machines: 2, init_script: "echo hello"}
+"""
+
+
+class Site:
+    """A service with a deployment, and its cloud."""
+
+    def __init__(self, run: Running, cloud: LocalProvider) -> None:
+        self.run, self.cloud = run, cloud
+        self.store = run.service.components.store
+
+    def described(self) -> str:
+        """Return what is known of the deployment, for a failure."""
+        loop = self.run.service.machine_loop
+        assert loop is not None
+        log = [(one.machine, one.state, one.reason, one.message) for one in self.store.machine_log.events()]
+        jobs = [(row.id, row.state, row.reason_code, row.message) for row in self.store.active()]
+        return "\n".join(map(str, (loop.status("demo"), *log, *jobs, *self.machines)))
+
+    @property
+    def machines(self) -> list[Machine]:
+        return self.store.machines.live()
+
+    def nodes_of(self, job: str) -> list[str]:
+        return [place.node for place in self.store.attempts(job)[-1].placement]
+
+    async def until_machines(self, *states: str) -> None:
+        async def there() -> bool:
+            return sorted(machine.state for machine in self.machines) == sorted(states)
+
+        await self.run.until(there, f"machines are {states}")
+
+
+@asynccontextmanager
+async def site(folder: Path, document: str = DOCUMENT) -> AsyncIterator[Site]:
+    """Start a service that machines reach, whose deployment has no machine yet."""
+    cloud = LocalProvider(folder / "state" / "machines")
+    cloud.set_faults(LocalFaults(boot_seconds=0.5))
+    backend = RoutingBackend([MemoryBackend(), MachinesBackend(durable_checkpoints=True)])
+    settings = {
+        "MAKEWAY_TICK_SECONDS": "0.2",
+        "MAKEWAY_TICKET_SECRET": "s" * 32,
+        "MAKEWAY_BACKEND": "local,machines",
+        "MAKEWAY_MACHINE_CHECKPOINT_DIR": str(folder / "shared"),
+    }
+    async with running(folder / "state", POLICY, backend=backend, **settings) as run, serving(run.app) as address:
+        machines = run.service.components.settings.machines
+        object.__setattr__(machines, "url", f"{address}/services/makeway")
+        run.service.components.store.deployments.save("demo", document, 0, "root", run.service.components.clock())
+        try:
+            found = Site(run, cloud)
+            try:
+                yield found
+            except BaseException:
+                print(found.described())
+                raise
+            assert run.service.components.world.failure is None
+            assert not run.service.machine_loop.quarantine.entries
+        finally:
+            for instance in cloud.list("demo", 0.0).instances:
+                cloud.terminate(instance.id)
+
+
+@pytest.mark.covers("F49", "F54", "F67", "F69", "F70", "F74")
+async def test_machines_are_launched_for_jobs_that_wait_and_end_when_they_idle(tmp_path: Path) -> None:
+    async with site(tmp_path) as world:
+        first = await world.run.submit("ana", "one", python("print('on a machine')"), profile="gpu2")
+        done = await world.run.job(first.id, "succeeded", "failed", seconds=90)
+        assert done.state.value == "succeeded", done.message
+        [machine] = world.machines
+        assert world.nodes_of(done.id) == [machine.id]
+        again = await world.run.submit("ana", "two", python("print('warm')"), profile="gpu1")
+        done = await world.run.job(again.id, "succeeded", "failed", seconds=30)
+        assert world.nodes_of(done.id) == [machine.id]
+        await world.until_machines()
+        assert [instance.state for instance in world.cloud.list("demo", 0.0).instances] == ["terminated"]
+
+
+@pytest.mark.covers("F65")
+async def test_a_machine_whose_init_script_fails_is_ended_and_says_why(tmp_path: Path) -> None:
+    async with site(tmp_path, DOCUMENT.replace("echo hello", "echo no disk; exit 3")) as world:
+        job = await world.run.submit("ana", "one", python("print()"), profile="gpu1")
+
+        async def ended() -> bool:
+            return any(event.reason == "init_failed" for event in world.store.machine_log.events())
+
+        await world.run.until(ended, "the machine is ended")
+        machine = next(event.machine for event in world.store.machine_log.events() if event.reason == "init_failed")
+        [output] = [one for one in world.store.machine_log.outputs(machine) if one.kind == "init"]
+        assert (output.exit_code, output.text) == (3, "no disk\n")
+        waiting = await world.run.job(job.id, "pending")
+        print(waiting.reason)
+        await world.run.client("ana").cancel(job.id)

@@ -1,0 +1,297 @@
+"""The loop of deployments on the real store: it launches for what waits, ends what idles, and outlives its failures."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from makeway_quota.autoscale.demand import PendingWork
+from makeway_quota.autoscale.deployment import Deployment
+from makeway_quota.autoscale.machine import Machine
+from makeway_quota.autoscale.provider import Provider
+from makeway_quota.autoscale.providers.memory import MemoryProvider
+from makeway_quota.control.machines.cycle_demand import CycleDemand
+from makeway_quota.control.machines.machine_loop import MachineLoop
+from makeway_quota.store import Store, open_store
+from makeway_quota.store.errors import NotLeading
+
+DOCUMENT = """
+version: 1
+name: {name}
+provider: memory
+max_machines: 5
+drain_timeout: 60
+machine_types:
+  - {{name: g2, pool: gpu, instance: big-2, gpus: 2, idle_timeout: 60, max_machines: {machines}}}
+"""
+START = 1_790_000_000.0
+FACTS = {"gpus": 2, "cpu": 8000, "memory": 4096, "init_exit_code": 0, "attempts": []}
+
+
+@dataclass
+class Leading:
+    """A leader whose term a test sets."""
+
+    term: int | None = None
+
+    def check(self, term: int | None = None) -> int:
+        if self.term is None or term not in (None, self.term):
+            raise NotLeading("this replica does not lead")
+        return self.term
+
+
+@dataclass
+class World:
+    """A service with its loop, on a clock that a test moves."""
+
+    store: Store
+    now: float = START
+    leader: Leading = field(default_factory=Leading)
+    providers: dict[str, MemoryProvider] = field(default_factory=dict)
+    cycles: int = 0
+
+    def __post_init__(self) -> None:
+        self.lead()
+        self.loop = self.new_loop()
+
+    def new_loop(self) -> MachineLoop:
+        def woken() -> None:
+            self.cycles += 1
+
+        def clock() -> float:
+            return self.now
+
+        leader: Any = self.leader
+        return MachineLoop(self.store, leader, self.provider, woken, clock, clock)
+
+    def provider(self, deployment: Deployment) -> Provider:
+        return self.providers.setdefault(deployment.name, MemoryProvider(lambda: self.now))
+
+    def lead(self) -> None:
+        self.leader.term = self.store.take_term("test", self.now)
+
+    def deploy(self, name: str = "cloud", machines: int = 3, version: int = 0) -> None:
+        self.store.deployments.save(name, DOCUMENT.format(name=name, machines=machines), version, "admin", self.now)
+
+    def needs(self, *jobs: str, busy: tuple[str, ...] = (), open_machines: tuple[str, ...] | None = None) -> None:
+        """Tell what a cycle knows that has observed the machines as they are."""
+        self.now += 0.1
+        ready = tuple(row.id for row in self.rows if row.state == "ready")
+        pending = tuple(PendingWork(job, ("gpu",), gpus=2000) for job in jobs)
+        working = ready if open_machines is None else open_machines
+        self.loop.planned(
+            CycleDemand(self.now, pending, frozenset(ready), frozenset(working), dict.fromkeys(busy, 1), frozenset())
+        )
+
+    @property
+    def rows(self) -> list[Machine]:
+        return self.store.machines.live()
+
+    def states(self) -> list[str]:
+        return sorted(row.state for row in self.rows)
+
+    async def turn(self, seconds: float = 1.0) -> None:
+        """Let time pass, make a step, and wait for its calls."""
+        self.now += seconds
+        await self.loop.turn()
+        for driver in self.loop._drivers.values():
+            while driver._tasks:
+                await asyncio.gather(*driver._tasks, return_exceptions=True)
+
+    def report(self, machine: Machine, **facts: object) -> None:
+        self.store.machine_reports.join(machine.id, "boot-1", {}, self.now)
+        self.store.machine_reports.report(machine.id, "boot-1", FACTS | {"n": self.now} | facts, self.now)
+
+    async def grown(self, *jobs: str) -> list[Machine]:
+        """Return machines that are ready, for jobs that wait."""
+        await self.turn()
+        self.needs(*jobs)
+        await self.turn()
+        await self.turn()
+        for row in self.rows:
+            self.report(row)
+        await self.turn()
+        assert self.states() == ["ready"] * len(jobs)
+        return self.rows
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    store = open_store(f"sqlite:///{tmp_path / 'makeway.sqlite'}")
+    yield World(store)
+    store.close()
+
+
+async def test_nothing_is_launched_before_a_cycle_says_what_waits(world: World) -> None:
+    world.deploy()
+    for _ in range(5):
+        await world.turn()
+    assert world.rows == []
+    assert world.loop.active
+
+
+@pytest.mark.covers("F49", "F67")
+async def test_machines_are_launched_for_what_waits_once_and_end_when_idle(world: World) -> None:
+    world.deploy()
+    machines = await world.grown("job-1", "job-2")
+    assert len(world.providers["cloud"].running()) == 2
+    busy = tuple(row.id for row in machines)
+    for _ in range(3):
+        world.needs(busy=busy)
+        await world.turn(100)
+        for row in world.rows:
+            world.report(row, attempts=[{"job": "job-1", "attempt": 1, "worker": 0, "state": "running"}])
+    assert world.states() == ["ready", "ready"]
+    for seconds in (100, 1, 1, 1, 100, 400, 20):
+        world.needs(open_machines=())
+        await world.turn(seconds)
+        for row in world.rows:
+            world.report(row)
+    assert world.rows == []
+    assert not world.providers["cloud"].running()
+    states = [event.state for event in world.store.machine_log.events(machine=machines[0].id)]
+    assert states[::-1] == ["requested", "booting", "ready", "draining", "terminating", "gone"]
+
+
+async def test_a_demand_of_before_a_change_launches_nothing_twice(world: World) -> None:
+    world.deploy()
+    await world.turn()
+    world.needs("job-1")
+    for _ in range(4):
+        await world.turn()  # always the same cycle
+    assert len(world.rows) == 1
+
+
+async def test_a_machine_on_which_a_cycle_may_still_start_work_is_not_ended(world: World) -> None:
+    world.deploy()
+    [machine] = await world.grown("job-1")
+    world.needs()
+    await world.turn(100)
+    assert world.states() == ["draining"]
+    world.report(machine)
+    for _ in range(3):
+        world.needs(open_machines=(machine.id,))  # it observed the machine before the drain
+        await world.turn(5)
+        world.report(machine)
+    assert world.states() == ["draining"]
+    world.needs(open_machines=())
+    await world.turn(5)
+    assert world.states() == ["terminating"]
+
+
+async def test_a_new_leader_goes_on_with_the_rows_and_the_deposed_one_writes_nothing(world: World) -> None:
+    world.deploy()
+    [machine] = await world.grown("job-1")
+    second = World(world.store, world.now, providers=world.providers)
+    world.leader.term = second.leader.term - 1  # it has not heard yet
+    world.needs("job-1", "job-2")
+    await world.turn()
+    assert [row.id for row in world.rows] == [machine.id]
+    second.now = world.now
+    second.needs()
+    await second.turn()
+    second.needs("job-2", busy=(machine.id,))
+    await second.turn()
+    assert len(second.rows) == 2
+    assert len(second.providers["cloud"].running()) == 2
+
+
+async def test_a_deployment_that_cannot_be_read_holds_up_no_other(world: World) -> None:
+    world.deploy("good")
+    world.store.deployments.save("bad", "version: 1\nname: bad\nprovider: moon\n", 0, "admin", world.now)
+    await world.turn()
+    world.needs("job-1")
+    await world.turn()
+    assert [row.deployment for row in world.rows] == ["good"]
+    assert any(one.name == "bad" for one in world.loop.quarantine.entries)
+
+
+async def test_a_provider_that_refuses_and_one_that_hangs_hold_up_no_other(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.deploy("good")
+    world.deploy("hangs")
+    released = SimpleNamespace(now=False)
+
+    def hang(self: MemoryProvider, deployment: str, now: float) -> Any:
+        while not released.now:
+            time.sleep(0.01)
+        raise RuntimeError("too late")
+
+    monkeypatch.setattr(
+        world,
+        "provider",
+        lambda deployment: (
+            type("Hanging", (MemoryProvider,), {"list": hang})(lambda: world.now)
+            if deployment.name == "hangs"
+            else World.provider(world, deployment)
+        ),
+    )
+    world.loop = world.new_loop()
+    await world.loop.turn()
+    world.now += 1
+    world.needs("job-1")
+    await world.loop.turn()
+    assert "good" in {row.deployment for row in world.rows}
+    released.now = True
+    await world.turn()
+
+
+@pytest.mark.covers("F55")
+async def test_deleting_ends_the_machines_first_and_then_the_deployment(world: World) -> None:
+    world.deploy()
+    await world.grown("job-1")
+    world.store.deployments.delete("cloud", 1, "admin", world.now)
+    await world.turn()
+    assert world.states() == ["draining"]
+    assert world.store.deployments.read("cloud") is not None
+    for seconds in (1, 1, 70, 5, 450, 20, 20):
+        world.needs(open_machines=())
+        await world.turn(seconds)
+        for row in world.rows:
+            world.report(row)
+    assert world.rows == []
+    assert world.store.deployments.read("cloud") is None
+    assert not world.loop.active
+    assert not world.providers["cloud"].running()
+
+
+async def test_an_edit_counts_at_the_next_step(world: World) -> None:
+    world.deploy(machines=1)
+    await world.turn()
+    world.needs("job-1", "job-2", "job-3")
+    await world.turn()
+    assert len(world.rows) == 1
+    assert {one.code for one in _refusals(world.loop)} == {"max_machines"}
+    world.deploy(machines=2, version=1)
+    await world.turn()
+    world.needs("job-1", "job-2", "job-3")
+    await world.turn()
+    assert len(world.rows) == 2
+
+
+def _refusals(loop: MachineLoop) -> Any:
+    status = loop.status("cloud")
+    assert status is not None
+    return status.refusals
+
+
+async def test_a_lost_machine_is_ended_once_no_work_has_a_row_there(world: World) -> None:
+    world.deploy()
+    [machine] = await world.grown("job-1")
+    busy = (machine.id,)
+    world.needs(busy=busy)
+    await world.turn(130)
+    assert world.states() == ["lost"]
+    world.needs(busy=busy)
+    await world.turn()
+    assert world.states() == ["lost"]
+    world.needs()
+    await world.turn()
+    assert world.states() == ["terminating"]
