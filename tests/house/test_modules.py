@@ -111,12 +111,15 @@ SHORT_MODULE = 60
 EACH_CHECK = "the doctor has a module for each thing that it checks"
 EACH_ROUTE = "the API has a module for each noun, and the pages one for each page"
 SHORT: dict[str, str] = {
+    "agent_program": "packs what machines download, as a layer of its own",
     "artifacts.choice": "alone knows both kinds of places, so that only `bucket` imports boto3",
+    "autoscale.providers.choice": "alone knows all providers, so that each is imported only where it is named",
     "backends.kubernetes.attempts.creation": "a start may be repeated: this rule is tested alone",
     "backends.kubernetes.attempts.termination_message": "reads what a job's container wrote, which is not trusted",
     "backends.local.machine_loss": "a judgement about the whole machine, tested alone",
     "backends.routing.channels": "which backend reads which report is tested alone",
     "backends.routing.placements": "what is kept of ended attempts, and how much, is tested alone",
+    "control.machines.agent_reports": "reads what agents report, which is not trusted",
     "control.hub.membership": "a step of the cycle, as `time_limits`",
     "control.order_retries": "which refusals are alike is tested alone",
     "control.world.checkpoint_failures": "follows the commits, as `active_rows` does",
@@ -130,7 +133,6 @@ SHORT: dict[str, str] = {
     "web.api.people": EACH_ROUTE,
     "web.api.policy": EACH_ROUTE,
     "web.api.retention": EACH_ROUTE,
-    "web.login.confirmations": "signs what is pressed a second time, as `tickets` signs links",
     "web.openapi": "what the API's description says of its errors",
     "web.pages.decisions": EACH_ROUTE,
     "web.requests.hold_reads": "a middleware, as each module here",

@@ -80,7 +80,7 @@ class World:
         self.store.deployments.save(name, DOCUMENT.format(name=name, machines=machines), version, "admin", self.now)
 
     def needs(self, *jobs: str, busy: tuple[str, ...] = (), open_machines: tuple[str, ...] | None = None) -> None:
-        """Tell what a cycle knows that has observed the machines as they are."""
+        """Pass on what a cycle knows that has observed the machines as they are."""
         self.now += 0.1
         ready = tuple(row.id for row in self.rows if row.state == "ready")
         pending = tuple(PendingWork(job, ("gpu",), gpus=2000) for job in jobs)
@@ -97,7 +97,7 @@ class World:
         return sorted(row.state for row in self.rows)
 
     async def turn(self, seconds: float = 1.0) -> None:
-        """Let time pass, make a step, and wait for its calls."""
+        """Move the clock, make a step, and wait for its calls."""
         self.now += seconds
         await self.loop.turn()
         for driver in self.loop._drivers.values():

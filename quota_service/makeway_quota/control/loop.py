@@ -83,7 +83,7 @@ class Loop:
             parts.servers.quarantine = parts.world.quarantine
         parts.backend.set_aside_in(parts.world.quarantine)
         self.machine_loop: MachineLoop | None = None
-        """is told after each cycle what machines are needed, where there are deployments"""
+        """takes what each cycle knows of the work, where there are deployments"""
         self._demand: tuple[Demand, ...] | None = None
         """of the plan of this cycle; None where there was none"""
         self.tick = parts.settings.tick_seconds
@@ -305,7 +305,7 @@ class Loop:
         return changed
 
     async def _tell_machines(self, observed_at: float) -> None:
-        """Tell what this cycle knows of the work that machines are for."""
+        """Report what this cycle knows of the work that machines are for."""
         if self.machine_loop is None or not self.machine_loop.active or self._demand is None:
             return
         rows = await self.world.rows_as_of_now()  # with the commits so far

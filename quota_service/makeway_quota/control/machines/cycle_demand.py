@@ -1,4 +1,4 @@
-"""Tell what a cycle of the control loop knows of the work that machines are for."""
+"""Collect what a cycle of the control loop knows of the work that machines are for."""
 
 from __future__ import annotations
 

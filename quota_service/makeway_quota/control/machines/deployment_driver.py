@@ -109,7 +109,7 @@ class DeploymentDriver:
         self.deployment, self._provider, self.deleting = deployment, provider, deleting
 
     async def close(self) -> None:
-        """Give up what is under way; calls that were made and whose answers come later are found by the next leader."""
+        """Cancel what is under way; calls that were made and whose answers come later are found by the next leader."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
