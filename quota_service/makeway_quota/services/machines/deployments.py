@@ -62,17 +62,17 @@ class DeploymentService:
 
     async def every(self, caller: Caller) -> list[DeploymentModel]:
         """Return all deployments by name, those that are being deleted too, without their documents."""
-        _only_administrators(caller)
+        only_administrators(caller)
         return await self._context.call(self._every)
 
     async def read(self, caller: Caller, name: str) -> DeploymentModel:
         """Return one deployment with its document."""
-        _only_administrators(caller)
+        only_administrators(caller)
         return await self._context.call(self._whole, await self._stored(name))
 
     async def validate(self, caller: Caller, text: str) -> PolicyCheck:
         """Return everything that is wrong with a document, or what it would change."""
-        _only_administrators(caller)
+        only_administrators(caller)
         return await self._context.call(self._check, text)
 
     async def save(self, caller: Caller, request: DeploymentRequest) -> DeploymentModel:
@@ -80,7 +80,7 @@ class DeploymentService:
 
         A document that is the same as the one that is there changes nothing, and its version stays.
         """
-        _only_administrators(caller)
+        only_administrators(caller)
         context = self._context
         try:
             new = await context.call(read_deployment, request.document, FILE, self._pools())
@@ -102,7 +102,7 @@ class DeploymentService:
 
     async def duplicate(self, caller: Caller, name: str) -> DeploymentDraft:
         """Return the document of a deployment under a free name; nothing is saved."""
-        _only_administrators(caller)
+        only_administrators(caller)
         stored = await self._stored(name)
 
         def draft() -> DeploymentDraft:
@@ -116,7 +116,7 @@ class DeploymentService:
 
     async def delete(self, caller: Caller, name: str, version: int | None = None) -> DeploymentModel:
         """Begin to delete a deployment: its machines end first. Repeating it is harmless."""
-        _only_administrators(caller)
+        only_administrators(caller)
         context = self._context
 
         def decision(marked: StoredDeployment) -> NewDecision:
@@ -137,7 +137,7 @@ class DeploymentService:
         raise AssertionError("the last try returns or raises")
 
     async def _set_paused(self, caller: Caller, name: str, version: int | None, paused: bool) -> DeploymentModel:
-        _only_administrators(caller)
+        only_administrators(caller)
         await self._stored(name)
 
         def changed(there: StoredDeployment | None) -> str:
@@ -286,7 +286,8 @@ def _step(status: DeploymentStatus | None) -> DeploymentStep | None:
     )
 
 
-def _only_administrators(caller: Caller) -> None:
+def only_administrators(caller: Caller) -> None:
+    """Raise the refusal for everybody else."""
     if not caller.sees_all:
         raise refuse("Only administrators see and change deployments of machines.", "forbidden", 403)
 

@@ -17,6 +17,7 @@ from ..caller import Caller
 from ..context import Context
 from ..refusals import refuse
 from ..times import at, when
+from .deployments import only_administrators
 
 HISTORY = 200
 """Events of the history of one machine: the newest ones"""
@@ -37,11 +38,11 @@ class MachineService:
         cursor: str | None = None,
     ) -> MachinePage:
         """Return one page of the machines of a deployment, those that are over too, newest first."""
-        _only_administrators(caller)
+        only_administrators(caller)
         try:
             after = None if cursor is None else read_cursor(cursor)
-        except ValueError as error:
-            raise refuse(f"{str(error)[:1].upper()}{str(error)[1:]}.", "invalid", 422) from None
+        except ValueError:
+            raise refuse("That cursor does not come from this service.", "bad_cursor", 422) from None
         store = self._context.store.machines
         rows = await self._context.call(store.machines, deployment, states, limit + 1, after)
         if not rows:
@@ -52,14 +53,14 @@ class MachineService:
 
     async def machine(self, caller: Caller, deployment: str, id: str) -> MachineDetail:
         """Return one machine with its history, newest first, and what its console and init script wrote."""
-        _only_administrators(caller)
+        only_administrators(caller)
         return await self._context.call(self._detail, deployment, id)
 
     async def log(
         self, caller: Caller, deployment: str, limit: int = 100, before: int | None = None
     ) -> list[MachineEvent]:
         """Return the log of a deployment, newest first; `before` is the last id of the page before."""
-        _only_administrators(caller)
+        only_administrators(caller)
         store = self._context.store.machine_log
         rows = await self._context.call(store.events, deployment, None, before, limit)
         if not rows and before is None:
@@ -124,8 +125,3 @@ def event_model(row: MachineLogEvent) -> MachineEvent:
         reason=row.reason,
         message=" ".join(part for part in (sentence, row.message) if part),
     )
-
-
-def _only_administrators(caller: Caller) -> None:
-    if not caller.sees_all:
-        raise refuse("Only administrators see deployments of machines.", "forbidden", 403)
