@@ -154,7 +154,7 @@ def test_a_schedule_past_midnight_belongs_to_the_day_on_which_it_begins() -> Non
     assert not night.covers(friday.replace(day=28, hour=23))
 
 
-@pytest.mark.parametrize("broken", ["provider: aws", "provider: [", "name: Ü", "currency: 7\nprovider: aws"])
+@pytest.mark.parametrize("broken", ["provider: aws", "provider: [", "name: Ü", "currency: 7"])
 def test_a_mistake_in_the_document_hides_none_in_its_machine_types(broken: str) -> None:
     key = broken.partition(":")[0]
     text = re.sub(rf"(?m)^{key}: .*$", lambda _: broken, FULL).replace("pool: cpu", "pool: gpuu")
