@@ -6,9 +6,7 @@ import html
 import re
 
 import pytest
-from autoscale.fleet import machine
 from makeway_quota.autoscale.document import schema
-from makeway_quota.autoscale.step import MachineChanges
 from web.portal import EVIL, PREFIX, Portal
 from web.test_deployments import CLOUD, launch, saved, store_of
 from web.test_pages import check, words, xsrf
@@ -95,10 +93,8 @@ async def test_a_deployment_has_four_panels_and_is_paused_and_deleted(web: Porta
 @pytest.mark.covers("F65")
 async def test_a_machine_has_a_page_with_its_outputs(web: Portal) -> None:
     await saved(web)
-    row = machine(id="m-1", state="terminating", reason="init_failed")
-    store = store_of(web)
-    assert store.machines.commit("cloud", store.take_term("test", 0.0), MachineChanges((row,)))
-    store.machine_log.write_output("m-1", "init", EVIL, 3, 50.0)
+    launch(web, "m-1", revision=1, state="terminating", reason="init_failed")
+    store_of(web).machine_log.write_output("m-1", "init", EVIL, 3, 50.0)
     browser = await web.browser("root")
     for path in ("deployments", "live/deployments"):
         shown = words(check(await browser.get(f"{PREFIX}{path}/cloud/machines/m-1")))

@@ -40,7 +40,12 @@ class Portal:
     @property
     def store(self) -> Store:
         """Return the store of the service, which is safe to use from any thread."""
-        return self._service.service.services.context.store
+        return self._service.service.components.store
+
+    @property
+    def term(self) -> int:
+        """Return the term in which the service leads."""
+        return self._service.service.components.leader.term or 0
 
     def stop(self) -> None:
         """Stop the service and its jobs."""

@@ -50,11 +50,10 @@ def makeway(portal: Portal, capfd: pytest.CaptureFixture[str], tmp_path: Path, m
     with portal.client("root") as root:
         for found in root.deployments():
             root.deployment_delete(found.name)
-            term = store.take_term("test", 0.0)
             live = [one for one in store.machines.live() if one.deployment == found.name]
             gone = tuple(machine(id=one.id, version=one.version, state="gone") for one in live)
-            store.machines.commit(found.name, term, MachineChanges(changed=gone))
-            assert store.deployments.close(found.name, term, 1.0)
+            store.machines.commit(found.name, portal.term, MachineChanges(changed=gone))
+            assert store.deployments.close(found.name, portal.term, 1.0)
 
 
 @pytest.mark.covers("F58")
@@ -94,9 +93,8 @@ def test_deployments_are_listed_paused_duplicated_and_deleted(makeway, portal: P
     assert (said.code, said.out) == (1, "")
     assert f"Version {version} of the deployment cloud was edited, but it has version {version + 2}" in said.err
     store = portal.store
-    term = store.take_term("test", 0.0)
     rows = (machine(id="m-1", state="booting"), machine(id="m-2", state="failed", reason="stock_out"))
-    assert store.machines.commit("cloud", term, MachineChanges(rows))
+    assert store.machines.commit("cloud", portal.term, MachineChanges(rows))
     assert "1 booting" in makeway("list").out
     assert "3.00 of 6.50 EUR" in makeway("list").out
     assert [one["id"] for one in json.loads(makeway("machines", "cloud", "--json").out)] == ["m-1"]
@@ -116,12 +114,12 @@ def test_a_machine_is_shown_with_what_its_init_script_wrote(makeway, portal: Por
     assert makeway("apply", "-f", "x.yaml").code == 0
     store = portal.store
     row = machine(id="m-9", state="terminating", reason="init_failed")
-    assert store.machines.commit("cloud", store.take_term("test", 0.0), MachineChanges((row,)))
+    assert store.machines.commit("cloud", portal.term, MachineChanges((row,)))
     store.machine_log.write_output("m-9", "init", "no space left\x1b[2J\n", 3, 5.0)
     said = makeway("machine", "cloud", "m-9")
     assert "Its init script failed." in said.out
     assert "── init, exit code 3\nno space left [2J\n" in said.out, "no control character reaches the terminal"
-    assert makeway("machine", "cloud", "m-0").err.startswith("makeway: the deployment cloud has no machine m-0")
+    assert makeway("machine", "cloud", "m-0").err.startswith("makeway: The deployment cloud has no machine m-0")
 
 
 def test_every_mistake_is_printed_with_its_line(makeway) -> None:  # type: ignore[no-untyped-def]
@@ -133,7 +131,7 @@ def test_every_mistake_is_printed_with_its_line(makeway) -> None:  # type: ignor
     assert makeway("apply", "-f", "absent.yaml").err == (
         "makeway: absent.yaml cannot be read: No such file or directory.\n"
     )
-    assert "there is no deployment nothing" in makeway("pause", "nothing").err
+    assert "There is no deployment nothing." in makeway("pause", "nothing").err
 
 
 def test_people_are_told_that_it_is_for_administrators(makeway, ana: Client) -> None:  # type: ignore[no-untyped-def]
