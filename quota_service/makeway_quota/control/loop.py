@@ -340,8 +340,10 @@ class Loop:
     async def _decided(self, rows: Mapping[str, Workload], now: float, explain: bool) -> ChangeSet:
         """Return what the engine decides."""
         planned_at = time.perf_counter()
+        machines = self.machine_loop is not None and self.machine_loop.active
+        self._planner.demand = machines
         plan = await self._planner.plan(rows, now, explain)
-        self._demand = plan.demand
+        self._demand = plan.demand if machines else None
         self._forget_absent(rows)
         change_set = change_set_of(
             plan,

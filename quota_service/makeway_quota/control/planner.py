@@ -39,6 +39,8 @@ class Planner:
         self._incremental: IncrementalEngine | None = None
         self._built_at = 0.0
         self._lock = asyncio.Lock()
+        self.demand = False
+        """whether plans say what machines of autoscaled pools are for"""
 
     @property
     def _faulty(self) -> Faulty:
@@ -64,6 +66,8 @@ class Planner:
         if self._clock() - self._built_at > RENEW_AFTER or due:
             incremental = None
         changes = self._world.changes(rows, now, incremental is None)
+        if incremental is not None:
+            incremental.demand = self.demand
         known = None if incremental is None or changes.whole else followed(changes, self._faulty)
         if incremental is not None and known is not None:
             changes, faulty = known
@@ -79,7 +83,7 @@ class Planner:
         if not changes.whole:
             changes = self._world.changes(rows, now, True)
         self._built_at = self._clock()
-        search = (changes.snapshot, _Plans(now, explain), self._faulty.reasons, due)
+        search = (changes.snapshot, _Plans(now, explain, self.demand), self._faulty.reasons, due)
         try:
             result = await loop.run_in_executor(self._threads, plan_without_faulty, *search)
         except Unplannable as error:
@@ -109,12 +113,14 @@ class Planner:
 class _Plans:
     """Plan a snapshot with a new engine."""
 
-    def __init__(self, now: float, explain: bool) -> None:
+    def __init__(self, now: float, explain: bool, demand: bool) -> None:
         self._now = now
         self._explain = explain
+        self._demand = demand
 
     def __call__(self, snapshot: Snapshot) -> tuple[IncrementalEngine, Plan]:
         incremental = IncrementalEngine(snapshot)
+        incremental.demand = self._demand
         return incremental, incremental.plan(self._now, self._explain)
 
 

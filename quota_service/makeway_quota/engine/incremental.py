@@ -30,6 +30,8 @@ class IncrementalEngine:
     def __init__(self, snapshot: Snapshot, keeps_bounds: bool = False, pause: Callable[[], None] | None = None) -> None:
         self._keeps_bounds = keeps_bounds
         self._pause = pause
+        self.demand = True
+        """whether plans say what machines of autoscaled pools are for"""
         self._build(snapshot)
 
     def _build(self, snapshot: Snapshot) -> None:
@@ -101,7 +103,7 @@ class IncrementalEngine:
         self._let_time_pass(before)
         self.cluster.begin()
         try:
-            return decide(self.cluster, self.queues, why)
+            return decide(self.cluster, self.queues, why, self.demand)
         finally:
             self.queues.close()
             self.cluster.reset_except_starts()

@@ -26,10 +26,11 @@ def schedule(snapshot: Snapshot) -> Plan:
     return decide(cluster, PendingQueues(cluster))
 
 
-def decide(cluster: Cluster, queues: PendingQueues, why: bool = True) -> Plan:
+def decide(cluster: Cluster, queues: PendingQueues, why: bool = True, demand: bool = True) -> Plan:
     """Return the plan for a cluster and its queues; the caller undoes what this changes in both.
 
-    Without `why`, only nominated workloads get a reason for waiting.
+    Without `why`, only nominated workloads get a reason for waiting. Without `demand`, the plan does not say what
+    machines of autoscaled pools are for; with neither, not how many nodes they need.
     """
     builder = PlanBuilder(cluster)
     _withdraw_inadmissible(cluster, builder, queues)
@@ -45,8 +46,9 @@ def decide(cluster: Cluster, queues: PendingQueues, why: bool = True) -> Plan:
     waiting = [queue for queue in heads if queue not in refused] if refused else heads
     if why:
         explain(cluster, builder, waiting)
-    if any(pool.pool.kind == "autoscaled" for pool in cluster.pools.values()):
+    if (why or demand) and any(pool.pool.kind == "autoscaled" for pool in cluster.pools.values()):
         scale(cluster, builder, waiting, why)
+    if demand and any(pool.pool.kind == "autoscaled" for pool in cluster.pools.values()):
         ending = bool(cluster.terminating or builder.evicted or builder.moved or cluster.late.nodes)
         builder.demand = find_demand(cluster, waiting, ending)
     return builder.plan()
