@@ -308,8 +308,7 @@ class Loop:
         """Report what this cycle knows of the work that machines are for."""
         if self.machine_loop is None or not self.machine_loop.active or self._demand is None:
             return
-        rows = await self.world.rows_as_of_now()  # with the commits so far
-        nodes = self.world.observed.nodes
+        rows, nodes = await self.world.rows_as_of_now(), self.world.observed.nodes  # with the commits so far
         self.machine_loop.planned(cycle_demand(observed_at, self._demand, nodes, rows.values(), MACHINES))
 
     async def _record(self, now: float) -> None:
@@ -340,8 +339,7 @@ class Loop:
     async def _decided(self, rows: Mapping[str, Workload], now: float, explain: bool) -> ChangeSet:
         """Return what the engine decides."""
         planned_at = time.perf_counter()
-        machines = self.machine_loop is not None and self.machine_loop.active
-        self._planner.demand = machines
+        machines = self._planner.demand = self.machine_loop is not None and self.machine_loop.active
         plan = await self._planner.plan(rows, now, explain)
         self._demand = plan.demand if machines else None
         self._forget_absent(rows)
