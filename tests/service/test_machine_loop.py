@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,11 +14,13 @@ from typing import Any
 import pytest
 from makeway_quota.autoscale.demand import PendingWork
 from makeway_quota.autoscale.deployment import Deployment
+from makeway_quota.autoscale.instances import Instance
 from makeway_quota.autoscale.machine import Machine
-from makeway_quota.autoscale.provider import Provider
+from makeway_quota.autoscale.provider import JoinData, Provider
 from makeway_quota.autoscale.providers.memory import MemoryProvider
 from makeway_quota.control.machines.cycle_demand import CycleDemand
 from makeway_quota.control.machines.machine_loop import MachineLoop
+from makeway_quota.quarantine import Quarantine
 from makeway_quota.store import Store, open_store
 from makeway_quota.store.errors import NotLeading
 
@@ -295,3 +298,108 @@ async def test_a_lost_machine_is_ended_once_no_work_has_a_row_there(world: World
     world.needs()
     await world.turn()
     assert world.states() == ["terminating"]
+
+
+class SlowProvider(MemoryProvider):
+    """A provider whose answers to launches are held back until a test releases them."""
+
+    released: threading.Event
+    late = False
+    """whether the instance, too, exists only then"""
+
+    def launch(self, request: str, token: str, join: JoinData | None = None) -> Instance:
+        if not self.late:
+            super().launch(request, token, join)
+        self.released.wait(30)
+        return super().launch(request, token, join)
+
+
+async def _with_a_launch_that_hangs(world: World, late: bool) -> SlowProvider:
+    provider = SlowProvider(lambda: world.now)
+    provider.released, provider.late = threading.Event(), late
+    world.providers["cloud"] = provider
+    world.deploy()
+    await world.turn()
+    world.needs("job-1")
+    await world.loop.turn()
+    assert world.states() == ["requested"]
+    return provider
+
+
+async def _turns(world: World, *seconds: float) -> None:
+    """Make steps that wait for no call, each with the list before it."""
+    for each in seconds:
+        world.now += each
+        world.needs(open_machines=())
+        await world.loop.turn()
+        await asyncio.sleep(0.1)
+        await world.loop.turn()
+
+
+async def test_a_launch_that_hangs_holds_up_no_end(world: World) -> None:
+    provider = await _with_a_launch_that_hangs(world, late=False)
+    try:
+        world.store.deployments.delete("cloud", 1, "admin", world.now)
+        await _turns(world, 20, 20, 20)
+        assert len(provider.instances) == 1
+        assert not provider.running()
+    finally:
+        provider.released.set()
+    await world.turn()
+
+
+async def test_a_deployment_is_not_gone_while_a_launch_hangs(world: World) -> None:
+    """Else what it launches at last would belong to no deployment, and cost money for ever."""
+    provider = await _with_a_launch_that_hangs(world, late=True)
+    try:
+        world.store.deployments.delete("cloud", 1, "admin", world.now)
+        await _turns(world, 20, 600, 600, 600)
+        assert world.rows == []
+        assert world.store.deployments.read("cloud") is not None
+    finally:
+        provider.released.set()
+    for _ in range(60):
+        await world.turn(20)
+    assert len(provider.instances) == 1
+    assert not provider.running()
+    assert world.store.deployments.read("cloud") is None
+
+
+async def test_a_clock_that_was_set_while_another_replica_led_moves_no_times(world: World) -> None:
+    monotonic = time.monotonic
+    leader: Any = world.leader
+    world.loop = MachineLoop(world.store, leader, world.provider, lambda: None, lambda: world.now, monotonic)
+    world.now = time.time()
+    world.loop._steps.observe()
+    world.deploy()
+    await world.turn(0)
+    world.needs("job-1")
+    assert world.loop._demand is not None
+    world.loop._demand = replace(world.loop._demand, began=monotonic())
+    await world.turn(0)
+    [machine] = world.rows
+    world.leader.term = None
+    await world.turn(0)
+    world.now += 3600
+    world.lead()
+    await world.turn(0)
+    assert [row.requested_at for row in world.rows] == [machine.requested_at]
+
+
+async def test_reports_for_a_step_that_fails_are_kept_once_for_each_machine(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.deploy()
+    [machine] = await world.grown("job-1")
+    driver = world.loop._drivers["cloud"]
+    with monkeypatch.context() as broken:
+        broken.setattr(world.store.machines, "read", lambda name: 1 / 0)
+        for _ in range(5):
+            world.report(machine)
+            await world.turn(30)
+    assert driver._term is not None
+    assert list(driver._term.reports) == [machine.id]
+    world.loop.quarantine = Quarantine()
+    await world.turn(1)
+    assert world.states() == ["ready"]
+    assert not driver._term.reports

@@ -86,7 +86,7 @@ class StepInput:
 
     `listening`: since when this leader has received reports and known the demand. `clock_step`: by how many seconds the
     clock was set forward since the last step that was committed; rows are moved with it. `reports`: observations by
-    machine. `in_flight`: machines with a call under way.
+    machine. `in_flight`: machines whose launch is under way, and instances whose end is.
     """
 
     now: float
@@ -296,13 +296,15 @@ def _calls(work: _Work, seen: StepInput) -> list[ProviderCall]:
     calls = []
     waiting = any(one.active(seen.now) and one.type == "*" for one in work.backoffs)
     for machine in sorted(work.machines.values(), key=lambda row: row.id):
-        if machine.id in seen.in_flight:
-            continue
         retry = work.windows(machine.type).retry
         if machine.state == "requested" and not waiting and _due(machine.called_at, retry, seen.now):
+            if machine.id in seen.in_flight:
+                continue
             work.observe(machine.id, MachineObservation("launch_called"))
             calls.append(ProviderCall("launch", work.machines[machine.id]))
         elif machine.state == "terminating" and machine.instance and _due(machine.end_called_at, retry, seen.now):
+            if machine.instance in seen.in_flight:  # a launch that hangs holds up no end
+                continue
             work.observe(machine.id, MachineObservation("end_called"))
             calls.append(ProviderCall("terminate", machine, machine.instance))
     return calls

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -71,7 +72,8 @@ class _Term:
     number: int
     listening: float
     lists: list[InstanceList] = field(default_factory=list)
-    reports: list[tuple[str, MachineObservation]] = field(default_factory=list)
+    reports: dict[str, Sequence[MachineObservation]] = field(default_factory=dict)
+    """The newest of each machine, which has all that the ones before it had"""
     clock_step: float = 0.0
     changed_at: float = 0.0
     """when machines were last committed in another state, on a clock that never jumps"""
@@ -98,11 +100,21 @@ class DeploymentDriver:
         self._term: _Term | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._in_flight: dict[str, str] = {}
-        """Machine, or instance without a row, to the call that is under way"""
+        """Machine whose launch is under way, or instance whose end is, to the kind of the call"""
         self._listing = False
         self._list_due = 0.0
         self._problem = ""
         self._listed_at: float | None = None
+        self._proved_at = -math.inf
+        """when the newest complete list was started that a step has taken"""
+        self._launched_at = -math.inf
+        """when the last launch ended"""
+
+    @property
+    def can_close(self) -> bool:
+        """Whether no launch is under way, and a list since the last one would have shown what it launched."""
+        launching = "launch" in self._in_flight.values()
+        return not launching and (self._proved_at - self.deployment.visibility >= self._launched_at)
 
     def replace(self, deployment: Deployment, provider: Provider, *, deleting: bool) -> None:
         """Go on with a document that was edited."""
@@ -125,11 +137,13 @@ class DeploymentDriver:
         if self._term is not None:
             self._term.clock_step += seconds
             self._term.listening += seconds
+        self._launched_at += seconds
+        self._proved_at += seconds
 
     def take(self, reports: Reports) -> None:
         """Keep what machines reported for the next step that is committed."""
         if self._term is not None:
-            self._term.reports += [(machine, one) for machine, seen in reports.items() for one in seen]
+            self._term.reports.update(reports)
 
     async def advance(self, demand: CycleDemand | None) -> bool:
         """Make one step and begin its calls; return whether machines are in other states than before."""
@@ -139,16 +153,16 @@ class DeploymentDriver:
         self._list(term)
         rows = await asyncio.to_thread(self._store.read, self.deployment.name)
         fresh = None if demand is None or demand.began <= term.changed_at else demand.of(rows.machines)
+        reports = dict(term.reports)
         seen = StepInput(
             self._clock(),
             term.listening,
             fresh,
             tuple(term.lists),
-            (*term.reports, *_fenced(rows, fresh)),
+            (*((machine, one) for machine, told in reports.items() for one in told), *_fenced(rows, fresh)),
             frozenset(self._in_flight),
             term.clock_step,
         )
-        taken = len(term.lists), len(term.reports)
         leader = StepLeader(term.number, self._identity.new_id, self._clock)
         result = await asyncio.to_thread(
             partial(step, self._store, self.deployment, seen, leader, deleting=self.deleting)
@@ -156,8 +170,11 @@ class DeploymentDriver:
         if not result.committed:
             self._wake()  # a report, an answer or an edit was faster
             return False
-        del term.lists[: taken[0]]
-        del term.reports[: taken[1]]
+        del term.lists[: len(seen.lists)]
+        for machine, told in reports.items():
+            if term.reports[machine] is told:
+                del term.reports[machine]
+        self._proved_at = max((one.at for one in seen.lists if one.complete), default=self._proved_at)
         term.clock_step -= seen.clock_step
         self._note(result)
         for call in result.calls:
@@ -209,7 +226,7 @@ class DeploymentDriver:
         self._problem = problem
 
     def _begin(self, term: _Term, call: ProviderCall) -> None:
-        target = call.machine.id if call.machine is not None else call.instance
+        target = call.machine.id if call.kind == "launch" and call.machine is not None else call.instance
         if target in self._in_flight:
             return
         self._in_flight[target] = call.kind
@@ -225,6 +242,8 @@ class DeploymentDriver:
             return  # no answer: the row's time-outs go on
         finally:
             del self._in_flight[target]
+            if call.kind == "launch":
+                self._launched_at = self._clock()
         await self._answered(term, call, began, result)
         self._wake()
 

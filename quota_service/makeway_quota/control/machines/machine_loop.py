@@ -104,6 +104,7 @@ class MachineLoop:
         if term != self._term:
             await self._stop()
             self._term, self._serial, self._demand = term, 0, None
+            self._steps.observe()  # while another replica led, it moved the times
         await self._read_documents()
         reports = await self._new_reports()
         seconds = self._steps.observe()
@@ -119,8 +120,12 @@ class MachineLoop:
         with self.quarantine.guard(STEPPING, "deployment", name):
             if await driver.advance(self._demand):
                 self._wake_cycle()  # which machines accept work has changed
-            if driver.deleting and await asyncio.to_thread(
-                self._store.deployments.close, name, self._leader.check(self._term), self._clock()
+            if (
+                driver.deleting
+                and driver.can_close
+                and await asyncio.to_thread(
+                    self._store.deployments.close, name, self._leader.check(self._term), self._clock()
+                )
             ):
                 self._documents.pop(name, None)
                 del self._drivers[name]
