@@ -293,3 +293,15 @@ def test_a_machine_that_has_become_a_node_ends_the_demand(engine: str) -> None:
     assert ([start.id for start in plan.start], ids(plan)) == (["j1"], ["j2"])
     assert [placed.node for placed in world.workloads["j1"].placement] == ["cloud-1"]
     assert world.workloads["j1"].placement == (Placed(0, "cloud-1", (0,)),)
+
+
+@pytest.mark.parametrize("gpus", [1, 16])
+def test_without_machines_to_launch_a_pool_that_may_not_grow_says_so(gpus: int) -> None:
+    """An installation without deployments: nothing that no node can run waits for free GPUs."""
+    world = World().pool("cloud", nodes=1, gpus=1, kind="autoscaled").team("a").profile("p", gpus)
+    world.jobs("j1 j2", "a", "p")
+    plain = IncrementalEngine(world.snapshot())
+    plain.demand = False
+    waiting = {each.id: each.code for each in plain.plan(world.now).pending}
+    assert waiting["j2"] == "over_budget"
+    assert "over_budget" not in {each.code for each in world.plan().pending}

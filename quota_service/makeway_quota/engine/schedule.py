@@ -30,8 +30,10 @@ def decide(cluster: Cluster, queues: PendingQueues, why: bool = True, demand: bo
     """Return the plan for a cluster and its queues; the caller undoes what this changes in both.
 
     Without `why`, only nominated workloads get a reason for waiting. Without `demand`, the plan does not say what
-    machines of autoscaled pools are for; with neither, not how many nodes they need.
+    machines of autoscaled pools are for, and what no node can run is too large where `max_nodes` is not known; with
+    neither, it does not say how many nodes they need.
     """
+    cluster.launches = demand
     builder = PlanBuilder(cluster)
     _withdraw_inadmissible(cluster, builder, queues)
     heads = queues.open()

@@ -165,7 +165,7 @@ def _never_fits(cluster: Cluster, queue: Queue, pool: PoolState) -> Reason | Non
     need, name = queue.need, pool.pool.name
     capacity = cluster.capacities.capacity(pool, need)
     every, usable = capacity.every, capacity.up
-    growing = pool.pool.kind == "autoscaled" and (pool.pool.max_nodes or not need.session)
+    growing = pool.pool.kind == "autoscaled" and (pool.pool.max_nodes or (cluster.launches and not need.session))
     if every < need.min_workers and not growing:
         able = [node for node in pool.nodes if node.node.sessions or not need.session]
         if pool.nodes and not able:

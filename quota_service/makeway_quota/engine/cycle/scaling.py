@@ -96,7 +96,7 @@ def scale(cluster: Cluster, builder: PlanBuilder, waiting: list[Queue], why: boo
     demands = {
         name: _Demand(pool)
         for name, pool in cluster.pools.items()
-        if pool.pool.kind == "autoscaled" and pool.pool.max_nodes
+        if pool.pool.kind == "autoscaled" and (pool.pool.max_nodes or not cluster.launches)
     }
     allowance = Allowance(cluster)
     growing = [demand.pool for demand in demands.values()]
