@@ -12,6 +12,7 @@ from makeway_quota.autoscale.providers.local import LocalFaults, LocalProvider
 from makeway_quota.backends.machines.backend import MachinesBackend
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.backends.routing.backend import RoutingBackend
+from makeway_quota.services import Caller
 from running import Running, python, running
 from web.portal import serving
 
@@ -105,6 +106,9 @@ async def test_machines_are_launched_for_jobs_that_wait_and_end_when_they_idle(t
         done = await world.run.job(first.id, "succeeded", "failed", seconds=90)
         assert done.state.value == "succeeded", done.message
         [machine] = world.machines
+        [shown] = await world.run.service.services.deployments.every(Caller("root", admin=True))
+        assert shown.message == "Launches machines when work waits for them."
+        assert shown.step is not None
         assert world.nodes_of(done.id) == [machine.id]
         again = await world.run.submit("ana", "two", python("print('warm')"), profile="gpu1")
         done = await world.run.job(again.id, "succeeded", "failed", seconds=30)

@@ -39,7 +39,9 @@ async def test_a_deployment_is_created_edited_and_duplicated_in_the_form(web: Po
     assert typed(first) == CLOUD
     assert store_of(web).deployments.list() == [], "the first press shows what the document changes"
     shown = check(await browser.post(FORM, data=sent | confirmed(first)))
-    assert "Launches machines when work waits for them." in words(shown)
+    assert "Nothing is launched: this service has no backend for machines. Add machines to MAKEWAY_BACKEND." in words(
+        shown
+    )
     edited = check(await browser.get(f"{FORM}?name=cloud"))
     assert typed(edited) == CLOUD
     assert 'name="version" value="1"' in edited
@@ -81,7 +83,7 @@ async def test_a_deployment_has_four_panels_and_is_paused_and_deleted(web: Porta
     paused = words(check(await browser.post(f"{PREFIX}deployments/cloud", data=form | {"action": "pause"})))
     assert "Paused: nothing is launched, and 2 machines are being ended." in paused
     resumed = words(check(await browser.post(f"{PREFIX}deployments/cloud", data=form | {"action": "resume"})))
-    assert "Launches machines" in resumed
+    assert "this service has no backend for machines" in resumed
     deleted = words(check(await browser.post(f"{PREFIX}deployments/cloud", data=form | {"action": "delete"})))
     assert "Being deleted: 2 machines end first." in deleted
     assert "Pause" not in deleted

@@ -53,7 +53,10 @@ async def test_a_deployment_is_saved_and_read_back_as_it_is(web: Portal) -> None
         **{"currency": "EUR", "hour": 0.0, "max_hour": 6.5, "month": 0.0, "max_month": None},
         "unpriced": 0,
     }
-    assert listed["message"] == "Launches machines when work waits for them."
+    assert (
+        listed["message"]
+        == "Nothing is launched: this service has no backend for machines. Add machines to MAKEWAY_BACKEND."
+    )
     assert (await root.get(f"{AT}/cloud")).json() == made
     again = await saved(web, version=made["version"])
     assert again == made, "the same document makes no new version"

@@ -88,7 +88,10 @@ def test_deployments_are_listed_paused_duplicated_and_deleted(makeway, portal: P
     assert "paused: true\n" in makeway("get", "cloud").out
     line = makeway("list").out.splitlines()[1].split()
     assert line[:3] == ["cloud", "paused", "none"]
-    assert makeway("resume", "cloud").out == "cloud: Launches machines when work waits for them.\n"
+    assert (
+        makeway("resume", "cloud").out
+        == "cloud: Nothing is launched: this service has no backend for machines. Add machines to MAKEWAY_BACKEND.\n"
+    )
     said = makeway("apply", "-f", "x.yaml", "--version", str(version))
     assert (said.code, said.out) == (1, "")
     assert f"Version {version} of the deployment cloud was edited, but it has version {version + 2}" in said.err

@@ -26,6 +26,7 @@ from ...autoscale.deployment import Deployment
 from ...autoscale.document import read_deployment
 from ...autoscale.document_edits import differences, free_name, with_name, with_paused
 from ...autoscale.machine import STATES, Machine
+from ...backends.machines.machine_source import BACKEND as MACHINES
 from ...control.machines.deployment_driver import DeploymentStatus
 from ...policy import Issue, PolicyInvalid
 from ...store.errors import Conflict
@@ -55,6 +56,7 @@ class DeploymentService:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._status_of: StatusOf = lambda name: None
+        self._driven = MACHINES in context.settings.backends
 
     def follow(self, status_of: StatusOf) -> None:
         """Show what the last step of each deployment said."""
@@ -229,7 +231,7 @@ class DeploymentService:
             step=_step(self._status_of(stored.name)),
         )
         paused = deployment is not None and deployment.paused
-        found.message = deployment_does(len(machines), paused=paused, deleting=stored.deleting)
+        found.message = deployment_does(len(machines), paused=paused, deleting=stored.deleting, driven=self._driven)
         if deployment is None:
             if not stored.deleting:
                 found.message = "Its document cannot be read, so nothing is launched: correct it."
