@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
@@ -11,13 +12,15 @@ from api_server import ApiServer, pod
 from makeway_quota.backends.base import Phase
 from makeway_quota.backends.kubernetes.api.client import ApiStatusError, ApiUnreachable, Object
 from makeway_quota.backends.kubernetes.attempts.event_reader import (
+    LIMIT,
     LONG_PAUSE,
+    MAX_PAGES,
     PAUSE,
-    REASONS,
     SET_UP_SECONDS,
+    STEPS,
     causes_of,
 )
-from makeway_quota.backends.kubernetes.attempts.pod_waits import LIMITS
+from makeway_quota.backends.kubernetes.attempts.pod_waits import LIMITS, NOT_THERE
 from makeway_quota.backends.remote.backend import REPORT_GRACE
 from makeway_quota.store.store import open_store
 from pod_backend import Backend
@@ -42,11 +45,14 @@ class Server(ApiServer):
             return found
         assert query is not None
         self.queries.append(query)
-        return {"items": self.warnings.get(query["fieldSelector"].rpartition("=")[2], [])}
+        events = self.warnings.get(query["fieldSelector"].rpartition("=")[2], [])
+        start, limit = int(query.get("continue") or 0), int(query["limit"])
+        more = {"continue": str(start + limit)} if start + limit < len(events) else {}
+        return {"metadata": more, "items": events[start : start + limit]}
 
 
-def event(uid: str, message: str, at: str = "2026-01-01T00:00:00Z") -> Object:
-    return {"involvedObject": {"uid": uid}, "message": message, "lastTimestamp": at}
+def event(uid: str, message: str, at: str = "2026-01-01T00:00:00Z", reason: str = "FailedMount") -> Object:
+    return {"involvedObject": {"uid": uid}, "message": message, "lastTimestamp": at, "reason": reason}
 
 
 def mounting(job: str, worker: int = 0, of: int = 1, ready: str = "False") -> Object:
@@ -161,16 +167,16 @@ async def test_events_are_read_for_all_pods_together_and_only_while_one_waits_fo
     await read(backend, SET_UP_SECONDS - 1.0)
     assert server.queries == []
     await read(backend, 1.0)
-    assert len(server.queries) == len(REASONS)
+    assert len(server.queries) == len(STEPS)
     assert all(one["limit"] == "500" for one in server.queries)
     await read(backend, PAUSE - 1.0)
-    assert len(server.queries) == len(REASONS)
+    assert len(server.queries) == len(STEPS)
     await read(backend, 1.0)
-    assert len(server.queries) == 2 * len(REASONS)
+    assert len(server.queries) == 2 * len(STEPS)
     for number in range(50):
         backend.hear("MODIFIED", pod(f"j{number}"))
     await read(backend, 10 * PAUSE)
-    assert len(server.queries) == 2 * len(REASONS)
+    assert len(server.queries) == 2 * len(STEPS)
 
 
 @pytest.mark.parametrize(
@@ -231,3 +237,61 @@ def test_odd_events_are_left_out_and_ids_that_change_with_each_try_are_cut() -> 
     tries = [{causes_of([*odd, event("a", sandbox.format(hex(n)[2:].zfill(64)))])["a"] for n in range(3)}]
     assert tries == [{sandbox.format("…")}]
     assert causes_of([{"involvedObject": {"uid": "a"}, "message": "x" * 9000}]) == {"a": "x" * 300}
+
+
+def test_what_a_pod_has_got_past_is_no_cause_any_more() -> None:
+    later, last = "2026-01-01T00:01:00Z", "2026-01-01T00:02:00Z"
+    sandbox = event("a", "no network yet", later, "FailedCreatePodSandBox")
+    pulling = event("a", 'Pulling image "large"', later, "Pulling")
+    assert causes_of([event("a", MISSING), sandbox]) == {"a": "no network yet"}
+    assert causes_of([event("a", MISSING), pulling]) == {"a": ""}
+    assert causes_of([pulling, event("a", TIMED_OUT, last)]) == {"a": TIMED_OUT}
+
+
+async def test_a_pod_whose_secret_came_keeps_its_gpus_while_its_image_is_pulled(backend: Backend) -> None:
+    """Kubelets show that its volumes are mounted only once its images are pulled."""
+    server = server_of(backend)
+    backend.hear("ADDED", mounting("j1"))
+    server.warnings["FailedMount"] = [event("j1-0", MISSING)]
+    await read(backend)
+    assert (await backend.seen("j1")).waiting_reason == "volume_source"
+    server.warnings["Pulling"] = [event("j1-0", 'Pulling image "large"', "2026-01-01T00:00:31Z", "Pulling")]
+    await read(backend, PAUSE)
+    for _ in range(2):
+        backend.now += LIMITS["volume_source"]
+        found = await backend.seen("j1")
+    assert (found.phase, found.waiting_reason) == (Phase.STARTING, "volumes")
+
+
+async def test_events_beyond_the_first_answer_are_read_and_the_answers_are_bounded(backend: Backend) -> None:
+    server = server_of(backend)
+    backend.hear("ADDED", mounting("j1"))
+    others = [event(f"other-{number}", SLOW) for number in range(LIMIT)]
+    server.warnings["FailedMount"] = [*others, event("j1-0", MISSING)]
+    await read(backend)
+    assert (await backend.seen("j1")).waiting_reason == "volume_source"
+    server.queries.clear()
+    server.warnings["FailedMount"] = others * (MAX_PAGES + 1)
+    await read(backend, PAUSE)
+    assert len(server.queries) == MAX_PAGES + len(STEPS) - 1
+
+
+def test_a_forged_event_hides_no_other_and_costs_no_time() -> None:
+    began = time.process_time()
+    found = causes_of([event("a", MISSING), event("b", 'secret "' * 100_000), event("c", SLOW, "0000-01-01T00:00:00Z")])
+    assert (found["a"], found["c"]) == (MISSING, SLOW)
+    assert time.process_time() - began < 2.0
+
+
+@pytest.mark.parametrize(
+    ("said", "missing"),
+    [
+        (f'MountVolume.SetUp failed for volume "{"v" * 63}" : secret "{"s" * 253}" not found', True),
+        ('MountVolume.MountDevice failed: secrets "later" not found', True),
+        ('rpc error: attach with secret "csi" failed: volume "pvc-1" not found', False),
+        ('AttachVolume.Attach failed for volume "pvc-1": volumeattachments.storage.k8s.io "csi-1" not found', False),
+    ],
+)
+def test_only_what_a_volume_names_counts_as_not_there_however_long_its_name_is(said: str, missing: bool) -> None:
+    line = causes_of([event("a", said)])["a"]
+    assert (NOT_THERE.search(line) is not None, len(line) <= 300) == (missing, True)

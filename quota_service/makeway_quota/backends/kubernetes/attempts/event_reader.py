@@ -14,13 +14,15 @@ from collections.abc import Callable, Iterable, Mapping
 
 from ..api.client import ApiClient, ApiStatusError, ApiUnreachable, Object
 from .attempt_pods import AttemptPods
-from .pod_states import MAX_LINE, seconds_of
+from .pod_states import MAX_LINE, MAX_MESSAGE, seconds_of
 from .pod_waits import NOT_THERE
 
 log = logging.getLogger("makeway.kubernetes")
 
-REASONS = ("FailedMount", "FailedAttachVolume", "FailedMapVolume", "FailedCreatePodSandBox")
-"""Those of the kubelet and of the controller that attaches volumes"""
+STEPS = {"FailedMount": 0, "FailedAttachVolume": 0, "FailedMapVolume": 0, "FailedCreatePodSandBox": 1, "Pulling": 2}
+"""Reasons of the kubelet and of the controller that attaches volumes, by how far the pod has come: one whose image is
+pulled has its volumes and its network, although older kubelets show it in its status only afterwards."""
+PULLING = STEPS["Pulling"]
 SET_UP_SECONDS = 10.0
 """How long a pod waits for its volumes or its network before events are read"""
 PAUSE = 15.0
@@ -31,7 +33,9 @@ VALID_SECONDS = 600.0
 """How much older than the newest event of its pod another one may be: what it says has passed else. The kubelet repeats
 an event less often than it tries."""
 LIMIT = 500
-"""Events of each reason that are read at most; Kubernetes keeps them for an hour, one for all tries of a pod."""
+"""Events in one answer of the API server"""
+MAX_PAGES = 4
+"""Answers of each reason that are read at most; Kubernetes keeps events for an hour, one for all tries of a pod."""
 NO_CAUSE = ("timed out waiting for the condition", "context deadline exceeded", "not registered")
 """In messages that only say that a volume is not mounted yet"""
 ID = re.compile(r"\b[0-9a-f]{32,}\b")
@@ -76,10 +80,9 @@ class EventReader:
 
     async def _read(self) -> None:
         events: list[Object] = []
-        for reason in REASONS:
-            chosen = f"involvedObject.kind=Pod,reason={reason}"
+        for reason in STEPS:
             try:
-                page = await self._client.get(self._path, {"fieldSelector": chosen, "limit": str(LIMIT)})
+                events += await self._events(reason)
             except ApiUnreachable:
                 return
             except ApiStatusError as refusal:
@@ -87,27 +90,57 @@ class EventReader:
                 denied = refusal.status in (401, 403, 404)
                 self._not_before = self._monotonic() + (LONG_PAUSE if denied else refusal.retry_after or PAUSE)
                 return
-            events += page.get("items") or ()
         causes = causes_of(events)
         if causes != self.causes:
             self.causes = causes
             self._changed()
 
+    async def _events(self, reason: str) -> list[Object]:
+        """Return the events of pods that have a reason."""
+        query = {"fieldSelector": f"involvedObject.kind=Pod,reason={reason}", "limit": str(LIMIT)}
+        found: list[Object] = []
+        for _ in range(MAX_PAGES):
+            page = await self._client.get(self._path, query)
+            found += page.get("items") or ()
+            if not (more := (page.get("metadata") or {}).get("continue")):
+                break
+            query = {**query, "continue": more}
+        return found
+
 
 def causes_of(events: Iterable[Object]) -> dict[str, str]:
-    """Return what the events of pods say, by UID: what is not there before other causes, then the newest."""
-    said: dict[str, list[tuple[float, str]]] = {}
+    """Return what the events of pods say, by UID: what is not there before other causes, then the newest.
+
+    What a pod has got past since is no cause any more; "" where nothing else is one.
+    """
+    said: dict[str, list[tuple[int, float, str]]] = {}
     for event in events:
-        uid, message = str((event.get("involvedObject") or {}).get("uid") or ""), str(event.get("message") or "")
+        uid = str((event.get("involvedObject") or {}).get("uid") or "")
+        message = str(event.get("message") or "")[:MAX_MESSAGE]
         if uid and message.strip():
-            said.setdefault(uid, []).append((_seconds_of(event), message))
+            step = STEPS.get(str(event.get("reason") or ""), 0)
+            said.setdefault(uid, []).append((step, _seconds_of(event), message))
     found = {}
     for uid, messages in said.items():
-        newest = max(seconds for seconds, _ in messages)
-        valid = [one for one in messages if one[0] > newest - VALID_SECONDS]
-        _, message = max(valid, key=lambda one: (_rank(one[1]), *one))
-        found[uid] = ID.sub("…", " ".join(message.split()))[:MAX_LINE]
+        if min(messages)[0] == PULLING:
+            continue
+        reached, since, _ = max(messages)
+        newest = max(seconds for _, seconds, _ in messages)
+        valid = [
+            (seconds, message)
+            for step, seconds, message in messages
+            if step < PULLING and seconds > newest - VALID_SECONDS and (step == reached or seconds > since)
+        ]
+        _, message = max(valid, key=lambda one: (_rank(one[1]), *one), default=(0.0, ""))
+        found[uid] = _line(message)
     return found
+
+
+def _line(message: str) -> str:
+    """Return a message as a line for people, which names what is not there also where it is cut."""
+    line = ID.sub("…", " ".join(message.split()))
+    missing = NOT_THERE.search(line)
+    return (line if missing is None or missing.end() <= MAX_LINE else line[missing.start() :])[:MAX_LINE]
 
 
 def _rank(message: str) -> int:
@@ -124,4 +157,7 @@ def _seconds_of(event: Object) -> float:
         event.get("eventTime"),
         metadata.get("creationTimestamp"),
     )
-    return seconds_of(next(filter(None, times), None))
+    try:
+        return seconds_of(next(filter(None, times), None))
+    except ValueError:  # the year 0, which the API server takes from anybody who may write events
+        return 0.0

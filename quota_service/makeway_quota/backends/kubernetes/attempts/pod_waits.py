@@ -55,7 +55,7 @@ REFUSED = (
 NO_FOLDER = ("subPath", '"checkpoints"')
 """In the message of a container whose own folder of the volume `checkpoints` the kubelet could not make"""
 NOT_THERE = re.compile(
-    r'\b(secret|configmap) ".*" not found|references non-existent (secret|config) key', re.IGNORECASE
+    r'\b(secret|configmap)s? "[^"]*" not found|references non-existent (secret|config) key', re.IGNORECASE
 )
 """In the message about a volume: something that it names does not exist."""
 NOT_ALLOWED = ("permission denied", "operation not permitted", "read-only")
