@@ -45,6 +45,8 @@ class ClusterState:
 
     hosts: dict[str, list[NodeState]]
     """The nodes of each host that has a name, as they were added."""
+    launches: bool = True
+    """Whether machines of autoscaled pools are launched whose size is not known."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.now = snapshot.now
@@ -76,8 +78,6 @@ class ClusterState:
         """Rankings of nodes by the cost of their victims, kept for the next search."""
         self.keeps_bounds = False
         """Whether the bounds of victims are kept from one decision to the next, as for many questions in a row."""
-        self.launches = True
-        """Whether machines of autoscaled pools are launched whose size is not known"""
         self.pause: Callable[[], None] = _no_pause
         """Called between the steps of a search for victims: a what-if waits there while a cycle is under way."""
         self.answers: dict[tuple[object, ...], Any] = {}
