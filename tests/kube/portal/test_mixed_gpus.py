@@ -54,6 +54,7 @@ def pools(portal: Portal, kwok_cluster: Cluster, real_node: Node) -> Iterator[No
         undo.callback(
             kwok_cluster.api.merge, f"{TIMED}/status", {"status": {"allocatable": restored, "capacity": restored}}
         )
+        undo.callback(remove_images, portal)
         kwok_cluster.api.merge(TIMED, {"metadata": {"labels": {LABEL: "true"}}, "spec": {"taints": None}})
         taints = {"metadata": {"labels": {LABEL: None}}, "spec": {"taints": before["spec"]["taints"]}}
         undo.callback(kwok_cluster.api.merge, TIMED, taints)
@@ -61,6 +62,13 @@ def pools(portal: Portal, kwok_cluster: Cluster, real_node: Node) -> Iterator[No
         undo.callback(portal.clean)
         admin.policy_apply(policy())
         yield
+
+
+def remove_images(portal: Portal) -> None:
+    """Remove the pod that pulls images on the simulated node: a taint that comes back ends none that runs."""
+    for pod in portal.pods("images"):
+        if TIMED.endswith(str(pod["spec"].get("nodeName"))):
+            portal.api.delete(f"{portal.all_pods}/{pod['metadata']['name']}")
 
 
 @pytest.mark.covers("N21", "F02", "F15")
