@@ -189,6 +189,12 @@ def wait_for_users(api: Api) -> None:
 
 
 def wait_for_sidecars(api: Api) -> None:
-    """Return once pods get a sidecar."""
-    made = partial(tried, api, f"/api/v1/namespaces/{NAMESPACE}/pods", safe_pod("tried"))
-    wait_until(lambda: made()["spec"]["containers"][0]["name"] == SIDECAR, "pods get a sidecar")
+    """Return once pods get a sidecar, and no policy of a platform before refuses them any more."""
+
+    def in_force() -> bool:
+        with suppress(ApiProblem):
+            made = tried(api, f"/api/v1/namespaces/{NAMESPACE}/pods", safe_pod("tried"))
+            return bool(made["spec"]["containers"][0]["name"] == SIDECAR)
+        return False
+
+    wait_until(in_force, "pods get a sidecar")
