@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import yaml
-from makeway_api.errors import MakewayError
 from makeway_api.models import PolicyCheck, PolicyIssue, PolicyRequest, PolicyVersion, Preview, WorkloadEffect
 from makeway_api.quantities import listed
 
@@ -16,12 +15,12 @@ from ..policy import Document, Issue, PolicyInvalid, diff, read, warnings
 from ..store.errors import Conflict
 from ..store.records import NewDecision, Workload
 from ..store.records import PolicyVersion as VersionRow
-from ..wording import count, outcomes
+from ..wording import outcomes
 from .caller import Caller
 from .context import Context
 from .eligibility import title_of
 from .projection import Projection, projection
-from .refusals import busy, refuse
+from .refusals import busy, invalid_document, refuse, wire_issues
 from .times import at
 
 MAX_PREVIEWS = 4
@@ -63,9 +62,9 @@ class PolicyService:
         try:
             document = await context.call(read, text, "policy.yaml", context.world.sizes)
         except PolicyInvalid as invalid:
-            return PolicyCheck(ok=False, issues=_wire(invalid.issues))
+            return PolicyCheck(ok=False, issues=wire_issues(invalid.issues))
         teams = context.managed_teams(caller)
-        odd = _wire([*await context.call(warnings, text), *self._without_sessions(document)])
+        odd = wire_issues([*await context.call(warnings, text), *self._without_sessions(document)])
         if teams is None:
             odd += [
                 PolicyIssue(file="policy.yaml", where=f"profile {name}", message=f"{why[:1].upper()}{why[1:]}")
@@ -169,15 +168,8 @@ class PolicyService:
         try:
             return await self._context.call(read, text, "policy.yaml", self._context.world.sizes)
         except PolicyInvalid as invalid:
-            issues = _wire(invalid.issues)
-            first = issues[0]
-            where = "".join(f"{part}: " for part in (first.line and f"line {first.line}", first.where) if part)
-            more = "" if len(issues) == 1 else " (`makeway policy validate` lists all.)"
-            raise MakewayError(
-                f"The policy document has {count(len(issues), 'mistake')}; {where}{first.message}.{more}",
-                code="policy_invalid",
-                status=422,
-                errors=[issue.model_dump() for issue in issues],
+            raise invalid_document(
+                invalid, "The policy document", "policy_invalid", "makeway policy validate"
             ) from None
 
 
@@ -242,10 +234,6 @@ def _profile_of_teams(profile: Mapping[str, Any], shown: Collection[str]) -> dic
     nested = [rank if isinstance(rank, list) else [rank] for rank in ranks]
     kept = [[name for name in rank if name in shown] for rank in nested]
     return {**profile, "policies": [rank for rank in kept if rank]}
-
-
-def _wire(issues: Iterable[Issue]) -> list[PolicyIssue]:
-    return [PolicyIssue(file=i.file, line=i.line, where=i.where, message=i.message) for i in issues]
 
 
 def _version(row: VersionRow, document: str | None = None) -> PolicyVersion:

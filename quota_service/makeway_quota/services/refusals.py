@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from makeway_api.errors import MakewayError
+from makeway_api.models import PolicyIssue
 from makeway_api.quantities import count
 
 from ..backends.base import BackendUnavailable
+from ..policy import Issue, PolicyInvalid
 from ..store.errors import Conflict, KeyReused, NotLeading, OutcomeUnknown, Removed, StoreError, TooMany, TooMuchKept
 
 log = logging.getLogger("makeway.requests")
@@ -25,6 +27,25 @@ BACKEND_PAUSE = 5.0
 def refuse(message: str, code: str, status: int = 400, **numbers: object) -> MakewayError:
     """Make the error of a request that cannot be done; `numbers` are those of the sentence."""
     return MakewayError(message, code=code, status=status, numbers=numbers)
+
+
+def wire_issues(issues: Iterable[Issue]) -> list[PolicyIssue]:
+    """Return what is wrong with a document as the API shows it."""
+    return [PolicyIssue(file=i.file, line=i.line, where=i.where, message=i.message) for i in issues]
+
+
+def invalid_document(invalid: PolicyInvalid, what: str, code: str, command: str) -> MakewayError:
+    """Make the error of a document with mistakes: the first of them, and the command that lists all."""
+    issues = wire_issues(invalid.issues)
+    first = issues[0]
+    where = "".join(f"{part}: " for part in (first.line and f"line {first.line}", first.where) if part)
+    more = "" if len(issues) == 1 else f" (`{command}` lists all.)"
+    return MakewayError(
+        f"{what} has {count(len(issues), 'mistake')}; {where}{first.message}.{more}",
+        code=code,
+        status=422,
+        errors=[issue.model_dump() for issue in issues],
+    )
 
 
 def removed(what: str, days: float) -> MakewayError:

@@ -18,7 +18,6 @@ from makeway_api.models import (
     DeploymentStep,
     LaunchHold,
     PolicyCheck,
-    PolicyIssue,
 )
 
 from ...autoscale.budget import UNIT, count_money
@@ -28,15 +27,14 @@ from ...autoscale.document_edits import differences, free_name, with_name, with_
 from ...autoscale.machine import STATES, Machine
 from ...backends.machines.machine_source import BACKEND as MACHINES
 from ...control.machines.deployment_driver import DeploymentStatus
-from ...policy import Issue, PolicyInvalid
+from ...policy import PolicyInvalid
 from ...store.errors import Conflict
 from ...store.records import NewDecision, StoredDeployment
-from ...wording import count
 from ...wording.machines import deployment_does
 from ..caller import Caller
 from ..context import Context
-from ..refusals import refuse
-from ..times import at
+from ..refusals import invalid_document, refuse, wire_issues
+from ..times import at, when
 
 FILE = "deployment.yaml"
 MAX_HOLDS = 20
@@ -144,7 +142,7 @@ class DeploymentService:
 
         def changed(there: StoredDeployment | None) -> str:
             if there is None:
-                raise _absent(name)
+                raise no_deployment(name)
             return with_paused(there.document, paused)
 
         try:
@@ -192,7 +190,7 @@ class DeploymentService:
     async def _stored(self, name: str) -> StoredDeployment:
         stored = await self._context.call(self._context.store.deployments.read, name)
         if stored is None:
-            raise _absent(name)
+            raise no_deployment(name)
         return stored
 
     def _pools(self) -> Sequence[str]:
@@ -272,16 +270,13 @@ def _step(status: DeploymentStatus | None) -> DeploymentStep | None:
     if status is None:
         return None
     holds = [
-        LaunchHold(
-            workload=one.workload, type=one.type, code=one.code, until=None if one.until is None else at(one.until)
-        )
+        LaunchHold(workload=one.workload, type=one.type, code=one.code, until=when(one.until))
         for one in status.refusals[:MAX_HOLDS]
     ]
-    listed = None if status.listed_at is None else at(status.listed_at)
     return DeploymentStep(
         at=at(status.at),
         problem=status.problem,
-        listed_at=listed,
+        listed_at=when(status.listed_at),
         unserved=len(status.unserved),
         holds=holds,
         overdue=list(status.overdue),
@@ -299,7 +294,8 @@ def _decision(stored: StoredDeployment, message: str) -> NewDecision:
     return NewDecision("deployment", None, None, stored.updated_by, "deployment", message[:MAX_MESSAGE], numbers)
 
 
-def _absent(name: str) -> MakewayError:
+def no_deployment(name: str) -> MakewayError:
+    """Return the refusal of a question for a deployment that is not there."""
     return refuse(f"There is no deployment {name}.", "not_found", 404)
 
 
@@ -312,19 +308,5 @@ def _conflict(conflict: Conflict) -> MakewayError:
     return refuse(f"{message[:1].upper()}{message[1:]}.", "conflict", 409, **now)
 
 
-def wire_issues(issues: Iterable[Issue]) -> list[PolicyIssue]:
-    """Return what is wrong with a document as the API shows it."""
-    return [PolicyIssue(file=i.file, line=i.line, where=i.where, message=i.message) for i in issues]
-
-
 def _invalid(invalid: PolicyInvalid) -> MakewayError:
-    issues = wire_issues(invalid.issues)
-    first = issues[0]
-    where = "".join(f"{part}: " for part in (first.line and f"line {first.line}", first.where) if part)
-    more = "" if len(issues) == 1 else " (`makeway autoscaler validate` lists all.)"
-    return MakewayError(
-        f"The document has {count(len(issues), 'mistake')}; {where}{first.message}.{more}",
-        code="deployment_invalid",
-        status=422,
-        errors=[issue.model_dump() for issue in issues],
-    )
+    return invalid_document(invalid, "The document", "deployment_invalid", "makeway autoscaler validate")

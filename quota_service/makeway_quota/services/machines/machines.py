@@ -17,7 +17,7 @@ from ..caller import Caller
 from ..context import Context
 from ..refusals import refuse
 from ..times import at, when
-from .deployments import only_administrators
+from .deployments import no_deployment, only_administrators
 
 HISTORY = 200
 """Events of the history of one machine: the newest ones"""
@@ -86,7 +86,7 @@ class MachineService:
 
     async def _known(self, deployment: str) -> None:
         if await self._context.call(self._context.store.deployments.read, deployment) is None:
-            raise refuse(f"There is no deployment {deployment}.", "not_found", 404)
+            raise no_deployment(deployment)
 
 
 def machine_model(row: Machine) -> MachineModel:
