@@ -2,7 +2,7 @@
 
 Each step reads the rows, applies every observation, decides, and commits all of it with the leader's term before the
 first call is made. Calls follow from the rows alone, so that a leader that is killed after the commit leaves them to
-the next one. One cycle is one or more steps. `control` will drive it; the store and the calls are passed in.
+the next one. `control.machines` makes steps and their calls side by side; `cycle` makes them one after the other.
 """
 
 from __future__ import annotations
@@ -135,6 +135,8 @@ class StepResult:
     money: Money | None = None
     overdue: tuple[str, ...] = ()
     """machines that are terminating for longer than an administrator has to be told"""
+    moved: bool = False
+    """whether machines were launched or are in another state than before"""
 
 
 class _Work:
@@ -231,6 +233,11 @@ class _Work:
         self.machines[machine.id] = machine
         self.launched.append(machine)
 
+    @property
+    def moved(self) -> bool:
+        """Whether machines were launched or are in another state than they were read in."""
+        return any(id not in self._read or row.state != self._read[id].state for id, row in self.machines.items())
+
     def changes(self) -> MachineChanges:
         """Return what is to be written, every row with the term of the leader."""
         new = {machine.id for machine in self.launched}
@@ -277,7 +284,7 @@ def step(
     changes = replace(work.changes(), revision=deployment.revision)
     if changes and not store.commit(deployment.name, leader.term, changes):
         return StepResult(False)
-    return StepResult(True, tuple(calls), unserved, refusals, money, tuple(_overdue(work)))
+    return StepResult(True, tuple(calls), unserved, refusals, money, tuple(_overdue(work)), work.moved)
 
 
 def _take_lists(work: _Work, seen: StepInput) -> list[Instance]:

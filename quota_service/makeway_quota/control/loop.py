@@ -308,7 +308,7 @@ class Loop:
         """Report what this cycle knows of the work that machines are for."""
         if self.machine_loop is None or not self.machine_loop.active or self._demand is None:
             return
-        rows, nodes = await self.world.rows_as_of_now(), self.world.observed.nodes  # with the commits so far
+        rows, nodes = await self.world.placed(), self.world.observed.nodes  # with the commits so far
         self.machine_loop.planned(cycle_demand(observed_at, self._demand, nodes, rows.values(), MACHINES))
 
     async def _record(self, now: float) -> None:

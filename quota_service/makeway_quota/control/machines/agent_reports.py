@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...autoscale.machine import MachineObservation
+from ...backends import untrusted
 from ...store.machines.reports import MachineReport
 
 
@@ -19,17 +20,13 @@ def observations(report: MachineReport) -> Iterator[MachineObservation]:
     yield MachineObservation("joined", at=report.joined_at, boot=boot, instance=str(facts.get("instance") or ""))
     code = facts.get("init_exit_code")
     if code == 0:
-        yield MachineObservation("initialised", at=at, boot=boot, gpus=_whole(facts.get("gpus")))
+        gpus = untrusted.whole(facts.get("gpus"))
+        yield MachineObservation("initialised", at=at, boot=boot, gpus=-1 if gpus is None else gpus)
     elif code is not None:
         yield MachineObservation("init_failed", at=at, boot=boot, reason="init_failed")
     attempts = facts.get("attempts")
     if isinstance(attempts, list):
         running = [one for one in attempts if not (isinstance(one, dict) and one.get("state") == "exited")]
         yield MachineObservation("heard", at=at, boot=boot, attempts=len(running))
-    deadline = facts.get("spot_deadline")
-    if isinstance(deadline, (int, float)):
-        yield MachineObservation("spot_notice", at=at, deadline=float(deadline))
-
-
-def _whole(value: object) -> int:
-    return value if isinstance(value, int) else -1
+    if (deadline := untrusted.number(facts.get("spot_deadline"))) is not None:
+        yield MachineObservation("spot_notice", at=at, deadline=deadline)

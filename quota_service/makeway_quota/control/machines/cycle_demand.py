@@ -43,7 +43,8 @@ def cycle_demand(
 ) -> CycleDemand:
     """Return what a cycle knows. `demand`: of its plan; `nodes`: as it observed them.
 
-    `rows`: of all work that has not ended, after the cycle's end; `backend`: the one whose nodes are machines.
+    `rows`: of work that holds GPUs or has a nomination, after the cycle's end; `backend`: the one whose nodes are
+    machines.
     """
     machines = {name: node for name, node in nodes.items() if node.backend == backend}
     busy, nominated = _places(rows, machines.keys())

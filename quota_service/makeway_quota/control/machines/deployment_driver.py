@@ -179,11 +179,9 @@ class DeploymentDriver:
         self._note(result)
         for call in result.calls:
             self._begin(term, call)
-        after = await asyncio.to_thread(self._store.read, self.deployment.name)
-        changed = _states(rows) != _states(after)
-        if changed:  # what an earlier cycle knew of them may be wrong: wait for a new one
+        if result.moved:  # what an earlier cycle knew of them may be wrong: wait for a new one
             term.changed_at = self._monotonic()
-        return changed
+        return result.moved
 
     def _note(self, result: StepResult) -> None:
         self.status = DeploymentStatus(
@@ -267,10 +265,6 @@ class DeploymentDriver:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _states(rows: MachineRows) -> dict[str, str]:
-    return {machine.id: machine.state for machine in rows.machines}
 
 
 def _fenced(rows: MachineRows, demand: MachineDemand | None) -> Iterator[tuple[str, MachineObservation]]:

@@ -336,6 +336,11 @@ class World:
         await self._follow()
         return dict(self._active.watched)
 
+    async def placed(self) -> dict[str, Workload]:
+        """Return those of `rows` that may hold something, and those that have a nomination."""
+        await self._follow()
+        return {**self._active.watched, **self._active.nominated}
+
     async def _follow(self) -> None:
         """Read the rows once, and take in what was committed since."""
         if await self._active.read(self._read):
