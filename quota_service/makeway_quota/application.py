@@ -202,7 +202,9 @@ def machine_loop(components: Components, wake_cycle: Callable[[], None]) -> Mach
 
     providers = partial(provider_of, state_dir=settings.state_dir)
     store, leader = components.store, components.leader
-    return MachineLoop(store, leader, providers, wake_cycle, components.clock, join=join)
+    found = MachineLoop(store, leader, providers, wake_cycle, components.clock, join=join)
+    found.quarantine = components.world.quarantine
+    return found
 
 
 async def ended_placements(store: Store, id: str) -> dict[int, str]:

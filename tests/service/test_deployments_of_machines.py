@@ -132,3 +132,18 @@ async def test_a_machine_whose_init_script_fails_is_ended_and_says_why(tmp_path:
         waiting = await world.run.job(job.id, "pending")
         print(waiting.reason)
         await world.run.client("ana").cancel(job.id)
+
+
+async def test_a_document_that_cannot_be_read_is_set_aside_where_the_panel_and_probes_look(tmp_path: Path) -> None:
+    async with site(tmp_path) as world:
+        world.store.deployments.save("bad", "version: 1\nname: bad\nprovider: moon\n", 0, "root", 1.0)
+        quarantine = world.run.service.components.world.quarantine
+
+        def named() -> bool:
+            return "deployment bad" in (quarantine.sentence(named=True) or "")
+
+        await world.run.until(named, "the document is set aside")
+        stored = world.store.deployments.read("bad")
+        assert stored is not None
+        world.store.deployments.delete("bad", stored.version, "root", 2.0)
+        quarantine.passed("reading its document", "deployment", "bad")

@@ -53,6 +53,7 @@ class MachineLoop:
         """`join` returns what the instance of a machine is told so that it joins, always the same."""
         self._join = join
         self.quarantine = Quarantine()
+        """that of the loop, once it runs"""
         self._store, self._leader, self._make_provider = store, leader, make_provider
         self._wake_cycle, self._clock, self._monotonic = wake_cycle, clock, monotonic
         self._drivers: dict[str, DeploymentDriver] = {}
