@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from agent.machine_service import MachineService
+from agent.machine_service import MachineService, answering
 from agent.machines import TestMachine
 
 
 @pytest.fixture
 def service() -> Iterator[MachineService]:
     """Yield a service that answers."""
-    with MachineService() as server:
-        thread = threading.Thread(target=lambda: server.serve_forever(0.02), daemon=True)
-        thread.start()
+    with answering() as server:
         yield server
-        server.silent.clear()
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -175,6 +177,20 @@ class _Answers(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
+
+
+@contextmanager
+def answering() -> Iterator[MachineService]:
+    """Run a service in a thread, and end it, also if it was made silent."""
+    with MachineService() as server:
+        thread = threading.Thread(target=lambda: server.serve_forever(0.02), daemon=True)
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.silent.clear()
+            server.shutdown()
+            thread.join()
 
 
 def problem(status: int, code: str) -> tuple[int, dict[str, Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -12,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from agent.machine_service import JOIN_TOKEN, MACHINE, MachineService
+from agent.machine_service import JOIN_TOKEN, MACHINE, MachineService, answering
 from autoscale.test_local_provider import QUICK, request, states
 from makeway_quota.autoscale.provider import AnswerLost, JoinData, Provider, ProviderError
 from makeway_quota.autoscale.providers.local import LocalProvider
@@ -25,13 +24,8 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def service() -> Iterator[MachineService]:
-    with MachineService() as server:
-        thread = threading.Thread(target=lambda: server.serve_forever(0.02), daemon=True)
-        thread.start()
+    with answering() as server:
         yield server
-        server.silent.clear()
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture

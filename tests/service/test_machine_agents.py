@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import threading
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from agent.machine_service import MachineService
+from agent.machine_service import MachineService, answering
 from agent.machines import TestMachine
 from makeway_api.models import Job
 from makeway_quota.backends.base import Key, NodeStatus, StartOrder
@@ -102,9 +101,7 @@ class MachineRun:
 
 @asynccontextmanager
 async def one_machine(folder: Path) -> AsyncIterator[MachineRun]:
-    with MachineService() as server:
-        thread = threading.Thread(target=lambda: server.serve_forever(0.02), daemon=True)
-        thread.start()
+    with answering() as server:
         machine = TestMachine(folder / "machine", server)
         backend = OneMachine(server, folder / "volume")
         settings = {"MAKEWAY_TICK_SECONDS": "0.2", "MAKEWAY_TICKET_SECRET": "s" * 32}
@@ -117,8 +114,6 @@ async def one_machine(folder: Path) -> AsyncIterator[MachineRun]:
                     await asyncio.to_thread(machine.close)
         finally:
             await asyncio.to_thread(machine.close)
-            server.shutdown()
-            thread.join()
 
 
 async def test_a_job_on_a_machine_survives_its_agent_makes_way_and_resumes_at_its_checkpoint(tmp_path: Path) -> None:
