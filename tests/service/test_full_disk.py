@@ -337,18 +337,19 @@ async def test_members_who_submit_at_once_write_no_more_than_the_quota_and_one_s
 async def test_a_submission_waits_for_the_room_of_one_that_is_refused_or_cancelled(tmp_path: Path) -> None:
     store = open_store(f"sqlite:///{tmp_path / 'db.sqlite'}")
     environ = {"MAKEWAY_STATE_DIR": str(tmp_path), "MAKEWAY_MAX_KEPT_TEAM_MB": "1"}
-    limits, entered = StorageLimits(store, load(environ=environ)), asyncio.Event()
+    limits, entered = StorageLimits(store, load(environ=environ)), asyncio.Semaphore(0)
 
     async def submit(owner: str, go_on: asyncio.Event) -> str:
         async with limits.room_for(owner, "rnd", 400_000, asyncio.to_thread):
-            entered.set()
+            entered.release()
             await go_on.wait()
         return owner
 
     stop, ready = asyncio.Event(), asyncio.Event()
     ready.set()
     first = [asyncio.create_task(submit(owner, stop)) for owner in ("ana", "bo")]
-    await entered.wait()
+    for _ in first:
+        await entered.acquire()
     third = asyncio.create_task(submit("cy", ready))
     done, _ = await asyncio.wait([third], timeout=0.1)
     assert not done, "there is room for two"
