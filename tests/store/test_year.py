@@ -1,14 +1,18 @@
-"""A year of jobs, notebooks, people who come and go, and new leaders: no table of the database grows for ever."""
+"""A year of jobs, notebooks, machines, people who come and go, and new leaders: no table grows for ever."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from autoscale.fleet import machine
 from makeway_quota.artifacts.folder import ArtifactFolder
+from makeway_quota.autoscale.backoff import LaunchBackoff
+from makeway_quota.autoscale.step import MachineChanges
 from makeway_quota.history.retention import DAY, Keep, Retention
 from makeway_quota.store import Store, open_store
 from makeway_quota.store.records import Attempt, Change, NewDecision, Person, SubmissionKey
@@ -20,6 +24,8 @@ KEPT = 20
 """Days that work and decisions are kept"""
 FOR_EVER = {"policies"}
 """Tables that only an administrator's own acts add to: versions of the policy document are kept for ever"""
+SINCE = 1000
+"""The first day; the time is that of this day since 1970"""
 
 
 def sizes(store: Store) -> dict[str, int]:
@@ -62,6 +68,29 @@ def day_of_work(store: Store, job, day: int, ids: Iterator[int]) -> None:  # typ
     store.pruning.forget_ended(deleted, now)
 
 
+def day_of_machines(store: Store, term: int, day: int) -> None:
+    """Live through one day: a machine of the deployment of the week takes over from that of the day before."""
+    now, weekday = day * DAY, (day - SINCE) % 7
+    name, before = f"week{(day - SINCE) // 7}", f"week{(day - SINCE - 1) // 7}"
+    if weekday == 0:
+        if saved := store.deployments.read(before):
+            store.deployments.delete(before, saved.version, "ana", now)
+        store.deployments.save(name, "pools: {}", 0, "ana", now)
+    live = [replace(row, state="gone", since=now, reason="idle") for row in store.machines.live()]
+    if live:
+        spent = {f"{1970 + day // 365}-{1 + day % 365 // 31:02}": 1000}
+        assert store.machines.commit(before, term, MachineChanges(changed=tuple(live), first_seen={}, spent=spent))
+    if weekday == 0:
+        assert store.deployments.close(before, term, now) == bool(live)
+    new = machine(id=f"m{day}", deployment=name, requested_at=now, since=now)
+    held = LaunchBackoff("g2", "a", "on_demand", "stock_out", 1 + weekday, now, now + 600)
+    changes = MachineChanges((new,), backoffs=(held,), first_seen={f"i-{day}": now})
+    assert store.machines.commit(name, term, changes)
+    store.machine_reports.join(new.id, "boot", {"gpus": 2}, now)
+    store.machine_log.write_output(new.id, "console", "x" * 3000, None, now)
+    store.machine_log.add(name, new.id, "spot", "the provider takes the machine back", now)
+
+
 @pytest.mark.slow
 @pytest.mark.covers("N25")
 async def test_every_table_levels_off_within_a_year(
@@ -86,16 +115,18 @@ async def test_every_table_levels_off_within_a_year(
             rest=0.0,
             room=lambda: 5,
         )
-        for day in range(1000, 1365):
+        store.machines._clock = lambda: now
+        for day in range(SINCE, SINCE + 365):
             now = day * DAY
             day_of_work(store, job, day, ids)
+            day_of_machines(store, store.take_term("test", now) or 0, day)
             if day % 6 == 0:
                 now += 3600
                 for _ in range(5):
                     store.take_term("another", now)
                 await keeper.sweep()
-            if day - 999 in (180, 365):
-                known[day - 999] = sizes(store)
+            if day + 1 - SINCE in (180, 365):
+                known[day + 1 - SINCE] = sizes(store)
         half, year = known[180], known[365]
         assert half["workloads"] > 30, "there is work"
         grown = {name: (half[name], year[name]) for name in year if year[name] > 1.1 * half[name] + 10}
