@@ -91,14 +91,12 @@ def features_page(sections: list[dict[str, Any]], result: list[Proof]) -> str:
         tests.setdefault(proof.row, []).append(proof)
     breadth = Counter((proof.file, proof.test) for proof in result)
     rows = [row for section in sections for row in section["rows"]]
-    unreachable = sum(is_unreachable(tests.get(row["id"], [])) for row in rows)
-    proven = sum(row["id"] in tests for row in rows) - unreachable
+    proven = sum(row["id"] in tests for row in rows)
     lines = [
         NOTE.format(source="docs/features.yaml or the `covers` marks of the tests"),
         "# What Makeway does, and the test of each feature\n",
-        f"{proven} of {len(rows)} rows have a test today. {unreachable} more have tests of code "
-        "that no service reaches yet, and say so. A row without a test says so and names the part of the project "
-        "that brings it. A row with a test and a *later* note works as far as its tests say. "
+        f"{proven} of {len(rows)} rows have a test today. A row without a test says so and names the part of the "
+        "project that brings it. A row with a test and a *later* note works as far as its tests say. "
         "The best proof stands first: the test that is about the row, with as much of the portal as possible. "
         "Run one with `make test ARGS='-k name'`.\n",
     ]
@@ -117,8 +115,6 @@ TIERS = (
     ("service", "web", "widgets", "spawner", "doctor", "device_plugin", "helm"),
 )
 """Folders of tests by how much of the portal runs in them, the most first; all others come last."""
-UNREACHABLE = ("tests/autoscale/", "tests/agent/")
-"""The folder of tests of code that no service reaches yet"""
 BROAD = 8
 """A test that covers more rows than this proves none of them as well as one that is about it."""
 
@@ -139,11 +135,6 @@ def best_first(result: list[Proof], breadth: Mapping[tuple[str, str], int], best
     return sorted(result, key=key)
 
 
-def is_unreachable(result: list[Proof]) -> bool:
-    """Whether the tests of a row are of code that no service reaches; the engine's part alone does not make it work."""
-    return any(proof.file.startswith(UNREACHABLE) for proof in result)
-
-
 def feature_line(row: dict[str, Any], result: list[Proof]) -> str:
     """Lay one row out as a line of the table; the first proof has a line of its own, the others follow by file."""
     by_file: dict[str, list[str]] = {}
@@ -153,9 +144,7 @@ def feature_line(row: dict[str, Any], result: list[Proof]) -> str:
     if by_file:
         cells.append("also " + "; ".join(tests_of(file, by_file[file]) for file in by_file))
     later = row.get("later")
-    if is_unreachable(result):
-        cells.append("*not reachable yet: autoscaling*")
-    elif later:
+    if later:
         cells.append(f"*later: {later}*" if result else f"not yet: comes with {later}")
     elif not result:
         cells.append("not yet")

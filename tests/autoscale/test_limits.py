@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from autoscale.fleet import CLOUD, CPU_TYPE, EURO, GPU_TYPE, Fleet, gpu_work
+from autoscale.fleet import CLOUD, CPU_TYPE, EURO, GPU_TYPE, Fleet, cpu_work, gpu_work
 
 
 def test_the_maximum_is_not_exceeded_within_one_pass() -> None:
@@ -19,6 +19,24 @@ def test_the_maximum_is_not_exceeded_within_one_pass() -> None:
     fleet = Fleet(replace(CLOUD, types=(replace(GPU_TYPE, max_machines=3), CPU_TYPE)), pending=fleet.pending)
     fleet.run(60)
     assert fleet.running == 3
+
+
+@pytest.mark.covers("F50")
+def test_each_type_has_its_own_maximum_and_time_to_start() -> None:
+    quick = replace(GPU_TYPE, max_machines=1, spin_up_timeout=300.0)
+    patient = replace(CPU_TYPE, max_machines=3, spin_up_timeout=1800.0)
+    work = [*(gpu_work(f"gpu-{n}") for n in range(4)), *(cpu_work(f"cpu-{n}") for n in range(4))]
+    fleet = Fleet(replace(CLOUD, types=(quick, patient), hour=None), pending=work)
+    fleet.cycle()
+    assert sorted(row.type for row in fleet.rows) == ["c8", "c8", "c8", "g2"]
+    first = {row.id: row.type for row in fleet.rows}
+    fleet.run(400)
+    late = {
+        type: {fleet.store.every()[id].reason for id, each in first.items() if each == type} for type in ("g2", "c8")
+    }
+    assert late == {"g2": {"spin_up_timeout"}, "c8": {"launched"}}
+    fleet.run(1500)
+    assert {fleet.store.every()[id].reason for id in first} == {"spin_up_timeout"}
 
 
 @pytest.mark.covers("F72")

@@ -43,8 +43,8 @@ machine_types:
 class Site:
     """A service with a deployment, and its cloud."""
 
-    def __init__(self, run: Running, cloud: LocalProvider) -> None:
-        self.run, self.cloud = run, cloud
+    def __init__(self, run: Running, cloud: LocalProvider, address: str) -> None:
+        self.run, self.cloud, self.address = run, cloud, address
         self.store = run.service.components.store
 
     def described(self) -> str:
@@ -70,8 +70,8 @@ class Site:
 
 
 @asynccontextmanager
-async def site(folder: Path, document: str = DOCUMENT) -> AsyncIterator[Site]:
-    """Start a service that machines reach, whose deployment has no machine yet."""
+async def site(folder: Path, document: str = DOCUMENT, policy: str = POLICY) -> AsyncIterator[Site]:
+    """Start a service that machines reach, whose deployment has no machine yet; without one if `document` is empty."""
     cloud = LocalProvider(folder / "state" / "machines")
     cloud.set_faults(LocalFaults(boot_seconds=0.5))
     backend = RoutingBackend([MemoryBackend(), MachinesBackend(durable_checkpoints=True)])
@@ -81,12 +81,13 @@ async def site(folder: Path, document: str = DOCUMENT) -> AsyncIterator[Site]:
         "MAKEWAY_BACKEND": "local,machines",
         "MAKEWAY_MACHINE_CHECKPOINT_DIR": str(folder / "shared"),
     }
-    async with running(folder / "state", POLICY, backend=backend, **settings) as run, serving(run.app) as address:
+    async with running(folder / "state", policy, backend=backend, **settings) as run, serving(run.app) as address:
         machines = run.service.components.settings.machines
         object.__setattr__(machines, "url", f"{address}/services/makeway")
-        run.service.components.store.deployments.save("demo", document, 0, "root", run.service.components.clock())
+        if document:
+            run.service.components.store.deployments.save("demo", document, 0, "root", run.service.components.clock())
         try:
-            found = Site(run, cloud)
+            found = Site(run, cloud, f"{address}/services/makeway/")
             try:
                 yield found
             except BaseException:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -244,6 +245,28 @@ async def test_a_provider_that_refuses_and_one_that_hangs_hold_up_no_other(
     assert "good" in {row.deployment for row in world.rows}
     released.now = True
     await world.turn()
+
+
+@pytest.mark.covers("F50")
+async def test_each_deployment_lists_its_provider_at_its_own_interval(world: World) -> None:
+    for name, seconds in (("often", 5), ("seldom", 60)):
+        text = DOCUMENT.format(name=name, machines=1).replace(
+            "machine_types", f"poll_interval: {seconds}\nmachine_types"
+        )
+        world.store.deployments.save(name, text, 0, "admin", world.now)
+    lists: Counter[str] = Counter()
+
+    class Counting(MemoryProvider):
+        """A provider that counts how often it is listed."""
+
+        def list(self, deployment: str, now: float) -> Any:
+            lists[deployment] += 1
+            return super().list(deployment, now)
+
+    world.providers = {name: Counting(lambda: world.now) for name in ("often", "seldom")}
+    for _ in range(120):
+        await world.turn()
+    assert lists == {"often": 24, "seldom": 2}
 
 
 @pytest.mark.covers("F55")
