@@ -18,7 +18,7 @@ from .artifacts.choice import chosen
 from .autoscale.provider import JoinData
 from .autoscale.providers.choice import provider_of
 from .backends.base import Backend, BackendError
-from .backends.choice import keeping_removed
+from .backends.choice import with_removed
 from .backends.machines.machine_source import BACKEND as MACHINES
 from .control.components import Components
 from .control.hub.client import HubApi
@@ -104,7 +104,7 @@ class Application:
         try:
             store = await asyncio.to_thread(store_of, settings)
             rows = await asyncio.to_thread(store.active)
-            backend = keeping_removed(backend, {backend_of(row) for row in rows})
+            backend = with_removed(backend, {backend_of(row) for row in rows})
             leader = Leader(store.leader_lock(settings.leader_seconds), settings.leader_seconds, able_with(backend))
             if not (store.shared and backend.shared):
                 await _lead_alone(leader, settings)

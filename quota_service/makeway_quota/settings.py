@@ -11,7 +11,7 @@ from urllib.parse import urlparse
 
 from makeway_api.settings import absolute_path, group, path_or_none, read_settings, setting
 
-from .backends.choice import named, names
+from .backends.choice import backend_names, checked_names
 from .backends.kubernetes.settings import KubernetesSettings
 from .backends.machines.settings import MachineSettings
 
@@ -77,7 +77,7 @@ class ServiceSettings:
         "Where jobs run: local, as processes of this machine; kubernetes, as pods of a cluster; machines, on those "
         "of deployments that have joined; or several of them, separated by commas: notebooks then start on the nodes "
         "of the first one, which is not machines.",
-        convert=named,
+        convert=checked_names,
         scope="chart",
     )
     virtual_gpus: int = setting(
@@ -256,7 +256,7 @@ class ServiceSettings:
     @property
     def backends(self) -> tuple[str, ...]:
         """The names of the backends."""
-        return names(self.backend)
+        return backend_names(self.backend)
 
     @property
     def jobs_dir(self) -> Path:

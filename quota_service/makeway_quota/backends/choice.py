@@ -76,14 +76,14 @@ MAKERS: Mapping[str, Callable[[BackendSettings], Backend]] = {
 """What makes each backend that a setting may name"""
 
 
-def names(setting: str) -> tuple[str, ...]:
+def backend_names(setting: str) -> tuple[str, ...]:
     """Return the names of the backends in a setting, separated by commas."""
     return tuple(name for part in setting.split(",") if (name := part.strip()))
 
 
-def named(setting: str) -> str:
-    """Return the setting as it is kept; ValueError where it names an unknown backend, none, or one twice."""
-    found = names(setting)
+def checked_names(setting: str) -> str:
+    """Return the setting without spaces; ValueError where it names an unknown backend, none, or one twice."""
+    found = backend_names(setting)
     if not found or len(set(found)) < len(found) or any(name not in MAKERS for name in found):
         raise ValueError(
             f"MAKEWAY_BACKEND={setting!r} is not accepted: use {' or '.join(MAKERS)}, or several of them, each once, "
@@ -99,11 +99,11 @@ def named(setting: str) -> str:
 
 def make_backend(settings: BackendSettings) -> Backend:
     """Return the backend that runs the jobs, or one that routes to several; ValueError where settings are missing."""
-    found = [MAKERS[name](settings) for name in names(settings.backend)]
+    found = [MAKERS[name](settings) for name in backend_names(settings.backend)]
     return found[0] if len(found) == 1 else RoutingBackend(found)
 
 
-def keeping_removed(backend: Backend, placed_on: Iterable[str]) -> Backend:
+def with_removed(backend: Backend, placed_on: Iterable[str]) -> Backend:
     """Return a backend that keeps apart what runs on others, where attempts were placed on some that are not its own.
 
     `placed_on` are the backends of the attempts that have not ended; "" for those of a service with one backend.

@@ -46,14 +46,14 @@ class RoutingBackend(Backend):
 
     name = "routing"
 
-    def __init__(self, backends: Sequence[Backend], timing: PartLimits = PartLimits()) -> None:  # noqa: B008 (a constant)
+    def __init__(self, backends: Sequence[Backend], limits: PartLimits = PartLimits()) -> None:  # noqa: B008 (a constant)
         """ValueError where two have the same name."""
         names = [backend.name for backend in backends]
         if len(set(names)) < len(names):
             raise ValueError(f"Each backend is named once, not {', '.join(names)}.")
-        self.parts = [RoutedPart(backend, number == 0, timing) for number, backend in enumerate(backends)]
+        self.parts = [RoutedPart(backend, number == 0, limits) for number, backend in enumerate(backends)]
         self._by_name = {part.name: part for part in self.parts}
-        self._timing = timing
+        self._limits = limits
         self.shared = all(backend.shared for backend in backends)
         self.durable_checkpoints = all(backend.durable_checkpoints for backend in backends)
         self.worker_kind = backends[0].worker_kind
@@ -63,7 +63,7 @@ class RoutingBackend(Backend):
         self.lost_after = max(backend.lost_after for backend in backends)
         self._placed_on: Callable[[str, int], str] = lambda workload, attempt: ""
         self._ended = EndedPlacements()
-        self._owners: dict[str, str] = {}
+        self._backend_of_node: dict[str, str] = {}
         """node to the backend that offers it"""
         self._changes = Changes()
 
@@ -79,7 +79,7 @@ class RoutingBackend(Backend):
 
     # -- routing
 
-    def home(self, key: Key) -> RoutedPart | None:
+    def part_of(self, key: Key) -> RoutedPart | None:
         """Return the backend that an attempt belongs to; None where no one knows it, or it is not there any more."""
         if name := self._placed_on(*key):
             return self._by_name.get(name)
@@ -87,35 +87,37 @@ class RoutingBackend(Backend):
         alive = [part for part in reporting if part.attempts[key].phase not in OVER]
         return next(iter([*alive, *reporting]), None)
 
-    def _homes(self, key: Key) -> list[RoutedPart]:
+    def _parts_of(self, key: Key) -> list[RoutedPart]:
         """Return the backends to ask about an attempt: its own, or all where that is not known."""
         if name := self._placed_on(*key):
             return [self._by_name[name]] if name in self._by_name else []
-        home = self.home(key)
-        return self.parts if home is None else [home]
+        part = self.part_of(key)
+        return self.parts if part is None else [part]
 
-    async def _holders(self, key: Key) -> list[RoutedPart]:
-        """Return the backends that may have what an attempt wrote, also after its end: as `_homes`."""
-        if self._placed_on(*key) or self.home(key) is not None:
-            return self._homes(key)
+    async def _parts_with_outputs(self, key: Key) -> list[RoutedPart]:
+        """Return the backends that may have what an attempt wrote, also after its end: as `_parts_of`."""
+        if self._placed_on(*key) or self.part_of(key) is not None:
+            return self._parts_of(key)
         part = self._by_name.get(await self._ended.backend_of(key))
         return self.parts if part is None else [part]
 
-    def _is_of(self, key: Key, name: str) -> bool:
+    def _belongs_to(self, key: Key, name: str) -> bool:
         return self._placed_on(*key) in ("", name)
 
-    async def _to_homes(self, key: Key, send: Callable[[Backend], Awaitable[None]]) -> None:
+    async def _send(self, key: Key, send: Callable[[Backend], Awaitable[None]]) -> None:
         """Send an order about an attempt. A repetition, and one about an unknown attempt, do nothing."""
-        await _to_all(self._homes(key), send)
+        await _to_all(self._parts_of(key), send)
 
-    async def _first(self, key: Key, ask: Callable[[Backend], Awaitable[T]], there: Callable[[T], bool]) -> T | None:
+    async def _first_answer(
+        self, key: Key, ask: Callable[[Backend], Awaitable[T]], there: Callable[[T], bool]
+    ) -> T | None:
         """Return what the first backend answers that has something; None where none does.
 
         Only its own is asked, where that is known. One that cannot be reached hides nothing of the others;
         BackendUnavailable where only that one may have it.
         """
         failed: list[BackendUnavailable] = []
-        for part in await self._holders(key):
+        for part in await self._parts_with_outputs(key):
             try:
                 answer = await part.order(lambda part=part: ask(part.backend))  # type: ignore[misc]
             except BackendUnavailable as error:
@@ -138,7 +140,7 @@ class RoutingBackend(Backend):
         """Connect each to its own part of the channel."""
         split = SplitChannel(channel)
         for part in [part for part in self.parts if part.backend.remote]:
-            part.backend.connect(split.part(lambda key, name=part.name: self._is_of(key, name)))  # type: ignore[misc]
+            part.backend.connect(split.part(lambda key, name=part.name: self._belongs_to(key, name)))  # type: ignore[misc]
 
     def follow_machines(self, machines: MachineSource) -> None:
         """Have each read the machines of deployments from this."""
@@ -147,8 +149,8 @@ class RoutingBackend(Backend):
 
     def lost_after_of(self, workload: str, attempt: int) -> float:
         """Return the seconds of the backend that an attempt belongs to; the longest where that is not known."""
-        home = self.home((workload, attempt))
-        return self.lost_after if home is None else home.backend.lost_after_of(workload, attempt)
+        part = self.part_of((workload, attempt))
+        return self.lost_after if part is None else part.backend.lost_after_of(workload, attempt)
 
     def identify(self, database: str) -> None:
         """Act in the name of this database."""
@@ -172,7 +174,7 @@ class RoutingBackend(Backend):
         for part in self.parts:
             part.open()
         tried = [asyncio.create_task(part.tried.wait()) for part in self.parts]
-        await asyncio.wait(tried, timeout=self._timing.open)
+        await asyncio.wait(tried, timeout=self._limits.open)
         for task in tried:
             task.cancel()
         failures = [part.failure for part in self.parts if part.failure is not None and not part.opened]
@@ -194,7 +196,7 @@ class RoutingBackend(Backend):
         """Return the nodes and attempts of all; what one of them cannot show is as it was seen last."""
         looking = [task for part in self.parts if (task := part.observe()) is not None]
         if looking:
-            await asyncio.wait(looking, timeout=self._timing.observe)
+            await asyncio.wait(looking, timeout=self._limits.observe)
         for part in self.parts:
             part.take()
         nodes, conflicts = self._nodes()
@@ -211,7 +213,7 @@ class RoutingBackend(Backend):
         owners: dict[str, str] = {}
         for part in self.parts:
             for name in part.nodes:
-                before = self._by_name.get(self._owners.get(name, ""))
+                before = self._by_name.get(self._backend_of_node.get(name, ""))
                 owners.setdefault(name, part.name if before is None or name not in before.nodes else before.name)
         for part in self.parts:
             problem = bool(part.problem)
@@ -222,7 +224,7 @@ class RoutingBackend(Backend):
                 if problem:
                     node = replace(node, cordoned=True, observed=False)
                 found[name] = node
-        self._owners = owners
+        self._backend_of_node = owners
         return found, conflicts
 
     def _attempts(self) -> dict[Key, AttemptStatus]:
@@ -230,14 +232,13 @@ class RoutingBackend(Backend):
         found: dict[Key, AttemptStatus] = {}
         for part in self.parts:
             for key, attempt in part.attempts.items():
-                home = self.home(key) if key in found else part
-                if home is part or key not in found:
+                if key not in found or self.part_of(key) is part:
                     found[key] = attempt
         return found
 
     async def start(self, order: StartOrder) -> None:
         """Start an attempt on the backend of its nodes."""
-        names = {place.backend or self._owners.get(place.node, "") for place in order.workers}
+        names = {place.backend or self._backend_of_node.get(place.node, "") for place in order.workers}
         if len(names) > 1:
             raise BackendError(f"Its workers were placed on nodes of several backends: {', '.join(sorted(names))}.")
         name = next(iter(names), self.parts[0].name)
@@ -249,34 +250,36 @@ class RoutingBackend(Backend):
 
     async def notice(self, workload: str, attempt: int, notice: Notice) -> None:
         """Order an attempt to save and end."""
-        await self._to_homes((workload, attempt), lambda backend: backend.notice(workload, attempt, notice))
+        await self._send((workload, attempt), lambda backend: backend.notice(workload, attempt, notice))
 
     async def kill(self, workload: str, attempt: int) -> None:
         """Stop an attempt now."""
-        await self._to_homes((workload, attempt), lambda backend: backend.kill(workload, attempt))
+        await self._send((workload, attempt), lambda backend: backend.kill(workload, attempt))
 
     async def forget(self, workload: str, attempt: int) -> None:
         """Stop reporting an attempt, wherever it is reported."""
         key = (workload, attempt)
-        reporting = [part for part in self.parts if key in part.attempts] or self._homes(key)
+        reporting = [part for part in self.parts if key in part.attempts] or self._parts_of(key)
         for part in reporting:
             await part.order(lambda part=part: part.backend.forget(workload, attempt))  # type: ignore[misc]
 
     async def log(self, workload: str, attempt: int, offset: int, size: int) -> tuple[bytes, int]:
         """Return bytes of the log, from the backend that has one."""
         key = (workload, attempt)
-        found = await self._first(key, lambda b: b.log(workload, attempt, offset, size), lambda answer: answer[1] > 0)
+        found = await self._first_answer(
+            key, lambda b: b.log(workload, attempt, offset, size), lambda answer: answer[1] > 0
+        )
         return (b"", 0) if found is None else found
 
     async def log_gap(self, workload: str, attempt: int) -> tuple[int, int] | None:
         """Return the bytes of a very long log that were dropped."""
         key = (workload, attempt)
-        return await self._first(key, lambda b: b.log_gap(workload, attempt), lambda answer: answer is not None)
+        return await self._first_answer(key, lambda b: b.log_gap(workload, attempt), lambda answer: answer is not None)
 
     async def result(self, workload: str, attempt: int) -> bytes | None:
         """Return the result, from the backend that has one."""
         key = (workload, attempt)
-        return await self._first(key, lambda b: b.result(workload, attempt), lambda answer: answer is not None)
+        return await self._first_answer(key, lambda b: b.result(workload, attempt), lambda answer: answer is not None)
 
     async def result_part(self, workload: str, attempt: int, offset: int, size: int) -> tuple[bytes, int] | None:
         """Return part of the result and the size of the whole."""
@@ -284,12 +287,12 @@ class RoutingBackend(Backend):
         def ask(backend: Backend) -> Awaitable[tuple[bytes, int] | None]:
             return backend.result_part(workload, attempt, offset, size)
 
-        return await self._first((workload, attempt), ask, lambda answer: answer is not None)
+        return await self._first_answer((workload, attempt), ask, lambda answer: answer is not None)
 
     async def error(self, workload: str, attempt: int) -> bytes | None:
         """Return the JSON about the exception."""
         key = (workload, attempt)
-        return await self._first(key, lambda b: b.error(workload, attempt), lambda answer: answer is not None)
+        return await self._first_answer(key, lambda b: b.error(workload, attempt), lambda answer: answer is not None)
 
     async def purge(self, workload: str, team: str) -> bool:
         """Remove everything that any of them keeps; False while one of them cannot."""
@@ -334,7 +337,7 @@ class RoutingBackend(Backend):
 
     def publish_event(self, key: Key, code: str, message: str) -> None:
         """Show a decision about an attempt beside its workers."""
-        for part in self._homes(key):
+        for part in self._parts_of(key):
             part.backend.publish_event(key, code, message)
 
     async def pod_notices(self, owner: str, team: str) -> list[str]:
@@ -360,11 +363,11 @@ class RoutingBackend(Backend):
         def ask(backend: Backend) -> Awaitable[tuple[int, int] | None]:
             return backend.output_bytes(workload, attempt)
 
-        return await self._first((workload, attempt), ask, lambda answer: answer is not None and any(answer))
+        return await self._first_answer((workload, attempt), ask, lambda answer: answer is not None and any(answer))
 
     async def remove_output(self, workload: str, attempt: int) -> None:
         """Remove what an attempt wrote, wherever it is kept."""
-        parts = await self._holders((workload, attempt))
+        parts = await self._parts_with_outputs((workload, attempt))
         await _to_all(parts, lambda backend: backend.remove_output(workload, attempt))
 
     async def _gather(self, ask: Callable[[Backend], Awaitable[list[T]]]) -> list[T]:

@@ -40,7 +40,7 @@ class PartLimits(NamedTuple):
 class RoutedPart:
     """One backend, as it was seen last. For the event loop only."""
 
-    def __init__(self, backend: Backend, sessions: bool, timing: PartLimits) -> None:
+    def __init__(self, backend: Backend, sessions: bool, limits: PartLimits) -> None:
         """`sessions`: whether notebooks may start on its nodes."""
         self.backend, self.name, self.sessions = backend, backend.name, sessions
         self.nodes: dict[str, NodeStatus] = {}
@@ -50,7 +50,7 @@ class RoutedPart:
         """opening it went through, or failed, once"""
         self.failure: Exception | None = None
         """with which opening it, or the last observation, failed"""
-        self._timing = timing
+        self._limits = limits
         self._problem = ""
         self._version: int | None = None
         self._looking: asyncio.Task[Observation] | None = None
@@ -176,7 +176,7 @@ class RoutedPart:
         if not self.opened or self.late or self.failure is not None:
             raise BackendUnavailable(f"The backend {self.name} cannot be reached: {self.problem}")
         try:
-            async with asyncio.timeout(self._timing.order) as limit:
+            async with asyncio.timeout(self._limits.order) as limit:
                 return await send()
         except TimeoutError:
             if not limit.expired():

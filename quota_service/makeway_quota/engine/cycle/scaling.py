@@ -23,15 +23,15 @@ from .demand import Allowance, in_order, useful_pools
 class _Imagined:
     """A node that does not exist yet."""
 
-    left: list[int]
+    free: list[int]
     cpu: int
     memory: int
 
     def take(self, need: Need) -> bool:
         """Add one worker; False if it does not fit."""
-        if not hosts(need, self.left, self.left.count(GPU), self.cpu, self.memory):
+        if not hosts(need, self.free, self.free.count(GPU), self.cpu, self.memory):
             return False
-        pick(need, self.left)
+        pick(need, self.free)
         self.cpu -= need.cpu
         self.memory -= need.memory
         return True
@@ -73,7 +73,7 @@ class _Demand:
         for at in range(self.full.get(need.shape, 0), len(self.nodes)):
             node = self.nodes[at]
             if need.min_workers > 1 and at not in before:
-                before[at] = _Imagined(list(node.left), node.cpu, node.memory)
+                before[at] = _Imagined(list(node.free), node.cpu, node.memory)
             if node.take(need):
                 return True
             self.full[need.shape] = at + 1

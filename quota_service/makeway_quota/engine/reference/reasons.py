@@ -9,7 +9,7 @@ from ..plan import Code
 from ..request import Need, may_run
 from ..snapshot import GPU
 from .decisions import Decisions
-from .state.cluster import Cluster, Left
+from .state.cluster import Cluster, FreeResources
 from .state.queues import Queue
 from .state.quota import in_quota, over_capacity, over_limit, static_quota
 
@@ -106,8 +106,8 @@ def _nominated(cluster: Cluster, queue: Queue, pool: str) -> Reason | None:
 def _not_there(decisions: Decisions, queue: Queue, pool: str) -> Reason:
     cluster, need = decisions.cluster, queue.need
 
-    def at_first(name: str) -> Left:
-        return Left(cluster.first[name].devices, UNLIMITED, UNLIMITED)
+    def at_first(name: str) -> FreeResources:
+        return FreeResources(cluster.first[name].devices, UNLIMITED, UNLIMITED)
 
     if decisions.ahead.get(pool) and _fits(cluster, pool, need, at_first):
         return "outranked", "order"
@@ -118,16 +118,16 @@ def _not_there(decisions: Decisions, queue: Queue, pool: str) -> Reason:
     return ("no_free_gpus" if free < need.total or not free else "fragmented"), "place"
 
 
-def _free_of_nominations(cluster: Cluster) -> Callable[[str], Left]:
+def _free_of_nominations(cluster: Cluster) -> Callable[[str], FreeResources]:
     """Return what is free of GPUs, with all the CPU and memory that nothing holds now."""
 
-    def remaining(name: str) -> Left:
+    def remaining(name: str) -> FreeResources:
         now = cluster.open(name)
-        return Left(cluster.free(name).devices, now.cpu, now.memory, now.pods)
+        return FreeResources(cluster.free(name).devices, now.cpu, now.memory, now.pods)
 
     return remaining
 
 
-def _fits(cluster: Cluster, pool: str, need: Need, remaining: Callable[[str], Left]) -> bool:
+def _fits(cluster: Cluster, pool: str, need: Need, remaining: Callable[[str], FreeResources]) -> bool:
     nodes = [name for name in cluster.nodes_of(pool) if cluster.suits(name, need)]
     return sum(remaining(name).workers(need) for name in nodes) >= need.min_workers

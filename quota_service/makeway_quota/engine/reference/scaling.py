@@ -9,7 +9,7 @@ from ..plan import Code, Fact, Number, Scale
 from ..request import Need
 from ..snapshot import GPU, Pool, Workload
 from .demand import Claim, admits, helps, in_order
-from .state.cluster import Cluster, Left
+from .state.cluster import Cluster, FreeResources
 from .state.queues import Queue
 
 
@@ -18,17 +18,17 @@ class Wanted:
 
     def __init__(self, pool: Pool, nodes: int) -> None:
         self.pool, self.budget = pool, max(0, pool.max_nodes - nodes)
-        self.nodes: list[Left] = []
+        self.nodes: list[FreeResources] = []
         self.by: list[str] = []
 
     def add(self, need: Need) -> bool:
         """Make room for a workload on the wanted nodes, old ones first; return whether the budget allows it."""
-        tried = [Left(list(node.devices), node.cpu, node.memory) for node in self.nodes]
+        tried = [FreeResources(list(node.devices), node.cpu, node.memory) for node in self.nodes]
         for _ in range(need.min_workers):
             at = next((at for at, node in enumerate(tried) if node.workers(need)), None)
             if at is None:
                 pool = self.pool
-                fresh = Left([GPU] * pool.node_gpus, pool.node_cpu or UNLIMITED, pool.node_memory or UNLIMITED)
+                fresh = FreeResources([GPU] * pool.node_gpus, pool.node_cpu or UNLIMITED, pool.node_memory or UNLIMITED)
                 if len(tried) >= self.budget or not fresh.workers(need):
                     return False
                 tried.append(fresh)

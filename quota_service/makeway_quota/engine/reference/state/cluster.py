@@ -24,7 +24,7 @@ class Part(NamedTuple):
     milli: int
 
 
-class Left(NamedTuple):
+class FreeResources(NamedTuple):
     """What is left on a node: milli-GPUs of each device, milli-cores, MiB, pods."""
 
     devices: list[int]
@@ -93,7 +93,7 @@ class Blocked(NamedTuple):
     memory: int
 
 
-LeftOn = Callable[[str], Left]
+FreeResourcesOf = Callable[[str], FreeResources]
 """What is left on a node, by its name: `Cluster.open`, `.future` or `.free`."""
 
 
@@ -304,36 +304,36 @@ class Cluster:
 
     # What is left on the nodes
 
-    def open(self, node: str) -> Left:
+    def open(self, node: str) -> FreeResources:
         """Return what nothing holds now."""
         return self._without(node, self.running.values(), (), now=True)
 
-    def future(self, node: str) -> Left:
+    def future(self, node: str) -> FreeResources:
         """Return what nothing will hold once terminating workloads are gone and nominations and holds are used."""
         return self._without(node, [*self._staying(), *self.nominations.values()], self.blocked)
 
-    def future_without_nominations(self, node: str) -> Left:
+    def future_without_nominations(self, node: str) -> FreeResources:
         """Return what nothing holds once terminating workloads are gone, before it is given to others."""
         return self._without(node, self._staying(), ())
 
     def _staying(self) -> list[Allocation]:
         return [a for a in self.running.values() if a.id not in self.terminating]
 
-    def free(self, node: str) -> Left:
+    def free(self, node: str) -> FreeResources:
         """Return what a workload could start on now: open, and not spoken for in the future."""
         now, later = self.open(node), self.future(node)
         devices = [min(pair) for pair in zip(now.devices, later.devices, strict=True)]
         if node in self.overfull:
             devices = [max(0, left) for left in devices]
-        return Left(devices, min(now.cpu, later.cpu), min(now.memory, later.memory), min(now.pods, later.pods))
+        return FreeResources(devices, min(now.cpu, later.cpu), min(now.memory, later.memory), min(now.pods, later.pods))
 
-    def remaining(self, node: str, later: bool) -> Left:
+    def remaining(self, node: str, later: bool) -> FreeResources:
         """Return what is free now, or in the future."""
         return self.future(node) if later else self.free(node)
 
     def _without(
         self, name: str, allocations: Iterable[Allocation], blocked: Iterable[Blocked], now: bool = False
-    ) -> Left:
+    ) -> FreeResources:
         """Return what is left of a node; what ended attempts hold is taken off `now`, or where it is stuck."""
         node, devices = self.nodes[name], list(self.capacity[name])
         cpu = node.cpu - node.foreign_cpu if node.cpu else UNLIMITED
@@ -358,7 +358,7 @@ class Cluster:
                 cpu, memory = cpu - item.cpu, memory - item.memory
                 for at, milli in item.devices.items() if item.node == name else ():
                     devices[at] -= milli
-        return Left(devices, cpu, memory, pods)
+        return FreeResources(devices, cpu, memory, pods)
 
     def host_of(self, node: str) -> tuple[str, ...]:
         """Return the names of the nodes that share a node's CPU, memory and pods, itself included."""
@@ -399,7 +399,7 @@ class Cluster:
         own = [GPU * sum(d not in node.foreign_devices for d in devices_of(node)) for node in nodes]
         return sum(max(0, size - node.foreign_gpus) for size, node in zip(own, nodes, strict=True))
 
-    def holds_parts(self, need: Need, parts: Sequence[Part], remaining: LeftOn) -> bool:
+    def holds_parts(self, need: Need, parts: Sequence[Part], remaining: FreeResourcesOf) -> bool:
         """Whether all parts fit together into what is left on their nodes."""
         for name in {part.node for part in parts}:
             here, many = remaining(name), sum(part.node == name for part in parts)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ...index.devices import UNLIMITED
 from ...request import Need
 from ...snapshot import GPU, Workload
-from .cluster import Allocation, Blocked, Cluster, Left
+from .cluster import Allocation, Blocked, Cluster, FreeResources
 from .queues import Queue, age, full_rank, waits_too_long
 from .quota import (
     PolicyLine,
@@ -303,13 +303,13 @@ def _openings(cluster: Cluster, node: str, need: Need) -> Iterator[Opening]:
             yield Opening(moment, node, min(many, need.min_workers), remaining.whole, remaining.cpu, remaining.memory)
 
 
-def _plus(remaining: Left, allocation: Allocation, node: str) -> Left:
+def _plus(remaining: FreeResources, allocation: Allocation, node: str) -> FreeResources:
     devices, cpu, memory, pods = list(remaining.devices), remaining.cpu, remaining.memory, remaining.pods
     for part in allocation.on(node):
         cpu, memory, pods = cpu + allocation.need.cpu, memory + allocation.need.memory, pods + 1
         for at in part.devices:
             devices[at] += part.milli
-    return Left(devices, cpu, memory, pods)
+    return FreeResources(devices, cpu, memory, pods)
 
 
 def _leaving_order(

@@ -10,10 +10,10 @@ from ...placement.pack_index import rounded
 from ...placement.packing import Packing
 from ...request import Need, Shape, need_of
 from ...snapshot import GPU, Node, Workload
-from .cluster import Cluster, Left, Part
+from .cluster import Cluster, FreeResources, Part
 from .spare import Limit, limit_of, spares
 
-Room = Mapping[str, Left]
+Room = Mapping[str, FreeResources]
 """What is free on the nodes of one pool: by name, in the order of the inventory."""
 
 

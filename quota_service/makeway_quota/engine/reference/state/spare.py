@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from ...index.devices import UNLIMITED
 from ...request import Need, need_of
 from ...snapshot import GPU, Workload
-from .cluster import Cluster, Left, Part
+from .cluster import Cluster, FreeResources, Part
 from .quota import unused
 
 Limit = Callable[[str, int], int]
@@ -52,7 +52,7 @@ def room_on_a_new_node(cluster: Cluster, pool: str, need: Need) -> bool:
         return True
     if not known.max_nodes:
         return _surplus(cluster, pool, True) >= 0
-    node = Left([GPU] * known.node_gpus, known.node_cpu or UNLIMITED, known.node_memory or UNLIMITED)
+    node = FreeResources([GPU] * known.node_gpus, known.node_cpu or UNLIMITED, known.node_memory or UNLIMITED)
     before = node.workers(smallest) * smallest.gpus
     after = node._replace(cpu=node.cpu - need.cpu, memory=node.memory - need.memory).workers(smallest) * smallest.gpus
     return before == after or _surplus(cluster, pool, True) + after >= 0
@@ -81,12 +81,14 @@ def _loss(cluster: Cluster, pool: str, many: dict[str, int], need: Need, later: 
     each = [(other, count) for node, count in many.items() for other in cluster.host_of(node)]
     for name, count in [(name, count) for name, count in each if cluster.nodes[name].pool == pool]:
         left = cluster.remaining(name, later)
-        beside = Left(left.devices, left.cpu - count * need.cpu, left.memory - count * need.memory, left.pods - count)
+        beside = FreeResources(
+            left.devices, left.cpu - count * need.cpu, left.memory - count * need.memory, left.pods - count
+        )
         lost += _useful(cluster, name, left) - _useful(cluster, name, beside)
     return lost
 
 
-def _useful(cluster: Cluster, name: str, remaining: Left) -> int:
+def _useful(cluster: Cluster, name: str, remaining: FreeResources) -> int:
     """Return the free milli-GPUs of a node that the smallest profile of its pool could use."""
     smallest = _smallest(cluster, cluster.nodes[name].pool, cluster.nodes[name].model)
     return remaining.workers(smallest) * smallest.gpus if smallest and cluster.usable(name) else 0

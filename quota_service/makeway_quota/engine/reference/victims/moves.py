@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..state.cluster import Allocation, Cluster, Left, Part
+from ..state.cluster import Allocation, Cluster, FreeResources, Part
 from ..state.placement import count_workers, find
 from ..state.queues import Key
 from ..state.quota import allowed
@@ -170,7 +170,7 @@ def _room_of_parts(p: Preemptor, node: str, chosen: Sequence[Allocation], going:
             cpu, memory, pods = cpu + allocation.need.cpu, memory + allocation.need.memory, pods + 1
             for at in part.devices:
                 devices[at] += part.milli
-    return Left(devices, cpu, memory, pods).workers(p.need)
+    return FreeResources(devices, cpu, memory, pods).workers(p.need)
 
 
 def _try(p: Preemptor, options: Sequence[Option]) -> Rearrangement | Allocation | None:

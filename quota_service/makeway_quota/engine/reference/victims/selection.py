@@ -8,7 +8,7 @@ from fractions import Fraction
 from itertools import product
 from math import prod
 
-from ..state.cluster import Allocation, Left, Part
+from ..state.cluster import Allocation, FreeResources, Part
 from ..state.placement import count_workers, find
 from ..state.queues import Key
 from ..state.quota import allowed, counts_on, limiting, over_limit
@@ -215,7 +215,7 @@ def _everything(here: Iterable[Allocation], chosen: Victims) -> Victims:
     return (*chosen, *(stopped(a) for a in here if a.id not in taken))
 
 
-def room_on(p: Preemptor, node: str, remaining: Left, victims: Iterable[Member]) -> int:
+def room_on(p: Preemptor, node: str, remaining: FreeResources, victims: Iterable[Member]) -> int:
     """Count the workers that fit on a node without these victims."""
     devices, cpu, memory, pods = list(remaining.devices), remaining.cpu, remaining.memory, remaining.pods
     host = p.cluster.host_of(node)
@@ -226,7 +226,7 @@ def room_on(p: Preemptor, node: str, remaining: Left, victims: Iterable[Member])
                 cpu, memory = cpu + member.allocation.need.cpu, memory + member.allocation.need.memory
                 for at in part.devices if part.node == node else ():
                     devices[at] += part.milli
-    return Left(devices, cpu, memory, pods).workers(p.need)
+    return FreeResources(devices, cpu, memory, pods).workers(p.need)
 
 
 # Greedy walks, where there are too many combinations
