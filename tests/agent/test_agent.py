@@ -318,6 +318,21 @@ def test_a_machine_with_a_job_is_no_orphan_and_goes_on_when_the_service_is_back(
     assert len(service.claims) == 1
 
 
+def test_a_launcher_that_cannot_report_the_end_of_its_job_keeps_no_machine_alive(
+    machine: TestMachine, service: MachineService
+) -> None:
+    """It would try for a quarter of an hour."""
+    service.join_answer = {"orphan_after": 0.5}
+    service.commands["j-1"] = ["sleep", "1"]
+    service.order(service.worker())
+    agent = machine.start()
+    running(machine)
+    service.silent.set()
+    assert agent.wait(60) == 0
+    assert "nothing runs" in machine.log()
+    assert not machine.launchers()
+
+
 def test_a_service_that_is_silent_for_ten_seconds_loses_nothing(machine: TestMachine, service: MachineService) -> None:
     service.order(service.worker())
     agent = machine.start()

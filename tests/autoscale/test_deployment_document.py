@@ -103,6 +103,7 @@ def test_every_problem_is_named_with_its_line() -> None:
         ("provider: local", "provider: cloud", "expected one of"),
         ("price: 0.1, spot_price: null", "price: 0.1, spot_price: 0.05", "only the spot market"),
         ("timezone: Europe/Berlin", "orphan_after: 60s", "before its work goes elsewhere"),
+        ("timezone: Europe/Berlin", "lost_after: 59s", "at least 60 seconds"),
     ],
 )
 def test_wrong_documents_are_explained(old: str, new: str, message: str) -> None:

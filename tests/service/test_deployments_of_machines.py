@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -70,9 +70,15 @@ class Site:
 
 
 @asynccontextmanager
-async def site(folder: Path, document: str = DOCUMENT, policy: str = POLICY) -> AsyncIterator[Site]:
+async def site(
+    folder: Path,
+    document: str = DOCUMENT,
+    policy: str = POLICY,
+    make_cloud: Callable[[Path], LocalProvider] = LocalProvider,
+    host: str = "127.0.0.1",
+) -> AsyncIterator[Site]:
     """Start a service that machines reach, whose deployment has no machine yet; without one if `document` is empty."""
-    cloud = LocalProvider(folder / "state" / "machines")
+    cloud = make_cloud(folder / "state" / "machines")
     cloud.set_faults(LocalFaults(boot_seconds=0.5))
     backend = RoutingBackend([MemoryBackend(), MachinesBackend(durable_checkpoints=True)])
     settings = {
@@ -81,7 +87,9 @@ async def site(folder: Path, document: str = DOCUMENT, policy: str = POLICY) -> 
         "MAKEWAY_BACKEND": "local,machines",
         "MAKEWAY_MACHINE_CHECKPOINT_DIR": str(folder / "shared"),
     }
-    async with running(folder / "state", policy, backend=backend, **settings) as run, serving(run.app) as address:
+    async with running(folder / "state", policy, backend=backend, **settings) as run, serving(run.app, host) as address:
+        assert run.service.machine_loop is not None
+        run.service.machine_loop._make_provider = lambda deployment: cloud
         machines = run.service.components.settings.machines
         object.__setattr__(machines, "url", f"{address}/services/makeway")
         if document:

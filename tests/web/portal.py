@@ -126,10 +126,10 @@ async def listening(server: Server) -> AsyncIterator[int]:
 
 
 @asynccontextmanager
-async def serving(app: Any) -> AsyncIterator[str]:
+async def serving(app: Any, host: str = "127.0.0.1") -> AsyncIterator[str]:
     """Serve an app behind a real socket of this machine; gives its address."""
-    config = server_config(app, port=0, log_level="error", lifespan="off", timeout_graceful_shutdown=2)
+    config = server_config(app, host=host, port=0, log_level="error", lifespan="off", timeout_graceful_shutdown=2)
     async with listening(Server(config)) as port:
-        yield f"http://127.0.0.1:{port}"
+        yield f"http://{host}:{port}"
         if hasattr(app.state, "streams"):
             app.state.streams.close()

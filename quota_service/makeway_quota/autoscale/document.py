@@ -24,6 +24,8 @@ from .deployment import DAY_MINUTES, DAYS, Day, Deployment, IdleSchedule, Machin
 
 MAX_BYTES = 500_000
 MAX_MONEY = 100_000_000
+MIN_LOST_AFTER = 60.0
+"""Seconds: reports come every ten, and when they came is written every twenty; one may be missing"""
 CLOCK = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)|24:00")
 CURRENCY = re.compile(r"[A-Z]{3}")
 SECRET = re.compile(r"(?i)(pass(word|wd)?|secret|token|credential|(access|api|private)_?key)")
@@ -182,7 +184,7 @@ class DeploymentTable(Table):
     poll_interval: Seconds = Field(15.0, description="Seconds between two lists of the provider")
     request_timeout: Seconds = Field(120.0, description="Seconds for which an answer to a launch is waited for")
     lost_after: Seconds = Field(
-        120.0, description="Seconds for which a machine may be silent before its work goes elsewhere"
+        120.0, description="Seconds for which a machine may be silent before its work goes elsewhere; at least 60"
     )
     visibility: Seconds = Field(
         300.0, description="Seconds for which the provider's lists may be without a new machine"
@@ -221,6 +223,11 @@ def _check(top: DeploymentTable) -> Iterator[Problem]:
     """Yield what contradicts within the document."""
     if not top.machine_types:
         yield ("machine_types",), "the list of machine types is empty; name one with its pool, instance and price"
+    if top.lost_after < MIN_LOST_AFTER:
+        yield (
+            ("lost_after",),
+            f"machines are heard of every ten to thirty seconds; give them at least {MIN_LOST_AFTER:g} seconds",
+        )
     if top.lost_after >= top.orphan_after:
         yield (
             ("orphan_after",),

@@ -157,8 +157,9 @@ class MachineAgent:
             self._over = f"the service was not reached for {self._orphan_after:g} s, and nothing runs"
 
     def _orphaned(self) -> bool:
+        """Whether the service is away for too long: launchers whose jobs have ended would wait for it in vain."""
         silence = self._client.silence if self._client is not None else 0.0
-        return silence >= self._orphan_after and not self._workers.running
+        return silence >= self._orphan_after and not self._workers.working
 
     def _send_reports(self) -> None:
         """Report every few seconds, and at once when something has changed."""

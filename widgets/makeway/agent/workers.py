@@ -69,6 +69,11 @@ class AgentWorker:
         """Whether it runs, or a start is under way."""
         return self.state != "exited" and (bool(self.record) or self.process is not None)
 
+    @property
+    def works(self) -> bool:
+        """Whether its job runs, or may run still: afterwards its launcher only reports how that ended."""
+        return self.may_run and not os.path.exists(os.path.join(self.folder, f"attempt-{self.key[1]}", "status.json"))
+
     def signal(self, number: int) -> None:
         """Send a signal to the launcher, if it runs."""
         with contextlib.suppress(OSError):
@@ -94,6 +99,11 @@ class MachineWorkers:
     def running(self) -> bool:
         """Whether a worker runs, or may run still."""
         return any(worker.may_run for worker in self.workers.values())
+
+    @property
+    def working(self) -> bool:
+        """Whether a job runs, or may run still."""
+        return any(worker.works for worker in self.workers.values())
 
     def as_report(self) -> list[dict[str, Any]]:
         """Return all workers as the service takes them, in the order of their keys."""

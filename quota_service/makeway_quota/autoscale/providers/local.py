@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -135,6 +135,10 @@ class LocalProvider:
         except OSError:
             return ""
 
+    def within(self, instance: str) -> Sequence[str]:
+        """Return the command by which a machine is started within a network of its own; none: in that of this host."""
+        return ()
+
     def interrupt(self, instance: str, seconds: float) -> None:
         """Take a spot machine back after some seconds; its notice is in its folder at once."""
         write_json(self.folder / "instances" / instance / "spot-notice.json", {"deadline": time.time() + seconds})
@@ -214,6 +218,7 @@ class LocalProvider:
         try:
             subprocess.run(
                 [
+                    *self.within(folder.name),
                     "/bin/sh",
                     "-c",
                     '"$0" -I "$1" "$2" </dev/null >/dev/null 2>&1 &',
