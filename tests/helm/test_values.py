@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, get_args
 
 import pytest
 import yaml
@@ -12,6 +13,7 @@ from charts import CHART
 from makeway_api.models import TeamUsage
 from makeway_api.settings import camel, declared
 from makeway_quota import __version__
+from makeway_quota.autoscale.backoff import FailureClass
 from makeway_quota.metrics import REGISTRY
 from makeway_quota.policy import read
 from makeway_quota.settings import ServiceSettings
@@ -90,8 +92,32 @@ def exported() -> dict[str, set[str]]:
 def test_the_dashboard_shows_series_and_labels_that_the_service_exports() -> None:
     dashboard = json.loads((CHART / "files/dashboard.json").read_text(encoding="utf-8"))
     expressions = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
-    series = exported()
     assert len(expressions) > 5
+    assert_exported(expressions)
+    ids = [panel["id"] for panel in dashboard["panels"]]
+    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in dashboard["panels"]]
+    assert len({*ids}) == len({*places}) == len(ids)
+
+
+@pytest.mark.covers("N19")
+def test_alerts_are_about_series_and_labels_that_the_service_exports() -> None:
+    groups = yaml.safe_load((CHART / "files/alerts.yaml").read_text(encoding="utf-8"))["groups"]
+    rules = {rule["alert"]: rule for group in groups for rule in group["rules"]}
+    assert_exported([rule["expr"] for rule in rules.values()])
+    classes = set(get_args(FailureClass))
+    for name, rule in rules.items():
+        grouped = {label.strip() for found in re.findall(r"by \(([^)]*)\)", rule["expr"]) for label in found.split(",")}
+        told = " ".join(rule["annotations"].values())
+        assert set(re.findall(r"\$labels\.(\w+)", told)) <= grouped, name
+        for chosen in re.findall(r'failure=~?"([^"]+)"', rule["expr"]):
+            assert set(chosen.split("|")) <= classes, name
+        assert rule["labels"]["severity"] in ("critical", "warning")
+    assert len(rules) >= 5
+
+
+def assert_exported(expressions: Iterable[str]) -> None:
+    """Check that each series and label of PromQL expressions is exported."""
+    series = exported()
     for expression in expressions:
         used = SERIES.findall(expression)
         assert used, expression

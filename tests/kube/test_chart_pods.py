@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from charts import ADD_ON, EVERYTHING, STANDALONE, Object, of_kind, pod_specs, rendered
+import yaml
+from charts import ADD_ON, CHART, EVERYTHING, STANDALONE, Object, of_kind, pod_specs, rendered
 from makeway_api.taints import toleration
 
 from kube_cluster.helm import Helm
@@ -118,3 +119,12 @@ def test_null_removes_a_limit(helm: Helm, tmp_path: Path) -> None:
     specs = pod_specs(rendered(helm, tmp_path, values))
     assert set(specs["makeway-service"]["containers"][0]["resources"]) == {"requests"}
     assert specs["makeway-hub"]["containers"][0]["resources"] is None
+
+
+@pytest.mark.covers("N19")
+def test_alerts_come_with_the_chart_as_their_file_has_them(helm: Helm, tmp_path: Path) -> None:
+    enabled = {"metrics": {"rules": {"enabled": True, "labels": {"release": "prometheus"}}}}
+    [rules] = of_kind(rendered(helm, tmp_path, enabled), "PrometheusRule")
+    assert rules["spec"] == yaml.safe_load((CHART / "files/alerts.yaml").read_text(encoding="utf-8"))
+    assert rules["metadata"]["labels"]["release"] == "prometheus"
+    assert not of_kind(rendered(helm, tmp_path, STANDALONE), "PrometheusRule")

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from makeway_quota import metrics
 from makeway_quota.autoscale.demand import PendingWork
 from makeway_quota.autoscale.deployment import Deployment
 from makeway_quota.autoscale.instances import Instance
@@ -245,6 +246,35 @@ async def test_a_provider_that_refuses_and_one_that_hangs_hold_up_no_other(
     assert "good" in {row.deployment for row in world.rows}
     released.now = True
     await world.turn()
+
+
+def counted(name: str, **labels: str) -> float:
+    """Return a metric as Prometheus would read it."""
+    return metrics.REGISTRY.get_sample_value(name, labels) or 0.0
+
+
+@pytest.mark.covers("N19")
+async def test_boots_and_failures_are_counted_once_and_only_if_they_were_written(world: World) -> None:
+    def numbers() -> tuple[float, float, float]:
+        boots, seconds = (
+            counted(f"makeway_machine_boot_seconds_{one}", deployment="cloud") for one in ("count", "sum")
+        )
+        failures = counted("makeway_machine_failures_total", deployment="cloud", failure="stock_out")
+        return boots, seconds, failures
+
+    before = numbers()
+    world.deploy()
+    await world.grown("job-1", "job-2")
+    await world.turn()
+    boots, seconds, failures = (after - known for after, known in zip(numbers(), before, strict=True))
+    assert (boots, failures) == (2, 0)
+    assert 2 <= seconds <= 20
+    world.providers["cloud"].stock_out.add(("big-2", "", "on_demand"))
+    for _ in range(5):
+        world.needs("job-1", "job-2", "job-3", busy=tuple(row.id for row in world.rows), open_machines=())
+        await world.turn()
+    assert numbers()[2] - before[2] == 1, "no machine is to be had, which is one failure while launches are held back"
+    assert numbers()[0] - before[0] == 2
 
 
 @pytest.mark.covers("F50")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from autoscale.fleet import machine
+from makeway_quota import metrics
+from makeway_quota.autoscale.backoff import LaunchBackoff
 from makeway_quota.autoscale.step import MachineChanges
 from makeway_quota.store.store import Store
-from web.portal import API, Portal
+from web.portal import API, PREFIX, Portal
 
 AT = f"{API}/deployments"
 CLOUD = """\
@@ -253,3 +256,56 @@ async def test_a_document_of_a_later_release_is_shown_and_can_be_corrected(web: 
     for answer in (await root.post(f"{AT}/cloud/pause"), await root.get(f"{AT}/cloud/duplicate")):
         assert (answer.status_code, answer.json()["code"]) == (422, "deployment_invalid")
     assert (await saved(web, version=1))["problem"] == ""
+
+
+@pytest.mark.covers("N19", "F72")
+async def test_machines_and_their_money_are_metrics(web: Portal) -> None:
+    async def numbers() -> list[str]:
+        text = (await web.as_("root").get(f"{PREFIX}metrics")).text
+        lines = [line for line in text.splitlines() if line.startswith("makeway_machine")]
+        counted = ("makeway_machine_boot", "makeway_machine_failures")  # of all tests of this process
+        return [line for line in lines if 'deployment="cloud' in line and not line.startswith(counted)]
+
+    await saved(web)
+    launch(web, "m-1", "m-2", revision=1, state="ready", type="gpu-2", price=3_100_000)
+    launch(web, "m-3", revision=1, state="terminating", type="gpu-2", price=None)
+    store, term = store_of(web), web.run.service.components.leader.term or 0
+    now = web.services.context.clock()
+    backoffs = (
+        LaunchBackoff("gpu-2", "a", "on_demand", "stock_out", 1, now - 1, now + 300),
+        LaunchBackoff("gpu-2", "b", "on_demand", "quota", 1, now - 400, now - 100),
+    )
+    assert store.machines.commit("cloud", term, MachineChanges(backoffs=backoffs))
+    assert store.deployments.save("damaged", "provider: moon", 0, "root", 1.0)
+    found = await numbers()
+    for line in (
+        'makeway_machines{deployment="cloud",state="ready",type="gpu-2"} 2.0',
+        'makeway_machines{deployment="cloud",state="terminating",type="gpu-2"} 1.0',
+        'makeway_machines_overdue{deployment="cloud"} 1.0',
+        'makeway_machine_types_held{deployment="cloud",failure="stock_out",type="gpu-2"} 1.0',
+        'makeway_machine_spend{currency="EUR",deployment="cloud",period="hour"} 6.2',
+        'makeway_machine_budget{currency="EUR",deployment="cloud",period="hour"} 6.5',
+    ):
+        assert line in found, found
+    assert not [line for line in found if 'failure="quota"' in line], "it is over"
+    assert not [line for line in found if "makeway_machine_budget" in line and 'period="month"' in line]
+    stored = store.deployments.read("cloud")
+    assert stored is not None
+    store.deployments.delete("cloud", stored.version, "root", now)
+    rows = {row.id: row for row in store.machines.live()}
+    gone = tuple(replace(row, state="gone", since=now) for row in rows.values())
+    assert store.machines.commit("cloud", term, MachineChanges(changed=gone))
+    assert store.deployments.close("cloud", term, now)
+    assert await numbers() == [], "what is gone is no series"
+
+
+async def test_further_deployments_are_one_series_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "_deployments", set())
+    monkeypatch.setattr(metrics, "MAX_DEPLOYMENTS", 2)
+    found = [metrics.DeploymentNumbers(f"d{n}", None, (machine(id=f"m-{n}", deployment=f"d{n}"),)) for n in range(5)]
+    metrics.show_deployments(found, 0.0)
+    text = metrics.render().decode()
+    assert 'makeway_machines{deployment="d1",state="requested",type="g2"} 1.0' in text
+    assert 'makeway_machines{deployment="other",state="requested",type="g2"} 3.0' in text
+    assert 'deployment="d2"' not in text
+    metrics.show_deployments([], 0.0)

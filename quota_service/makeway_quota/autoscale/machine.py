@@ -92,6 +92,10 @@ class Machine:
         times = {name: getattr(self, name) for name in (*names, "deadline")}
         return replace(self, **{name: at + seconds for name, at in times.items() if at is not None})
 
+    def overdue(self, now: float, windows: Windows) -> bool:
+        """Whether it is being ended for longer than an administrator has to be told."""
+        return self.state == "terminating" and now - self.since > windows.alarm
+
     @property
     def accepts_work(self) -> bool:
         """Whether work may start there."""

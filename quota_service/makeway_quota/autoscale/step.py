@@ -323,7 +323,7 @@ def _due(called: float | None, retry: float, now: float) -> bool:
 
 def _overdue(work: _Work) -> Iterable[str]:
     for machine in work.machines.values():
-        if machine.state == "terminating" and work.now - machine.since > work.windows(machine.type).alarm:
+        if machine.overdue(work.now, work.windows(machine.type)):
             yield machine.id
 
 

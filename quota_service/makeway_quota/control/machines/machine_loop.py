@@ -27,6 +27,7 @@ from ..world.clock_steps import ClockSteps
 from .agent_reports import observations
 from .cycle_demand import CycleDemand
 from .deployment_driver import DeploymentDriver, DeploymentStatus, MachineIdentity
+from .measured_machines import MeasuredMachines
 
 log = logging.getLogger("makeway.machines")
 
@@ -152,7 +153,13 @@ class MachineLoop:
         if driver is None:
             calls = MachineIdentity(new_machine_id, self._join)
             driver = DeploymentDriver(
-                deployment, provider, self._store.machines, calls, self._clock, self.wake, self._monotonic
+                deployment,
+                provider,
+                MeasuredMachines(self._store.machines),
+                calls,
+                self._clock,
+                self.wake,
+                self._monotonic,
             )
             driver.lead(self._leader.check(self._term), self._clock())
             self._drivers[stored.name] = driver

@@ -1,4 +1,4 @@
-"""Return the current usage of teams, from the read model."""
+"""Return the current usage of teams, from the read model, and what Prometheus may scrape."""
 
 from __future__ import annotations
 
@@ -7,9 +7,14 @@ from collections.abc import Iterator, Sequence
 from makeway_api.models import Lending, TeamUsage, Usage
 
 from ... import metrics
+from ...autoscale.budget import count_money
+from ...autoscale.document import read_deployment
 from ...control.reads.read_model import ReadModel, TeamLoad
 from ...engine.rules.usage import TeamCount
 from ...engine.snapshot import Policy
+from ...policy import PolicyInvalid
+from ...store.records import StoredDeployment
+from ...store.store import Store
 from ..caller import Caller
 from ..context import Context
 from ..health import WORKING, checks
@@ -32,7 +37,10 @@ class UsageService:
         """Return everything that Prometheus may scrape, as of now."""
         model = await self._context.models.current()
         parts = {part: state == WORKING[part] for part, state in checks(self._context).items()}
+        now = self._context.clock()
+        deployments = await self._context.call(measure_deployments, self._context.store, now)
         metrics.show(usage_model(model, None, ""), model.workloads, parts)
+        metrics.show_deployments(deployments, now)
         return metrics.render()
 
 
@@ -100,3 +108,18 @@ def _team_usage(model: ReadModel, policy: Policy, count: TeamCount, user: str, l
         borrowed_from=[_lending(model, team, milli) for team, milli in count.borrowed_from],
         lent_to=lent_to,
     )
+
+
+def measure_deployments(store: Store, now: float) -> list[metrics.DeploymentNumbers]:
+    """Return what is measured of each deployment of machines, as the database has it; for worker threads."""
+    return [_measured(store, stored, now) for stored in store.deployments.list()]
+
+
+def _measured(store: Store, stored: StoredDeployment, now: float) -> metrics.DeploymentNumbers:
+    rows = store.machines.read(stored.name)
+    try:
+        deployment = read_deployment(stored.document, stored.name)
+    except PolicyInvalid:
+        return metrics.DeploymentNumbers(stored.name, None, rows.machines, rows.backoffs)
+    money = count_money(deployment, rows.machines, rows.closed, now)
+    return metrics.DeploymentNumbers(stored.name, deployment, rows.machines, rows.backoffs, money)
