@@ -17,7 +17,10 @@ TOKEN = "t"
 READY = """async () => {
   const app = window.jupyterapp;
   await app.restored;
-  const panel = app.shell.currentWidget;
+  let panel;
+  while (!(panel = app.shell.currentWidget)?.context) {  // a notebook may be opened after that
+    await new Promise(wait => setTimeout(wait, 50));
+  }
   await panel.context.ready;
   await panel.sessionContext.ready;
 }"""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from makeway.frameworks import generators
+from makeway.frameworks.lightning import resumable
 from makeway.frameworks.loaders import ByEpoch, Position
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, WeightedRandomSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -133,6 +137,30 @@ def test_what_a_loader_draws_leaves_the_training_alone() -> None:
         epoch(position)
         seen.add(torch.rand(()).item())
     assert len(seen) == 1
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """Leave cycles of references where they are."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("uncollected")
+@pytest.mark.parametrize("batches", [3, 10, None])
+@pytest.mark.parametrize("kind", sorted(LOADERS.keys() - {"of torchdata"}))
+@pytest.mark.parametrize("use", [Position, resumable])
+def test_nothing_keeps_a_loader_that_is_out_of_use(kind: str, use: Callable[..., Any], batches: int | None) -> None:
+    """The garbage collector would end its workers, too, but waits five seconds for each of them."""
+    loader = LOADERS[kind]()
+    used = use(loader)
+    iterated = iter(used) if use is resumable else used.batches()
+    assert len(list(islice(iterated, batches))) == (batches or (10 if "without" not in kind else 40))
+    known = weakref.ref(loader)
+    del loader, used, iterated
+    assert known() is None
 
 
 def test_the_order_of_other_iterations_is_untouched() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,8 @@ class Resumable:
     def makeway_position(self) -> loaders.Position:
         """Return the position in this loader."""
         if "_makeway_position" not in self.__dict__:
-            own = loaders.Position(self, iterate=lambda: self._plain.__iter__(self))  # type: ignore[attr-defined]
+            here = weakref.proxy(self)  # the loader keeps its position, which must not keep the loader
+            own = loaders.Position(here, iterate=lambda: here._plain.__iter__(here))
             self.__dict__["_makeway_position"] = own
         position: loaders.Position = self.__dict__["_makeway_position"]
         return position

@@ -127,7 +127,7 @@ class Position:
             self._indices = Indices(loader)
         own = list(zip(_own_generators(self.loader), plan["generators"]))  # noqa: B905
         self._indices.arm(plan, done if by_index else 0, own)
-        with self._indices.installed():
+        with self._indices.installed(loader):
             iterator = self._iterate_loader()
             first = next(iterator, END)
         if by_index:
@@ -149,12 +149,16 @@ class Position:
 
 
 class Indices:
-    """Stands before the sampler of a loader: draws apart from the training, skips, and marks batches for workers."""
+    """Stands before the sampler of a loader: draws apart from the training, skips, and marks batches for workers.
+
+    It has no reference to the loader, whose iterator refers to it: with one, only the garbage collector would find
+    both, and torch then waits five seconds for each worker, which never learns that it is to end.
+    """
 
     def __init__(self, loader: Any) -> None:
         self.fetched: dict[int, generators.Raw] = {}
         """The global generators before the main process loaded a batch, by its number; the newest few"""
-        self._loader = loader
+        self._workers = loader.num_workers > 0
         self._name = "batch_sampler" if loader.batch_sampler is not None else "sampler"
         self._sampler = getattr(loader, self._name)
         self._plan: tuple[dict[str, Any], int, list[tuple[Any, Any]]] | None = None
@@ -173,20 +177,19 @@ class Indices:
         self.fetched = {}
 
     @contextlib.contextmanager
-    def installed(self) -> Iterator[None]:
-        """Stand before the sampler while an iterator is made, which keeps it."""
-        self._loader.__dict__[self._name] = self  # DataLoader refuses it as an assignment
+    def installed(self, loader: Any) -> Iterator[None]:
+        """Stand before the loader's sampler while an iterator is made, which keeps it."""
+        loader.__dict__[self._name] = self  # DataLoader refuses it as an assignment
         try:
             yield
         finally:
-            self._loader.__dict__[self._name] = self._sampler
+            loader.__dict__[self._name] = self._sampler
 
     def __iter__(self) -> Iterator[Any]:
         if self._plan is None:  # an iteration that is not ours
             yield from self._sampler
             return
         (plan, skip, own), self._plan = self._plan, None
-        workers = self._loader.num_workers > 0
         restore = _Once(plan["now"])
         aside = generators.Aside(plan["seed"])
         for generator, before in own:
@@ -201,7 +204,7 @@ class Indices:
                 return
             if number < skip:
                 continue
-            if workers:
+            if self._workers:
                 restore()
                 yield ForWorker(index, plan["seed"], number)
                 continue
