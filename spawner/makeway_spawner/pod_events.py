@@ -40,6 +40,8 @@ class Step:
     volume: bool = False
     claim: bool = False
     gated: bool = False
+    coming: bool | None = None
+    """whether an autoscaler adds a node for the pod; None where it says nothing about that"""
 
 
 MAKES_CLAIMS = Step("node", "Waits for Kubernetes to make its claims of devices", unscheduled=True)
@@ -55,8 +57,8 @@ def step(event: Mapping[str, Any]) -> Step | None:
         return Step("node", words, problem=True, unscheduled=True, claim=waits_for_claim(message))
     if reason == NO_CLAIM:
         return Step("node", f"A claim of devices is not made yet: {message}", problem=True, unscheduled=True)
-    if reason == "TriggeredScaleUp":
-        return Step("node", "The cluster is adding a node.")
+    if (scaling := _scaling(event, reason, message)) is not None:
+        return scaling
     if reason in ("FailedMount", "FailedAttachVolume"):
         return Step("node", f"A volume is not there yet: {message}", problem=True, volume=True)
     if reason == "Pulling":
@@ -70,6 +72,20 @@ def step(event: Mapping[str, Any]) -> Step | None:
     if event.get("type") == "Warning":
         phase = "server" if about == NOTEBOOK else "node"
         return Step(phase, message, problem=True) if message else None
+    return None
+
+
+def _scaling(event: Mapping[str, Any], reason: str, message: str) -> Step | None:
+    """Return what an autoscaler says: that it adds a node (also Karpenter, by Nominated), or that it cannot."""
+    if reason == "TriggeredScaleUp":
+        return Step("node", "The cluster is adding a node. That takes some minutes.", unscheduled=True, coming=True)
+    by = str(event.get("reportingComponent") or (event.get("source") or {}).get("component") or "")
+    if reason == "Nominated" and by.startswith("karpenter"):
+        return Step("node", f"The cluster has a node for it: {message}", unscheduled=True, coming=True)
+    if reason == "NotTriggerScaleUp":
+        why = message.removeprefix("pod didn't trigger scale-up").lstrip(": ") or "it gives no reason"
+        words = f"The cluster's autoscaler adds no node for it: {why}"
+        return Step("node", words, problem=True, unscheduled=True, coming=False)
     return None
 
 

@@ -26,6 +26,8 @@ _ADVICE = {
     "image": "Start it again: its node may have the image by then. An administrator can have images pulled beforehand, "
     "or raise the start_timeout of the Hub's KubeSpawner.",
     "no image": "Check the name of the image and the registry's credentials, or choose another image.",
+    "coming": "Start it again: the node may be there by then. An administrator can raise the start_timeout of the "
+    "Hub's KubeSpawner beyond the time that a new node takes.",
     "server": "Check that the image starts a notebook server on that port, and that the Hub may reach it there. Where "
     "it is only slow, an administrator can raise the start_timeout of the Hub's KubeSpawner.",
     "gate": "An administrator has to look at what sets and removes these gates, as a rule Kueue, and take the "
@@ -47,12 +49,15 @@ class PodStart:
         self._placed = False
         self._unscheduled: float | None = None
         self._claims_failed = self._claims_due = False
+        self._coming = False
+        """whether an autoscaler has said last that it adds a node"""
 
     def update(self, pod: Pod, events: Iterable[Pod]) -> list[Step]:
         """Return the steps since the last update, in their order; where the pod runs is one of them, once."""
         versions = {(one["metadata"]["uid"], one["metadata"]["resourceVersion"]): one for one in events}
         told = [pod_events.step(event) for version, event in versions.items() if version not in self._seen]
         self._seen.update(versions)
+        self._note_scaling(told)
         result: list[Step] = []
         gated = None if self._last is not None and self._last.gated else pod_events.gated(pod)
         claims = pod_events.without_claims(pod)
@@ -77,6 +82,12 @@ class PodStart:
             self._unscheduled = self._clock()
         return result
 
+    def _note_scaling(self, told: Iterable[Step | None]) -> None:
+        """Note whether a node is coming; once it is not, the pod has its whole time to be placed again."""
+        for step in told:
+            if step is not None and step.coming is not None and step.coming != self._coming:
+                self._coming, self._unscheduled = step.coming, None
+
     def _remember(self, step: Step) -> Step:
         """Remember the step; what repeats or adds to a step of the same kind is as old as that one."""
         last = self._last
@@ -91,7 +102,12 @@ class PodStart:
         return 0.0 if self._unscheduled is None else self._clock() - self._unscheduled
 
     def is_unplaced(self, seconds: float) -> bool:
-        """Whether the pod fits nowhere for longer than this; Kubernetes has more time to make claims of devices."""
+        """Whether the pod fits nowhere for longer than this, and no node is coming.
+
+        Kubernetes has more time to make claims of devices.
+        """
+        if self._coming:
+            return False
         return self.unscheduled_for > (max(seconds, CLAIMS_SECONDS) if self._claims_due else seconds)
 
     def not_placed(self, pod: Pod, nodes: str) -> str:
@@ -150,6 +166,8 @@ class PodStart:
 def _advice(step: Step) -> str:
     if step.phase == "image":
         return _ADVICE["no image" if step.problem else "image"]
+    if step.coming:
+        return _ADVICE["coming"]
     if step.gated:
         return _ADVICE["gate"]
     if step.claim:

@@ -97,6 +97,21 @@ def test_a_cordoned_or_deleted_node_takes_no_work() -> None:
     assert project_node(node(meta={"deletionTimestamp": "2026-01-01T00:00:00Z"})).unschedulable
 
 
+@pytest.mark.covers("N05")
+@pytest.mark.parametrize(
+    ("key", "effect", "leaves"),
+    [
+        ("ToBeDeletedByClusterAutoscaler", "NoSchedule", True),
+        ("karpenter.sh/disrupted", "NoSchedule", True),
+        ("DeletionCandidateOfClusterAutoscaler", "PreferNoSchedule", False),
+    ],
+)
+def test_a_node_that_an_autoscaler_removes_takes_no_work_whatever_pods_tolerate(
+    key: str, effect: str, leaves: bool
+) -> None:
+    assert project_node(node(taints=[{"key": key, "value": "1", "effect": effect}])).unschedulable is leaves
+
+
 @pytest.mark.parametrize(
     ("tolerated", "taint", "covers"),
     [

@@ -227,6 +227,36 @@ def test_a_pod_that_fits_nowhere_once_it_has_its_claims_is_as_old_as_what_the_sc
     assert start.is_unplaced(60)
 
 
+@pytest.mark.covers("N05")
+def test_a_pod_for_which_a_node_is_coming_is_not_given_up(start: PodStart, clock: Clock) -> None:
+    words = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu."
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": words}
+    unfit = {"status": {"conditions": [condition]}}
+    start.update(unfit, [event("FailedScheduling", words)])
+    clock.now += 50
+    (said,) = messages(start, unfit, event("TriggeredScaleUp", "pod triggered scale-up: [{a 1->2}]", uid="2"))
+    assert said == "The cluster is adding a node. That takes some minutes."
+    clock.now += 1000
+    start.update(unfit, ())
+    assert not start.is_unplaced(60)
+    assert "An administrator can raise the start_timeout" in start.why_not(unfit)
+    failed = event("NotTriggerScaleUp", "pod didn't trigger scale-up: 1 in backoff after failed scale-up", uid="3")
+    (said,) = messages(start, unfit, failed)
+    assert said == "The cluster's autoscaler adds no node for it: 1 in backoff after failed scale-up"
+    assert not start.is_unplaced(60), "it has its whole time to be placed elsewhere"
+    clock.now += 61
+    start.update(unfit, ())
+    assert start.is_unplaced(60)
+
+
+@pytest.mark.covers("N05")
+def test_karpenter_says_by_nominated_that_a_node_is_coming(start: PodStart) -> None:
+    told = {**event("Nominated", "Pod should schedule on: nodeclaim/gpu-x1"), "source": {"component": "karpenter"}}
+    assert messages(start, {}, told) == ["The cluster has a node for it: Pod should schedule on: nodeclaim/gpu-x1"]
+    other = {**event("Nominated", "elected", uid="2"), "source": {"component": "another"}}
+    assert messages(start, {}, other) == []
+
+
 def test_a_claim_that_kubernetes_cannot_make_after_a_while_is_not_waited_for(start: PodStart, clock: Clock) -> None:
     claims = {"spec": {"resourceClaims": [{"name": "gpus", "resourceClaimTemplateName": "one-gpu"}]}}
     start.update(claims, ())

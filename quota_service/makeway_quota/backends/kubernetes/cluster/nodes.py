@@ -30,6 +30,9 @@ NOT_READY_TAINTS = (
     "node.kubernetes.io/network-unavailable",
 )
 """The taints that Kubernetes gives to nodes that are not ready, and takes away some time after they are again."""
+LEAVING_TAINTS = ("ToBeDeletedByClusterAutoscaler", "karpenter.sh/disrupted", "karpenter.sh/disruption")
+"""The taints of nodes that an autoscaler is about to remove: nothing starts there, whatever pods tolerate. Those that
+only may be removed (DeletionCandidateOfClusterAutoscaler) take work, which keeps them."""
 READY_CONDITIONS = {"Ready": "True", "NetworkUnavailable": "False"}
 """The conditions by which a node is ready, and the status that they need."""
 CORDON = "node.kubernetes.io/unschedulable"
@@ -133,8 +136,13 @@ def project_node(item: Object) -> ClusterNode:
         ),
         ready=ready,
         down_since=None if ready else _down_since(conditions, down),
-        unschedulable=bool(spec.get("unschedulable")) or "deletionTimestamp" in metadata,
+        unschedulable=bool(spec.get("unschedulable")) or "deletionTimestamp" in metadata or _leaves(spec),
     )
+
+
+def _leaves(spec: Object) -> bool:
+    """Whether an autoscaler is about to remove a node."""
+    return any(one["key"] in LEAVING_TAINTS and one.get("effect") in NO_SCHEDULE for one in spec.get("taints") or ())
 
 
 def _has_status(conditions: Mapping[str, Object], name: str, wanted: str) -> bool:
