@@ -82,9 +82,9 @@ class PodStart:
             self._unscheduled = self._clock()
         return result
 
-    def _note_scaling(self, told: Iterable[Step | None]) -> None:
+    def _note_scaling(self, steps: Iterable[Step | None]) -> None:
         """Note whether a node is coming; once it is not, the pod has its whole time to be placed again."""
-        for step in told:
+        for step in steps:
             if step is not None and step.coming is not None and step.coming != self._coming:
                 self._coming, self._unscheduled = step.coming, None
 
