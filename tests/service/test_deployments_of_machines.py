@@ -46,6 +46,7 @@ class Site:
     def __init__(self, run: Running, cloud: LocalProvider, address: str) -> None:
         self.run, self.cloud, self.address = run, cloud, address
         self.store = run.service.components.store
+        self.told: list[tuple[str, str]] = []
 
     def described(self) -> str:
         """Return what is known of the deployment, for a failure."""
@@ -53,7 +54,7 @@ class Site:
         assert loop is not None
         log = [(one.machine, one.state, one.reason, one.message) for one in self.store.machine_log.events()]
         jobs = [(row.id, row.state, row.reason_code, row.message) for row in self.store.active()]
-        return "\n".join(map(str, (loop.status("demo"), *log, *jobs, *self.machines)))
+        return "\n".join(map(str, (loop.status("demo"), *log, *jobs, *self.machines, *self.told)))
 
     @property
     def machines(self) -> list[Machine]:
@@ -61,6 +62,15 @@ class Site:
 
     def nodes_of(self, job: str) -> list[str]:
         return [place.node for place in self.store.attempts(job)[-1].placement]
+
+    async def until_reason(self, job: str, code: str, message: str) -> None:
+        async def there() -> bool:
+            reason = (await self.run.client("ana").job(job)).reason
+            if reason is not None and (reason.code, reason.message) not in self.told[-1:]:
+                self.told.append((reason.code, reason.message))
+            return self.told[-1:] == [(code, message)]
+
+        await self.run.until(there, f"{job} waits: {message}", 20)
 
     async def until_machines(self, *states: str) -> None:
         async def there() -> bool:
@@ -92,8 +102,9 @@ async def site(
         run.service.machine_loop._make_provider = lambda deployment: cloud
         machines = run.service.components.settings.machines
         object.__setattr__(machines, "url", f"{address}/services/makeway")
-        if document:
-            run.service.components.store.deployments.save("demo", document, 0, "root", run.service.components.clock())
+        store = run.service.components.store.deployments
+        if document and store.read("demo") is None:
+            store.save("demo", document, 0, "root", run.service.components.clock())
         try:
             found = Site(run, cloud, f"{address}/services/makeway/")
             try:
@@ -138,8 +149,47 @@ async def test_a_machine_whose_init_script_fails_is_ended_and_says_why(tmp_path:
         machine = next(event.machine for event in world.store.machine_log.events() if event.reason == "init_failed")
         [output] = [one for one in world.store.machine_log.outputs(machine) if one.kind == "init"]
         assert (output.exit_code, output.text) == (3, "no disk\n")
-        waiting = await world.run.job(job.id, "pending")
-        print(waiting.reason)
+        await world.until_reason(
+            job.id,
+            "no_machine",
+            "No machine is coming for it: demo has 0 of at most 2 machines. Machines of type g2 did not become ready.",
+        )
+        await world.run.client("ana").cancel(job.id)
+
+
+@pytest.mark.covers("F54")
+async def test_a_job_is_told_which_machine_comes_for_it_and_why_none_does(tmp_path: Path) -> None:
+    """A second job that would need a second machine is promised none."""
+    document = DOCUMENT.replace("max_machines: 2", "max_machines: 1").replace("gpus: 2,", "gpus: 2, price: 3.10,")
+    async with site(tmp_path, document) as world:
+        world.cloud.set_faults(LocalFaults(boot_seconds=4))
+        has = "demo has 1 of at most 1 machine."
+        first = await world.run.submit("ana", "one", python("import time; time.sleep(8)"), profile="gpu2")
+        await world.until_reason(
+            first.id, "waiting_for_node", f"Waiting for a machine: booting, about 3.10 EUR/h. {has}"
+        )
+        second = await world.run.submit("ana", "two", python("print()"), profile="gpu2")
+        full = f"No machine is coming for it: {has} At most 1 machine of type g2 is allowed."
+        await world.until_reason(second.id, "no_machine", full)
+        await world.run.job(first.id, "running", seconds=60)
+        busy = "0 of the 2 GPUs of pool cloud are free; this job needs 2. It is within the reservation, but no "
+        await world.until_reason(second.id, "no_machine", f"{busy}preemptible workload would free enough GPUs. {full}")
+        await world.run.client("ana").cancel(first.id)
+        done = await world.run.job(second.id, "succeeded", "failed", seconds=60)
+        assert done.state.value == "succeeded", done.message
+
+
+@pytest.mark.covers("F54")
+async def test_a_job_is_told_over_restarts_why_no_machine_comes_for_it(tmp_path: Path) -> None:
+    document = DOCUMENT + "paused: true\n"
+    none = "No machine is coming for it: demo has 0 of at most 2 machines. demo is paused."
+    async with site(tmp_path, document) as world:
+        job = await world.run.submit("ana", "three", python("print()"), profile="gpu2")
+        await world.until_reason(job.id, "no_machine", none)
+    async with site(tmp_path, document) as world:
+        await world.until_reason(job.id, "no_machine", none)
+        reasons = {code for code, _ in world.told}
+        assert reasons <= {"no_machine", "waiting_for_node"}
         await world.run.client("ana").cancel(job.id)
 
 

@@ -270,6 +270,8 @@ def test_time_limits_are_read_in_seconds(text: str, seconds: int) -> None:
     ("code", "words_before"),
     [
         ("no_free_gpus", "Not before"),
+        ("waiting_for_node", "Ready at about"),
+        ("no_machine", "The next try is at"),
         ("protected", "Nothing makes way for it before"),
         ("patience", "Nothing makes way for it before"),
     ],

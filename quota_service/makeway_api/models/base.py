@@ -66,13 +66,25 @@ class Priority(StrEnum):
     HIGH = "high"
 
 
+BEFORE = {
+    **dict.fromkeys(("protected", "patience"), "Nothing makes way for it before"),
+    "waiting_for_node": "Ready at about",
+    "no_machine": "The next try is at",
+}
+"""Words in front of the time of a reason, by its code"""
+
+
 class Reason(Wire):
     """The reason of a state: a code for programs, one sentence, and the numbers in it."""
 
     code: str
     message: str
     not_before: datetime | None = Field(
-        None, description="the earliest start, next try of a start, or eviction for it (`protected`, `patience`)"
+        None,
+        description=(
+            "the earliest start, next try of a start, or eviction for it (`protected`, `patience`); "
+            "when its machine is probably ready (`waiting_for_node`), or the next try to launch one (`no_machine`)"
+        ),
     )
     ready_by: datetime | None = Field(None, description="the latest start: its victims are gone by then")
     numbers: dict[str, Any] = Field(default_factory=dict)
@@ -80,7 +92,7 @@ class Reason(Wire):
     @property
     def before(self) -> str:
         """Return the words in front of the time `not_before`."""
-        return "Nothing makes way for it before" if self.code in ("protected", "patience") else "Not before"
+        return BEFORE.get(self.code, "Not before")
 
 
 class Me(Wire):

@@ -44,12 +44,16 @@ class LaunchRefusal(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sizing:
-    """The decision of a cycle. `needed` are the machines that exist and have a reason to live."""
+    """The decision of a cycle. `needed` are the machines that exist and have a reason to live.
+
+    `served`: the rooms of each workload that gets some, of machines that exist or of launches by their place.
+    """
 
     launches: tuple[Launch, ...]
     needed: frozenset[str]
     unserved: tuple[PendingWork, ...]
     refusals: tuple[LaunchRefusal, ...]
+    served: Mapping[str, tuple[str | int, ...]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -66,6 +70,7 @@ class _Sizer:
     launches: list[Launch] = field(default_factory=list)
     refusals: list[LaunchRefusal] = field(default_factory=list)
     without_room: set[tuple[object, ...]] = field(default_factory=set)
+    served: dict[str, list[MachineRoom]] = field(default_factory=dict)
 
     def place(self, work: PendingWork) -> bool:
         """Take room for all workers of a workload, or for none."""
@@ -84,6 +89,7 @@ class _Sizer:
             taken.append(found)
         for one in taken:
             one.room.used = True
+        self.served[work.workload] = [one.room for one in taken]
         return True
 
     def _on_new(self, work: PendingWork) -> TakenRoom | None:
@@ -163,7 +169,17 @@ def size(
         ready = sum(row.type == kind.name and row.accepts_work and _idle(row, demand) for row in rows)
         sizer.keep_idle(kind, ready)
     needed = frozenset(room.machine for room in rooms.all if room.used and room.machine is not None)
-    return Sizing(tuple(sizer.launches), needed, unserved, tuple(dict.fromkeys(sizer.refusals)))
+    refusals = tuple(dict.fromkeys(sizer.refusals))
+    return Sizing(tuple(sizer.launches), needed, unserved, refusals, _served(sizer))
+
+
+def _served(sizer: _Sizer) -> dict[str, tuple[str | int, ...]]:
+    """Return the machines or launches of each workload; rooms of launches were added in their order."""
+    places = {id(room): at for at, room in enumerate(one for one in sizer.rooms.all if one.machine is None)}
+    return {
+        workload: tuple(dict.fromkeys(places[id(room)] if room.machine is None else room.machine for room in rooms))
+        for workload, rooms in sizer.served.items()
+    }
 
 
 def _idle(machine: Machine, demand: MachineDemand) -> bool:

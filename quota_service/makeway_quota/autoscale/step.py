@@ -137,6 +137,10 @@ class StepResult:
     """machines that are terminating for longer than an administrator has to be told"""
     moved: bool = False
     """whether machines were launched or are in another state than before"""
+    served: Mapping[str, tuple[str, ...]] | None = None
+    """the machines that are on their way for each workload; None where the demand was not known"""
+    machines: tuple[Machine, ...] = ()
+    """as they are after the step"""
 
 
 class _Work:
@@ -211,8 +215,8 @@ class _Work:
         spent = {month: closed.get(month, 0) + self.spent.get(month, 0) for month in {*closed, *self.spent}}
         return count_money(self.deployment, self.machines.values(), spent, self.now)
 
-    def launch(self, launch: Launch, machine_id: str) -> None:
-        """Add the row of a machine to launch."""
+    def launch(self, launch: Launch, machine_id: str) -> str:
+        """Add the row of a machine to launch; return its id."""
         kind = self.deployment.type(launch.type)
         if kind is None:
             raise ValueError(f"{self.deployment.name} has no type {launch.type}")
@@ -232,6 +236,7 @@ class _Work:
         )
         self.machines[machine.id] = machine
         self.launched.append(machine)
+        return machine.id
 
     @property
     def moved(self) -> bool:
@@ -272,19 +277,24 @@ def step(
     money = work.money(rows.closed)
     unserved: tuple[PendingWork, ...] = ()
     refusals: tuple[LaunchRefusal, ...] = ()
+    served: Mapping[str, tuple[str, ...]] | None = None
     if seen.demand is not None:
         sizing = size(deployment, work.machines.values(), seen.demand, work.backoffs, money, seen.now)
         unserved, refusals = sizing.unserved, sizing.refusals
         moment = StepTime(seen.now, seen.listening)
         for machine, decided in retire(deployment, work.machines.values(), seen.demand, sizing.needed, moment):
             work.observe(machine.id, decided)
-        for launch in sizing.launches:
-            work.launch(launch, leader.new_id())
+        new = [work.launch(launch, leader.new_id()) for launch in sizing.launches]
+        served = {
+            id: tuple(new[one] if isinstance(one, int) else one for one in places)
+            for id, places in sizing.served.items()
+        }
     calls = [*_calls(work, seen), *(ProviderCall("terminate", None, orphan.id) for orphan in orphans)]
     changes = replace(work.changes(), revision=deployment.revision)
     if changes and not store.commit(deployment.name, leader.term, changes):
         return StepResult(False)
-    return StepResult(True, tuple(calls), unserved, refusals, money, tuple(_overdue(work)), work.moved)
+    overdue, rows_after = tuple(_overdue(work)), tuple(work.machines.values())
+    return StepResult(True, tuple(calls), unserved, refusals, money, overdue, work.moved, served, rows_after)
 
 
 def _take_lists(work: _Work, seen: StepInput) -> list[Instance]:

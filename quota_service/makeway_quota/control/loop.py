@@ -98,8 +98,7 @@ class Loop:
 
         self.limits = self._new_limits()
         self._planner = Planner(parts.world, parts.threads)
-        self._reasons = ReasonThrottle()
-        self._reasons.quarantine = parts.world.quarantine
+        self._reasons = ReasonThrottle(quarantine=parts.world.quarantine)
         self._explaining = Explaining()
         self._wake = asyncio.Event()
         self._at_once = asyncio.Event()
@@ -184,8 +183,7 @@ class Loop:
             await self.feed.catch_up()
         await self.world.people.load()
         self._planner.restart()
-        self._reasons, self._explaining = ReasonThrottle(), Explaining()
-        self._reasons.quarantine = self.world.quarantine
+        self._reasons, self._explaining = ReasonThrottle(quarantine=self.world.quarantine), Explaining()
         self.world.work_queue.resync()
         self.actuator.restart(term)
         self.limits = self._new_limits()
@@ -339,9 +337,11 @@ class Loop:
     async def _decided(self, rows: Mapping[str, Workload], now: float, explain: bool) -> ChangeSet:
         """Return what the engine decides."""
         planned_at = time.perf_counter()
-        machines = self._planner.demand = self.machine_loop is not None and self.machine_loop.active
+        self._planner.demand = (machines := self.machine_loop) is not None and machines.asks(self.world.document.pools)
         plan = await self._planner.plan(rows, now, explain)
-        self._demand = plan.demand if machines else None
+        if machines is not None:
+            self._demand = plan.demand
+            plan = machines.explained(plan) if explain else plan
         self._forget_absent(rows)
         change_set = change_set_of(
             plan,

@@ -87,12 +87,13 @@ class ReasonThrottle:
     Workloads with the same reason are compared together, and only when it is another than before.
     """
 
-    def __init__(self, pace: float = 100.0, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, pace: float = 100.0, clock: Callable[[], float] = time.monotonic, quarantine: Quarantine | None = None
+    ) -> None:
         self.pace = pace
         self.behind = False
         """Some stored reason is out of date; the next cycle comes soon."""
-        self.quarantine = Quarantine()
-        """that of the loop, once it runs"""
+        self.quarantine = quarantine or Quarantine()
         self._clock = clock
         self._stored: dict[str, tuple[int, Waiting]] = {}
         self._groups: dict[int, _Group] = {}

@@ -23,6 +23,7 @@ Code = Literal[
     "never_over_quota",
     "waiting_for_node",
     "over_budget",
+    "no_machine",
     "node_failed",
     "queue_closed",
     "paused",

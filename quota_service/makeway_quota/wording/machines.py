@@ -1,10 +1,13 @@
-"""Write the causes of the states of machines, and what a deployment does, as sentences for administrators."""
+"""Write what becomes of machines as sentences: for administrators, and for those whose work waits for one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from makeway_api.quantities import count
+from makeway_api.quantities import count, gpus
+
+V = Mapping[str, Any]
 
 REASONS: Mapping[str, str] = {
     "launched": "The provider has an instance for it, which boots.",
@@ -62,3 +65,69 @@ def deployment_does(machines: int, *, paused: bool, deleting: bool, driven: bool
         rest = f"{count(machines, 'machine')} {'is' if machines == 1 else 'are'} being ended"
         return f"Paused: nothing is launched, and {rest}." if machines else "Paused: nothing is launched."
     return DRIVEN if driven else NOT_DRIVEN
+
+
+# -- why work waits --------------------------------------------------------------------------------------------
+
+
+def _money(amount: float, currency: str) -> str:
+    return f"{amount:,.2f} {currency}"
+
+
+def _has(v: V) -> str:
+    return f"{v['deployment']} has {v['all_machines']} of at most {count(v['limit'], 'machine')}"
+
+
+def machine_coming(v: V) -> str:
+    """Return which machines are coming for a workload: `Waiting for a machine: booting, about 3.10 EUR/h. …`."""
+    many, booting, ready = v["machines"], v["booting"], v["ready"]
+    if many > 1:
+        states = [f"{booting} of {many} booting"] + ([f"{ready} ready"] if ready else [])
+        head = f"Waiting for {many} machines: {', '.join(states)}"
+    else:
+        head = f"Waiting for a machine: {'ready in a moment' if ready else 'booting' if booting else 'being launched'}"
+    if v["late"]:
+        head += ", later than most"
+    if "price" in v:
+        head += f", about {_money(v['price'], v['currency'])}/h"
+    return f"{head}. {_has(v)}."
+
+
+def no_machine(v: V) -> str:
+    """Return that no machine is coming for a workload."""
+    return f"No machine is coming for it: {_has(v)}."
+
+
+def _limit(v: V) -> str:
+    of = f"of type {v['type']} " if v["type"] else ""
+    return f"At most {count(v['limit'], 'machine')} {of}{'is' if v['limit'] == 1 else 'are'} allowed."
+
+
+def _used_up(v: V, what: str) -> str:
+    used, one = f"{v['used']:,.2f} of {_money(v['limit'], v['currency'])}", _money(v["price"], v["currency"])
+    return f"The budget {what} leaves no room: {used} are taken, and a machine of type {v['type']} costs {one}/h."
+
+
+CAUSES: Mapping[str, Callable[[V], str]] = {
+    "paused": lambda v: f"{v['deployment']} is paused.",
+    "deleting": lambda v: f"{v['deployment']} is being deleted.",
+    "max_machines": _limit,
+    "hour_budget": lambda v: _used_up(v, "of an hour"),
+    "month_budget": lambda v: _used_up(v, "of the month"),
+    "price_unknown": lambda v: f"{v['deployment']} has a budget, and the price of a machine is not known.",
+    "too_small": lambda v: f"No type of {v['deployment']} is large enough: the largest has {gpus(v['gpus'])}.",
+    "stock_out": lambda v: f"The provider is out of machines of type {v['type']}.",
+    "quota": lambda v: f"The account at the provider may have no more machines of type {v['type']}.",
+    "throttled": lambda v: "The provider takes no more calls for now.",
+    "denied": lambda v: "The provider refuses the credentials.",
+    "invalid": lambda v: f"The provider does not take the request for type {v['type']}.",
+    "boot_failed": lambda v: f"Machines of type {v['type']} did not become ready.",
+    "spot_lost": lambda v: f"The provider takes back spot machines of type {v['type']}.",
+    "no_answer": lambda v: f"The provider did not answer the last launch of type {v['type']}.",
+}
+"""By the code of the cause for which no machine is launched"""
+
+
+def no_launch(v: V) -> str:
+    """Return why no machine is launched for a workload."""
+    return CAUSES[v["cause"]](v)

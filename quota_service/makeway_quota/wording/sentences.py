@@ -15,6 +15,7 @@ from makeway_api.durations import duration
 from makeway_api.quantities import count, gpus, listed, memory, number
 
 from ..engine.plan import Fact
+from .machines import machine_coming, no_launch, no_machine
 from .naming import IDS, Names
 
 A_YEAR = 366 * 86_400.0
@@ -388,6 +389,11 @@ SENTENCES: Mapping[str, Sentence] = {
         f"Pool {n.pool(v['pool'])} may grow to {count(v['max_nodes'], 'node')} "
         f"and has no room left for this {v['kind']}."
     ),
+    "machine_coming": lambda v, n: machine_coming(v),
+    "machine_undecided": lambda v, n: f"Whether a machine of {_pool(v, n)} comes for it is decided in a moment.",
+    "no_deployment": lambda v, n: f"No machine is coming for it: no deployment launches machines for {_pool(v, n)}.",
+    "no_machine": lambda v, n: no_machine(v),
+    "no_launch": lambda v, n: no_launch(v),
     # The reference engine, which does not look for the cause
     "plain_start": lambda v, n: (
         f"Starts on {listed(v['nodes'])} {'within its reservation' if v['in_quota'] else 'over quota'}."

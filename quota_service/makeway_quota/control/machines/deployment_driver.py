@@ -21,12 +21,12 @@ from ...autoscale.demand import MachineDemand, PendingWork
 from ...autoscale.deployment import Deployment
 from ...autoscale.instances import Instance, InstanceList
 from ...autoscale.machine import MachineObservation
+from ...autoscale.prospects import Prospect, WaitingDecision, prospects, usual_boots
 from ...autoscale.provider import JoinData, Provider, ProviderError
 from ...autoscale.sizing import LaunchRefusal
 from ...autoscale.step import (
     ANSWER_TRIES,
     MachineRows,
-    MachineStore,
     ProviderCall,
     StepInput,
     StepLeader,
@@ -35,11 +35,14 @@ from ...autoscale.step import (
     step,
 )
 from .cycle_demand import CycleDemand
+from .measured_machines import DriverStore
 
 log = logging.getLogger("makeway.machines")
 
 CALLS_AT_ONCE = 16
 """Calls of one deployment that are made at the same time, besides the list"""
+BOOTS = 100
+"""The newest machines, whose boots say how long the next one takes"""
 
 Reports = Mapping[str, Sequence[MachineObservation]]
 """Observations by machine, of all deployments"""
@@ -86,7 +89,7 @@ class DeploymentDriver:
         self,
         deployment: Deployment,
         provider: Provider,
-        store: MachineStore,
+        store: DriverStore,
         identity: MachineIdentity,
         clock: Callable[[], float],
         wake: Callable[[], None],
@@ -94,6 +97,10 @@ class DeploymentDriver:
     ) -> None:
         self.deployment, self.deleting = deployment, False
         self.status: DeploymentStatus | None = None
+        self.prospects: Mapping[str, Prospect] = {}
+        """what the pending workloads of the newest decision can expect, by id"""
+        self._decision: WaitingDecision | None = None
+        self._boots: Mapping[str, float] | None = None
         self._provider, self._store = provider, store
         self._identity, self._clock, self._wake, self._monotonic = identity, clock, wake, monotonic
         self._threads = ThreadPoolExecutor(CALLS_AT_ONCE, thread_name_prefix=f"provider-{deployment.name}")
@@ -131,6 +138,7 @@ class DeploymentDriver:
         """Begin a term. `listening`: since when its reports and the demand are known."""
         self._term = _Term(term, listening)
         self._list_due = 0.0
+        self.prospects, self._decision = {}, None
 
     def clock_was_set(self, seconds: float) -> None:
         """Move all times by so many seconds: the clock was set forward (back, if it is negative)."""
@@ -146,7 +154,10 @@ class DeploymentDriver:
             self._term.reports.update(reports)
 
     async def advance(self, demand: CycleDemand | None) -> bool:
-        """Make one step and begin its calls; return whether machines are in other states than before."""
+        """Make one step and begin its calls; return whether a cycle would find something else than before.
+
+        Machines are in other states then, or pending workloads have other prospects.
+        """
         term = self._term
         if term is None:
             return False
@@ -181,7 +192,26 @@ class DeploymentDriver:
             self._begin(term, call)
         if result.moved:  # what an earlier cycle knew of them may be wrong: wait for a new one
             term.changed_at = self._monotonic()
-        return result.moved
+        return await asyncio.to_thread(self._foresee, result) or result.moved
+
+    def _foresee(self, result: StepResult) -> bool:
+        """Note what pending workloads can expect; return whether that is news."""
+        if self._boots is None or result.moved:
+            self._boots = self._usual_boots()
+        if result.served is not None:
+            self._decision = WaitingDecision(result.served, result.unserved, result.refusals)
+        if self._decision is None:
+            return False
+        before, decided = self.prospects, (self.deployment, result.machines, self._decision, result.money)
+        self.prospects = prospects(*decided, self._boots, self._clock(), deleting=self.deleting)
+        return any(before.get(id) != each for id, each in self.prospects.items())
+
+    def _usual_boots(self) -> dict[str, float]:
+        took: dict[str, list[float]] = {}
+        for machine in self._store.machines(self.deployment.name, limit=BOOTS):
+            if machine.ready_at is not None:
+                took.setdefault(machine.type, []).append(machine.ready_at - machine.requested_at)
+        return usual_boots(took)
 
     def _note(self, result: StepResult) -> None:
         self.status = DeploymentStatus(

@@ -10,14 +10,17 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
 from ...autoscale.deployment import Deployment
 from ...autoscale.document import read_deployment
 from ...autoscale.machine import MachineObservation
+from ...autoscale.prospects import Prospect
 from ...autoscale.provider import JoinData, Provider
+from ...engine.plan import Plan
+from ...engine.snapshot import Pool
 from ...quarantine import Quarantine
 from ...store.records import StoredDeployment
 from ...store.store import Store
@@ -27,6 +30,7 @@ from ..world.clock_steps import ClockSteps
 from .agent_reports import observations
 from .cycle_demand import CycleDemand
 from .deployment_driver import DeploymentDriver, DeploymentStatus, MachineIdentity
+from .machine_reasons import MachineReasons
 from .measured_machines import MeasuredMachines
 
 log = logging.getLogger("makeway.machines")
@@ -35,6 +39,7 @@ TICK = 2.0
 """Seconds from one step to the next where nothing happens: time-outs are kept within them"""
 MIN_PAUSE = 0.1
 """Seconds between two steps: what happens within them is decided together"""
+EXPLAINING = "putting into words which machines are coming"
 STEPPING, READING = "deciding about its machines", "reading its document"
 
 
@@ -61,7 +66,10 @@ class MachineLoop:
         self._documents: dict[str, StoredDeployment] = {}
         self._demand: CycleDemand | None = None
         self._term: int | None = None
+        self._read_in: int | None = None
+        """the term in which the documents have been read"""
         self._serial = 0
+        self._reasons = MachineReasons()
         self._steps = ClockSteps(clock, monotonic)
         self._wake = asyncio.Event()
 
@@ -70,10 +78,31 @@ class MachineLoop:
         """Whether there are deployments, so that cycles have to tell what they know."""
         return bool(self._drivers)
 
+    def asks(self, pools: Iterable[Pool]) -> bool:
+        """Whether plans have to say what machines are for: there are deployments, or pools that wait for one."""
+        return self.active or any(pool.kind == "autoscaled" for pool in pools)
+
     def status(self, name: str) -> DeploymentStatus | None:
         """Return what the last step of a deployment said; None where this replica made none."""
         driver = self._drivers.get(name)
         return None if driver is None else driver.status
+
+    @property
+    def prospects(self) -> list[tuple[Collection[str], Mapping[str, Prospect]]] | None:
+        """For each deployment the pools of its machines, and what pending workloads can expect of it; by its name.
+
+        None until the documents have been read in this term.
+        """
+        if self._term is None or self._term != self._read_in:
+            return None
+        drivers = [driver for _, driver in sorted(self._drivers.items())]
+        return [({kind.pool for kind in each.deployment.types}, each.prospects) for each in drivers]
+
+    def explained(self, plan: Plan) -> Plan:
+        """Return a plan with what work that waits for machines can expect of them as its reason."""
+        with self.quarantine.step(EXPLAINING):
+            plan = self._reasons.refined(plan, self.prospects)
+        return plan
 
     def planned(self, demand: CycleDemand) -> None:
         """Take what a cycle knows of the work, and make the steps."""
@@ -108,6 +137,7 @@ class MachineLoop:
             self._term, self._serial, self._demand = term, 0, None
             self._steps.observe()  # while another replica led, it moved the times
         await self._read_documents()
+        self._read_in = term
         reports = await self._new_reports()
         seconds = self._steps.observe()
         for name, driver in list(self._drivers.items()):
@@ -121,7 +151,7 @@ class MachineLoop:
             return
         with self.quarantine.guard(STEPPING, "deployment", name):
             if await driver.advance(self._demand):
-                self._wake_cycle()  # which machines accept work has changed
+                self._wake_cycle()  # which machines accept work has changed, or why work waits
             if (
                 driver.deleting
                 and driver.can_close

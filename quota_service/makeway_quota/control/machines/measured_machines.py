@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from typing import Protocol
 
 from ... import metrics
 from ...autoscale.backoff import LaunchBackoff
@@ -24,10 +25,17 @@ class _Read(threading.local):
     rows = MachineRows()
 
 
+class DriverStore(MachineStore, Protocol):
+    """The rows of the machines, those that are over too."""
+
+    def machines(self, deployment: str | None = None, *, limit: int = 100) -> list[Machine]:
+        """Return the newest machines of a deployment."""
+
+
 class MeasuredMachines:
     """A store of machines that counts boots and failures. `read`, and `commit` after it, are for worker threads."""
 
-    def __init__(self, store: MachineStore) -> None:
+    def __init__(self, store: DriverStore) -> None:
         self._store = store
         self._read = _Read()
 
@@ -45,6 +53,10 @@ class MeasuredMachines:
         _count_boots(deployment, {one.id: one for one in rows.machines}, changes)
         _count_failures(deployment, {one.key: one for one in rows.backoffs}, changes)
         return True
+
+    def machines(self, deployment: str | None = None, *, limit: int = 100) -> list[Machine]:
+        """Return the newest machines of a deployment."""
+        return self._store.machines(deployment, limit=limit)
 
 
 def _count_boots(deployment: str, before: Mapping[str, Machine], changes: MachineChanges) -> None:

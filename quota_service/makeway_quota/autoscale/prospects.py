@@ -1,0 +1,226 @@
+"""Find for each pending workload whether a machine is coming for it, or why none is launched. Pure.
+
+Made of one step's decision and the machines as they are: what the decision counted on and failed since is left out, so
+that nothing is said of that work until the next decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .budget import Money
+from .demand import PendingWork
+from .deployment import Deployment, MachineType
+from .machine import CANCELLABLE, Machine
+from .rooms import fits_on
+from .sizing import LaunchRefusal
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingDecision:
+    """What a step decided for the work that waits: `served`, each with its machines, and what no machine is for."""
+
+    served: Mapping[str, tuple[str, ...]]
+    unserved: tuple[PendingWork, ...] = ()
+    refusals: tuple[LaunchRefusal, ...] = ()
+
+
+class MachineCount(NamedTuple):
+    """The machines of a deployment for some pools that are not over, of at most `limit`."""
+
+    deployment: str
+    machines: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Coming:
+    """Machines are on their way to a workload: `booting` of them have an instance, `ready` ones take work at once.
+
+    `price`: of an hour of all of them, None where one is not known; `at`: when they are probably ready, None where that
+    is not known; `late`: that time is over.
+    """
+
+    count: MachineCount
+    machines: int
+    booting: int
+    ready: int
+    price: int | None
+    currency: str
+    at: float | None = None
+    late: bool = False
+
+
+class Cause(NamedTuple):
+    """Why no machine of a type is launched: a code, with the amounts of it."""
+
+    code: str
+    values: Mapping[str, float | str]
+
+
+@dataclass(frozen=True, slots=True)
+class NotComing:
+    """No machine is launched for a workload. `until`: when it is tried again, None where that is not known."""
+
+    count: MachineCount
+    causes: tuple[Cause, ...]
+    until: float | None = None
+
+
+Prospect = Coming | NotComing
+
+
+def prospects(
+    deployment: Deployment,
+    machines: Iterable[Machine],
+    decision: WaitingDecision,
+    money: Money | None,
+    boots: Mapping[str, float],
+    now: float,
+    *,
+    deleting: bool = False,
+) -> dict[str, Prospect]:
+    """Return what is known of each pending workload, by id. `boots`: how long a boot takes, by type, where known.
+
+    Workloads of one shape without a machine share one prospect. Work that no type is for is left out.
+    """
+    rows = {row.id: row for row in machines if not row.over}
+    counts = _Counts(deployment, rows)
+    found: dict[str, Prospect] = {}
+    for id, names in decision.served.items():
+        own = [rows[name] for name in names if name in rows]
+        if len(own) == len(names) and all(map(_comes, own)):
+            found[id] = _coming(own, deployment, counts, boots, now)
+    refused: dict[str, list[LaunchRefusal]] = {}
+    for one in decision.refusals:
+        refused.setdefault(one.workload, []).append(one)
+    shared: dict[tuple[object, ...], Prospect | None] = {}
+    for work in decision.unserved:
+        if work.shape not in shared:
+            causes = _Causes(deployment, rows, money, deleting)
+            shared[work.shape] = _not_coming(work, refused.get(work.workload, ()), counts, causes)
+        prospect = shared[work.shape]
+        if prospect is not None:
+            found[work.workload] = prospect
+    return found
+
+
+def usual_boots(seconds: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Return the time within which nine of ten boots ended, by type. `seconds`: how long each of them took."""
+    return {name: sorted(each)[(9 * len(each) - 1) // 10] for name, each in seconds.items() if each}
+
+
+def _comes(machine: Machine) -> bool:
+    return machine.starting or machine.state == "ready" or (machine.drain in CANCELLABLE and machine.deadline is None)
+
+
+class _Counts:
+    """How many machines there are for some pools, and may be."""
+
+    def __init__(self, deployment: Deployment, rows: Mapping[str, Machine]) -> None:
+        self._deployment = deployment
+        self._rows = rows
+        self._known: dict[tuple[str, ...], MachineCount] = {}
+
+    def of(self, pools: tuple[str, ...]) -> MachineCount:
+        if pools not in self._known:
+            types = {kind.name: kind.max_machines for kind in self._deployment.types if kind.pool in pools}
+            many = sum(row.type in types for row in self._rows.values())
+            most = min(self._deployment.max_machines, sum(types.values()))
+            self._known[pools] = MachineCount(self._deployment.title or self._deployment.name, many, most)
+        return self._known[pools]
+
+
+def _coming(
+    own: Sequence[Machine], deployment: Deployment, counts: _Counts, boots: Mapping[str, float], now: float
+) -> Coming:
+    prices = [row.price for row in own if row.price is not None]
+    starting = [row for row in own if row.starting]
+    ends = [row.requested_at + boots[row.type] for row in starting if row.type in boots]
+    at = max(ends) if ends and len(ends) == len(starting) else None
+    late = at is not None and at <= now
+    return Coming(
+        counts.of(tuple(dict.fromkeys(row.pool for row in own))),
+        len(own),
+        sum(row.state in ("booting", "joining") for row in own),
+        len(own) - len(starting),
+        sum(prices) if len(prices) == len(own) else None,
+        deployment.currency,
+        None if late else at,
+        late,
+    )
+
+
+def _not_coming(
+    work: PendingWork, refusals: Iterable[LaunchRefusal], counts: _Counts, causes: _Causes
+) -> NotComing | None:
+    types = [kind for kind in causes.deployment.types if kind.pool in work.pools]
+    if not types:
+        return None
+    if not any(fits_on(kind, work) for kind in types):
+        return NotComing(counts.of(work.pools), (causes.too_small(types),))
+    told = {(one.type, one.code): one for one in refusals if one.code != "too_small"}
+    ends = [one.until for one in refusals if one.until is not None]
+    found = tuple(causes.of(one, work) for one in told.values())
+    return NotComing(counts.of(work.pools), tuple(_different(found)), min(ends, default=None))
+
+
+def _different(causes: Iterable[Cause]) -> list[Cause]:
+    """Return causes without those that are said already, such as the pause of the deployment for each type."""
+    found: list[Cause] = []
+    for cause in causes:
+        if cause not in found:
+            found.append(cause)
+    return found
+
+
+@dataclass(slots=True)
+class _Causes:
+    """Adds the amounts to the code of a refusal."""
+
+    deployment: Deployment
+    rows: Mapping[str, Machine]
+    money: Money | None
+    deleting: bool
+
+    def too_small(self, types: Sequence[MachineType]) -> Cause:
+        largest = max(0 if kind.cpu_only else kind.gpus for kind in types)
+        return Cause("too_small", {"deployment": self._name, "gpus": float(largest)})
+
+    def of(self, refusal: LaunchRefusal, work: PendingWork) -> Cause:
+        code, kind = refusal.code, self.deployment.type(refusal.type)
+        if code == "paused":
+            return Cause("deleting" if self.deleting else "paused", {"deployment": self._name})
+        if code in ("throttled", "denied"):
+            return Cause(code, {})
+        if kind is None:
+            return Cause(code, {"type": refusal.type})
+        if code == "max_machines":
+            return self._limit(kind, work)
+        if code in ("hour_budget", "month_budget") and self.money is not None:
+            return self._budget(code, kind, self.money)
+        return Cause(code, {"type": kind.name, "deployment": self._name})
+
+    @property
+    def _name(self) -> str:
+        return self.deployment.title or self.deployment.name
+
+    def _limit(self, kind: MachineType, work: PendingWork) -> Cause:
+        of_type = sum(row.type == kind.name for row in self.rows.values())
+        if kind.max_machines <= self.deployment.max_machines and of_type >= min(kind.max_machines, len(self.rows)):
+            values: dict[str, float | str] = {"type": kind.name, "limit": kind.max_machines, "machines": of_type}
+        else:
+            values = {"type": "", "limit": self.deployment.max_machines, "machines": len(self.rows)}
+        return Cause("max_machines", values | {"deployment": self._name, "workers": work.workers})
+
+    def _budget(self, code: str, kind: MachineType, money: Money) -> Cause:
+        price = max((kind.price_in(market) or 0 for market in kind.markets()), default=0)
+        if code == "hour_budget":
+            used = sum(row.price or 0 for row in self.rows.values())
+            limit = self.deployment.hour or 0
+        else:
+            used, limit = money.committed, self.deployment.month or 0
+        amounts: dict[str, float | str] = {"used": used, "limit": limit, "price": price}
+        return Cause(code, amounts | {"type": kind.name, "currency": self.deployment.currency})

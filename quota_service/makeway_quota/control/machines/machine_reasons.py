@@ -1,0 +1,180 @@
+"""Replace the engine's reason of pending work that machines are for: which machine is coming for it, or why none is.
+
+The engine knows that a new machine would help a workload, the steps of the deployments know what became of that. A
+reason is what the newest step decided for that very workload; between a cycle and the step that follows, it says that
+this is being decided.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from ...autoscale.budget import UNIT
+from ...autoscale.prospects import Coming, NotComing, Prospect
+from ...engine.index.pending import Pending, PendingGroup, PendingReason
+from ...engine.plan import Code, Fact, Facts, Number, Plan, Waiting
+from ...engine.snapshot import Workload
+
+Deployments = Sequence[tuple[Collection[str], Mapping[str, Prospect]]]
+"""For each deployment the pools of its machines, and what pending workloads can expect of it"""
+
+COMES: Code = "waiting_for_node"
+NONE_COMES: Code = "no_machine"
+RULE = "scale_up"
+OWN_END = frozenset({"patience", "protected"})
+"""Reasons that end by themselves; that no machine is coming follows them"""
+SAYS_NOTHING = frozenset({"too_large", "too_large_together", "node_failed"})
+"""Reasons that the nodes of today give, where a machine would have room"""
+NEW_GROUP = 1 << 40
+"""Above the numbers of the queues"""
+
+
+class MachineReasons:
+    """The reasons of one plan after the other."""
+
+    def __init__(self) -> None:
+        self._members: dict[int, tuple[Workload, ...]] = {}
+        """The members of each group of the last plan: one that is the same as before is known by its object"""
+
+    def refined(self, plan: Plan, deployments: Deployments | None) -> Plan:
+        """Return a plan with the reasons of the work in its demand. Linear in that; nominated work keeps its own.
+
+        `deployments` None: they are not known yet.
+        """
+        pending = plan.pending
+        if not plan.demand or not isinstance(pending, Pending):
+            return plan
+        pools = {one.id: one.pools for one in plan.demand}
+        expected, single = _Expected(deployments), dict(pending.single)
+        for id in [id for id, waiting in single.items() if id in pools and not waiting.nomination]:
+            single[id] = _with(single[id], expected.reason(id, pools[id]))
+        groups: list[PendingGroup] = []
+        members: dict[int, tuple[Workload, ...]] = {}
+        for group in pending.groups:
+            for one in _divided(group, pools, expected, single):
+                known = self._members.get(one.queue)
+                members[one.queue] = known if known == one.members else one.members
+                groups.append(one._replace(members=members[one.queue]))
+        self._members = members
+        return replace(plan, pending=Pending(single, groups))
+
+
+class _Expected:
+    """Finds the reasons of workloads, one object for each prospect."""
+
+    def __init__(self, deployments: Deployments | None) -> None:
+        self._unread = deployments is None
+        self._deployments = deployments or ()
+        self._reasons: dict[int, PendingReason] = {}
+        self._undecided: dict[tuple[str, ...], PendingReason] = {}
+
+    def reason(self, id: str, pools: tuple[str, ...]) -> PendingReason:
+        """Return the reason of one workload, which may run in these pools."""
+        best: Prospect | None = None
+        for _, prospects in self._deployments:
+            prospect = prospects.get(id)
+            if isinstance(prospect, Coming):
+                return _coming(prospect)
+            best = best or prospect
+        return self._not_coming(best) if isinstance(best, NotComing) else self._without(pools)
+
+    def _not_coming(self, prospect: NotComing) -> PendingReason:
+        key = builtins.id(prospect)
+        if key not in self._reasons:
+            self._reasons[key] = _not_coming(prospect)
+        return self._reasons[key]
+
+    def _without(self, pools: tuple[str, ...]) -> PendingReason:
+        """Return the reason of work that no step has decided about, or that no deployment is for."""
+        if pools not in self._undecided:
+            values: dict[str, Number] = {"pool": pools[0]}
+            served = self._unread or any(name in known for known, _ in self._deployments for name in pools)
+            facts = (Fact("machine_undecided" if served else "no_deployment", values),)
+            self._undecided[pools] = PendingReason(COMES if served else NONE_COMES, RULE, facts, values)
+        return self._undecided[pools]
+
+
+def _divided(
+    group: PendingGroup, pools: Mapping[str, tuple[str, ...]], expected: _Expected, single: dict[str, Waiting]
+) -> list[PendingGroup]:
+    """Return a group as one for each reason; work that a machine is coming for gets a reason of its own."""
+    queue, members, engine = group
+    others: list[Workload] = []
+    divided: dict[int, tuple[PendingReason, list[Workload]]] = {}
+    for workload in members:
+        asked = pools.get(workload.id)
+        if asked is None:
+            others.append(workload)
+            continue
+        reason = expected.reason(workload.id, asked)
+        if "machines" in reason.numbers:
+            single[workload.id] = reason.to(workload)
+        else:
+            divided.setdefault(id(reason), (reason, []))[1].append(workload)
+    if len(others) == len(members):
+        return [group]
+    result = [PendingGroup(queue, tuple(others), engine)] if others else []
+    for at, (reason, waiting) in enumerate(divided.values(), 1):
+        result.append(PendingGroup(queue + at * NEW_GROUP, tuple(waiting), _together(engine, reason)))
+    return result
+
+
+def _together(engine: PendingReason, reason: PendingReason) -> PendingReason:
+    """Return the reason of a group where no machine is coming: what its pools lack now, and why no machine adds it."""
+    if reason.code == COMES:
+        return reason
+    if engine.code in OWN_END:
+        return replace(engine, more=(*engine.more, *reason.facts))
+    return replace(reason, facts=(*_kept(engine.facts), *reason.facts), more=engine.more)
+
+
+def _with(waiting: Waiting, reason: PendingReason) -> Waiting:
+    """Return the reason of one workload, as `_together` does."""
+    if reason.code != COMES and waiting.code in OWN_END:
+        return replace(waiting, facts=(*waiting.facts, *reason.facts))
+    facts = reason.facts if reason.code == COMES else (*_kept(waiting.facts), *reason.facts)
+    return Waiting(waiting.id, reason.code, reason.rule, facts, reason.numbers, reason.not_before)
+
+
+def _kept(facts: Facts) -> Facts:
+    """Return what is worth knowing of the nodes of today: nothing where there are none."""
+    none = any(
+        fact.code in SAYS_NOTHING or (fact.code == "no_free_gpus" and not fact.values["total"]) for fact in facts
+    )
+    return () if none else facts
+
+
+def _coming(one: Coming) -> PendingReason:
+    values: dict[str, Number] = {
+        "deployment": one.count.deployment,
+        "machines": one.machines,
+        "booting": one.booting,
+        "ready": one.ready,
+        "all_machines": one.count.machines,
+        "limit": one.count.limit,
+        "late": one.late,
+    }
+    if one.price is not None:
+        values |= {"price": one.price / UNIT, "currency": one.currency}
+    return PendingReason(COMES, RULE, (Fact("machine_coming", values),), values, one.at)
+
+
+def _not_coming(one: NotComing) -> PendingReason:
+    counts: dict[str, Number] = {
+        "deployment": one.count.deployment,
+        "all_machines": one.count.machines,
+        "limit": one.count.limit,
+    }
+    facts = [Fact("no_machine", counts)]
+    for cause in one.causes:
+        amounts: dict[str, Number] = {
+            name: value / UNIT if name in ("used", "price") or (name == "limit" and "used" in cause.values) else value
+            for name, value in cause.values.items()
+            if not isinstance(value, str)
+        }
+        texts = {name: value for name, value in cause.values.items() if isinstance(value, str)}
+        facts.append(Fact("no_launch", {"cause": cause.code, **texts, **amounts}))
+    causes = tuple(dict.fromkeys(cause.code for cause in one.causes))
+    return PendingReason(NONE_COMES, RULE, tuple(facts), counts | {"causes": causes}, one.until)
