@@ -74,7 +74,7 @@ mutations: setup ## Break the engine's rules one by one; each must be noticed by
 
 faults: setup ## Kill service, Hub and replicas, cut off replicas, disturb a node (minutes); KILLS=n HUB_KILLS=n FAULTS=n NODE_FAULTS=n
 	@KILLS=$(or $(KILLS),25) HUB_KILLS=$(or $(HUB_KILLS),5) FAULTS=$(or $(FAULTS),60) \
-		$(PYTEST) -q -s -m "slow or long" tests/e2e/test_faults.py tests/e2e/test_replicas.py $(ARGS)
+		$(PYTEST) -q -s -m "slow or long" tests/e2e/test_faults.py tests/e2e/test_replicas.py tests/e2e/test_machine_faults.py $(ARGS)
 	@.venv/bin/python scripts/set_up_kube.py
 	@.venv/bin/python -m kube_cluster build
 	@KILLS=$(or $(KILLS),25) FREEZES=$(or $(FREEZES),5) NODE_FAULTS=$(or $(NODE_FAULTS),25) \
