@@ -75,7 +75,7 @@ class MachineFleet:
         """machines at a time"""
 
     async def submit(self, seconds: float, profile: str = "gpu2") -> None:
-        """Submit a job, once: what was acknowledged to nobody is looked for by its name."""
+        """Submit a job, once: one whose submission had no answer is looked for by its name."""
         name = f"job-{len(self.names)}"
         self.names.append(name)
         command = python(WORKS.format(book=str(self.book), seconds=seconds))

@@ -6,8 +6,9 @@ derived from what runs there, and is no state.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from dataclasses import dataclass, fields
+from operator import attrgetter
+from typing import Any, Literal, get_args
 
 MachineState = Literal["requested", "booting", "joining", "ready", "draining", "lost", "terminating", "gone", "failed"]
 Market = Literal["on_demand", "spot"]
@@ -90,7 +91,16 @@ class Machine:
             "needed_at",
         )
         times = {name: getattr(self, name) for name in (*names, "deadline")}
-        return replace(self, **{name: at + seconds for name, at in times.items() if at is not None})
+        return self.with_fields(**{name: at + seconds for name, at in times.items() if at is not None})
+
+    def with_fields(self, **fields: Any) -> Machine:
+        """Return the machine with other values of some fields, as `dataclasses.replace` does in ten times the time."""
+        values = dict(zip(FIELDS, VALUES(self), strict=True))
+        values.update(fields)
+        made: Machine = object.__new__(Machine)
+        for assign, value in zip(SETTERS, values.values(), strict=True):  # raises ValueError for an unknown field
+            assign(made, value)
+        return made
 
     def overdue(self, now: float, windows: Windows) -> bool:
         """Whether it is being ended for longer than an administrator has to be told."""
@@ -101,6 +111,10 @@ class Machine:
         """Whether work may start there."""
         return self.state == "ready"
 
+
+FIELDS = tuple(one.name for one in fields(Machine))
+VALUES = attrgetter(*FIELDS)
+SETTERS = tuple(getattr(Machine, name).__set__ for name in FIELDS)
 
 ObservationKind = Literal[
     "launch_called",

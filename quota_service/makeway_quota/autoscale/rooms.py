@@ -104,7 +104,10 @@ class _Misses:
 
     def covers(self, need: Need) -> bool:
         gpus, cpu, memory = need
-        return any(other[0] <= gpus and other[1] <= cpu and other[2] <= memory for other in self.needs)
+        for less_gpus, less_cpu, less_memory in self.needs:  # no generator: thousands of needs are compared in a cycle
+            if less_gpus <= gpus and less_cpu <= cpu and less_memory <= memory:
+                return True
+        return False
 
     def add(self, need: Need) -> None:
         gpus, cpu, memory = need

@@ -74,17 +74,19 @@ class _Sizer:
 
     def place(self, work: PendingWork) -> bool:
         """Take room for all workers of a workload, or for none."""
-        if work.shape in self.without_room:
+        shape = work.shape
+        if shape in self.without_room:
             return False
         taken: list[TakenRoom] = []
-        launches, money, misses = len(self.launches), self.money, self.rooms.misses(work.pools)
+        launches, money = len(self.launches), self.money
+        misses = self.rooms.misses(work.pools) if work.workers > 1 else {}
         for _ in range(work.workers):
             found = self.rooms.take(work) or self._on_new(work)
             if found is None:
                 if taken:
                     self.rooms.undo(taken, len(self.launches) - launches, misses)
                     self._undo(launches, money)
-                self.without_room.add(work.shape)  # room only shrinks within a cycle
+                self.without_room.add(shape)  # room only shrinks within a cycle
                 return False
             taken.append(found)
         for one in taken:

@@ -249,8 +249,8 @@ class _Work:
         changed = [row for row in self.machines.values() if row.id not in new and row is not self._read[row.id]]
         backoffs = tuple(self.backoffs) if self.backoffs != self._backoffs else None
         return MachineChanges(
-            tuple(replace(self.machines[one.id], term=self._term) for one in self.launched),
-            tuple(replace(row, term=self._term) for row in changed),
+            tuple(self.machines[one.id].with_fields(term=self._term) for one in self.launched),
+            tuple(row.with_fields(term=self._term) for row in changed),
             backoffs,
             dict(self.spent),
             dict(self.first_seen) if self.first_seen != self._first_seen else None,

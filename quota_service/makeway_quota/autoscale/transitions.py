@@ -147,7 +147,7 @@ def observe(machine: Machine, seen: MachineObservation, now: float, windows: Win
 
 
 def _enter(machine: Machine, state: MachineState, now: float, reason: str, **fields: Any) -> Machine:
-    return replace(machine, state=state, since=now, reason=reason, absences=0, **fields)
+    return machine.with_fields(state=state, since=now, reason=reason, absences=0, **fields)
 
 
 def _not_after(at: float | None, now: float, otherwise: float) -> float:
@@ -161,16 +161,16 @@ def _not_after(at: float | None, now: float, otherwise: float) -> float:
 def _launch_called(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:
     if machine.state != "requested":
         return machine
-    return replace(machine, calls=machine.calls + 1, called_at=now)
+    return machine.with_fields(calls=machine.calls + 1, called_at=now)
 
 
 def _listed(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:
     if machine.state == "requested":
         return _enter(machine, "booting", now, "launched", instance=seen.instance, launched_at=now)
     if machine.instance is None:
-        return replace(machine, instance=seen.instance, launched_at=machine.launched_at or now, absences=0)
+        return machine.with_fields(instance=seen.instance, launched_at=machine.launched_at or now, absences=0)
     if machine.instance == seen.instance and machine.absences:
-        return replace(machine, absences=0)
+        return machine.with_fields(absences=0)
     return machine
 
 
@@ -182,7 +182,7 @@ def _refused(machine: Machine, seen: MachineObservation, now: float, windows: Wi
 
 
 def _throttled(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:
-    return replace(machine, calls=max(0, machine.calls - 1)) if machine.state == "requested" else machine
+    return machine.with_fields(calls=max(0, machine.calls - 1)) if machine.state == "requested" else machine
 
 
 def _joined(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:
@@ -220,7 +220,7 @@ def _heard(machine: Machine, seen: MachineObservation, now: float, windows: Wind
         return machine
     cordoned = machine.state == "draining" or machine.drain is not None
     early = cordoned and at <= _not_after(machine.since, now, at - 1)  # work may have started there since
-    heard = replace(machine, heard_at=at, attempts=machine.attempts if early else seen.attempts, absences=0)
+    heard = machine.with_fields(heard_at=at, attempts=machine.attempts if early else seen.attempts, absences=0)
     if machine.state != "lost":
         return heard
     if now - at > windows.lost_after:
@@ -233,7 +233,7 @@ def _needed(machine: Machine, seen: MachineObservation, now: float, windows: Win
         return machine
     if machine.state != "draining" and 0 <= now - machine.needed_at < NEEDED_EVERY:
         return machine
-    needed = replace(machine, needed_at=now)
+    needed = machine.with_fields(needed_at=now)
     if machine.state == "draining" and machine.drain in CANCELLABLE and machine.deadline is None:
         return _enter(needed, "ready", now, "needed", drain=None)
     return needed
@@ -262,7 +262,7 @@ def _drain(machine: Machine, seen: MachineObservation, now: float, windows: Wind
         return _enter(machine, "draining", now, seen.drain, **fields)
     if machine.state != "draining" or STRENGTH[seen.drain] <= STRENGTH[machine.drain or "idle"]:
         return machine
-    return replace(machine, drain=seen.drain, reason=seen.drain, deadline=_earlier(machine.deadline, seen.deadline))
+    return machine.with_fields(drain=seen.drain, reason=seen.drain, deadline=_earlier(machine.deadline, seen.deadline))
 
 
 def _spot_notice(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:
@@ -312,12 +312,12 @@ def _absent(machine: Machine, seen: MachineObservation, now: float, windows: Win
         needed = 1 if machine.instance else LISTS_THAT_PROVE
         if machine.absences + 1 >= needed:
             return _enter(machine, "gone", now, machine.reason)
-        return replace(machine, absences=machine.absences + 1)
+        return machine.with_fields(absences=machine.absences + 1)
     if seen.empty or (machine.heard_at is not None and machine.heard_at > seen.at - windows.lost_after):
         return machine
     if machine.absences + 1 >= LISTS_THAT_PROVE:
         return _enter(machine, "gone", now, "not_listed")
-    return replace(machine, absences=machine.absences + 1)
+    return machine.with_fields(absences=machine.absences + 1)
 
 
 def _visible_from(machine: Machine, windows: Windows) -> float:
@@ -331,7 +331,7 @@ def _fenced(machine: Machine, seen: MachineObservation, now: float, windows: Win
 
 
 def _end_called(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:
-    return replace(machine, end_called_at=now) if machine.state == "terminating" else machine
+    return machine.with_fields(end_called_at=now) if machine.state == "terminating" else machine
 
 
 def _tick(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:
