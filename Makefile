@@ -30,7 +30,7 @@ run: setup ## Start the portal on this machine; KEEP=1 leaves jobs and notebooks
 
 test: setup ## Run every test, the browser's and Kubernetes' too; installs what is missing; BUILD_MINUTES=n limits the build
 	@.venv/bin/python scripts/set_up_kube.py --tests
-	@.venv/bin/python scripts/set_up.py --browser
+	@.venv/bin/python scripts/set_up.py --browser --containers
 	@.venv/bin/python scripts/set_up_frameworks.py $(if $(CI),,--if-possible)
 	@.venv/bin/python scripts/run_tests.py $(if $(CI),--slowest 40) --build-minutes $(or $(BUILD_MINUTES),60) -- $(ARGS)
 

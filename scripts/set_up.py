@@ -159,6 +159,25 @@ class SetUp:
             self.run("Chromium", [*become_root, apt, "update", "-q"])
             self.run("Chromium", [*become_root, apt, "install", "-q", "-y", "--no-install-recommends", "chromium"])
 
+    def containers(self) -> None:
+        """Install Debian's podman for the tests with containers; outside of CI they are skipped without it."""
+        apt = shutil.which("apt-get")
+        missing = [name for name in ("podman", "runc") if shutil.which(name) is None]
+        if not missing or os.geteuid() != 0 or apt is None:  # they run as root only
+            return
+        print(f"Installing Debian's {' and '.join(missing)} for the tests with containers …", flush=True)
+        self.environ["DEBIAN_FRONTEND"] = "noninteractive"
+        try:
+            with self.one_at_a_time():
+                self.run("podman", [apt, "update", "-q"])
+                # Another runc, such as Docker's, must never be removed for Debian's.
+                options = ["-q", "-y", "--no-install-recommends", "--no-remove"]
+                self.run("podman", [apt, "install", *options, *missing])
+        except SetUpProblem as problem:
+            if os.environ.get("CI"):
+                raise
+            print(f"Tests with containers will be skipped: {problem}", file=sys.stderr)
+
     @staticmethod
     def become_root() -> list[str] | None:
         """How a command becomes root here without a question; None when it cannot."""
@@ -331,9 +350,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Set up and return the exit status."""
     parser = argparse.ArgumentParser(prog="make setup", description="Install what Makeway needs on this machine.")
     parser.add_argument("--browser", action="store_true", help="only find or install the browser of the tests")
+    parser.add_argument("--containers", action="store_true", help="only find or install what runs containers in tests")
     wanted = parser.parse_args(arguments)
     setup = SetUp(ROOT)
-    return exit_status("make setup", setup.browser if wanted.browser else setup.everything)
+    only = [
+        *([setup.browser] if wanted.browser else []),
+        *([setup.containers] if wanted.containers else []),
+    ]
+    return exit_status("make setup", *(only or [setup.everything]))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from agent.machine_service import MachineService, answering
 from agent.machines import TestMachine
+from agent.podman import Podman, needed
 
 
 @pytest.fixture
@@ -23,3 +24,12 @@ def machine(tmp_path: Path, service: MachineService) -> Iterator[TestMachine]:
     made = TestMachine(tmp_path / "machine", service)
     yield made
     made.close()
+
+
+@pytest.fixture(scope="session")
+def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
+    """Yield podman with two images; skip where it cannot be had."""
+    needed()
+    found = Podman(tmp_path_factory.mktemp("podman"))
+    yield found
+    found.close()

@@ -222,6 +222,15 @@ async def test_a_launcher_that_cannot_be_started_sends_the_job_elsewhere(fleet: 
     assert (seen.phase, seen.never_ran, seen.node_lost) == (Phase.LOST, True, False)
 
 
+async def test_a_job_whose_image_a_machine_cannot_pull_goes_elsewhere_and_says_why(fleet: Fleet) -> None:
+    fleet.hosts_say(HostedWorker(*KEY, 0, "exited", 126, message="the image team/x could not be pulled"))
+    await fleet.seen()
+    fleet.now += REPORT_GRACE
+    seen = await fleet.seen()
+    assert (seen.phase, seen.never_ran) == (Phase.LOST, True)
+    assert seen.message == "worker 0 did not start on m-1: the image team/x could not be pulled"
+
+
 async def test_an_agent_that_does_not_start_a_worker_is_not_waited_for_for_ever(fleet: Fleet) -> None:
     assert (await fleet.seen()).phase is Phase.STARTING
     fleet.now += REPORT_WITHIN

@@ -84,7 +84,7 @@ class Fleet:
 
 
 @asynccontextmanager
-async def fleet(folder: Path, **settings: Any) -> AsyncIterator[Fleet]:
+async def fleet(folder: Path, policy: str = POLICY, **settings: Any) -> AsyncIterator[Fleet]:
     """Start a service with a backend without GPUs of its own, and with machines."""
     shared = folder / "shared"
     backend = RoutingBackend([MemoryBackend(), MachinesBackend(durable_checkpoints=True)])
@@ -95,7 +95,7 @@ async def fleet(folder: Path, **settings: Any) -> AsyncIterator[Fleet]:
         "MAKEWAY_MACHINE_CHECKPOINT_DIR": str(shared),
         **settings,
     }
-    async with running(folder / "state", POLICY, backend=backend, **settings) as run, serving(run.app) as address:
+    async with running(folder / "state", policy, backend=backend, **settings) as run, serving(run.app) as address:
         machines = run.service.components.settings.machines
         object.__setattr__(machines, "url", f"{address}/services/makeway")
         found = Fleet(run, address, folder / "machines")

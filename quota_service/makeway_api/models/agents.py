@@ -71,6 +71,7 @@ class AgentWorker(Wire):
     milli: list[Annotated[int, Field(ge=0, le=1000)]] = Field(
         default_factory=list, max_length=1024, description="as in its order"
     )
+    message: str = Field("", max_length=1000, description="why it did not start, such as an image that was not pulled")
 
 
 class AgentReportIn(Wire):
@@ -108,6 +109,8 @@ class WorkerOrder(Wire):
     devices: list[int] = Field(description="numbers of its GPUs")
     milli: list[int] = Field(description="thousandths of each that it may use")
     cpu_only: bool = Field(description="it sees no GPU")
+    cpu: int = Field(description="thousandths of a core that its container may use; 0: no limit")
+    memory: int = Field(description="MiB that its container may use; 0: no limit")
     env: dict[str, str] = Field(description="variables of the worker, such as its rank")
     checkpoints: str | None = Field(description="folder of its checkpoints; null: one on this machine, of this attempt")
 

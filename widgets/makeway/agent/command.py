@@ -25,6 +25,11 @@ def main(words: list[str]) -> int:
         from .starter import start_worker
 
         return start_worker(words[1])
+    if words[:1] in (["--remove-container"], ["--remove-forgotten"]) and len(words) == 2:
+        from . import containers
+
+        work = containers.remove_container if words[0] == "--remove-container" else containers.remove_forgotten
+        return work(words[1])
     try:
         options = read_options(words)
     except WrongOptions as error:

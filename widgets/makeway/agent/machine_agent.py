@@ -55,7 +55,7 @@ class MachineAgent:
         self._orphan_after = options.orphan_after
         self._report_seconds = REPORT_SECONDS
         self._client: AgentClient | None = None
-        self._workers = MachineWorkers(folder, clock, log)
+        self._workers = MachineWorkers(folder, clock, log, options.container_user)
         self._init = InitScript(folder.file("init"), options.shell, options.init_seconds)
         self._spot = SpotNotice(options.spot)
         self._facts = MachineFacts(0, "", 0, 0, False)
@@ -237,6 +237,7 @@ class MachineAgent:
                 self._facts = count_facts(self._options.gpus)
                 counted_at, after_init = self._clock(), ready
             self._folder.empty_trash()
+            self._workers.remove_forgotten()
 
     # ── The end ─────────────────────────────────────────────────────────────
 

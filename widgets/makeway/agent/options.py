@@ -16,6 +16,7 @@ USAGE = """usage: agent.pyz --url URL --machine ID --token-file FILE [OPTION…]
   --state FOLDER        what the agent remembers, and the folders of workers (/var/lib/makeway-agent)
   --gpus N              so many virtual GPUs, instead of those that nvidia-smi shows
   --spot file:PATH|aws  where the provider says that it takes the machine back
+  --container-user U:G  account in containers, by numbers; only for an agent that is root (0:0)
   --shell PATH          runs the init script (/bin/sh)
   --init-seconds N      seconds after which the init script is killed (3600)
   --orphan-after N      seconds without the service and without workers after which the agent ends, until it has
@@ -27,6 +28,7 @@ DEFAULTS = {
     "state": "/var/lib/makeway-agent",
     "gpus": "",
     "spot": "",
+    "container-user": "",
     "shell": "/bin/sh",
     "init-seconds": "3600",
     "orphan-after": "3600",
@@ -46,6 +48,7 @@ class AgentOptions(NamedTuple):
     state: str
     gpus: int | None
     spot: str
+    container_user: str
     shell: str
     init_seconds: float
     orphan_after: float
@@ -76,6 +79,7 @@ def read_options(words: list[str]) -> AgentOptions:
         state=os.path.abspath(given["state"]),
         gpus=int(given["gpus"]) if given["gpus"] else None,
         spot=given["spot"],
+        container_user=given["container-user"],
         shell=given["shell"],
         init_seconds=float(given["init-seconds"]),
         orphan_after=float(given["orphan-after"]),
@@ -96,6 +100,8 @@ def _check(given: dict[str, str]) -> None:
         raise WrongOptions(f"--gpus {given['gpus']!r} is no number of GPUs")
     if given["spot"] not in ("", "aws") and not given["spot"].startswith("file:"):
         raise WrongOptions(f"--spot {given['spot']!r} is neither file:PATH nor aws")
+    if given["container-user"] and not re.fullmatch(r"[0-9]{1,9}:[0-9]{1,9}", given["container-user"]):
+        raise WrongOptions(f"--container-user {given['container-user']!r} is no UID:GID, such as 1000:1000")
     for name in ("init-seconds", "orphan-after"):
         if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,3})?", given[name]):
             raise WrongOptions(f"--{name} {given[name]!r} is no number of seconds")

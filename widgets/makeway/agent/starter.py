@@ -1,6 +1,7 @@
 """Become the launcher of one worker, once for each folder, however often it is started: `agent --start-worker FOLDER`.
 
-The order comes by standard input, and with it the worker's token, which is in no file, argument or environment. An
+The order comes by standard input, and with it the worker's token, which is in no file, argument or environment; a
+launcher in a container reads it from a pipe in its folder. An
 agent that is killed between two lines leaves no worker that runs twice, and none that is not known: the process writes
 who it is before it becomes the launcher.
 """
@@ -14,6 +15,7 @@ import os
 import sys
 from typing import Any
 
+from ..launcher.attempt import boot_id, start_time
 from ..launcher.files import read_json, write_json
 from .environment import NO_GPUS, machine_environment
 from .init_script import own_record
@@ -22,6 +24,8 @@ from .programs import FLAGS, LAUNCHER, source_folder
 RECORD = "worker.json"
 TERMINATION = "termination.json"
 NOT_STARTED = 125
+GIVEN_UP = 124
+"""The exit code of a start that another try does not help"""
 
 
 def start_worker(folder: str) -> int:
@@ -35,6 +39,8 @@ def start_worker(folder: str) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if os.path.exists(record):
             return 0
+        if order["image"]:
+            return _start_container(folder, order, record)
         env, arguments = _environment(folder, order), [sys.executable, *FLAGS, launcher(), "--remote"]
         reading = _pipe_with(order["token"])
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -42,6 +48,29 @@ def start_worker(folder: str) -> int:
         write_json(record, {**own_record(), **kept})
         env["MAKEWAY_ATTEMPT_TOKEN_FD"] = str(reading)
         os.execve(sys.executable, arguments, env)
+
+
+def _start_container(folder: str, order: dict[str, Any], record: str) -> int:
+    """Start the launcher in a container. It gets its token when it is on record: before, it can do nothing."""
+    from . import containers
+
+    try:
+        container = containers.container_of(folder, order)
+        containers.pull(container)
+        env = containers.container_environment(_environment(folder, order), order)
+        command = ["python3", *FLAGS, launcher(), "--remote"]
+        pid = containers.start(container, folder, {**order, "programs": source_folder()}, env, command)
+        kept = {name: order[name] for name in ("devices", "job", "attempt", "worker")}
+        named = {"pid": pid, "ticks": start_time(pid), "boot": boot_id()}
+        write_json(record, {**named, **kept, "container": container.name, "runtime": container.runtime})
+    except containers.ContainerProblem as problem:
+        print(problem, file=sys.stderr)
+        return GIVEN_UP if problem.last else NOT_STARTED
+    except ProcessLookupError:
+        containers.remove(container.runtime, container.name)
+        print(f"the launcher in {container.image} ended at once", file=sys.stderr)
+        return NOT_STARTED
+    return 0 if containers.pass_token(folder, order["token"], pid) else NOT_STARTED
 
 
 def launcher() -> str:

@@ -14,7 +14,11 @@ if TYPE_CHECKING:  # no expression of Python 3.8
 
 
 class WorkerOrder(NamedTuple):
-    """One worker that has to run. `checkpoints`: a folder that the machines share; "": one of the attempt."""
+    """One worker that has to run. `checkpoints`: a folder that the machines share; "": one of the attempt.
+
+    `image`: "" runs it without a container. `cpu` in thousandths of a core and `memory` in MiB are limits of its
+    container, 0: none. `virtual`: its GPUs are no devices.
+    """
 
     job: str
     attempt: int
@@ -26,6 +30,9 @@ class WorkerOrder(NamedTuple):
     cpu_only: bool
     env: dict[str, str]
     checkpoints: str
+    cpu: int
+    memory: int
+    virtual: bool
 
     @property
     def key(self) -> WorkerKey:
@@ -102,4 +109,7 @@ def _order(key: WorkerKey, entry: dict[str, Any]) -> WorkerOrder:
         cpu_only=entry.get("cpu_only") is True,
         env={str(name): str(value) for name, value in (entry.get("env") or {}).items()},
         checkpoints=str(entry.get("checkpoints") or ""),
+        cpu=max(0, whole(entry.get("cpu")) or 0),
+        memory=max(0, whole(entry.get("memory")) or 0),
+        virtual=(entry.get("env") or {}).get("MAKEWAY_VIRTUAL_GPUS") == "1",
     )

@@ -14,13 +14,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ..launcher.files import read_json
 from .init_script import is_running
 from .machine_folder import MachineFolder
 from .programs import AGENT, FLAGS, source_folder
-from .starter import RECORD, ended_with
+from .starter import GIVEN_UP, RECORD, ended_with
 from .worker_order import MachineOrders, WorkerOrder, valid_key
 
 if TYPE_CHECKING:
@@ -33,7 +33,12 @@ TERMINATE_SECONDS = 20.0
 START_SECONDS = 60.0
 """Seconds for which a start is tried again before the worker counts as ended"""
 RETRY_SECONDS = 5.0
+REMOVAL_SECONDS = 120.0
+"""Seconds for which the removal of a container is waited for before its worker counts as ended"""
+FORGOTTEN_SECONDS = 60.0
 CANNOT_START = 126
+MAX_MESSAGE = 1000
+"""Characters of the reason why a worker did not start"""
 
 
 class AgentWorker:
@@ -44,10 +49,15 @@ class AgentWorker:
         self.folder = folder
         self.record = read_json(os.path.join(folder, RECORD))
         self.process: subprocess.Popen[bytes] | None = None
+        self.removal: subprocess.Popen[bytes] | None = None
+        """the process that removes its container"""
+        self.removal_until = 0.0
         self.state = "starting"
         self.exit_code: int | None = None
+        self.message = ""
+        """why it could not start"""
         self.devices: list[int] = [one for one in self.record.get("devices") or () if isinstance(one, int)]
-        self.known_since = now
+        self.failing_since: float | None = None
         self.next_try = now
         self.unwanted_since: float | None = None
         self.terminated_at: float | None = None
@@ -62,6 +72,7 @@ class AgentWorker:
             "state": self.state,
             "exit_code": self.exit_code if self.state == "exited" else None,
             "devices": self.devices,
+            **({"message": self.message} if self.state == "exited" and self.message else {}),
         }
 
     @property
@@ -84,7 +95,16 @@ class AgentWorker:
 class MachineWorkers:
     """All workers of a machine, those of an agent before included. `clock`: monotonic seconds."""
 
-    def __init__(self, folder: MachineFolder, clock: Callable[[], float], log: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        folder: MachineFolder,
+        clock: Callable[[], float],
+        log: Callable[[str], None],
+        container_user: str = "",
+    ) -> None:
+        self._container_user = container_user
+        self._forgotten: subprocess.Popen[bytes] | None = None
+        self._forgotten_at = clock()
         self._folder = folder
         self._clock = clock
         self._log = log
@@ -146,33 +166,24 @@ class MachineWorkers:
         if worker.record or worker.state == "exited" or worker.process is not None or self._clock() < worker.next_try:
             return
         worker.next_try = self._clock() + RETRY_SECONDS
-        if order.image:
-            worker.state, worker.exit_code = "exited", CANNOT_START
-            self._log(f"{_named(worker.key)}: not started, as this agent runs no images yet, such as {order.image}")
-            return
         try:
             os.makedirs(worker.folder, mode=0o700, exist_ok=True)
-            command = [sys.executable, *FLAGS, os.path.join(source_folder(), AGENT), "--start-worker", worker.folder]
             with open(os.path.join(worker.folder, "launcher.err"), "ab") as errors:
-                worker.process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.DEVNULL,
-                    stderr=errors,
-                    cwd=worker.folder,
-                    start_new_session=True,
-                )
+                worker.process = _process("--start-worker", worker.folder, errors, stdin=subprocess.PIPE)
             assert worker.process.stdin is not None
             with contextlib.suppress(BrokenPipeError), worker.process.stdin as stdin:
-                stdin.write(json.dumps(order._asdict()).encode())
-            self._log(f"{_named(worker.key)}: starting")
+                stdin.write(json.dumps({**order._asdict(), "user": self._container_user}).encode())
+            self._log(f"{_named(worker.key)}: starting{f' in {order.image}' if order.image else ''}")
         except OSError as error:
             self._failed_start(worker, str(error))
 
-    def _failed_start(self, worker: AgentWorker, why: str) -> None:
+    def _failed_start(self, worker: AgentWorker, why: str, last: bool = False) -> None:
+        """Note a start that failed; after a while, or where another try does not help, the worker counts as ended."""
+        now = self._clock()
         self._log(f"{_named(worker.key)}: could not start: {why}")
-        if self._clock() - worker.known_since >= START_SECONDS:
-            worker.state, worker.exit_code = "exited", CANNOT_START
+        worker.failing_since = now if worker.failing_since is None else worker.failing_since
+        if last or now - worker.failing_since >= START_SECONDS:
+            worker.state, worker.exit_code, worker.message = "exited", CANNOT_START, why[:MAX_MESSAGE]
 
     def _observe(self, worker: AgentWorker) -> None:
         """Update the state of a worker from what runs."""
@@ -184,7 +195,8 @@ class MachineWorkers:
         if not worker.record:
             if code is not None:
                 worker.process = None
-                self._failed_start(worker, f"exit code {code}; {_last_line(worker.folder)}")
+                line = _last_line(worker.folder)
+                self._failed_start(worker, line.strip("()") or f"exit code {code}", code == GIVEN_UP)
             return
         if is_running(worker.record):
             attempt = f"attempt-{worker.key[1]}"
@@ -193,12 +205,37 @@ class MachineWorkers:
             return
         if worker.record.get("boot") == self._boot and kill_leftovers(worker.folder):
             return  # its GPUs are not free before nothing of it runs
+        if worker.record.get("container") and not self._removed(worker):
+            return
+        if worker.record.get("container"):
+            code = None  # that of the process which started it
         worker.process = None
         worker.exit_code = ended_with(worker.folder)
         worker.exit_code = code if worker.exit_code is None else worker.exit_code
         worker.state = "exited"
         shown = "unknown" if worker.exit_code is None else worker.exit_code
         self._log(f"{_named(worker.key)}: ended, exit code {shown} {_last_line(worker.folder)}".rstrip())
+
+    def _removed(self, worker: AgentWorker) -> bool:
+        """Whether the container of a worker that has ended is removed, or was waited for long enough."""
+        now = self._clock()
+        if worker.removal is None:
+            worker.removal_until = now + REMOVAL_SECONDS
+            with contextlib.suppress(OSError):
+                worker.removal = _process("--remove-container", worker.folder)
+        if worker.removal is not None and worker.removal.poll() is not None:
+            return True
+        return now >= worker.removal_until
+
+    def remove_forgotten(self) -> None:
+        """Remove the containers of forgotten workers, from time to time, on a machine that has run any."""
+        now = self._clock()
+        running = self._forgotten is not None and self._forgotten.poll() is None
+        if now < self._forgotten_at or running or not os.path.exists(self._folder.file("containers-used")):
+            return
+        self._forgotten_at = now + FORGOTTEN_SECONDS
+        with contextlib.suppress(OSError):
+            self._forgotten = _process("--remove-forgotten", self._folder.path)
 
     def _end(self, worker: AgentWorker) -> None:
         """Go one step further with the end of a worker that is not ordered any more."""
@@ -225,6 +262,20 @@ class MachineWorkers:
             with contextlib.suppress(OSError):
                 self._folder.discard(attempt)
                 os.rmdir(os.path.dirname(attempt))
+
+
+def _process(
+    what: str, folder: str, errors: BinaryIO | None = None, stdin: int = subprocess.DEVNULL
+) -> subprocess.Popen[bytes]:
+    """Start a process of the agent's own program, which outlives the agent."""
+    return subprocess.Popen(
+        [sys.executable, *FLAGS, os.path.join(source_folder(), AGENT), what, folder],
+        stdin=stdin,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL if errors is None else errors,
+        cwd=folder,
+        start_new_session=True,
+    )
 
 
 def kill_leftovers(folder: str) -> list[int]:
@@ -265,7 +316,7 @@ def _last_line(folder: str) -> str:
     """Return the last line that a launcher wrote to standard error."""
     with contextlib.suppress(OSError):
         with open(os.path.join(folder, "launcher.err"), "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - 1000))
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 2000))
             lines = file.read().decode("utf-8", "replace").strip().splitlines()
-        return f"({lines[-1][:300]})" if lines else ""
+        return f"({lines[-1][:MAX_MESSAGE]})" if lines else ""
     return ""

@@ -269,5 +269,7 @@ def _pod(worker: HostedWorker) -> WorkloadPod:
 
 
 def _ended(worker: HostedWorker, node: str) -> str:
+    if worker.message:
+        return f"worker {worker.worker} did not start on {node}: {worker.message}"
     code = "" if worker.exit_code is None else f" with exit code {worker.exit_code}"
     return f"the launcher of worker {worker.worker} on {node} ended{code} and without a report"

@@ -35,6 +35,8 @@ class HostedWorker(NamedTuple):
     """that it was ordered to have"""
     milli: tuple[int, ...] = ()
     """milli-GPUs on each of them"""
+    message: str = ""
+    """why it did not start"""
 
     @property
     def key(self) -> Key:

@@ -315,7 +315,8 @@ def _worker(item: object) -> HostedWorker | None:
         return None
     devices, milli = _numbers(item.get("devices")), _numbers(item.get("milli"))
     code = untrusted.whole(item.get("exit_code"), 1000)
-    return HostedWorker(job, attempt, worker, state, code if state == "exited" else None, devices, milli)
+    message = untrusted.text(item.get("message"), 1000)
+    return HostedWorker(job, attempt, worker, state, code if state == "exited" else None, devices, milli, message)
 
 
 def _numbers(value: object) -> tuple[int, ...]:

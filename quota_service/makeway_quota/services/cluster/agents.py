@@ -231,6 +231,8 @@ class AgentService:
             devices=devices,
             milli=list(place.milli),
             cpu_only=hidden,
+            cpu=row.cpu,
+            memory=row.memory,
             env={**self._rendezvous(row, number), **_gpus(devices, hidden, status is not None and status.virtual)},
             checkpoints=None if shared is None else f"{shared.rstrip('/')}/{row.id}",
         )
