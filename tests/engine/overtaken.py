@@ -3,6 +3,7 @@
 Shared by both checkers. A nominated workload starts though another one has a better right to its GPUs by now: no plan
 withdraws a nomination that it can keep (rule 5.8), so the next one evicts or moves it, and what else has to leave with
 it. With what that one gets, its team may use more than it reserves: then work of it may make way for others in turn.
+And a workload that had no room while the start was there may evict what else stands in its way.
 And a start over quota that puts its policy above its reservation makes candidates of the policy's other work. Where
 only start and other work together make room for a workload in quota, the next plan evicts them: the start cannot wait
 instead, or its GPUs would idle for as long as the other work runs (invariant I6).
@@ -10,6 +11,7 @@ instead, or its GPUs would idle for as long as the other work runs (invariant I6
 
 from __future__ import annotations
 
+from engine.facts import State, future
 from makeway_quota.engine import Plan, Snapshot
 
 
@@ -31,7 +33,8 @@ def starts_evicted_with_others(before: Snapshot, plan: Plan, again: Plan) -> set
 def only_for_such_starts(before: Snapshot, plan: Plan, again: Plan) -> bool:
     """Whether all that the next plan does is to evict or move such starts, and what leaves with them or for that.
 
-    What started or was nominated in the plan evicts nothing once more.
+    What started or was nominated in the plan evicts nothing once more. Other work evicts where the team of a preemptor
+    uses more now, or where it had no room beside such starts, whatever else had left for it.
     """
     starts = starts_evicted_with_others(before, plan, again)
     nominated = {start.id for start in plan.start} & {w.id for w in before.workloads if w.nomination}
@@ -41,10 +44,25 @@ def only_for_such_starts(before: Snapshot, plan: Plan, again: Plan) -> bool:
         return False
     left = {preemptor for preemptor, theirs in victims.items() if not theirs & starts}
     teams = {team for preemptor in victims.keys() - left for team in _teams(before, preemptor)}
+    if teams:
+        left = {preemptor for preemptor in left if _had_room(before, plan, again, preemptor)}
     while made := {p for p in left if any(teams & _teams(before, each) for each in victims[p])}:
         left -= made
         teams |= {team for preemptor in made for team in _teams(before, preemptor)}
     return not left
+
+
+def _had_room(before: Snapshot, plan: Plan, again: Plan, preemptor: str) -> bool:
+    """Whether a preemptor of the next plan had room after the plan, without its own victims alone."""
+    state = future(before, plan)
+    evicted = {each.id for each in again.evict if each.preemptor == preemptor}
+    held = {name: each for name, each in state.held.items() if name not in evicted}
+    held |= {m.id: (state.held[m.id][0], m.to) for m in again.move if m.preemptor == preemptor and m.id in state.held}
+    trial, facts, w = State(state.facts, held), state.facts, state.facts.live[preemptor]
+    return any(
+        facts.workers(trial.rooms(), w, pool) >= facts.least(w) and trial.admits(w, pool, facts.request(w))
+        for pool in facts.pools_of(w)
+    )
 
 
 def _teams(snapshot: Snapshot, workload: str) -> set[str]:

@@ -14,6 +14,7 @@ from engine.facts import Facts
 from engine.fewest import cheaper_sets
 from engine.host_worlds import crowded_world
 from engine.legal_sets import Leaving
+from engine.properties import check
 from engine.small_worlds import small_world
 from makeway_quota.engine import Plan
 from worlds import World
@@ -105,3 +106,20 @@ def test_plans_rarely_stop_more_than_the_least_that_would_do(engine: str) -> Non
         seed += 1
     print(f"{len(too_much)} of {compared} worlds with evictions stop more than needed: {too_much}")
     assert len(too_much) <= max(1, MAX_SHARE * compared)
+
+
+@pytest.mark.covers("F14", "F15")
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_victim_is_spared_where_its_preemptors_have_room_in_an_order_of_their_cpu(engine: str) -> None:
+    """b1 and b2 need 2 cores each, and share a GPU of theirs; with w9 running on, they fit before b and c only."""
+    world = World().pool("p", nodes=3, gpus=3, cpu=4000).team("a").team("b", 3).team("c", 4)
+    world.profile("one", 1, cpu=1000).profile("gang", 1, workers=2, cpu=1000).profile("light", 0, cpu=1500)
+    world.profile("halves", 0.5, workers=2, cpu=1000)
+    world.run("w0", "a", "gang", "p-2", "p-2").run("w1", "b", "light", "p-2").run("w2", "c", "light", "p-3")
+    world.run("w3", "c", "gang", "p-3", "p-3").run("w5", "c", "gang", "p-1", "p-1").run("w9", "b", "light", "p-1")
+    for name in ("w0", "w3", "w5"):
+        placement = world.workloads[name].placement
+        world.change(name, placement=tuple(replace(placed, devices=(placed.worker,)) for placed in placement))
+    world.submit("b", "b", "one").submit("c", "c", "one", preemptible=False).jobs("b1 b2", "b", "halves")
+    plan = check(world, ENGINES[engine], Random(7))
+    assert {each.id for each in plan.evict} == {"w0", "w1", "w2"}

@@ -44,6 +44,40 @@ def test_a_team_that_evicts_a_nominated_start_gives_back_what_it_borrowed_in_the
     assert victims == {("nominated", "session"), ("over", "session"), ("lent", "owner")}
 
 
+def full_node() -> World:
+    """Return a world where a nominated job of team b starts on 4 of the 5 cores, though its session needs 3 of them.
+
+    Without that job, team c has cores for its gang, too, if high also stops low: its limit is 3 GPUs.
+    """
+    world = World().pool("p", gpus=3, cpu=5000).pool("q", gpus=2).team("b", 1).team("c", limit=3)
+    world.profile("wide", 1, cpu=4000, pools=("p",)).profile("one", 1, cpu=3000, pools=("p",))
+    world.profile("gang", 1, workers=2, cpu=1000, pools=("p",)).profile("two", 2, pools=("q",))
+    world.run("low", "c", "two", "q-1").submit("high", "c", "gang", priority=1).submit("nominated", "b", "wide")
+    world.change("low", placement=(Placed(0, "q-1", (0, 1)),))
+    world.change("nominated", nomination=(Placed(0, "p-1", (0,)),))
+    return world.session("session", "b", "one")
+
+
+@pytest.mark.covers("F14", "F15")
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_had_no_room_beside_a_nominated_start_evicts_with_the_one_that_evicts_it(engine: str) -> None:
+    world = full_node()
+    check(world, ENGINES[engine], Random(7))
+    assert {w.id for w in world.workloads.values() if w.state == "running"} == {"low", "nominated"}
+    assert {(each.id, each.preemptor) for each in world.plan().evict} == {("nominated", "session"), ("low", "high")}
+
+
+@pytest.mark.covers("F14", "F15")
+def test_what_had_room_beside_a_nominated_start_is_no_exception() -> None:
+    world = full_node()
+    before, plan = world.snapshot(), world.plan()
+    world.apply(plan)
+    again = world.plan()
+    assert only_for_such_starts(before, plan, again)
+    nodes = tuple(replace(node, cpu=6000) if node.name == "p-1" else node for node in before.nodes)
+    assert not only_for_such_starts(replace(before, nodes=nodes), plan, again), "4 + 2 cores"
+
+
 @pytest.mark.covers("F14", "F15")
 def test_what_was_nominated_or_started_evicts_nothing_in_the_next_plan() -> None:
     before, plan, again = two_plans("fast")

@@ -132,3 +132,43 @@ def test_a_start_that_could_evict_a_victim_again_does_not_make_way_for_it(engine
     assert not plan.move
     world.release().reconcile()
     assert world.named() == ["x", "y"]
+
+
+def two_machines_of_two_pools() -> World:
+    """Return a world where old runs over quota in p, though it may run in q, too, where its team reserves 3 GPUs.
+
+    asks needs all 4 cores of the first machine. The second one has 2 cores left: for old in q, or for late in p.
+    """
+    world = World().pool("p", nodes=2, gpus=2).pool("q", nodes=2, gpus=2).team("a", 3, pools=("q",)).team("b", 1)
+    for name, node in world.nodes.items():
+        world.nodes[name] = replace(node, host=f"m{name[-1]}", cpu=4000)
+    world.profile("either", 2, cpu=2000, pools=("p", "q")).profile("all", 1, cpu=4000, pools=("q",))
+    world.profile("one", 1, cpu=2000, pools=("p",)).profile("small", 1, cpu=1000, pools=("p",))
+    world.run("old", "a", "either", "p-1").run("firm", "b", "one", "p-2", preemptible=False)
+    world.change("old", placement=(Placed(0, "p-1", (0, 1)),))
+    world.change("firm", placement=(Placed(0, "p-2", (0,)),))
+    return world.submit("asks", "a", "all").submit("late", "a", "small")
+
+
+@pytest.mark.covers("F14", "F15")
+@pytest.mark.parametrize("engine", ENGINES)
+def test_nothing_starts_in_another_pool_of_the_machine_where_a_victim_returns(engine: str) -> None:
+    world = two_machines_of_two_pools()
+    plan = check(world, ENGINES[engine], Random(7))
+    assert not plan.start, "late would leave old 1 core, and be evicted for it"
+    assert [(move.id, move.preemptor, [placed.node for placed in move.to]) for move in plan.move] == [
+        ("old", "asks", ["q-2"])
+    ]
+    come_to_rest(world, ENGINES[engine])
+    assert world.named() == ["asks", "firm", "old"]
+
+
+@pytest.mark.covers("F14", "F15")
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_start_in_another_pool_of_the_machine_stays_where_a_victim_has_room_beside_it(engine: str) -> None:
+    world = two_machines_of_two_pools()
+    for name in ("p-2", "q-2"):
+        world.nodes[name] = replace(world.nodes[name], cpu=5000)
+    plan = check(world, ENGINES[engine], Random(7))
+    assert [start.id for start in plan.start] == ["late"]
+    assert [move.id for move in plan.move] == ["old"]

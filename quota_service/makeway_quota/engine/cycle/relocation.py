@@ -128,16 +128,17 @@ class _Later(NamedTuple):
 def _later_starts(
     builder: PlanBuilder, queue: Queue, workload: Workload, pool: PoolState, preemptors: set[str], leaving: bool
 ) -> _Later | None:
-    """Return starts of this plan in a pool, later in the order, without which a victim has room; None if none do.
+    """Return starts of this plan, later in the order, without which a victim has room in a pool; None if none do.
 
-    No workload for which others are evicted (`preemptors`) is among them, and none that could evict the victim again
-    from there. `leaving`: a victim over quota has room in what other victims leave, too, beside starts that it would
-    evict there.
+    They are in the pool, or in another one with nodes on the same machines. No workload for which others are evicted
+    (`preemptors`) is among them, and none that could evict the victim again from there. `leaving`: a victim over quota
+    has room in what other victims leave, too, beside starts that it would evict there.
     """
     cluster = builder.cluster
     started = [cluster.allocations[name] for name in sorted(builder.started) if name not in preemptors]
     light = queue.need.cpu or queue.need.memory  # then what requests no GPUs may be in the way, too
-    fresh = [a for a in started if a.pool is pool and (a.amount or light) and _may_wait(cluster, a)]
+    near = [a for a in started if a.pool is pool or a.pool.pool.name in pool.beside]
+    fresh = [a for a in near if (a.amount or light) and _may_wait(cluster, a)]
     if not fresh:
         return None
     with _Withdrawn(cluster, fresh):
@@ -145,7 +146,7 @@ def _later_starts(
         mine = key(cluster, queue, pool, workload, over)
         later = []
         for start in fresh:
-            theirs = key(cluster, builder.came_from[start.workload.id], pool, start.workload, over)
+            theirs = key(cluster, builder.came_from[start.workload.id], start.pool, start.workload, over)
             in_quota = builder.started[start.workload.id].in_quota
             if (in_quota and not over and theirs > mine) or (not in_quota and (not over or theirs > mine)):
                 later.append((theirs, start))
@@ -157,7 +158,7 @@ def _later_starts(
     able = [start for _, start in sorted(later, key=lambda item: item[0])]
     if leaving:
         victim = cluster.allocations[workload.id]
-        able = [start for start in able if over and _could_evict(cluster, victim, start)]
+        able = [start for start in able if over and _could_evict(cluster, victim, start, pool)]
     while able and room_without(able):
         withdrawn = list(able)
         for start in able:
@@ -167,7 +168,7 @@ def _later_starts(
         parts = room_without(withdrawn)
         with _Withdrawn(cluster, withdrawn):
             victim = cluster.nominate(workload, queue.need, parts)
-            returning = [start for start in withdrawn if _could_evict(cluster, start, victim)]
+            returning = [start for start in withdrawn if _could_evict_from(builder, start, victim)]
             cluster.withdraw_nomination(workload)
         if not returning:
             return _Later(withdrawn, parts)
@@ -175,9 +176,15 @@ def _later_starts(
     return None
 
 
-def _could_evict(cluster: Cluster, asking: Allocation, victim: Allocation) -> bool:
-    """Whether a workload that waits again would be entitled to evict another one from its place."""
-    workload, pool, account = asking.workload, victim.pool, cluster.account(asking.workload)
+def _could_evict_from(builder: PlanBuilder, start: Allocation, victim: Allocation) -> bool:
+    """Whether a start that waits again could evict a victim that moved, in the pool of either."""
+    pools = [pool for pool in builder.came_from[start.workload.id].pools if pool in (start.pool, victim.pool)]
+    return any(_could_evict(builder.cluster, start, victim, pool) for pool in pools)
+
+
+def _could_evict(cluster: Cluster, asking: Allocation, victim: Allocation, pool: PoolState) -> bool:
+    """Whether a workload that waits again would be entitled to evict another one for a place in a pool."""
+    workload, account = asking.workload, cluster.account(asking.workload)
     in_quota = cluster.ledger.in_quota(account, pool.pool.name, asking.need.total, workload.non_preemptible)
     if not asking.amount or (workload.kind == "job" and cluster.is_protected(victim.workload)):
         return False

@@ -7,9 +7,9 @@ spared can be evicted once more for another workload, and is looked at again the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, permutations
 
 from ..index.cluster import Cluster
 from ..index.nodes import Allocation, NodeState, Part, PoolState, placement_of
@@ -24,6 +24,8 @@ from ..snapshot import Workload
 
 _MAX_REPLACED = 8
 """Up to so many nominations of a pool are all withdrawn and placed again to spare one victim."""
+_MAX_PERMUTED = 3
+"""Up to so many nominations are placed again in every order."""
 _MAX_PLACED = 64
 """So many placements are tried, over all pools of the nominations, to place them again."""
 _Nomination = tuple[Workload, Queue, tuple[Part, ...]]
@@ -228,10 +230,7 @@ def _pools_for(builder: PlanBuilder, queue: Queue, old: PoolState) -> list[PoolS
 
 
 def _try(known: _Known, victim: Allocation) -> bool:
-    """Place all nominations of this plan beside what a victim keeps; False (nothing changed) if one does not fit.
-
-    The orders tried: of the decisions, the largest workers first, and those first whose devices the victim keeps.
-    """
+    """Place all nominations of this plan beside what a victim keeps; False (nothing changed) if one does not fit."""
     builder, cluster = known.builder, known.cluster
     near = _Nominations(builder, known.on_hosts_of(victim))
     near.withdraw()
@@ -251,14 +250,33 @@ def _try(known: _Known, victim: Allocation) -> bool:
     if not nominations:
         return False
     every = _Nominations(builder, nominations)
-    displaced = {workload.id for workload, _, _ in moved}
-    keys = (lambda _: 0, lambda n: -n[1].need.gpus, lambda n: n[0].id not in displaced)
-    for order in (sorted(nominations, key=key) for key in keys):
+    for order in _orders(nominations, {workload.id for workload, _, _ in moved}):
         every.withdraw()
         if every.place(order) and not _exceeds(cluster, victim):
             return True
         every.restore()
     return False
+
+
+def _orders(nominations: Sequence[_Nomination], displaced: set[str]) -> Iterator[Sequence[_Nomination]]:
+    """Iterate over the orders in which nominations are placed again, each once.
+
+    That of the decisions, the largest workers first, those first whose devices the victim keeps (`displaced`), and the
+    most CPU in all first; of few, every other order, too.
+    """
+    keys: tuple[Callable[[_Nomination], int], ...] = (
+        lambda _: 0,
+        lambda n: -n[1].need.gpus,
+        lambda n: n[0].id not in displaced,
+        lambda n: -n[1].need.cpu * n[1].need.min_workers,
+    )
+    every = permutations(nominations) if len(nominations) <= _MAX_PERMUTED else ()
+    seen: set[tuple[str, ...]] = set()
+    for order in chain((sorted(nominations, key=key) for key in keys), every):
+        names = tuple([workload.id for workload, _, _ in order])
+        if names not in seen:
+            seen.add(names)
+            yield order
 
 
 def _overbooked(builder: PlanBuilder, victim: Allocation) -> bool:

@@ -109,29 +109,31 @@ class Later(NamedTuple):
 
 
 def _later_starts(decisions: Decisions, queue: Queue, workload: Workload, pool: str, leaving: bool) -> Later | None:
-    """Return starts of this plan in a pool, later in the order, without which a victim has room; None if none do.
+    """Return starts of this plan, later in the order, without which a victim has room in a pool; None if none do.
 
-    No workload for which others are evicted is among them, and none that could evict the victim again from there.
-    `leaving`: a victim over quota has room in what other victims leave, too, beside starts that it would evict there.
+    They are in the pool, or in another one with nodes on the same machines. No workload for which others are evicted is
+    among them, and none that could evict the victim again from there. `leaving`: a victim over quota has room in what
+    other victims leave, too, beside starts that it would evict there.
     """
     cluster = decisions.cluster
     preemptors = {each.preemptor for each in decisions.evicted.values()}
     light = queue.need.cpu or queue.need.memory  # then what requests no GPUs may be in the way, too
-    fresh = [a for a in cluster.preemptible() if a.fresh and a.pool == pool and (a.amount or light)]
+    near = (pool, *cluster.pools_beside(pool))
+    fresh = [a for a in cluster.preemptible() if a.fresh and a.pool in near and (a.amount or light)]
     fresh = [a for a in fresh if a.id not in preemptors]
     trial = _without(cluster, fresh)
     over = not _in_quota(trial, queue, pool)
     mine = key(trial, queue, pool, workload, over)
     later = []
     for start in fresh:
-        theirs = key(trial, decisions.came_from[start.id], pool, start.workload, over)
+        theirs = key(trial, decisions.came_from[start.id], start.pool, start.workload, over)
         in_quota = decisions.started[start.id]
         if (in_quota and not over and theirs > mine) or (not in_quota and (not over or theirs > mine)):
             later.append((theirs, start))
     later.sort(key=lambda item: item[0])
     able = [start for _, start in later]
     if leaving:
-        able = [start for start in able if over and _could_evict(cluster, cluster.running[workload.id], start)]
+        able = [start for start in able if over and _could_evict(cluster, cluster.running[workload.id], start, pool)]
     ends = leaving or not over
     while able and _room(_without(cluster, able), queue, workload, pool, ends):
         withdrawn = list(able)
@@ -142,16 +144,23 @@ def _later_starts(decisions: Decisions, queue: Queue, workload: Workload, pool: 
         trial = _without(cluster, withdrawn)
         parts = _room(trial, queue, workload, pool, ends)
         trial.nominate(workload, parts)
-        returning = [start for start in withdrawn if _could_evict(trial, start, trial.nominations[workload.id])]
+        victim = trial.nominations[workload.id]
+        returning = [start for start in withdrawn if _could_evict_from(trial, start, victim)]
         if not returning:
             return Later(withdrawn, parts)
         able = [start for start in able if start not in returning]
     return None
 
 
-def _could_evict(cluster: Cluster, asking: Allocation, victim: Allocation) -> bool:
-    """Whether a workload that waits again would be entitled to evict another one from its place."""
-    workload, pool = asking.workload, victim.pool
+def _could_evict_from(cluster: Cluster, start: Allocation, victim: Allocation) -> bool:
+    """Whether a start that waits again could evict a victim that moved, in the pool of either."""
+    pools = [pool for pool in cluster.pools_of(start.workload) if pool in (start.pool, victim.pool)]
+    return any(_could_evict(cluster, start, victim, pool) for pool in pools)
+
+
+def _could_evict(cluster: Cluster, asking: Allocation, victim: Allocation, pool: str) -> bool:
+    """Whether a workload that waits again would be entitled to evict another one for a place in a pool."""
+    workload = asking.workload
     quota = in_quota(cluster, asking.levels, pool, asking.need.total, workload.non_preemptible)
     if not asking.amount or (workload.kind == "job" and is_protected(cluster, victim.workload)):
         return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import permutations
 
 from .decisions import Decisions
 from .state.cluster import Allocation, Cluster, Part
@@ -14,6 +15,8 @@ from .victims.victims import Preemptor, order
 
 MAX_REPLACED = 8
 """Up to so many nominations are all withdrawn and placed again to spare one victim."""
+MAX_PERMUTED = 3
+"""Up to so many nominations are placed again in every order."""
 MAX_PLACED = 64
 """So many placements are tried, over all pools of the nominations, to place them again."""
 
@@ -102,10 +105,7 @@ def _spare(decisions: Decisions, victim: Allocation, smaller: tuple[Part, ...] =
     if placed is None:
         around = {*victim.pools, *(other for pool in victim.pools for other in cluster.pools_beside(pool))}
         near = ours if len(ours) <= MAX_REPLACED else [n for n in ours if trial.nominations[n].pool in around]
-        largest = sorted(near, key=lambda name: -trial.nominations[name].need.gpus)
-        displaced = [name for name in _displaced(trial.copy(), ours) if name in near]
-        first = [*displaced, *(name for name in near if name not in displaced)]
-        orders = (near, largest, first) if len(near) <= MAX_REPLACED else ()
+        orders = _orders(trial, near, _displaced(trial.copy(), ours)) if len(near) <= MAX_REPLACED else ()
         placed = next((found for order in orders if (found := _replace(decisions, trial, order, victim, False))), None)
     if placed is None:
         return False
@@ -116,6 +116,23 @@ def _spare(decisions: Decisions, victim: Allocation, smaller: tuple[Part, ...] =
         decisions.evicted[victim.id] = replace(decisions.evicted[victim.id], to=smaller)
     decisions.count += 1
     return True
+
+
+def _orders(cluster: Cluster, names: Sequence[str], displaced: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return the orders in which nominations are placed again, each once.
+
+    That of the decisions, the largest workers first, those first whose devices the victim keeps, and those with the
+    most CPU in all first; of few, every other order, too.
+    """
+    needs = {name: cluster.nominations[name].need for name in names}
+    result = [
+        tuple(names),
+        tuple(sorted(names, key=lambda name: -needs[name].gpus)),
+        tuple(sorted(names, key=lambda name: name not in displaced)),
+        tuple(sorted(names, key=lambda name: -needs[name].cpu * needs[name].min_workers)),
+        *(permutations(names) if len(names) <= MAX_PERMUTED else ()),
+    ]
+    return list(dict.fromkeys(result))
 
 
 def _new(cluster: Cluster, name: str) -> bool:
