@@ -200,8 +200,8 @@ def machine_loop(components: Components, wake_cycle: Callable[[], None]) -> Mach
     def join(machine: str) -> JoinData:
         return JoinData(settings.machines.url, channel.tokens.join_token(machine))
 
-    providers = partial(provider_of, state_dir=settings.state_dir)
     store, leader = components.store, components.leader
+    providers = partial(provider_of, state_dir=settings.state_dir, installation=store.contents.installation)
     found = MachineLoop(store, leader, providers, wake_cycle, components.clock, join=join)
     found.quarantine = components.world.quarantine
     return found

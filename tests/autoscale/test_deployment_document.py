@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import fields
 from datetime import UTC, datetime
@@ -165,3 +166,66 @@ def test_a_mistake_in_the_document_hides_none_in_its_machine_types(broken: str) 
     found = problems(text, pools=["gpu"])
     assert any("max_machines" in line for line in found), found
     assert any('there is no pool "gpuu"' in line for line in found), found
+
+
+AWS_DOCUMENT = """
+name: cloud
+provider: aws
+currency: USD
+hour: 40
+settings: {region: eu-central-1, instance_profile: gpu-machine, key_pair: ops}
+machine_types:
+  - name: g5
+    pool: gpu
+    instance: g5.2xlarge
+    gpus: 1
+    machine_image: ami-0123456789abcdef0
+    disk: 200Gi
+    zones: [eu-central-1a, eu-central-1b]
+    subnets: {eu-central-1a: subnet-0abc, eu-central-1b: subnet-0def}
+    security_groups: [sg-0abc]
+    market: spot_first
+    price: 1.50
+    spot_price: 0.75
+"""
+
+
+def test_a_document_for_aws_reads_back_as_the_same_and_is_all_in_the_request() -> None:
+    found = read_deployment(AWS_DOCUMENT)
+    assert read_deployment(write_deployment(found)) == found
+    kind = found.types[0]
+    wanted = json.loads(found.request(kind, "eu-central-1b", "spot", kind.spot_price, "m-1"))
+    assert (wanted["machine_image"], wanted["disk"]) == ("ami-0123456789abcdef0", 204_800)
+    assert (wanted["subnet"], wanted["security_groups"]) == ("subnet-0def", ["sg-0abc"])
+    assert (wanted["settings"], wanted["max_price"]) == (dict(found.settings), 750_000)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("region: eu-central-1, ", "", "the region is missing"),
+        ("region: eu-central-1", "region: Frankfurt", '"Frankfurt" is not a region'),
+        ("region: eu-central-1", "region: ''", "region is empty"),
+        ("key_pair", "key_pairs", 'did you mean "key_pair"?'),
+        ("g5.2xlarge", "big-2", "is not an instance type"),
+        ("    machine_image: ami-0123456789abcdef0\n", "", 'the machine type "g5" has no machine_image'),
+        ("ami-0123456789abcdef0", "ubuntu", '"ubuntu" is not an id; write one such as ami-'),
+        ("subnet-0def", "default", '"default" is not an id; write one such as subnet-'),
+        ("[sg-0abc]", "[ssh]", '"ssh" is not an id; write one such as sg-'),
+        ("zones: [eu-central-1a, eu", "zones: [us-east-1a, eu", '"us-east-1a" is not a zone of eu-central-1'),
+        ("zones: [eu-central-1a, eu-central-1b]", "zones: [eu-central-1a]", "of a subnet is not in zones"),
+        ("currency: USD", "currency: EUR", "is told to AWS in US dollars"),
+        ("hour: 40", "request_timeout: 30", "an answer of AWS may take 50 seconds"),
+        ("disk: 200Gi", "disk: 65Ti", "at most 64Ti"),
+        ("provider: aws", "provider: local", "the provider local has no machine_image; remove it"),
+    ],
+)
+def test_what_aws_would_refuse_is_told_before(old: str, new: str, message: str) -> None:
+    assert old in AWS_DOCUMENT
+    found = problems(AWS_DOCUMENT.replace(old, new))
+    assert any(message in line for line in found), found
+
+
+def test_what_is_wrong_for_aws_is_told_with_its_line() -> None:
+    text = AWS_DOCUMENT.replace("g5.2xlarge", "big").replace("Gi", "Xi").replace("sg-0abc", "web")
+    assert [line.split(":")[1] for line in problems(text)] == ["10", "13", "16"]

@@ -19,7 +19,6 @@ from makeway_quota.autoscale.provider import (
     AnswerLost,
     Denied,
     InvalidLaunch,
-    Provider,
     ProviderError,
     QuotaReached,
     StockOut,
@@ -28,7 +27,6 @@ from makeway_quota.autoscale.provider import (
 from makeway_quota.autoscale.providers import local
 from makeway_quota.autoscale.providers.local import LocalFaults, LocalProvider
 from makeway_quota.autoscale.providers.local_machine import processes, read_json, start_ticks, write_json
-from makeway_quota.autoscale.providers.memory import MemoryProvider
 from pods import wait_until
 
 QUICK = LocalFaults(boot_seconds=0.0)
@@ -346,16 +344,3 @@ def test_steps_drive_the_cloud_in_a_folder(cloud: LocalProvider) -> None:
     fleet.run(150)
     assert states(cloud) == ["terminated", "terminated"]
     assert fleet.states == []
-
-
-def test_both_providers_keep_to_the_protocol(cloud: LocalProvider) -> None:
-    providers: list[Provider] = [cloud, MemoryProvider(time.time)]
-    for provider in providers:
-        provider.check()
-        made = provider.launch(request(zone="", market="on_demand"), "m-contract")
-        assert provider.launch(request(zone="", market="on_demand"), "m-contract").id == made.id
-        assert [one.machine for one in provider.list("cloud", 5.0).instances] == ["m-1"]
-        assert provider.list("cloud", 5.0).at == 5.0
-        assert provider.terminate(made.id)
-        assert not provider.terminate(made.id)
-        assert provider.console(made.id) == ""

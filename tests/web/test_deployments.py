@@ -86,7 +86,7 @@ async def test_another_change_meanwhile_is_a_conflict_with_what_is_there_now(web
 
 async def test_every_mistake_of_a_document_is_told_with_its_line(web: Portal) -> None:
     root = web.as_("root")
-    wrong = CLOUD.replace("6.50", "-1").replace("pool: gpu", "pool: gpuu").replace("provider: local", "provider: aws")
+    wrong = CLOUD.replace("6.50", "-1").replace("pool: gpu", "pool: gpuu").replace("provider: local", "provider: moon")
     answer = await root.put(AT, json={"document": wrong, "version": 0})
     problem = answer.json()
     assert (answer.status_code, problem["code"]) == (422, "deployment_invalid")
@@ -244,9 +244,21 @@ async def test_only_administrators_reach_deployments(web: Portal) -> None:
     assert store_of(web).deployments.list() == before
 
 
+async def test_a_deployment_does_not_move_to_another_place_where_its_machines_would_be_forgotten(web: Portal) -> None:
+    root = web.as_("root")
+    await saved(web)
+    moved = CLOUD.replace("provider: local", "provider: memory")
+    check = (await root.post(f"{AT}/validate", json={"document": moved})).json()
+    answer = await root.put(AT, json={"document": moved, "version": 1})
+    assert (answer.status_code, answer.json()["code"]) == (422, "deployment_invalid")
+    assert (check["ok"], check["issues"]) == (False, answer.json()["errors"])
+    assert "are at local, and would be forgotten there" in check["issues"][0]["message"]
+    assert (await root.get(f"{AT}/cloud")).json()["document"] == CLOUD
+
+
 async def test_a_document_of_a_later_release_is_shown_and_can_be_corrected(web: Portal) -> None:
     root = web.as_("root")
-    later = CLOUD.replace("provider: local", "provider: aws")
+    later = CLOUD.replace("provider: local", "provider: moon")
     store_of(web).deployments.save("cloud", later, 0, "root", 1.0)
     [listed] = (await root.get(AT)).json()
     assert listed["problem"].startswith("deployment.yaml:4: provider: ")

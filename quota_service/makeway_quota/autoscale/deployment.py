@@ -68,6 +68,12 @@ class MachineType:
     image: str | None = None
     init_script: str = ""
     cpu_only: bool = False
+    machine_image: str = ""
+    disk: int = 0
+    """MiB of the first disk; 0: as large as its machine image says"""
+    subnets: Mapping[str, str] = field(default_factory=dict)
+    """by zone"""
+    security_groups: tuple[str, ...] = ()
 
     def price_in(self, market: Market) -> int | None:
         """Return the price of a machine in a market for an hour; None where it is not known."""
@@ -115,6 +121,12 @@ class Deployment:
         """Whether money is limited."""
         return self.hour is not None or self.month is not None
 
+    @property
+    def place(self) -> tuple[str, ...]:
+        """Return where its machines are: the provider, and the region of one that has regions."""
+        region = self.settings.get("region") if self.provider == "aws" else None
+        return (self.provider, region) if region else (self.provider,)
+
     def type(self, name: str) -> MachineType | None:
         """Return a machine type, None if the document does not name it any more."""
         return next((one for one in self.types if one.name == name), None)
@@ -144,6 +156,10 @@ class Deployment:
             "init_script": kind.init_script,
             "cpu_only": kind.cpu_only,
             "orphan_after": self.orphan_after,
+            "machine_image": kind.machine_image,
+            "disk": kind.disk,
+            "subnet": kind.subnets.get(zone, ""),
+            "security_groups": list(kind.security_groups),
             "settings": dict(self.settings),
         }
         return json.dumps(request, sort_keys=True, ensure_ascii=False, separators=(",", ":"))

@@ -21,6 +21,7 @@ from ..policy.source import Plain, UnreadableDocument, parse
 from ..policy.tables import Many, Table, Texts, problem, validate_partly, wrong
 from .budget import UNIT
 from .deployment import DAY_MINUTES, DAYS, Day, Deployment, IdleSchedule, MachineType, Markets
+from .providers.settings import SETTINGS, provider_problems
 
 MAX_BYTES = 500_000
 MAX_MONEY = 100_000_000
@@ -89,6 +90,7 @@ def _no_secrets(settings: dict[str, str]) -> dict[str, str]:
 Amount = Annotated[int, PlainValidator(_money), PlainSerializer(_written_money)]
 Minute = Annotated[int, PlainValidator(_minute), PlainSerializer(lambda at: f"{at // 60:02}:{at % 60:02}")]
 Text = Annotated[str, StringConstraints(max_length=65_536)]
+MaybeLabel = Annotated[str, StringConstraints(strip_whitespace=True, max_length=200)]
 
 
 class ScheduleTable(Table):
@@ -153,6 +155,14 @@ class TypeTable(Table):
         "", description="Shell script that runs once on each new machine; a failure ends the machine"
     )
     cpu_only: Flag = Field(False, description="Hide the GPUs of its machines from jobs")
+    machine_image: MaybeLabel = Field(
+        "", description="What the disk of a machine begins as; `aws`: an AMI of the region, such as ami-0abc, needed"
+    )
+    disk: Mib = Field(0, description="Size of the first disk, such as 200Gi; `aws`; default: that of the machine image")
+    subnets: Texts = Field(
+        default_factory=dict, description="Subnet of each zone, such as {eu-central-1a: subnet-0abc}; `aws`"
+    )
+    security_groups: Many[Label] = Field((), description="Security groups of a machine, such as sg-0abc; `aws`")
 
 
 class DeploymentTable(Table):
@@ -161,9 +171,8 @@ class DeploymentTable(Table):
     version: Version = Field(1, description="Version of the format; 1")
     name: Name = Field(description="Name of the deployment, also the tag of its machines at the provider")
     title: Title = Field("", description="What people read")
-    provider: Literal["local", "memory"] = Field(
-        description="`local`: processes of this machine, for tests and the demo; `memory`: for tests. "
-        "Clouds are not supported yet"
+    provider: Literal["aws", "local", "memory"] = Field(
+        description="`aws`: Amazon EC2; `local`: processes of this machine, for tests and the demo; `memory`: for tests"
     )
     settings: Annotated[Texts, AfterValidator(_no_secrets)] = Field(
         default_factory=dict, description="What the provider needs besides, such as a region; no secrets"
@@ -214,9 +223,14 @@ def read_deployment(text: str, file: str = "deployment.yaml", pools: Collection[
     problems += _check_types(top, types, pools)
     if top is not None:
         problems += _check(top)
-    if problems or top is None:
+    kinds = [(loc, table.as_value(MachineType)) for loc, table in types]
+    deployment = None
+    if top is not None:
+        deployment = top.as_value(Deployment, types=tuple(kind for _, kind in kinds))
+        problems += provider_problems(deployment, [loc for loc, _ in kinds])
+    if problems or deployment is None:
         raise PolicyInvalid(in_order(Issue(file, source.line(loc), place(loc), message) for loc, message in problems))
-    return top.as_value(Deployment, types=tuple(table.as_value(MachineType) for _, table in types))
+    return deployment
 
 
 def _check(top: DeploymentTable) -> Iterator[Problem]:
@@ -278,13 +292,13 @@ def write_deployment(deployment: Deployment) -> str:
 
 
 def schema() -> dict[str, list[tuple[str, str, str]]]:
-    """Return the fields of each table with default and help: of the document, a machine type, and a schedule."""
+    """Return the fields of each table with default and help: of the document, a machine type, a schedule, settings."""
     tables: dict[str, type[Table]] = {
         "document": DeploymentTable,
         "machine_types": TypeTable,
         "schedule": ScheduleTable,
     }
-    return {
+    found = {
         name: [
             (
                 key,
@@ -295,6 +309,10 @@ def schema() -> dict[str, list[tuple[str, str, str]]]:
         ]
         for name, table in tables.items()
     }
+    for provider, settings in SETTINGS.items():
+        rows = [(one.name, "required" if one.required else "none", one.help) for one in settings]
+        found[f"settings ({provider})"] = rows
+    return found
 
 
 def _shown(value: Any) -> str:

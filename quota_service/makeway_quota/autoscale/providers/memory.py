@@ -152,6 +152,5 @@ class MemoryProvider:
             self.busy -= 1
             raise Throttled("too many calls")
 
-    @staticmethod
-    def _instance(one: MemoryInstance) -> Instance:
-        return Instance(one.id, one.machine, one.deployment, "running", one.launched_at)
+    def _instance(self, one: MemoryInstance) -> Instance:
+        return Instance(one.id, one.machine, one.deployment, one.state(self.clock()), one.launched_at)

@@ -43,6 +43,8 @@ CALLS_AT_ONCE = 16
 """Calls of one deployment that are made at the same time, besides the list"""
 BOOTS = 100
 """The newest machines, whose boots say how long the next one takes"""
+CHECK_AGAIN = 300.0
+"""Seconds after which a provider is checked again that found something wrong; without, with the next document"""
 
 Reports = Mapping[str, Sequence[MachineObservation]]
 """Observations by machine, of all deployments"""
@@ -111,6 +113,8 @@ class DeploymentDriver:
         self._listing = False
         self._list_due = 0.0
         self._problem = ""
+        self._check_problem = ""
+        self._check_due: float | None = 0.0
         self._listed_at: float | None = None
         self._proved_at = -math.inf
         """when the newest complete list was started that a step has taken"""
@@ -126,6 +130,7 @@ class DeploymentDriver:
     def replace(self, deployment: Deployment, provider: Provider, *, deleting: bool) -> None:
         """Go on with a document that was edited."""
         self.deployment, self._provider, self.deleting = deployment, provider, deleting
+        self._check_due = 0.0
 
     async def close(self) -> None:
         """Cancel what is under way; calls that were made and whose answers come later are found by the next leader."""
@@ -216,7 +221,7 @@ class DeploymentDriver:
     def _note(self, result: StepResult) -> None:
         self.status = DeploymentStatus(
             self._clock(),
-            self._problem,
+            self._problem or self._check_problem,
             self._listed_at,
             result.unserved,
             result.refusals,
@@ -247,6 +252,27 @@ class DeploymentDriver:
             self._listing = False
             self._list_due = self._monotonic() + self.deployment.poll_interval
         self._wake()
+        if not self._problem and self._check_due is not None and self._monotonic() >= self._check_due:
+            await self._check()
+
+    async def _check(self) -> None:
+        """Note what the provider would refuse; a check that fails holds nothing up."""
+        self._check_due, provider = None, self._provider
+        try:
+            await self._in_thread(provider.check)
+            problem = ""
+        except ProviderError as error:
+            problem = str(error) or type(error).__name__
+        except Exception as error:
+            problem = f"{type(error).__name__}: {error}"
+            log.exception("The provider of %s cannot be checked", self.deployment.name)
+        if provider is not self._provider:
+            return  # that of an earlier document
+        if problem:
+            self._check_due = self._monotonic() + CHECK_AGAIN
+            if problem != self._check_problem:
+                log.warning("The provider of %s refuses a part of its document: %s", self.deployment.name, problem)
+        self._check_problem = problem
 
     def _complain(self, problem: str) -> None:
         if problem != self._problem:

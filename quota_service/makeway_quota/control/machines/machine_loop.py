@@ -173,12 +173,12 @@ class MachineLoop:
             if self._documents.get(name) == one or self.quarantine.rests(READING, "deployment", name):
                 continue
             with self.quarantine.guard(READING, "deployment", name):
-                self._drive(one)
+                await self._drive(one)
                 self._documents[name] = one
 
-    def _drive(self, stored: StoredDeployment) -> None:
+    async def _drive(self, stored: StoredDeployment) -> None:
         deployment = replace(read_deployment(stored.document, stored.name), revision=stored.version)
-        provider = self._make_provider(deployment)
+        provider = await asyncio.to_thread(self._make_provider, deployment)
         driver = self._drivers.get(stored.name)
         if driver is None:
             calls = MachineIdentity(new_machine_id, self._join)

@@ -28,6 +28,7 @@ from ...autoscale.machine import STATES, Machine
 from ...backends.machines.machine_source import BACKEND as MACHINES
 from ...control.machines.deployment_driver import DeploymentStatus
 from ...policy import PolicyInvalid
+from ...policy.issues import Issue
 from ...store.errors import Conflict
 from ...store.records import NewDecision, StoredDeployment
 from ...wording.machines import deployment_does
@@ -90,7 +91,10 @@ class DeploymentService:
         def changed(there: StoredDeployment | None) -> str:
             return request.document
 
-        return await self._change(caller, new.name, request.version, changed)
+        try:
+            return await self._change(caller, new.name, request.version, changed)
+        except PolicyInvalid as invalid:
+            raise _invalid(invalid) from None
 
     async def pause(self, caller: Caller, name: str, version: int | None = None) -> DeploymentModel:
         """Launch nothing any more, and end what runs after a notice; its comments stay."""
@@ -167,6 +171,7 @@ class DeploymentService:
             if there is not None and there.document == text and version in (None, current) and not there.deleting:
                 return self._whole(there)
             new, old = read_deployment(text, FILE), _readable(there)[0]
+            _check_place(old, new)
             told = " ".join(differences(old, new)) or "nothing changed."
 
             def decision(saved: StoredDeployment) -> NewDecision:
@@ -199,9 +204,10 @@ class DeploymentService:
     def _check(self, text: str) -> PolicyCheck:
         try:
             new = read_deployment(text, FILE, self._pools())
+            old = _readable(self._context.store.deployments.read(new.name))[0]
+            _check_place(old, new)
         except PolicyInvalid as invalid:
             return PolicyCheck(ok=False, issues=wire_issues(invalid.issues))
-        old = _readable(self._context.store.deployments.read(new.name))[0]
         return PolicyCheck(ok=True, changes=differences(old, new))
 
     def _every(self) -> list[DeploymentModel]:
@@ -264,6 +270,18 @@ def _readable(stored: StoredDeployment | None) -> tuple[Deployment | None, str]:
         return read_deployment(stored.document, FILE), ""
     except PolicyInvalid as invalid:
         return None, str(invalid.issues[0])
+
+
+def _check_place(old: Deployment | None, new: Deployment) -> None:
+    """Raise PolicyInvalid where the machines of a deployment would be elsewhere: those that it has would be missed."""
+    if old is None or old.place == new.place:
+        return
+    key = "provider" if old.provider != new.provider else "settings"
+    message = (
+        f"the machines of this deployment are at {' in '.join(old.place)}, and would be forgotten there; "
+        "save the document under another name, and delete this deployment"
+    )
+    raise PolicyInvalid([Issue(FILE, 1, key, message)])
 
 
 def _step(status: DeploymentStatus | None) -> DeploymentStep | None:
