@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 
 import pytest
+from engine.engines import ENGINES
+from engine.properties import check
 from makeway_quota.engine import GPU, Node, Placed, Pool, QuotaLine, WhatIf, usage_by_team
 from makeway_quota.engine.weights import decayed
 from worlds import World
@@ -271,3 +274,15 @@ def test_a_nomination_of_a_session_outlives_the_use_of_its_departments_reservati
     assert world.say(plan.start[0]) == (
         "Starts on q-1, where GPUs were set aside for it: a's sessions use 6 GPUs, more than the 4 reserved now."
     )
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_nomination_that_outlives_its_quota_starts_by_right_once_another_one_exceeds_the_limit(engine: str) -> None:
+    """Both were nominated within a reservation that is no more; now the team's limit has room for one of them only."""
+    world = World().pool("p", gpus=4).team("a", limit=1, weight="None")
+    world.profile("one", 1).profile("two", 2).submit("pair", "a", "two").submit("single", "a", "one")
+    world.change("pair", nomination=(Placed(0, "p-1", (2, 3)),))
+    world.change("single", nomination=(Placed(0, "p-1", (0,)),))
+    plan = check(world, ENGINES[engine], Random(7))
+    assert [(start.id, start.in_quota) for start in plan.start] == [("single", True)], "the team never borrows"
+    assert [each.code for each in plan.pending] == ["never_over_quota"]

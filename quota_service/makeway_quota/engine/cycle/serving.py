@@ -53,7 +53,8 @@ def serve(
             able = [p for p in queue.pools if p in right or nomination_outlives_quota(queue, nominated, p)]
         kept = bool(nominated) and nominated[0].node.pool in right  # it starts there in quota
         here = pool in able or (bool(able) and queue.borrows and (over or not kept))
-        if here and start_beside_hold(builder, queue, workload, pool, nominated, over or pool not in able):
+        borrows = pool not in able or (over and queue.borrows)  # else its nomination outlives its quota
+        if here and start_beside_hold(builder, queue, workload, pool, nominated, borrows):
             _pop(heads, queue, workload)
         elif able and at + 1 < len(queue.pools):
             if nominated:

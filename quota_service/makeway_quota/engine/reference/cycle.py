@@ -156,7 +156,8 @@ class Cycle:
             able = [p for p in queue.pools if p in right or self.nomination_outlives_quota(queue, nominated, p)]
             kept = bool(nominated) and self.cluster.nodes[nominated[0].node].pool in right  # it starts there in quota
             here = pool in able or (bool(able) and queue.may_borrow and (over or not kept))
-            if here and self.start_here(queue, workload, pool, nominated, over or pool not in able):
+            borrows = pool not in able or (over and queue.may_borrow)  # else its nomination outlives its quota
+            if here and self.start_here(queue, workload, pool, nominated, borrows):
                 queue.members.remove(workload)
             elif able and at + 1 < len(queue.pools):
                 if nominated:
