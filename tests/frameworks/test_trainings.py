@@ -77,7 +77,10 @@ def test_a_plain_loop(job: Make) -> None:
     ],
 )
 def test_a_loop_over_epochs(job: Make, workers: str, part: str) -> None:
-    full = "import, step 1-4, save, step 9-11, watch 3, load, step 14, step 15-20, step 24, watch 1, step 26-33, end"
+    full = (
+        "import, step 1-4, save, step 9-11, watch 3, load, step 14, step 15-20, step 24, watch 1, step 26-33, step 36, "
+        "end"
+    )
     outcome = compare(job, "state.py", plan(part, full), env={"WORKERS": workers})
     validated = [text for _, kind, text in outcome.notes[0] if kind == "validated"]
     assert [line.split()[0] for line in validated] == ["0", "1", "2"]
@@ -122,6 +125,11 @@ def test_lightning_with_workers_or_accumulation(job: Make, workers: str, accumul
 
 
 @pytest.mark.long
+def test_lightning_with_two_loaders_that_both_draw(job: Make) -> None:
+    compare(job, "fit.py", ["step 3", "watch 2", "step 17"], env={"SECOND": "1"})
+
+
+@pytest.mark.long
 def test_lightning_on_two_processes(job: Make) -> None:
     full = "import, step 1-2, load, step 4, watch 1, save, step 9, step 10-11, step 12, step 14-16, end"
     compare(job, "fit.py", plan("step 4", full), env={"RANKS": "2"})
@@ -156,3 +164,27 @@ def test_torchrun(job: Make, port: str) -> None:
 def test_a_gang_of_two(job: Make, port: str) -> None:
     full = "import, step 1-2, step 3, watch 2, load, step 8, step 9-10, save, step 17, step 18, end"
     compare(job, "distributed.py", plan("watch 2", full), workers=gang(port))
+
+
+@pytest.mark.long
+def test_torchrun_in_a_validation_on_one_rank(job: Make, port: str) -> None:
+    compare(job, "distributed.py", ["watch 2", "watch 1"], *TORCHRUN, port)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("script", "last", "env"),
+    [
+        pytest.param("loop.py", "step 30", {}, id="loop"),
+        pytest.param("fit.py", "step 36", {}, id="lightning"),
+        pytest.param("fit.py", "step 36", {"VALIDATE": "0.5"}, id="lightning with a validation after it"),
+        pytest.param("fit.py", "step 18", {"RANKS": "2"}, id="lightning on two processes"),
+        pytest.param("language.py", "step 24", {}, id="transformers"),
+    ],
+)
+def test_a_notice_at_the_last_step_lets_the_training_end(
+    job: Make, script: str, last: str, env: dict[str, str]
+) -> None:
+    """What is left is the end: it is not saved and begun again in another attempt."""
+    moved = compare(job, script, [last], env=env)
+    assert [one.status["exit_code"] for one in moved.attempts] == [0]

@@ -166,6 +166,32 @@ def test_what_has_no_state_is_refused() -> None:
         checkpoint.torch_state(model=[torch.nn.Linear(1, 1), 3])
 
 
+@pytest.mark.usefixtures("job")
+@pytest.mark.parametrize("form", ["zipped", "nested"])
+def test_two_loops_over_batches_at_the_same_time_are_refused(form: str) -> None:
+    """Their positions are not saved together: a resumed job left out the rest of the epoch, and said nothing."""
+    first, second = (DataLoader(list(range(number)), batch_size=2) for number in (8, 4))
+    state = checkpoint.torch_state(model=torch.nn.Linear(1, 1))
+    for _ in state.epochs(1):
+        with pytest.raises(RuntimeError, match="Two loops"):  # noqa: PT012
+            if form == "zipped":
+                list(zip(state.batches(first), state.batches(second), strict=False))
+            for _ in state.batches(first):
+                list(state.batches(second))
+        break
+
+
+@pytest.mark.usefixtures("job")
+def test_loops_that_are_left_early_may_follow_each_other() -> None:
+    first, second = (DataLoader(list(range(number)), batch_size=2) for number in (8, 4))
+    state = checkpoint.torch_state(model=torch.nn.Linear(1, 1))
+    for _ in state.epochs(2):
+        left = state.batches(first)
+        next(left)  # as a progress bar keeps it
+        assert len(list(state.batches(second))) == 2
+        assert len(list(state.batches(first))) == 4
+
+
 def test_a_sharded_part_is_refused() -> None:
     class DTensor(torch.Tensor): ...
 

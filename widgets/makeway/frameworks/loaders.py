@@ -70,7 +70,10 @@ class Position:
             generator.set_state(before)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on at a position, at the next iteration."""
+        """Go on at a position, at the next iteration.
+
+        Without `now` the global generators are then those of that moment, as another loader has left them.
+        """
         self._resumed = dict(state)
         self.done, self.complete = int(state["done"]), bool(state["complete"])
 
@@ -92,7 +95,8 @@ class Position:
         in_epoch = resumed is not None and "seed" in resumed
         if resumed is not None and (resumed["complete"] or not in_epoch):
             self.set_own(resumed["own"])
-            generators.restore(resumed["now"])
+            if resumed["now"] is not None:
+                generators.restore(resumed["now"])
             if resumed["complete"]:
                 self._resumed = None
                 return
@@ -190,7 +194,7 @@ class Indices:
             yield from self._sampler
             return
         (plan, skip, own), self._plan = self._plan, None
-        restore = _Once(plan["now"])
+        restore = _Once(generators.state() if plan["now"] is None else plan["now"])
         aside = generators.Aside(plan["seed"])
         for generator, before in own:
             generator.set_state(before)

@@ -25,6 +25,11 @@ from .snapshot import Gradients, Snapshot, read, write
 
 FILE = "state.pt"
 """What all ranks share, in the folder of a checkpoint; each rank adds a file of its own."""
+INTERLEAVED = (
+    "Two loops over state.batches(…) run at the same time, one inside the other or in zip(…). A checkpoint has the "
+    "position of one loop only, so the job could not resume. Put both data sets into one loader, such as a DataLoader "
+    "of torch.utils.data.StackDataset, or run one loop after the other."
+)
 
 
 def torch_state(
@@ -85,6 +90,8 @@ class TrainingState:
         self._running: loaders.Position | None = None
         self._phase = 0
         """How many iterations over batches this epoch has had"""
+        self._iterations = 0
+        """How many iterations over batches this process has begun"""
         self._resumed: dict[str, Any] | None = None
         """The checkpoint's progress, until the training has reached it"""
         self._edge: Snapshot | None = None
@@ -123,7 +130,10 @@ class TrainingState:
             ranks.completed(True)
 
     def batches(self, loader: Any) -> Iterator[Any]:
-        """Yield the batches of a DataLoader that are not trained yet; save where due, and leave after a notice."""
+        """Yield the batches of a DataLoader that are not trained yet; save where due, and leave after a notice.
+
+        One loop at a time: RuntimeError where another one has begun before it ends.
+        """
         phase, self._phase = self._phase, self._phase + 1
         self._lengths[phase] = loaders.length(loader)
         if self._resumed is not None and phase < self._resumed["phase"]:
@@ -131,11 +141,15 @@ class TrainingState:
         position = self._running = self._position(loader)
         if self._resumed is not None:
             self._reach(position)
+        self._iterations += 1
+        own = self._iterations
         self._between(None)
         for batch in position.batches(self._leave_in_replay):
             self._edge = None
             self._gradients.forget()
             yield batch
+            if self._iterations != own:
+                raise RuntimeError(INTERLEAVED)
             self.step += 1
             checkpoint.report(step=self.step, total=self._total())
             self._between(None)
