@@ -125,11 +125,6 @@ def test_lightning_with_workers_or_accumulation(job: Make, workers: str, accumul
 
 
 @pytest.mark.long
-def test_lightning_with_two_loaders_that_both_draw(job: Make) -> None:
-    compare(job, "fit.py", ["step 3", "watch 2", "step 17"], env={"SECOND": "1"})
-
-
-@pytest.mark.long
 def test_lightning_on_two_processes(job: Make) -> None:
     full = "import, step 1-2, load, step 4, watch 1, save, step 9, step 10-11, step 12, step 14-16, end"
     compare(job, "fit.py", plan("step 4", full), env={"RANKS": "2"})
@@ -185,6 +180,6 @@ def test_torchrun_in_a_validation_on_one_rank(job: Make, port: str) -> None:
 def test_a_notice_at_the_last_step_lets_the_training_end(
     job: Make, script: str, last: str, env: dict[str, str]
 ) -> None:
-    """What is left is the end: it is not saved and begun again in another attempt."""
+    """Only its end is left, which needs no other attempt."""
     moved = compare(job, script, [last], env=env)
     assert [one.status["exit_code"] for one in moved.attempts] == [0]

@@ -16,8 +16,6 @@ from torch.utils.data import DataLoader
 
 warnings.filterwarnings("ignore")
 logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
-SECOND = os.environ.get("SECOND", "")
-"""Whether a second loader gives samples for the same steps"""
 RANKS = int(os.environ.get("RANKS", "1"))
 WORKERS = int(os.environ.get("WORKERS", "0"))
 
@@ -28,7 +26,7 @@ class Classifier(lightning.LightningModule):
         self.network = data.network()
 
     def training_step(self, batch: Any, index: int) -> torch.Tensor:
-        inputs, labels = ([torch.cat(pair) for pair in zip(*batch.values(), strict=True)]) if SECOND else batch
+        inputs, labels = batch
         loss = torch.nn.functional.cross_entropy(self.network(inputs), labels)
         self.log("loss", loss)
         return loss
@@ -81,11 +79,7 @@ def main() -> None:
         callbacks=[Noting(), checkpoint.lightning(every=7)],
     )
     model = Classifier()
-    loaders = checkpoint.resumable(loader)
-    if SECOND:
-        other = DataLoader(data.Augmented(48), batch_size=4, shuffle=True, num_workers=WORKERS)
-        loaders = {"first": loaders, "second": checkpoint.resumable(other)}
-    trainer.fit(model, loaders, validation, ckpt_path=checkpoint.lightning_path())
+    trainer.fit(model, checkpoint.resumable(loader), validation, ckpt_path=checkpoint.lightning_path())
     moments.finish(model, step=trainer.global_step)
 
 

@@ -195,8 +195,8 @@ def _resume_rank(trainer: Any, folder: Path) -> None:
             f"{folder} was saved with {len(own['positions'])} resumable loaders, and now there are {len(result)}: pass "
             "the training's DataLoader through checkpoint.resumable(…), each time."
         )
-    for number, (loader, state) in enumerate(zip(result, own["positions"])):  # noqa: B905 (not in Python 3.9)
-        loader.load_state_dict(state if number == 0 else {**state, "now": None})  # it draws after those before it
+    for loader, state in zip(result, own["positions"]):  # noqa: B905 (not in Python 3.9)
+        loader.load_state_dict(state)
     generators.restore(own["generators"])
 
 

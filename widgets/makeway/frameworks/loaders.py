@@ -70,10 +70,7 @@ class Position:
             generator.set_state(before)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on at a position, at the next iteration.
-
-        Without `now` the global generators are then those of that moment, as another loader has left them.
-        """
+        """Go on at a position, at the next iteration."""
         self._resumed = dict(state)
         self.done, self.complete = int(state["done"]), bool(state["complete"])
 
@@ -95,8 +92,7 @@ class Position:
         in_epoch = resumed is not None and "seed" in resumed
         if resumed is not None and (resumed["complete"] or not in_epoch):
             self.set_own(resumed["own"])
-            if resumed["now"] is not None:
-                generators.restore(resumed["now"])
+            generators.restore(resumed["now"])
             if resumed["complete"]:
                 self._resumed = None
                 return
@@ -194,7 +190,7 @@ class Indices:
             yield from self._sampler
             return
         (plan, skip, own), self._plan = self._plan, None
-        restore = _Once(generators.state() if plan["now"] is None else plan["now"])
+        restore = _Once(plan["now"])
         aside = generators.Aside(plan["seed"])
         for generator, before in own:
             generator.set_state(before)

@@ -91,7 +91,7 @@ class TrainingState:
         self._phase = 0
         """How many iterations over batches this epoch has had"""
         self._iterations = 0
-        """How many iterations over batches this process has begun"""
+        """How many iterations over batches this process has started"""
         self._resumed: dict[str, Any] | None = None
         """The checkpoint's progress, until the training has reached it"""
         self._edge: Snapshot | None = None
@@ -132,7 +132,7 @@ class TrainingState:
     def batches(self, loader: Any) -> Iterator[Any]:
         """Yield the batches of a DataLoader that are not trained yet; save where due, and leave after a notice.
 
-        One loop at a time: RuntimeError where another one has begun before it ends.
+        One loop at a time: RuntimeError where another one starts before it ends.
         """
         phase, self._phase = self._phase, self._phase + 1
         self._lengths[phase] = loaders.length(loader)
