@@ -17,6 +17,7 @@ RANDOM := invariants reference pools hosts changing_worlds holds shortcuts secon
 # More arguments for pytest: make test ARGS='-k reclaim -x'
 ARGS ?=
 
+comma := ,
 .PHONY: help setup run test check test-frameworks jupyterhub kube run-kube kube-test images coverage invariants mutations faults requests lint format bench screenshots docs takeover wheel clean
 
 help: ## List these commands
@@ -25,8 +26,8 @@ help: ## List these commands
 setup: ## Install everything from the lock files (again: nothing to do, at once)
 	@python=$$(sh scripts/find-python) && "$$python" scripts/set_up.py
 
-run: setup ## Start the portal on this machine; KEEP=1 leaves jobs and notebooks running after Ctrl-C
-	@$(if $(KEEP),MAKEWAY_KEEP=1 )exec .venv/bin/python -m makeway_hub.embedded
+run: setup ## Start the portal on this machine; KEEP=1 leaves work running after Ctrl-C, MACHINES=1 adds a pool that grows
+	@$(if $(KEEP),MAKEWAY_KEEP=1 )$(if $(MACHINES),MAKEWAY_BACKEND=local$(comma)machines )exec .venv/bin/python -m makeway_hub.embedded
 
 test: setup ## Run every test, the browser's and Kubernetes' too; installs what is missing; BUILD_MINUTES=n limits the build
 	@.venv/bin/python scripts/set_up_kube.py --tests

@@ -271,11 +271,21 @@ def _service_environment(settings: Settings, inside: str) -> dict[str, str]:
         MAKEWAY_URL=inside,
         MAKEWAY_HUB_PID=str(os.getpid()),
     )
-    here = Path(__file__).resolve().parent
-    for sample in (here.parent / "policy.yaml", here / "policy.yaml"):  # in a checkout, in a wheel
-        if sample.is_file():
-            env.setdefault("MAKEWAY_POLICY_FILE", str(sample))
+    _set_samples(env, settings)
     return env
+
+
+def _set_samples(env: dict[str, str], settings: Settings) -> None:
+    """Set the documents that an empty database begins with; the demo with machines gets a deployment of some."""
+    machines = settings.mode == "demo" and "machines" in env.get("MAKEWAY_BACKEND", "").split(",")
+    here = Path(__file__).resolve().parent
+    for folder in (here.parent, here):  # in a checkout, in a wheel
+        own = folder / "machines"
+        if machines and "MAKEWAY_POLICY_FILE" not in env and (own / "policy.yaml").is_file():
+            env["MAKEWAY_POLICY_FILE"] = str(own / "policy.yaml")
+            env.setdefault("MAKEWAY_DEPLOYMENT_FILE", str(own / "deployment.yaml"))
+        elif (folder / "policy.yaml").is_file():
+            env.setdefault("MAKEWAY_POLICY_FILE", str(folder / "policy.yaml"))
 
 
 def _set_spawner(c: Any, settings: Settings) -> None:

@@ -210,6 +210,8 @@ class Portal:
             hub.wait()
         if not orderly or not self.settings.keep:
             leftovers.stop_leftovers(self.settings)
+        if not self.settings.keep:
+            leftovers.stop_machines(self.settings)
         print("Stopped." if orderly else "Stopped at once; the next `make run` adopts or stops what was still running.")
         return 0 if orderly else 1
 

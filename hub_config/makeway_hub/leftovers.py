@@ -30,6 +30,26 @@ def stop_leftovers(settings: Settings) -> list[str]:
     return stopped
 
 
+def stop_machines(settings: Settings) -> None:
+    """End the machines of the demo's cloud, which are processes of this computer, with all that runs on them.
+
+    Without that they end by themselves, as machines of a cloud do: some time after the service is gone.
+    """
+    own = f"{settings.state.root / 'machines'}/"
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            if process.environ().get("LOCAL_MACHINE_FOLDER", "").startswith(own):
+                found.append(process)
+    for process in found:
+        with suppress(psutil.Error):
+            process.terminate()
+    _, alive = psutil.wait_procs(found, TERM_TIMEOUT)
+    for process in alive:
+        with suppress(psutil.Error):
+            process.kill()
+
+
 def stop(process: psutil.Process) -> None:
     """End a process: SIGTERM, and SIGKILL after TERM_TIMEOUT seconds."""
     with suppress(psutil.NoSuchProcess):

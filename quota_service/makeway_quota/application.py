@@ -8,6 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import IO
@@ -15,6 +16,7 @@ from typing import IO
 from makeway_api import installations
 
 from .artifacts.choice import chosen
+from .autoscale.document import read_deployment
 from .autoscale.provider import JoinData
 from .autoscale.providers.choice import provider_of
 from .backends.base import Backend, BackendError
@@ -370,6 +372,7 @@ def current_policy(store: Store, settings: ServiceSettings, now: float, sizes: S
         rescaled = _seed(text, source, sizes)
         if rescaled != text:
             text, comment = rescaled, f"{comment}, scaled to the GPUs of this machine"
+        _seed_deployment(store, settings.deployment_file, now)  # first: a start that is cut off in between repeats both
         try:
             current = store.policies.add(text, "makeway", comment, 0, now)
         except Conflict:  # another replica started at the same time
@@ -393,6 +396,23 @@ def _seed(text: str, source: str, sizes: Sizes) -> str:
             f"The policy file of the first start has {found}, or set MAKEWAY_POLICY_FILE to another one:\n{invalid}"
         ) from None
     return rescaled
+
+
+def _seed_deployment(store: Store, file: Path | None, now: float) -> None:
+    """Save the deployment that an empty database is seeded with, unless there is one of its name."""
+    if file is None:
+        return
+    try:
+        text = file.read_text(encoding="utf-8")
+        name = read_deployment(text, str(file)).name
+    except (OSError, UnicodeDecodeError, PolicyInvalid) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ValueError(
+            f"The deployment file {file} that Makeway starts with cannot be used: {why}\n"
+            "Mend it, or name another one in MAKEWAY_DEPLOYMENT_FILE."
+        ) from None
+    with suppress(Conflict):
+        store.deployments.save(name, text, 0, "makeway", now)
 
 
 def seed_text(settings: ServiceSettings) -> tuple[str, str]:

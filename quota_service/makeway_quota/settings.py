@@ -61,6 +61,12 @@ class ServiceSettings:
         convert=path_or_none,
         scope="chart",
     )
+    deployment_file: Path | None = setting(
+        "",
+        "The document of a deployment of machines that an empty database is seeded with, beside the policy.",
+        convert=path_or_none,
+        scope="machine",
+    )
     mode: str = setting(
         "demo",
         "demo: jobs run as the user of the service; system: under the Unix account of their owner, which needs root.",

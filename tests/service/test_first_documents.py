@@ -1,0 +1,62 @@
+"""What an empty database is seeded with: the policy, and a deployment of machines where one is named."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from makeway_quota.application import current_policy
+from makeway_quota.autoscale.document import read_deployment
+from makeway_quota.policy import Document, read
+from makeway_quota.settings import load
+from makeway_quota.store import Store, open_store
+
+CONFIG = Path(__file__).resolve().parents[2] / "hub_config"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(f"sqlite:///{tmp_path / 'makeway.sqlite'}")
+
+
+def seeded(store: Store, deployment: Path | None) -> Document:
+    settings = load(environ={"MAKEWAY_POLICY_FILE": str(CONFIG / "machines/policy.yaml")})
+    settings = replace(settings, deployment_file=deployment)
+    return current_policy(store, settings, 1.0, lambda document: {"gpu": 10})[0]
+
+
+def test_the_demo_with_machines_has_the_sample_policy_and_a_pool_that_its_deployment_fills() -> None:
+    sample = read((CONFIG / "policy.yaml").read_text(encoding="utf-8"), "policy.yaml")
+    demo = read((CONFIG / "machines/policy.yaml").read_text(encoding="utf-8"), "policy.yaml")
+    assert demo.pools[:-1] == sample.pools
+    assert (demo.pools[-1].name, demo.pools[-1].kind) == ("cloud", "autoscaled")
+    assert [each for each in demo.profiles if "cloud" not in each.pools] == list(sample.profiles)
+    assert [each.quotas[0] for each in demo.policies] == [each.quotas[0] for each in sample.policies]
+    text = (CONFIG / "machines/deployment.yaml").read_text(encoding="utf-8")
+    deployment = read_deployment(text, pools=[pool.name for pool in demo.pools])
+    assert len(deployment.types) == 2
+    assert {kind.idle_timeout for kind in deployment.types} == {30.0}
+
+
+def test_an_empty_database_gets_the_deployment_once(store: Store) -> None:
+    seeded(store, CONFIG / "machines/deployment.yaml")
+    seeded(store, CONFIG / "machines/deployment.yaml")
+    [one] = store.deployments.list()
+    assert (one.name, one.version, one.updated_by) == ("demo", 1, "makeway")
+
+
+def test_a_database_with_a_policy_gets_none(store: Store) -> None:
+    seeded(store, None)
+    seeded(store, CONFIG / "machines/deployment.yaml")
+    assert store.deployments.list() == []
+
+
+@pytest.mark.parametrize("text", [None, "version: 1\nname: demo\nprovider: moon\n", "a: [\n"])
+def test_a_faulty_file_is_told_and_nothing_is_seeded(store: Store, tmp_path: Path, text: str | None) -> None:
+    file = tmp_path / "mine.yaml"
+    if text is not None:
+        file.write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=r"(?s)mine\.yaml that Makeway starts with cannot be used: .*DEPLOYMENT_FILE"):
+        seeded(store, file)
+    assert store.policies.current() is None
