@@ -4,14 +4,49 @@ from __future__ import annotations
 
 import html
 import re
+from dataclasses import replace
 
 import pytest
-from makeway_quota.autoscale.document import schema
-from web.portal import EVIL, PREFIX, Portal
+from makeway_quota.autoscale.document import read_deployment, schema
+from web.portal import API, EVIL, PREFIX, Portal
 from web.test_deployments import CLOUD, launch, saved, store_of
 from web.test_pages import check, words, xsrf
 
 FORM = f"{PREFIX}deployment-form"
+WHOLE = """\
+version: 1
+name: whole
+title: '{evil}'
+provider: local
+settings: {{region: eu-1, "odd key": "1", yes: "no"}}
+currency: USD
+hour: 6.505
+month: 1000
+max_machines: 7
+paused: true
+timezone: Europe/Berlin
+drain_timeout: 5m
+lost_after: 90
+machine_types:
+  - name: gpu-2
+    pool: gpu
+    instance: "12"
+    gpus: 2
+    cpu: 1.5
+    memory: 60Gi
+    zones: [eu-1a, "1"]
+    market: spot_first
+    price: 3.10
+    spot_price: 1
+    min_idle: 1
+    max_machines: 3
+    schedule:
+      - {{machines: 2, days: [mon, tue], start: "08:30", end: "24:00"}}
+      - {{machines: 1, start: 22:00, end: 06:00}}
+    max_age: 1d
+    cpu_only: false
+  - {{name: cpu, pool: gpu, instance: small, price: 1}}
+"""
 
 
 def typed(text: str) -> str:
@@ -23,15 +58,25 @@ def confirmed(text: str) -> dict[str, str]:
     return dict(re.findall(r'name="(confirmation)" value="([^"]+)"', text))
 
 
-@pytest.mark.covers("F55", "F57", "F59")
+def fields(text: str) -> dict[str, str]:
+    """What a browser would send of the form: hidden and typed values, without buttons."""
+    sent = {
+        name: html.unescape(value) for name, value in re.findall(r'<input[^>]*?name="([^"]+)"\s+value="([^"]*)"', text)
+    }
+    sent |= {
+        name: html.unescape(value)
+        for name, value in re.findall(r'<textarea[^>]*?name="([^"]+)"[^>]*>\n(.*?)</textarea>', text, re.DOTALL)
+    }
+    for name, options in re.findall(r'<select[^>]*?name="([^"]+)"[^>]*>(.*?)</select>', text, re.DOTALL):
+        sent[name] = next(iter(re.findall(r'value="([^"]*)" selected', options)), "")
+    return sent
+
+
+@pytest.mark.covers("F55", "F59")
 async def test_a_deployment_is_created_edited_and_duplicated_in_the_form(web: Portal) -> None:
     browser = await web.browser("root")
     assert "There are no deployments of machines." in words(check(await browser.get(f"{PREFIX}deployments")))
     empty = check(await browser.get(FORM))
-    for table in schema().values():
-        for key, _, help in table:
-            assert f"<code>{key}</code>" in empty
-            assert " ".join(help.split()) in words(empty), key
     sent = xsrf(empty) | {"document": CLOUD, "version": "0", "action": "save"}
     first = check(await browser.post(FORM, data=sent))
     assert "Nothing is saved yet." in words(first)
@@ -42,15 +87,154 @@ async def test_a_deployment_is_created_edited_and_duplicated_in_the_form(web: Po
     assert "Nothing is launched: this service has no backend for machines. Add machines to MAKEWAY_BACKEND." in words(
         shown
     )
-    edited = check(await browser.get(f"{FORM}?name=cloud"))
-    assert typed(edited) == CLOUD
-    assert 'name="version" value="1"' in edited
-    copied = check(await browser.get(f"{FORM}?copy=cloud"))
-    assert "name: cloud-2" in typed(copied)
-    assert 'name="version" value="0"' in copied
+    edited = fields(check(await browser.get(f"{FORM}?name=cloud")))
+    assert edited["version"] == "1"
+    assert (edited["f.name"], edited["f.machine_types.0.price"]) == ("cloud", "3.10")
+    copied = fields(check(await browser.get(f"{FORM}?copy=cloud")))
+    assert (copied["f.name"], copied["version"], copied["f.hour"]) == ("cloud-2", "0", "6.50")
     stale = check(await browser.post(FORM, data=sent | confirmed(first)), 409)
     assert "was edited, but it has version 1" in words(stale)
     assert typed(stale) == CLOUD, "what was typed is kept"
+
+
+@pytest.mark.covers("F57")
+async def test_every_field_of_the_document_has_help_and_its_default_in_the_form(web: Portal) -> None:
+    browser = await web.browser("root")
+    sent = fields(check(await browser.get(FORM)))
+    page = check(await browser.post(FORM, data=sent | {"action": "add:machine_types.0.schedule"}))
+    prefixes = {"document": "", "machine_types": "machine_types.0.", "schedule": "machine_types.0.schedule.0."}
+    rest = {("document", "version"), ("document", "machine_types"), ("machine_types", "schedule")}
+    for table, lines in schema().items():
+        for key, default, help in lines if table in prefixes else ():
+            name = prefixes[table] + key
+            if (table, key) in rest:
+                continue
+            told = html.escape(help.replace("`", ""), quote=False)
+            assert f'aria-describedby="h-{name}"' in page, name
+            described = html.unescape(
+                page.partition(f'<span id="h-{name}" class="visually-hidden">')[2].partition("</span>")[0]
+            )
+            assert described.startswith(html.unescape(told)), name
+            assert default in ("required", "none") or f"Default: {default}" in described, name
+            assert (
+                f'data-tip="{html.escape(html.unescape(told))}"'.replace("&#x27;", "&#39;").replace("&quot;", "&#34;")
+                in page
+            ), name
+    assert "`" not in page
+    assert "1440" not in page
+    assert "24:00" in page
+    assert 'value="memory"' not in page, "a provider for tests alone"
+
+
+async def test_what_is_wrong_is_shown_beside_its_field_and_nothing_is_lost(web: Portal) -> None:
+    browser = await web.browser("root")
+    sent = fields(check(await browser.get(FORM))) | {"action": "save"}
+    wrong = sent | {
+        "f.hour": "3,50",
+        "f.machine_types.0.zones": "a, a",
+        "f.machine_types.0.pool": "moon",
+        "f.title": EVIL,
+    }
+    page = check(await browser.post(FORM, data=wrong), 422)
+    for name, message in (
+        ("hour", "amount of money"),
+        ("machine_types.0.zones", "a zone is listed twice"),
+        ("machine_types.0.pool", "there is no pool"),
+    ):
+        error = page.partition(f'<div id="e-{name}" class="invalid-feedback">')[2].partition("</div>")[0]
+        assert message in html.unescape(error), name
+        assert f'aria-describedby="h-{name} e-{name}" aria-invalid="true"' in page
+    assert "correct the marked fields" in words(page)
+    kept = fields(page)
+    assert {name: kept[name] for name in wrong if name.startswith("f.")} == {
+        name: value for name, value in wrong.items() if name.startswith("f.")
+    }
+    assert store_of(web).deployments.list() == []
+    empty = {name: "" if name.startswith("f.") else value for name, value in sent.items()}
+    page = check(await browser.post(FORM, data=empty), 422)
+    assert "the name is missing" in html.unescape(page.partition('<div id="e-name"')[2].partition("</div>")[0])
+
+
+@pytest.mark.covers("F58", "F57")
+async def test_fields_and_documents_are_the_same_both_ways(web: Portal) -> None:
+    browser, root = await web.browser("root"), web.as_("root")
+
+    async def press(action: str, sent: dict[str, str], status: int = 200) -> str:
+        return check(await browser.post(FORM, data=sent | {"action": action}), status)
+
+    async def save(sent: dict[str, str]) -> None:
+        asked = await press("save", sent)
+        await press("save", fields(asked) | confirmed(asked))
+
+    whole = WHOLE.format(evil=EVIL.replace("'", "''"))
+    await saved(web, whole)
+    sent = fields(check(await browser.get(f"{FORM}?name=whole")))
+    await save(
+        sent
+        | {"f.title": "Machines, of all kinds: # 1", "f.machine_types.1.init_script": "echo a\r\n\r\necho 'b' # c\r\n"}
+    )
+    text = (await root.get(f"{API}/deployments/whole")).json()["document"]
+    old, new = read_deployment(whole), read_deployment(text)
+    assert new.title == "Machines, of all kinds: # 1"
+    assert new.types[1].init_script == "echo a\n\necho 'b' # c\n"
+    changed = replace(new, title=old.title, types=(new.types[0], replace(new.types[1], init_script="")))
+    assert changed == old
+    again = fields(check(await browser.get(f"{FORM}?name=whole")))
+    asked = await press("save", again)
+    assert "Nothing." in words(asked)
+    await press("save", fields(asked) | confirmed(asked))
+    assert (await root.get(f"{API}/deployments/whole")).json()["version"] == 2, "the same document is no new version"
+    as_yaml = await press("yaml", again)
+    assert typed(as_yaml) == text
+    back = await press("fields", fields(as_yaml))
+    assert {k: v for k, v in fields(back).items() if k.startswith("f.")} == {
+        k: v for k, v in again.items() if k.startswith("f.")
+    }
+
+
+async def test_comments_are_kept_until_a_field_is_changed(web: Portal) -> None:
+    await saved(web)
+    browser = await web.browser("root")
+    page = check(await browser.get(f"{FORM}?name=cloud"))
+    assert "This document has comments." in words(page)
+    asked = check(await browser.post(FORM, data=fields(page) | {"action": "yaml"}))
+    assert typed(asked) == CLOUD
+    other = check(await browser.post(FORM, data=fields(page) | {"action": "yaml", "f.hour": "7"}))
+    assert "#" not in typed(other)
+    assert "hour: 7" in typed(other)
+
+
+async def test_machine_types_are_added_and_removed(web: Portal) -> None:
+    browser = await web.browser("root")
+    sent = fields(check(await browser.get(FORM)))
+    two = fields(check(await browser.post(FORM, data=sent | {"action": "add:machine_types"})))
+    assert two["f.machine_types.1.name"] == ""
+    two["f.machine_types.1.name"] = "second"
+    one = fields(check(await browser.post(FORM, data=two | {"action": "remove:machine_types.0"})))
+    assert [one[name] for name in one if name.endswith(".name") and "types" in name] == ["second"]
+    page = check(await browser.post(FORM, data=one | {"action": "validate"}), 422)
+    assert "pool is missing" in html.unescape(
+        page.partition('<div id="e-machine_types.1.pool"')[2].partition("</div>")[0]
+    )
+    for action in ("add:nothing", "remove:", "remove:machine_types.0.name", "format"):
+        check(await browser.post(FORM, data=one | {"action": action}), 422)
+
+
+async def test_a_document_that_fields_cannot_show_is_edited_as_yaml(web: Portal) -> None:
+    browser = await web.browser("root")
+    form = fields(check(await browser.get(FORM))) | {"mode": "yaml", "action": "fields"}
+    for text in (
+        "name: [a]",
+        "a: b",
+        "name: x\nmachine_types: 3",
+        "- 1",
+        "",
+        "hour: {a: b}",
+        "machine_types: [{zones: ['a,b']}]",
+    ):
+        page = check(await browser.post(FORM, data=form | {"document": text}))
+        assert "The form has no fields for all of this document" in words(page), text
+        assert typed(page) == text
 
 
 async def test_what_is_wrong_is_shown_and_what_was_typed_is_kept(web: Portal) -> None:

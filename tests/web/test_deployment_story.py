@@ -6,11 +6,12 @@ The machines are real processes of the cloud in a folder, each with the real age
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from axe import AXE
 from playwright.async_api import Page, async_playwright, expect
 from running import python
 from service.test_deployments_of_machines import Site, site
@@ -40,15 +41,19 @@ profiles:
 policies:
   - {name: rnd, groups: [rnd], quotas: [{pools: [here], reserved: 1}, {pools: [cloud], reserved: 8, limit: 8}]}
 """
-DEPLOYMENT = """\
-name: demo
-title: Two machines for research
-provider: local
-hour: 7
-poll_interval: 1
-machine_types:
-  - {name: g2, pool: cloud, instance: big-2, gpus: 2, price: 3.10, max_machines: 2, idle_timeout: 8}
-"""
+DEPLOYMENT = {
+    "name": "demo",
+    "title": "Two machines for research",
+    "provider": "local",
+    "hour": "7",
+    "machine_types.0.name": "g2",
+    "machine_types.0.pool": "cloud",
+    "machine_types.0.instance": "big-2",
+    "machine_types.0.gpus": "2",
+    "machine_types.0.price": "3.10",
+    "machine_types.0.max_machines": "2",
+    "machine_types.0.idle_timeout": "8s",
+}
 TWO_QUEUES = """\
 version: 1
 pools:
@@ -88,10 +93,25 @@ async def administrator(address: str) -> AsyncIterator[Page]:
 
 
 async def deploy(page: Page, address: str, document: str) -> None:
-    """Create a deployment with the form; its page is shown then."""
+    """Create a deployment from YAML; its page is shown then."""
     await page.goto(f"{address}deployments")
     await page.get_by_role("link", name="New").click()
+    await page.get_by_role("button", name="Edit as YAML").click()
     await page.locator("#document").fill(document)
+    await save(page)
+
+
+async def deploy_by_fields(page: Page, address: str, values: Mapping[str, str]) -> None:
+    """Create a deployment with one machine type from the fields of the form, by their names."""
+    await page.goto(f"{address}deployments")
+    await page.get_by_role("link", name="New").click()
+    for name, value in values.items():
+        field = page.locator(f'[name="f.{name}"]')
+        await (field.select_option(value) if name == "provider" else field.fill(value))
+    await save(page)
+
+
+async def save(page: Page) -> None:
     await page.get_by_role("button", name="Save", exact=True).click()
     await expect(page.get_by_text("Nothing is saved yet.")).to_be_visible()
     await page.get_by_role("button", name="Save now").click()
@@ -117,7 +137,7 @@ async def test_the_seven_steps_from_a_new_queue_to_machines_that_end(tmp_path: P
         await page.get_by_role("button", name="Apply now").click()
         await expect(page.get_by_role("status").filter(has_text="in force")).to_be_visible()
         # 2 and 3: attach machines with a budget, and launch the deployment
-        await deploy(page, world.address, DEPLOYMENT)
+        await deploy_by_fields(page, world.address, DEPLOYMENT)
         await expect(page.get_by_role("heading", level=1)).to_have_text("Two machines for research")
         await expect(page.get_by_text("Launches machines when work waits for them.")).to_be_visible()
         await expect(page.get_by_text("0.00 of 7.00 EUR an hour")).to_be_visible()
@@ -155,6 +175,45 @@ async def test_the_seven_steps_from_a_new_queue_to_machines_that_end(tmp_path: P
 
 async def _are(world: Site, *states: str) -> bool:
     return await job_states(world) == list(states)
+
+
+@pytest.mark.covers("F57")
+async def test_each_field_explains_itself_to_pointer_keyboard_and_screen_reader(tmp_path: Path) -> None:
+    async with site(tmp_path, "", WITH_CLOUD) as world, administrator(world.address) as page:
+        await page.goto(f"{world.address}deployment-form")
+        help = page.get_by_role("button", name="Help: Price", exact=True)
+        told = "Price of an hour on demand; with a budget, none is launched without"
+        await help.hover()
+        await expect(page.get_by_role("tooltip")).to_have_text(told)
+        await page.mouse.move(0, 0)
+        await expect(page.get_by_role("tooltip")).to_be_hidden()
+        await page.get_by_label("Market", exact=True).focus()
+        await page.keyboard.press("Tab")
+        await expect(help).to_be_focused()
+        await expect(page.get_by_role("tooltip")).to_have_text(told)
+        await page.keyboard.press("Escape")
+        await expect(page.get_by_role("tooltip")).to_be_hidden()
+        price = page.get_by_role("textbox", name="Price", exact=True)
+        await expect(price).to_have_accessible_description(told)
+        await page.screenshot(path=tmp_path / "form.png", full_page=True)
+        await price.fill("much")
+        await page.keyboard.press("Enter")
+        await expect(price).to_have_accessible_description(re.compile("amount of money such as 3.10"))
+        await expect(price).to_have_attribute("aria-invalid", "true")
+        await expect(price).to_have_value("much")
+        await page.get_by_role("button", name="Add a schedule entry").click()
+        await expect(page.get_by_role("group", name="Schedule 1")).to_be_visible()
+        await page.screenshot(path=tmp_path / "wrong.png", full_page=True)
+        for width in (1280, 390):
+            await page.set_viewport_size({"width": width, "height": 900})
+            assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth"), width
+        assert page.context.browser is not None
+        other = await page.context.browser.new_page()  # axe-core applies styles, which the page's policy reports
+        await other.goto(f"{world.address}?login_token=root")
+        await other.goto(f"{world.address}deployment-form")
+        await other.evaluate(AXE.read_text(encoding="utf-8"))
+        found = await other.evaluate("() => axe.run(document.querySelector('main') ?? document)")
+        assert [(rule["id"], [node["html"][:120] for node in rule["nodes"]]) for rule in found["violations"]] == []
 
 
 @pytest.mark.covers("F79", "F62", "F68")

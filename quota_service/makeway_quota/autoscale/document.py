@@ -1,7 +1,7 @@
 """Read and write the document of a deployment: YAML, every problem at once with its line, and help for each field.
 
 It is apart from the policy document, whose pools it names: pausing or exporting a deployment touches no policy. The
-form of a deployment will be made from the same schema, with the help of each field. It has no secret.
+form of a deployment is made from the same schema, with the help of each field. It has no secret.
 """
 
 from __future__ import annotations
@@ -302,7 +302,7 @@ def schema() -> dict[str, list[tuple[str, str, str]]]:
         name: [
             (
                 key,
-                "required" if field.is_required() else _shown(field.get_default(call_default_factory=True)),
+                "required" if field.is_required() else (written_defaults(table)[key] or "none"),
                 field.description or "",
             )
             for key, field in table.model_fields.items()
@@ -313,6 +313,12 @@ def schema() -> dict[str, list[tuple[str, str, str]]]:
         rows = [(one.name, "required" if one.required else "none", one.help) for one in settings]
         found[f"settings ({provider})"] = rows
     return found
+
+
+def written_defaults(table: type[Table]) -> dict[str, str]:
+    """Return the defaults of a table as a document has them, such as 24:00, "" for none."""
+    defaults = table.model_construct().model_dump()
+    return {key: "" if (shown := _shown(value)) == "none" else shown for key, value in defaults.items()}
 
 
 def _shown(value: Any) -> str:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import re
+from collections.abc import Iterable
+from typing import Annotated, Any, NamedTuple
 
 from fastapi import APIRouter, Form, Query, Request, Response
 from fastapi.responses import RedirectResponse
 from makeway_api.errors import MakewayError
 from makeway_api.models import DeploymentRequest, PolicyCheck
 
-from ...autoscale.document import schema
+from ...autoscale.document import read_deployment, schema
 from ...autoscale.machine import OVER, STATES, MachineState
+from ...policy import PolicyInvalid
 from ...services.jobs.listing import ListQuery
 from ..dependencies import TheServices
 from ..login.auth import Authenticator, Visitor, may, refusal
 from ..login.confirmations import confirmation, confirms
 from ..settings import WebSettings
 from .access import PageVisitor
+from .forms.deployment_fields import NOT_OFFERED, Values, document_of, edited, form_of, typed_values, values_of
 from .render import page, part
 
 router = APIRouter(include_in_schema=False)
@@ -38,6 +42,10 @@ machine_types:
     price: 1.00
 """
 MAX_INTEGER = 2**31 - 1
+PLACE = r"machine_types(\.\d{1,2}(\.schedule(\.\d{1,2})?)?)?"
+ACTIONS = rf"^(validate|save|yaml|fields|(add|remove):{PLACE})$"
+COMMENT = re.compile(r"(^|\s)#", re.MULTILINE)
+NO_FIELDS = "The form has no fields for all of this document: correct it here, as YAML."
 
 
 @router.get("/deployments")
@@ -61,9 +69,10 @@ async def form_page(
     _only_administrators(visitor)
     if name:
         found = await services.deployments.read(visitor.caller, name)
-        return await _form(request, visitor, document=found.document or "", version=found.version, name=name)
+        text = found.document or ""
+        return await _form(request, visitor, _Typed(text, values_of(text)), version=found.version, name=name)
     text = (await services.deployments.duplicate(visitor.caller, copy)).document if copy else EXAMPLE
-    return await _form(request, visitor, document=text, version=0)
+    return await _form(request, visitor, _Typed(text, values_of(text)), version=0)
 
 
 @router.post("/deployment-form")
@@ -74,27 +83,37 @@ async def save(
     document: Annotated[str, Form(max_length=500_000)] = "",
     version: Annotated[int, Form(ge=0, le=MAX_INTEGER)] = 0,
     name: Annotated[str, Form(max_length=63)] = "",
-    action: Annotated[str, Form(pattern="^(validate|save)$")] = "validate",
+    mode: Annotated[str, Form(pattern="^(yaml|fields)$")] = "yaml",
+    action: Annotated[str, Form(pattern=ACTIONS)] = "validate",
     confirmed: Annotated[str, Form(alias="confirmation", max_length=2000)] = "",
 ) -> Response:
-    """Check a document or save it; what was typed is never lost.
+    """Check a document or save it, as fields or as YAML; what was typed is never lost.
 
     It is saved by the second press of Save, on the page that shows what this document changes.
     """
     _only_administrators(visitor)
     text = document.replace("\r\n", "\n")
-    values: dict[str, Any] = {"document": text, "version": version, "name": name}
-    check = await services.deployments.validate(visitor.caller, text)
+    typed = _Typed(text) if mode == "yaml" else _typed_fields(text, (await request.form()).multi_items())
+    known: dict[str, Any] = {"version": version, "name": name}
+    if action == "yaml":
+        return await _form(request, visitor, _Typed(typed.text), **known)
+    if action not in ("validate", "save", "fields"):
+        return await _form(request, visitor, _Typed(text, edited(typed.values or {}, action)), **known)
+    check = await services.deployments.validate(visitor.caller, typed.text)
+    if action == "fields":
+        typed = _Typed(typed.text, values_of(typed.text))
+        problem = None if typed.values else NO_FIELDS
+        return await _form(request, visitor, typed, problem=problem, check=None if check.ok else check, **known)
     if not check.ok or action == "validate":
-        return await _form(request, visitor, status=200 if check.ok else 422, check=check, **values)
+        return await _form(request, visitor, typed, status=200 if check.ok else 422, check=check, **known)
     authenticator: Authenticator = request.app.state.authenticator
-    if not confirms(authenticator.signer, visitor, confirmed, text, version):
-        token = confirmation(authenticator.signer, visitor, text, version)
-        return await _form(request, visitor, check=check, confirmation=token, **values)
+    if not confirms(authenticator.signer, visitor, confirmed, typed.text, version):
+        token = confirmation(authenticator.signer, visitor, typed.text, version)
+        return await _form(request, visitor, typed, check=check, confirmation=token, **known)
     try:
-        saved = await services.deployments.save(visitor.caller, DeploymentRequest(document=text, version=version))
+        saved = await services.deployments.save(visitor.caller, DeploymentRequest(document=typed.text, version=version))
     except MakewayError as error:
-        return await _form(request, visitor, status=error.status, problem=error.message, check=check, **values)
+        return await _form(request, visitor, typed, status=error.status, problem=error.message, check=check, **known)
     return _to(request, saved.name)
 
 
@@ -145,18 +164,41 @@ async def act(
     return _to(request, name)
 
 
-async def _form(request: Request, visitor: Visitor, status: int = 200, **values: Any) -> Response:
-    known: dict[str, Any] = {"check": None, "problem": None, "confirmation": None, "name": ""}
-    check: PolicyCheck | None = values.get("check")
-    asks = bool(values.get("confirmation"))
-    return await page(
-        request,
-        "deployment_form.html",
-        visitor,
-        status=status,
-        **{**known, **values, "check": check, "asks": asks},
-        fields=schema(),
-    )
+class _Typed(NamedTuple):
+    """What the form has: the document, and its fields; None where it is edited as YAML."""
+
+    text: str
+    values: Values | None = None
+
+
+def _typed_fields(original: str, form: Iterable[tuple[str, Any]]) -> _Typed:
+    """Return the document of the fields; the original one, with its comments, where they say the same."""
+    values = typed_values(form)
+    text = document_of(values)
+    try:
+        if read_deployment(original) == read_deployment(text):
+            text = original
+    except PolicyInvalid:
+        pass
+    return _Typed(text, values)
+
+
+async def _form(request: Request, visitor: Visitor, typed: _Typed, status: int = 200, **values: Any) -> Response:
+    known: dict[str, Any] = {"check": None, "problem": None, "confirmation": None, "name": ""} | values
+    check: PolicyCheck | None = known["check"]
+    issues = check.issues if check else []
+    form, others = (None, issues) if typed.values is None else form_of(typed.values, issues)
+    shown = {
+        **known,
+        "document": typed.text,
+        "form": form,
+        "issues": others,
+        "asks": bool(known["confirmation"]),
+        "commented": typed.values is not None and bool(COMMENT.search(typed.text)),
+        "not_offered": NOT_OFFERED,
+        "fields": {table: lines for table, lines in schema().items() if not form or table.startswith("settings")},
+    }
+    return await page(request, "deployment_form.html", visitor, status=status, **shown)
 
 
 def _to(request: Request, name: str) -> Response:
