@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from io import BytesIO
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
@@ -225,6 +226,8 @@ class Ec2Cloud:
                 reservations.remove(reservation)
             else:
                 _set_state(reservation, "instanceState", self._state(known, at))
+                for element in reservation.iterfind(".//{*}launchTime"):
+                    element.text = datetime.fromtimestamp(known.launched_at, UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
         if self.partial:
             for reservation in list(reservations)[1::2]:
                 reservations.remove(reservation)
