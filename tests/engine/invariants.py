@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import replace
 from random import Random
 
-from engine.overtaken import only_for_such_starts, starts_evicted_with_others
+from engine.overtaken import only_for_such_starts, starts_evicted_in_turn
 from engine.sums import Sums, fits, held, take
 from engine.witness import watched
 from makeway_quota.engine import GPU, Plan, Snapshot, Workload, schedule
@@ -49,7 +49,7 @@ def no_start_is_evicted_a_second_later(world: World, before: Snapshot, plan: Pla
     again = world.plan()
     world.now -= 1
     gone = {each.id for each in (*again.evict, *again.move)} & {start.id for start in plan.start}
-    gone -= starts_evicted_with_others(before, plan, again)
+    gone -= starts_evicted_in_turn(before, plan, again)
     assert not gone, f"I7: {gone} started and evicted: {again}\nafter {plan}"
 
 

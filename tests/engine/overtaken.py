@@ -11,6 +11,8 @@ instead, or its GPUs would idle for as long as the other work runs (invariant I6
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from engine.facts import State, future
 from makeway_quota.engine import Plan, Snapshot
 
@@ -42,14 +44,26 @@ def only_for_such_starts(before: Snapshot, plan: Plan, again: Plan) -> bool:
     served = {start.id for start in plan.start} | {w.id for w in plan.pending if w.nomination}
     if again.start or not served.isdisjoint(victims):
         return False
-    left = {preemptor for preemptor, theirs in victims.items() if not theirs & starts}
-    teams = {team for preemptor in victims.keys() - left for team in _teams(before, preemptor)}
+    return _in_turn(before, plan, again, victims, starts) == victims.keys()
+
+
+def starts_evicted_in_turn(before: Snapshot, plan: Plan, again: Plan) -> set[str]:
+    """Return the starts of a plan that the next one may evict with others, or in turn for what those make way for."""
+    starts = starts_evicted_with_others(before, plan, again)
+    victims = _victims(again, {start.id for start in plan.start} & {w.id for w in before.workloads if w.nomination})
+    return starts.union(*(victims[each] for each in _in_turn(before, plan, again, victims, starts)))
+
+
+def _in_turn(before: Snapshot, plan: Plan, again: Plan, victims: Mapping[str, set[str]], starts: set[str]) -> set[str]:
+    """Return the preemptors that such starts make way for, and those that other work does because of them."""
+    found = {preemptor for preemptor, theirs in victims.items() if theirs & starts}
+    teams = {team for preemptor in found for team in _teams(before, preemptor)}
     if teams:
-        left = {preemptor for preemptor in left if _had_room(before, plan, again, preemptor)}
-    while made := {p for p in left if any(teams & _teams(before, each) for each in victims[p])}:
-        left -= made
+        found |= {other for other in victims.keys() - found if not _had_room(before, plan, again, other)}
+    while made := {p for p in victims.keys() - found if any(teams & _teams(before, each) for each in victims[p])}:
+        found |= made
         teams |= {team for preemptor in made for team in _teams(before, preemptor)}
-    return not left
+    return found
 
 
 def _had_room(before: Snapshot, plan: Plan, again: Plan, preemptor: str) -> bool:
