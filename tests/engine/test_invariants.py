@@ -53,7 +53,9 @@ def test_invariants_hold_over_fixed_histories(start: int) -> None:
 
 
 @pytest.mark.covers(*ROWS)
-@pytest.mark.parametrize("start", [876, 3099, 8041, 17944, 2716227, 67108864, 285212753, 178415185, 547483263, 178])
+@pytest.mark.parametrize(
+    "start", [876, 3099, 8041, 17944, 2716227, 67108864, 285212753, 178415185, 547483263, 178, 163824]
+)
 def test_invariants_hold_over_histories_that_broke_them_once(start: int) -> None:
     live_through(Random(start), 200)
 

@@ -88,9 +88,21 @@ EDITS = (
     ),
     Edit(
         "placement/fit.py",
-        "if free - amount < kept_free(within, later):",
-        "if free < kept_free(within, later):",
+        "if _free_in(cluster, line.quota.pools, later) - amount < held:",
+        "if _free_in(cluster, line.quota.pools, later) < held:",
         "what asks must leave the static quota of others",
+    ),
+    Edit(
+        "placement/fit.py",
+        "held = min(kept_together([*here, *more]), held + _free_in(cluster, pools, later))",
+        "held = kept_together([*here, *more])",
+        "what is kept in other pools counts as far as those have free GPUs",
+    ),
+    Edit(
+        "placement/fit.py",
+        "elsewhere = [line for line in ledger.holding if line.kept_free(later) and not line.quota.covers(name)]",
+        "elsewhere: list[LineState] = []",
+        "what is kept in other pools is not there for a static quota of all pools",
     ),
     Edit(
         "placement/fit.py",

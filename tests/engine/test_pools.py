@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -11,6 +12,7 @@ from engine.histories import HISTORIES
 from engine.pooled_worlds import pooled_world
 from engine.properties import check
 from engine.test_reference import compare
+from worlds import World
 
 ROWS = ("F14", "F15", "F16", "F17")
 WRONG_ONCE = (10, 50, 61, 123, 224, 282, 458, 475, 619, 834, 8000285)
@@ -36,6 +38,48 @@ def test_the_invariants_hold_over_several_pools(part: int) -> None:
 @pytest.mark.parametrize("seed", WRONG_ONCE)
 def test_the_invariants_hold_over_several_pools_where_they_were_broken_once(seed: int) -> None:
     hold_in_all_ways(seed)
+
+
+def static_world(engine: str, over_all: float) -> World:
+    """Return a world whose team `b` keeps GPUs of both pools, and `c` four of pool p; both use none of them."""
+    world = World().pool("p", gpus=4).pool("q", gpus=4)
+    world.team("b", reserved=over_all, lend=0).team("c", reserved=4, lend=0, pools=("p",)).team("d")
+    world.profile("two", 2, pools=("q", "p")).profile("two-q", 2, pools=("q",))
+    world.engine = ENGINES[engine]
+    return world
+
+
+@pytest.mark.covers("F17")
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("over_all", "starts"), [(2, True), (4, False)])
+def test_a_static_quota_of_all_pools_is_kept_beside_that_of_one(engine: str, over_all: float, starts: bool) -> None:
+    world = static_world(engine, over_all).submit("j", "d", "two-q")
+    plan = world.step()
+    assert bool(plan.start) == starts
+    if not starts:
+        assert [each.code for each in plan.pending] == ["static_quota"]
+
+
+@pytest.mark.covers("F17")
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_team_that_keeps_gpus_of_one_pool_takes_none_that_are_kept_for_others_in_another(engine: str) -> None:
+    plan = static_world(engine, 4).submit("j", "c", "two").step()
+    assert [(start.pool, start.in_quota) for start in plan.start] == [("p", True)]
+
+
+@pytest.mark.covers("F17")
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_static_quota_on_nodes_that_are_down_keeps_nothing_of_another_pool(engine: str) -> None:
+    world = static_world(engine, 2)
+    world.nodes["p-1"] = replace(world.nodes["p-1"], ready=False)
+    assert [start.id for start in world.submit("j", "d", "two-q").step().start] == ["j"]
+
+
+@pytest.mark.covers("F17")
+@pytest.mark.parametrize("engine", ENGINES)
+def test_static_quotas_of_one_pool_keep_together_what_it_has_free(engine: str) -> None:
+    world = static_world(engine, 2).team("e", reserved=4, lend=0, pools=("p",))
+    assert [start.id for start in world.submit("j", "d", "two-q").step().start] == ["j"]
 
 
 @pytest.mark.slow

@@ -420,14 +420,19 @@ def reserved_within(policy: Policy, quota: QuotaLine) -> int:
 
 
 def kept_free(lines: Iterable[LineState], later: bool) -> int:
-    """Return the milli-GPUs that static quotas keep free together.
+    """Return the milli-GPUs that static quotas keep free together."""
+    return kept_together((line.account, line.kept_free(later)) for line in lines)
+
+
+def kept_together(kept: Iterable[tuple[Account, int]]) -> int:
+    """Return what is kept free for accounts, each for its own and as often as it is there, in milli-GPUs.
 
     A department and its teams keep the larger of what the department keeps and what its teams keep in sum: what is
     kept for a team is kept for its department, too.
     """
     own: dict[Account, int] = {}
-    for line in lines:
-        own[line.account] = own.get(line.account, 0) + line.kept_free(later)
+    for account, amount in kept:
+        own[account] = own.get(account, 0) + amount
     return together(own)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from itertools import chain, islice
 
 from ..index.cluster import Cluster
 from ..index.devices import pick
-from ..index.ledger import Account, LineState, kept_free
+from ..index.ledger import Account, LineState, is_within, kept_together
 from ..index.nodes import NodeState, Part, PoolState
 from ..request import Need
 from ..snapshot import GPU
@@ -132,14 +133,35 @@ def _parts_on(node: NodeState, need: Need, first: int, count: int, later: bool) 
 
 
 def static_quota(cluster: Cluster, account: Account, pool: PoolState, amount: int, later: bool) -> LineState | None:
-    """Return the static quota of another team whose idle GPUs `amount` more would use; None if there is none."""
-    kept = cluster.ledger.static_quotas(account, pool.pool.name, later)
-    for line, names in kept:
-        free = sum(_available(cluster, p, later) for n, p in cluster.pools.items() if not names or n in names)
-        within = [ln for ln, others in kept if not names or (others and set(others) <= set(names))]
-        if free - amount < kept_free(within, later):
+    """Return the static quota of another team whose idle GPUs `amount` more would use; None if there is none.
+
+    Static quotas within its pools are kept as well: those that cover `pool`, and as far as their own pools have free
+    GPUs those that do not, its own team's too.
+    """
+    ledger, name = cluster.ledger, pool.pool.name
+    kept = [line for line, _ in ledger.static_quotas(account, name, later)]
+    if not kept:
+        return None
+    elsewhere = [line for line in ledger.holding if line.kept_free(later) and not line.quota.covers(name)]
+    for line in kept:
+        here = [(other.account, other.kept_free(later)) for other in kept if is_within(other.quota, line.quota)]
+        outside = [other for other in elsewhere if is_within(other.quota, line.quota)]
+        held = kept_together(here)
+        if outside:
+            more = [
+                (other.account, min(other.kept_free(later), _free_in(cluster, other.quota.pools, later)))
+                for other in outside
+            ]
+            pools = {pool for other in outside for pool in other.quota.pools}
+            held = min(kept_together([*here, *more]), held + _free_in(cluster, pools, later))
+        if _free_in(cluster, line.quota.pools, later) - amount < held:
             return line
     return None
+
+
+def _free_in(cluster: Cluster, pools: Collection[str], later: bool) -> int:
+    """Return the free milli-GPUs of pools, of all where none is named."""
+    return sum(_available(cluster, pool, later) for name, pool in cluster.pools.items() if not pools or name in pools)
 
 
 def _available(cluster: Cluster, pool: PoolState, later: bool) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from ...snapshot import WEIGHTS, Policy, QuotaLine
@@ -262,20 +262,20 @@ def spare(line: PolicyLine) -> int:
     return max(0, quota.reserved - (quota.reserved if quota.lend is None else quota.lend))
 
 
-def kept_free(cluster: Cluster, lines: Sequence[PolicyLine], later: bool) -> int:
-    """Return what static quotas keep free of other teams together, beyond what their own teams use.
+def kept_free(cluster: Cluster, kept: Sequence[tuple[str, int]]) -> int:
+    """Return what is kept free for policies together: pairs of a policy and an amount.
 
     A department and its teams keep the larger of what the department keeps and what its teams keep in sum.
     """
-    reached = {level for line in lines for level in cluster.levels(line.policy)}
-    return sum(_kept_within(cluster, name, lines, later) for name in reached if len(cluster.levels(name)) == 1)
+    reached = {level for policy, _ in kept for level in cluster.levels(policy)}
+    return sum(_kept_within(cluster, name, kept) for name in reached if len(cluster.levels(name)) == 1)
 
 
-def _kept_within(cluster: Cluster, policy: str, lines: Sequence[PolicyLine], later: bool) -> int:
+def _kept_within(cluster: Cluster, policy: str, kept: Sequence[tuple[str, int]]) -> int:
     """Return what a policy and the teams below it keep free together."""
-    own = sum(_kept_by(cluster, line, later) for line in lines if line.policy == policy)
+    own = sum(amount for name, amount in kept if name == policy)
     teams = [name for name, known in cluster.policies.items() if known.parent == policy != name]
-    return max(own, sum(_kept_within(cluster, name, lines, later) for name in teams))
+    return max(own, sum(_kept_within(cluster, name, kept) for name in teams))
 
 
 def _kept_by(cluster: Cluster, line: PolicyLine, later: bool) -> int:
@@ -297,17 +297,33 @@ def _unused(cluster: Cluster, policy: str, pool: str) -> int:
 
 
 def static_quota(cluster: Cluster, levels: Sequence[str], pool: str, amount: int, later: bool) -> PolicyLine | None:
-    """Return another team's static quota whose idle GPUs `amount` more would use."""
+    """Return another team's static quota whose idle GPUs `amount` more would use.
+
+    Static quotas in other pools of its, also of the own team, keep what those pools have free.
+    """
     every = [PolicyLine(name, quota) for name in cluster.policies for quota in cluster.policies[name].quotas]
-    others = [ln for ln in every if spare(ln) and ln.quota.covers(pool) and ln.policy not in levels]
-    lines = [line for line in others if _kept_by(cluster, line, later)]
-    for line in lines:
-        names = line.quota.pools
-        free = sum(_available(cluster, name, later) for name in cluster.pools if not names or name in names)
-        within = [ln for ln in lines if not names or (ln.quota.pools and set(ln.quota.pools) <= set(names))]
-        if free - amount < kept_free(cluster, within, later):
+    kept = [(line, held) for line in every if spare(line) and (held := _kept_by(cluster, line, later))]
+    lines = [(ln, held) for ln, held in kept if ln.quota.covers(pool) and ln.policy not in levels]
+    others = [
+        (ln, min(held, _free_in(cluster, ln.quota.pools, later))) for ln, held in kept if not ln.quota.covers(pool)
+    ]
+    for line, _ in lines:
+        here = [(ln.policy, held) for ln, held in lines if _is_within(ln.quota, line.quota)]
+        more = [(ln.policy, held) for ln, held in others if _is_within(ln.quota, line.quota)]
+        pools = {name for ln, _ in others if _is_within(ln.quota, line.quota) for name in ln.quota.pools}
+        beyond = _free_in(cluster, pools, later) if pools else 0
+        held = min(kept_free(cluster, [*here, *more]), kept_free(cluster, here) + beyond)
+        if _free_in(cluster, line.quota.pools, later) - amount < held:
             return line
     return None
+
+
+def _is_within(quota: QuotaLine, other: QuotaLine) -> bool:
+    return not other.pools or (bool(quota.pools) and set(quota.pools) <= set(other.pools))
+
+
+def _free_in(cluster: Cluster, pools: Collection[str], later: bool) -> int:
+    return sum(_available(cluster, name, later) for name in cluster.pools if not pools or name in pools)
 
 
 def _available(cluster: Cluster, pool: str, later: bool) -> int:

@@ -47,7 +47,7 @@ def allowed_without(preemptor: Preemptor, victims: Victims) -> bool:
     """
     cluster, pool = preemptor.cluster, preemptor.pool.pool.name
     for line in cluster.ledger.holding:
-        if line.account in preemptor.account.chain or not line.quota.covers(pool):
+        if line.account in preemptor.account.chain and line.quota.covers(pool):
             continue
         gone = sum(
             v.counts_on(line.quota) for v in victims if line.account in cluster.account(v.allocation.workload).chain
