@@ -1,12 +1,15 @@
-"""Measure how long a step of the autoscaler takes, with a thousand machines and ten thousand waiting jobs."""
+"""Measure a step of the autoscaler and what it reads, with a thousand machines and ten thousand waiting jobs."""
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from random import Random
+from tempfile import TemporaryDirectory
 
 from makeway_quota.autoscale.backoff import LaunchBackoff
 from makeway_quota.autoscale.budget import Money
@@ -16,6 +19,11 @@ from makeway_quota.autoscale.instances import Instance, InstanceList
 from makeway_quota.autoscale.machine import Machine, MachineObservation
 from makeway_quota.autoscale.sizing import size
 from makeway_quota.autoscale.step import MachineChanges, MachineRows, StepInput, StepLeader, step
+from makeway_quota.control.machines.channel import MachineChannel
+from makeway_quota.control.machines.placements import MachinePlacements
+from makeway_quota.control.machines.tokens import MachineTokens
+from makeway_quota.store import open_store
+from makeway_quota.store.machines.machines import StoredMachines
 
 from .measure import Measured
 
@@ -74,6 +82,37 @@ def measure() -> Iterator[Measured]:
         goal=100.0,
         note="A back-off goes over all waiting jobs again.",
     )
+    yield from asyncio.run(_reads(rows.machines))
+
+
+async def _reads(machines: tuple[Machine, ...]) -> list[Measured]:
+    """Measure what each step and each observation of the nodes read, after one machine has changed."""
+    with TemporaryDirectory() as folder, closing(open_store(f"sqlite:///{folder}/makeway.sqlite")) as store:
+        term = store.take_term("benchmark", NOW)
+        rows = tuple(replace(one, request='{"init_script": "' + 500 * "x" + '"}') for one in machines)
+        store.machines.commit("cloud", term, MachineChanges(launched=rows))
+
+        def change(at: int) -> None:
+            [one] = [row for row in store.machines.live() if row.id == rows[at].id]
+            store.machines.commit("cloud", term, MachineChanges(changed=(replace(one, needed_at=NOW + at),)))
+
+        baseline = 1000 * min(_timed(StoredMachines(store._database).live) for _ in range(3))
+        read, shown = [], []
+        channel = MachineChannel(store, MachineTokens(b"0" * 32), MachinePlacements())
+        await channel.refresh()
+        for at in range(STEPS):
+            change(at)
+            began = time.perf_counter()
+            store.machines.read("cloud")
+            read.append(1000 * (time.perf_counter() - began))
+            began = time.perf_counter()
+            await channel.refresh()
+            shown.append(1000 * (time.perf_counter() - began))
+    what = f"of {MACHINES} machines, one of which has changed"
+    return [
+        Measured(f"reading the rows {what}", "ms", read, "reading all of them", baseline, goal=10.0),
+        Measured(f"showing the nodes {what}", "ms", shown, "reading all of them", baseline, goal=10.0),
+    ]
 
 
 def crowd() -> tuple[Deployment, MachineRows, StepInput]:

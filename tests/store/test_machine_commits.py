@@ -278,7 +278,7 @@ def test_a_thousand_machines_are_read_and_written_in_a_bounded_number_of_stateme
         rows = store.machines.read("cloud")
         assert len(store.machines.live()) == 1000
     assert [row.id for row in rows.machines] == ids
-    assert len([one for one, _ in reading if one.startswith("SELECT")]) == 5
+    assert len([one for one, _ in reading if one.startswith("SELECT")]) == 6
     with statements(store) as writing:
         ends = tuple(replace(row, state="gone", since=START + 60, reason="idle") for row in rows.machines)
         assert store.machines.commit("cloud", term, MachineChanges(changed=ends))
@@ -287,6 +287,28 @@ def test_a_thousand_machines_are_read_and_written_in_a_bounded_number_of_stateme
     page = store.machines.machines("cloud", ["gone"], 400)
     rest = store.machines.machines("cloud", ["gone"], 1000, (page[-1].requested_at, page[-1].id))
     assert [row.id for row in (*page, *rest)] == ids[::-1]
+
+
+def test_only_machines_that_have_changed_are_read_again(store: Store) -> None:
+    ids = [f"m-{number:03}" for number in range(100)]
+    term = launch(store, *ids)
+    rows = store.machines.live()
+    assert store.machines.live() == rows
+    assert all(one is other for one, other in zip(store.machines.live(), rows, strict=True))
+    changed = rows[7].with_fields(reason="late")
+    gone = rows[8].with_fields(state="gone")
+    assert store.machines.commit("cloud", term, MachineChanges(changed=(changed, gone)))
+    launch(store, "m-new")
+    with statements(store) as reading:
+        again = store.machines.read("cloud").machines
+    assert [one.id for one in again] == [*ids[:8], *ids[9:], "m-new"]
+    assert again[7].reason == "late"
+    assert [one for one, other in zip(again, rows, strict=False) if one is other] == rows[:7]
+    [some] = [values for one, values in reading if " IN (" in one]
+    assert len([value for value in str(some).split(",") if "m-" in value]) == 2
+    assert store.machines.live() == list(again)
+    assert store.machines.read("other").machines == ()
+    assert store.machines.live() == list(again)
 
 
 def test_listeners_of_commits_are_called_and_the_stream_is_told_of_states(store: Store) -> None:

@@ -137,6 +137,8 @@ class MachineChannel:
                 self._forget(name)
             await self._read_documents()
             for row in rows:
+                if self._is_shown(row):
+                    continue
                 if not self.quarantine.rests(READING, "node", row.id):
                     with self.quarantine.guard(READING, "node", row.id):
                         self._take(row)
@@ -225,15 +227,25 @@ class MachineChannel:
         for row in self._rows.values():
             self._lost_after.setdefault(row.deployment, Windows().lost_after)
 
-    def _take(self, row: Machine) -> None:
-        """Show a machine as its row and its newest report are; one that is damaged stays as it was read before."""
+    def _parts(self, row: Machine) -> tuple[Machine, int, float]:
+        """Return what a machine that is shown is made of."""
         report = self._reports.get(row.id)
         lost_after = self._lost_after.get(row.deployment, Windows().lost_after)
-        made_of = row, -1 if report is None else report.serial, lost_after
+        return row, -1 if report is None else report.serial, lost_after
+
+    def _is_shown(self, row: Machine) -> bool:
+        """Whether a machine is shown as its row and its newest report are, neither of which is damaged."""
+        report = self._reports.get(row.id)
+        damaged = report is not None and report.damaged
+        return not damaged and row.id in self._statuses and self._made_of.get(row.id) == self._parts(row)
+
+    def _take(self, row: Machine) -> None:
+        """Show a machine as its row and its newest report are; one that is damaged stays as it was read before."""
+        report, before = self._reports.get(row.id), self._statuses.get(row.id)
+        made_of = self._parts(row)
         if self._made_of.get(row.id) == made_of:
             return
-        before = self._statuses.get(row.id)
-        status = _status(row, self.options(row), lost_after)
+        status = _status(row, self.options(row), made_of[2])
         if report is not None and not report.damaged:
             status = _with_facts(status, report.facts)
         elif before is not None:

@@ -35,14 +35,12 @@ from ..tables import (
     spend_months,
     unknown_instances,
 )
+from .live import MACHINES, LiveMachines
 from .log import add_events, changed_events
-from .rows import COLUMNS, machine, readable, repaired, row_of
+from .rows import machine, readable, repaired, row_of
 from .rows import machines as machines_of
 
 M = machines.c
-MACHINES = select(*(M[name] for name in COLUMNS), M.over_at, machine_requests.c.request).select_from(
-    machines.outerjoin(machine_requests)
-)
 KNOWN = Lookup(M.id, M.id, M.deployment, M.version, M.state, M.reason)
 IDS = Lookup(M.id, M.id)
 ADD_MACHINES = Many(insert(machines))
@@ -67,6 +65,7 @@ class StoredMachines:
         self._database = database
         self._clock = clock
         self._damaged: dict[str, dict[str, Sequence[str]]] = {}
+        self._live = LiveMachines()
 
     @property
     def damaged(self) -> dict[str, Sequence[str]]:
@@ -77,10 +76,9 @@ class StoredMachines:
         """Return the rows of a deployment as they are committed: machines that are not over, by id."""
         name = values.clean(deployment)
         damaged: dict[str, Sequence[str]] = {}
-        live = MACHINES.where(M.deployment == name, LIVE_MACHINE).order_by(M.id)
         backoffs = select(launch_backoffs).where(launch_backoffs.c.deployment == name)
         with self._database.read() as connection:
-            found = tuple(machines_of(connection.execute(live), damaged))
+            found = tuple(self._live.read(connection, name, damaged))
             held = [_backoff(row) for row in connection.execute(backoffs.order_by(*launch_backoffs.primary_key))]
             closed = _closed(connection, name)
             first_seen = _first_seen(connection, name)
@@ -124,9 +122,8 @@ class StoredMachines:
 
     def live(self) -> list[Machine]:
         """Return the machines of all deployments that are not over, by deployment and id."""
-        query = MACHINES.where(LIVE_MACHINE).order_by(M.deployment, M.id)
         with self._database.read() as connection:
-            return machines_of(connection.execute(query))
+            return self._live.read(connection)
 
     def machine(self, id: str) -> Machine | None:
         """Return one machine, also one that is over; None if there is none of this id, or it was removed."""
