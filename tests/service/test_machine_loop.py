@@ -20,6 +20,7 @@ from makeway_quota.autoscale.instances import Instance
 from makeway_quota.autoscale.machine import Machine
 from makeway_quota.autoscale.provider import JoinData, Provider
 from makeway_quota.autoscale.providers.memory import MemoryProvider
+from makeway_quota.control.machines import deployment_driver
 from makeway_quota.control.machines.cycle_demand import CycleDemand
 from makeway_quota.control.machines.machine_loop import MachineLoop
 from makeway_quota.quarantine import Quarantine
@@ -399,6 +400,51 @@ async def test_a_launch_that_hangs_holds_up_no_end(world: World) -> None:
     finally:
         provider.released.set()
     await world.turn()
+
+
+async def test_many_launches_that_hang_hold_up_neither_lists_nor_ends(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deployment_driver, "CALLS_AT_ONCE", 2)
+    provider = SlowProvider(lambda: world.now)
+    provider.released = threading.Event()
+    world.providers["cloud"] = provider
+    world.deploy()
+    await world.turn()
+    try:
+        world.needs("job-1", "job-2", "job-3")
+        await world.loop.turn()
+        assert world.states() == ["requested"] * 3
+        world.store.deployments.delete("cloud", 1, "admin", world.now)
+        await _turns(world, 20, 20, 20)
+        assert len(provider.instances) == 2
+        assert not provider.running()
+    finally:
+        provider.released.set()
+    await world.turn()
+
+
+async def test_a_launch_that_had_no_thread_in_time_is_not_made_any_more(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deployment_driver, "CALLS_AT_ONCE", 1)
+    provider = SlowProvider(lambda: world.now)
+    provider.released = threading.Event()
+    world.providers["cloud"] = provider
+    world.deploy()
+    await world.turn()
+    try:
+        world.needs("job-1", "job-2")
+        await world.loop.turn()
+        await asyncio.sleep(0.1)
+        assert len(provider.instances) == 1
+        world.now += 130
+    finally:
+        provider.released.set()
+    for driver in world.loop._drivers.values():
+        while driver._tasks:
+            await asyncio.gather(*driver._tasks, return_exceptions=True)
+    assert len(provider.instances) == 1
 
 
 async def test_a_deployment_is_not_gone_while_a_launch_hangs(world: World) -> None:

@@ -40,7 +40,7 @@ from .measured_machines import DriverStore
 log = logging.getLogger("makeway.machines")
 
 CALLS_AT_ONCE = 16
-"""Calls of one deployment that are made at the same time, besides the list"""
+"""Launches of one deployment that are made at once, and as many ends; list and check have threads of their own"""
 BOOTS = 100
 """The newest machines, whose boots say how long the next one takes"""
 CHECK_AGAIN = 300.0
@@ -105,7 +105,11 @@ class DeploymentDriver:
         self._boots: Mapping[str, float] | None = None
         self._provider, self._store = provider, store
         self._identity, self._clock, self._wake, self._monotonic = identity, clock, wake, monotonic
-        self._threads = ThreadPoolExecutor(CALLS_AT_ONCE, thread_name_prefix=f"provider-{deployment.name}")
+        self._threads = {
+            kind: ThreadPoolExecutor(at_once, thread_name_prefix=f"{kind}-{deployment.name}")
+            for kind, at_once in (("launch", CALLS_AT_ONCE), ("terminate", CALLS_AT_ONCE), ("list", 1), ("check", 1))
+        }
+        """By kind: launches that hang hold up neither ends nor lists"""
         self._term: _Term | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._in_flight: dict[str, str] = {}
@@ -134,10 +138,12 @@ class DeploymentDriver:
 
     async def close(self) -> None:
         """Cancel what is under way; calls that were made and whose answers come later are found by the next leader."""
+        self._term = None  # calls that have no thread yet are not made any more
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in self._threads.values():
+            threads.shutdown(wait=False, cancel_futures=True)
 
     def lead(self, term: int, listening: float) -> None:
         """Begin a term. `listening`: since when its reports and the demand are known."""
@@ -240,7 +246,7 @@ class DeploymentDriver:
 
     async def _listed(self, term: _Term) -> None:
         try:
-            found = await self._in_thread(lambda: self._provider.list(self.deployment.name, self._clock()))
+            found = await self._in_thread("list", lambda: self._provider.list(self.deployment.name, self._clock()))
             term.lists.append(found)
             self._listed_at, self._problem = found.at, ""
         except ProviderError as error:
@@ -259,7 +265,7 @@ class DeploymentDriver:
         """Note what the provider would refuse; a check that fails holds nothing up."""
         self._check_due, provider = None, self._provider
         try:
-            await self._in_thread(provider.check)
+            await self._in_thread("check", provider.check)
             problem = ""
         except ProviderError as error:
             problem = str(error) or type(error).__name__
@@ -290,7 +296,9 @@ class DeploymentDriver:
         began = self._clock()
         try:
             join = None if call.machine is None else self._identity.join(call.machine.id)
-            result = await self._in_thread(lambda: call.make(self._provider, join))
+            result = await self._in_thread(call.kind, partial(self._make, term, call, began, join))
+            if result is None:
+                return
         except Exception:
             log.exception("%s of %s failed", call.kind, target)
             return  # no answer: the row's time-outs go on
@@ -300,6 +308,16 @@ class DeploymentDriver:
                 self._launched_at = self._clock()
         await self._answered(term, call, began, result)
         self._wake()
+
+    def _make(
+        self, term: _Term, call: ProviderCall, began: float, join: JoinData | None
+    ) -> Instance | bool | ProviderError | None:
+        """Make a call in its thread, and return its answer; None where it waited so long that it is not made any more.
+
+        A launch that began later might have no row any more that waits for its instance.
+        """
+        late = call.kind == "launch" and not 0 <= self._clock() - began < self.deployment.request_timeout
+        return None if late or self._term is not term else call.make(self._provider, join)
 
     async def _answered(
         self, term: _Term, call: ProviderCall, began: float, result: Instance | bool | ProviderError
@@ -314,8 +332,8 @@ class DeploymentDriver:
             if await asyncio.to_thread(answer, self._store, self.deployment, one, term.number, self._clock()):
                 return
 
-    async def _in_thread(self, function: Callable[[], Any]) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, function)
+    async def _in_thread(self, kind: str, function: Callable[[], Any]) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._threads[kind], function)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
