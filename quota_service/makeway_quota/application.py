@@ -16,11 +16,13 @@ from typing import IO
 from makeway_api import installations
 
 from .artifacts.choice import chosen
+from .autoscale.deployment import CLUSTER, Deployment
 from .autoscale.document import read_deployment
-from .autoscale.provider import JoinData
+from .autoscale.provider import JoinData, Provider
 from .autoscale.providers.choice import provider_of
 from .backends.base import Backend, BackendError
 from .backends.choice import with_removed
+from .backends.kubernetes.settings import machine_provider
 from .backends.machines.machine_source import BACKEND as MACHINES
 from .control.components import Components
 from .control.hub.client import HubApi
@@ -203,8 +205,17 @@ def machine_loop(components: Components, wake_cycle: Callable[[], None]) -> Mach
         return JoinData(settings.machines.url, channel.tokens.join_token(machine))
 
     store, leader = components.store, components.leader
-    providers = partial(provider_of, state_dir=settings.state_dir, installation=store.contents.installation)
-    found = MachineLoop(store, leader, providers, wake_cycle, components.clock, join=join)
+
+    def providers(deployment: Deployment) -> Provider:
+        if deployment.provider == CLUSTER:
+            if CLUSTER not in components.backend.names:
+                raise ValueError("The provider kubernetes needs the backend of that name in MAKEWAY_BACKEND.")
+            return machine_provider(settings.kubernetes, lambda: components.world.document)
+        return provider_of(deployment, settings.state_dir, store.contents.installation)
+
+    found = MachineLoop(
+        store, leader, providers, wake_cycle, components.clock, join=join, cluster_machines=channel.cluster_machines
+    )
     found.quarantine = components.world.quarantine
     return found
 

@@ -229,3 +229,18 @@ def test_what_aws_would_refuse_is_told_before(old: str, new: str, message: str) 
 def test_what_is_wrong_for_aws_is_told_with_its_line() -> None:
     text = AWS_DOCUMENT.replace("g5.2xlarge", "big").replace("Gi", "Xi").replace("sg-0abc", "web")
     assert [line.split(":")[1] for line in problems(text)] == ["10", "13", "16"]
+
+
+def test_nodes_of_a_cluster_are_told_nothing_that_only_agents_read() -> None:
+    text = """
+name: cluster
+provider: kubernetes
+machine_types:
+  - {name: a, pool: gpu, instance: any, gpus: 8, market: spot, spot_price: 1}
+  - {name: b, pool: gpu, instance: any, gpus: 8, init_script: "true"}
+"""
+    with pytest.raises(PolicyInvalid) as refused:
+        read_deployment(text)
+    market, script = (str(issue) for issue in refused.value.issues)
+    assert "the cluster chooses the market; make a pool of its spot nodes by their label" in market
+    assert "nodes of the cluster have no init_script; remove it" in script

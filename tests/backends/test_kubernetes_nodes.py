@@ -97,7 +97,7 @@ def test_a_cordoned_or_deleted_node_takes_no_work() -> None:
     assert project_node(node(meta={"deletionTimestamp": "2026-01-01T00:00:00Z"})).unschedulable
 
 
-@pytest.mark.covers("N05")
+@pytest.mark.covers("F83")
 @pytest.mark.parametrize(
     ("key", "effect", "leaves"),
     [

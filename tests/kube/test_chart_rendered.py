@@ -312,6 +312,26 @@ def test_the_scheduler_preempts_nothing_for_makeways_pods(helm: Helm, tmp_path: 
     assert "MAKEWAY_KUBE_PRIORITY_CLASS" not in variables(none)
 
 
+@pytest.mark.covers("F71")
+def test_the_clusters_autoscaler_is_asked_for_nodes_only_where_the_values_say_so(helm: Helm, tmp_path: Path) -> None:
+    def records(manifests: list[Object]) -> list[Object]:
+        roles = [one for one in of_kind(manifests, "Role") if one["metadata"]["name"] == "makeway-service"]
+        return [rule for role in roles for rule in role["rules"] if "configmaps" in rule["resources"]]
+
+    usual = rendered(helm, tmp_path, STANDALONE)
+    assert (variables(usual)["MAKEWAY_BACKEND"], records(usual)) == ("kubernetes", [])
+    manifests = rendered(helm, tmp_path, {"clusterAutoscaler": {"enabled": True}})
+    given = variables(manifests)
+    assert given["MAKEWAY_BACKEND"] == "kubernetes,machines"
+    assert given["MAKEWAY_KUBE_PLACEHOLDER_CLASS"] == "makeway-makeway-placeholder"
+    (placeholders,) = [one for one in of_kind(manifests, "PriorityClass") if one["value"] < 0]
+    assert (placeholders["value"], placeholders["preemptionPolicy"]) == (-5, "Never")
+    (rule,) = records(manifests)
+    assert rule["verbs"] == ["create", "get", "list", "update", "delete"]
+    without = rendered(helm, tmp_path, {"clusterAutoscaler": {"enabled": True}, "priorityClasses": {"create": False}})
+    assert "MAKEWAY_KUBE_PLACEHOLDER_CLASS" not in variables(without)
+
+
 @pytest.mark.parametrize(
     ("values", "said"),
     [

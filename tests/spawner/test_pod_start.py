@@ -227,7 +227,7 @@ def test_a_pod_that_fits_nowhere_once_it_has_its_claims_is_as_old_as_what_the_sc
     assert start.is_unplaced(60)
 
 
-@pytest.mark.covers("N05")
+@pytest.mark.covers("F83")
 def test_a_pod_for_which_a_node_is_coming_is_not_given_up(start: PodStart, clock: Clock) -> None:
     words = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu."
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": words}
@@ -249,7 +249,7 @@ def test_a_pod_for_which_a_node_is_coming_is_not_given_up(start: PodStart, clock
     assert start.is_unplaced(60)
 
 
-@pytest.mark.covers("N05")
+@pytest.mark.covers("F83")
 def test_karpenter_says_by_nominated_that_a_node_is_coming(start: PodStart) -> None:
     told = {**event("Nominated", "Pod should schedule on: nodeclaim/gpu-x1"), "source": {"component": "karpenter"}}
     assert messages(start, {}, told) == ["The cluster has a node for it: Pod should schedule on: nodeclaim/gpu-x1"]

@@ -18,6 +18,10 @@ Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 DAYS: tuple[Day, ...] = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 Markets = Literal["on_demand", "spot", "spot_first"]
 DAY_MINUTES = 24 * 60
+CLUSTER = "kubernetes"
+"""The provider whose machines are nodes that the cluster's autoscaler adds"""
+SCALE_DOWN = 3600.0
+"""Seconds that a cluster may take to remove a node that nothing keeps, before an administrator is told"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +139,8 @@ class Deployment:
         """Return the time-outs of machines of a type; of one that is not there any more, those of the deployment."""
         found = self.type(name)
         spin_up = found.spin_up_timeout if found else Windows().spin_up_timeout
-        return Windows(self.request_timeout, spin_up, self.lost_after, self.visibility)
+        alarm = SCALE_DOWN if self.provider == CLUSTER else Windows().alarm
+        return Windows(self.request_timeout, spin_up, self.lost_after, self.visibility, alarm=alarm)
 
     def request(self, kind: MachineType, zone: str, market: Market, price: int | None, machine: str) -> str:
         """Return what a provider is asked for to launch a machine: JSON with sorted keys, without a secret.
@@ -145,6 +150,8 @@ class Deployment:
         request = {
             "deployment": self.name,
             "machine": machine,
+            "provider": self.provider,
+            "pool": kind.pool,
             "instance": kind.instance,
             "zone": zone,
             "market": market,

@@ -20,7 +20,7 @@ from ..policy.quantities import Cores, Flag, Label, Mib, Name, Seconds, Title, V
 from ..policy.source import Plain, UnreadableDocument, parse
 from ..policy.tables import Many, Table, Texts, problem, validate_partly, wrong
 from .budget import UNIT
-from .deployment import DAY_MINUTES, DAYS, Day, Deployment, IdleSchedule, MachineType, Markets
+from .deployment import CLUSTER, DAY_MINUTES, DAYS, Day, Deployment, IdleSchedule, MachineType, Markets
 from .providers.settings import SETTINGS, provider_problems
 
 MAX_BYTES = 500_000
@@ -171,8 +171,9 @@ class DeploymentTable(Table):
     version: Version = Field(1, description="Version of the format; 1")
     name: Name = Field(description="Name of the deployment, also the tag of its machines at the provider")
     title: Title = Field("", description="What people read")
-    provider: Literal["aws", "local", "memory"] = Field(
-        description="`aws`: Amazon EC2; `local`: processes of this machine, for tests and the demo; `memory`: for tests"
+    provider: Literal["aws", "kubernetes", "local", "memory"] = Field(
+        description="`aws`: Amazon EC2; `kubernetes`: nodes that the cluster's own autoscaler adds; `local`: processes "
+        "of this machine, for tests and the demo; `memory`: for tests"
     )
     settings: Annotated[Texts, AfterValidator(_no_secrets)] = Field(
         default_factory=dict, description="What the provider needs besides, such as a region; no secrets"
@@ -271,6 +272,17 @@ def _check_types(
         if kind.min_idle > kind.max_machines:
             yield (*loc, "min_idle"), f"{kind.min_idle} is more than the {kind.max_machines} of max_machines"
         yield from _prices(loc, kind, limited)
+        if top is not None and top.provider == CLUSTER:
+            yield from _of_cluster(loc, kind)
+
+
+def _of_cluster(loc: Loc, kind: TypeTable) -> Iterator[Problem]:
+    """Yield what a node that the cluster's autoscaler adds cannot be told."""
+    if kind.market != "on_demand":
+        yield (*loc, "market"), "the cluster chooses the market; make a pool of its spot nodes by their label"
+    for key in ("init_script", "image", "cpu_only"):
+        if kind.has(key):
+            yield (*loc, key), f"nodes of the cluster have no {key}; remove it"
 
 
 def _prices(loc: Loc, kind: TypeTable, limited: bool) -> Iterator[Problem]:

@@ -12,20 +12,28 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .deployment import Deployment
-from .machine import Machine, MachineObservation
+from .machine import NO_NODE, Machine, MachineObservation, boot_of
 
 InstanceState = Literal["pending", "running", "stopping", "stopped", "terminated"]
 
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """An instance at the provider. `machine` and `deployment` are its tags; `launched_at` None where it is not told."""
+    """An instance at the provider. `machine` and `deployment` are its tags; `launched_at` None where it is not told.
+
+    No agent joins from a node of the cluster, so that its provider knows what an agent would report: `node`, once work
+    can start there, with its GPUs and the attempts that it runs. `refused`: why it never will, "" where it may.
+    """
 
     id: str
     machine: str
     deployment: str
     state: InstanceState = "running"
     launched_at: float | None = None
+    node: str = ""
+    gpus: int = 0
+    attempts: int = 0
+    refused: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +100,13 @@ def _seen(instance: Instance, at: float) -> Iterator[MachineObservation]:
         yield MachineObservation("ended", at=at, instance=instance.id)
         return
     yield MachineObservation("listed", at=at, instance=instance.id)
+    if instance.refused:
+        yield MachineObservation("refused", at=at, instance=instance.id, reason=NO_NODE)
+    if instance.node:
+        boot = boot_of(instance.node)
+        yield MachineObservation("joined", at=at, instance=instance.id, boot=boot)
+        yield MachineObservation("initialised", at=at, boot=boot, gpus=instance.gpus)
+        yield MachineObservation("heard", at=at, boot=boot, attempts=instance.attempts)
     if instance.state in ("stopping", "stopped"):
         yield MachineObservation("stopped", at=at, instance=instance.id)
 

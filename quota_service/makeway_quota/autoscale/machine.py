@@ -19,8 +19,17 @@ OVER: frozenset[MachineState] = frozenset({"gone", "failed"})
 """The states in which a machine costs nothing any more"""
 STARTING: frozenset[MachineState] = frozenset({"requested", "booting", "joining"})
 """The states in which a machine is on its way to be ready"""
+NO_NODE = "no_node"
+"""The cause of the end of a machine for which the cluster's autoscaler adds no node"""
+ON_NODE = "node/"
+"""How the boot of a machine begins that is a node of the cluster"""
 CANCELLABLE: frozenset[DrainReason] = frozenset({"idle", "move"})
 """The drains that end when the machine is needed again"""
+
+
+def boot_of(node: str) -> str:
+    """Return the boot of a machine that is a node of the cluster: it has one in its life."""
+    return f"{ON_NODE}{node}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +76,12 @@ class Machine:
     """complete lists in a row without it"""
     reason: str = ""
     """the code of the cause of its state"""
+
+    @property
+    def cluster_node(self) -> str:
+        """Return the node of the cluster that it is, "" for one that an agent joins, or that has none yet."""
+        boot = self.boot or ""
+        return boot.removeprefix(ON_NODE) if boot.startswith(ON_NODE) else ""
 
     @property
     def over(self) -> bool:

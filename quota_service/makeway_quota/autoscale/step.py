@@ -17,7 +17,7 @@ from .budget import Money, count_money, spent_by_month
 from .demand import MachineDemand, PendingWork
 from .deployment import Deployment
 from .instances import Instance, InstanceList, match_instances
-from .machine import Machine, MachineObservation, Windows
+from .machine import NO_NODE, Machine, MachineObservation, Windows
 from .provider import JoinData, Provider, ProviderError
 from .retirement import StepTime, enforce, retire
 from .sizing import Launch, LaunchRefusal, size
@@ -28,6 +28,7 @@ FAILURES: Mapping[str, FailureClass] = {
     "init_failed": "boot_failed",
     "wrong_gpus": "boot_failed",
     "no_answer": "no_answer",
+    NO_NODE: "stock_out",
 }
 """Causes of a machine's end that hold back further launches"""
 ANSWER_TRIES = 3

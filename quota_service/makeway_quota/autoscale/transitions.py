@@ -58,8 +58,9 @@ MACHINE_EVENTS: Mapping[ObservationKind, MachineEvent] = {
         {"requested": ("booting",), "terminating": ("terminating",)},
     ),
     "refused": MachineEvent(
-        "the provider refuses for certain; after an earlier call without an answer, an instance is looked for",
-        {"requested": ("failed", "terminating")},
+        "the provider refuses for certain; after an earlier call without an answer, an instance is looked for. Of a "
+        "machine of the cluster: its autoscaler adds no node",
+        {"requested": ("failed", "terminating"), "booting": ("booting", "terminating")},
     ),
     "throttled": MachineEvent(
         "the provider is busy and has certainly done nothing: it is called again later", {"requested": ("requested",)}
@@ -175,6 +176,8 @@ def _listed(machine: Machine, seen: MachineObservation, now: float, windows: Win
 
 
 def _refused(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:
+    if machine.state == "booting" and seen.instance == machine.instance:  # no answer of a call, which names none
+        return _enter(machine, "terminating", now, seen.reason)
     if machine.state != "requested":
         return machine
     certain = machine.calls <= 1  # an earlier call may have launched one, though this one is refused

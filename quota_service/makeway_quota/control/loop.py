@@ -16,7 +16,6 @@ from contextlib import suppress
 from functools import partial
 
 from ..backends.base import BackendError, Observation, Phase
-from ..backends.machines.machine_source import BACKEND as MACHINES
 from ..engine.plan import Demand
 from ..metrics import CYCLE_SECONDS, LEADER, count_decisions
 from ..quarantine import concerns_all
@@ -307,7 +306,8 @@ class Loop:
         if self.machine_loop is None or not self.machine_loop.active or self._demand is None:
             return
         rows, nodes = await self.world.placed(), self.world.observed.nodes  # with the commits so far
-        self.machine_loop.planned(cycle_demand(observed_at, self._demand, nodes, rows.values(), MACHINES))
+        machines = self.machine_loop.machines_on(nodes)
+        self.machine_loop.planned(cycle_demand(observed_at, self._demand, nodes, rows.values(), machines))
 
     async def _record(self, now: float) -> None:
         """Write what was measured, and forget what this cycle looked at."""

@@ -55,7 +55,11 @@
 
 {{/* The settings of the backend for pods. */}}
 {{- define "makeway.kubernetesEnv" -}}
-- {name: MAKEWAY_BACKEND, value: kubernetes}
+{{- $grows := dig "enabled" false (.Values.clusterAutoscaler | default dict) }}
+- {name: MAKEWAY_BACKEND, value: {{ ternary "kubernetes,machines" "kubernetes" $grows | quote }}}
+{{- if and $grows .Values.priorityClasses.create }}
+- {name: MAKEWAY_KUBE_PLACEHOLDER_CLASS, value: {{ include "makeway.ownPriorityClass" (list . "placeholder") | quote }}}
+{{- end }}
 - {name: MAKEWAY_KUBE_NAMESPACE, value: {{ include "makeway.jobsNamespace" . | quote }}}
 - {name: MAKEWAY_KUBE_INSTANCE, value: {{ include "makeway.instance" . | quote }}}
 - {name: MAKEWAY_WORKER_URL, value: "http://{{ include "makeway.serviceHost" . }}:8765{{ include "makeway.prefix" . | trimSuffix "/" }}"}

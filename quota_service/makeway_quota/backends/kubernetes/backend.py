@@ -48,6 +48,7 @@ from .cluster.dead_nodes import NODE_LOST_AFTER, DeadNodes, NodeReadiness
 from .cluster.inventory import KubernetesInventory
 from .cluster.nodes import Toleration, selectors
 from .cluster.pod_requests import JOB
+from .machines.held_nodes import held_nodes
 from .pods.checkpoint_folders import CheckpointFolders
 from .pods.claim_templates import ClaimTemplates
 from .pods.gang import create_shared
@@ -225,7 +226,8 @@ class KubernetesBackend(RemoteBackend):
 
     async def nodes(self) -> Mapping[str, NodeStatus]:
         """Return the nodes by name, in the pools of the policy in force; none before there is one."""
-        return self._worker_pods.nodes()
+        machines = () if self.machine_source is None else self.machine_source.machines().values()
+        return held_nodes(self._worker_pods.nodes(), self.inventory.nodes.objects, machines)
 
     async def hosts(self) -> Mapping[Key, WorkerHosts] | None:
         """Return what the pods of each attempt are together; None before the first complete list."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
@@ -14,6 +15,8 @@ from ..base import Backend
 from .cluster.dead_nodes import NODE_LOST_AFTER
 
 if TYPE_CHECKING:
+    from ...autoscale.provider import Provider
+    from ...policy import Document
     from .pods.manifest import PodSettings
 
 
@@ -147,6 +150,12 @@ class KubernetesSettings:
         'checkpoints, in JSON: {"requests": {"cpu": "100m"}}; empty: small ones.',
         scope="chart",
     )
+    placeholder_class: str = setting(
+        "",
+        "Priority class of the pods for which the cluster's autoscaler adds nodes, as deployments with the provider "
+        "`kubernetes` create them; below that of all work, and not below -10, which Cluster Autoscaler ignores.",
+        scope="chart",
+    )
     pod: str = setting(
         "",
         "Pod template of all jobs in JSON, with what `pod` of a profile may have; a profile's comes on top.",
@@ -212,3 +221,21 @@ def backend_of(result: KubernetesSettings) -> Backend:
     return KubernetesBackend(
         ApiClient(cluster), pods, tolerations, lost_after=lost, node_lost_after=node_lost, home=home
     )
+
+
+def machine_provider(result: KubernetesSettings, document: Callable[[], Document | None]) -> Provider:
+    """Return the provider of deployments whose machines the cluster's autoscaler adds; ValueError as `backend_of`."""
+    from .api.client import ApiClient
+    from .api.connection import connection
+    from .cluster.nodes import NodeSelector, selectors, toleration
+    from .machines.provider import KubernetesProvider
+
+    cluster = connection(result.kubeconfig, result.context)
+    pods = pod_settings(result, result.namespace or cluster.namespace)
+    tolerations = [toleration(text) for text in result.tolerations]
+
+    def selector(pool: str) -> NodeSelector | None:
+        found = document()
+        return None if found is None else next((one for one in selectors(found, tolerations) if one.pool == pool), None)
+
+    return KubernetesProvider(lambda: ApiClient(cluster), pods, selector, result.placeholder_class)

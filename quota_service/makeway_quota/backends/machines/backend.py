@@ -77,7 +77,7 @@ class MachinesBackend(RemoteBackend):
         """Return the machines that are ready, drain or are lost; one without a pool would get one of this host's."""
         machines, known, self._nodes = self.source.machines(), self._nodes, {}
         for name, machine in machines.items():
-            if machine.condition in NODES and machine.pool:
+            if machine.condition in NODES and machine.pool and not machine.of_cluster:
                 before = known.get(name)
                 unchanged = before is not None and before[0] is machine
                 self._nodes[name] = before if before and unchanged else (machine, _node(machine))

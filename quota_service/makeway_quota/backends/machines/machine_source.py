@@ -74,6 +74,11 @@ class MachineStatus:
     """seconds of silence after which its workers are lost with it"""
     down_since: float | None = None
     """since when it is lost, in Unix seconds"""
+    of_cluster: bool = False
+    """whether it is, or will be, a node of the cluster that its backend shows, without an agent"""
+    node: str = ""
+    """its node there; "" while it has none"""
+    requested_at: float = 0.0
     workers: tuple[HostedWorker, ...] = ()
     """that its agent has started and not forgotten"""
 

@@ -31,6 +31,7 @@ from ..base import (
     Phase,
     StartOrder,
 )
+from ..machines.machine_source import MachineSource
 from ..versions import Changes
 from .channel import Channel
 from .remote_attempt import NOTHING, AttemptObservation, Ending, RemoteAttempt, Timeouts, conclude, cut_off
@@ -96,7 +97,12 @@ class RemoteBackend(Backend, ABC):
         self.quarantine = Quarantine()
         """that of the loop, once it runs"""
         self.channel: Channel
+        self.machine_source: MachineSource | None = None
         self.folders: Folders | None = None
+
+    def follow_machines(self, machines: MachineSource) -> None:
+        """Read the machines of deployments, and what is placed there, from this."""
+        self.machine_source = machines
 
     @property
     def problem(self) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ...autoscale.deployment import CLUSTER
 from ...autoscale.document import read_deployment
 from ...autoscale.machine import Machine, MachineState, Windows
 from ...backends import untrusted
@@ -59,6 +60,7 @@ class MachineOptions:
     cpu: int = 0
     memory: int = 0
     """both as they were promised to those who size; 0: not stated"""
+    of_cluster: bool = False
 
 
 class MachineChannel:
@@ -152,6 +154,13 @@ class MachineChannel:
     def machines(self) -> Mapping[str, MachineStatus]:
         """Return the machines that are not over by name."""
         return self._statuses
+
+    def cluster_machines(self) -> Mapping[str, str]:
+        """Return the machines that are nodes of the cluster, by node: of two on one node that which is ready."""
+        ours = [one for one in self._statuses.values() if one.node]
+        return {
+            one.node: one.name for one in sorted(ours, key=lambda one: (one.condition == "ready", one.requested_at))
+        }
 
     def placed(self) -> Mapping[Key, PlacedAttempt]:
         """Return the attempts that hold GPUs of machines."""
@@ -295,6 +304,9 @@ def _status(row: Machine, options: MachineOptions, lost_after: float) -> Machine
         cpu_only=options.cpu_only,
         lost_after=lost_after,
         down_since=row.since if row.state == "lost" else None,
+        of_cluster=options.of_cluster,
+        node=row.cluster_node,
+        requested_at=row.requested_at,
     )
 
 
@@ -353,4 +365,5 @@ def _options(request: str) -> MachineOptions:
         orphan_after=max(0.0, untrusted.number(given.get("orphan_after")) or 0.0) or 900.0,
         cpu=max(0, untrusted.whole(given.get("cpu")) or 0),
         memory=max(0, untrusted.whole(given.get("memory")) or 0),
+        of_cluster=given.get("provider") == CLUSTER,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ...autoscale.demand import MachineDemand, PendingWork
@@ -39,26 +39,26 @@ def cycle_demand(
     demand: Iterable[Demand],
     nodes: Mapping[str, NodeStatus],
     rows: Iterable[Workload],
-    backend: str,
+    machines: Mapping[str, str],
 ) -> CycleDemand:
     """Return what a cycle knows. `demand`: of its plan; `nodes`: as it observed them.
 
-    `rows`: of work that holds GPUs or has a nomination, after the cycle's end; `backend`: the one whose nodes are
-    machines.
+    `rows`: of work that holds GPUs or has a nomination, after the cycle's end; `machines`: by the nodes that they are.
     """
-    machines = {name: node for name, node in nodes.items() if node.backend == backend}
-    busy, nominated = _places(rows, machines.keys())
-    accepting = (name for name, node in machines.items() if node.ready and not node.cordoned and node.observed)
+    by_machine = {machine: nodes[name] for name, machine in machines.items() if name in nodes}
+    busy, nominated = _places(rows, machines)
+    accepting = (name for name, node in by_machine.items() if node.ready and not node.cordoned and node.observed)
     pending = tuple(PendingWork(*one) for one in demand)
-    return CycleDemand(began, pending, frozenset(machines), frozenset(accepting), busy, nominated)
+    return CycleDemand(began, pending, frozenset(by_machine), frozenset(accepting), busy, nominated)
 
 
-def _places(rows: Iterable[Workload], machines: Collection[str]) -> tuple[Mapping[str, int], frozenset[str]]:
+def _places(rows: Iterable[Workload], machines: Mapping[str, str]) -> tuple[Mapping[str, int], frozenset[str]]:
+    """Return how much work is on each machine, and where some is about to start. `machines`: by node."""
     busy = Counter[str]()
     nominated = set[str]()
     if not machines:
         return busy, frozenset()
     for row in rows:
-        busy.update({place.node for place in row.placement if place.node in machines})
-        nominated.update(place.node for place in row.nomination if place.node in machines)
+        busy.update({machines[place.node] for place in row.placement if place.node in machines})
+        nominated.update(machines[place.node] for place in row.nomination if place.node in machines)
     return busy, frozenset(nominated)

@@ -19,6 +19,8 @@ from ...autoscale.document import read_deployment
 from ...autoscale.machine import MachineObservation
 from ...autoscale.prospects import Prospect
 from ...autoscale.provider import JoinData, Provider
+from ...backends.base import NodeStatus
+from ...backends.machines.machine_source import BACKEND
 from ...engine.plan import Plan
 from ...engine.snapshot import Pool
 from ...quarantine import Quarantine
@@ -55,9 +57,14 @@ class MachineLoop:
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         join: Callable[[str], JoinData | None] = lambda machine: None,
+        cluster_machines: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
-        """`join` returns what the instance of a machine is told so that it joins, always the same."""
+        """`join` returns what the instance of a machine is told so that it joins, always the same.
+
+        `cluster_machines`: the machines that are nodes of the cluster, by node.
+        """
         self._join = join
+        self._cluster_machines = cluster_machines
         self.quarantine = Quarantine()
         """that of the loop, once it runs"""
         self._store, self._leader, self._make_provider = store, leader, make_provider
@@ -103,6 +110,11 @@ class MachineLoop:
         with self.quarantine.step(EXPLAINING):
             plan = self._reasons.refined(plan, self.prospects)
         return plan
+
+    def machines_on(self, nodes: Mapping[str, NodeStatus]) -> Mapping[str, str]:
+        """Return the machines by node: those that agents joined are named alike."""
+        found = {name: name for name, node in nodes.items() if node.backend == BACKEND}
+        return {**found, **self._cluster_machines()}
 
     def planned(self, demand: CycleDemand) -> None:
         """Take what a cycle knows of the work, and make the steps."""

@@ -98,6 +98,8 @@ class ClusterNode:
     """since when it is not ready, in Unix seconds, where Kubernetes says so"""
     unschedulable: bool = False
     """cordoned, or about to be removed"""
+    created: float | None = None
+    """when it joined, in Unix seconds by the clock of the API server"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,7 @@ def project_node(item: Object) -> ClusterNode:
         ready=ready,
         down_since=None if ready else _down_since(conditions, down),
         unschedulable=bool(spec.get("unschedulable")) or "deletionTimestamp" in metadata or _leaves(spec),
+        created=_time(metadata.get("creationTimestamp")),
     )
 
 

@@ -20,6 +20,8 @@ ENDED = ("Succeeded", "Failed")
 JOB = "makeway/job"
 ATTEMPT = "makeway/attempt"
 NUMBER = "makeway/worker"
+MACHINE = "makeway/machine"
+"""The label of what belongs to a machine of a deployment"""
 
 Requests = tuple[tuple[str, int], ...]
 """Amounts by resource, in the order of the resources' names."""
@@ -50,7 +52,7 @@ def project_share(item: Object, instance: str, namespace: str = "") -> PodShare 
     `namespace` is that of the pods of our jobs ("": any). A pod of a workload may outlive it: its worker has reported
     its end, containers beside it run on, its node is out of reach, or a process of it cannot be killed. A pod of ours
     that is of no workload, as one that removes checkpoints, is in no plan and counts as foreign; so does one with the
-    labels of our jobs' pods that is not where we make them.
+    labels of our jobs' pods that is not where we make them. The placeholder of a machine holds nothing: it makes way.
     """
     spec, status = item.get("spec") or {}, item.get("status") or {}
     node = spec.get("nodeName")
@@ -60,6 +62,8 @@ def project_share(item: Object, instance: str, namespace: str = "") -> PodShare 
     labels = metadata.get("labels") or {}
     workload, attempt, worker = "", None, None
     if labels.get(MANAGED_BY) == MANAGER and labels.get(INSTANCE) == instance:
+        if MACHINE in labels and (not namespace or metadata.get("namespace", namespace) == namespace):
+            return None
         workload = str(labels.get(SESSION, ""))
         numbers = [
             int(text) if text.isdecimal() else None for text in (labels.get(ATTEMPT, ""), labels.get(NUMBER, ""))

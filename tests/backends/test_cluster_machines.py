@@ -1,0 +1,332 @@
+"""Machines that the cluster's autoscaler adds: placeholders, what is said of them, and the nodes that they become."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from api_server import ApiServer
+from makeway_quota.autoscale.deployment import Deployment, MachineType
+from makeway_quota.autoscale.instances import Instance, match_instances
+from makeway_quota.autoscale.machine import Machine
+from makeway_quota.autoscale.provider import AnswerLost, Denied, InvalidLaunch, QuotaReached, StockOut
+from makeway_quota.autoscale.transitions import observe
+from makeway_quota.backends.base import NodeStatus
+from makeway_quota.backends.kubernetes.api.client import ApiStatusError, ApiUnreachable, Object
+from makeway_quota.backends.kubernetes.cluster.nodes import ClusterNode, NodeSelector, Toleration
+from makeway_quota.backends.kubernetes.cluster.pod_requests import project_share
+from makeway_quota.backends.kubernetes.machines.held_nodes import held_nodes
+from makeway_quota.backends.kubernetes.machines.objects import placeholder, scale_up_of
+from makeway_quota.backends.kubernetes.machines.provider import KubernetesProvider
+from makeway_quota.backends.kubernetes.pods.manifest import PodSettings
+from makeway_quota.backends.machines.machine_source import MachineStatus
+
+GPU = "nvidia.com/gpu"
+SETTINGS = PodSettings("jobs", "portal", "http://service:8765", "makeway:1", "jobs:1")
+SELECTOR = NodeSelector("cloud", GPU, {"pool": "cloud"}, (Toleration(GPU, "Exists"),))
+TYPE = MachineType("g8", "cloud", "p5.48xlarge", gpus=8, cpu=8000, memory=65536, zones=("a",))
+DEPLOYMENT = Deployment("grows", "kubernetes", (TYPE,))
+REQUEST = DEPLOYMENT.request(TYPE, "a", "on_demand", None, "m-1")
+CONFIG, PODS, EVENTS = (f"/api/v1/namespaces/jobs/{kind}" for kind in ("configmaps", "pods", "events"))
+NOW = 1_790_000_000.0
+
+
+class Server(ApiServer):
+    """An API server that keeps objects, and that a test plays scheduler and autoscaler of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.objects: dict[str, Object] = {}
+        self.made = 0
+
+    async def get(self, path: str, query: Mapping[str, str] | None = None) -> Object:
+        self._hear("GET", path)
+        if path in (CONFIG, PODS, EVENTS, "/api/v1/nodes"):
+            return {"items": [json.loads(json.dumps(one)) for one in self._selected(path, dict(query or {}))]}
+        if path not in self.objects:
+            raise ApiStatusError(404, "NotFound", f"{path} is not there")
+        return json.loads(json.dumps(self.objects[path]))  # type: ignore[no-any-return]
+
+    def _selected(self, path: str, query: dict[str, str]) -> list[Object]:
+        found = [one for key, one in self.objects.items() if key.rpartition("/")[0] == path]
+        for part in query.get("labelSelector", "").split(",") if query.get("labelSelector") else ():
+            name, value = part.split("=")
+            found = [one for one in found if one["metadata"]["labels"].get(name) == value]
+        for part in query.get("fieldSelector", "").split(",") if query.get("fieldSelector") else ():
+            name, value = part.split("=")
+            found = [one for one in found if _field(one, name) == value]
+        return found
+
+    async def create(self, path: str, body: Object) -> Object:
+        self._hear("POST", path)
+        key = f"{path}/{body['metadata']['name']}"
+        if key in self.objects:
+            raise ApiStatusError(409, "AlreadyExists", "it is there")
+        self.made += 1
+        at = datetime.fromtimestamp(NOW + self.made, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        metadata = {**body["metadata"], "uid": f"u{self.made}", "creationTimestamp": at}
+        self.objects[key] = json.loads(json.dumps({**body, "metadata": metadata}))
+        return self.objects[key]
+
+    async def replace(self, path: str, body: Object) -> Object:
+        self._hear("PUT", path)
+        self.objects[path] = body
+        return body
+
+    async def delete(self, path: str, *, uid: str = "", grace: int | None = None) -> bool:
+        self._hear("DELETE", path)
+        return self.objects.pop(path, None) is not None
+
+    # -- what a cluster does
+
+    def says(self, reason: str, message: str, machine: str = "m-1") -> None:
+        """Add an event about a placeholder."""
+        number = len(self.objects) + 1
+        about = {"name": f"makeway-machine-{machine}-place", "uid": self.pod(machine)["metadata"]["uid"]}
+        at = f"2026-11-28T12:{number:02}:00Z"
+        event = {"reason": reason, "message": message, "involvedObject": about, "lastTimestamp": at}
+        self.objects[f"{EVENTS}/e{number}"] = {**event, "metadata": {"name": f"e{number}"}}
+
+    def pod(self, machine: str = "m-1", kind: str = "place") -> Object:
+        return self.objects[f"{PODS}/makeway-machine-{machine}-{kind}"]
+
+    def joins(self, name: str, gpus: int) -> None:
+        """Add a node, or change it."""
+        conditions = [{"type": "Ready", "status": "True"}]
+        status = {"allocatable": {GPU: str(gpus), "cpu": "16"}, "conditions": conditions}
+        self.objects[f"/api/v1/nodes/{name}"] = {"metadata": {"name": name}, "spec": {}, "status": status}
+
+    def names(self) -> list[str]:
+        return sorted(key.rpartition("/")[2] for key in self.objects if key.startswith((PODS, CONFIG)))
+
+
+def _field(one: Object, path: str) -> Any:
+    for part in path.split("."):
+        one = one.get(part, {})
+    return one
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server()
+
+
+@pytest.fixture
+def provider(server: Server) -> KubernetesProvider:
+    known = {"cloud": SELECTOR}
+    return KubernetesProvider(lambda: server, SETTINGS, known.get, "low", decision_seconds=0.05)
+
+
+def listed(provider: KubernetesProvider, now: float = NOW + 10) -> list[Instance]:
+    return list(provider.list("grows", now).instances)
+
+
+@pytest.mark.covers("F71")
+def test_a_machine_is_a_placeholder_of_its_shape_in_its_pool(server: Server, provider: KubernetesProvider) -> None:
+    made = provider.launch(REQUEST, "m-1")
+    assert (made.id, made.machine, made.deployment) == ("makeway-machine-m-1", "m-1", "grows")
+    spec = server.pod()["spec"]
+    (container,) = spec["containers"]
+    assert container["resources"] == {
+        "requests": {"cpu": "8000m", "memory": "65536Mi", GPU: "8"},
+        "limits": {GPU: "8"},
+    }
+    zone, kind = "topology.kubernetes.io/zone", "node.kubernetes.io/instance-type"
+    assert spec["nodeSelector"] == {"pool": "cloud", kind: "p5.48xlarge", zone: "a"}
+    assert spec["tolerations"] == [{"operator": "Exists", "key": GPU}]
+    assert (spec["priorityClassName"], spec["automountServiceAccountToken"]) == ("low", False)
+    assert provider.launch(REQUEST, "m-1") == made, "a repeated call makes nothing new"
+    assert server.made == 2
+    with pytest.raises(AnswerLost):
+        provider.launch(REQUEST.replace("65536", "1024"), "m-1")
+
+
+@pytest.mark.covers("F83")
+def test_a_type_that_the_autoscaler_cannot_add_is_out_of_stock_and_leaves_nothing(
+    server: Server, provider: KubernetesProvider
+) -> None:
+    def answer(method: str, path: str) -> None:
+        if method == "GET" and path == EVENTS and len(server.objects) == 2:
+            server.says("NotTriggerScaleUp", "pod didn't trigger scale-up: 2 max node group size reached")
+
+    server.answer = answer
+    with pytest.raises(StockOut, match="the cluster's autoscaler adds no node: 2 max node group size reached"):
+        provider.launch(REQUEST, "m-1")
+    assert server.names() == []
+
+
+@pytest.mark.covers("F83")
+def test_a_node_is_a_machine_only_once_its_gpus_are_there(server: Server, provider: KubernetesProvider) -> None:
+    provider.launch(REQUEST, "m-1")
+    assert [one.state for one in listed(provider)] == ["pending"]
+    server.joins("node-1", gpus=0)
+    server.pod()["spec"]["nodeName"] = "node-1"
+    (found,) = listed(provider)
+    assert (found.node, found.state) == ("", "pending"), "its device plugin has not registered yet"
+    assert server.pod(kind="keep")["spec"]["nodeName"] == "node-1"
+    assert server.pod(kind="keep")["metadata"]["annotations"]["karpenter.sh/do-not-disrupt"] == "true"
+    server.joins("node-1", gpus=8)
+    (found,) = listed(provider)
+    assert (found.node, found.gpus, found.attempts, found.state) == ("node-1", 8, 0, "running")
+    assert server.names() == ["makeway-machine-m-1", "makeway-machine-m-1-keep"], "the placeholder makes way"
+
+
+def test_work_on_the_node_of_a_machine_is_counted(server: Server, provider: KubernetesProvider) -> None:
+    provider.launch(REQUEST, "m-1")
+    server.joins("node-1", gpus=8)
+    server.pod()["spec"]["nodeName"] = "node-1"
+    labels = {"app.kubernetes.io/managed-by": "makeway", "makeway/instance": "portal", "makeway/kind": "job"}
+    for number, phase in enumerate(("Running", "Succeeded")):
+        pod = {"metadata": {"name": f"j{number}", "labels": labels}, "spec": {"nodeName": "node-1"}}
+        server.objects[f"{PODS}/j{number}"] = {**pod, "status": {"phase": phase}}
+    assert [one.attempts for one in listed(provider)] == [1]
+
+
+@pytest.mark.covers("F83")
+def test_a_machine_that_is_ended_lets_its_node_go_and_is_over_when_the_node_is_gone(
+    server: Server, provider: KubernetesProvider
+) -> None:
+    provider.launch(REQUEST, "m-1")
+    server.joins("node-1", gpus=8)
+    server.pod()["spec"]["nodeName"] = "node-1"
+    listed(provider)
+    assert provider.terminate("makeway-machine-m-1")
+    assert server.names() == ["makeway-machine-m-1"], "nothing keeps the node"
+    assert [one.state for one in listed(provider)] == ["stopping"]
+    assert provider.terminate("makeway-machine-m-1"), "may be repeated"
+    del server.objects["/api/v1/nodes/node-1"]
+    assert [one.state for one in listed(provider)] == ["terminated"]
+    assert (server.names(), listed(provider)) == ([], [])
+    assert not provider.terminate("makeway-machine-m-1")
+
+
+def test_a_machine_whose_node_is_taken_by_a_newer_one_is_over(server: Server, provider: KubernetesProvider) -> None:
+    for machine in ("m-1", "m-2"):
+        provider.launch(REQUEST.replace("m-1", machine), machine)
+        server.joins("node-1", gpus=8)
+        server.pod(machine)["spec"]["nodeName"] = "node-1"
+        listed(provider)
+        if machine == "m-1":
+            provider.terminate("makeway-machine-m-1")
+    assert {one.machine: one.node for one in listed(provider)} == {"m-2": "node-1"}
+
+
+def test_a_record_of_a_launch_that_broke_off_is_removed(server: Server, provider: KubernetesProvider) -> None:
+    provider.launch(REQUEST, "m-1")
+    del server.objects[f"{PODS}/makeway-machine-m-1-place"]
+    assert [one.state for one in listed(provider)] == ["pending"], "it may be under way"
+    assert [one.state for one in listed(provider, NOW + 200)] == ["terminated"]
+    assert server.names() == []
+
+
+def test_an_autoscaler_that_gives_up_later_ends_the_machine_as_out_of_stock(
+    server: Server, provider: KubernetesProvider
+) -> None:
+    made = provider.launch(REQUEST, "m-1")
+    server.says("TriggeredScaleUp", "pod triggered scale-up: [{cloud 0->1}]")
+    server.says("NotTriggerScaleUp", "pod didn't trigger scale-up: 1 in backoff after failed scale-up")
+    (found,) = listed(provider)
+    assert found.refused == "the cluster's autoscaler adds no node: 1 in backoff after failed scale-up"
+    row = machine(state="booting", instance=made.id)
+    for one, seen in match_instances(DEPLOYMENT, [row], provider.list("grows", NOW), {}).observations:
+        row = observe(one if row is one else row, seen, NOW, DEPLOYMENT.windows("g8"))
+    assert (row.state, row.reason) == ("terminating", "no_node")
+
+
+@pytest.mark.covers("F83")
+def test_a_listed_node_takes_its_machine_to_ready_and_reports_for_it() -> None:
+    row = machine(state="booting", instance="i")
+    found = Instance("i", "m-1", "grows", node="node-1", gpus=8, attempts=2)
+    for seen in _observations(row, found):
+        row = observe(row, seen, NOW, DEPLOYMENT.windows("g8"))
+    assert (row.state, row.cluster_node, row.attempts, row.heard_at) == ("ready", "node-1", 2, NOW)
+
+
+def _observations(row: Machine, found: Instance) -> list[Any]:
+    from makeway_quota.autoscale.instances import InstanceList
+
+    return [seen for _, seen in match_instances(DEPLOYMENT, [row], InstanceList(NOW, (found,)), {}).observations]
+
+
+def machine(**fields: Any) -> Machine:
+    usual = Machine("m-1", "grows", "cloud", "g8", "a", "on_demand", None, 8, REQUEST, NOW - 60, NOW - 60)
+    return replace(usual, **fields)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "expected"),
+    [
+        (ApiStatusError(403, "Forbidden", "exceeded quota: gpus, requested: 8"), QuotaReached),
+        (ApiStatusError(403, "Forbidden", "denied by a policy"), InvalidLaunch),
+        (ApiStatusError(403, "Forbidden", "cannot create resource pods"), Denied),
+        (ApiStatusError(422, "Invalid", "spec is invalid"), InvalidLaunch),
+        (ApiUnreachable("it does not answer"), AnswerLost),
+    ],
+)
+def test_refusals_of_the_api_server_are_those_of_a_provider(
+    server: Server, provider: KubernetesProvider, refusal: Exception, expected: type[Exception]
+) -> None:
+    def answer(method: str, path: str) -> None:
+        if (method, path) == ("POST", PODS):
+            raise refusal
+
+    server.answer = answer
+    with pytest.raises(expected):
+        provider.launch(REQUEST, "m-1")
+
+
+def test_a_pool_that_the_policy_does_not_have_launches_nothing(server: Server, provider: KubernetesProvider) -> None:
+    with pytest.raises(InvalidLaunch, match="no pool 'other'"):
+        provider.launch(REQUEST.replace('"pool":"cloud"', '"pool":"other"'), "m-1")
+    assert server.objects == {}
+
+
+def test_a_placeholder_holds_nothing_and_is_not_foreign() -> None:
+    pod = placeholder(SETTINGS, json.loads(REQUEST), SELECTOR, "")
+    pod["spec"]["nodeName"] = "node-1"
+    assert project_share(pod, "portal", "jobs") is None
+    assert project_share(pod, "another", "jobs") is not None, "that of another installation is"
+
+
+def test_of_what_an_autoscaler_said_the_newest_counts() -> None:
+    def said(reason: str, at: str, by: str = "cluster-autoscaler") -> Object:
+        return {"reason": reason, "message": reason, "lastTimestamp": at, "source": {"component": by}}
+
+    coming, refused = (
+        said("TriggeredScaleUp", "2026-01-01T00:00:05Z"),
+        said("NotTriggerScaleUp", "2026-01-01T00:01:05Z"),
+    )
+    found = [scale_up_of(one) for one in ([coming, refused], [refused, {**coming, "lastTimestamp": "2026-01-02"}])]
+    assert [one and one.coming for one in found] == [False, True]
+    assert scale_up_of([said("Nominated", "2026", "kueue"), said("FailedScheduling", "2026")]) is None
+    assert scale_up_of([said("Nominated", "2026", "karpenter")])
+
+
+def status(**fields: Any) -> MachineStatus:
+    return replace(MachineStatus("m-1", "cloud", "ready", 8, of_cluster=True, requested_at=NOW), **fields)
+
+
+@pytest.mark.parametrize(
+    ("machines", "cordoned"),
+    [
+        ((), []),
+        ((status(node="new"),), []),
+        ((status(node="new", condition="draining"),), ["new"]),
+        ((status(node="new", condition="ending"), status(name="m-2", node="new")), []),
+        ((status(condition="starting"),), ["new"]),  # it may be the one that its placeholder waits for
+        ((status(condition="starting", pool="other"),), []),
+        ((status(condition="starting", of_cluster=False),), []),
+    ],
+)
+def test_nodes_of_machines_take_work_only_while_these_are_ready(
+    machines: tuple[MachineStatus, ...], cordoned: list[str]
+) -> None:
+    nodes = {name: NodeStatus(name, "cloud", (0,)) for name in ("old", "new")}
+    known = {name: ClusterNode(name, name, {}, {}) for name in nodes}
+    known = {"old": replace(known["old"], created=NOW - 9000), "new": replace(known["new"], created=NOW + 90)}
+    found = held_nodes(nodes, known, machines)
+    assert [name for name, node in found.items() if node.cordoned] == cordoned

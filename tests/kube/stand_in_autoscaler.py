@@ -1,0 +1,143 @@
+"""A small cluster autoscaler: adds simulated nodes for pods that fit nowhere, and removes those that nothing keeps.
+
+It writes the events and taints of Cluster Autoscaler, which itself is not to be had here: TriggeredScaleUp and
+NotTriggerScaleUp, ToBeDeletedByClusterAutoscaler. Pods with the annotation safe-to-evict "false" keep their node.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from contextlib import suppress
+from datetime import UTC, datetime
+from types import TracebackType
+
+from kube_cluster import simulated
+from kube_cluster.api import GPU, Api, ApiProblem, Object
+
+POOL = "makeway.test/pool"
+TYPE = "node.kubernetes.io/instance-type"
+SAFE = "cluster-autoscaler.kubernetes.io/safe-to-evict"
+PRIORITY_CUTOFF = -10
+"""Cluster Autoscaler ignores pods of a lower priority, and lets nodes go on which only such run"""
+
+
+class StandInAutoscaler:
+    """Groups of nodes by the instance type of their label, with the GPUs of a node and the most nodes of the group."""
+
+    def __init__(
+        self, api: Api, pool: str, groups: dict[str, tuple[int, int]], boot: float = 1.0, unneeded: float = 3.0
+    ) -> None:
+        """`boot`: seconds until the device plugin of a new node shows its GPUs; `unneeded`: until an empty one goes."""
+        self.api, self.pool, self.groups, self.boot, self.unneeded = api, pool, groups, boot, unneeded
+        self.added: list[str] = []
+        self.removed: list[str] = []
+        self.failures: list[Exception] = []
+        self._numbers = itertools.count(1)
+        self._for: dict[str, str] = {}
+        """pods by UID for which a node was added"""
+        self._refused: set[str] = set()
+        self._empty_since: dict[str, float] = {}
+        self._without_gpus: dict[str, tuple[float, int]] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="autoscaler")
+
+    def __enter__(self) -> StandInAutoscaler:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._stop.set()
+        self._thread.join()
+        for name in set(self.added) - set(self.removed):
+            with suppress(ApiProblem):
+                self.api.delete(f"/api/v1/nodes/{name}")
+
+    def _run(self) -> None:
+        while not self._stop.wait(0.3):
+            try:
+                self._scan()
+            except ApiProblem as error:
+                if error.status != 404:  # what it looked at is gone
+                    self.failures.append(error)
+
+    def _scan(self) -> None:
+        pods = self.api.items("/api/v1/pods")
+        for pod in pods:
+            if self._waits(pod) and pod["metadata"]["uid"] not in self._for:
+                self._scale_up(pod)
+        self._finish_boots()
+        self._scale_down(pods)
+
+    def _waits(self, pod: Object) -> bool:
+        conditions = pod["status"].get("conditions", ())
+        unschedulable = any(one.get("reason") == "Unschedulable" for one in conditions)
+        ours = pod["spec"].get("nodeSelector", {}).get(POOL) == self.pool
+        return unschedulable and ours and pod["spec"].get("priority", 0) >= PRIORITY_CUTOFF
+
+    def _scale_up(self, pod: Object) -> None:
+        wanted, uid = pod["spec"]["nodeSelector"].get(TYPE, ""), pod["metadata"]["uid"]
+        gpus, most = self.groups.get(wanted, (0, 0))
+        needed = int(pod["spec"]["containers"][0]["resources"].get("limits", {}).get(GPU, 0))
+        if len(self._nodes_of(wanted)) >= most or needed > gpus:
+            if uid not in self._refused:
+                self._refused.add(uid)
+                self._say(pod, "NotTriggerScaleUp", "pod didn't trigger scale-up: 1 max node group size reached")
+            return
+        name = f"auto-{wanted}-{next(self._numbers)}"
+        self._for[uid] = name
+        self._say(pod, "TriggeredScaleUp", f"pod triggered scale-up: [{{{wanted} 0->1 (max: {most})}}]")
+        node = simulated.node(name, 0, "NVIDIA-H100-80GB-HBM3")
+        node["metadata"]["labels"] |= {POOL: self.pool, TYPE: wanted}
+        self.api.create("/api/v1/nodes", node)
+        self.added.append(name)
+        self._without_gpus[name] = time.monotonic() + self.boot, gpus
+
+    def _nodes_of(self, kind: str) -> list[Object]:
+        return self.api.items("/api/v1/nodes", labelSelector=f"{POOL}={self.pool},{TYPE}={kind}")
+
+    def _finish_boots(self) -> None:
+        for name, (due, gpus) in list(self._without_gpus.items()):
+            if time.monotonic() >= due and simulated.is_ready(self.api.get(f"/api/v1/nodes/{name}")):
+                room = {GPU: str(gpus)}
+                self.api.merge(f"/api/v1/nodes/{name}/status", {"status": {"allocatable": room, "capacity": room}})
+                del self._without_gpus[name]
+
+    def _scale_down(self, pods: list[Object]) -> None:
+        for name in [one for one in self.added if one not in self.removed]:
+            kept = any(
+                pod["spec"].get("nodeName") == name
+                and (pod["metadata"].get("annotations", {}).get(SAFE) == "false" or _gpus(pod))
+                for pod in pods
+            )
+            if kept or name in self._without_gpus or any(self._for.get(p["metadata"]["uid"]) == name for p in pods):
+                self._empty_since.pop(name, None)
+                continue
+            if time.monotonic() - self._empty_since.setdefault(name, time.monotonic()) > self.unneeded:
+                taints = self.api.get(f"/api/v1/nodes/{name}")["spec"].get("taints", [])
+                leaving = {"key": "ToBeDeletedByClusterAutoscaler", "value": "1", "effect": "NoSchedule"}
+                self.api.merge(f"/api/v1/nodes/{name}", {"spec": {"taints": [*taints, leaving]}})
+                time.sleep(1.0)
+                self.api.delete(f"/api/v1/nodes/{name}")
+                self.removed.append(name)
+
+    def _say(self, pod: Object, reason: str, message: str) -> None:
+        metadata, now = pod["metadata"], datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        about = {"kind": "Pod", "apiVersion": "v1", "name": metadata["name"], "uid": metadata["uid"]}
+        event = {
+            "metadata": {"generateName": f"{metadata['name']}.", "namespace": metadata["namespace"]},
+            "involvedObject": about | {"namespace": metadata["namespace"]},
+            "reason": reason,
+            "message": message,
+            "type": "Normal",
+            "source": {"component": "cluster-autoscaler"},
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "count": 1,
+        }
+        self.api.create(f"/api/v1/namespaces/{metadata['namespace']}/events", event)
+
+
+def _gpus(pod: Object) -> int:
+    return sum(int(one.get("resources", {}).get("limits", {}).get(GPU, 0)) for one in pod["spec"]["containers"])

@@ -1,0 +1,104 @@
+"""A deployment of a cluster whose autoscaler adds nodes for jobs that wait, and removes them when these are over."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from informing import soon
+from job_service import NAMESPACE, PODS, Serving, make_namespace
+from kube.stand_in_autoscaler import POOL, StandInAutoscaler
+from makeway_quota.autoscale.machine import Machine
+
+from kube_cluster.api import Api
+from kube_cluster.cluster import Cluster
+
+pytestmark = [pytest.mark.kube, pytest.mark.slow]
+
+DEPLOYMENT = """
+version: 1
+name: grows
+provider: kubernetes
+poll_interval: 1
+request_timeout: 60
+machine_types:
+  - {name: small, pool: cloud, instance: small-2, gpus: 2, idle_timeout: 3}
+  - {name: large, pool: cloud, instance: large-4, gpus: 4, idle_timeout: 3}
+"""
+SIMULATED = {"key": "kwok.x-k8s.io/node", "operator": "Exists"}
+
+
+def policy() -> str:
+    pod = {"spec": {"tolerations": [SIMULATED]}}
+    document = {
+        "version": 1,
+        "pools": [{"name": "cloud", "kind": "autoscaled", "nodes": {"labels": {POOL: "cloud"}}}],
+        "profiles": [{"name": "gpu2", "gpus": 2, "pools": ["cloud"], "policies": ["rnd"], "grace": 1, "pod": pod}],
+        "policies": [{"name": "rnd", "groups": ["rnd"], "quotas": [{"pools": ["cloud"], "reserved": 0, "limit": 8}]}],
+    }
+    return json.dumps(document)
+
+
+@pytest.fixture
+async def growing(control_plane: Cluster, tmp_path: Path) -> AsyncIterator[Serving]:
+    """Return a service for a pool without a single node, which does not run yet."""
+    make_namespace(control_plane)
+    control_plane.add_simulated_nodes(1, gpus=1)  # starts what runs simulated nodes
+    made = Serving(control_plane, tmp_path / "state", policy())
+    made.environ |= {"MAKEWAY_BACKEND": "kubernetes,machines", "MAKEWAY_KUBE_TOLERATIONS": "kwok.x-k8s.io/node"}
+    del made.environ["MAKEWAY_KUBE_CHECKPOINT_CLAIM"]
+    yield made
+    for one in made.clients.values():
+        await one.close()
+    made.reservation.close()
+    control_plane.api.delete(PODS, gracePeriodSeconds="0")
+
+
+def objects(api: Api) -> list[str]:
+    found = [
+        *api.items(PODS),
+        *api.items(f"/api/v1/namespaces/{NAMESPACE}/configmaps", labelSelector="makeway/machine"),
+    ]
+    return sorted(one["metadata"]["name"] for one in found)
+
+
+@pytest.mark.covers("F71", "F83")
+async def test_a_job_gets_a_node_of_the_clusters_autoscaler_which_goes_when_the_job_is_over(
+    growing: Serving, control_plane: Cluster
+) -> None:
+    api = control_plane.api
+    groups = {"small-2": (2, 0), "large-4": (4, 1)}  # of the preferred type there is none
+    with StandInAutoscaler(api, "cloud", groups) as autoscaler:
+        async with growing.running() as service:
+            store = service.components.store
+            store.deployments.save("grows", DEPLOYMENT, 0, "root", 1.0)
+            job = await growing.submit("ana", "fit", "train", profile="gpu2")
+
+            def rows() -> list[Machine]:
+                return list(store.machines.live())
+
+            await soon(lambda: [row.type for row in rows() if row.state == "ready"] == ["large"], "a machine is ready")
+            assert autoscaler.added == ["auto-large-4-1"]
+            (machine,) = rows()
+            assert machine.cluster_node == "auto-large-4-1"
+
+            def placed() -> bool:
+                found = api.items(PODS, labelSelector=f"makeway/job={job.id}")
+                return any(one["spec"].get("nodeName") == "auto-large-4-1" for one in found)
+
+            await soon(placed, "its pod is on the new node")
+            assert f"makeway-machine-{machine.id}-place" not in objects(api), "the placeholder has made way"
+            await asyncio.sleep(5)
+            assert [row.state for row in rows()] == ["ready"], "it is kept while it works"
+            assert (autoscaler.added, autoscaler.removed) == (["auto-large-4-1"], [])
+            await growing.client("ana").cancel(job.id)
+            await soon(lambda: autoscaler.removed == ["auto-large-4-1"], "the cluster removes the node")
+            await soon(lambda: not rows(), "the machine is gone")
+            await soon(lambda: not objects(api), "nothing of it is left")
+            assert (autoscaler.added, autoscaler.failures) == (["auto-large-4-1"], [])
+            gone = store.machines.machine(machine.id)
+            assert gone is not None
+            assert gone.state == "gone"
