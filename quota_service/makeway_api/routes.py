@@ -13,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from .errors import MakewayError
 from .models import (
+    Credential,
     Decision,
     Deployment,
     DeploymentDraft,
@@ -38,6 +39,7 @@ from .models import (
     Preview,
     Problem,
     Profile,
+    Resealed,
     Session,
     SessionRequest,
     StorageDelete,
@@ -317,6 +319,23 @@ class Routes(Generic[J]):
         """Apply a document → PolicyVersion."""
         request = PolicyRequest(document=document, comment=comment, base=base)
         return self._do(Call("PUT", "/policy", _as(PolicyVersion), body=request))
+
+    def credentials(self) -> Any:
+        """Return all credentials of jobs, without their values → list[Credential] (administrators)."""
+        return self._do(Call("GET", "/credentials", _as(list[Credential])))
+
+    def credential_save(self, name: str, kind: str, values: Mapping[str, str], team: str = "") -> Any:
+        """Keep a credential in place of the one with its name → Credential."""
+        body = {"kind": kind, "team": team, "values": dict(values)}  # a model shows no secret, not even to JSON
+        return self._do(Call("PUT", f"/credentials/{_q(name)}", _as(Credential), body=body))
+
+    def credential_delete(self, name: str) -> Any:
+        """Remove a credential → None."""
+        return self._do(Call("DELETE", f"/credentials/{_q(name)}", _nothing))
+
+    def credentials_reseal(self) -> Any:
+        """Seal all credentials with the first key of the service → Resealed."""
+        return self._do(Call("POST", "/credentials/reseal", _as(Resealed)))
 
     def deployments(self) -> Any:
         """Return all deployments of machines, without documents → list[Deployment] (administrators)."""

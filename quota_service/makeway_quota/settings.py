@@ -67,6 +67,13 @@ class ServiceSettings:
         convert=path_or_none,
         scope="machine",
     )
+    credentials_key_file: Path | None = setting(
+        "",
+        "File with the keys that seal credentials of jobs, one Fernet key in a line: the first one seals, all of them "
+        "open. Empty: credentials.key in the state directory, made when it is needed; replicas need a file that they "
+        "all have.",
+        convert=path_or_none,
+    )
     mode: str = setting(
         "demo",
         "demo: jobs run as the user of the service; system: under the Unix account of their owner, which needs root.",

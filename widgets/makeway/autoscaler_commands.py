@@ -14,6 +14,7 @@ from makeway_api.tables import Column, plain, text_table
 
 from .command_io import as_json, document, print_changes, print_issues, print_json
 from .connection import client
+from .credential_commands import add_credentials
 from .problems import Refused
 
 OLDER = "this service is of a release without deployments of machines; upgrade it first."
@@ -43,6 +44,7 @@ def add_commands(commands: Any) -> None:
     ):
         add = _verb(verbs, name, run, what, named=True)
         add.add_argument("--version", type=int, metavar="N", help="refuse if another version than N is there")
+    add_credentials(verbs, _verb)
     add = _verb(verbs, "machines", _machines, "list the machines of a deployment, newest first", named=True)
     add.add_argument("--all", "-a", action="store_true", help="those that are gone or failed, too")
     add.add_argument("--limit", "-n", type=int, default=100, help="how many (default 100)")

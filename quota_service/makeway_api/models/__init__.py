@@ -20,6 +20,7 @@ from .base import (
     UserName,
     Wire,
 )
+from .credentials import Credential, CredentialRequest, Resealed
 from .deployments import (
     Deployment,
     DeploymentDraft,
@@ -73,6 +74,8 @@ __all__ = [
     "Attempt",
     "AttemptStorage",
     "Checkpoint",
+    "Credential",
+    "CredentialRequest",
     "Decision",
     "Deployment",
     "DeploymentDraft",
@@ -125,6 +128,7 @@ __all__ = [
     "QuotaLine",
     "Reason",
     "RequestBody",
+    "Resealed",
     "RetentionReport",
     "Session",
     "SessionRequest",

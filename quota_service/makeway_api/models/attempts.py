@@ -49,6 +49,9 @@ class WorkerStart(Wire):
     command: list[str]
     env: dict[str, str]
     files: list[WorkerFile]
+    credentials: dict[str, str] = Field(
+        default_factory=dict, description="files that only the job reads, while it runs: content by name"
+    )
     grace: float = Field(description="seconds to save after a SIGTERM without a notice")
     signal: str = Field(description="sent to the job with a notice")
     time_limit: float | None = Field(description="seconds after which the launcher ends the job")

@@ -27,6 +27,7 @@ from .jobs.submissions import SubmissionService
 from .log.audit import AuditService
 from .log.event_feed import EventFeed
 from .log.growth import GrowthService
+from .machines.credentials import CredentialService
 from .machines.deployments import DeploymentService
 from .machines.machines import MachineService
 from .people import PeopleService
@@ -58,6 +59,7 @@ class Services:
     hanging: HangingService
     growth: GrowthService
     deployments: DeploymentService
+    credentials: CredentialService
     machines: MachineService
 
     @classmethod
@@ -66,6 +68,7 @@ class Services:
         context = Context.of(parts, wake, wake_at_once)
         feed = EventFeed(parts.store, context.call)
         access, offers = JobAccess(context), OfferService(context)
+        credentials = CredentialService(context)
         return cls(
             context=context,
             feed=feed,
@@ -81,7 +84,7 @@ class Services:
             policies=PolicyService(context),
             people=PeopleService(context),
             audit=AuditService(context, feed),
-            attempts=AttemptService(context, parts.channel),
+            attempts=AttemptService(context, parts.channel, credentials),
             agents=AgentService(
                 context, parts.machines, parts.channel, None if parts.feed is None else parts.feed.catch_up
             ),
@@ -89,6 +92,7 @@ class Services:
             hanging=HangingService(context, parts.servers),
             growth=GrowthService(context),
             deployments=DeploymentService(context),
+            credentials=credentials,
             machines=MachineService(context),
         )
 

@@ -52,6 +52,7 @@ from .storage.growth import Growth
 from .storage.job_sizes import JobSizes
 from .storage.outputs import Outputs
 from .storage.pruning import Pruning
+from .storage.sealed_secrets import SealedSecrets
 
 
 def open_store(url: str, artifacts: Artifacts | None = None, large: int = LARGE, *, durable: bool = False) -> Store:
@@ -98,6 +99,7 @@ class Store:
         self.job_sizes = JobSizes(database)
         self.growth = Growth(database)
         self.deployments = Deployments(database)
+        self.secrets = SealedSecrets(database)
         self.machines = StoredMachines(database)
         self.machine_log = MachineLog(database)
         self.machine_reports = MachineReports(database)

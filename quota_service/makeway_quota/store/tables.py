@@ -487,3 +487,14 @@ unknown_instances = Table(
     Column("instance", Text, primary_key=True, comment="an instance at the provider without a machine"),
     Column("first_seen", Double, nullable=False),
 )
+
+sealed_secrets = Table(
+    "sealed_secrets",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("kind", Text, nullable=False, comment="cloud, file, git"),
+    Column("team", Text, nullable=False, comment="empty: all teams"),
+    Column("sealed", Text, nullable=False, comment="a Fernet token of its values"),
+    Column("updated_at", Double, nullable=False),
+    Column("updated_by", Text, nullable=False),
+)

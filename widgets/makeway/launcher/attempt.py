@@ -6,10 +6,12 @@ import contextlib
 import errno
 import math
 import os
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from .files import create_file, read_json, write_json, write_whole
 from .processes import stat
+from .removal import remove_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,6 +35,22 @@ def boot_id() -> str:
     return ""
 
 
+GIT_CREDENTIALS = "git-credentials"
+
+
+def _git_settings(path: str, env: dict[str, str]) -> dict[str, str]:
+    """Return the variables by which Git reads its credentials from a file; none where there is no such file."""
+    if not os.path.isfile(path):
+        return {}
+    given = env.get("GIT_CONFIG_COUNT", "")
+    count = int(given) if given.isdecimal() else 0
+    return {
+        "GIT_CONFIG_COUNT": str(count + 1),
+        f"GIT_CONFIG_KEY_{count}": "credential.helper",
+        f"GIT_CONFIG_VALUE_{count}": "store --file=" + shlex.quote(path),
+    }
+
+
 class Attempt:
     """One attempt of a job: its order and its folders.
 
@@ -47,6 +65,8 @@ class Attempt:
         self.work = os.path.join(self.job, "work")
         self.checkpoints = order.get("checkpoints") or os.path.join(self.job, "checkpoints")
         self.home = os.path.join(self.job, f"attempt-{self.number}")
+        self.credentials = ""
+        """The folder of the job's credentials, where it has any"""
 
     def path(self, name: str) -> str:
         """Return the path of a file of this attempt."""
@@ -83,6 +103,28 @@ class Attempt:
             finally:
                 os.close(descriptor)
             os.replace(f"{path}.part", path)
+
+    def write_credentials(self) -> None:
+        """Write the order's credentials to files that only the job's account reads; the order keeps none of them."""
+        files = self.order.pop("credentials", None)
+        if not isinstance(files, dict) or not files:
+            return
+        folder = self.path("credentials")
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        self.credentials = folder
+        for name, content in files.items():
+            if os.path.basename(name) != name or name in ("", ".", ".."):
+                raise OSError(errno.EPERM, "a credential whose name is no name of a file", name)
+            descriptor = create_file(os.path.join(folder, name), 0o600)
+            try:
+                write_whole(descriptor, content.encode())
+            finally:
+                os.close(descriptor)
+
+    def remove_credentials(self) -> None:
+        """Remove the files of credentials once no process of the job is left."""
+        if self.credentials:
+            remove_tree(self.credentials)
 
     def inherit_progress(self) -> None:
         """Take over the progress of an earlier attempt, whose checkpoint is still there."""
@@ -121,6 +163,9 @@ class Attempt:
         shutdown = str(math.ceil(float(order.get("grace", 30))))  # torchrun reads whole seconds only
         preset = {"PYTHONUNBUFFERED": "1", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": shutdown}
         env = {**preset, **os.environ, **order.get("env", {}), **own, **worker.get("env", {})}
+        if self.credentials:
+            env["MAKEWAY_CREDENTIALS"] = self.credentials
+            env.update(_git_settings(os.path.join(self.credentials, GIT_CREDENTIALS), env))
         if os.path.isdir(LIBRARY):
             env["PYTHONPATH"] = os.pathsep.join(filter(None, [env.get("PYTHONPATH"), LIBRARY]))
         return env

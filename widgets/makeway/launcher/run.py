@@ -166,12 +166,14 @@ class Run:
                 return self._without_checkpoints(failure)
             _limit_open_files(self.order.get("open_files"))
             self.attempt.write_files(self.transport.content)
+            self.attempt.write_credentials()
             self.attempt.inherit_progress()
             os.chdir(self.attempt.work)
             for worker in self.order.get("workers") or [{}]:
                 self._start(worker)
         except OSError as error:
             self.children.kill_everything()
+            self._remove_credentials()
             if error.errno == errno.EINTR:
                 self.notice = self._own_notice("the machine is stopping")
             sentence = "could not start: " + reason_of(error)
@@ -184,10 +186,15 @@ class Run:
         self._wait()
         running = [pid for pid in self.children.workers if pid not in self.children.codes]
         self.children.kill_everything()
+        self._remove_credentials()
         self._drain()
         if self.lingered:
             self.children.codes.update(dict.fromkeys(running, SAVED_AND_LEFT))
         return self._report(self._exit_code())
+
+    def _remove_credentials(self) -> None:
+        with contextlib.suppress(OSError):  # the job may have removed its folders
+            self.attempt.remove_credentials()
 
     def _without_checkpoints(self, failure: str) -> int:
         """End before the command begins, as none of its checkpoints could be kept."""

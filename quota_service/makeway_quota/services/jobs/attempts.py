@@ -31,6 +31,7 @@ from ...store.storage.outputs import Kind, OutOfPlace, TooLong
 from ...values import Notice
 from ..context import MAX_WAIT, Context
 from ..limits.output_rates import RESULT_BURST, RESULT_RATE, OutputRates
+from ..machines.credentials import CredentialService
 from ..refusals import busy, refuse
 
 HEARTBEAT = 10.0
@@ -59,9 +60,10 @@ POLL_SECONDS = 5.0
 class AttemptService:
     """What one worker of one attempt may do, and nothing else. `key` is the worker that the address names."""
 
-    def __init__(self, context: Context, channel: WorkerChannel) -> None:
+    def __init__(self, context: Context, channel: WorkerChannel, credentials: CredentialService) -> None:
         self._context = context
         self._channel = channel
+        self._credentials = credentials
         self._rates = OutputRates()
         self._result_rates = OutputRates(RESULT_RATE, RESULT_BURST)
 
@@ -85,6 +87,7 @@ class AttemptService:
         if key[2] >= len(row.placement):
             raise refuse(f"The attempt has {len(row.placement)} workers.", "not_found", 404)
         context = self._context
+        credentials = await self._credentials.files(row.team or "")  # before anything is claimed
         try:
             await context.call(context.store.worker_reports.claim, key, instance, context.clock())
         except AlreadyClaimed as error:
@@ -94,7 +97,8 @@ class AttemptService:
         whole = await context.call(context.store.workload, row.id) or row
         listed = await context.call(context.store.contents.listed, row.id)
         files = [WorkerFile(path=p, executable=x, digest=d) for p, x, d in listed]
-        return _start(whole, key, files, self._lost_after(key), self._new(key))
+        start = _start(whole, key, files, self._lost_after(key), self._new(key))
+        return start.model_copy(update={"credentials": credentials})
 
     async def file(self, token: str, key: WorkerKey, digest: str) -> AsyncIterator[bytes]:
         """Return the content of one of the job's files, chunk by chunk."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Security
 from fastapi.security import APIKeyHeader
 
-from . import agents, attempts, deployments, inventory, jobs, people, policy, retention, sessions, storage
+from . import agents, attempts, credentials, deployments, inventory, jobs, people, policy, retention, sessions, storage
 
 _TOKEN = APIKeyHeader(
     name="Authorization",
@@ -21,6 +21,7 @@ ROUTERS = (
     inventory.router,
     policy.router,
     deployments.router,
+    credentials.router,
     people.router,
     retention.router,
     storage.router,

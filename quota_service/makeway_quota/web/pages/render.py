@@ -50,6 +50,7 @@ VERBS = {
     "release": ("ended", "secondary"),
     "policy": ("policy", "primary"),
     "deployment": ("deployment", "primary"),
+    "credential": ("credential", "primary"),
     "wait": ("waits", "light"),
     "expire": ("lease ended", "secondary"),
 }

@@ -1,0 +1,40 @@
+"""Define credentials on the wire: they are written, and no answer has their values."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Literal
+
+from pydantic import Field, SecretStr, StringConstraints
+
+from .base import RequestBody, Wire
+
+CredentialKind = Literal["git", "file"]
+Team = Annotated[str, StringConstraints(max_length=200)]
+Value = Annotated[SecretStr, Field(max_length=65_536)]
+
+
+class CredentialRequest(RequestBody):
+    """A credential to keep instead of the one with its name, if there is one."""
+
+    kind: CredentialKind = Field(description="git: host, user and token of a Git server; file: a file for jobs")
+    team: Team = Field("", description="whose jobs get it; empty: those of all teams")
+    values: dict[Annotated[str, StringConstraints(max_length=64)], Value] = Field(
+        max_length=16, description="git: `host`, `user`, `token`; file: `content`"
+    )
+
+
+class Credential(Wire):
+    """A credential without its values."""
+
+    name: str
+    kind: str
+    team: str = Field(description="whose jobs get it; empty: those of all teams")
+    updated_at: datetime
+    updated_by: str
+
+
+class Resealed(Wire):
+    """How many credentials are sealed with the first key of the file now."""
+
+    credentials: int

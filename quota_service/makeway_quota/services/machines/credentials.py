@@ -1,0 +1,133 @@
+"""Keep the credentials of jobs, for administrators, and return them to the launchers of jobs of their team.
+
+Values are sealed before they are stored. No answer to a person, no line of the decision log and no refusal has them.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from urllib.parse import quote
+
+from makeway_api.errors import MakewayError
+from makeway_api.models import Credential, CredentialRequest, Resealed
+
+from ...store.records import NewDecision
+from ...store.storage.sealed_secrets import FILE, GIT, SecretKeys, SecretsLocked, StoredCredential
+from ..caller import Caller
+from ..context import Context
+from ..refusals import busy, refuse
+from ..times import at
+
+log = logging.getLogger("makeway.credentials")
+
+KEY_FILE = "credentials.key"
+GIT_FILE = "git-credentials"
+"""The file of jobs that has what Git sends to its servers; Git's own program `credential-store` reads it"""
+NEEDED = {GIT: ("host", "token", "user"), FILE: ("content",)}
+HOST = re.compile(r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?|[A-Za-z0-9.-]+(:[0-9]{1,5})?")
+
+
+class CredentialService:
+    """The credentials of jobs. Administrators write them; they are read for workers alone."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        settings = context.settings
+        path = settings.credentials_key_file or settings.state_dir / KEY_FILE
+        # Replicas have no folder in common: a key that one of them made would open nothing elsewhere.
+        self._keys = SecretKeys(path, made=settings.credentials_key_file is None and not context.store.shared)
+
+    async def every(self, caller: Caller) -> list[Credential]:
+        """Return all credentials by name, without their values."""
+        _only_administrators(caller)
+        return [_shown(one) for one in await self._context.call(self._context.store.secrets.list)]
+
+    async def save(self, caller: Caller, name: str, request: CredentialRequest) -> Credential:
+        """Keep a credential in place of the one with its name; jobs get it from their next attempt on."""
+        _only_administrators(caller)
+        values = {key: value.get_secret_value() for key, value in request.values.items()}
+        _check(request.kind, name, values)
+        context = self._context
+        if request.team and context.document.policy(request.team) is None:
+            raise refuse(f"There is no team {request.team}.", "unknown_team", 422)
+        saved = StoredCredential(name, request.kind, request.team, context.clock(), caller.name)
+        whose = f"of {request.team}" if request.team else "of all teams"
+        decision = _decision(caller, name, f"{caller.name} set the credential {name} ({request.kind}) {whose}.")
+        await self._call(context.store.secrets.write, saved, values, self._keys, decision)
+        return _shown(saved)
+
+    async def delete(self, caller: Caller, name: str) -> None:
+        """Remove a credential; attempts that run keep theirs until they end."""
+        _only_administrators(caller)
+        context = self._context
+        decision = _decision(caller, name, f"{caller.name} deleted the credential {name}.")
+        if not await context.call(context.store.secrets.delete, name, context.clock(), decision):
+            raise refuse(f"There is no credential {name}.", "not_found", 404)
+
+    async def reseal(self, caller: Caller) -> Resealed:
+        """Seal all with the first key of the file: the others are not needed any more then."""
+        _only_administrators(caller)
+        return Resealed(credentials=await self._call(self._context.store.secrets.reseal, self._keys))
+
+    async def files(self, team: str) -> dict[str, str]:
+        """Return the files that a worker of a team gets: by name, their content."""
+        secrets = self._context.store.secrets
+        try:
+            found = await self._context.call(secrets.opened, self._keys, (GIT, FILE), team)
+        except SecretsLocked as locked:
+            log.warning("Jobs of team %s do not start: %s", team, locked)
+            raise busy(f"The job's credentials cannot be read now: {locked}", "credentials_locked", 503, 10.0) from None
+        # A credential of the team itself comes before one of all teams: Git takes the first that fits.
+        found = sorted(found, key=lambda one: (not one[0].team, one[0].name))
+        files = {one.name: values.get("content", "") for one, values in found if one.kind == FILE}
+        if lines := [_git_line(values) for one, values in found if one.kind == GIT]:
+            files[GIT_FILE] = "\n".join(lines) + "\n"
+        return files
+
+    async def _call(self, work: object, *arguments: object) -> int:
+        try:
+            result: int = await self._context.call(work, *arguments)  # type: ignore[arg-type]
+        except SecretsLocked as locked:
+            raise refuse(str(locked), "credentials_locked", 409) from None
+        return result
+
+
+def _check(kind: str, name: str, given: dict[str, str]) -> None:
+    """Refuse values that are missing, unknown, or can be no part of a file of Git; without naming any of them."""
+    needed = NEEDED[kind]
+    if sorted(given) != sorted(needed) or not all(given.values()):
+        raise refuse(f"A credential of the kind {kind} has exactly {', '.join(needed)}.", "invalid_credential", 422)
+    if kind == GIT and not HOST.fullmatch(given["host"]):
+        message = "host is the address of a Git server, such as https://git.example.org, without a path."
+        raise refuse(message, "invalid_credential", 422)
+    if kind == FILE and name == GIT_FILE:
+        raise refuse(f"{GIT_FILE} is the file of credentials of the kind git.", "invalid_credential", 422)
+
+
+def _git_line(values: dict[str, str]) -> str:
+    scheme, _, host = values["host"].rpartition("://")
+    return f"{scheme or 'https'}://{quote(values['user'], safe='')}:{quote(values['token'], safe='')}@{host}"
+
+
+def _shown(stored: StoredCredential) -> Credential:
+    return Credential(
+        name=stored.name,
+        kind=stored.kind,
+        team=stored.team,
+        updated_at=at(stored.updated_at),
+        updated_by=stored.updated_by,
+    )
+
+
+def _decision(caller: Caller, name: str, message: str) -> NewDecision:
+    return NewDecision("credential", None, None, caller.name, "credential", message, {"credential": name})
+
+
+def _only_administrators(caller: Caller) -> None:
+    if not caller.sees_all:
+        raise _forbidden()
+
+
+def _forbidden() -> MakewayError:
+    return refuse("Only administrators see and change credentials.", "forbidden", 403)

@@ -1,0 +1,157 @@
+"""Keep credentials sealed: the database has Fernet tokens, and the keys are in a file outside of it.
+
+The file is read with each use, so that a key is replaced without a restart: its first line seals, and all of them open.
+What is read back without values is for lists; values leave this module only by `opened`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cryptography.fernet import Fernet, InvalidToken, MultiFernet
+from sqlalchemy import delete, insert, select, update
+
+from .. import rows, writes
+from ..database.database import Database
+from ..records import NewDecision
+from ..tables import sealed_secrets
+
+S = sealed_secrets.c
+CLOUD, FILE, GIT = "cloud", "file", "git"
+
+
+class SecretsLocked(Exception):
+    """There is no key to seal or open with; the sentence says which, without any value."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCredential:
+    """A credential without its values."""
+
+    name: str
+    kind: str
+    team: str
+    updated_at: float
+    updated_by: str
+
+
+OpenedCredential = tuple[StoredCredential, dict[str, str]]
+
+
+class SecretKeys:
+    """The keys of a file, one in a line. `made`: a file that is missing is made with a new key."""
+
+    def __init__(self, path: Path, made: bool) -> None:
+        self.path = path
+        self._made = made
+
+    def fernet(self, *, make: bool = False) -> MultiFernet:
+        """Return what seals with the first key and opens with all; SecretsLocked without one."""
+        if make and self._made and not self.path.exists():
+            self._make()
+        try:
+            lines = self.path.read_text(encoding="ascii").split()
+            return MultiFernet([Fernet(line) for line in lines])
+        except (OSError, UnicodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is no text"
+            raise SecretsLocked(f"The keys of credentials cannot be read from {self.path}: {why}.") from None
+        except ValueError:
+            raise SecretsLocked(f"{self.path} has no Fernet keys, one in a line.") from None
+
+    def _make(self) -> None:
+        part = self.path.with_name(f"{self.path.name}.{os.getpid()}")
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            os.write(descriptor, Fernet.generate_key() + b"\n")
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        try:
+            os.link(part, self.path)
+        except FileExistsError:
+            pass
+        finally:
+            os.unlink(part)
+
+
+class SealedSecrets:
+    """The credentials of a database. Each method is one transaction."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def list(self) -> list[StoredCredential]:
+        """Return all credentials by name, without their values."""
+        query = select(S.name, S.kind, S.team, S.updated_at, S.updated_by).order_by(S.name)
+        with self._database.read() as connection:
+            return [StoredCredential(*row) for row in connection.execute(query)]
+
+    def write(
+        self, saved: StoredCredential, values: Mapping[str, str], keys: SecretKeys, decision: NewDecision
+    ) -> None:
+        """Seal the values and keep them in place of those before, and log the `decision`."""
+        token = keys.fernet(make=True).encrypt(json.dumps(dict(values)).encode()).decode()
+        fields = {
+            "kind": saved.kind,
+            "team": rows.clean(saved.team),
+            "sealed": token,
+            "updated_at": saved.updated_at,
+            "updated_by": rows.clean(saved.updated_by),
+        }
+        with self._database.write(durable=True) as connection:
+            if not connection.execute(update(sealed_secrets).where(S.name == saved.name).values(fields)).rowcount:
+                connection.execute(insert(sealed_secrets), {"name": saved.name, **fields})
+            writes.log(connection, (), [decision], saved.updated_at)
+
+    def delete(self, name: str, now: float, decision: NewDecision) -> bool:
+        """Remove a credential and log the `decision`; False where there is none."""
+        with self._database.write(durable=True) as connection:
+            if not connection.execute(delete(sealed_secrets).where(S.name == rows.clean(name))).rowcount:
+                return False
+            writes.log(connection, (), [decision], now)
+        return True
+
+    def reseal(self, keys: SecretKeys) -> int:
+        """Seal everything with the first key, so that the others may be removed; return how many there are."""
+        fernet = keys.fernet()
+        with self._database.write(durable=True) as connection:
+            found = connection.execute(select(S.name, S.sealed)).all()
+            for name, token in found:
+                connection.execute(
+                    update(sealed_secrets).where(S.name == name).values(sealed=_rotated(fernet, name, token))
+                )
+        return len(found)
+
+    def opened(self, keys: SecretKeys, kinds: Iterable[str], team: str) -> Sequence[OpenedCredential]:
+        """Return the credentials of these kinds that a team, or every team, has, each with its values, by name."""
+        query = select(sealed_secrets).where(S.kind.in_(list(kinds)), S.team.in_(["", rows.clean(team)]))
+        with self._database.read() as connection:
+            found = connection.execute(query.order_by(S.name)).all()
+        if not found:
+            return []
+        fernet = keys.fernet()
+        return [(_stored(row), _opened(fernet, row)) for row in found]
+
+
+def _stored(row: Any) -> StoredCredential:
+    return StoredCredential(row.name, row.kind, row.team, row.updated_at, row.updated_by)
+
+
+def _opened(fernet: MultiFernet, row: Any) -> dict[str, str]:
+    try:
+        values: dict[str, str] = json.loads(fernet.decrypt(row.sealed.encode()))
+    except InvalidToken:
+        raise SecretsLocked(f"No key of the file opens the credential {row.name}: set it again.") from None
+    return values
+
+
+def _rotated(fernet: MultiFernet, name: str, token: str) -> str:
+    try:
+        return fernet.rotate(token.encode()).decode()
+    except InvalidToken:
+        raise SecretsLocked(f"No key of the file opens the credential {name}: set it again.") from None

@@ -1,0 +1,225 @@
+"""Credentials of jobs: sealed in the database, given to jobs of their team as files, and shown nowhere."""
+
+from __future__ import annotations
+
+import base64
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from cryptography.fernet import Fernet
+from makeway.cli import main
+from makeway_api.errors import MakewayError
+from running import python
+from service.test_machines import fleet
+
+pytestmark = pytest.mark.slow
+
+TOKEN = "hunter2-of-the-git-server"
+STORAGE = "hunter3-of-the-storage"
+SECRETS = (TOKEN, STORAGE, base64.b64encode(f"deploy:{TOKEN}".encode()).decode())
+CLONES = """
+import os, subprocess
+print(sorted(os.environ.items()))
+subprocess.run(["git", "clone", "-q", os.environ["REPOSITORY"], "copy"], check=True)
+print(open("copy/file").read(), flush=True)
+print(subprocess.run(["git", "-C", "copy", "remote", "-v"], capture_output=True, text=True).stdout)
+"""
+READS = """
+import os, stat
+folder = os.environ.get("MAKEWAY_CREDENTIALS", "")
+for name in sorted(os.listdir(folder)) if folder else ["nothing"]:
+    path = os.path.join(folder, name)
+    print(name, oct(os.stat(path).st_mode & 0o777) if folder else "", len(open(path).read()) if folder else 0)
+"""
+
+
+class _Git(BaseHTTPRequestHandler):
+    """Git's own server behind Basic authentication."""
+
+    def log_message(self, *_: object) -> None:
+        """Write nothing."""
+
+    def do_GET(self) -> None:
+        self._answer(b"")
+
+    def do_POST(self) -> None:
+        self._answer(self.rfile.read(int(self.headers.get("Content-Length", 0))))
+
+    def _answer(self, body: bytes) -> None:
+        if self.headers.get("Authorization") != f"Basic {SECRETS[2]}":
+            self.send_response(401)
+            self.send_header("WWW-Authenticate", 'Basic realm="git"')
+            self.end_headers()
+            return
+        path, _, query = self.path.partition("?")
+        env = {
+            "PATH": os.environ["PATH"],
+            "GIT_PROJECT_ROOT": str(self.server.root),  # type: ignore[attr-defined]
+            "GIT_HTTP_EXPORT_ALL": "1",
+            "PATH_INFO": path,
+            "QUERY_STRING": query,
+            "REQUEST_METHOD": self.command,
+            "CONTENT_TYPE": self.headers.get("Content-Type", ""),
+            "CONTENT_LENGTH": str(len(body)),
+            "HTTP_CONTENT_ENCODING": self.headers.get("Content-Encoding", ""),
+        }
+        done = subprocess.run(["git", "http-backend"], input=body, env=env, capture_output=True, check=True)
+        head, _, content = done.stdout.partition(b"\r\n\r\n")
+        fields = dict(line.split(": ", 1) for line in head.decode().splitlines())
+        self.send_response(int(fields.pop("Status", "200").split()[0]))
+        for name, value in fields.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
+
+
+@contextmanager
+def private_repository(folder: Path) -> Iterator[str]:
+    """Serve a repository that only the token opens; yield the address of the server."""
+    work = folder / "work"
+    for words in (
+        ["init", "-q", str(work)],
+        ["-C", str(work), "add", "file"],
+        ["-C", str(work), "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "-m", "first"],
+        ["clone", "-q", "--bare", str(work), str(folder / "private.git")],
+    ):
+        subprocess.run(["git", *words], check=True)
+        (work / "file").write_text("content of the private repository")
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Git) as server:
+        server.root = folder  # type: ignore[attr-defined]
+        thread = threading.Thread(target=lambda: server.serve_forever(0.02), daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def shown(folder: Path, *texts: object) -> list[str]:
+    """Return where a secret can be read: in files below a folder, and in texts."""
+    found = [f"text {number}" for number, text in enumerate(texts) if any(one in str(text) for one in SECRETS)]
+    for file in folder.rglob("*"):
+        if file.is_file() and any(one.encode() in file.read_bytes() for one in SECRETS):
+            found.append(str(file))
+    return found
+
+
+@pytest.mark.covers("F76")
+async def test_a_job_clones_a_private_repository_and_its_token_is_shown_nowhere(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with private_repository(tmp_path / "git") as address:
+        async with fleet(tmp_path / "site") as service:
+            root = service.run.client("root")
+            values = {"host": address, "user": "deploy", "token": TOKEN}
+            saved = await root.credential_save("repositories", "git", values)
+            agent = await service.machine("m-1")
+            env = {"REPOSITORY": f"{address}/private.git", "GIT_TERMINAL_PROMPT": "0"}
+            job = await service.run.submit("ana", "clones", python(CLONES), profile="gpu1", env=env)
+            done = await service.run.job(job.id, "succeeded", "failed")
+            log = await service.log(job.id)
+            assert done.state.value == "succeeded", log
+            assert "content of the private repository" in log
+            assert "MAKEWAY_CREDENTIALS" in log
+            await service.run.until(lambda: not agent.launchers, "the launcher has ended")
+            answers = [await root.credentials(), await root.decisions(), done, saved, log]
+            other = [agent.orders, await root.policy(), Path("/proc/self/environ").read_bytes()]
+            assert shown(tmp_path / "site", *answers, *other, *capfd.readouterr()) == []
+        assert shown(tmp_path / "site", *capfd.readouterr()) == []
+
+
+@pytest.mark.covers("F77")
+async def test_a_file_goes_to_jobs_of_its_team_alone_and_is_gone_with_the_attempt(tmp_path: Path) -> None:
+    async with fleet(tmp_path) as service:
+        root = service.run.client("root")
+        await root.credential_save("storage", "file", {"content": STORAGE}, team="rnd")
+        await service.machine("m-1")
+
+        async def log_of(person: str) -> str:
+            job = await service.run.submit(person, "reads", python(READS), profile="gpu1")
+            await service.run.job(job.id, "succeeded", "failed")
+            return await service.log(job.id)
+
+        assert await log_of("ana") == f"storage 0o600 {len(STORAGE)}\n"
+        assert await log_of("bo") == "nothing  0\n"
+        await root.credential_save("storage", "file", {"content": "new"}, team="rnd")
+        assert await log_of("ana") == "storage 0o600 3\n"
+        assert not [path for path in tmp_path.rglob("storage") if path.is_file()]
+        await root.credential_delete("storage")
+        assert await log_of("ana") == "nothing  0\n"
+        with pytest.raises(MakewayError, match="no credential storage"):
+            await root.credential_delete("storage")
+
+
+async def test_keys_are_replaced_without_a_restart(tmp_path: Path) -> None:
+    key = tmp_path / "keys"
+    key.write_bytes(Fernet.generate_key() + b"\n")
+    async with fleet(tmp_path / "site", MAKEWAY_CREDENTIALS_KEY_FILE=str(key)) as service:
+        root, credentials = service.run.client("root"), service.run.service.services.credentials
+        await root.credential_save("storage", "file", {"content": STORAGE})
+        old, new = key.read_bytes(), Fernet.generate_key() + b"\n"
+        key.write_bytes(new + old)
+        assert await credentials.files("rnd") == {"storage": STORAGE}
+        assert (await root.credentials_reseal()).credentials == 1
+        key.write_bytes(new)
+        assert await credentials.files("rnd") == {"storage": STORAGE}
+        key.write_bytes(old)
+        with pytest.raises(MakewayError, match="No key of the file opens the credential storage"):
+            await credentials.files("rnd")
+        key.unlink()
+        with pytest.raises(MakewayError, match="cannot be read from"):
+            await root.credential_save("storage", "file", {"content": STORAGE})
+        assert shown(tmp_path) == []
+
+
+async def test_refusals_name_what_is_wrong_and_repeat_no_value(tmp_path: Path) -> None:
+    async with fleet(tmp_path) as service:
+        root = service.run.client("root")
+        host = "https://git.example.org"
+        for name, kind, values, message in (
+            ("a", "git", {"token": TOKEN}, "exactly host, token, user"),
+            ("a", "git", {"host": f"{host}/{TOKEN}", "user": "u", "token": TOKEN}, "without a path"),
+            ("a", "file", {"content": ""}, "exactly content"),
+            ("a", "other", {"content": TOKEN}, "kind"),
+            ("git-credentials", "file", {"content": TOKEN}, "of the kind git"),
+            ("A", "file", {"content": TOKEN}, "name"),
+        ):
+            with pytest.raises(MakewayError, match=message) as refused:
+                await root.credential_save(name, kind, values)
+            assert shown(tmp_path, refused.value, vars(refused.value)) == []
+        with pytest.raises(MakewayError, match="no team nowhere"):
+            await root.credential_save("a", "file", {"content": TOKEN}, team="nowhere")
+        for person in ("ana", "bo"):
+            with pytest.raises(MakewayError) as refused:
+                await service.run.client(person).credentials()
+            assert refused.value.status == 403
+        assert await root.credentials() == []
+
+
+async def test_the_command_line_sets_lists_and_deletes_without_showing_a_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import asyncio
+
+    (tmp_path / "value").write_text(TOKEN + "\n")
+    async with fleet(tmp_path / "site") as service:
+        monkeypatch.setenv("MAKEWAY_URL", f"{service.address}/services/makeway")
+        monkeypatch.setenv("MAKEWAY_TOKEN", "root")
+
+        async def run(*words: str) -> str:
+            assert await asyncio.to_thread(main, ["autoscaler", "credentials", *words]) == 0
+            return capsys.readouterr().out
+
+        git = ["--kind", "git", "--host", "https://git.example.org", "--user", "deploy"]
+        said = await run("set", "repositories", *git, "--file", str(tmp_path / "value"))
+        assert said == "repositories is set: all jobs get it from their next attempt on.\n"
+        said = await run("list")
+        assert "repositories  git   all" in said
+        assert await run("delete", "repositories") == "repositories is deleted.\n"
+        assert await run("list") == "There are no credentials.\n"
+        assert shown(tmp_path / "site", said) == []
