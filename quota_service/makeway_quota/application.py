@@ -49,6 +49,7 @@ from .services import Services
 from .settings import ServiceSettings
 from .store.errors import Conflict
 from .store.records import Workload
+from .store.storage.sealed_secrets import SecretKeys
 from .store.store import Store, open_store
 
 log = logging.getLogger("makeway.service")
@@ -205,13 +206,15 @@ def machine_loop(components: Components, wake_cycle: Callable[[], None]) -> Mach
         return JoinData(settings.machines.url, channel.tokens.join_token(machine))
 
     store, leader = components.store, components.leader
+    keys = SecretKeys.of(settings.credentials_key_file, settings.state_dir, shared=store.shared)
 
     def providers(deployment: Deployment) -> Provider:
         if deployment.provider == CLUSTER:
             if CLUSTER not in components.backend.names:
                 raise ValueError("The provider kubernetes needs the backend of that name in MAKEWAY_BACKEND.")
             return machine_provider(settings.kubernetes, lambda: components.world.document)
-        return provider_of(deployment, settings.state_dir, store.contents.installation)
+        secrets = store.secrets.cloud(keys, deployment.name)
+        return provider_of(deployment, settings.state_dir, store.contents.installation, secrets)
 
     found = MachineLoop(
         store, leader, providers, wake_cycle, components.clock, join=join, cluster_machines=channel.cluster_machines

@@ -10,11 +10,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography.fernet import Fernet
 from makeway.cli import main
 from makeway_api.errors import MakewayError
+from makeway_quota import application
+from makeway_quota.autoscale.deployment import Deployment
+from makeway_quota.autoscale.provider import Provider
+from makeway_quota.autoscale.providers.choice import provider_of
 from running import python
 from service.test_machines import fleet
 
@@ -175,6 +180,47 @@ async def test_keys_are_replaced_without_a_restart(tmp_path: Path) -> None:
         with pytest.raises(MakewayError, match="cannot be read from"):
             await root.credential_save("storage", "file", {"content": STORAGE})
         assert shown(tmp_path) == []
+
+
+DEPLOYMENT = """
+name: fleet-1
+provider: local
+machine_types: [{name: small, pool: cloud, instance: small, gpus: 2, price: 1, max_machines: 1}]
+"""
+
+
+@pytest.mark.covers("F73")
+async def test_a_provider_logs_in_with_the_credential_of_its_deployment_which_is_replaced_without_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    used: list[tuple[str, dict[str, str]]] = []
+
+    def recorded(deployment: Deployment, *rest: Any) -> Provider:
+        used.append((deployment.name, dict(rest[-1])))
+        return provider_of(deployment, *rest)
+
+    monkeypatch.setattr(application, "provider_of", recorded)
+    async with fleet(tmp_path) as service:
+        root = service.run.client("root")
+        first = {"access_key_id": "AKIA", "secret_access_key": TOKEN}
+        saved = await root.credential_save("fleet-1", "cloud", first)
+        await root.credential_save("other", "cloud", {"secret_access_key": "of another one"})
+        await root.deployment_save(DEPLOYMENT)
+        await service.run.until(lambda: ("fleet-1", first) in used, "the provider is made")
+        second = {"access_key_id": "AKIB", "secret_access_key": STORAGE}
+        await root.credential_save("fleet-1", "cloud", second)
+        await service.run.until(lambda: ("fleet-1", second) in used, "the provider is made anew")
+        assert {name for name, _ in used} == {"fleet-1"}
+        assert await service.run.service.services.credentials.files("rnd") == {}
+        await root.credential_delete("fleet-1")
+        await service.run.until(lambda: used[-1] == ("fleet-1", {}), "the provider is made without it")
+        answers = [saved, await root.credentials(), await root.deployment("fleet-1"), await root.deployments()]
+        log = [await root.decisions(), await root.deployment_log("fleet-1"), Path("/proc/self/environ").read_bytes()]
+        assert shown(tmp_path, *answers, *log, *capfd.readouterr()) == []
+        with pytest.raises(MakewayError, match="of a deployment, not of a team"):
+            await root.credential_save("fleet-1", "cloud", first, team="rnd")
+        with pytest.raises(MakewayError, match="such as access_key_id"):
+            await root.credential_save("fleet-1", "cloud", {})
 
 
 async def test_refusals_name_what_is_wrong_and_repeat_no_value(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def add_credentials(verbs: Any, verb: Verb) -> None:
     actions = verbs.add_parser("credentials", help=what).add_subparsers(metavar="ACTION", required=True)
     verb(actions, "list", _list, "list credentials, without their values")
     add = verb(actions, "set", _set, "keep a credential in place of the one with its name", named=True)
-    add.add_argument("--kind", choices=("git", "file"), default="file", help="what it is (default file)")
+    add.add_argument("--kind", choices=("cloud", "git", "file"), default="file", help="what it is (default file)")
     add.add_argument("--team", default="", help="whose jobs get it; without it, those of all teams")
     add.add_argument("--host", default="", help="git: the server, such as https://git.example.org")
     add.add_argument("--user", default="", help="git: the user to whom the token belongs")
@@ -62,12 +62,16 @@ def _set(args: argparse.Namespace) -> int:
     values = {"content": value}
     if args.kind == "git":
         values = {"host": args.host, "user": args.user, "token": value.strip()}
+    if args.kind == "cloud":
+        values = dict(_named(line) for line in value.splitlines() if line.strip())
     saved = client().credential_save(args.name, args.kind, values, team=args.team)
     if args.json:
         print_json([saved], single=True)
     else:
         whose = f"jobs of {saved.team}" if saved.team else "all jobs"
-        print(f"{saved.name} is set: {whose} get it from their next attempt on.")
+        used = f"{whose} get it from their next attempt on"
+        used = f"the deployment {saved.name} uses it from its next step on" if args.kind == "cloud" else used
+        print(f"{saved.name} is set: {used}.")
     return 0
 
 
@@ -81,6 +85,14 @@ def _reseal(args: argparse.Namespace) -> int:
     count = client().credentials_reseal().credentials
     print(f"Sealed with the first key: {count}. The other keys of the file can be removed.")
     return 0
+
+
+def _named(line: str) -> tuple[str, str]:
+    """Return name and value of a line NAME=VALUE; a refusal repeats no part of it."""
+    name, equals, value = line.partition("=")
+    if not equals:
+        raise Refused("a credential of the kind cloud is lines NAME=VALUE, such as access_key_id=….")
+    return name.strip(), value.strip()
 
 
 def _value(file: str) -> str:

@@ -9,7 +9,7 @@ from pydantic import Field, SecretStr, StringConstraints
 
 from .base import RequestBody, Wire
 
-CredentialKind = Literal["git", "file"]
+CredentialKind = Literal["cloud", "git", "file"]
 Team = Annotated[str, StringConstraints(max_length=200)]
 Value = Annotated[SecretStr, Field(max_length=65_536)]
 
@@ -17,10 +17,10 @@ Value = Annotated[SecretStr, Field(max_length=65_536)]
 class CredentialRequest(RequestBody):
     """A credential to keep instead of the one with its name, if there is one."""
 
-    kind: CredentialKind = Field(description="git: host, user and token of a Git server; file: a file for jobs")
+    kind: CredentialKind = Field(description="cloud: of the deployment of its name; git: of a server; file: for jobs")
     team: Team = Field("", description="whose jobs get it; empty: those of all teams")
     values: dict[Annotated[str, StringConstraints(max_length=64)], Value] = Field(
-        max_length=16, description="git: `host`, `user`, `token`; file: `content`"
+        max_length=16, description="git: `host`, `user`, `token`; file: `content`; cloud: as its provider names them"
     )
 
 

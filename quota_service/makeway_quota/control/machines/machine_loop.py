@@ -71,6 +71,8 @@ class MachineLoop:
         self._wake_cycle, self._clock, self._monotonic = wake_cycle, clock, monotonic
         self._drivers: dict[str, DeploymentDriver] = {}
         self._documents: dict[str, StoredDeployment] = {}
+        self._secrets_at: dict[str, float | None] = {}
+        """when that was set with which the provider of each deployment was made"""
         self._demand: CycleDemand | None = None
         self._term: int | None = None
         self._read_in: int | None = None
@@ -178,15 +180,18 @@ class MachineLoop:
     async def _read_documents(self) -> None:
         """Begin, change and end drivers as the documents say."""
         stored = {one.name: one for one in await asyncio.to_thread(self._store.deployments.list)}
+        secrets_at = await asyncio.to_thread(self._store.secrets.cloud_times)
         for name in self._drivers.keys() - stored.keys():
             await self._drivers.pop(name).close()
         self._documents = {name: one for name, one in self._documents.items() if name in stored}
         for name, one in stored.items():
-            if self._documents.get(name) == one or self.quarantine.rests(READING, "deployment", name):
+            current = self._documents.get(name) == one and self._secrets_at.get(name) == secrets_at.get(name)
+            if current or self.quarantine.rests(READING, "deployment", name):
                 continue
             with self.quarantine.guard(READING, "deployment", name):
                 await self._drive(one)
                 self._documents[name] = one
+                self._secrets_at[name] = secrets_at.get(name)
 
     async def _drive(self, stored: StoredDeployment) -> None:
         deployment = replace(read_deployment(stored.document, stored.name), revision=stored.version)

@@ -13,7 +13,7 @@ from makeway_api.errors import MakewayError
 from makeway_api.models import Credential, CredentialRequest, Resealed
 
 from ...store.records import NewDecision
-from ...store.storage.sealed_secrets import FILE, GIT, SecretKeys, SecretsLocked, StoredCredential
+from ...store.storage.sealed_secrets import CLOUD, FILE, GIT, SecretKeys, SecretsLocked, StoredCredential
 from ..caller import Caller
 from ..context import Context
 from ..refusals import busy, refuse
@@ -21,10 +21,10 @@ from ..times import at
 
 log = logging.getLogger("makeway.credentials")
 
-KEY_FILE = "credentials.key"
 GIT_FILE = "git-credentials"
 """The file of jobs that has what Git sends to its servers; Git's own program `credential-store` reads it"""
 NEEDED = {GIT: ("host", "token", "user"), FILE: ("content",)}
+KEY = re.compile(r"[a-z][a-z_]{0,63}")
 HOST = re.compile(r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?|[A-Za-z0-9.-]+(:[0-9]{1,5})?")
 
 
@@ -34,9 +34,8 @@ class CredentialService:
     def __init__(self, context: Context) -> None:
         self._context = context
         settings = context.settings
-        path = settings.credentials_key_file or settings.state_dir / KEY_FILE
-        # Replicas have no folder in common: a key that one of them made would open nothing elsewhere.
-        self._keys = SecretKeys(path, made=settings.credentials_key_file is None and not context.store.shared)
+        shared = context.store.shared
+        self._keys = SecretKeys.of(settings.credentials_key_file, settings.state_dir, shared=shared)
 
     async def every(self, caller: Caller) -> list[Credential]:
         """Return all credentials by name, without their values."""
@@ -48,11 +47,14 @@ class CredentialService:
         _only_administrators(caller)
         values = {key: value.get_secret_value() for key, value in request.values.items()}
         _check(request.kind, name, values)
+        if request.kind == CLOUD and request.team:
+            raise refuse("A credential of the kind cloud is of a deployment, not of a team.", "invalid_credential", 422)
         context = self._context
         if request.team and context.document.policy(request.team) is None:
             raise refuse(f"There is no team {request.team}.", "unknown_team", 422)
         saved = StoredCredential(name, request.kind, request.team, context.clock(), caller.name)
         whose = f"of {request.team}" if request.team else "of all teams"
+        whose = "of its deployment" if request.kind == CLOUD else whose
         decision = _decision(caller, name, f"{caller.name} set the credential {name} ({request.kind}) {whose}.")
         await self._call(context.store.secrets.write, saved, values, self._keys, decision)
         return _shown(saved)
@@ -95,6 +97,11 @@ class CredentialService:
 
 def _check(kind: str, name: str, given: dict[str, str]) -> None:
     """Refuse values that are missing, unknown, or can be no part of a file of Git; without naming any of them."""
+    if kind == CLOUD:
+        if not given or not all(KEY.fullmatch(key) and value for key, value in given.items()):
+            message = "A credential of the kind cloud has what its provider logs in with, such as access_key_id."
+            raise refuse(message, "invalid_credential", 422)
+        return
     needed = NEEDED[kind]
     if sorted(given) != sorted(needed) or not all(given.values()):
         raise refuse(f"A credential of the kind {kind} has exactly {', '.join(needed)}.", "invalid_credential", 422)

@@ -23,6 +23,7 @@ from ..tables import sealed_secrets
 
 S = sealed_secrets.c
 CLOUD, FILE, GIT = "cloud", "file", "git"
+KEY_FILE = "credentials.key"
 
 
 class SecretsLocked(Exception):
@@ -49,6 +50,14 @@ class SecretKeys:
     def __init__(self, path: Path, made: bool) -> None:
         self.path = path
         self._made = made
+
+    @classmethod
+    def of(cls, path: Path | None, state_dir: Path, *, shared: bool) -> SecretKeys:
+        """Return the keys of a file that is set, or of one in the state directory.
+
+        Replicas (`shared`) have no folder in common: a key that one of them made would open nothing elsewhere.
+        """
+        return cls(path or state_dir / KEY_FILE, made=path is None and not shared)
 
     def fernet(self, *, make: bool = False) -> MultiFernet:
         """Return what seals with the first key and opens with all; SecretsLocked without one."""
@@ -90,6 +99,15 @@ class SealedSecrets:
         query = select(S.name, S.kind, S.team, S.updated_at, S.updated_by).order_by(S.name)
         with self._database.read() as connection:
             return [StoredCredential(*row) for row in connection.execute(query)]
+
+    def cloud(self, keys: SecretKeys, deployment: str) -> dict[str, str]:
+        """Return what the provider of a deployment logs in with; empty where nothing is set."""
+        found = [values for one, values in self.opened(keys, (CLOUD,), "") if one.name == deployment]
+        return found[0] if found else {}
+
+    def cloud_times(self) -> dict[str, float]:
+        """Return when what each deployment's provider logs in with was set, in Unix seconds."""
+        return {one.name: one.updated_at for one in self.list() if one.kind == CLOUD}
 
     def write(
         self, saved: StoredCredential, values: Mapping[str, str], keys: SecretKeys, decision: NewDecision
