@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         elif not wanted.only or name in wanted.only:
             print(f"measuring {name} …", file=sys.stderr, flush=True)
             measured[name] = list(measure())
-    result = [one for each in measured.values() for one in each]
+    result = [one for item in measured.values() for one in item]
     print(report(result))
     if wanted.json:
         text = json.dumps({"machine": machine(), "measured": [one.as_json() for one in result]}, indent=1)

@@ -25,16 +25,16 @@ HIGHER = 1.25
 
 def measure() -> Iterator[Measured]:
     """Time `/readyz` on new connections, and leases of the spawner, without and with idle connections in turn."""
-    found: dict[str, tuple[list[float], list[float]]] = {"probe": ([], []), "lease": ([], [])}
+    result: dict[str, tuple[list[float], list[float]]] = {"probe": ([], []), "lease": ([], [])}
     with Portal(gpus=4) as portal, _more_files():
         _window(portal)
         for _ in range(ROUNDS):
             for at, count in enumerate((0, IDLE)):
                 with _idle_connections(portal.service_port, count):
                     for what, samples in _window(portal).items():
-                        found[what][at].extend(samples)
+                        result[what][at].extend(samples)
     names = {"probe": "/readyz on a new connection", "lease": "the spawner's request to its lease"}
-    for what, (without, beside) in found.items():
+    for what, (without, beside) in result.items():
         p95 = Measured("", "ms", without, "", 1.0).worst
         yield Measured(
             f"{names[what]}, beside {IDLE:,} idle connections",
@@ -69,8 +69,8 @@ def _idle_connections(port: int, count: int) -> Iterator[None]:
     try:
         yield
     finally:
-        for each in opened:
-            each.close()
+        for item in opened:
+            item.close()
         time.sleep(1)
 
 

@@ -35,8 +35,8 @@ def measure() -> Iterator[Measured]:
         began = time.perf_counter()
         scale(cluster, builder, queues, why=True)
         took = time.perf_counter() - began
-        (found,) = builder.scaled
-        assert found.nodes == MAX_NODES
+        (result,) = builder.scaled
+        assert result.nodes == MAX_NODES
         return took
 
     yield Measured(
@@ -61,9 +61,9 @@ def _work_for_machines() -> Measured:
     def demand() -> float:
         gc.collect()
         began = time.perf_counter()
-        found = find_demand(cluster, queues, ending=True)
+        result = find_demand(cluster, queues, ending=True)
         took = time.perf_counter() - began
-        assert len(found) == PENDING
+        assert len(result) == PENDING
         return took
 
     return Measured(

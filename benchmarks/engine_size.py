@@ -69,7 +69,7 @@ def _incremental(result: Run, crowd: str, cold: float) -> Iterator[Measured]:
     yield Measured(
         f"R3: one job ends, the engine stays, {crowd}",
         "ms",
-        [1000 * each for each in result.seconds],
+        [1000 * item for item in result.seconds],
         "a pass from a snapshot of the same",
         1000 * cold,
         goal=50.0,

@@ -174,8 +174,8 @@ async def _reclaims(owner: Person, borrower: Person, times: Times) -> list[float
         fillers = await until_running(borrower.client, GPUS)
         took = await _click(owner, times)
         jobs = await jobs_of(borrower.client)
-        (left,) = (job.id for job in jobs if job.preemptions > fillers[job.id].preemptions)
-        beyond.append(took - saved_in((await borrower.client.logs(left, attempt=fillers[left].attempt)).text))
+        (remaining,) = (job.id for job in jobs if job.preemptions > fillers[job.id].preemptions)
+        beyond.append(took - saved_in((await borrower.client.logs(remaining, attempt=fillers[remaining].attempt)).text))
     for job in await jobs_of(borrower.client):
         if outcomes := {attempt.outcome for attempt in job.attempts} - {None, "preempted"}:
             raise RuntimeError(f"{job.name} was lost: {outcomes}")

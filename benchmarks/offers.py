@@ -34,9 +34,9 @@ GOAL = 50.0
 def measure() -> Iterator[Measured]:
     """Measure a cluster full of whole nodes, and one full of single GPUs."""
     for size, pending in ((8, 5000), (1, 20_000)):
-        found = costs(size, pending)
+        result = costs(size, pending)
         crowd = f"{NODES} nodes, {NODES * DEVICES // size} jobs of {size} GPUs run, {pending} wait, {TEAMS} teams"
-        for kind, facts in found.items():
+        for kind, facts in result.items():
             yield Measured(
                 f"offers of a team for a {kind}, first question, {crowd}",
                 "ms",
@@ -70,14 +70,14 @@ def world(size: int, pending: int) -> Snapshot:
                 placement=placement,
             )
         )
-    each = NODES * DEVICES * GPU // TEAMS // 2
+    item = NODES * DEVICES * GPU // TEAMS // 2
     teams = tuple(f"team{at:02}" for at in range(TEAMS))
     return Snapshot(
         now=4000.0,
         settings=Settings(),
         pools=(Pool("gpu", profiles=tuple(f"gpu{n}" for n in SIZES)),),
         profiles=tuple(Profile(f"gpu{n}", n * GPU, pools=("gpu",), policies=(teams,)) for n in SIZES),
-        policies=tuple(Policy(name, quotas=(QuotaLine(("gpu",), each),)) for name in teams),
+        policies=tuple(Policy(name, quotas=(QuotaLine(("gpu",), item),)) for name in teams),
         nodes=tuple(Node(f"n{at:05}", "gpu", DEVICES) for at in range(NODES)),
         workloads=tuple(workloads),
     )

@@ -197,7 +197,7 @@ def _harness(lines: Sequence[Check]) -> list[Check]:
         for b in lines
         if (a.published or 0.0) - (b.published or 0.0) > 0.5 and a.reached < b.reached
     ]
-    size = mean(abs(each) for each in apart)
+    size = mean(abs(item) for item in apart)
     return [
         Check("P5", "mean difference", size, mean(apart), "<= 0.2", size <= 0.2, None),
         Check("P5", "orderings reversed", float(len(turned)), 0.0, "0", not turned, None),
@@ -228,8 +228,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except NoTraces as missing:
         print(missing, file=sys.stderr)
         return 2
-    found = play(cases(wanted.traces, wanted.only or ["P1", "P2", "P3", "P4", "P5"]), wanted.workers)
-    lines = checks(found, published)
+    result = play(cases(wanted.traces, wanted.only or ["P1", "P2", "P3", "P4", "P5"]), wanted.workers)
+    lines = checks(result, published)
     print(f"{machine()}; {len(SEEDS)} seeds each\n\n{table(lines)}")
     if wanted.json:
         rows = [dict(zip(HEAD, line.cells, strict=True)) for line in lines]

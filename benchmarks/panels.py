@@ -53,7 +53,7 @@ async def _measure() -> list[Measured]:
     base = median(without)
     load = f"{NODES:,} nodes, {JOBS:,} jobs, {ENDS} of which end in a second and let another one start"
     note = f"{load}; the service alone takes {base:.1f} % of a core. {parts} new versions of panels were sent."
-    costs = [max(0.0, each - base) for each in beside]
+    costs = [max(0.0, item - base) for item in beside]
     shown = (
         f"From the exit of a job to the last panel that shows it; {len(late)} ends, the latest after {max(late):.2f} s."
     )
@@ -86,13 +86,13 @@ async def _window(service: Application) -> tuple[float, dict[int, float]]:
 
 async def _events(service: Application, after: int, ended: dict[str, float]) -> dict[int, float]:
     """Return when jobs ended by the id of the first event that says so."""
-    found = dict[str, int]()
+    result = dict[str, int]()
     while batch := await service.services.feed.after(after):
         for event in batch:
             if event.workload in ended and event.data.get("state") == "succeeded":
-                found.setdefault(event.workload, event.id)
+                result.setdefault(event.workload, event.id)
         after = batch[-1].id
-    return {id: ended[job] for job, id in found.items()}
+    return {id: ended[job] for job, id in result.items()}
 
 
 def _lateness(panels: Sequence[Sequence[tuple[int, float]]], ends: dict[int, float]) -> list[float]:

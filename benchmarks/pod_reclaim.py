@@ -106,7 +106,7 @@ async def _reclaims(owner: AsyncClient, borrower: AsyncClient, times: Times) -> 
         job = await owner.submit(JobRequest(name="owner", profile="gpu1", command=["sleep", "0.2"]))
         mine = f"makeway-{job.id}-1-0"
         await times.until(mine, "running")
-        victim = next(each for each in await jobs_of(borrower) if each.preemptions > fillers[each.id].preemptions)
+        victim = next(entry for entry in await jobs_of(borrower) if entry.preemptions > fillers[entry.id].preemptions)
         attempt = fillers[victim.id].attempt
         result.bound.append(times.of(mine, "bound") - times.of(f"makeway-{victim.id}-{attempt}-0", "exited"))
         save = saved_in((await borrower.logs(victim.id, attempt=attempt)).text)
@@ -176,7 +176,7 @@ class Times(Informer[str]):
     def _read(self, pod: Object) -> str:
         now, name, status = time.monotonic(), pod["metadata"]["name"], pod["status"]
         phase = str(status.get("phase"))
-        states = [each.get("state", {}) for each in status.get("containerStatuses", ())]
+        states = [item.get("state", {}) for item in status.get("containerStatuses", ())]
         happened = {
             "bound": bool(pod["spec"].get("nodeName")),
             "running": phase == "Running" and all("running" in state for state in states),

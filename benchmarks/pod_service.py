@@ -142,8 +142,8 @@ class Service:
         assert self.process.stdout
         self.process.stdin.write(line)
         self.process.stdin.flush()
-        found: dict[str, Any] = json.loads(self.process.stdout.readline())
-        return found
+        result: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return result
 
 
 @contextmanager

@@ -168,7 +168,7 @@ def outcome(log: Sequence[Decision], record: Mapping[str, Any], share: float) ->
     for id, at in first.items():
         waits[of[id]].append(at - due[id])
     wall = max(ends.values()) - record["began"]
-    return Outcome(wall, {name: fmean(found) for name, found in waits.items()}, evictions, wasted, len(ends))
+    return Outcome(wall, {name: fmean(result) for name, result in waits.items()}, evictions, wasted, len(ends))
 
 
 def cycle_facts(client: Client) -> tuple[int, float]:

@@ -67,9 +67,9 @@ def reclaim(portal: Portal) -> tuple[float, float]:
     while not session.placement:
         session = spawner.session(session.id, wait=10, version=session.version)
     total = time.time() - begin
-    left = [job for job in ana.jobs(mine=True).jobs if job.state == "pending"]
+    remaining = [job for job in ana.jobs(mine=True).jobs if job.state == "pending"]
     spawner.release(session.id)
-    return total, save_seconds(portal, left[0])
+    return total, save_seconds(portal, remaining[0])
 
 
 def save_seconds(portal: Portal, job: Job) -> float:

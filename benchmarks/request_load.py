@@ -32,12 +32,12 @@ SECRET = b"a secret of the benchmark"
 
 def policy(nodes: int, teams: int = TEAMS) -> str:
     """Write the document: one pool, four profiles, and teams that reserve half of the pool together."""
-    each = nodes * DEVICES // teams // 2
+    item = nodes * DEVICES // teams // 2
     profiles = "\n".join(
         f"  - {{name: gpu{size}, title: {size} GPU, gpus: {size}, pools: [gpu], grace: 30}}" for size in (1, 2, 4, 8)
     )
     policies = "\n".join(
-        f"  - {{name: team{at:02}, title: Team {at}, groups: [team{at:02}], quotas: [{{reserved: {each}}}]}}"
+        f"  - {{name: team{at:02}, title: Team {at}, groups: [team{at:02}], quotas: [{{reserved: {item}}}]}}"
         for at in range(teams)
     )
     return (
@@ -95,7 +95,7 @@ async def large_service(
         now = service.components.clock()
         for at in range(0, running + pending, 2000):
             new = jobs(running, pending, size)[at : at + 2000]
-            service.components.store.add_workloads([(each, (), None) for each in new], now=now + at * 1e-3)
+            service.components.store.add_workloads([(item, (), None) for item in new], now=now + at * 1e-3)
         await service.start()
         app = create_app(service.services, WebSettings(secret=SECRET), TokenAuth(people()))
         transport = httpx2.ASGITransport(app=app)

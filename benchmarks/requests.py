@@ -128,8 +128,8 @@ async def _submissions(url: str) -> list[Measured]:
 async def _elsewhere(*arguments: object) -> dict[str, Any]:
     async with clients(*arguments) as process:
         output, _ = await process.communicate()
-    found: dict[str, Any] = json.loads(output)
-    return found
+    result: dict[str, Any] = json.loads(output)
+    return result
 
 
 @asynccontextmanager

@@ -159,7 +159,7 @@ class Fgd(Rival):
                 break
             typical.append((shape, count))
             covered += count
-        typical = [each for each in typical if each[0].devices]
+        typical = [entry for entry in typical if entry[0].devices]
         self.share = np.array([count / total for _, count in typical])
         self.need_cpu = np.array([t.cpu for t, _ in typical])
         self.need_milli = np.array([t.milli for t, _ in typical])

@@ -53,8 +53,8 @@ class Users:
         rng = self._rng
         team = rng.choice(TEAMS)
         owner = f"{team}{rng.randrange(PEOPLE)}"
-        profile, most = rng.choice(SHAPES)
-        gpus, workers = int(profile.removeprefix("gpu")), rng.randint(1, most)
+        profile, maximum = rng.choice(SHAPES)
+        gpus, workers = int(profile.removeprefix("gpu")), rng.randint(1, maximum)
         odd = rng.random() < ODD
         new = NewWorkload(
             f"j-{number:08x}",
@@ -74,15 +74,15 @@ class Users:
             env={"SEED": str(number)},
             source="print('a cell')\n" * 20,
         )
-        said = NewDecision("submit", new.id, team, owner, "job", f"{owner} submits {new.name}.", {"gpus": gpus})
-        return Submission(new, [("train.py", b"# a script\n" * 50 + str(number % 5000).encode(), False)], said)
+        message = NewDecision("submit", new.id, team, owner, "job", f"{owner} submits {new.name}.", {"gpus": gpus})
+        return Submission(new, [("train.py", b"# a script\n" * 50 + str(number % 5000).encode(), False)], message)
 
     async def use_sessions(self) -> None:
         """Stop the notebooks that have lasted, renew the others, and start one in each team."""
         sessions, rng = self._service.services.sessions, self._rng
-        for user, (id, left) in list(self._sessions.items()):
-            if left and await self._goes_on(id):
-                self._sessions[user] = id, left - 1
+        for user, (id, remaining) in list(self._sessions.items()):
+            if remaining and await self._goes_on(id):
+                self._sessions[user] = id, remaining - 1
             else:
                 await sessions.release(id, "the notebook was stopped")
                 del self._sessions[user]

@@ -131,7 +131,7 @@ def nothing_fits(many: int) -> Snapshot:
 
 
 def _running(random: Random, many: int, names: tuple[str, ...]) -> list[Workload]:
-    by_size = {size: [f"f{at:02}" for at, each in enumerate(SIZES) if each == size] for size in set(SIZES)}
+    by_size = {size: [f"f{at:02}" for at, item in enumerate(SIZES) if item == size] for size in set(SIZES)}
     turn = cycle(names)
     running: list[Workload] = []
     for at in range(many):
@@ -158,8 +158,8 @@ def _running(random: Random, many: int, names: tuple[str, ...]) -> list[Workload
 
 def carried_out(world: Snapshot, plan: Plan) -> Snapshot:
     """Return the world after all evictions have ended and every preemptor has its nomination."""
-    gone = {each.id for each in plan.evict}
-    nominations = {each.id: each.nomination for each in plan.pending}
+    gone = {item.id for item in plan.evict}
+    nominations = {item.id: item.nomination for item in plan.pending}
 
     def after(workload: Workload) -> Workload:
         if workload.id in gone:

@@ -101,8 +101,8 @@ class Api:
         self._client.close()
 
     def _send(self, method: str, path: str, body: Object | None, query: dict[str, str]) -> Object:
-        found: Object = self._answer(method, path, body, query).json()
-        return found
+        result: Object = self._answer(method, path, body, query).json()
+        return result
 
     def _answer(self, method: str, path: str, body: Object | None, query: dict[str, str]) -> httpx2.Response:
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
@@ -115,8 +115,8 @@ class Api:
 
 def _problem(answer: httpx2.Response) -> ApiProblem:
     try:
-        said = answer.json()
-        return ApiProblem(answer.status_code, said.get("reason", ""), said.get("message", ""))
+        message = answer.json()
+        return ApiProblem(answer.status_code, message.get("reason", ""), message.get("message", ""))
     except ValueError:
         return ApiProblem(answer.status_code, answer.reason_phrase, answer.text[:500])
 

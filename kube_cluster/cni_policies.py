@@ -26,8 +26,8 @@ def main(place: str) -> int:
         if command == "ADD":
             print(json.dumps(config["prevResult"]))
     except (OSError, ValueError) as problem:
-        said = f"network policies: {problem}"
-        print(json.dumps({"cniVersion": config["cniVersion"], "code": 100, "msg": said}))
+        message = f"network policies: {problem}"
+        print(json.dumps({"cniVersion": config["cniVersion"], "code": 100, "msg": message}))
         return 1
     return 0
 
@@ -51,9 +51,9 @@ def ask(place: str, message: dict) -> None:  # type: ignore[type-arg]
         asking.connect(place)
         asking.sendall(json.dumps(message).encode() + b"\n")
         with asking.makefile() as answer:
-            said = answer.readline().strip()
-    if said != "done":
-        raise ValueError(said or "no answer")
+            text = answer.readline().strip()
+    if text != "done":
+        raise ValueError(text or "no answer")
 
 
 if __name__ == "__main__":

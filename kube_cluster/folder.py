@@ -29,8 +29,8 @@ def registry() -> Path:
     """Return the folder that holds the folders of this user's clusters."""
     place = Path(tempfile.gettempdir()) / f"makeway-kube-{os.getuid()}"
     place.mkdir(mode=0o700, exist_ok=True)
-    found = place.lstat()
-    if found.st_uid != os.getuid() or found.st_mode & 0o077 or place.is_symlink():
+    result = place.lstat()
+    if result.st_uid != os.getuid() or result.st_mode & 0o077 or place.is_symlink():
         raise KubeProblem(
             f"{place} is not a private folder of yours: remove it, or set TMPDIR to a folder of your own."
         )

@@ -176,8 +176,8 @@ class Buildah:
             [*self._command, *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
         )
         if done.returncode:
-            said = f"{done.stdout[-1500:]}\n{done.stderr[-1500:]}".strip()
-            raise KubeProblem(f"`buildah {words[0]}` failed:\n{said or 'it printed nothing'}")
+            message = f"{done.stdout[-1500:]}\n{done.stderr[-1500:]}".strip()
+            raise KubeProblem(f"`buildah {words[0]}` failed:\n{message or 'it printed nothing'}")
         return done.stdout.strip()
 
     def has(self, name: str) -> bool:

@@ -122,6 +122,6 @@ def remove(network: Network) -> None:
 
 def _routes() -> list[IPv4Network]:
     """Return the networks that this machine has routes to, without the default route."""
-    found = json.loads(run(["ip", "-json", "-4", "route", "show", "table", "all"]) or "[]")
-    targets = [str(route.get("dst", "default")) for route in found if route.get("table") != "local"]
+    result = json.loads(run(["ip", "-json", "-4", "route", "show", "table", "all"]) or "[]")
+    targets = [str(route.get("dst", "default")) for route in result if route.get("table") != "local"]
     return [IPv4Network(str(ip_network(target, strict=False))) for target in targets if target != "default"]

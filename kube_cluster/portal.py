@@ -118,9 +118,9 @@ def wait_until_ready(
 
 def _reached(api: Api, namespace: str) -> bool:
     """Whether the proxy's pod, and its port on the node where it has one, show the login page and the service."""
-    found = [one["status"].get("podIP") for one in pods(api, namespace) if "-proxy-" in one["metadata"]["name"]]
+    result = [one["status"].get("podIP") for one in pods(api, namespace) if "-proxy-" in one["metadata"]["name"]]
     port = api.get(f"/api/v1/namespaces/{namespace}/services/{RELEASE}-proxy")["spec"]["ports"][0]
-    urls = [f"http://{ip}:8000" for ip in found] + ([address(api, namespace)] if "nodePort" in port else [])
+    urls = [f"http://{ip}:8000" for ip in result] + ([address(api, namespace)] if "nodePort" in port else [])
     try:
         paths = ("hub/login", "services/makeway/healthz")
         return all(httpx2.get(f"{url}/{path}", trust_env=False).is_success for url in urls for path in paths)
@@ -161,8 +161,8 @@ def address(api: Api, namespace: str = NAMESPACE) -> str:
     """Return the URL of the portal for browsers of this machine: the port that its Service has on the node."""
     service = api.get(f"/api/v1/namespaces/{namespace}/services/{RELEASE}-proxy")
     (node, *_) = api.items("/api/v1/nodes", labelSelector="makeway.test/real=true")
-    found = {one["type"]: one["address"] for one in node["status"]["addresses"]}
-    return f"http://{found['InternalIP']}:{service['spec']['ports'][0]['nodePort']}"
+    result = {one["type"]: one["address"] for one in node["status"]["addresses"]}
+    return f"http://{result['InternalIP']}:{service['spec']['ports'][0]['nodePort']}"
 
 
 def announcement(cluster: Cluster, namespace: str = NAMESPACE) -> str:

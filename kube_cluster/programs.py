@@ -49,9 +49,9 @@ def control_plane() -> Mapping[str, Path]:
     always those that were built.
     """
     for path in (os.environ.get("KUBEBUILDER_ASSETS", ""), os.environ.get("PATH", os.defpath)):
-        found = {name: shutil.which(name, path=path) for name in CONTROL_PLANE} if path else {}
-        if found and all(found.values()):
-            return {name: Path(program) for name, program in found.items() if program}
+        result = {name: shutil.which(name, path=path) for name in CONTROL_PLANE} if path else {}
+        if result and all(result.values()):
+            return {name: Path(program) for name, program in result.items() if program}
     place = built()
     return {name: place / name for name in CONTROL_PLANE}
 
@@ -206,8 +206,8 @@ def go_version(program: Path) -> tuple[int, ...] | None:
         answer = subprocess.run([program, "version"], env=_environ(), capture_output=True, text=True, check=False)
     except OSError:
         return None
-    found = re.search(r"\bgo(\d+)\.(\d+)", answer.stdout)
-    return (int(found[1]), int(found[2])) if found else None
+    result = re.search(r"\bgo(\d+)\.(\d+)", answer.stdout)
+    return (int(result[1]), int(result[2])) if result else None
 
 
 def _environ() -> dict[str, str]:

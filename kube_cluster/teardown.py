@@ -29,8 +29,10 @@ def remove(folder: Folder) -> None:
         for group in folder.facts().get("cgroups", []):
             cgroups.remove(Path(group))
         network.release(folder)
-        if left := mounts(folder):
-            raise KubeProblem(f"These mounts of the cluster in {folder.path} are left: {left}. `umount` them first.")
+        if remaining := mounts(folder):
+            raise KubeProblem(
+                f"These mounts of the cluster in {folder.path} are left: {remaining}. `umount` them first."
+            )
         # Never into another file system: a mount that was overlooked may hold data of others.
         run(["rm", "-rf", "--one-file-system", "--", folder.path])
 

@@ -59,8 +59,8 @@ def settings_of(declarations: type) -> list[tuple[str, str, str, str]]:
     """Return name, variable, default and help of each setting, by name."""
     from makeway_api.settings import declared
 
-    found = sorted(declared(declarations).items())
-    return [(name, f"`{one.variable}`", f"`{one.default!r}`", one.help) for name, one in found]
+    result = sorted(declared(declarations).items())
+    return [(name, f"`{one.variable}`", f"`{one.default!r}`", one.help) for name, one in result]
 
 
 def chart_schema(text: str) -> str:

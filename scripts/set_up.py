@@ -60,8 +60,8 @@ def node_version(program: Path) -> tuple[int, ...] | None:
         answer = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    found = re.fullmatch(r"v(\d+)\.(\d+)\.(\d+)", answer.stdout.strip())
-    return tuple(int(part) for part in found.groups()) if found else None
+    result = re.fullmatch(r"v(\d+)\.(\d+)\.(\d+)", answer.stdout.strip())
+    return tuple(int(part) for part in result.groups()) if result else None
 
 
 def find_node(path: str) -> Node | None:
@@ -79,7 +79,7 @@ def find_node(path: str) -> Node | None:
 
 def find_browser(path: str) -> str | None:
     """Return the Chromium or Chrome that the browser tests can drive."""
-    return next((found for name in BROWSERS if (found := shutil.which(name, path=path))), None)
+    return next((result for name in BROWSERS if (result := shutil.which(name, path=path))), None)
 
 
 def explain(step: str, output: str, root: Path) -> str:

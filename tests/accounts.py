@@ -44,12 +44,12 @@ exec "$@"
 
 def closed_folders(paths: Iterable[Path]) -> dict[Path, set[str]]:
     """Return the folders above these paths that other accounts may not enter, with the needed names inside."""
-    found: dict[Path, set[str]] = {}
+    result: dict[Path, set[str]] = {}
     for path in paths:
         for name, folder in zip((path, *path.parents), path.parents, strict=False):
             if not folder.stat().st_mode & 0o001:
-                found.setdefault(folder, set()).add(name.name)
-    return found
+                result.setdefault(folder, set()).add(name.name)
+    return result
 
 
 def wrapper() -> list[str]:

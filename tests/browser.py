@@ -43,7 +43,7 @@ def chromium() -> Iterator[Browser]:
 
 def _launched(playwright: Playwright, first: str) -> Browser:
     """Start it and load one page: on a loaded machine it has died over its first one."""
-    for left in reversed(range(MAX_TRIES)):
+    for remaining in reversed(range(MAX_TRIES)):
         browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=ARGS)
         try:
             page = browser.new_page()
@@ -51,7 +51,7 @@ def _launched(playwright: Playwright, first: str) -> Browser:
             page.close()
         except Error:
             browser.close()
-            if not left:
+            if not remaining:
                 raise
         else:
             break

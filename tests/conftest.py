@@ -69,7 +69,7 @@ def group(item: pytest.Item, marks: set[str]) -> str:
     portal = next((fixtures[name][-1] for name in PORTALS if name in fixtures), None)
     if portal is not None and marks & {"e2e", "browser"}:
         return item.nodeid if portal.scope == "function" else portal.baseid
-    shared = any(found[-1].scope in ("module", "package") for found in fixtures.values())
+    shared = any(result[-1].scope in ("module", "package") for result in fixtures.values())
     return item.nodeid if marks & {"slow", "e2e"} and not shared else item.path.relative_to(ROOT).as_posix()
 
 

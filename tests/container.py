@@ -34,8 +34,8 @@ class Container:
         return self.root / "job" / f"attempt-{attempt}" / name
 
     def status(self, attempt: int = 1) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.file("status.json", attempt).read_text())
-        return found
+        result: dict[str, Any] = json.loads(self.file("status.json", attempt).read_text())
+        return result
 
     def until(self, name: str, text: str = "", attempt: int = 1) -> None:
         """Wait until a file exists and is not empty."""

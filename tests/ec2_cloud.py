@@ -241,8 +241,8 @@ class Ec2Cloud:
         for name in list(parameters):
             if parameters[name] == "client-token" and name.endswith(".Name"):
                 prefix = name.removesuffix("Name")
-                found = [key for key in parameters if key.startswith(prefix)]
-                return {parameters.pop(key) for key in found} - {"client-token"}
+                result = [key for key in parameters if key.startswith(prefix)]
+                return {parameters.pop(key) for key in result} - {"client-token"}
         return None
 
     def _shown(self, one: MemoryInstance, at: float) -> bool:
@@ -297,9 +297,9 @@ def _error(status: int, code: str, message: str) -> Answer:
 
 
 def _set_state(element: ElementTree.Element, name: str, state: str) -> None:
-    for found in element.iterfind(f".//{{*}}{name}"):
+    for result in element.iterfind(f".//{{*}}{name}"):
         for part, value in (("code", str(CODES[state])), ("name", state)):
-            inner = found.find(f"{{*}}{part}")
+            inner = result.find(f"{{*}}{part}")
             assert inner is not None
             inner.text = value
 

@@ -70,7 +70,7 @@ class Processes(RemoteBackend):
         self.published.append((key, code, message))
 
     async def hosts(self) -> Mapping[Key, WorkerHosts]:
-        found: dict[Key, WorkerHosts] = {}
+        result: dict[Key, WorkerHosts] = {}
         for file in sorted(self.root.glob("*/pid")):
             workload, attempt, _ = file.parent.name.rsplit("-", 2)
             try:
@@ -79,8 +79,8 @@ class Processes(RemoteBackend):
                 continue
             key = workload, int(attempt)
             present = self._alive(file.parent, pid) and key not in self.down
-            found[key] = WorkerHosts(size, present=present or (key in found and found[key].present))
-        return found
+            result[key] = WorkerHosts(size, present=present or (key in result and result[key].present))
+        return result
 
     def _alive(self, home: Path, pid: int) -> bool:
         if (process := self._running.get(home)) is not None:

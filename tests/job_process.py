@@ -43,8 +43,8 @@ def ask(tmp_path: Path, **more: object) -> None:
 
 def progress(tmp_path: Path) -> dict[str, Any]:
     """Return what the process has reported."""
-    found: dict[str, Any] = json.loads((tmp_path / "progress.json").read_text())
-    return found
+    result: dict[str, Any] = json.loads((tmp_path / "progress.json").read_text())
+    return result
 
 
 def start(tmp_path: Path, code: str, **more: str) -> subprocess.Popen[str]:

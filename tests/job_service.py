@@ -165,14 +165,14 @@ class Serving:
 
     async def reaches(self, job: Job, *states: str, attempt: int = 1) -> Job:
         """Wait until a job is in one of the states, in this attempt or a later one."""
-        found: list[Job] = []
+        result: list[Job] = []
 
         async def there() -> bool:
-            found.append(await self.client("root").job(job.id))
-            return found[-1].state.value in states and found[-1].attempt >= attempt
+            result.append(await self.client("root").job(job.id))
+            return result[-1].state.value in states and result[-1].attempt >= attempt
 
-        await self.until(there, lambda: f"{job.name} becomes {states}: {found[-1]}")
-        return found[-1]
+        await self.until(there, lambda: f"{job.name} becomes {states}: {result[-1]}")
+        return result[-1]
 
     async def log(self, job: Job, attempt: int = 1) -> str:
         """Return what an attempt wrote."""
@@ -205,8 +205,8 @@ class Serving:
 
     def pods(self) -> dict[str, str]:
         """Return the phases of the jobs' pods by name."""
-        found = self.cluster.api.items(PODS, labelSelector=JOBS)
-        return {pod["metadata"]["name"]: pod["status"].get("phase", "") for pod in found}
+        result = self.cluster.api.items(PODS, labelSelector=JOBS)
+        return {pod["metadata"]["name"]: pod["status"].get("phase", "") for pod in result}
 
 
 async def training(serving: Serving, person: str, name: str, seconds: str) -> Job:
@@ -216,17 +216,17 @@ async def training(serving: Serving, person: str, name: str, seconds: str) -> Jo
 
 async def waits_because(serving: Serving, job: Job, *words: str) -> None:
     """Wait until the reason of a job contains the words."""
-    found: list[str] = []
+    result: list[str] = []
 
     async def told() -> bool:
         one: Job = await serving.client("ana").job(job.id)
-        found.append(one.reason.message if one.reason else "")
-        return all(word in found[-1] for word in words)
+        result.append(one.reason.message if one.reason else "")
+        return all(word in result[-1] for word in words)
 
-    await serving.until(told, lambda: f"the reason says {words}: {found[-1]}")
+    await serving.until(told, lambda: f"the reason says {words}: {result[-1]}")
 
 
 def weights(log: str) -> str:
-    found = re.search(r"weights (\w+)", log)
-    assert found, log
-    return found[1]
+    result = re.search(r"weights (\w+)", log)
+    assert result, log
+    return result[1]

@@ -85,9 +85,9 @@ class Kubelet:
             response_deserializer=ListAndWatchResponse.decode,
         )
         try:
-            for found in call(Empty(), wait_for_ready=True):
+            for result in call(Empty(), wait_for_ready=True):
                 with self._changed:
-                    self.lists.append(found)
+                    self.lists.append(result)
                     self._changed.notify_all()
         except (grpc.RpcError, ValueError):  # the plugin or this kubelet has ended
             return

@@ -18,7 +18,7 @@ def left(folder: Folder, facts: dict[str, Any]) -> list[str]:
 
     `facts` are those that its folder had while it ran.
     """
-    found = [f"process {pid}" for pid in marked(folder)]
+    result = [f"process {pid}" for pid in marked(folder)]
     places = [folder.path, *map(Path, facts.get("cgroups", []))]
     if (number := facts.get("network")) is not None:
         bridge = Network(number).bridge
@@ -29,9 +29,9 @@ def left(folder: Folder, facts: dict[str, Any]) -> list[str]:
         networks += [line for line in routes.splitlines() if bridge in line.split()]
         # A number is taken again by the next cluster, maybe just now.
         others = [other.facts().get("network") for other in folders() if other.path != folder.path]
-        found += networks if number not in others else []
+        result += networks if number not in others else []
     for mounts in Path("/proc").glob("[0-9]*/mountinfo"):
         with suppress(OSError):
             if str(folder.path) in mounts.read_text(encoding="utf-8"):
-                found.append(f"mount of {mounts}")
-    return found + [str(place) for place in places if os.path.lexists(place)]
+                result.append(f"mount of {mounts}")
+    return result + [str(place) for place in places if os.path.lexists(place)]

@@ -116,16 +116,16 @@ class LongestFirst(LoadGroupScheduling):
         super().__init__(config, log)
 
     def _assign_work_unit(self, node: WorkerController) -> None:
-        left = {
+        remaining = {
             worker: [group for group, tests in groups.items() if not all(tests.values())]
             for worker, groups in self.assigned_work.items()
         }
-        own = left.pop(node, [])
-        self.workqueue.move_to_end(choose([*self.workqueue], own, left.values()), last=False)
+        own = remaining.pop(node, [])
+        self.workqueue.move_to_end(choose([*self.workqueue], own, remaining.values()), last=False)
         super()._assign_work_unit(node)
 
 
 def in_order(items: Sequence[pytest.Item], groups: Sequence[str]) -> list[pytest.Item]:
     """Return the tests with those of the longest groups first; otherwise in their own order."""
-    longest = sorted(range(len(items)), key=lambda at: -seconds(groups[at]))
-    return [items[at] for at in longest]
+    max_length = sorted(range(len(items)), key=lambda at: -seconds(groups[at]))
+    return [items[at] for at in max_length]

@@ -137,7 +137,7 @@ class Agent:
 
     def work(self) -> None:
         """Report and follow orders until `close`."""
-        self._tasks = [asyncio.create_task(each()) for each in (self._report, self._follow, self._watch)]
+        self._tasks = [asyncio.create_task(item()) for item in (self._report, self._follow, self._watch)]
 
     async def _report(self) -> None:
         while not self.stopped_by:

@@ -89,11 +89,11 @@ class MachineFleet:
 
     async def _all(self, client: Any) -> list[Job]:
         page = await client.jobs(mine=True, limit=200)
-        found = list(page.jobs)
+        result = list(page.jobs)
         while page.next:
             page = await client.jobs(mine=True, limit=200, cursor=page.next)
-            found += page.jobs
-        return found
+            result += page.jobs
+        return result
 
     async def heard(self, ask: Any, what: str, seconds: float = 90) -> Any:
         """Return the first good answer of any replica."""
@@ -145,8 +145,8 @@ class MachineFleet:
 
     async def all_ended(self, client: Any) -> list[Job]:
         """Return all jobs if they have ended, else none."""
-        found = await self._all(client)
-        return found if all(job.state.ended for job in found) else []
+        result = await self._all(client)
+        return result if all(job.state.ended for job in result) else []
 
     async def empty(self, _: Any) -> bool:
         """Whether no machine is left, in the rows and at the cloud."""
@@ -201,8 +201,8 @@ async def fleet(folder: Path, url: str, replicas: list[Replica], seed: int) -> A
     (made.cloud.folder / "holds").mkdir()
     watching: asyncio.Task[None] | None = None
     try:
-        for each in replicas:
-            await each.start()
+        for item in replicas:
+            await item.start()
         store = open_store(url)
         store.deployments.save("demo", DOCUMENT, 0, "root", time.time())
         store.close()
@@ -214,6 +214,6 @@ async def fleet(folder: Path, url: str, replicas: list[Replica], seed: int) -> A
         if watching is not None:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
-        for each in replicas:
-            await each.close()
+        for item in replicas:
+            await item.close()
         made.close()

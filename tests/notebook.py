@@ -122,8 +122,8 @@ class Notebook:
                 self.updates.append(message["content"]["data"].get("state", {}))
         except queue.Empty:
             pass
-        found, self.updates = self.updates, []
-        return found
+        result, self.updates = self.updates, []
+        return result
 
     def interrupt(self) -> None:
         """Interrupt the kernel, as the stop button does."""

@@ -42,9 +42,9 @@ class Backend(KubernetesBackend):
 
     def report(self, job: str, *workers: WorkerStatus) -> None:
         """Set what the workers of a job have reported."""
-        found = {(job, 1): dict(enumerate(workers))}
-        self.channel.worker_statuses = lambda: found  # type: ignore[method-assign]
-        self.channel.changed = lambda: set(found)  # type: ignore[method-assign]
+        result = {(job, 1): dict(enumerate(workers))}
+        self.channel.worker_statuses = lambda: result  # type: ignore[method-assign]
+        self.channel.changed = lambda: set(result)  # type: ignore[method-assign]
 
     async def undone(self, job: str) -> None:
         """Return when the pods of a refused start are deleted."""

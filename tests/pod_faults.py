@@ -28,7 +28,7 @@ class PodProcesses:
         self.address = str(pod["status"]["podIP"])
         container = pod["status"]["containerStatuses"][0]["containerID"].rpartition("/")[2]
         groups = [Path(one) for one in cluster.folder.facts()["cgroups"]]
-        (self._freezer,) = [found for one in groups if "freezer" in one.parts for found in _below(one, container)]
+        (self._freezer,) = [result for one in groups if "freezer" in one.parts for result in _below(one, container)]
         self._network = os.open(f"/proc/{self.pids()[0]}/ns/net", os.O_RDONLY)
         """the network namespace, which stays there as long as this is open"""
 

@@ -37,8 +37,8 @@ def allocatable(api: Api, node: Node) -> str:
 
 def phase(api: Api, name: str, pods: str = PODS) -> str:
     """Return the phase of a pod, or "" when there is none."""
-    found = api.items(pods, fieldSelector=f"metadata.name={name}")
-    return str(found[0]["status"]["phase"]) if found else ""
+    result = api.items(pods, fieldSelector=f"metadata.name={name}")
+    return str(result[0]["status"]["phase"]) if result else ""
 
 
 def why_pending(api: Api, name: str) -> str:

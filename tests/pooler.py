@@ -82,10 +82,10 @@ def connected(folder: str, database: str) -> tuple[socket.socket, bytes]:
     made.connect(f"{folder}/.s.PGSQL.5432")
     words = b"".join(word.encode() + b"\0" for word in ("user", "makeway", "database", database)) + b"\0"
     made.sendall(struct.pack("!ii", len(words) + 8, 196608) + words)
-    said = b""
+    text = b""
     while (message := one_message(made))[:1] != b"Z":
-        said += message
-    return made, said + message
+        text += message
+    return made, text + message
 
 
 def startup(connection: socket.socket) -> bytes:
@@ -98,13 +98,13 @@ def one_message(connection: socket.socket) -> bytes:
 
 
 def exactly(connection: socket.socket, size: int) -> bytes:
-    found = b""
-    while len(found) < size:
-        data = connection.recv(size - len(found))
+    result = b""
+    while len(result) < size:
+        data = connection.recv(size - len(result))
         if not data:
             raise ConnectionResetError
-        found += data
-    return found
+        result += data
+    return result
 
 
 @contextmanager

@@ -57,10 +57,10 @@ class Site:
     def person(self, name: str) -> Person:
         """Return a person, who is logged in."""
         if name not in self._people:
-            found = Person(self, name)
-            answer = log_in(found.browser, name, self.password)
+            result = Person(self, name)
+            answer = log_in(result.browser, name, self.password)
             assert answer.status_code == 200, answer.text
-            self._people[name] = found
+            self._people[name] = result
         return self._people[name]
 
     def pods(self, component: str) -> list[Object]:
@@ -73,8 +73,8 @@ class Site:
 
     def pod(self, component: str) -> Object:
         """Return the only pod of one part of the chart."""
-        (found,) = self.pods(component)
-        return found
+        (result,) = self.pods(component)
+        return result
 
     def log(self, pod: str) -> str:
         """Return the last lines of a pod of the portal."""
@@ -180,16 +180,16 @@ class Person:
     def session(self, server: str = "") -> Session:
         """Return the live session of a server of the person."""
         with self.client() as client:
-            (found,) = [one for one in client.sessions() if one.server == server]
-        assert isinstance(found, Session)
-        return found
+            (result,) = [one for one in client.sessions() if one.server == server]
+        assert isinstance(result, Session)
+        return result
 
     def notebook(self, server: str = "") -> Object:
         """Return the pod of a server of the person."""
         pods = self.portal.labelled(f"hub.jupyter.org/username={self.name}")
         name = "hub.jupyter.org/servername"
-        (found,) = [one for one in pods if one["metadata"]["annotations"].get(name, "") == server]
-        return found
+        (result,) = [one for one in pods if one["metadata"]["annotations"].get(name, "") == server]
+        return result
 
     def begin(self, options: Mapping[str, Any], server: str = "") -> None:
         """Have the Hub start a server with these options."""
@@ -224,8 +224,8 @@ class Person:
     def told(self, server: str = "") -> str:
         """Return what the Hub's page says of a server that has ended, once the Hub has noticed it."""
         wait_until(lambda: not self.server(server), "the Hub lists the server no more")
-        found = re.search(r'id="mw-end">(.*?)</div>', self.page(server))
-        return found[1].strip() if found else ""
+        result = re.search(r'id="mw-end">(.*?)</div>', self.page(server))
+        return result[1].strip() if result else ""
 
     def page(self, server: str = "") -> str:
         """Return the Hub's page for a server that does not run, with single spaces."""

@@ -27,8 +27,8 @@ AUTHORITY = Path("authority", "ca.crt")
 
 
 def _tool(name: str) -> str | None:
-    found = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"))
-    return shutil.which(name) or (str(found[-1]) if found else None)
+    result = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"))
+    return shutil.which(name) or (str(result[-1]) if result else None)
 
 
 @contextmanager
@@ -187,8 +187,8 @@ class Network:
         with suppress(asyncio.CancelledError):
             await asyncio.gather(*ways)
         self._clients.discard(writer)
-        for each in (writer, far_writer):
-            each.close()
+        for item in (writer, far_writer):
+            item.close()
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError):

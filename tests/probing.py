@@ -117,5 +117,5 @@ def _exec(cluster: Cluster, namespace: str, pod: str) -> list[str | Path]:
 def _answers(command: list[Any]) -> Answers:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    found: Answers = json.loads(done.stdout)
-    return found
+    result: Answers = json.loads(done.stdout)
+    return result

@@ -79,10 +79,10 @@ class Installation:
 
     def names(self, path: str, namespace: str = "") -> set[str]:
         """Return the names in a list, such as DEPLOYMENTS, of what the chart made."""
-        found = self.api.items(
+        result = self.api.items(
             path.format(namespace or self.namespace), labelSelector="app.kubernetes.io/managed-by=Helm"
         )
-        return {one["metadata"]["name"] for one in found}
+        return {one["metadata"]["name"] for one in result}
 
     def generations(self) -> dict[str, dict[str, int | None]]:
         """Return how often each object of the namespace was changed; Secrets do not tell it, and are left out."""
@@ -127,7 +127,7 @@ def namespaces(api: Api) -> set[str]:
 def left_in(api: Api, *spaces: str) -> set[tuple[str, str]]:
     """Return kind and name of all that is in namespaces, but for events and what Kubernetes puts into each."""
     versions = ["/api/v1", *(f"/apis/{one['preferredVersion']['groupVersion']}" for one in api.get("/apis")["groups"])]
-    found = {
+    result = {
         (kind["name"], one["metadata"]["name"])
         for version in versions
         for kind in api.get(version)["resources"]
@@ -135,18 +135,18 @@ def left_in(api: Api, *spaces: str) -> set[tuple[str, str]]:
         for space in spaces
         for one in api.items(f"{version}/namespaces/{space}/{kind['name']}")
     }
-    return found - {("configmaps", "kube-root-ca.crt"), ("serviceaccounts", "default")}
+    return result - {("configmaps", "kube-root-ca.crt"), ("serviceaccounts", "default")}
 
 
 @contextmanager
 def requests(cluster: Cluster, account: str, namespace: str = NAMESPACE) -> Iterator[list[Object]]:
     """Yield a list that, after the block, has what an account of the chart asked of the API server meanwhile."""
-    log, found = cluster.folder.logs / AUDIT_LOG, list[Object]()
+    log, result = cluster.folder.logs / AUDIT_LOG, list[Object]()
     begin = log.stat().st_size
-    yield found
+    yield result
     with log.open(encoding="utf-8") as lines:
         lines.seek(begin)
-        found += [one for one in map(json.loads, lines) if one["user"]["username"] == account_name(account, namespace)]
+        result += [one for one in map(json.loads, lines) if one["user"]["username"] == account_name(account, namespace)]
 
 
 def account_name(account: str, namespace: str = NAMESPACE) -> str:

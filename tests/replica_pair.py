@@ -96,11 +96,11 @@ class Submitter(threading.Thread):
         number = 0
         while not self._ending.wait(self._chance.uniform(0.2, 1.5)):
             try:
-                found = self.client.jobs(mine=True, limit=200).jobs
-                if sum(not job.state.ended for job in found if job.name.startswith(self._prefix)) >= self.at_once:
+                result = self.client.jobs(mine=True, limit=200).jobs
+                if sum(not job.state.ended for job in result if job.name.startswith(self._prefix)) >= self.at_once:
                     continue
                 name = f"{self._prefix}{number}"
-                known = [job for job in found if job.name == name]
+                known = [job for job in result if job.name == name]
                 job = known[0] if known else self._submit(name)
                 self.acknowledged[job.id] = name
                 number += 1
@@ -128,25 +128,25 @@ class Submitter(threading.Thread):
 
     def ended(self) -> list[Job]:
         """Return all jobs that were submitted here, once they have ended, and close the client."""
-        found: list[Job] = []
+        result: list[Job] = []
 
         def done() -> bool:
             with suppress(MakewayError):
-                found[:] = [job for job in self._all() if job.name.startswith(self._prefix)]
-                return all(job.state.ended for job in found)
+                result[:] = [job for job in self._all() if job.name.startswith(self._prefix)]
+                return all(job.state.ended for job in result)
             return False
 
         with self.client:
             wait_until(done, f"all jobs of {self.name} have ended", STARTED, pause=0.5)
-            return [self.client.job(job.id) for job in found]
+            return [self.client.job(job.id) for job in result]
 
     def _all(self) -> list[Job]:
         page = self.client.jobs(mine=True, limit=200)
-        found = list(page.jobs)
+        result = list(page.jobs)
         while page.next:
             page = self.client.jobs(mine=True, limit=200, cursor=page.next)
-            found += page.jobs
-        return found
+            result += page.jobs
+        return result
 
 
 def claim(borrower: Submitter, owner: Submitter) -> None:
@@ -223,7 +223,7 @@ class Pair:
 
     def replicas(self) -> list[PodProcesses]:
         """Return both replicas, the leader first, once both are ready and one of them leads."""
-        found: list[PodProcesses] = []
+        result: list[PodProcesses] = []
 
         def ready() -> bool:
             pods = self.portal.pods("service")
@@ -232,19 +232,19 @@ class Pair:
             leading = [self.leads(str(pod["status"]["podIP"])) for pod in pods]
             if None not in leading and leading.count(True) == 1:
                 in_order = pods if leading[0] else pods[::-1]
-                found[:] = [PodProcesses(self.portal.cluster, pod) for pod in in_order]
-            return bool(found)
+                result[:] = [PodProcesses(self.portal.cluster, pod) for pod in in_order]
+            return bool(result)
 
         wait_until(ready, "two replicas are ready, and one leads", STARTED, pause=0.2)
-        return found
+        return result
 
     def leads(self, address: str) -> bool | None:
         """Whether the replica at this address leads; None where it does not answer."""
         try:
-            found = httpx2.get(f"http://{address}:8765/metrics", headers=self._metrics, timeout=5)
+            result = httpx2.get(f"http://{address}:8765/metrics", headers=self._metrics, timeout=5)
         except httpx2.HTTPError:
             return None
-        return "\nmakeway_leader 1.0" in found.text
+        return "\nmakeway_leader 1.0" in result.text
 
     def harm(self) -> None:
         """Harm one replica, mostly the leader, and wait until the other one starts a job; then mend it."""
@@ -328,8 +328,8 @@ class Pair:
             try:
                 wait_until(started, f"{replica.name} leads and starts {PROBE.name}", 120)
             except TimeoutError as late:
-                said = f"{late} ({job and job.id})\n{self.portal.log(replica.name)}"
-                raise TimeoutError(said) from late
+                message = f"{late} ({job and job.id})\n{self.portal.log(replica.name)}"
+                raise TimeoutError(message) from late
         return time.monotonic() - began
 
 

@@ -94,8 +94,8 @@ class RemoteBackend(Backend):
         return bool(await self._call("purge", workload, team))
 
     async def log(self, workload: str, attempt: int, offset: int, size: int) -> tuple[bytes, int]:
-        found: tuple[bytes, int] = await self._call("log", workload, attempt, offset, size)
-        return found
+        result: tuple[bytes, int] = await self._call("log", workload, attempt, offset, size)
+        return result
 
     async def log_gap(self, workload: str, attempt: int) -> tuple[int, int] | None:
         return None
@@ -176,7 +176,7 @@ class SharedBackend:
     def _record(self, replica: str, term: int | None, verb: str, args: tuple[Any, ...]) -> None:
         workload, attempt = (args[0].workload, args[0].attempt) if verb == "start" else (args[0], args[1])
         order = Order(time.monotonic(), replica, term, verb, workload, attempt)
-        newest = max((each.term or 0 for each in self.orders), default=0)
+        newest = max((item.term or 0 for item in self.orders), default=0)
         if term is None or term < newest:
             self.breaches.append(f"an order of a deposed leader, term {newest} has acted: {order}")
         if verb == "kill":
@@ -186,8 +186,8 @@ class SharedBackend:
         if verb == "start" and any(
             key[0] == workload
             and key != (workload, attempt)
-            and each.status.phase in ("starting", "running", "stopping")
-            for key, each in self.memory.attempts.items()
+            and item.status.phase in ("starting", "running", "stopping")
+            for key, item in self.memory.attempts.items()
         ):
             self.breaches.append(f"two attempts of one job run: {order}")
         self.orders.append(order)

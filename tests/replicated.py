@@ -60,5 +60,5 @@ def upgrade(portal: Portal, values: Object) -> None:
 def endpoints(portal: Portal) -> set[str]:
     """Return the addresses that requests to the service are sent to."""
     slices = portal.api.items(SLICES, labelSelector="kubernetes.io/service-name=makeway-service")
-    found = [one for each in slices for one in each.get("endpoints") or ()]
-    return {address for one in found if one["conditions"].get("ready") for address in one["addresses"]}
+    result = [one for item in slices for one in item.get("endpoints") or ()]
+    return {address for one in result if one["conditions"].get("ready") for address in one["addresses"]}

@@ -82,10 +82,10 @@ class Running:
             answer = await answer if asyncio.iscoroutine(answer) else answer
             if answer:
                 return answer
-            left = deadline - asyncio.get_running_loop().time()
-            if left <= 0:
+            remaining = deadline - asyncio.get_running_loop().time()
+            if remaining <= 0:
                 raise TimeoutError(f"waited {seconds:g} s in vain: {what}")
-            await feed.changed(mark, min(left, 0.5))
+            await feed.changed(mark, min(remaining, 0.5))
 
     async def job(self, id: str, *states: str, seconds: float = 60.0) -> Job:
         """Wait until a job is in one of the states (or has been decided about at all)."""
@@ -94,8 +94,8 @@ class Running:
             job: Job = await self.client("root").job(id)
             return job if job.state.value in states or (not states and job.reason) else None
 
-        found: Job = await self.until(there, f"{id} becomes {' or '.join(states)}", seconds)
-        return found
+        result: Job = await self.until(there, f"{id} becomes {' or '.join(states)}", seconds)
+        return result
 
     async def granted(self, id: str, seconds: float = 80.0) -> Session:
         """Wait until a session has its GPUs or is refused."""
@@ -104,8 +104,8 @@ class Running:
             session: Session = await self.client("spawner").session(id)
             return session if session.phase not in ("admission", "reclaim", "node") else None
 
-        found: Session = await self.until(there, f"{id} is granted", seconds)
-        return found
+        result: Session = await self.until(there, f"{id} is granted", seconds)
+        return result
 
     async def states(self, team: str | None = None) -> dict[str, str]:
         """Every job's state by name."""

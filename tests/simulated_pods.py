@@ -181,8 +181,8 @@ class SimulatedCluster(ApiClient):
         if path in (PODS, "/api/v1/pods"):
             held = "fieldSelector" in (query or {})
             there = [p for p in self.pods.values() if path != PODS or not p.is_notebook]
-            found = [_copy(p.pod) for p in there if not held or (p.node and not p.over)]
-            return {"metadata": {"resourceVersion": "0"}, "items": found}
+            result = [_copy(p.pod) for p in there if not held or (p.node and not p.over)]
+            return {"metadata": {"resourceVersion": "0"}, "items": result}
         name = path.rpartition("/")[2]
         if path.startswith(PODS) and name in self.pods:
             return _copy(self.pods[name].pod)
@@ -206,22 +206,22 @@ class SimulatedCluster(ApiClient):
         name = path.rpartition("/")[2]
         if not path.startswith(PODS) or name not in self.pods:
             return False
-        found = self.pods[name]
-        if uid and found.pod["metadata"]["uid"] != uid:
+        result = self.pods[name]
+        if uid and result.pod["metadata"]["uid"] != uid:
             return False
         self.deletes.append((self.now, name))
         if self.refuses_deletes:
             raise ApiStatusError(500, "InternalError", "the admission webhook does not answer")
-        metadata, usual = found.pod["metadata"], found.pod["spec"].get("terminationGracePeriodSeconds", 30)
+        metadata, usual = result.pod["metadata"], result.pod["spec"].get("terminationGracePeriodSeconds", 30)
         seconds = usual if grace is None else min(grace, usual)
         if "deletionTimestamp" not in metadata:
             metadata["deletionTimestamp"] = self._time(self.now + seconds)
             metadata["deletionGracePeriodSeconds"] = seconds
-            self._tell("MODIFIED", found)
-            if not found.node or found.over:
-                self.at(0.005, lambda: self._gone(found))
+            self._tell("MODIFIED", result)
+            if not result.node or result.over:
+                self.at(0.005, lambda: self._gone(result))
             else:
-                self._terminate(found, seconds)
+                self._terminate(result, seconds)
         return True
 
     # -- the scheduler and the kubelets
@@ -258,16 +258,16 @@ class SimulatedCluster(ApiClient):
     def notice(self, row: Workload) -> None:
         """Make the workers of an attempt save and end, as they read its notice; a repetition does nothing."""
         assert row.notice is not None
-        for found in self.pods.values():
-            if found.key[:2] == (row.id, row.attempt) and not found.asked_to_end and found.began is not None:
-                self._save(found, row.notice.deadline - self.now)
+        for result in self.pods.values():
+            if result.key[:2] == (row.id, row.attempt) and not result.asked_to_end and result.began is not None:
+                self._save(result, row.notice.deadline - self.now)
 
     def finish(self, workload: str) -> None:
         """Make the workers of a workload end by themselves."""
-        for found in list(self.pods.values()):
-            if found.key[0] == workload and found.began is not None and not found.asked_to_end:
-                found.asked_to_end = True
-                self._report(found, WorkerStatus(started_at=found.began, ended_at=self.now, exit_code=0))
+        for result in list(self.pods.values()):
+            if result.key[0] == workload and result.began is not None and not result.asked_to_end:
+                result.asked_to_end = True
+                self._report(result, WorkerStatus(started_at=result.began, ended_at=self.now, exit_code=0))
 
     def _save(self, found: Running, grace: float) -> None:
         found.asked_to_end = True
@@ -323,9 +323,9 @@ class SimulatedCluster(ApiClient):
 
     def release(self, workload: str) -> None:
         """End the stuck pods of a workload."""
-        for found in list(self.pods.values()):
-            if found.key[0] == workload and self._habits(found).stuck:
-                self._end(found)
+        for result in list(self.pods.values()):
+            if result.key[0] == workload and self._habits(result).stuck:
+                self._end(result)
 
     def _gone(self, found: Running) -> None:
         if self.pods.get(found.name) is found:
@@ -334,17 +334,17 @@ class SimulatedCluster(ApiClient):
 
     def set_ready(self, node: str, ready: bool) -> None:
         """Make a node ready or not, with the taint that Kubernetes gives it."""
-        found = self.nodes[node]
+        result = self.nodes[node]
         taint = {"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}
-        found["spec"]["taints"] = [] if ready else [taint, {**taint, "effect": "NoExecute"}]
+        result["spec"]["taints"] = [] if ready else [taint, {**taint, "effect": "NoExecute"}]
         condition = {
             "type": "Ready",
             "status": "True" if ready else "False",
             "lastTransitionTime": self._time(self.now),
         }
-        found["status"]["conditions"] = [condition]
+        result["status"]["conditions"] = [condition]
         if self.backend is not None:
-            self._send(self.backend.inventory.nodes, "MODIFIED", found)
+            self._send(self.backend.inventory.nodes, "MODIFIED", result)
         self.at(0.005, self.schedule)
 
     def _habits(self, found: Running) -> Habits:
@@ -470,8 +470,8 @@ class Site:
 
 
 def _copy(item: Object) -> Object:
-    found: Object = json.loads(json.dumps(item))
-    return found
+    result: Object = json.loads(json.dumps(item))
+    return result
 
 
 def _node(name: str, gpus: int) -> Object:

@@ -36,8 +36,8 @@ def story(portal: Portal, folder: Path) -> list[Object]:
     ana, bo = portal.person("ana"), portal.person("bo")
     notebook = ana.started(GPU1["ana"])
     shutil.copy(TRAIN, portal.volume("home-ana"))
-    said = output_in_pod(portal.cluster, NAMESPACE, notebook["metadata"]["name"], SUBMIT).splitlines()
-    user_of_notebook, id = next(line for line in said if line.startswith("user ")).split(), said[-1]
+    message = output_in_pod(portal.cluster, NAMESPACE, notebook["metadata"]["name"], SUBMIT).splitlines()
+    user_of_notebook, id = next(line for line in message if line.startswith("user ")).split(), message[-1]
     assert user_of_notebook[1:3] == ["jovyan", str(user_of(notebook))]
     with ana.client() as client:
         wait_until(lambda: step_of(client.job(id)), "the job trains", STARTED)
@@ -67,8 +67,8 @@ def story(portal: Portal, folder: Path) -> list[Object]:
 
 def pod_of(portal: Portal, job: Job) -> Object:
     """Return the pod of a job's attempt."""
-    (found,) = portal.api.items(WORKERS, labelSelector=f"makeway/job={job.id}")
-    return found
+    (result,) = portal.api.items(WORKERS, labelSelector=f"makeway/job={job.id}")
+    return result
 
 
 def step_of(job: Job) -> int:

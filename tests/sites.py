@@ -62,8 +62,8 @@ def removal() -> Object:
 
 def dockerfile() -> str:
     """Return the Dockerfile of the guide, by which Makeway's package comes into the Hub's image of a site."""
-    (found,) = blocks(section("Add it to a Zero to JupyterHub"), "dockerfile")
-    return found
+    (result,) = blocks(section("Add it to a Zero to JupyterHub"), "dockerfile")
+    return result
 
 
 def replaced(text: str, old: str, new: str) -> str:

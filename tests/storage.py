@@ -31,8 +31,8 @@ class Place:
 
 def keys(bucket: str) -> dict[str, Any]:
     """Return the objects of a bucket as the storage has them."""
-    found: dict[str, Any] = s3_backends[ACCOUNT]["aws"].buckets[bucket].keys
-    return found
+    result: dict[str, Any] = s3_backends[ACCOUNT]["aws"].buckets[bucket].keys
+    return result
 
 
 def make_older(bucket: str, seconds: float) -> None:

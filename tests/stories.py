@@ -39,9 +39,9 @@ def uninterrupted(folder: Path) -> str:
 
 def weights(log: str) -> str:
     """Return the digest of the weights that a training printed at its end."""
-    found = re.search(r"^weights (\w+)$", log, re.MULTILINE)
-    assert found, log
-    return found[1]
+    result = re.search(r"^weights (\w+)$", log, re.MULTILINE)
+    assert result, log
+    return result[1]
 
 
 def sees(gpus: int) -> str:

@@ -62,8 +62,8 @@ class Outcome:
 
     def steps(self, rank: int = 0) -> list[tuple[int, int, str]]:
         """Return attempt, number and data of every step that a rank trained, in order."""
-        found = [(attempt, *text.split()) for attempt, kind, text in self.notes[rank] if kind == "step"]
-        return [(attempt, int(step), words[0] if words else "") for attempt, step, *words in found]
+        result = [(attempt, *text.split()) for attempt, kind, text in self.notes[rank] if kind == "step"]
+        return [(attempt, int(step), words[0] if words else "") for attempt, step, *words in result]
 
     def noticed(self) -> list[str]:
         """Return the moments at which the job was preempted."""

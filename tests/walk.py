@@ -29,24 +29,24 @@ PLACEHOLDERS = {"registry.example/makeway": REPOSITORY, "NODE ": "node-0 "}
 
 def section(title: str, page: Path = PAGE) -> str:
     """Return a section of the page, or of another one."""
-    (found,) = re.findall(
+    (result,) = re.findall(
         rf"^## {re.escape(title)}$(.*?)(?=^## |\Z)", page.read_text("utf-8"), re.MULTILINE | re.DOTALL
     )
-    return str(found)
+    return str(result)
 
 
 def item(text: str, title: str) -> str:
     """Return the item of a list that begins with a title in bold."""
-    (found,) = (part for part in re.split(r"^(?=- \*\*)", text, flags=re.MULTILINE) if part.startswith(f"- **{title}"))
-    return found
+    (result,) = (part for part in re.split(r"^(?=- \*\*)", text, flags=re.MULTILINE) if part.startswith(f"- **{title}"))
+    return result
 
 
 def blocks(text: str, kind: str) -> list[str]:
     """Return the blocks of one kind in a part of the page, with what this cluster has instead of placeholders."""
-    found = [dedent(block) for _, language, block in FENCE.findall(text) if language == kind]
+    result = [dedent(block) for _, language, block in FENCE.findall(text) if language == kind]
     for word, instead in PLACEHOLDERS.items():
-        found = [block.replace(word, instead) for block in found]
-    return found
+        result = [block.replace(word, instead) for block in result]
+    return result
 
 
 def steps() -> dict[int, str]:
@@ -59,8 +59,8 @@ def file_of(number: int, name: str) -> str:
     """Return the file that a step says to write."""
     text = steps()[number]
     assert f"`{name}`" in text
-    (found,) = blocks(text, "yaml")
-    return found
+    (result,) = blocks(text, "yaml")
+    return result
 
 
 def values() -> Object:

@@ -76,9 +76,9 @@ class Workshop:
 
     async def seen(self, workload: str, attempt: int = 1) -> AttemptStatus | None:
         """What the backend reports about an attempt."""
-        found = [a for a in (await self.backend.observe()).attempts if (a.workload, a.attempt) == (workload, attempt)]
-        assert len(found) <= 1
-        return found[0] if found else None
+        result = [a for a in (await self.backend.observe()).attempts if (a.workload, a.attempt) == (workload, attempt)]
+        assert len(result) <= 1
+        return result[0] if result else None
 
     async def until(
         self, workload: str, fits: Callable[[AttemptStatus], Any], attempt: int = 1, seconds: float = 45.0
@@ -90,11 +90,11 @@ class Workshop:
             seen = await self.seen(workload, attempt)
             if seen is not None and fits(seen):
                 return seen
-            left = ends - time.monotonic()
-            if left <= 0:
+            remaining = ends - time.monotonic()
+            if remaining <= 0:
                 raise TimeoutError(f"waited {seconds:g} s in vain; {workload} is {seen}\n{self.log(workload, attempt)}")
             try:
-                async with asyncio.timeout(min(left, 0.25)):
+                async with asyncio.timeout(min(remaining, 0.25)):
                     await self.changed.wait()
             except TimeoutError:
                 continue
@@ -112,8 +112,8 @@ class Workshop:
     async def ask(self, workload: str, attempt: int = 1, grace: float = 5.0, **more: Any) -> Notice:
         """Notify an attempt to make way."""
         now = time.time()
-        said: dict[str, Any] = {"by_team": "devops", "by_owner": "bo", "by_workload": "s-1", **more}
-        notice = Notice(reason="devops wants its GPU back", at=now, deadline=now + grace, **said)
+        message: dict[str, Any] = {"by_team": "devops", "by_owner": "bo", "by_workload": "s-1", **more}
+        notice = Notice(reason="devops wants its GPU back", at=now, deadline=now + grace, **message)
         await self.backend.notice(workload, attempt, notice)
         return notice
 
@@ -136,8 +136,8 @@ class Workshop:
 
     def read(self, workload: str, name: str, attempt: int = 1) -> dict[str, Any]:
         """A JSON file of an attempt."""
-        found: dict[str, Any] = json.loads(self.path(workload, f"attempt-{attempt}", name).read_text())
-        return found
+        result: dict[str, Any] = json.loads(self.path(workload, f"attempt-{attempt}", name).read_text())
+        return result
 
     def launcher(self, workload: str, attempt: int = 1) -> int:
         """The pid of an attempt's launcher."""

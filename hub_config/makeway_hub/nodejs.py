@@ -36,8 +36,8 @@ def version(node: str) -> int:
         output = subprocess.run([node, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):
         return 0
-    found = re.match(r"v(\d+)\.", output)
-    return int(found[1]) if found else 0
+    result = re.match(r"v(\d+)\.", output)
+    return int(result[1]) if result else 0
 
 
 def find_proxy(env: Mapping[str, str] = os.environ) -> Path | None:

@@ -22,8 +22,8 @@ _LISTS = ("users", "groups", "services", "scopes")
 
 def value(section: Any, name: str, default: Any) -> Any:
     """Return what a configuration has set, also by `append` or `update` without an assignment; else the default."""
-    found = section.get(name, default)
-    return found.get_value(copy(default)) if isinstance(found, LazyConfigValue) else found
+    result = section.get(name, default)
+    return result.get_value(copy(default)) if isinstance(result, LazyConfigValue) else result
 
 
 def set_default(section: Any, name: str, default: Any) -> None:

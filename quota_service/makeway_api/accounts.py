@@ -19,7 +19,7 @@ def account_of_user(name: str) -> pwd.struct_passwd:
     except (KeyError, ValueError):  # ValueError: a name with a NUL character
         if name != name.lower():
             raise KeyError(name) from None
-        found = {entry.pw_name: entry for entry in pwd.getpwall() if entry.pw_name.lower() == name.lower()}
-        if len(found) != 1:
+        result = {entry.pw_name: entry for entry in pwd.getpwall() if entry.pw_name.lower() == name.lower()}
+        if len(result) != 1:
             raise KeyError(name) from None
-        return next(iter(found.values()))
+        return next(iter(result.values()))

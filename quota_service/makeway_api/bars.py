@@ -106,5 +106,5 @@ def bar(team: TeamUsage, total: float = 0.0) -> Bar:
 
 def scale(bars: Sequence[Bar], width: float) -> float:
     """Return the width of one GPU, the same for all bars that are compared: the longest one fills `width`."""
-    longest = max((each.end for each in bars), default=0.0)
-    return width / longest if longest > 0 and isfinite(longest) else 0.0
+    max_length = max((item.end for item in bars), default=0.0)
+    return width / max_length if max_length > 0 and isfinite(max_length) else 0.0

@@ -57,8 +57,8 @@ def _pause(state: RetryCallState) -> float:
     """Return the seconds before the next attempt: random and growing, at least what Retry-After asked for."""
     error = state.outcome.exception() if state.outcome else None
     asked = error.numbers.get("retry_after", 0) if isinstance(error, MakewayError) else 0
-    least = min(float(asked), MAX_PAUSE) if isinstance(asked, int | float) else 0.0
-    return least + wait_random_exponential(multiplier=FIRST_PAUSE, max=MAX_PAUSE)(state)
+    minimum = min(float(asked), MAX_PAUSE) if isinstance(asked, int | float) else 0.0
+    return minimum + wait_random_exponential(multiplier=FIRST_PAUSE, max=MAX_PAUSE)(state)
 
 
 def _where(url: str | None, token: str | None) -> tuple[str, str]:

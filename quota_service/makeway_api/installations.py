@@ -89,7 +89,7 @@ def _path(installation: str) -> Path:
     folder = FOLDERS / f"makeway-{os.geteuid()}"
     with suppress(FileExistsError):
         folder.mkdir(0o700)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+    result = folder.lstat()
+    if not stat.S_ISDIR(result.st_mode) or result.st_uid != os.geteuid() or result.st_mode & 0o022:
         raise PermissionError(f"{folder} can be written by other accounts; remove it")
     return folder / f"installation-{quote(installation, safe='')}"

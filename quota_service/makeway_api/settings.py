@@ -110,7 +110,7 @@ def configurable(declarations: type, name: str) -> Any:
     """Return the class by which a configuration file gives these settings."""
     from traitlets.config import Configurable
 
-    traits = {found.name: _trait(found).tag(config=True) for found in declared(declarations).values()}
+    traits = {result.name: _trait(result).tag(config=True) for result in declared(declarations).values()}
     return type(name, (Configurable,), traits)
 
 

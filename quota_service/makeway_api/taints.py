@@ -25,8 +25,8 @@ def toleration(text: str) -> dict[str, str]:
             f"{text!r} is not a taint to tolerate: expected key, key=value, key:effect or key=value:effect, where the "
             "effect is NoSchedule, NoExecute or PreferNoSchedule."
         )
-    found = {"key": key, "operator": "Equal" if equals else "Exists", "value": value, "effect": effect}
-    return {name: part for name, part in found.items() if part}
+    result = {"key": key, "operator": "Equal" if equals else "Exists", "value": value, "effect": effect}
+    return {name: part for name, part in result.items() if part}
 
 
 def keys_of(resource: str) -> tuple[str, ...]:

@@ -129,8 +129,8 @@ class Application:
                 await leader.close()
             if store is not None:
                 store.close()
-            for each in held:
-                each.close()
+            for item in held:
+                item.close()
             raise
         return cls(components, held)
 
@@ -192,8 +192,8 @@ class Application:
             await components.feed.close()
         components.threads.shutdown(wait=False)
         await asyncio.to_thread(components.store.close)
-        for each in self._held:
-            each.close()
+        for item in self._held:
+            item.close()
 
 
 def machine_loop(components: Components, wake_cycle: Callable[[], None]) -> MachineLoop | None:
@@ -216,11 +216,11 @@ def machine_loop(components: Components, wake_cycle: Callable[[], None]) -> Mach
         secrets = store.secrets.cloud(keys, deployment.name)
         return provider_of(deployment, settings.state_dir, store.contents.installation, secrets)
 
-    found = MachineLoop(
+    result = MachineLoop(
         store, leader, providers, wake_cycle, components.clock, join=join, cluster_machines=channel.cluster_machines
     )
-    found.quarantine = components.world.quarantine
-    return found
+    result.quarantine = components.world.quarantine
+    return result
 
 
 async def ended_placements(store: Store, id: str) -> dict[int, str]:
@@ -369,7 +369,7 @@ def check_jobs_are_here(rows: Sequence[Workload], backend: Backend, state_dir: P
     """Raise AlreadyRunning where jobs run on this machine in another folder: the state directory is a copy."""
     result = backend.running_elsewhere({row.id for row in rows if row.kind == "job"})
     if result:
-        told = ", ".join(f"{each.workload} in {each.folder} (process {each.pid})" for each in result[:5])
+        told = ", ".join(f"{item.workload} in {item.folder} (process {item.pid})" for item in result[:5])
         more = f", and {len(result) - 5} more" if len(result) > 5 else ""
         raise AlreadyRunning(
             f"Jobs of {state_dir.absolute()} run on this machine in another folder: {told}{more}. It is a copy, and "
@@ -405,9 +405,9 @@ def _seed(text: str, source: str, sizes: Sizes) -> str:
         read(rescaled, source, sizes)
     except PolicyInvalid as invalid:
         many = len(invalid.issues)
-        found = f"{many} mistakes: correct them" if many > 1 else "a mistake: correct it"
+        result = f"{many} mistakes: correct them" if many > 1 else "a mistake: correct it"
         raise ValueError(
-            f"The policy file of the first start has {found}, or set MAKEWAY_POLICY_FILE to another one:\n{invalid}"
+            f"The policy file of the first start has {result}, or set MAKEWAY_POLICY_FILE to another one:\n{invalid}"
         ) from None
     return rescaled
 

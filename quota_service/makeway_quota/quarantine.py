@@ -118,7 +118,7 @@ class Quarantine:
 
     def names(self, step: str, kind: Kind) -> set[str]:
         """Return what a step has failed with, and has not dealt with since."""
-        return {name for found, of, name in self._entries if (found, of) == (step, kind)}
+        return {name for result, of, name in self._entries if (result, of) == (step, kind)}
 
     def all(self, kind: Kind) -> set[str]:
         """Return everything of a kind that any step has set aside."""
@@ -129,13 +129,13 @@ class Quarantine:
         if not self._entries:
             return set()
         now = self._clock()
-        found = ((key, entry) for key, entry in self._entries.items() if key[0] in steps and key[1] == kind)
-        return {name for (_, _, name), entry in found if now < entry.again_at}
+        result = ((key, entry) for key, entry in self._entries.items() if key[0] in steps and key[1] == kind)
+        return {name for (_, _, name), entry in result if now < entry.again_at}
 
     def due(self) -> float | None:
         """Return the seconds until something is tried again; None if nothing is to be."""
         now = self._clock()
-        return min((each.again_at - now for each in self._entries.values() if each.again_at > now), default=None)
+        return min((item.again_at - now for item in self._entries.values() if item.again_at > now), default=None)
 
     def failed(self, step: str, kind: Kind, name: str, error: Exception, every: float = 0.0) -> Quarantined:
         """Set something aside because of an error, for `every` seconds at least.
@@ -240,5 +240,5 @@ def concerns_all(error: BaseException) -> bool:
 
 def reason_of(error: BaseException) -> str:
     """Return an error in some words."""
-    said = " ".join(str(error).split())[:MAX_REASON]
-    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+    message = " ".join(str(error).split())[:MAX_REASON]
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__

@@ -27,9 +27,9 @@ def api_message(error: ApiException) -> str:
         answer: Any = json.loads(error.body or "")
     except (ValueError, TypeError, RecursionError):  # a proxy may answer for the API server
         answer = None
-    said = answer.get("message") if isinstance(answer, dict) else None
-    found = said if isinstance(said, str) and said.strip() else str(error.reason or f"status {error.status}")
-    return found[:MAX_MESSAGE].encode("utf-8", "replace").decode().strip().rstrip(".")
+    message = answer.get("message") if isinstance(answer, dict) else None
+    result = message if isinstance(message, str) and message.strip() else str(error.reason or f"status {error.status}")
+    return result[:MAX_MESSAGE].encode("utf-8", "replace").decode().strip().rstrip(".")
 
 
 def start_sentence(error: ApiException, namespace: str) -> str:
@@ -68,8 +68,8 @@ def stop_sentence(error: ApiException, pod: str) -> str:
 
 def lacks_permission(error: ApiException) -> bool:
     """Whether the Hub's account lacks a right; a quota or an admission rule is also a 403."""
-    said = api_message(error)
-    return said == _NO_MESSAGE or ('User "' in said and "cannot" in said)
+    message = api_message(error)
+    return message == _NO_MESSAGE or ('User "' in message and "cannot" in message)
 
 
 def _right(message: str) -> str:

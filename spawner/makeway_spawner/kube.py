@@ -93,20 +93,20 @@ class MakewayKubeSpawner(LeaseMixin, PodSpawner):
         mine["enableServiceLinks"] = False  # else several variables for each Service of the namespace
         # The kubelet keeps the end of the log of a server that failed where the Hub reads it with the pod.
         log = {"terminationMessagePolicy": "FallbackToLogsOnError"}
-        found: dict[str, Any] = {
+        result: dict[str, Any] = {
             "extra_pod_config": mine | own.extra_pod_config,
             "extra_container_config": log | own.extra_container_config,
         }
         if (lease := self._lease) is not None:
             chosen = self.preemptible_priority_class if lease.preemptible else self.guaranteed_priority_class
-            found["priority_class_name"] = chosen or own.priority_class_name
+            result["priority_class_name"] = chosen or own.priority_class_name
             if lease.image:
-                found["image"] = lease.image
+                result["image"] = lease.image
             site = {name: getattr(own, name) for name in pod.SITE}
-            found |= pod.settings(lease, own.user.name, self.instance, site)
-        before = {name: getattr(own, name) for name in found}
+            result |= pod.settings(lease, own.user.name, self.instance, site)
+        before = {name: getattr(own, name) for name in result}
         try:
-            for name, value in found.items():
+            for name, value in result.items():
                 setattr(own, name, value)
             yield
         finally:

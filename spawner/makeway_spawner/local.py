@@ -201,9 +201,9 @@ class MakewayLocalSpawner(LeaseMixin, LocalProcessSpawner):  # type: ignore[misc
         return where
 
     def _ended_at_start(self, status: int, seconds: float) -> str:
-        said = f"The notebook server ended {duration(max(1.0, seconds))} after its start, {_exit(status)}."
+        message = f"The notebook server ended {duration(max(1.0, seconds))} after its start, {_exit(status)}."
         where = f" The whole log is {self._log_path}." if self.logs else " Its log is in that of the Hub."
-        return f"{said}{quoted(last_line_of(self._log_path)) if self.logs else ''}{where}"
+        return f"{message}{quoted(last_line_of(self._log_path)) if self.logs else ''}{where}"
 
     def how_server_ended(self, status: int) -> str:
         """Return how the server ended, with the last line of its log."""
@@ -234,9 +234,9 @@ class MakewayLocalSpawner(LeaseMixin, LocalProcessSpawner):  # type: ignore[misc
     async def run_post_stop_hook(self) -> None:
         """Kill every process of the session that could still use its GPUs, then release them."""
         if self._lease is not None and self._lease.gpus:
-            left = await asyncio.to_thread(kill_marked, "MAKEWAY_SESSION", self._lease.id)
-            if left:
-                self.log.info("Killed %i processes left over from %s", left, self._log_name)
+            remaining = await asyncio.to_thread(kill_marked, "MAKEWAY_SESSION", self._lease.id)
+            if remaining:
+                self.log.info("Killed %i processes left over from %s", remaining, self._log_name)
         await super().run_post_stop_hook()
 
     def load_state(self, state: dict[str, Any]) -> None:

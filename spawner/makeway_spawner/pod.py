@@ -44,7 +44,7 @@ def labels(lease: Lease, instance: str) -> dict[str, str]:
 
     User names are no label values (see `pod_annotations`).
     """
-    found = {
+    result = {
         MANAGED_BY: MANAGER,
         INSTANCE: instance,
         KIND: "session",
@@ -52,7 +52,7 @@ def labels(lease: Lease, instance: str) -> dict[str, str]:
         PROFILE: lease.profile,
         PREEMPTIBLE: str(lease.preemptible).lower(),
     }
-    return found | ({TEAM: lease.team} if lease.team else {})
+    return result | ({TEAM: lease.team} if lease.team else {})
 
 
 def pod_annotations(lease: Lease, owner: str) -> dict[str, str]:
@@ -90,12 +90,12 @@ def compute(lease: Lease) -> dict[str, float | int]:
 
     What the profile leaves at 0 is not in it, so that the site's own setting stays.
     """
-    found: dict[str, float | int] = {}
+    result: dict[str, float | int] = {}
     if lease.cpu:
-        found |= {"cpu_guarantee": lease.cpu, "cpu_limit": lease.cpu}
+        result |= {"cpu_guarantee": lease.cpu, "cpu_limit": lease.cpu}
     if lease.memory:
-        found |= {"mem_guarantee": lease.memory * MEBIBYTE, "mem_limit": lease.memory * MEBIBYTE}
-    return found
+        result |= {"mem_guarantee": lease.memory * MEBIBYTE, "mem_limit": lease.memory * MEBIBYTE}
+    return result
 
 
 def disk(lease: Lease) -> dict[str, str]:
@@ -113,10 +113,10 @@ def node_affinity(lease: Lease, terms: list[dict[str, Any]]) -> list[dict[str, A
     if not nodes:
         return terms
     field = {"key": "metadata.name", "operator": "In", "values": nodes}
-    found = copy.deepcopy(terms) or [{}]
-    for term in found:
+    result = copy.deepcopy(terms) or [{}]
+    for term in result:
         term["matchFields"] = [*term.get("matchFields", []), field]
-    return found
+    return result
 
 
 def tolerations(lease: Lease, resource: str, own: list[Any]) -> list[Any]:
@@ -133,10 +133,10 @@ def environment(env: dict[str, str], lease: Lease | None) -> dict[str, str]:
 
     A driver (DRA) adds its devices beside that, which a runtime that hands out all of the node's must not do.
     """
-    found = {key: value for key, value in env.items() if key not in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")}
+    result = {key: value for key, value in env.items() if key not in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")}
     if lease is None or not lease.gpus or lease.claims:
-        found["NVIDIA_VISIBLE_DEVICES"] = "void"
-    return found
+        result["NVIDIA_VISIBLE_DEVICES"] = "void"
+    return result
 
 
 def settings(lease: Lease, owner: str, instance: str, own: Mapping[str, Any]) -> dict[str, Any]:

@@ -80,8 +80,8 @@ def memory_limit(pod: Mapping[str, Any]) -> str:
     for one in (pod.get("spec") or {}).get("containers") or ():
         if one.get("name") == "notebook":
             text = str(((one.get("resources") or {}).get("limits") or {}).get("memory") or "")
-            found = _QUANTITY.fullmatch(text)
-            return memory(float(found[1]) * _UNITS.get(found[2], 1) / 2**20) if found else text
+            result = _QUANTITY.fullmatch(text)
+            return memory(float(result[1]) * _UNITS.get(result[2], 1) / 2**20) if result else text
     return ""
 
 

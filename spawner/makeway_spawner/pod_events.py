@@ -101,8 +101,8 @@ def waiting(pod: Mapping[str, Any]) -> Step | None:
     for item in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
         state = (item.get("state") or {}).get("waiting") or {}
         if state.get("reason") in IMAGE_FAULTS:
-            said = str(state.get("message") or state["reason"]).strip()
-            return Step("image", f"The image {item.get('image', '')} cannot be pulled: {said}", problem=True)
+            message = str(state.get("message") or state["reason"]).strip()
+            return Step("image", f"The image {item.get('image', '')} cannot be pulled: {message}", problem=True)
     return None
 
 
@@ -165,8 +165,8 @@ def silent_claims(pod: Mapping[str, Any]) -> list[str]:
     spec, conditions = pod.get("spec") or {}, (pod.get("status") or {}).get("conditions") or ()
     if spec.get("nodeName") or any(one.get("type") == "PodScheduled" for one in conditions):
         return []
-    found = ((one.get("persistentVolumeClaim") or {}).get("claimName") for one in spec.get("volumes") or ())
-    return [str(name) for name in found if name]
+    result = ((one.get("persistentVolumeClaim") or {}).get("claimName") for one in spec.get("volumes") or ())
+    return [str(name) for name in result if name]
 
 
 def cannot_be_pulled(pod: Mapping[str, Any]) -> bool:

@@ -93,14 +93,14 @@ class PodSpawner(HomeClaim):
     def pod(self) -> dict[str, Any] | None:
         """The pod as the watch showed it last; None where it shows none."""
         reflector = self.pod_reflector
-        found: dict[str, Any] | None = reflector and reflector.pods.get(self._key)
-        return found
+        result: dict[str, Any] | None = reflector and reflector.pods.get(self._key)
+        return result
 
     def _gone_pod(self) -> dict[str, Any] | None:
         """Return what the watch saw last of a pod that is gone."""
         reflector = self.pod_reflector
-        found: dict[str, Any] | None = reflector and reflector.gone.get(self._key)
-        return found
+        result: dict[str, Any] | None = reflector and reflector.gone.get(self._key)
+        return result
 
     async def _start_reflector(self, kind: str, reflector_class: type, **more: Any) -> Any:
         """Start a watch; that of the pods keeps what was seen last of each."""
@@ -140,8 +140,8 @@ class PodSpawner(HomeClaim):
                 if refused_since is not None and self.pending in ("spawn", "stop") and now - refused_since >= _REFUSED:
                     raise
                 if warned is None or now - warned >= _WARN_AGAIN:
-                    said = api_refusal.api_message(error) if isinstance(error, ApiException) else error
-                    self.log.warning("Kubernetes cannot tell whether the pod of %s runs: %s", self._log_name, said)
+                    message = api_refusal.api_message(error) if isinstance(error, ApiException) else error
+                    self.log.warning("Kubernetes cannot tell whether the pod of %s runs: %s", self._log_name, message)
                     warned = now
                 await asyncio.sleep(self.look_seconds)
             else:

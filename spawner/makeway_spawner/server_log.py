@@ -14,8 +14,8 @@ _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 def last_line(text: str) -> str:
     """Return the last line that is not empty, without colours and control characters, 300 characters at most."""
     lines = (_CONTROL.sub("", line).strip() for line in reversed(text.splitlines()))
-    found = next((line for line in lines if line), "")
-    return found if len(found) <= _MAX_CHARACTERS else f"{found[: _MAX_CHARACTERS - 1]}…"
+    result = next((line for line in lines if line), "")
+    return result if len(result) <= _MAX_CHARACTERS else f"{result[: _MAX_CHARACTERS - 1]}…"
 
 
 def last_line_of(path: Path) -> str:

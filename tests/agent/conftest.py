@@ -30,6 +30,6 @@ def machine(tmp_path: Path, service: MachineService) -> Iterator[TestMachine]:
 def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
     """Yield podman with two images; skip where it cannot be had."""
     needed()
-    found = Podman(tmp_path_factory.mktemp("podman"))
-    yield found
-    found.close()
+    result = Podman(tmp_path_factory.mktemp("podman"))
+    yield result
+    result.close()

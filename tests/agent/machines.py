@@ -51,27 +51,27 @@ class TestMachine:
 
     def processes(self, *words: bytes) -> list[int]:
         """Return what runs on this machine, by the mark in its environment, with these words in its command line."""
-        mark, found = f"LOCAL_MACHINE_FOLDER={self.folder}".encode(), []
+        mark, result = f"LOCAL_MACHINE_FOLDER={self.folder}".encode(), []
         for name in filter(str.isdigit, os.listdir("/proc")):
             with suppress(OSError):
                 marked = mark in Path(f"/proc/{name}/environ").read_bytes().split(b"\0")
                 command = Path(f"/proc/{name}/cmdline").read_bytes()
                 known = stat(int(name))
                 if marked and known is not None and known.is_alive and all(word in command for word in words):
-                    found.append(int(name))
-        return found
+                    result.append(int(name))
+        return result
 
     def launchers(self) -> list[int]:
         """Return the launchers that run: no job can read their environment, so by those of root or their command."""
-        found = []
+        result = []
         for name in filter(str.isdigit, os.listdir("/proc")):
             with suppress(OSError):
                 command = Path(f"/proc/{name}/cmdline").read_bytes()
                 known = stat(int(name))
                 ours = str(self.state).encode() in command and command.endswith(b"\0--remote\0")
                 if ours and known is not None and known.is_alive:
-                    found.append(int(name))
-        return found
+                    result.append(int(name))
+        return result
 
     def joined(self) -> None:
         """Wait until the machine has reported that its init script has ended."""

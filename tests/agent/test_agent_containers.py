@@ -45,8 +45,8 @@ def boxed(service: MachineService, image: str = DEFAULT, **more: Any) -> dict[st
 
 
 def code(service: MachineService) -> int | None:
-    found: int | None = service.newest()["attempts"][0]["exit_code"]
-    return found
+    result: int | None = service.newest()["attempts"][0]["exit_code"]
+    return result
 
 
 @pytest.mark.slow

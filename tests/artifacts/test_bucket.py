@@ -64,9 +64,9 @@ def test_uploads_of_one_content_on_two_pages_are_seen_together(bucket: str) -> N
             place._client.put_object(Bucket=bucket, Key=f"{name}/{copy}", Body=b"")
     parts = list(place.listed())
     assert len(parts) > 3
-    found = [stored.digest for part in parts for stored in part]
-    assert sorted(each for each in found if each) == sorted(names)
-    assert found.count("") == len(names)
+    result = [stored.digest for part in parts for stored in part]
+    assert sorted(item for item in result if item) == sorted(names)
+    assert result.count("") == len(names)
 
 
 def test_a_bucket_without_the_contents_that_rows_refer_to_stops_the_start(bucket: str, tmp_path: Path) -> None:
@@ -106,11 +106,11 @@ def test_a_bucket_that_others_took_over_is_neither_cleaned_up_nor_written_to(buc
     store.contents.keep([("a", b"x" * 10, False)])
     make_older(bucket, 2 * ORPHAN_AGE)
     before = set(keys(bucket))
-    for found in (b"another", None):
-        if found is None:
+    for result in (b"another", None):
+        if result is None:
             place._client.delete_object(Bucket=bucket, Key=MARK)
         else:
-            place._client.put_object(Bucket=bucket, Key=MARK, Body=found)
+            place._client.put_object(Bucket=bucket, Key=MARK, Body=result)
         with pytest.raises(ArtifactsUnavailable):
             store.contents.collect(2e9)
         store.contents.probe()

@@ -304,7 +304,7 @@ class History:
                 return
             answers = [(call, self.now, self._call(call)) for call in result.calls]
             answer(self.store, self.deployment, answers, self.store.term, self.now)  # type: ignore[arg-type]
-            if not any(isinstance(found, ProviderError) and found.certain for _, _, found in answers):
+            if not any(isinstance(results, ProviderError) and results.certain for _, _, results in answers):
                 break
             seen = replace(seen, lists=(), reports=(), clock_step=0.0)
         self._place()

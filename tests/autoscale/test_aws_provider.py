@@ -34,10 +34,10 @@ JOIN = JoinData("https://gpus.example/services/makeway", "m-1.secret-of-the-join
 
 @pytest.fixture
 def cloud(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ec2Cloud]:
-    found = Ec2Cloud()
-    with served(found) as address:
+    result = Ec2Cloud()
+    with served(result) as address:
         set_environment(monkeypatch, address)
-        yield found
+        yield result
 
 
 @pytest.fixture
@@ -177,12 +177,12 @@ def test_all_pages_are_read(cloud: Ec2Cloud, provider: AwsProvider, monkeypatch:
     monkeypatch.setattr(aws, "PAGE", 5)
     for number in range(12):
         provider.launch(request(f"m-{number}"), f"m-{number}")
-    found = provider.list("cloud", 0.0)
-    assert (len(found.instances), found.complete) == (12, True)
+    result = provider.list("cloud", 0.0)
+    assert (len(result.instances), result.complete) == (12, True)
     assert len(cloud.called("DescribeInstances")) == 3
     monkeypatch.setattr(aws, "LIST_SECONDS", -1.0)
-    found = provider.list("cloud", 0.0)
-    assert (len(found.instances), found.complete) == (5, False)
+    result = provider.list("cloud", 0.0)
+    assert (len(result.instances), result.complete) == (5, False)
 
 
 def test_installations_of_one_account_see_and_end_nothing_of_each_other(cloud: Ec2Cloud) -> None:
@@ -235,8 +235,8 @@ def test_the_state_of_an_instance_is_what_ec2_says(
             setattr(cloud, name, value)
     if state == "stopping":
         assert provider.terminate(made.id)
-    [found] = provider.list("cloud", 0.0).instances
-    assert found.state == state
+    [result] = provider.list("cloud", 0.0).instances
+    assert result.state == state
 
 
 def test_a_console_is_the_newest_output_or_what_an_older_machine_shows(cloud: Ec2Cloud, provider: AwsProvider) -> None:

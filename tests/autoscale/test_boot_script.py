@@ -56,15 +56,15 @@ class Booted:
 
     def pids(self, word: bytes = b"") -> list[int]:
         """Return what runs on the machine and has a word in its command."""
-        found = []
+        result = []
         mark = f"MACHINE_FOLDER={self.folder}".encode()
         for name in os.listdir("/proc"):
             with suppress(OSError):
                 process = Path("/proc", name)
                 ours = name.isdigit() and mark in (process / "environ").read_bytes().split(b"\0")
                 if ours and word in (process / "cmdline").read_bytes():
-                    found.append(int(name))
-        return found
+                    result.append(int(name))
+        return result
 
     def close(self) -> None:
         for pid in self.pids():

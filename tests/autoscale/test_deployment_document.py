@@ -53,32 +53,32 @@ def problems(text: str, **options: object) -> list[str]:
 
 
 def test_amounts_of_money_are_exact() -> None:
-    found = read_deployment(FULL)
-    assert (found.hour, found.month) == (12_500_000, 3_000_000_001)
-    assert (found.types[0].price, found.types[0].spot_price) == (3_100_000, 1_100_000)
-    assert found.types[1].price == 100_000
-    assert found.settings == {"folder": "clouds/a", "region": "010"}
+    result = read_deployment(FULL)
+    assert (result.hour, result.month) == (12_500_000, 3_000_000_001)
+    assert (result.types[0].price, result.types[0].spot_price) == (3_100_000, 1_100_000)
+    assert result.types[1].price == 100_000
+    assert result.settings == {"folder": "clouds/a", "region": "010"}
 
 
 def test_a_document_reads_back_as_the_same() -> None:
-    found = read_deployment(FULL)
-    assert read_deployment(write_deployment(found)) == found
-    assert write_deployment(read_deployment(write_deployment(found))) == write_deployment(found)
+    result = read_deployment(FULL)
+    assert read_deployment(write_deployment(result)) == result
+    assert write_deployment(read_deployment(write_deployment(result))) == write_deployment(result)
 
 
 @pytest.mark.parametrize("millionths", [1, 999_999, 100_000_000 * 1_000_000 - 1, 33_333_333_333_333, 70_000])
 def test_every_amount_survives_a_round_trip(millionths: int) -> None:
     kind = MachineType("a", "gpu", "big", price=millionths)
     written = write_deployment(Deployment("cloud", "local", (kind,), hour=millionths))
-    found = read_deployment(written)
-    assert (found.types[0].price, found.hour) == (millionths, millionths)
+    result = read_deployment(written)
+    assert (result.types[0].price, result.hour) == (millionths, millionths)
 
 
 def test_every_problem_is_named_with_its_line() -> None:
     text = FULL.replace("hour: 12.50", "hour: -1").replace("price: 3.10", "price: 0.0000001").replace("5m", "soon")
-    found = problems(text.replace("pool: cpu", "pool: gpuu"), pools=["gpu"])
-    assert [re.sub(": .*", "", line.removeprefix("cloud.yaml:")) for line in found] == ["8", "20", "20", "23", "29"]
-    assert any('there is no pool "gpuu"' in line and 'did you mean "gpu"?' in line for line in found)
+    result = problems(text.replace("pool: cpu", "pool: gpuu"), pools=["gpu"])
+    assert [re.sub(": .*", "", line.removeprefix("cloud.yaml:")) for line in result] == ["8", "20", "20", "23", "29"]
+    assert any('there is no pool "gpuu"' in line and 'did you mean "gpu"?' in line for line in result)
 
 
 @pytest.mark.parametrize(
@@ -163,9 +163,9 @@ def test_a_mistake_in_the_document_hides_none_in_its_machine_types(broken: str) 
     text = text.replace("max_machines: 4", "max_machines: 4.5")
     if broken.endswith("["):
         text = text.replace("provider: [", "provider: [local]")
-    found = problems(text, pools=["gpu"])
-    assert any("max_machines" in line for line in found), found
-    assert any('there is no pool "gpuu"' in line for line in found), found
+    result = problems(text, pools=["gpu"])
+    assert any("max_machines" in line for line in result), result
+    assert any('there is no pool "gpuu"' in line for line in result), result
 
 
 AWS_DOCUMENT = """
@@ -191,13 +191,13 @@ machine_types:
 
 
 def test_a_document_for_aws_reads_back_as_the_same_and_is_all_in_the_request() -> None:
-    found = read_deployment(AWS_DOCUMENT)
-    assert read_deployment(write_deployment(found)) == found
-    kind = found.types[0]
-    wanted = json.loads(found.request(kind, "eu-central-1b", "spot", kind.spot_price, "m-1"))
+    result = read_deployment(AWS_DOCUMENT)
+    assert read_deployment(write_deployment(result)) == result
+    kind = result.types[0]
+    wanted = json.loads(result.request(kind, "eu-central-1b", "spot", kind.spot_price, "m-1"))
     assert (wanted["machine_image"], wanted["disk"]) == ("ami-0123456789abcdef0", 204_800)
     assert (wanted["subnet"], wanted["security_groups"]) == ("subnet-0def", ["sg-0abc"])
-    assert (wanted["settings"], wanted["max_price"]) == (dict(found.settings), 750_000)
+    assert (wanted["settings"], wanted["max_price"]) == (dict(result.settings), 750_000)
 
 
 @pytest.mark.parametrize(
@@ -222,8 +222,8 @@ def test_a_document_for_aws_reads_back_as_the_same_and_is_all_in_the_request() -
 )
 def test_what_aws_would_refuse_is_told_before(old: str, new: str, message: str) -> None:
     assert old in AWS_DOCUMENT
-    found = problems(AWS_DOCUMENT.replace(old, new))
-    assert any(message in line for line in found), found
+    result = problems(AWS_DOCUMENT.replace(old, new))
+    assert any(message in line for line in result), result
 
 
 def test_what_is_wrong_for_aws_is_told_with_its_line() -> None:

@@ -75,9 +75,9 @@ def test_a_free_name_counts_on() -> None:
     long = "a" * 63
     assert free_name(long, {long}) == "a" * 61 + "-2"
     for name in ("a." + "b" * 61, "a" * 60 + "-99"):
-        found = free_name(name, {name})
-        assert len(found) <= 63
-        assert read_deployment(with_name(BLOCK, found)).name == found
+        result = free_name(name, {name})
+        assert len(result) <= 63
+        assert read_deployment(with_name(BLOCK, result)).name == result
 
 
 def test_differences_name_each_field_and_type() -> None:

@@ -32,7 +32,7 @@ def test_each_type_has_its_own_maximum_and_time_to_start() -> None:
     first = {row.id: row.type for row in fleet.rows}
     fleet.run(400)
     late = {
-        type: {fleet.store.every()[id].reason for id, each in first.items() if each == type} for type in ("g2", "c8")
+        type: {fleet.store.every()[id].reason for id, item in first.items() if item == type} for type in ("g2", "c8")
     }
     assert late == {"g2": {"spin_up_timeout"}, "c8": {"launched"}}
     fleet.run(1500)

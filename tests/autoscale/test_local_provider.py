@@ -131,12 +131,12 @@ def with_sleepers(cloud: LocalProvider, number: int) -> str:
 
 
 def sleepers(cloud: LocalProvider, instance: str) -> list[int]:
-    found = []
+    result = []
     for pid in machine_processes(cloud, instance):
         with suppress(OSError):
             if Path(f"/proc/{pid}/cmdline").read_bytes().endswith(b"sleep\x001000\x00"):
-                found.append(pid)
-    return found
+                result.append(pid)
+    return result
 
 
 @pytest.mark.parametrize("end", ["terminated", "killed", "killed, and another provider", "half terminated"])

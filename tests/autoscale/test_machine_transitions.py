@@ -28,13 +28,13 @@ NOW = START + 100_000
 
 def variants(state: MachineState) -> list[Machine]:
     """Return machines of a state that differ in everything that a rule asks for."""
-    found = []
+    result = []
     facts = itertools.product(
         (0, 1, 2), (None, "i-1"), (0, 1), (None, "idle", "spot"), (None, NOW - 1, NOW - 1000), (None, 0, 2), (1, 50_000)
     )
     for calls, instance, absences, drain, heard, attempts, old in Random(1).sample(list(facts), 60):
         since = NOW - old
-        found.append(
+        result.append(
             new_machine(
                 market="spot", price=3, requested_at=since, since=since, state=state,
                 calls=calls, called_at=since if calls else None, instance=instance, launched_at=since,
@@ -42,7 +42,7 @@ def variants(state: MachineState) -> list[Machine]:
                 deadline=NOW - 1 if drain == "spot" and old > 1 else None, absences=absences,
             )
         )  # fmt: skip
-    return found
+    return result
 
 
 def observations(kind: ObservationKind) -> list[MachineObservation]:
@@ -60,13 +60,13 @@ def observations(kind: ObservationKind) -> list[MachineObservation]:
 def test_every_state_and_observation_has_the_declared_outcomes(kind: ObservationKind) -> None:
     for state in STATES:
         declared = set(MACHINE_EVENTS[kind].after.get(state, (state,)))
-        found: set[str] = set()
+        result: set[str] = set()
         for machine in variants(state):
             for seen in observations(kind):
                 after = observe(machine, seen, NOW, WINDOWS)
-                found.add(after.state)
-        assert found <= declared, (state, kind)
-        assert declared <= found | {state}, f"{kind} never makes {state} {declared - found}"
+                result.add(after.state)
+        assert result <= declared, (state, kind)
+        assert declared <= result | {state}, f"{kind} never makes {state} {declared - result}"
 
 
 def test_the_table_names_every_observation_and_no_ended_machine() -> None:

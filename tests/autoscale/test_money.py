@@ -32,16 +32,16 @@ def test_months_add_up_to_the_whole_time(name: str) -> None:
     for _ in range(100):
         start = datetime(2026, random.randint(1, 12), random.randint(1, 28), tzinfo=UTC).timestamp()
         end = start + random.randint(0, 100 * 86_400)
-        found = spent_by_month(machine(start), end, zone)
-        assert cost(EURO, end - start) <= sum(found.values()) <= cost(EURO, end - start) + len(found)
-        assert list(found) == sorted(found)
+        result = spent_by_month(machine(start), end, zone)
+        assert cost(EURO, end - start) <= sum(result.values()) <= cost(EURO, end - start) + len(result)
+        assert list(result) == sorted(result)
 
 
 def test_a_machine_of_two_months_counts_in_each_and_what_is_running_as_what_is_closed() -> None:
     start = datetime(2026, 11, 30, 12, tzinfo=UTC).timestamp()
     now = datetime(2026, 12, 1, 6, tzinfo=UTC).timestamp()
-    found = spent_by_month(machine(start), now, ZoneInfo("UTC"))
-    assert found == {"2026-11": 12 * EURO, "2026-12": 6 * EURO}
+    result = spent_by_month(machine(start), now, ZoneInfo("UTC"))
+    assert result == {"2026-11": 12 * EURO, "2026-12": 6 * EURO}
     assert count_money(CLOUD, [machine(start)], {"2026-12": EURO}, now).month == 7 * EURO
     assert month_of(now, ZoneInfo("America/New_York"))[0] == "2026-12"
     assert month_of(now - 3 * 3600, ZoneInfo("America/New_York"))[0] == "2026-11"
@@ -53,8 +53,8 @@ def test_every_state_until_the_end_is_committed(state: MachineState) -> None:
 
 
 def test_machines_that_are_over_are_not_committed_and_unknown_prices_are_counted() -> None:
-    found = count_money(CLOUD, [machine(0, state="gone"), machine(0, state="failed"), machine(0, None)], {}, 10.0)
-    assert (found.hour, found.unknown) == (0, 1)
+    result = count_money(CLOUD, [machine(0, state="gone"), machine(0, state="failed"), machine(0, None)], {}, 10.0)
+    assert (result.hour, result.unknown) == (0, 1)
 
 
 def test_a_month_is_used_up_before_it_is_exceeded() -> None:

@@ -63,10 +63,10 @@ def test_need_is_counted_once_over_types_and_pools() -> None:
 
 def test_two_deployments_do_not_serve_the_same_work() -> None:
     first = Fleet(replace(CLOUD, max_machines=1), pending=[gpu_work("job-1"), gpu_work("job-2")])
-    left = first.cycle().unserved
-    second = Fleet(replace(CLOUD, name="second"), pending=left)
+    remaining = first.cycle().unserved
+    second = Fleet(replace(CLOUD, name="second"), pending=remaining)
     second.cycle()
-    assert [work.workload for work in left] == ["job-2"]
+    assert [work.workload for work in remaining] == ["job-2"]
     assert (first.running, second.running) == (1, 1)
 
 

@@ -100,9 +100,9 @@ def test_a_machine_that_failed_is_promised_to_no_work() -> None:
 def test_work_beyond_the_machines_is_told_that_none_is_coming_for_it() -> None:
     """The first three get a machine; the others are not told of those."""
     fleet = fleet_of(POOL, *(gpu_work(f"job-{number}") for number in range(1, 6)))
-    found = told(fleet)
-    assert [isinstance(found[f"job-{number}"], Coming) for number in range(1, 6)] == [True] * 3 + [False] * 2
-    waiting = words(found, "job-5")
+    result = told(fleet)
+    assert [isinstance(result[f"job-{number}"], Coming) for number in range(1, 6)] == [True] * 3 + [False] * 2
+    waiting = words(result, "job-5")
     assert waiting.code == "no_machine"
     assert sentence(waiting.facts) == (
         "No machine is coming for it: cloud has 3 of at most 3 machines. At most 3 machines of type g2 are allowed."
@@ -137,9 +137,9 @@ def test_work_beyond_the_machines_is_told_that_none_is_coming_for_it() -> None:
 def test_what_forbids_a_launch_is_told_plainly(deployment: Deployment, expected: str) -> None:
     waiting = words(told(fleet_of(deployment, gpu_work())))
     assert (waiting.code, waiting.not_before) == ("no_machine", None)
-    most = min(deployment.max_machines, 3)
+    maximum = min(deployment.max_machines, 3)
     assert sentence(waiting.facts) == (
-        f"No machine is coming for it: cloud has 0 of at most {most} machines. {expected}"
+        f"No machine is coming for it: cloud has 0 of at most {maximum} machines. {expected}"
     )
 
 
@@ -173,12 +173,12 @@ def test_a_pool_without_a_deployment_is_told_as_such() -> None:
 
 
 def test_what_its_pools_lack_now_is_told_before_why_no_machine_adds_it() -> None:
-    found = told(fleet_of(replace(POOL, paused=True), gpu_work()))
+    result = told(fleet_of(replace(POOL, paused=True), gpu_work()))
     fact = Fact(
         "no_free_gpus", {"free": 1, "total": 8, "pool": "lab", "needs": 2, "kind": "job", "workers": 1, "each": 2}
     )
     plan = planned(("job-1",), PendingReason("no_free_gpus", "place", (fact,), {}))
-    [waiting] = MachineReasons().refined(plan, [({"gpu"}, found)]).pending
+    [waiting] = MachineReasons().refined(plan, [({"gpu"}, result)]).pending
     assert sentence(waiting.facts) == (
         "1 of the 8 GPUs of pool lab is free; this job needs 2. "
         "No machine is coming for it: cloud has 0 of at most 3 machines. cloud is paused."
@@ -188,10 +188,10 @@ def test_what_its_pools_lack_now_is_told_before_why_no_machine_adds_it() -> None
 def test_a_plan_that_is_the_same_as_before_has_the_same_groups() -> None:
     """Ten thousand that wait are compared by the object of their group, not one by one."""
     jobs = tuple(f"job-{number}" for number in range(10))
-    found = told(fleet_of(replace(POOL, paused=True), *map(gpu_work, jobs)))
+    result = told(fleet_of(replace(POOL, paused=True), *map(gpu_work, jobs)))
     reasons, engine = MachineReasons(), PendingReason("limit", "limit", (), {})
-    first = reasons.refined(planned(jobs, engine), [({"gpu"}, found)]).pending
-    again = reasons.refined(planned(jobs, engine), [({"gpu"}, dict(found))]).pending
+    first = reasons.refined(planned(jobs, engine), [({"gpu"}, result)]).pending
+    again = reasons.refined(planned(jobs, engine), [({"gpu"}, dict(result))]).pending
     assert isinstance(first, Pending)
     assert isinstance(again, Pending)
     [one], [two] = first.groups, again.groups

@@ -103,8 +103,8 @@ def test_an_instance_has_its_tags_from_its_launch_and_is_listed_by_them(cloud: C
     assert (made.machine, made.deployment) == ("m-1", "cloud")
     assert made.launched_at is not None
     assert abs(made.launched_at - time.time()) < 60
-    found = cloud.provider.list("cloud", 5.0)
-    assert (found.at, found.complete, [one.id for one in found.instances]) == (5.0, True, [made.id])
+    result = cloud.provider.list("cloud", 5.0)
+    assert (result.at, result.complete, [one.id for one in result.instances]) == (5.0, True, [made.id])
     assert cloud.listed("other") == {}
 
 
@@ -192,9 +192,9 @@ def test_a_list_without_all_instances_says_so(cloud: Cloud) -> None:
     for number in range(4):
         cloud.launch(f"m-{number}")
     cloud.tell(partial=True)
-    found = cloud.provider.list("cloud", 0.0)
-    assert not found.complete
-    assert len(found.instances) == 2
+    result = cloud.provider.list("cloud", 0.0)
+    assert not result.complete
+    assert len(result.instances) == 2
     cloud.tell()
     assert cloud.provider.list("cloud", 0.0).complete
     assert len(cloud.alive()) == 4

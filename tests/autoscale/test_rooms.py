@@ -41,13 +41,13 @@ def test_the_first_room_is_that_of_a_plain_search(seed: int) -> None:
         misses, taken, added = rooms.misses(work.pools), list[TakenRoom](), 0
         for _ in range(random.choice((1, 1, 2, 3))):
             expected = plain_search(rooms.all, work)
-            found = rooms.take(work)
-            assert (found and found.room.machine) == expected
-            if found is None and random.random() < 0.3 and not added:
+            result = rooms.take(work)
+            assert (result and result.room.machine) == expected
+            if result is None and random.random() < 0.3 and not added:
                 rooms.add(some_room(random, 1000 + step))
                 added = 1
-            elif found is not None:
-                taken.append(found)
+            elif result is not None:
+                taken.append(result)
         if random.random() < 0.4:
             rooms.undo(taken, added, misses)
             assert [(room.free, room.cpu, room.memory) for room in rooms.all] == before

@@ -32,7 +32,7 @@ class StoringServer(ApiServer):
 
     async def get(self, path: str, query: Mapping[str, str] | None = None) -> Object:
         if path == PODS:
-            self.lists[PODS] = [copy.deepcopy(found) for (kind, _), found in self.stored.items() if kind == "pods"]
+            self.lists[PODS] = [copy.deepcopy(result) for (kind, _), result in self.stored.items() if kind == "pods"]
         if not path.startswith(f"{PODS}/"):
             return await super().get(path, query)
         self._hear("GET", path)
@@ -65,13 +65,13 @@ class Replica(Backend):
 
     def listen(self) -> None:
         """Hear of all pods as they are now, and of those that are gone."""
-        there = {name: found for (kind, name), found in self.server.stored.items() if kind == "pods"}
+        there = {name: result for (kind, name), result in self.server.stored.items() if kind == "pods"}
         for known in [known for known in self.pods.objects if known.partition("/")[2] not in there]:
             last = {"name": known.partition("/")[2], "namespace": "jobs", "uid": "", "resourceVersion": "20"}
             self.pods._gone(self.pods.objects[known])
             self.hear("DELETED", {"metadata": last})
-        for found in there.values():
-            self.hear("MODIFIED", found)
+        for result in there.values():
+            self.hear("MODIFIED", result)
 
     async def unfinished(self) -> set[str]:
         """Return the jobs whose start is to be ordered again; no other one is reported as lost."""
@@ -104,15 +104,15 @@ def token_of(pod: Object) -> tuple[str, str]:
 
 def starved(stored: Stored) -> dict[str, str]:
     """Return what the kubelet says of the pods whose token is not there, by name."""
-    found = {}
+    result = {}
     for (kind, name), pod in stored.items():
         if kind == "pods":
             secret, key = token_of(pod)
             if ("secrets", secret) not in stored:
-                found[name] = f'secret "{secret}" not found'
+                result[name] = f'secret "{secret}" not found'
             elif key not in stored["secrets", secret]["stringData"]:
-                found[name] = f"couldn't find key {key} in Secret jobs/{secret}"
-    return found
+                result[name] = f"couldn't find key {key} in Secret jobs/{secret}"
+    return result
 
 
 def look(stored: Stored) -> None:
@@ -129,9 +129,9 @@ def look(stored: Stored) -> None:
 
 def collect(stored: Stored) -> None:
     """Delete what belongs to pods that are gone, as Kubernetes' garbage collector does."""
-    there = {found["metadata"]["uid"] for found in stored.values()}
-    for name, found in list(stored.items()):
-        owners = found["metadata"].get("ownerReferences", [])
+    there = {result["metadata"]["uid"] for result in stored.values()}
+    for name, result in list(stored.items()):
+        owners = result["metadata"].get("ownerReferences", [])
         if owners and not any(owner["uid"] in there for owner in owners):
             del stored[name]
 
@@ -256,9 +256,9 @@ async def test_a_start_that_finds_a_part_of_its_gang_makes_it_anew(stored: Store
 async def test_a_start_that_another_process_finished_is_left_alone(stored: Stored, replicas: Replicas) -> None:
     second = await replicas()
     await (await replicas()).start(order("gang", 4))
-    before = {name: found for name, found in stored.items() if name[0] in ("pods", "secrets")}
+    before = {name: result for name, result in stored.items() if name[0] in ("pods", "secrets")}
     await second.start(order("gang", 4))
-    assert {name: found for name, found in stored.items() if name[0] in ("pods", "secrets")} == before
+    assert {name: result for name, result in stored.items() if name[0] in ("pods", "secrets")} == before
 
 
 async def test_after_minutes_without_an_api_server_the_secret_is_written_for_all_its_pods(
@@ -267,16 +267,16 @@ async def test_after_minutes_without_an_api_server_the_secret_is_written_for_all
     replica = await replicas()
     replica.server.answer = no_answer("secrets")
     await start_all(replica, *JOBS, "gang")
-    pods = {name: found["metadata"]["uid"] for (kind, name), found in stored.items() if kind == "pods"}
+    pods = {name: result["metadata"]["uid"] for (kind, name), result in stored.items() if kind == "pods"}
     assert len(pods) == len(starved(stored)) == 20
     replica.now += 300.0
     assert await replica.unfinished() == {*JOBS, "gang"}
     replica.server.answer = lambda method, path: None
     await replica.start_again()
-    assert {name: found["metadata"]["uid"] for (kind, name), found in stored.items() if kind == "pods"} == pods
+    assert {name: result["metadata"]["uid"] for (kind, name), result in stored.items() if kind == "pods"} == pods
     assert starved(stored) == {}
-    owners = [found["metadata"]["ownerReferences"] for (kind, _), found in stored.items() if kind == "secrets"]
-    assert {owner["uid"] for each in owners for owner in each} == {*pods.values()}
+    owners = [result["metadata"]["ownerReferences"] for (kind, _), result in stored.items() if kind == "secrets"]
+    assert {owner["uid"] for item in owners for owner in item} == {*pods.values()}
 
 
 @pytest.mark.parametrize("stored_all_the_same", [False, True])

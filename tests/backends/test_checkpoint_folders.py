@@ -165,9 +165,9 @@ async def test_a_pod_that_fails_is_tried_again_at_growing_intervals_and_said_onc
         site.now += 600.0
     pauses = [after - before for before, after in itertools.pairwise(tries)]
     assert pauses == [600.0, 600.0, 1200.0, 2400.0, 4800.0, 9600.0]
-    (said,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert "2 removed jobs (j-1, j-2) are still on the claim checkpoints-rnd" in said
-    assert said.endswith('did not run to its end: persistentvolumeclaim "checkpoints-rnd" not found')
+    (message,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert "2 removed jobs (j-1, j-2) are still on the claim checkpoints-rnd" in message
+    assert message.endswith('did not run to its end: persistentvolumeclaim "checkpoints-rnd" not found')
     site.server.status, site.now = None, site.now + 86_400.0
     site.purge("rnd", "j-1", "j-2")
     await site.done()
@@ -213,12 +213,12 @@ async def test_a_folder_that_is_left_hinders_no_other_and_is_tried_as_its_owner(
     async def as_user(spec: Object) -> Object:
         user, command = spec["securityContext"]["runAsUser"], spec["containers"][0]["command"]
         owners = {"j-2": 1234, "j-3": 0}
-        left = {str(owners[job]): [job] for job in command[4:] if owners.get(job, user) != user}
+        remaining = {str(owners[job]): [job] for job in command[4:] if owners.get(job, user) != user}
         command[:] = [word for word in command if owners.get(word, user) == user]
-        found = await run(spec) if command[4:] else {"phase": "Failed"}
-        if not left:
-            return found
-        report = json.dumps({"why": "j-3: Permission denied", "left": left})
+        result = await run(spec) if command[4:] else {"phase": "Failed"}
+        if not remaining:
+            return result
+        report = json.dumps({"why": "j-3: Permission denied", "left": remaining})
         return {
             "phase": "Failed",
             "containerStatuses": [{"name": NAME, "state": {"terminated": {"exitCode": 1, "message": report}}}],

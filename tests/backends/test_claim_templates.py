@@ -90,8 +90,8 @@ async def opened(server: Server, folder: Path) -> AsyncIterator[Backend]:
 
 @pytest.fixture
 async def backend(tmp_path: Path) -> AsyncIterator[Backend]:
-    async for found in opened(fitting(), tmp_path):
-        yield found
+    async for result in opened(fitting(), tmp_path):
+        yield result
 
 
 def server_of(backend: Backend) -> Server:
@@ -229,18 +229,18 @@ async def test_many_who_ask_for_what_is_refused_are_answered_by_few_requests(bac
 
 async def test_answers_are_kept_of_so_many_templates_at_most(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claim_templates, "MAX_KEPT", 3)
-    found = claim_templates.ClaimTemplates(server_of(backend), lambda: backend.now)
+    result = claim_templates.ClaimTemplates(server_of(backend), lambda: backend.now)
     for gpus in (*range(1, 9), 8, 8):
-        assert bool(await found.problem(POD, gpus, RESOURCE, "jobs")) is (gpus != 1)
-    assert [key[-1] for key in found._kept] == [6, 7, 8]
+        assert bool(await result.problem(POD, gpus, RESOURCE, "jobs")) is (gpus != 1)
+    assert [key[-1] for key in result._kept] == [6, 7, 8]
 
 
 async def test_two_claims_of_one_template_are_not_taken_for_one(backend: Backend) -> None:
     claims = [{"name": name, "resourceClaimTemplateName": "one-gpu"} for name in ("a", "b")]
     two: Object = {"spec": {"resourceClaims": claims}}
-    found = claim_templates.ClaimTemplates(server_of(backend))
-    assert await found.problem(POD, 1, RESOURCE, "jobs") == ""
-    assert "its claims request 2 of" in await found.problem(two, 1, RESOURCE, "jobs")
+    result = claim_templates.ClaimTemplates(server_of(backend))
+    assert await result.problem(POD, 1, RESOURCE, "jobs") == ""
+    assert "its claims request 2 of" in await result.problem(two, 1, RESOURCE, "jobs")
 
 
 @pytest.mark.parametrize(("wrong", "words"), WRONG)
@@ -304,8 +304,8 @@ async def test_the_check_of_a_policy_names_what_does_not_fit_in_the_namespaces_o
     assert await backend.policy_notices(document) == []
     backend._claim_templates._kept.clear()
     server.connection = replace(server.connection, namespace="hub")
-    (found,) = await backend.policy_notices(document)
-    assert found == ("gpu1", "there is no ResourceClaimTemplate one-gpu in the namespace hub (version v1)")
+    (result,) = await backend.policy_notices(document)
+    assert result == ("gpu1", "there is no ResourceClaimTemplate one-gpu in the namespace hub (version v1)")
     server.templates["hub", "one-gpu"] = template(exactly())
     backend.now += claim_templates.REFUSED_SECONDS
     server.lists[SLICES] = []

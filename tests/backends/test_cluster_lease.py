@@ -38,9 +38,9 @@ class Cluster(ApiServer):
         if not path.startswith(LEASES):
             return await super().get(path, query)
         self._hear("GET", path)
-        if (found := self.leases.get(path)) is None:
+        if (result := self.leases.get(path)) is None:
             raise ApiStatusError(404, "NotFound", "there is none")
-        return found
+        return result
 
     async def create(self, path: str, body: Object) -> Object:
         if path != LEASES:
@@ -82,8 +82,8 @@ async def passes(time: Time, seconds: float, *leases: ClusterLease) -> None:
     ends = time.now + seconds
     while time.now < ends:
         time.now += RENEW_SECONDS
-        for each in leases:
-            await each.renew()
+        for item in leases:
+            await item.renew()
 
 
 async def test_the_first_database_acts_and_a_copy_waits_until_it_is_gone() -> None:
@@ -157,14 +157,14 @@ def refusing(
 async def test_without_the_right_to_leases_the_service_acts_as_before(status: int) -> None:
     time, cluster = Time(), Cluster({})
     cluster.answer = refusing(status)
-    found = lease(cluster, "a", time)
-    await found.renew()
-    assert not found.may_act, "the rights of a new installation may take a moment to count"
-    await passes(time, REFUSED_SECONDS, found)
-    await passes(time, RENEW_SECONDS, found)
-    assert (found.may_act, found.problem) == (True, "")
+    result = lease(cluster, "a", time)
+    await result.renew()
+    assert not result.may_act, "the rights of a new installation may take a moment to count"
+    await passes(time, REFUSED_SECONDS, result)
+    await passes(time, RENEW_SECONDS, result)
+    assert (result.may_act, result.problem) == (True, "")
     cluster.answer = lambda method, path: None
-    await found.renew()
+    await result.renew()
     assert len(cluster.leases) == 1, "it is tried again"
 
 
@@ -183,34 +183,34 @@ async def test_a_copy_that_saw_the_original_does_not_act_because_leases_are_refu
 @pytest.mark.parametrize("status", [401, 409, 422, 429, 500, 503])
 async def test_a_service_that_cannot_renew_its_lease_says_why_it_does_not_act(status: int) -> None:
     time, cluster = Time(), Cluster({})
-    found = lease(cluster, "a", time)
-    await found.renew()
+    result = lease(cluster, "a", time)
+    await result.renew()
     cluster.answer = refusing(status, "Webhook", ("PUT",))
-    await passes(time, DURATION - RENEW_SECONDS, found)
-    assert (found.may_act, found.problem) == (True, "")
-    await passes(time, 2 * RENEW_SECONDS, found)
-    assert not found.may_act
-    assert f"cannot be renewed (the Kubernetes API server refused the request ({status} Webhook)" in found.problem
+    await passes(time, DURATION - RENEW_SECONDS, result)
+    assert (result.may_act, result.problem) == (True, "")
+    await passes(time, 2 * RENEW_SECONDS, result)
+    assert not result.may_act
+    assert f"cannot be renewed (the Kubernetes API server refused the request ({status} Webhook)" in result.problem
     cluster.answer = lambda method, path: None
-    await found.renew()
-    assert (found.may_act, found.problem) == (True, "")
+    await result.renew()
+    assert (result.may_act, result.problem) == (True, "")
 
 
 async def test_it_tells_when_it_stops_and_begins_to_act() -> None:
     time, cluster, told = Time(), Cluster({}), list[str]()
-    found = ClusterLease(cluster, "jobs", "here", "a", lambda: told.append(found.problem[:9]), time, time)
-    await found.renew()
+    result = ClusterLease(cluster, "jobs", "here", "a", lambda: told.append(result.problem[:9]), time, time)
+    await result.renew()
     cluster.answer = refusing(500)
-    await passes(time, 2 * DURATION, found)
+    await passes(time, 2 * DURATION, result)
     cluster.answer = lambda method, path: None
-    await passes(time, DURATION, found)
+    await passes(time, DURATION, result)
     assert told == ["the Lease", ""]
 
 
 async def test_a_lease_that_is_deleted_while_it_is_renewed_is_made_again() -> None:
     time, cluster = Time(), Cluster({})
-    found, copy = lease(cluster, "a", time), lease(cluster, "b", time)
-    await found.renew()
+    result, copy = lease(cluster, "a", time), lease(cluster, "b", time)
+    await result.renew()
     deleted = list[str]()
 
     def delete(method: str, path: str) -> None:
@@ -221,10 +221,10 @@ async def test_a_lease_that_is_deleted_while_it_is_renewed_is_made_again() -> No
 
     cluster.answer = delete
     time.now += RENEW_SECONDS
-    await found.renew()
+    await result.renew()
     await copy.renew()
     assert len(deleted) == 1
-    assert (found.may_act, found.problem, copy.may_act) == (True, "", False)
+    assert (result.may_act, result.problem, copy.may_act) == (True, "", False)
 
 
 async def test_a_replica_that_is_always_the_second_to_renew_acts() -> None:
@@ -251,56 +251,56 @@ async def test_a_replica_that_is_always_the_second_to_renew_acts() -> None:
 
 async def test_the_time_that_a_renewal_took_counts_as_passed() -> None:
     time, cluster = Time(), Cluster({})
-    found = lease(cluster, "a", time)
+    result = lease(cluster, "a", time)
 
     def slow(method: str, path: str) -> None:
         if method == "PUT":
             time.now += DURATION / 2
 
-    await found.renew()
+    await result.renew()
     cluster.answer = slow
-    await found.renew()
+    await result.renew()
     time.now += DURATION / 2
-    assert not found.may_act, "another database may have counted from when the API server knew"
+    assert not result.may_act, "another database may have counted from when the API server knew"
 
 
 @pytest.mark.parametrize("odd", [{"metadata": {}}, {"metadata": None, "spec": {}}, {"spec": []}])
 async def test_an_odd_lease_keeps_no_service_from_ending(odd: Object) -> None:
     time, cluster = Time(), Cluster({})
-    found = lease(cluster, "sqlite/a", time)
-    await found.renew()
+    result = lease(cluster, "sqlite/a", time)
+    await result.renew()
     [key] = cluster.leases
     cluster.leases[key] = odd
-    await found.release()
+    await result.release()
 
 
 @pytest.mark.parametrize("odd", [{}, {"metadata": None}, {"metadata": {}, "spec": "x"}, {"metadata": {}, "spec": []}])
 async def test_a_lease_that_is_not_understood_keeps_nothing_from_acting(odd: Object) -> None:
     time, cluster = Time(), Cluster({})
-    found = lease(cluster, "a", time)
-    await found.renew()
+    result = lease(cluster, "a", time)
+    await result.renew()
     [key] = cluster.leases
     cluster.leases[key] = odd
     for _ in range(3):
         time.now += DURATION
-        await found.renew()
-        assert found.may_act
+        await result.renew()
+        assert result.may_act
 
 
 async def test_without_an_answer_nothing_is_concluded_and_what_was_not_renewed_for_long_does_not_act() -> None:
     time, cluster = Time(), Cluster({})
-    found = lease(cluster, "a", time)
-    await found.renew()
+    result = lease(cluster, "a", time)
+    await result.renew()
 
     def silent(method: str, path: str) -> None:
         raise ApiUnreachable("it does not answer")
 
     cluster.answer = silent
     time.now += DURATION - 1
-    await found.renew()
-    assert found.may_act
+    await result.renew()
+    assert result.may_act
     time.now += 2
-    assert not found.may_act
+    assert not result.may_act
 
 
 @pytest.fixture

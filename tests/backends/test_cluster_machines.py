@@ -52,14 +52,14 @@ class Server(ApiServer):
         return json.loads(json.dumps(self.objects[path]))  # type: ignore[no-any-return]
 
     def _selected(self, path: str, query: dict[str, str]) -> list[Object]:
-        found = [one for key, one in self.objects.items() if key.rpartition("/")[0] == path]
+        result = [one for key, one in self.objects.items() if key.rpartition("/")[0] == path]
         for part in query.get("labelSelector", "").split(",") if query.get("labelSelector") else ():
             name, value = part.split("=")
-            found = [one for one in found if one["metadata"]["labels"].get(name) == value]
+            result = [one for one in result if one["metadata"]["labels"].get(name) == value]
         for part in query.get("fieldSelector", "").split(",") if query.get("fieldSelector") else ():
             name, value = part.split("=")
-            found = [one for one in found if _field(one, name) == value]
-        return found
+            result = [one for one in result if _field(one, name) == value]
+        return result
 
     async def create(self, path: str, body: Object) -> Object:
         self._hear("POST", path)
@@ -165,13 +165,13 @@ def test_a_node_is_a_machine_only_once_its_gpus_are_there(server: Server, provid
     assert [one.state for one in listed(provider)] == ["pending"]
     server.joins("node-1", gpus=0)
     server.pod()["spec"]["nodeName"] = "node-1"
-    (found,) = listed(provider)
-    assert (found.node, found.state) == ("", "pending"), "its device plugin has not registered yet"
+    (result,) = listed(provider)
+    assert (result.node, result.state) == ("", "pending"), "its device plugin has not registered yet"
     assert server.pod(kind="keep")["spec"]["nodeName"] == "node-1"
     assert server.pod(kind="keep")["metadata"]["annotations"]["karpenter.sh/do-not-disrupt"] == "true"
     server.joins("node-1", gpus=8)
-    (found,) = listed(provider)
-    assert (found.node, found.gpus, found.attempts, found.state) == ("node-1", 8, 0, "running")
+    (result,) = listed(provider)
+    assert (result.node, result.gpus, result.attempts, result.state) == ("node-1", 8, 0, "running")
     assert server.names() == ["makeway-machine-m-1", "makeway-machine-m-1-keep"], "the placeholder makes way"
 
 
@@ -229,8 +229,8 @@ def test_an_autoscaler_that_gives_up_later_ends_the_machine_as_out_of_stock(
     made = provider.launch(REQUEST, "m-1")
     server.says("TriggeredScaleUp", "pod triggered scale-up: [{cloud 0->1}]")
     server.says("NotTriggerScaleUp", "pod didn't trigger scale-up: 1 in backoff after failed scale-up")
-    (found,) = listed(provider)
-    assert found.refused == "the cluster's autoscaler adds no node: 1 in backoff after failed scale-up"
+    (result,) = listed(provider)
+    assert result.refused == "the cluster's autoscaler adds no node: 1 in backoff after failed scale-up"
     row = machine(state="booting", instance=made.id)
     for one, seen in match_instances(DEPLOYMENT, [row], provider.list("grows", NOW), {}).observations:
         row = observe(one if row is one else row, seen, NOW, DEPLOYMENT.windows("g8"))
@@ -240,8 +240,8 @@ def test_an_autoscaler_that_gives_up_later_ends_the_machine_as_out_of_stock(
 @pytest.mark.covers("F83")
 def test_a_listed_node_takes_its_machine_to_ready_and_reports_for_it() -> None:
     row = machine(state="booting", instance="i")
-    found = Instance("i", "m-1", "grows", node="node-1", gpus=8, attempts=2)
-    for seen in _observations(row, found):
+    result = Instance("i", "m-1", "grows", node="node-1", gpus=8, attempts=2)
+    for seen in _observations(row, result):
         row = observe(row, seen, NOW, DEPLOYMENT.windows("g8"))
     assert (row.state, row.cluster_node, row.attempts, row.heard_at) == ("ready", "node-1", 2, NOW)
 
@@ -300,8 +300,8 @@ def test_of_what_an_autoscaler_said_the_newest_counts() -> None:
         said("TriggeredScaleUp", "2026-01-01T00:00:05Z"),
         said("NotTriggerScaleUp", "2026-01-01T00:01:05Z"),
     )
-    found = [scale_up_of(one) for one in ([coming, refused], [refused, {**coming, "lastTimestamp": "2026-01-02"}])]
-    assert [one and one.coming for one in found] == [False, True]
+    result = [scale_up_of(one) for one in ([coming, refused], [refused, {**coming, "lastTimestamp": "2026-01-02"}])]
+    assert [one and one.coming for one in result] == [False, True]
     assert scale_up_of([said("Nominated", "2026", "kueue"), said("FailedScheduling", "2026")]) is None
     assert scale_up_of([said("Nominated", "2026", "karpenter")])
 
@@ -328,5 +328,5 @@ def test_nodes_of_machines_take_work_only_while_these_are_ready(
     nodes = {name: NodeStatus(name, "cloud", (0,)) for name in ("old", "new")}
     known = {name: ClusterNode(name, name, {}, {}) for name in nodes}
     known = {"old": replace(known["old"], created=NOW - 9000), "new": replace(known["new"], created=NOW + 90)}
-    found = held_nodes(nodes, known, machines)
-    assert [name for name, node in found.items() if node.cordoned] == cordoned
+    result = held_nodes(nodes, known, machines)
+    assert [name for name, node in result.items() if node.cordoned] == cordoned

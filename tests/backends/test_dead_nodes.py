@@ -38,9 +38,9 @@ class Nodes(Backend):
         self.silent_since = {}
         self._dead_nodes.after = SECONDS
         for number, name in enumerate(("n0", "n1")):
-            found = pod("gang", worker=number, of=2)
-            found["spec"]["nodeName"] = name
-            self.hear("ADDED", found)
+            result = pod("gang", worker=number, of=2)
+            result["spec"]["nodeName"] = name
+            self.hear("ADDED", result)
         self.report("gang", RUNS, RUNS)
         self.channel.silent = self.silent  # type: ignore[method-assign]
         assert (await self.look()).phase is Phase.RUNNING
@@ -51,11 +51,11 @@ class Nodes(Backend):
 
     def set_ready(self, name: str, up: bool) -> None:
         """Make a node ready or not."""
-        found = node(name)
+        result = node(name)
         self.versions += 1
-        found["metadata"]["resourceVersion"] = str(self.versions)
-        found["status"]["conditions"][0]["status"] = "True" if up else "Unknown"
-        self.inventory.nodes._event(json.dumps({"type": "MODIFIED", "object": found}).encode())
+        result["metadata"]["resourceVersion"] = str(self.versions)
+        result["status"]["conditions"][0]["status"] = "True" if up else "Unknown"
+        self.inventory.nodes._event(json.dumps({"type": "MODIFIED", "object": result}).encode())
 
     async def look(self) -> AttemptStatus:
         return await self.seen("gang")
@@ -247,16 +247,16 @@ async def test_a_pool_that_is_cut_off_keeps_its_jobs_on_the_cluster(nodes: Nodes
     )
     nodes.follow_policy(lambda: document)
     for at, (name, pool_) in enumerate({"n0": "a", "n1": "a", "n2": "b"}.items()):
-        found = node(name)
-        found["metadata"] |= {"labels": {"p": pool_}, "resourceVersion": str(50 + at)}
-        nodes.inventory.nodes._event(json.dumps({"type": "MODIFIED", "object": found}).encode())
+        result = node(name)
+        result["metadata"] |= {"labels": {"p": pool_}, "resourceVersion": str(50 + at)}
+        nodes.inventory.nodes._event(json.dumps({"type": "MODIFIED", "object": result}).encode())
     await nodes.observe()
     for name in ("n0", "n1"):
-        found = node(name)
+        result = node(name)
         nodes.versions += 1
-        found["metadata"] |= {"labels": {"p": "a"}, "resourceVersion": str(nodes.versions)}
-        found["status"]["conditions"][0]["status"] = "Unknown"
-        nodes.inventory.nodes._event(json.dumps({"type": "MODIFIED", "object": found}).encode())
+        result["metadata"] |= {"labels": {"p": "a"}, "resourceVersion": str(nodes.versions)}
+        result["status"]["conditions"][0]["status"] = "Unknown"
+        nodes.inventory.nodes._event(json.dumps({"type": "MODIFIED", "object": result}).encode())
     nodes.silent_since = dict.fromkeys((0, 1), nodes.now)
     assert await nodes.passes(LOST_AFTER - 2) is Phase.RUNNING
 
@@ -270,12 +270,12 @@ async def test_a_pool_of_mixed_nodes_that_is_cut_off_keeps_its_jobs_on_the_clust
     nodes.follow_policy(lambda: document)
 
     def shown(name: str, slices: int, ready: str) -> None:
-        found = node(name)
+        result = node(name)
         nodes.versions += 1
-        found["metadata"] |= {"labels": {"p": "a"}, "resourceVersion": str(nodes.versions)}
-        found["status"]["allocatable"] |= {"nvidia.com/mig-1g.10gb": str(slices)}
-        found["status"]["conditions"][0]["status"] = ready
-        nodes.inventory.nodes._event(json.dumps({"type": "MODIFIED", "object": found}).encode())
+        result["metadata"] |= {"labels": {"p": "a"}, "resourceVersion": str(nodes.versions)}
+        result["status"]["allocatable"] |= {"nvidia.com/mig-1g.10gb": str(slices)}
+        result["status"]["conditions"][0]["status"] = ready
+        nodes.inventory.nodes._event(json.dumps({"type": "MODIFIED", "object": result}).encode())
 
     for name, slices in {"n0": 7, "n1": 7, "n2": 0, "n3": 0, "n4": 0}.items():
         shown(name, slices, "True")
@@ -298,8 +298,8 @@ def test_a_zone_that_goes_down_in_a_large_cluster_costs_a_look_at_each_node(monk
             return super().__getattribute__(name)
 
     nodes = {f"n{n}": Counted(n % 3 != 0, (f"p{n % 7}",), f"z{n % 3}", None if n % 3 else 10.0) for n in range(900)}
-    found = DeadNodes(after=1.0, monotonic=iter((0.0, 0.0, 5.0, 10.0)).__next__)
+    result = DeadNodes(after=1.0, monotonic=iter((0.0, 0.0, 5.0, 10.0)).__next__)
     for _ in range(3):
-        found.observe(nodes, followed=True)
+        result.observe(nodes, followed=True)
     assert compared < 30 * len(nodes)
-    assert found.dead() == frozenset(), "a zone that is cut off as a whole"
+    assert result.dead() == frozenset(), "a zone that is cut off as a whole"

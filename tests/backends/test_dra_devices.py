@@ -60,7 +60,7 @@ def device_class(name: str, *expressions: str, resource: str = "") -> dict[str, 
 
 def device_slice(*devices: tuple[str, str], name: str = "s", generation: int = 1, where: Any = None) -> dict[str, Any]:
     """Return a slice of devices, each with its type."""
-    made = [{"name": each, "attributes": {"type": {"string": kind}, "whole": {"bool": True}}} for each, kind in devices]
+    made = [{"name": item, "attributes": {"type": {"string": kind}, "whole": {"bool": True}}} for item, kind in devices]
     pool = {"name": "n0", "generation": generation, "resourceSliceCount": 1}
     return {
         "metadata": meta(name),
@@ -71,8 +71,8 @@ def device_slice(*devices: tuple[str, str], name: str = "s", generation: int = 1
 def claim(
     name: str, *devices: str, pods: tuple[str, ...] = (), extended: bool = False, generated: bool = False
 ) -> dict[str, Any]:
-    results = [{"request": "r", "driver": DRIVER, "pool": "n0", "device": each} for each in devices]
-    reserved = [{"resource": "pods", "name": each, "uid": each} for each in pods]
+    results = [{"request": "r", "driver": DRIVER, "pool": "n0", "device": item} for item in devices]
+    reserved = [{"resource": "pods", "name": item, "uid": item} for item in pods]
     notes = {EXTENDED_RESOURCE_CLAIM: "true"} if extended else {GENERATED_CLAIM: "gpus"} if generated else {}
     metadata = meta(name, namespace="jobs", annotations=notes)
     status = {"allocation": {"devices": {"results": results}}, "reservedFor": reserved}
@@ -91,20 +91,20 @@ async def seen(lists: dict[str, list[Any]], *pods: dict[str, Any], selectors: An
     chosen = selectors or [NodeSelector("whole", GPU), NodeSelector("slices", MIG)]
     inventory = KubernetesInventory(server, chosen, instance="here")
     await inventory.open()
-    found = inventory.node_statuses()["n0"]
+    result = inventory.node_statuses()["n0"]
     await inventory.close()
-    return found
+    return result
 
 
 def amounts(found: NodeStatus) -> dict[str, tuple[int, int]]:
     """Return the devices of each pool, and the milli-GPUs that others hold of them."""
-    return {each.pool: (len(each.devices), each.foreign_gpus) for each in found.by_pool()}
+    return {item.pool: (len(item.devices), item.foreign_gpus) for item in found.by_pool()}
 
 
 @pytest.mark.covers("F02", "F82")
 async def test_devices_of_a_class_are_the_gpus_of_the_pool_with_its_resource() -> None:
-    found = await seen({CLASSES: [CLASS, SLICED], SLICES: [DEVICES]})
-    assert amounts(found) == {"whole": (4, 0), "slices": (7, 0)}
+    result = await seen({CLASSES: [CLASS, SLICED], SLICES: [DEVICES]})
+    assert amounts(result) == {"whole": (4, 0), "slices": (7, 0)}
     only = await seen(
         {CLASSES: [CLASS, SLICED], SLICES: [DEVICES]}, selectors=[NodeSelector("a", f"{IMPLICIT_RESOURCE_PREFIX}gpu")]
     )
@@ -126,21 +126,21 @@ async def test_what_claims_of_others_hold_is_foreign_and_what_requests_say_count
             {"metadata": meta("pending", namespace="jobs"), "spec": {}},
         ],
     }
-    found = await seen(lists, pod("theirs"), pod("ours", job="j-1"), pod("asks", **{GPU: "1"}))
-    assert amounts(found) == {"whole": (4, 3000), "slices": (7, 3000)}, "our pods hold by requests only"
+    result = await seen(lists, pod("theirs"), pod("ours", job="j-1"), pod("asks", **{GPU: "1"}))
+    assert amounts(result) == {"whole": (4, 3000), "slices": (7, 3000)}, "our pods hold by requests only"
 
 
 @pytest.mark.covers("F02", "F82")
 async def test_our_pods_request_the_classes_resource_as_that_of_a_device_plugin() -> None:
     lists = {CLASSES: [CLASS], SLICES: [DEVICES], CLAIMS: [claim("c", "g0", pods=("ours",), extended=True)]}
-    found = await seen(lists, pod("ours", job="j-1", **{GPU: "1"}), selectors=[NodeSelector("whole", GPU)])
-    assert amounts(found) == {"whole": (4, 0)}
-    assert [(each.workload, each.gpus) for each in found.pods] == [("j-1", 1000)]
+    result = await seen(lists, pod("ours", job="j-1", **{GPU: "1"}), selectors=[NodeSelector("whole", GPU)])
+    assert amounts(result) == {"whole": (4, 0)}
+    assert [(item.workload, item.gpus) for item in result.pods] == [("j-1", 1000)]
 
 
 def with_claims(made: dict[str, Any], *claims: str) -> dict[str, Any]:
     """Return a pod whose claims Kubernetes has generated."""
-    names = [{"name": f"c{at}", "resourceClaimName": each} for at, each in enumerate(claims)]
+    names = [{"name": f"c{at}", "resourceClaimName": item} for at, item in enumerate(claims)]
     return made | {"status": {**made["status"], "resourceClaimStatuses": names}}
 
 
@@ -156,9 +156,9 @@ async def test_a_claim_that_was_generated_for_a_pod_counts_as_what_that_pod_hold
         ],
     }
     pods = (with_claims(pod("ours", job="j-1"), "ours-1", "ours-2"), with_claims(pod("theirs"), "theirs-1"))
-    found = await seen(lists, *pods, selectors=[NodeSelector("whole", GPU)])
-    assert amounts(found) == {"whole": (4, 1000)}
-    assert [(each.workload, each.gpus) for each in found.pods] == [("j-1", 2000)]
+    result = await seen(lists, *pods, selectors=[NodeSelector("whole", GPU)])
+    assert amounts(result) == {"whole": (4, 1000)}
+    assert [(item.workload, item.gpus) for item in result.pods] == [("j-1", 2000)]
 
 
 @pytest.mark.covers("F02", "F82")
@@ -179,7 +179,7 @@ async def test_a_generated_claim_counts_from_when_its_pod_is_on_the_node_until_i
 
         put(with_claims(pod("ours", job="j-1"), "ours-1"))
         bound = inventory.node_statuses()["n0"]
-        assert [(each.workload, each.gpus) for each in bound.pods] == [("j-1", 1000)]
+        assert [(item.workload, item.gpus) for item in bound.pods] == [("j-1", 1000)]
         assert amounts(bound)["whole"] == (4, 0)
         put(None)
         assert amounts(inventory.node_statuses()["n0"])["whole"] == (4, 1000), "the driver has not freed it yet"
@@ -197,14 +197,14 @@ async def test_only_what_can_be_allocated_whole_on_one_node_is_counted() -> None
     odd["spec"]["devices"][1]["taints"] = [{"key": "broken", "effect": "NoExecute"}]
     anywhere = device_slice(("d", "gpu"), name="anywhere", generation=2, where={"allNodes": True})
     lists = {CLASSES: [CLASS], SLICES: [DEVICES, odd, anywhere]}
-    found = await seen(lists, selectors=[NodeSelector("whole", GPU)])
-    assert amounts(found) == {"whole": (1, 0)}, "an older generation is void"
+    result = await seen(lists, selectors=[NodeSelector("whole", GPU)])
+    assert amounts(result) == {"whole": (1, 0)}, "an older generation is void"
 
 
 @pytest.mark.covers("F02")
 async def test_a_device_plugin_goes_before_a_class_of_the_same_resource() -> None:
-    found = await seen({CLASSES: [CLASS], SLICES: [DEVICES]}, selectors=[NodeSelector("whole", GPU)], **{GPU: "2"})
-    assert amounts(found) == {"whole": (2, 0)}
+    result = await seen({CLASSES: [CLASS], SLICES: [DEVICES]}, selectors=[NodeSelector("whole", GPU)], **{GPU: "2"})
+    assert amounts(result) == {"whole": (2, 0)}
 
 
 @pytest.mark.parametrize(
@@ -332,7 +332,7 @@ async def test_rights_that_are_taken_away_leave_the_devices_as_counted_last(stat
     server = Restricted()
     async with opened(server) as inventory:
         assert amounts(inventory.node_statuses()["n0"]) == {"whole": (4, 0), "slices": (7, 0)}
-        server.refused = {each: ApiStatusError(status, "", "no") for each in (SLICES, CLASSES, CLAIMS)}
+        server.refused = {item: ApiStatusError(status, "", "no") for item in (SLICES, CLASSES, CLAIMS)}
         inventory.ask_again()
         await soon(lambda: inventory.devices.problem)
         await soon(lambda: inventory.devices._followed is not None)
@@ -345,7 +345,7 @@ async def test_an_api_that_is_switched_off_has_no_devices_any_more_and_stops_not
     server = Restricted()
     async with opened(server) as inventory:
         assert amounts(inventory.node_statuses()["n0"]) == {"whole": (4, 0), "slices": (7, 0)}
-        server.refused = {each: ApiStatusError(404, "", "not found") for each in (SLICES, CLASSES, CLAIMS)}
+        server.refused = {item: ApiStatusError(404, "", "not found") for item in (SLICES, CLASSES, CLAIMS)}
         inventory.ask_again()
         await soon(lambda: sum(many for many, _ in amounts(inventory.node_statuses()["n0"]).values()) == 0)
         assert inventory.synced
@@ -399,15 +399,15 @@ async def test_devices_are_asked_for_at_once_when_the_api_server_answers_again(m
         inventory.ask_again()
         await soon(lambda: amounts(inventory.node_statuses()["n0"]) == {"whole": (4, 0), "slices": (7, 0)})
         slow = (inventory.devices._followed or pytest.fail("not followed")).all
-        for each in slow:
-            each._timing = Timing(first_pause=3600.0, max_pause=3600.0)
+        for item in slow:
+            item._timing = Timing(first_pause=3600.0, max_pause=3600.0)
         server.refused = dict.fromkeys((SLICES, CLASSES, CLAIMS), ApiUnreachable("no answer"))
         inventory.ask_again()
-        await soon(lambda: all(each.problem for each in slow))
+        await soon(lambda: all(item.problem for item in slow))
         server.refused = {}
         await asyncio.sleep(0)
         inventory.ask_again()
-        await soon(lambda: not any(each.problem for each in slow))
+        await soon(lambda: not any(item.problem for item in slow))
 
 
 @pytest.mark.covers("F02", "F82")
@@ -416,16 +416,16 @@ async def test_a_device_of_several_classes_counts_in_the_pool_that_its_node_is_i
     kinds = {"kind": "two"}
     there = node() | {"metadata": meta("n0", labels=kinds)}
     chosen = [NodeSelector("one", "example.com/every", {"kind": "one"}), NodeSelector("two", GPU, kinds)]
-    found = await seen({"/api/v1/nodes": [there], CLASSES: [every, CLASS], SLICES: [DEVICES]}, selectors=chosen)
-    assert amounts(found) == {"two": (4, 0)}
-    assert found.unassigned == (("example.com/every", 7),), "what only another pool's class selects"
+    result = await seen({"/api/v1/nodes": [there], CLASSES: [every, CLASS], SLICES: [DEVICES]}, selectors=chosen)
+    assert amounts(result) == {"two": (4, 0)}
+    assert result.unassigned == (("example.com/every", 7),), "what only another pool's class selects"
 
 
 @pytest.mark.covers("F02", "F82")
 async def test_a_device_that_several_claims_share_counts_once() -> None:
     shared = [claim(f"c{at}", "g0", "g0", pods=(f"p{at}",)) for at in range(10)]
-    found = await seen({CLASSES: [CLASS], SLICES: [DEVICES], CLAIMS: shared}, selectors=[NodeSelector("whole", GPU)])
-    assert amounts(found) == {"whole": (4, 1000)}
+    result = await seen({CLASSES: [CLASS], SLICES: [DEVICES], CLAIMS: shared}, selectors=[NodeSelector("whole", GPU)])
+    assert amounts(result) == {"whole": (4, 1000)}
 
 
 async def test_what_no_class_compares_is_not_kept_until_one_does() -> None:
@@ -434,8 +434,8 @@ async def test_what_no_class_compares_is_not_kept_until_one_does() -> None:
 
         def kept() -> set[Any]:
             followed = inventory.devices._followed
-            found = followed.slices.objects.values() if followed is not None else ()
-            return {name for one in found for _, attributes in one.devices for name in attributes}
+            result = followed.slices.objects.values() if followed is not None else ()
+            return {name for one in result for _, attributes in one.devices for name in attributes}
 
         assert kept() == {(DRIVER, "type")}
         whole = device_class("all", f"device.attributes['{DRIVER}'].whole == true", resource="example.com/all")

@@ -40,9 +40,9 @@ class Server(ApiServer):
         self.queries: list[Mapping[str, str]] = []
 
     async def get(self, path: str, query: Mapping[str, str] | None = None) -> Object:
-        found = await super().get(path, query)
+        result = await super().get(path, query)
         if path != EVENTS:
-            return found
+            return result
         assert query is not None
         self.queries.append(query)
         events = self.warnings.get(query["fieldSelector"].rpartition("=")[2], [])
@@ -57,12 +57,12 @@ def event(uid: str, message: str, at: str = "2026-01-01T00:00:00Z", reason: str 
 
 def mounting(job: str, worker: int = 0, of: int = 1, ready: str = "False") -> Object:
     """Return a pod on its node whose volumes are not mounted."""
-    found = pod(job, "Pending", worker=worker, of=of)
+    result = pod(job, "Pending", worker=worker, of=of)
     state = {"waiting": {"reason": "ContainerCreating"}}
-    found["status"]["containerStatuses"] = [{"name": "worker", "state": state}]
+    result["status"]["containerStatuses"] = [{"name": "worker", "state": state}]
     if ready:
-        found["status"]["conditions"] = [{"type": "PodReadyToStartContainers", "status": ready}]
-    return found
+        result["status"]["conditions"] = [{"type": "PodReadyToStartContainers", "status": ready}]
+    return result
 
 
 @pytest.fixture
@@ -109,24 +109,24 @@ async def test_what_a_volume_names_and_is_not_there_is_named_and_gives_the_gpus_
     backend.hear("ADDED", mounting("j1", ready=ready))
     server_of(backend).warnings["FailedMount"] = [event("j1-0", said)]
     await read(backend)
-    found = await backend.seen("j1")
-    assert (found.phase, found.waiting_reason) == (Phase.STARTING, "volume_source")
-    assert found.message == (
+    result = await backend.seen("j1")
+    assert (result.phase, result.waiting_reason) == (Phase.STARTING, "volume_source")
+    assert result.message == (
         f"a volume of its pod names something that is not there, and an administrator has to act: {said}"
     )
     for _ in range(2):
         backend.now += LIMITS["volume_source"]
-        found = await backend.seen("j1")
-    assert (found.phase, found.never_ran) == (Phase.LOST, True)
-    assert said in found.message
+        result = await backend.seen("j1")
+    assert (result.phase, result.never_ran) == (Phase.LOST, True)
+    assert said in result.message
 
 
 async def test_other_causes_are_told_and_waited_for_as_long_as_before(backend: Backend) -> None:
     backend.hear("ADDED", mounting("j1"))
     server_of(backend).warnings["FailedMount"] = [event("j1-0", TIMED_OUT, "2026-01-01T00:01:00Z"), event("j1-0", SLOW)]
     await read(backend)
-    found = await backend.seen("j1")
-    assert (found.waiting_reason, SLOW in found.message) == ("volumes", True)
+    result = await backend.seen("j1")
+    assert (result.waiting_reason, SLOW in result.message) == ("volumes", True)
     backend.now += LIMITS["volumes"] - SET_UP_SECONDS - 1.0
     assert (await backend.seen("j1")).phase is Phase.STARTING
     backend.now += 1.0
@@ -140,8 +140,8 @@ async def test_a_worker_of_a_gang_that_lacks_something_is_told_before_one_that_i
         backend.hear("ADDED", mounting("j1", worker, 2))
     server_of(backend).warnings["FailedMount"] = [event("j1-0", SLOW), event("j1-1", MISSING)]
     await read(backend)
-    found = await backend.seen("j1")
-    assert (found.waiting_reason, MISSING in found.message) == ("volume_source", True)
+    result = await backend.seen("j1")
+    assert (result.waiting_reason, MISSING in result.message) == ("volume_source", True)
 
 
 async def test_a_pod_that_goes_on_forgets_the_cause_and_one_whose_status_changes_keeps_it(backend: Backend) -> None:
@@ -156,8 +156,8 @@ async def test_a_pod_that_goes_on_forgets_the_cause_and_one_whose_status_changes
     mounted = mounting("j1", ready="True")
     mounted["metadata"]["resourceVersion"] = "22"
     backend.hear("MODIFIED", mounted)
-    found = await backend.seen("j1")
-    assert (found.waiting_reason, found.message) == ("image", "its image is being pulled")
+    result = await backend.seen("j1")
+    assert (result.waiting_reason, result.message) == ("image", "its image is being pulled")
 
 
 async def test_events_are_read_for_all_pods_together_and_only_while_one_waits_for_long(backend: Backend) -> None:
@@ -259,8 +259,8 @@ async def test_a_pod_whose_secret_came_keeps_its_gpus_while_its_image_is_pulled(
     await read(backend, PAUSE)
     for _ in range(2):
         backend.now += LIMITS["volume_source"]
-        found = await backend.seen("j1")
-    assert (found.phase, found.waiting_reason) == (Phase.STARTING, "volumes")
+        result = await backend.seen("j1")
+    assert (result.phase, result.waiting_reason) == (Phase.STARTING, "volumes")
 
 
 async def test_events_beyond_the_first_answer_are_read_and_the_answers_are_bounded(backend: Backend) -> None:
@@ -278,8 +278,10 @@ async def test_events_beyond_the_first_answer_are_read_and_the_answers_are_bound
 
 def test_a_forged_event_hides_no_other_and_costs_no_time() -> None:
     began = time.process_time()
-    found = causes_of([event("a", MISSING), event("b", 'secret "' * 100_000), event("c", SLOW, "0000-01-01T00:00:00Z")])
-    assert (found["a"], found["c"]) == (MISSING, SLOW)
+    result = causes_of(
+        [event("a", MISSING), event("b", 'secret "' * 100_000), event("c", SLOW, "0000-01-01T00:00:00Z")]
+    )
+    assert (result["a"], result["c"]) == (MISSING, SLOW)
     assert time.process_time() - began < 2.0
 
 

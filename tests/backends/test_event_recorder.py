@@ -33,10 +33,10 @@ class Server(ApiServer):
         self.posted: list[Object] = []
 
     async def create(self, path: str, body: Object) -> Object:
-        found = await super().create(path, body)
+        result = await super().create(path, body)
         if path == EVENTS:
             self.posted.append(body)
-        return found
+        return result
 
 
 def worker(number: int = 0) -> JobPod:
@@ -65,7 +65,7 @@ async def test_a_decision_is_an_event_of_each_pod_of_the_attempt() -> None:
     events = events_of(server)
     events.publish_events([worker(1), worker(0)], "made_way", "fit made way for owner.")
     await idle(events)
-    assert [found["involvedObject"]["name"] for found in server.posted] == ["makeway-j1-1-0", "makeway-j1-1-1"]
+    assert [result["involvedObject"]["name"] for result in server.posted] == ["makeway-j1-1-0", "makeway-j1-1-1"]
     first = server.posted[0]
     assert (first["reason"], first["type"], first["message"]) == ("MadeWay", "Normal", "fit made way for owner.")
     assert (first["involvedObject"]["uid"], first["lastTimestamp"]) == ("u0", "2027-01-15T08:00:00Z")
@@ -80,7 +80,7 @@ async def test_the_same_decision_has_the_same_name_and_is_posted_once() -> None:
     for text in ("a", "a", "b"):
         events.publish_events([worker()], "notice", text)
     await idle(events)
-    names = [found["metadata"]["name"] for found in server.posted]
+    names = [result["metadata"]["name"] for result in server.posted]
     assert names[0] == names[1] != names[2]
     server.answer = refusing(409, "AlreadyExists")
     for _ in range(2):
@@ -144,10 +144,10 @@ async def test_a_notice_is_an_event_with_its_deadline(backend: Backend) -> None:
     assert isinstance(server, Server)
     await backend.notice("j1", 1, NOTICE)
     await idle(backend._events)
-    assert {found["message"] for found in server.posted} == {
+    assert {result["message"] for result in server.posted} == {
         "fit makes way for owner of DevOps. It may save until 08:00:30 UTC."
     }
-    assert {found["involvedObject"]["uid"] for found in server.posted} == {"j1-0", "j1-1"}
+    assert {result["involvedObject"]["uid"] for result in server.posted} == {"j1-0", "j1-1"}
 
 
 async def test_a_pod_that_is_gone_gets_the_event_of_its_loss(backend: Backend) -> None:
@@ -158,7 +158,7 @@ async def test_a_pod_that_is_gone_gets_the_event_of_its_loss(backend: Backend) -
     await backend.observe()
     backend.publish_event(("j1", 1), "lost", "fit was lost.")
     await idle(backend._events)
-    assert {found["involvedObject"]["uid"] for found in server.posted} == {"j1-0", "j1-1"}
+    assert {result["involvedObject"]["uid"] for result in server.posted} == {"j1-0", "j1-1"}
 
 
 async def test_a_replica_that_leads_no_more_posts_nothing(backend: Backend) -> None:

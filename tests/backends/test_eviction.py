@@ -88,13 +88,13 @@ checkpoint.stop()
     await shop.ask("j-1", grace=20.0, kind="preempt_test")
     seen = await shop.over("j-1")
     assert (seen.exit_code, seen.acknowledged) == (75, True)
-    said = shop.log("j-1").splitlines()
-    assert "devops wants its GPU back bo s-1 True" in said
-    [told] = (line for line in said if line.startswith("callback devops "))
+    message = shop.log("j-1").splitlines()
+    assert "devops wants its GPU back bo s-1 True" in message
+    [told] = (line for line in message if line.startswith("callback devops "))
     assert 0 < int(told.split()[-1]) <= 20
     pattern = r"makeway: notice: devops wants its GPU back; it has (.+) s to save and end"
-    [left] = (found[1] for line in said if (found := re.fullmatch(pattern, line)))
-    assert 0 < float(left) <= 20
+    [remaining] = (result[1] for line in message if (result := re.fullmatch(pattern, line)))
+    assert 0 < float(remaining) <= 20
 
 
 @pytest.mark.covers("N11")

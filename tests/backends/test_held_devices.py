@@ -89,9 +89,9 @@ def test_the_devices_of_orders_of_an_earlier_version_are_known() -> None:
     ]}  # fmt: skip
     share = {"workload": "s", "attempt": 1, "workers": [{"env": {"CUDA_VISIBLE_DEVICES": "3", "MAKEWAY_GPUS": "0.5"}}]}
     without = {"workload": "c", "attempt": 1, "workers": [{"env": {"CUDA_VISIBLE_DEVICES": "", "MAKEWAY_GPUS": "0"}}]}
-    found = holding(nodes, [gang, share, without, {"workload": "damaged", "attempt": 1}])
-    assert [(p.workload, p.attempt, p.devices, p.milli) for p in found["virtual-1"].pods] == [("g", 2, (1,), (1000,))]
-    assert [(p.workload, p.attempt, p.devices, p.milli) for p in found["virtual-2"].pods] == [
+    result = holding(nodes, [gang, share, without, {"workload": "damaged", "attempt": 1}])
+    assert [(p.workload, p.attempt, p.devices, p.milli) for p in result["virtual-1"].pods] == [("g", 2, (1,), (1000,))]
+    assert [(p.workload, p.attempt, p.devices, p.milli) for p in result["virtual-2"].pods] == [
         ("g", 2, (2,), (1000,)),
         ("s", 1, (3,), (500,)),
     ]
@@ -114,10 +114,10 @@ def test_an_odd_order_holds_nothing_and_hides_no_other() -> None:
         for key in ("node", "devices", "milli"):
             place = {"node": "virtual-1", "devices": [0], "milli": [1000], key: value}
             odd += [{**good, "workload": "o", "places": [place]}]
-    for each in odd:
-        found = holding(nodes, [each, good, each])["virtual-1"].pods
-        assert [pod.workload for pod in found if pod.workload == "g"] == ["g"], each
-        assert all(0 <= milli <= 1000 for pod in found for milli in pod.milli), each
+    for item in odd:
+        result = holding(nodes, [item, good, item])["virtual-1"].pods
+        assert [pod.workload for pod in result if pod.workload == "g"] == ["g"], item
+        assert all(0 <= milli <= 1000 for pod in result for milli in pod.milli), item
 
 
 class Machine:

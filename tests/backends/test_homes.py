@@ -43,9 +43,9 @@ class Server(ApiServer):
         self.made: list[Object] = []
 
     async def get(self, path: str, query: Mapping[str, str] | None = None) -> Object:
-        found = await super().get(path, query)
+        result = await super().get(path, query)
         if not path.startswith(CLAIMS):
-            return found
+            return result
         name = path.rpartition("/")[2]
         if name not in self.claims:
             raise ApiStatusError(404, "NotFound", f'persistentvolumeclaims "{name}" not found')
@@ -145,13 +145,13 @@ def test_a_mount_is_added_once_and_the_template_wins() -> None:
         Mount("makeway-team-a", "homes", "/models", "models", read_only=True),
         Mount("makeway-team-b", "other", "/data"),
     ]
-    found = with_mounts(pod, mounts)
-    (worker,) = found["spec"]["containers"]
+    result = with_mounts(pod, mounts)
+    (worker,) = result["spec"]["containers"]
     assert [one for one in worker["volumeMounts"] if one["name"].startswith("makeway-")] == [
         {"name": "makeway-home", "mountPath": "/home/jovyan", "readOnly": False, "subPath": "ana"},
         {"name": "makeway-home", "mountPath": "/models", "readOnly": True, "subPath": "models"},
     ]
-    claims = [one for one in found["spec"]["volumes"] if "persistentVolumeClaim" in one]
+    claims = [one for one in result["spec"]["volumes"] if "persistentVolumeClaim" in one]
     assert claims == [{"name": "makeway-home", "persistentVolumeClaim": {"claimName": "homes"}}]
     assert {"name": "HOME", "value": "/home/jovyan"} in worker["env"]
     assert with_mounts(pod, []) == pod
@@ -271,7 +271,7 @@ async def test_the_pods_of_a_job_have_the_volumes_of_its_team_and_no_others(back
     assert isinstance(server, Server)
     mounts = [pod["spec"]["containers"][0]["volumeMounts"] for pod in server.made]
     data = {"name": "makeway-team-data", "mountPath": "/data", "readOnly": True, "subPath": "rnd"}
-    assert [data in each for each in mounts] == [True, False]
+    assert [data in item for item in mounts] == [True, False]
     source = {"name": "makeway-team-data", "persistentVolumeClaim": {"claimName": "teams"}}
     assert [source in pod["spec"]["volumes"] for pod in server.made] == [True, False]
     (note,) = await backend.pod_notices("bo", "rnd")

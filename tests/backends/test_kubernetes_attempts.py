@@ -326,10 +326,10 @@ async def test_an_order_that_takes_too_long_is_given_again_later_and_does_not_be
 
     async def slow(path: str, body: Object) -> Object:
         created.append(body)
-        found = await create(path, body)
+        result = await create(path, body)
         if body["metadata"]["name"].endswith("-1"):
             await hangs.wait()
-        return found
+        return result
 
     backend.server.create = slow  # type: ignore[method-assign]
     with pytest.raises(TimeoutError):
@@ -382,10 +382,10 @@ async def test_a_scheduler_that_is_away_gives_no_job_up_and_its_refusal_does(bac
     refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}
     backend.hear("MODIFIED", {**waits, "status": {"phase": "Pending", "conditions": [refused]}})
     for _ in range(3):
-        found = await backend.seen("j1")
+        result = await backend.seen("j1")
         backend.now += LIMITS["unschedulable"]
-    assert (found.phase, found.never_ran, found.node_lost) == (Phase.LOST, True, False)
-    assert found.message == "its pod waited for 1 min: Kubernetes does not place its pod: 0/1 nodes"
+    assert (result.phase, result.never_ran, result.node_lost) == (Phase.LOST, True, False)
+    assert result.message == "its pod waited for 1 min: Kubernetes does not place its pod: 0/1 nodes"
 
 
 @pytest.mark.parametrize("gates", [["kueue.x-k8s.io/admission"], ["a/b", "c/d"], []])
@@ -397,12 +397,12 @@ async def test_a_gated_pod_gives_its_gpus_back_in_time_and_names_its_gates(backe
     backend.hear("ADDED", held)
     assert (await backend.seen("j1")).waiting_reason == "unschedulable"
     for _ in range(2):
-        found = await backend.seen("j1")
+        result = await backend.seen("j1")
         backend.now += LIMITS["unschedulable"]
-    found = await backend.seen("j1")
-    assert (found.phase, found.never_ran) == (Phase.LOST, True)
-    assert (" and ".join(gates) or "SchedulingGated") in found.message
-    assert "an administrator has to take its namespace out of what sets" in found.message
+    result = await backend.seen("j1")
+    assert (result.phase, result.never_ran) == (Phase.LOST, True)
+    assert (" and ".join(gates) or "SchedulingGated") in result.message
+    assert "an administrator has to take its namespace out of what sets" in result.message
 
 
 async def test_an_attempt_says_what_its_largest_pod_requests_with_all_that_admission_added(backend: Backend) -> None:
@@ -566,18 +566,20 @@ async def test_a_worker_that_ends_without_a_report_is_over_though_its_sidecar_ru
 def fetching(reason: str, message: str, site_image: bool = False) -> Object:
     """Return a pod whose image is not there yet."""
     waiting = {"reason": reason, "message": message}
-    found = pod("j1", "Pending")
-    found["metadata"]["annotations"] = {} if site_image else {"makeway/own-image": "true"}
-    found["status"]["containerStatuses"] = [{"name": "worker", "image": "notebook:1", "state": {"waiting": waiting}}]
-    return found
+    result = pod("j1", "Pending")
+    result["metadata"]["annotations"] = {} if site_image else {"makeway/own-image": "true"}
+    result["status"]["containerStatuses"] = [{"name": "worker", "image": "notebook:1", "state": {"waiting": waiting}}]
+    return result
 
 
 async def test_a_pod_that_a_restored_database_does_not_know_is_not_adopted(backend: Backend) -> None:
     labels = {"makeway/instance": "here"}
-    found = {"metadata": {"name": "older", "uid": "old", "labels": labels, "creationTimestamp": "2026-01-01T00:00:00Z"}}
+    result = {
+        "metadata": {"name": "older", "uid": "old", "labels": labels, "creationTimestamp": "2026-01-01T00:00:00Z"}
+    }
 
     async def get(path: str, query: object = None) -> Object:
-        return found
+        return result
 
     def exists(method: str, path: str) -> None:
         if method == "POST" and path == PODS:
@@ -644,21 +646,21 @@ async def test_a_job_whose_image_does_not_exist_fails_soon_unless_the_site_chose
 
 def of_gang(worker: int, waits: str, message: str = "", ready: str = "True") -> Object:
     """Return a pod of a gang of two whose own image is not there, or that waits for what `ready` leaves open."""
-    found = pod("j1", "Pending", worker=worker, of=2)
-    found["metadata"]["annotations"] = {"makeway/own-image": "true"}
+    result = pod("j1", "Pending", worker=worker, of=2)
+    result["metadata"]["annotations"] = {"makeway/own-image": "true"}
     state = {"waiting": {"reason": waits, "message": message}}
-    found["status"]["containerStatuses"] = [{"name": "worker", "image": "notebook:1", "state": state}]
-    found["status"]["conditions"] = [{"type": "PodReadyToStartContainers", "status": ready}]
-    return found
+    result["status"]["containerStatuses"] = [{"name": "worker", "image": "notebook:1", "state": state}]
+    result["status"]["conditions"] = [{"type": "PodReadyToStartContainers", "status": ready}]
+    return result
 
 
 def unplaced(worker: int) -> Object:
     """Return a pod of a gang of two for which no node has room."""
-    found = pod("j1", "Pending", worker=worker, of=2)
-    del found["spec"]["nodeName"]
+    result = pod("j1", "Pending", worker=worker, of=2)
+    del result["spec"]["nodeName"]
     refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no node has room"}
-    found["status"]["conditions"] = [refused]
-    return found
+    result["status"]["conditions"] = [refused]
+    return result
 
 
 @pytest.mark.parametrize("blocked", [0, 1])
@@ -669,14 +671,14 @@ async def test_the_worker_of_a_gang_that_may_wait_the_shortest_is_the_one_that_c
     assert (await backend.seen("j1")).message == "its image is being pulled"
     backend.now += LIMITS["unschedulable"] * 2
     backend.hear("ADDED", unplaced(blocked))
-    said = "Kubernetes does not place its pod: no node has room"
-    assert (await backend.seen("j1")).message == said
+    message = "Kubernetes does not place its pod: no node has room"
+    assert (await backend.seen("j1")).message == message
     backend.now += LIMITS["unschedulable"] + REPORT_GRACE
     await backend.observe()
     backend.now += REPORT_GRACE
     seen = await backend.seen("j1")
     assert (seen.phase, seen.never_ran, seen.worker) == (Phase.LOST, True, blocked)
-    assert said in seen.message
+    assert message in seen.message
 
 
 async def test_a_worker_of_a_gang_without_its_token_is_noticed_while_another_pulls_its_image(backend: Backend) -> None:
@@ -708,9 +710,9 @@ async def test_the_clock_of_a_gang_goes_on_between_two_tries_to_pull_an_image(ba
 async def test_a_worker_that_reports_does_not_wait_though_its_pod_is_shown_as_pending(backend: Backend) -> None:
     backend.hear("ADDED", of_gang(0, "ContainerCreating"))
     backend.hear("ADDED", of_gang(1, "ContainerCreating", ready="False"))
-    found = {("j1", 1): {1: RUNS}}
-    backend.channel.worker_statuses = lambda: found  # type: ignore[method-assign]
-    backend.channel.changed = lambda: set(found)  # type: ignore[method-assign]
+    result = {("j1", 1): {1: RUNS}}
+    backend.channel.worker_statuses = lambda: result  # type: ignore[method-assign]
+    backend.channel.changed = lambda: set(result)  # type: ignore[method-assign]
     for _ in range(2):
         assert (await backend.seen("j1")).message == "its image is being pulled"
         backend.now += LIMITS["volumes"]
@@ -893,25 +895,27 @@ async def test_a_launcher_that_reaches_no_service_is_named_with_the_address(back
 async def test_a_folder_of_checkpoints_that_the_kubelet_cannot_make_is_the_fault_of_the_volume(
     backend: Backend,
 ) -> None:
-    said = 'failed to create subPath directory for volumeMount "checkpoints" of container "worker"'
-    waiting = {"waiting": {"reason": "CreateContainerConfigError", "message": said}}
+    message = 'failed to create subPath directory for volumeMount "checkpoints" of container "worker"'
+    waiting = {"waiting": {"reason": "CreateContainerConfigError", "message": message}}
     waits = pod("j1", "Pending")
     waits["status"] = {"phase": "Pending", "containerStatuses": [{"name": "worker", "state": waiting}]}
     backend.hear("ADDED", waits)
-    found = await backend.seen("j1")
-    assert (found.phase, found.waiting_reason) == (Phase.STARTING, "checkpoint_storage")
+    result = await backend.seen("j1")
+    assert (result.phase, result.waiting_reason) == (Phase.STARTING, "checkpoint_storage")
     for _ in range(2):
         backend.now += LIMITS["checkpoint_storage"]
-        found = await backend.seen("j1")
-    assert (found.phase, found.never_ran, found.storage_failed) == (Phase.LOST, True, True)
-    assert "an administrator has to act" in found.message
-    assert "may write" not in found.message, "the volume may be away, or its mount on this node hang"
+        result = await backend.seen("j1")
+    assert (result.phase, result.never_ran, result.storage_failed) == (Phase.LOST, True, True)
+    assert "an administrator has to act" in result.message
+    assert "may write" not in result.message, "the volume may be away, or its mount on this node hang"
 
 
 async def test_a_folder_of_checkpoints_that_no_user_may_make_is_a_matter_of_rights(backend: Backend) -> None:
-    said = 'failed to create subPath directory for volumeMount "checkpoints" of container "worker": permission denied'
+    message = (
+        'failed to create subPath directory for volumeMount "checkpoints" of container "worker": permission denied'
+    )
     waits = pod("j1", "Pending")
-    waiting = {"waiting": {"reason": "CreateContainerConfigError", "message": said}}
+    waiting = {"waiting": {"reason": "CreateContainerConfigError", "message": message}}
     waits["status"] = {"phase": "Pending", "containerStatuses": [{"name": "worker", "state": waiting}]}
     backend.hear("ADDED", waits)
     assert "neither the user of jobs nor root may write" in (await backend.seen("j1")).message
@@ -926,5 +930,5 @@ async def test_a_gang_whose_machines_are_gone_after_a_worker_could_not_write_nev
         backend.hear("DELETED", pod("j1", worker=worker, of=2))
     await backend.seen("j1")
     backend.now += 3600.0
-    found = await backend.seen("j1")
-    assert (found.phase, found.storage_failed, found.message) == (Phase.LOST, True, "full")
+    result = await backend.seen("j1")
+    assert (result.phase, result.storage_failed, result.message) == (Phase.LOST, True, "full")

@@ -63,5 +63,5 @@ async def test_credentials_that_have_expired_are_named_with_what_to_do(
 def test_a_pod_gets_a_new_token_when_it_starts_again(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("secret")
     (tmp_path / "ca.crt").write_text("")
-    found = from_pod({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, tmp_path)
-    assert found.renewal.endswith("restart the pod")
+    result = from_pod({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, tmp_path)
+    assert result.renewal.endswith("restart the pod")

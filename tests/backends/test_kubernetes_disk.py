@@ -33,26 +33,26 @@ def sizes(spec: Any) -> dict[str, Any]:
 
 
 def resources(spec: Any, name: str = "worker") -> tuple[Any, Any]:
-    found = next(one for one in spec["containers"] if one["name"] == name)["resources"]
-    return found.get("requests", {}).get(EPHEMERAL), found.get("limits", {}).get(EPHEMERAL)
+    result = next(one for one in spec["containers"] if one["name"] == name)["resources"]
+    return result.get("requests", {}).get(EPHEMERAL), result.get("limits", {}).get(EPHEMERAL)
 
 
 def test_each_pod_has_a_request_and_a_limit_and_no_volume_of_its_own_is_larger() -> None:
-    found = spec(WorkerResources(node_disk=LARGE), memory=2048)
-    assert resources(found) == ("1024Mi", "51200Mi")
-    assert sizes(found) == {"makeway": "51200Mi", "checkpoints": "51200Mi", "shm": "2048Mi"}
+    result = spec(WorkerResources(node_disk=LARGE), memory=2048)
+    assert resources(result) == ("1024Mi", "51200Mi")
+    assert sizes(result) == {"makeway": "51200Mi", "checkpoints": "51200Mi", "shm": "2048Mi"}
 
 
 def test_no_pod_may_use_more_than_half_of_a_small_disk() -> None:
-    found = spec(WorkerResources(node_disk=20 * GIB))
-    assert resources(found) == ("1024Mi", "10240Mi")
+    result = spec(WorkerResources(node_disk=20 * GIB))
+    assert resources(result) == ("1024Mi", "10240Mi")
     assert resources(spec(WorkerResources(node_disk=GIB))) == ("512Mi", "512Mi"), "its request is no larger"
 
 
 def test_a_node_that_counts_no_disk_takes_a_pod_with_a_limit() -> None:
-    found = spec(WorkerResources(node_disk=0))
-    assert resources(found) == ("0Mi", "51200Mi"), "without a request the limit would be the request"
-    assert EPHEMERAL not in pod_requests(found)
+    result = spec(WorkerResources(node_disk=0))
+    assert resources(result) == ("0Mi", "51200Mi"), "without a request the limit would be the request"
+    assert EPHEMERAL not in pod_requests(result)
 
 
 def test_a_profile_has_its_own_disk_on_every_node() -> None:
@@ -64,9 +64,9 @@ def test_a_profile_has_its_own_disk_on_every_node() -> None:
 def test_the_limit_is_that_of_the_whole_pod() -> None:
     beside = {"name": "beside", "image": "b", "resources": {"limits": {EPHEMERAL: "10Gi"}}}
     template = {"spec": {"containers": [beside]}}
-    found = spec(WorkerResources(node_disk=LARGE, template=template))
-    assert resources(found) == ("1024Mi", f"{40 * GIB}Mi")
-    assert sizes(found)["makeway"] == "51200Mi"
+    result = spec(WorkerResources(node_disk=LARGE, template=template))
+    assert resources(result) == ("1024Mi", f"{40 * GIB}Mi")
+    assert sizes(result)["makeway"] == "51200Mi"
     with pytest.raises(BackendError, match="raise disk in the profile"):
         spec(WorkerResources(disk=10 * GIB, node_disk=LARGE, template=template))
 
@@ -75,15 +75,20 @@ def test_a_template_says_it_otherwise() -> None:
     worker = {"name": "worker", "resources": {"limits": {EPHEMERAL: "200Gi"}}}
     volumes = [{"name": "makeway", "emptyDir": {"sizeLimit": "3Gi"}}, {"name": "scratch", "emptyDir": {}}]
     template = {"spec": {"containers": [worker], "volumes": volumes}}
-    found = spec(WorkerResources(node_disk=LARGE, template=template))
-    assert resources(found) == (None, "200Gi")
-    assert sizes(found) == {"makeway": "3Gi", "scratch": f"{200 * GIB}Mi", "checkpoints": f"{200 * GIB}Mi", "shm": None}
+    result = spec(WorkerResources(node_disk=LARGE, template=template))
+    assert resources(result) == (None, "200Gi")
+    assert sizes(result) == {
+        "makeway": "3Gi",
+        "scratch": f"{200 * GIB}Mi",
+        "checkpoints": f"{200 * GIB}Mi",
+        "shm": None,
+    }
 
 
 def test_without_settings_nothing_is_bounded() -> None:
-    found = spec(WorkerResources(node_disk=LARGE), replace(SETTINGS, disk=Disk()))
-    assert resources(found) == (None, None)
-    assert set(sizes(found).values()) == {None}
+    result = spec(WorkerResources(node_disk=LARGE), replace(SETTINGS, disk=Disk()))
+    assert resources(result) == (None, None)
+    assert set(sizes(result).values()) == {None}
 
 
 @pytest.mark.parametrize(
@@ -101,8 +106,8 @@ def test_other_settings_are_refused(request_: str, limit: str) -> None:
 
 
 def test_the_default_is_safe() -> None:
-    found = load(environ={}).kubernetes
-    assert setting(found.disk_request, found.disk_limit) == Disk(1024, 50 * 1024)
+    result = load(environ={}).kubernetes
+    assert setting(result.disk_request, result.disk_limit) == Disk(1024, 50 * 1024)
 
 
 def test_a_profile_keeps_its_disk_in_the_document() -> None:

@@ -237,10 +237,10 @@ def test_the_gpus_that_no_pool_takes_are_named() -> None:
     offered = {"cpu": "4", "pods": "110", "hugepages-2Mi": "1Gi", "rdma/hca": "8", "devices.kubevirt.io/kvm": "1k"}
     gpus = {MIG: "7", GPU: "1", SHARED: "0", "amd.com/gpu": "2", "gpu.intel.com/xe": "1", "example.com/fpga": "3"}
     kept = project_node(node(allocatable=offered | gpus | {"gpu.intel.com/xe_monitoring": "1"}))
-    left = (("amd.com/gpu", 2), ("example.com/fpga", 3), ("gpu.intel.com/xe", 1), (MIG, 7))
-    assert unassigned(kept, [whole, odd], [whole]) == left
-    assert unassigned(kept, [whole, odd], []) == (*left[:3], (GPU, 1), (MIG, 7)), "it is in no pool"
-    assert unassigned_sentences({"n2": left, "n1": left[3:], "n3": ()})[-1] == (
+    remaining = (("amd.com/gpu", 2), ("example.com/fpga", 3), ("gpu.intel.com/xe", 1), (MIG, 7))
+    assert unassigned(kept, [whole, odd], [whole]) == remaining
+    assert unassigned(kept, [whole, odd], []) == (*remaining[:3], (GPU, 1), (MIG, 7)), "it is in no pool"
+    assert unassigned_sentences({"n2": remaining, "n1": remaining[3:], "n3": ()})[-1] == (
         "No pool takes 14 nvidia.com/mig-1g.10gb of n1 and n2: add a pool with this resource whose labels these nodes "
         "have, or change the labels."
     )
@@ -264,12 +264,12 @@ policies: []
 
 
 def test_selectors_come_from_the_policy_document() -> None:
-    found = selectors(read(POLICY, "policy.yaml"), [toleration("batch")])
-    assert [(one.pool, one.resource, one.labels) for one in found] == [
+    result = selectors(read(POLICY, "policy.yaml"), [toleration("batch")])
+    assert [(one.pool, one.resource, one.labels) for one in result] == [
         ("h100", GPU, {"gpu": "h100"}),
         ("slices", MIG, {"gpu": "mig"}),
     ]
-    assert [one.key for one in found[1].tolerations] == [MIG, GPU, "batch"]
+    assert [one.key for one in result[1].tolerations] == [MIG, GPU, "batch"]
     (only,) = selectors(read("version: 1\npools: [{name: all}]\nprofiles: []\npolicies: []\n", "policy.yaml"))
     assert only.selects(project_node(node())), "a document's only pool has all nodes"
 
@@ -313,8 +313,8 @@ def test_selectors_come_from_the_policy_document() -> None:
     ],
 )
 def test_a_pod_requests_what_the_scheduler_counts(spec: dict[str, Any], cpu: int, gpus: int) -> None:
-    found = pod_requests(spec)
-    assert (found.get("cpu", 0), found.get(GPU, 0)) == (cpu, gpus)
+    result = pod_requests(spec)
+    assert (result.get("cpu", 0), result.get(GPU, 0)) == (cpu, gpus)
 
 
 def test_a_container_that_shrinks_counts_with_what_it_still_has() -> None:
@@ -356,9 +356,9 @@ def test_pods_of_this_installation_are_not_foreign() -> None:
     assert (deleted.ends_at, deleted.grace) == (1767225600.0, 30.0)
     job["status"]["phase"] = "Failed"
     assert project_share(job, "here") is None
-    found = project_share(session, "here")
-    assert found is not None
-    assert found.workload == "s-1"
+    result = project_share(session, "here")
+    assert result is not None
+    assert result.workload == "s-1"
     foreign = project_share(other, "here")
     assert foreign is not None
     assert foreign.workload == ""

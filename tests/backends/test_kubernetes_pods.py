@@ -60,28 +60,28 @@ def test_a_pod_has_a_deadline_after_its_limit_and_its_grace_whatever_it_waits_fo
 
 
 def test_a_pod_that_kubernetes_ended_at_its_deadline_reached_its_time_limit() -> None:
-    said = "Pod was active on the node longer than the specified deadline"
+    message = "Pod was active on the node longer than the specified deadline"
     for more in ({}, over(137)):
-        end = hosts_of([pod("Failed", reason="DeadlineExceeded", message=said, **more)], RUNS)
+        end = hosts_of([pod("Failed", reason="DeadlineExceeded", message=message, **more)], RUNS)
         assert (end.present, end.timed_out, end.exit_code, end.node_lost) == (False, True, 137, False)
         assert "time limit reached" in end.message
 
 
 @pytest.mark.parametrize("preemptible", [True, False])
 def test_autoscalers_do_not_move_a_job_that_is_not_preemptible(preemptible: bool) -> None:
-    found = worker_pod(SETTINGS, order(preemptible=preemptible), 0, PATH, "tokens", GIVEN)["metadata"]["annotations"]
+    result = worker_pod(SETTINGS, order(preemptible=preemptible), 0, PATH, "tokens", GIVEN)["metadata"]["annotations"]
     stays = {"karpenter.sh/do-not-disrupt": "true", "cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
-    assert (stays.items() <= found.items()) is not preemptible
-    assert not preemptible or not stays.keys() & found.keys()
+    assert (stays.items() <= result.items()) is not preemptible
+    assert not preemptible or not stays.keys() & result.keys()
 
 
 def test_where_the_platform_assigns_users_pods_have_none_and_getpass_finds_a_name() -> None:
     settings = replace(SETTINGS, run_as=user_and_group("platform"))
-    found = worker_pod(settings, order(), 0, PATH, "tokens", GIVEN)
-    for pod in (found, removing_pod(settings, (), "claim", 1000, ["j-1"])):
+    result = worker_pod(settings, order(), 0, PATH, "tokens", GIVEN)
+    for pod in (result, removing_pod(settings, (), "claim", 1000, ["j-1"])):
         assert pod["spec"]["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
         assert "runAsUser" not in json.dumps(pod)
-    variables = {one["name"]: one.get("value") for one in found["spec"]["containers"][0]["env"]}
+    variables = {one["name"]: one.get("value") for one in result["spec"]["containers"][0]["env"]}
     command = [sys.executable, "-c", "import getpass, os; os.setuid(4_000_000_000); print(getpass.getuser())"]
     if os.getuid() == 0:
         env = {name: variables[name] for name in ("USER", "LOGNAME")}
@@ -106,7 +106,7 @@ def test_every_container_has_the_limits_that_a_quota_on_all_of_them_wants() -> N
     (removal,) = removing_pod(settings, (), "claim", 1000, ["j-1"])["spec"]["containers"]
     wanted = {"cpu", "memory", "ephemeral-storage"}
     for container in (worker, launcher, removal):
-        assert {kind: wanted - found.keys() for kind, found in container["resources"].items()} == {
+        assert {kind: wanted - result.keys() for kind, result in container["resources"].items()} == {
             "requests": set(),
             "limits": set(),
         }
@@ -225,8 +225,8 @@ def test_containers_without_gpus_see_none_of_their_node(devices: int, without: l
     given = replace(GIVEN, devices=devices, template=TEMPLATE)
     spec = worker_pod(SETTINGS, order(), 0, PATH, "tokens", given)["spec"]
     hidden = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}
-    found = [*spec["initContainers"], *spec["containers"]]
-    assert [one["name"] for one in found if hidden in one["env"]] == without
+    result = [*spec["initContainers"], *spec["containers"]]
+    assert [one["name"] for one in result if hidden in one["env"]] == without
 
 
 def test_a_template_says_which_gpus_a_container_beside_sees() -> None:
@@ -244,10 +244,10 @@ def test_the_workers_of_a_gang_find_each_other() -> None:
     assert [one["RANK"] for one in environment] == ["0", "1"]
     assert {one["MASTER_ADDR"] for one in environment} == {"worker-0.makeway-j-1-2.jobs.svc"}
     created = [{"metadata": {**pod["metadata"], "uid": f"u{number}"}} for number, pod in enumerate(pods)]
-    found = service(SETTINGS, gang, created[:1])
-    assert found["metadata"]["name"] == pods[0]["spec"]["subdomain"]
-    assert found["spec"]["clusterIP"] == "None"
-    assert found["spec"]["selector"].items() <= pods[1]["metadata"]["labels"].items()
+    result = service(SETTINGS, gang, created[:1])
+    assert result["metadata"]["name"] == pods[0]["spec"]["subdomain"]
+    assert result["spec"]["clusterIP"] == "None"
+    assert result["spec"]["selector"].items() <= pods[1]["metadata"]["labels"].items()
     policy = network_policy(SETTINGS, gang, created[:1])
     selected = policy["spec"]["podSelector"]["matchLabels"]
     assert policy["spec"]["ingress"] == [{"from": [{"podSelector": {"matchLabels": selected}}]}]
@@ -502,7 +502,7 @@ def pod(
     """Return what is kept of a pod with this status."""
     limits = {"limits": {"memory": memory}} if memory else {}
     containers = [{"name": "beside"}, {"name": "worker", "resources": limits}]
-    found = project_job_pod(
+    result = project_job_pod(
         {
             "metadata": {
                 "name": f"p{worker}",
@@ -524,8 +524,8 @@ def pod(
             "status": {"phase": phase, **status},
         }
     )
-    assert found is not None
-    return found
+    assert result is not None
+    return result
 
 
 def waiting(reason: str, message: str = "", name: str = "worker") -> dict[str, Any]:
@@ -667,7 +667,10 @@ def test_a_pod_that_waits_says_for_what(kept: JobPod, reason: str, message: str)
         (pod("Failed", **over(255, "Unknown")), True, None, "its node n1 was restarted, or lost its container"),
         (pod("Failed", **over(137, "ContainerStatusUnknown")), True, None, "its node n1 was restarted"),
         (pod("Failed", reason="Evicted", message="The node was low on resource: memory."), True, None, "short of"),
-        *((pod("Failed", reason="Evicted", message=said), False, 137, said.strip()) for said in OVER_ITS_LIMIT),
+        *(
+            (pod("Failed", reason="Evicted", message=message), False, 137, message.strip())
+            for message in OVER_ITS_LIMIT
+        ),
         (
             pod("Failed", reason="Evicted", message=f"{LOW}Container beside was {USING}"),
             True,
@@ -675,12 +678,12 @@ def test_a_pod_that_waits_says_for_what(kept: JobPod, reason: str, message: str)
             f"its node n1 was short of a resource and evicted its pod: {LOW}",
         ),
         *(
-            (pod("Failed", **status), False, None, f"than it requested of what its node n1 was short of: {said}")
-            for said in (f"{LOW}Container worker was {USING}", f"{LOW_ON_MEMORY}Container worker was {USING_MEMORY}")
+            (pod("Failed", **status), False, None, f"than it requested of what its node n1 was short of: {message}")
+            for message in (f"{LOW}Container worker was {USING}", f"{LOW_ON_MEMORY}Container worker was {USING_MEMORY}")
             for status in (
-                {"reason": "Evicted", "message": said, **over(137, "ContainerStatusUnknown")},
-                {"reason": "Evicted", "message": said},
-                condition("DisruptionTarget", "True", "TerminationByKubelet", said),
+                {"reason": "Evicted", "message": message, **over(137, "ContainerStatusUnknown")},
+                {"reason": "Evicted", "message": message},
+                condition("DisruptionTarget", "True", "TerminationByKubelet", message),
             )
         ),
         (
@@ -708,9 +711,9 @@ def test_a_pod_that_waits_says_for_what(kept: JobPod, reason: str, message: str)
     ],
 )
 def test_how_a_pod_ended_is_told_apart(kept: JobPod, by_node: bool, code: int | None, says: str) -> None:
-    found = hosts_of([kept], RUNS)
-    assert (found.present, found.node_lost, found.exit_code) == (False, by_node, code)
-    assert says in found.message
+    result = hosts_of([kept], RUNS)
+    assert (result.present, result.node_lost, result.exit_code) == (False, by_node, code)
+    assert says in result.message
 
 
 @pytest.mark.parametrize(
@@ -735,9 +738,9 @@ def test_how_a_pod_ended_is_told_apart(kept: JobPod, by_node: bool, code: int | 
     ],
 )
 def test_a_pod_whose_worker_never_began_says_so(kept: JobPod, says: str) -> None:
-    found = hosts_of([kept], RUNS)
-    assert (found.present, found.never_ran, found.exit_code) == (False, True, None)
-    assert says in found.message
+    result = hosts_of([kept], RUNS)
+    assert (result.present, result.never_ran, result.exit_code) == (False, True, None)
+    assert says in result.message
     assert not hosts_of([pod("Failed", node="n2")], RUNS).never_ran, "its node is down, and takes nothing now"
 
 
@@ -758,17 +761,17 @@ def test_an_attempt_is_there_while_one_of_its_pods_is() -> None:
 def test_the_first_pod_that_ends_without_a_report_decides_for_its_gang() -> None:
     killed = pod("Failed", worker=1, workers=3, **over(137, "OOMKilled"))
     gang = [pod(worker=0, workers=3), killed, pod("Succeeded", worker=2, workers=3, **over(0))]
-    found = hosts_of(gang, RUNS, over=[2])
-    assert (found.present, found.exit_code) == (False, 137)
-    assert found.message == "worker 1: its node ran out of memory"
+    result = hosts_of(gang, RUNS, over=[2])
+    assert (result.present, result.exit_code) == (False, 137)
+    assert result.message == "worker 1: its node ran out of memory"
     lost = hosts_of([gang[0], pod("Failed", node="n3", worker=1, workers=3), gang[2]], RUNS, over=[2])
     assert (lost.present, lost.node_lost, lost.message) == (False, True, "worker 1: its node n3 is gone")
 
 
 def test_the_fault_of_the_job_counts_before_that_of_a_node() -> None:
     ends = [pod("Failed", node="n2", workers=2), pod("Failed", worker=1, workers=2, **over(137, "OOMKilled"))]
-    found = hosts_of(ends, RUNS)
-    assert (found.workers, found.exit_code, found.node_lost) == (2, 137, False)
+    result = hosts_of(ends, RUNS)
+    assert (result.workers, result.exit_code, result.node_lost) == (2, 137, False)
 
 
 def test_a_gang_of_which_one_worker_used_more_of_its_node_than_it_requested_does_not_blame_nodes() -> None:
@@ -776,9 +779,9 @@ def test_a_gang_of_which_one_worker_used_more_of_its_node_than_it_requested_does
     other = pod("Failed", reason="Evicted", message=f"{LOW}", workers=2, **over(137))
     still = [pod(workers=2), pod(worker=1, workers=2, **evicted)]
     assert hosts_of(still, RUNS) == WorkerHosts(2), "it saves, and its end counts then"
-    found = hosts_of([other, replace(still[1], phase="Failed")], RUNS)
-    assert (found.present, found.node_lost, found.worker) == (False, False, 1)
-    assert found.message.startswith("worker 1: its pod was evicted")
+    result = hosts_of([other, replace(still[1], phase="Failed")], RUNS)
+    assert (result.present, result.node_lost, result.worker) == (False, False, 1)
+    assert result.message.startswith("worker 1: its pod was evicted")
 
 
 def test_a_pod_that_was_deleted_while_it_ran_is_judged_by_its_last_state() -> None:

@@ -75,9 +75,9 @@ async def test_a_gang_knows_its_ranks(shop: Workshop) -> None:
     code = "import os; print(*(os.environ[n] for n in ('RANK', 'WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT')))"
     await shop.python("j-1", code, workers=3)
     assert (await shop.over("j-1")).exit_code == 0
-    said = sorted(shop.log("j-1").splitlines())
-    assert [line.split()[:4] for line in said] == [[f"[{rank}]", str(rank), "3", "127.0.0.1"] for rank in range(3)]
-    assert len({line.split()[4] for line in said}) == 1
+    message = sorted(shop.log("j-1").splitlines())
+    assert [line.split()[:4] for line in message] == [[f"[{rank}]", str(rank), "3", "127.0.0.1"] for rank in range(3)]
+    assert len({line.split()[4] for line in message}) == 1
 
 
 async def test_one_failed_worker_ends_the_gang(shop: Workshop) -> None:
@@ -159,9 +159,9 @@ async def test_starting_twice_at_once_starts_once(shop: Workshop) -> None:
     for other in others:
         await other.backend.open()
     order = shop.order("j-1", "sh", "-c", "echo started; sleep 60")
-    await asyncio.gather(*(each.backend.start(order) for each in [shop, *others] for _ in range(5)))
-    for each in [shop, *others]:
-        await each.running("j-1", says="started")
+    await asyncio.gather(*(item.backend.start(order) for item in [shop, *others] for _ in range(5)))
+    for item in [shop, *others]:
+        await item.running("j-1", says="started")
     assert shop.log("j-1") == "started\n"
     assert len([pid for pid in shop.processes("j-1") if pid == shop.launcher("j-1")]) == 1
     for other in others:
@@ -192,15 +192,15 @@ async def test_killing_ends_the_whole_tree_at_once(shop: Workshop) -> None:
 
 
 def sleepers(seconds: str) -> list[int]:
-    found = []
+    result = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 if (entry / "cmdline").read_bytes().split(b"\0")[:2] == [b"sleep", seconds.encode()]:
-                    found.append(int(entry.name))
+                    result.append(int(entry.name))
             except OSError:
                 continue
-    return found
+    return result
 
 
 async def test_nothing_is_left_of_a_job_that_forks_away(shop: Workshop) -> None:

@@ -69,8 +69,13 @@ async def test_attempts_end_the_given_time_after_their_notice() -> None:
     stopping = await seen(backend, "j-1")
     assert (stopping.phase, stopping.notice_received) == (Phase.STOPPING, True)
     clock.now = 1003.0
-    left = await seen(backend, "j-1")
-    assert (left.exit_code, left.acknowledged, left.killed, left.message) == (75, True, False, "saved at step 7")
+    remaining = await seen(backend, "j-1")
+    assert (remaining.exit_code, remaining.acknowledged, remaining.killed, remaining.message) == (
+        75,
+        True,
+        False,
+        "saved at step 7",
+    )
     await backend.start(order("j-1", attempt=2))
     assert (await seen(backend, "j-1", 2)).step == 7
 

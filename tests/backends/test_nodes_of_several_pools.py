@@ -59,13 +59,13 @@ class Cluster:
 
     async def seen(self) -> NodeStatus:
         await self.inventory.open()
-        found = self.inventory.node_statuses()["n0"]
+        result = self.inventory.node_statuses()["n0"]
         await self.inventory.close()
-        return found
+        return result
 
 
 def as_nodes(seen: NodeStatus) -> dict[str, Node]:
-    return {each.pool: each for each in divide([seen], DOCUMENT).as_nodes("n0", [])}
+    return {item.pool: item for item in divide([seen], DOCUMENT).as_nodes("n0", [])}
 
 
 @pytest.mark.covers("F02")
@@ -76,13 +76,13 @@ async def test_each_resource_is_offered_to_its_pool_and_cpu_memory_and_pods_to_a
         ("whole", 6, 2000),
         ("slices", 7, 1000),
     ]
-    found = as_nodes(seen)
-    assert {pool: (each.name, each.gpus, each.foreign_gpus) for pool, each in found.items()} == {
+    result = as_nodes(seen)
+    assert {pool: (item.name, item.gpus, item.foreign_gpus) for pool, item in result.items()} == {
         "whole": ("n0/whole", 6, 2000),
         "slices": ("n0/slices", 7, 1000),
     }
-    for each in found.values():
-        shared = (each.host, each.cpu, each.memory, each.foreign_cpu, each.foreign_memory, each.pods, each.foreign_pods)
+    for item in result.values():
+        shared = (item.host, item.cpu, item.memory, item.foreign_cpu, item.foreign_memory, item.pods, item.foreign_pods)
         assert shared == ("n0", 64_000, 65_536, 4000, 1024, 110, 1)
     assert seen.unassigned == ()
 
@@ -115,7 +115,7 @@ async def test_a_pool_whose_last_gpus_were_cut_up_keeps_the_work_that_still_runs
     running = pod("ours", job="j-1", **{"nvidia.com/gpu": "1"})
     seen = await Cluster(running, **{"nvidia.com/gpu": "0", MIG: "14"}).seen()
     assert [(part.pool, len(part.devices)) for part in seen.parts] == [("whole", 0), ("slices", 14)]
-    assert [each.pool for each in seen.pods] == ["whole"]
+    assert [item.pool for item in seen.pods] == ["whole"]
     gone = await Cluster(**{"nvidia.com/gpu": "0", MIG: "14"}).seen()
     assert (gone.pool, gone.parts, len(gone.devices)) == ("slices", (), 14)
 
@@ -133,7 +133,7 @@ async def test_the_taint_of_one_resource_does_not_close_the_others() -> None:
     seen = await cluster.seen()
     assert {part.pool: part.cordoned for part in seen.parts} == {"whole": True, "amd": False}
     assert not seen.cordoned
-    assert {each.pool: each.cordoned for each in divide([seen], document).nodes} == {"whole": True, "amd": False}
+    assert {item.pool: item.cordoned for item in divide([seen], document).nodes} == {"whole": True, "amd": False}
 
 
 @pytest.mark.covers("F02", "F82")
@@ -141,13 +141,13 @@ async def test_what_outlives_its_attempt_holds_devices_of_its_own_pool_and_cpu_o
     late = pod("late", job="j-1", **{MIG: "2", "cpu": "3"})
     seen = await Cluster(late).seen()
     shown = WorkloadPods(lambda: 100.0).shown(seen, {}, (), tuple)
-    found = as_nodes(shown)
-    held = {pool: [device for each in part.terminating for device in each.devices] for pool, part in found.items()}
+    result = as_nodes(shown)
+    held = {pool: [device for item in part.terminating for device in item.devices] for pool, part in result.items()}
     assert held["whole"] == []
     assert len(held["slices"]) == 2
-    assert set(held["slices"]) <= set(range(found["slices"].first_device, found["slices"].first_device + 7))
-    every = [each for part in found.values() for each in part.terminating]
-    assert (sum(each.cpu for each in every), sum(each.pods for each in every)) == (3000, 1)
+    assert set(held["slices"]) <= set(range(result["slices"].first_device, result["slices"].first_device + 7))
+    every = [item for part in result.values() for item in part.terminating]
+    assert (sum(item.cpu for item in every), sum(item.pods for item in every)) == (3000, 1)
 
 
 @pytest.mark.covers("F02")
@@ -162,13 +162,13 @@ async def test_a_pod_that_holds_more_than_its_plan_is_foreign_in_its_own_pool() 
         placement = (Place("n0", (first,), (1000,)),)
 
     shown = kept.shown(replace(seen, pods=pods), {"s-1": Row()}, [Row()], tuple)  # type: ignore[dict-item, list-item]
-    assert {pool: each.foreign_gpus for pool, each in as_nodes(shown).items()} == {"whole": 0, "slices": 2000}
+    assert {pool: item.foreign_gpus for pool, item in as_nodes(shown).items()} == {"whole": 0, "slices": 2000}
 
 
 @pytest.mark.covers("F02")
 async def test_a_pod_of_ours_with_two_kinds_of_gpus_counts_in_both_pools() -> None:
     seen = await Cluster(pod("ours", job="j-1", **{"nvidia.com/gpu": "1", MIG: "2"})).seen()
-    assert [(each.pool, each.gpus) for each in seen.pods] == [("whole", 1000)]
+    assert [(item.pool, item.gpus) for item in seen.pods] == [("whole", 1000)]
     assert {part.pool: part.foreign_gpus for part in seen.parts} == {"whole": 0, "slices": 2000}
 
 

@@ -64,9 +64,9 @@ def failing(patch: pytest.MonkeyPatch, owner: Any, name: str, about: Callable[..
 def changed(backend: Backend) -> None:
     """Have both pods and both nodes change."""
     for at, job in enumerate(("bad", "good")):
-        found = pod(job, version=str(30 + at))
-        found["status"]["reason"] = "Changed"
-        backend.hear("MODIFIED", found)
+        result = pod(job, version=str(30 + at))
+        result["status"]["reason"] = "Changed"
+        backend.hear("MODIFIED", result)
     for at, name in enumerate(("n0", "n1")):
         larger = node(name)
         larger["metadata"]["resourceVersion"] = str(30 + at)
@@ -90,13 +90,13 @@ async def test_an_error_with_one_attempt_hides_no_other(
     cluster.hear("MODIFIED", pod("good", phase="Failed", version="40"))
     cluster.store.worker_reports.write(("good", 1, 0), {**GOOD, "exit": {"exit_code": 0, "ended_at": 2.0}}, 2.0)
     cluster.store.worker_reports.write(("bad", 1, 0), {**GOOD, "step": 3, "saved_at": 11.0}, 2.0)
-    found = await cluster.phases()
-    assert found["good"] is Phase.EXITED
-    assert found["bad"] is Phase.RUNNING, "it stays as it was seen last"
+    result = await cluster.phases()
+    assert result["good"] is Phase.EXITED
+    assert result["bad"] is Phase.RUNNING, "it stays as it was seen last"
     assert "bad" in (cluster.quarantine.sentence(named=True) or "")
     on.clear()
     cluster.now += 1000
-    seen = {each.workload: each for each in (await cluster.observe()).attempts}
+    seen = {item.workload: item for item in (await cluster.observe()).attempts}
     assert (seen["bad"].phase, seen["bad"].step) == (Phase.RUNNING, 3)
     assert cluster.quarantine.size == 0
 
@@ -121,14 +121,14 @@ async def test_an_error_with_one_node_hides_no_other_and_nothing_starts_on_it(
 ) -> None:
     on = failing(monkeypatch, owner, name, about)
     changed(cluster)
-    found = {each.name: each for each in (await cluster.observe()).nodes}
-    assert (len(found["n1"].devices), found["n1"].cordoned) == (9, False)
-    assert (len(found["n0"].devices), found["n0"].cordoned) == (8, True)
+    result = {item.name: item for item in (await cluster.observe()).nodes}
+    assert (len(result["n1"].devices), result["n1"].cordoned) == (9, False)
+    assert (len(result["n0"].devices), result["n0"].cordoned) == (8, True)
     assert "node n0" in (cluster.quarantine.sentence(named=True) or "")
     on.clear()
     cluster.now += 1000
-    found = {each.name: each for each in (await cluster.observe()).nodes}
-    assert (len(found["n0"].devices), found["n0"].cordoned) == (9, False)
+    result = {item.name: item for item in (await cluster.observe()).nodes}
+    assert (len(result["n0"].devices), result["n0"].cordoned) == (9, False)
     assert cluster.quarantine.size == 0
 
 
@@ -141,12 +141,12 @@ async def test_an_error_with_one_pod_of_others_hides_no_node(cluster: Backend, m
             "status": {"phase": "Running"},
         }
         cluster.inventory.pods._event(json.dumps({"type": "ADDED", "object": other}).encode())
-    nodes = {each.name: each for each in (await cluster.observe()).nodes}
+    nodes = {item.name: item for item in (await cluster.observe()).nodes}
     assert nodes["n0"].foreign_gpus == 1000
     assert "pod theirs/odd" in (cluster.quarantine.sentence(named=True) or "")
     on.clear()
     cluster.now += 1000
-    nodes = {each.name: each for each in (await cluster.observe()).nodes}
+    nodes = {item.name: item for item in (await cluster.observe()).nodes}
     assert nodes["n0"].foreign_gpus == 2000
 
 
@@ -161,7 +161,7 @@ async def test_a_report_that_is_damaged_hides_no_other_and_stays_as_it_was_read(
         serial = 1000
         bad = worker_reports.c.workload == "bad"
         connection.execute(update(worker_reports).where(bad).values(report=text, serial=serial))
-    seen = {each.workload: each for each in (await cluster.observe()).attempts}
+    seen = {item.workload: item for item in (await cluster.observe()).attempts}
     assert (seen["good"].step, seen["good"].phase) == (4, Phase.RUNNING)
     assert seen["bad"].phase is Phase.RUNNING
     assert "bad" in (cluster.quarantine.sentence(named=True) or "")
@@ -172,7 +172,7 @@ async def test_a_report_that_is_damaged_hides_no_other_and_stays_as_it_was_read(
             .values(report='{"started_at": 10, "step": 9, "saved_at": 11}', serial=1001)
         )
     cluster.now += 1000
-    seen = {each.workload: each for each in (await cluster.observe()).attempts}
+    seen = {item.workload: item for item in (await cluster.observe()).attempts}
     assert seen["bad"].step == 9
     assert cluster.quarantine.size == 0
 
@@ -182,7 +182,7 @@ async def test_a_worker_whose_report_is_damaged_reports_again(cluster: Backend) 
     with reports._database.write(quiet=True) as connection:
         connection.execute(update(worker_reports).values(report="{"))
     assert reports.write(("bad", 1, 0), {**GOOD, "step": 5, "saved_at": 11.0}, 3.0) is not None
-    seen = {each.workload: each for each in (await cluster.observe()).attempts}
+    seen = {item.workload: item for item in (await cluster.observe()).attempts}
     assert seen["bad"].step == 5
 
 
@@ -229,7 +229,7 @@ async def test_an_error_with_one_process_of_this_machine_hides_no_other(
             raise OSError(5, "Input/output error")
 
         monkeypatch.setattr(bad, "refresh", unreadable)
-        seen: dict[str, AttemptStatus] = {each.workload: each for each in (await shop.backend.observe()).attempts}
+        seen: dict[str, AttemptStatus] = {item.workload: item for item in (await shop.backend.observe()).attempts}
         assert set(seen) == {"j-bad", "j-good"}
         assert "j-bad" in (shop.backend.quarantine.sentence(named=True) or "")
         monkeypatch.undo()

@@ -107,9 +107,9 @@ def test_a_node_that_offers_no_cpu_or_memory_is_not_one_without_a_limit(offered:
     "at", ["", None, "yesterday", "0000-00-00T00:00:00Z", "9" * 5000, 7, {}, "2026-11-25T10:00:00Z"]
 )
 def test_a_node_that_is_down_is_so_whatever_the_time_since_when(at: object) -> None:
-    found = node(allocatable={GPU: "4"})
-    found["status"]["conditions"] = [{"type": "Ready", "status": "False", "lastTransitionTime": at}]
-    kept = project_node(found)
+    result = node(allocatable={GPU: "4"})
+    result["status"]["conditions"] = [{"type": "Ready", "status": "False", "lastTransitionTime": at}]
+    kept = project_node(result)
     assert not kept.ready
     assert kept.down_since is None or kept.down_since > 1e9
 
@@ -118,9 +118,9 @@ def test_a_node_that_is_down_is_so_whatever_the_time_since_when(at: object) -> N
     "labels", [{"a" * 5000: "b" * 5000}, {"": ""}, {"\ud800": "\udfff"}, {"x": None}, {"x": 7}, {"x": ["deep"]}]
 )
 def test_any_labels_of_a_node_are_read(labels: dict[str, Any]) -> None:
-    found = node(allocatable={GPU: "4"})
-    found["metadata"]["labels"] = labels
-    assert _node_status(project_node(found), (SELECTOR,), ()).devices == (0, 1, 2, 3)
+    result = node(allocatable={GPU: "4"})
+    result["metadata"]["labels"] = labels
+    assert _node_status(project_node(result), (SELECTOR,), ()).devices == (0, 1, 2, 3)
 
 
 def test_a_foreign_pod_that_requests_everything_takes_its_node_and_no_other() -> None:
@@ -157,12 +157,12 @@ REPORTS: list[object] = [
 def test_whatever_a_removal_pod_leaves_is_its_report_or_none(message: object) -> None:
     state = {"terminated": {"exitCode": 1, "message": message}}
     pod = {"metadata": {"name": "p"}, "status": {"phase": "Failed", "containerStatuses": [{"state": state}]}}
-    said, left = "", {}
+    text, remaining = "", {}
     try:
-        left, said = folders_in_the_way(pod)
+        remaining, text = folders_in_the_way(pod)
     except RemovalFailed as error:
-        said = str(error)
-    assert len(said.encode()) < 10_000
-    for id, user in left.items():
+        text = str(error)
+    assert len(text.encode()) < 10_000
+    for id, user in remaining.items():
         id.encode()
         assert 0 <= user < 2**53

@@ -34,9 +34,9 @@ async def seen(server: ApiServer) -> NodeStatus:
     """Return the node as the inventory shows it."""
     inventory = KubernetesInventory(server, [NodeSelector("gpu", "nvidia.com/gpu")], instance="here")
     await inventory.open()
-    found = inventory.node_statuses()["n0"]
+    result = inventory.node_statuses()["n0"]
     await inventory.close()
-    return found
+    return result
 
 
 @pytest.mark.covers("F82")
@@ -46,18 +46,18 @@ async def test_every_foreign_pod_counts_also_without_requests(allocatable: dict[
     ours = pod("ours", **LABELS, **{"makeway/job": "j-1", "makeway/worker": "0"})
     foreign = [pod("dns"), pod("other", **{"makeway/job": "j-2"}), pod("new", "Pending"), pod("done", "Succeeded")]
     server.lists = {"/api/v1/nodes": [node(**allocatable)], "/api/v1/pods": [ours, *foreign]}
-    found = await seen(server)
-    assert (found.max_pods, found.foreign_pods) == (most, 3)
-    assert [each.workload for each in found.pods] == ["j-1"]
+    result = await seen(server)
+    assert (result.max_pods, result.foreign_pods) == (most, 3)
+    assert [item.workload for item in result.pods] == ["j-1"]
 
 
 @pytest.mark.covers("F82")
 def test_a_pod_that_outlives_its_attempt_counts_as_one_that_terminates() -> None:
     kept = WorkloadPods(lambda: 100.0)
-    found = kept.shown(
+    result = kept.shown(
         NodeStatus("n0", "gpu", (0,), max_pods=110, pods=(WorkloadPod("j-1", attempt=1, worker=0),)), {}, (), tuple
     )
-    assert [(each.workload, each.pods) for each in found.terminating] == [("j-1", 1)]
+    assert [(item.workload, item.pods) for item in result.terminating] == [("j-1", 1)]
 
 
 @pytest.mark.covers("F82")
@@ -77,8 +77,8 @@ async def test_a_node_stays_in_its_pool_while_its_device_plugin_restarts() -> No
     for many, pool in ((7, "slices"), (0, "slices"), (7, "slices")):
         inventory.nodes.objects["n0"] = project_node(node(**{"nvidia.com/gpu": "0", slices: str(many)}))
         inventory._unread.add("n0")
-        found = inventory.node_statuses()["n0"]
-        assert (found.pool, len(found.devices)) == (pool, many)
+        result = inventory.node_statuses()["n0"]
+        assert (result.pool, len(result.devices)) == (pool, many)
     inventory.nodes.objects["n0"] = project_node(node(**{"nvidia.com/gpu": "1", slices: "0"}))
     inventory._unread.add("n0")
     assert inventory.node_statuses()["n0"].pool == "whole", "its GPUs are whole again"

@@ -342,7 +342,7 @@ async def test_before_the_list_is_complete_absence_means_nothing(cluster: Cluste
     cluster.report(RUNS)
     for _ in range(3):
         seen = await cluster.observe()
-        assert (seen.synced, [each.phase for each in seen.attempts]) == (False, [Phase.RUNNING])
+        assert (seen.synced, [item.phase for item in seen.attempts]) == (False, [Phase.RUNNING])
         cluster.now += 10 * REPORT_GRACE
     cluster.synced = True
     assert await phase(cluster) is Phase.RUNNING

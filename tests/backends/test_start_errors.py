@@ -48,11 +48,11 @@ def exceeded(requested: str, used: str, limited: str) -> ApiStatusError:
 
 @pytest.mark.parametrize(("status", "message"), OF_THE_INSTALLATION + OF_ADMISSION)
 def test_what_an_administrator_can_end_is_waited_for(status: int, message: str) -> None:
-    found = start_error(ApiStatusError(status, "", message), 1)
-    assert isinstance(found, BackendUnavailable)
-    assert message in str(found)
+    result = start_error(ApiStatusError(status, "", message), 1)
+    assert isinstance(result, BackendUnavailable)
+    assert message in str(result)
     acts = f"Kubernetes does not create the pods of this job, and an administrator has to act: {message}"
-    assert (str(found) == acts) is (status in (400, 403, 404, 422))
+    assert (str(result) == acts) is (status in (400, 403, 404, 422))
 
 
 @pytest.mark.parametrize(("status", "message"), OF_ADMISSION)
@@ -62,9 +62,9 @@ def test_a_job_whose_pods_admission_refuses_keeps_no_gpus(status: int, message: 
 
 @pytest.mark.parametrize(("status", "message"), OF_THE_POD)
 def test_an_invalid_image_fails_its_job(status: int, message: str) -> None:
-    found = start_error(ApiStatusError(status, "", message), 1)
-    assert type(found) is BackendError
-    assert str(found) == f"Kubernetes refuses its pod: {message}"
+    result = start_error(ApiStatusError(status, "", message), 1)
+    assert type(result) is BackendError
+    assert str(result) == f"Kubernetes refuses its pod: {message}"
     assert type(start_error(ApiStatusError(status, "", message), 0)) is BackendRefusal
 
 
@@ -84,11 +84,11 @@ def test_no_answer_is_no_refusal() -> None:
 def test_a_job_that_the_quota_can_never_hold_waits_for_an_administrator(
     pods: int, refusal: ApiStatusError, said: str
 ) -> None:
-    found = start_error(refusal, pods)
-    assert type(found) is BackendFull
-    assert "an administrator has to act: " in str(found)
-    assert said in str(found)
-    assert "the quota of the namespace allows" in str(found)
+    result = start_error(refusal, pods)
+    assert type(result) is BackendFull
+    assert "an administrator has to act: " in str(result)
+    assert said in str(result)
+    assert "the quota of the namespace allows" in str(result)
 
 
 @pytest.mark.parametrize(

@@ -25,9 +25,9 @@ END = {"exit_code": 0, "ended_at": 1005.0, "message": "saved at step 9"}
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    found = open_store(f"sqlite:///{tmp_path / 'makeway.sqlite'}")
-    found.add_workload(NewWorkload("j1", "job", "rnd", "gpu1", "ana", gpus=1000), now=0.0)
-    return found
+    result = open_store(f"sqlite:///{tmp_path / 'makeway.sqlite'}")
+    result.add_workload(NewWorkload("j1", "job", "rnd", "gpu1", "ana", gpus=1000), now=0.0)
+    return result
 
 
 @pytest.fixture
@@ -72,8 +72,8 @@ async def test_a_pod_tells_that_its_worker_finished(backend: Backend, store: Sto
 async def test_a_pod_that_was_killed_while_its_result_was_sent_tells_so(backend: Backend, store: Store) -> None:
     began(store)
     store.outputs.append(("j1", 1, 0), "result", 0, b"a part", 100)
-    said = words({**END, "completed": True, "result_unsent": True}, noticed=True)
-    backend.hear("ADDED", pod("j1", "Failed", words=said))
+    message = words({**END, "completed": True, "result_unsent": True}, noticed=True)
+    backend.hear("ADDED", pod("j1", "Failed", words=message))
     seen = await outcome(backend)
     assert (seen.phase, seen.exit_code, seen.notice_received, seen.completed) == (Phase.EXITED, 0, True, False)
     assert not store.outputs.has("j1", 1, "result")
@@ -84,10 +84,10 @@ async def test_a_pod_tells_that_its_worker_saved_because_the_service_was_away(
     backend: Backend, store: Store, deleted: bool
 ) -> None:
     began(store)
-    said = words({**END, "exit_code": 75, "acknowledged": True, "unheard": True}, noticed=True)
-    backend.hear("ADDED", pod("j1", "Failed", words=said))
+    message = words({**END, "exit_code": 75, "acknowledged": True, "unheard": True}, noticed=True)
+    backend.hear("ADDED", pod("j1", "Failed", words=message))
     if deleted:
-        backend.hear("DELETED", pod("j1", "Failed", words=said))
+        backend.hear("DELETED", pod("j1", "Failed", words=message))
     seen = await outcome(backend)
     assert (seen.phase, seen.exit_code, seen.acknowledged, seen.node_lost) == (Phase.EXITED, 75, True, True)
 
@@ -137,8 +137,8 @@ async def test_a_pod_that_is_deleted_after_its_notice_tells_that_its_worker_save
     backend.now += NOTICE.deadline - NOTICE.at + REPORT_GRACE
     assert (await backend.seen("j1")).phase is Phase.RUNNING
     assert backend.server.graces == [None], "its own"
-    said = words({**END, "exit_code": 75, "acknowledged": True}, noticed=True)
-    backend.hear("DELETED", pod("j1", "Failed", words=said))
+    message = words({**END, "exit_code": 75, "acknowledged": True}, noticed=True)
+    backend.hear("DELETED", pod("j1", "Failed", words=message))
     seen = await backend.seen("j1")
     assert (seen.phase, seen.exit_code, seen.acknowledged, seen.step) == (Phase.EXITED, 75, True, 9)
 
@@ -153,20 +153,20 @@ async def test_a_follower_takes_no_ends_from_pods(backend: Backend, store: Store
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the termination messages that are read, in a list that grows."""
-    found: list[str] = []
+    result: list[str] = []
 
     def noted(one: JobPod) -> WorkerReportIn | None:
-        found.append(one.termination_message)
+        result.append(one.termination_message)
         return report_of(one)
 
     monkeypatch.setattr("makeway_quota.backends.kubernetes.attempts.termination_message.report_of", noted)
-    return found
+    return result
 
 
 async def test_what_a_pod_tells_is_read_once_in_a_term(backend: Backend, store: Store, read: list[str]) -> None:
     began(store, 2)
-    for number, said in enumerate(("Segmentation fault", words({}))):
-        backend.hear("ADDED", pod("j1", "Failed", worker=number, of=2, words=said))
+    for number, message in enumerate(("Segmentation fault", words({}))):
+        backend.hear("ADDED", pod("j1", "Failed", worker=number, of=2, words=message))
     for _ in range(3):
         await backend.observe()
     assert sorted(read) == ["Segmentation fault", words({})]

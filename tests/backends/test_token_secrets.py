@@ -102,8 +102,8 @@ async def test_after_a_lost_answer_the_same_secret_is_written_for_all_of_them(
     cluster: Cluster, secrets: TokenSecrets
 ) -> None:
     cluster.answer = ApiUnreachable("no answer")
-    found = await asyncio.gather(*(start(secrets, job) for job in ("j1", "j2")), return_exceptions=True)
-    assert [type(one) for one in found] == [ApiUnreachable, ApiUnreachable]
+    result = await asyncio.gather(*(start(secrets, job) for job in ("j1", "j2")), return_exceptions=True)
+    assert [type(one) for one in result] == [ApiUnreachable, ApiUnreachable]
     cluster.answer = None
     await start(secrets, "j1")
     cluster.answer = ApiStatusError(409, "AlreadyExists", "it exists")
@@ -149,8 +149,8 @@ async def test_what_may_be_written_is_not_changed(cluster: Cluster, secrets: Tok
 
 async def test_a_refusal_is_that_of_every_start(cluster: Cluster, secrets: TokenSecrets) -> None:
     cluster.answer = ApiStatusError(403, "Forbidden", "exceeded quota")
-    found = await asyncio.gather(*(start(secrets, job) for job in ("j1", "j2")), return_exceptions=True)
-    assert [str(one) for one in found] == [str(cluster.answer)] * 2
+    result = await asyncio.gather(*(start(secrets, job) for job in ("j1", "j2")), return_exceptions=True)
+    assert [str(one) for one in result] == [str(cluster.answer)] * 2
 
 
 async def test_many_tokens_are_several_secrets(cluster: Cluster, secrets: TokenSecrets) -> None:

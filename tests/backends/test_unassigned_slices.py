@@ -42,8 +42,8 @@ async def test_the_devices_of_gpu_drivers_are_named_by_driver_and_node() -> None
 def test_what_pools_take_is_not_named() -> None:
     items = [resource_slice("gpu.nvidia.com", 8), resource_slice("gpu.nvidia.com", 4, "n2")]
     assert described(items, {"n1": {"a": 8}, "n2": {"a": 4}}) == []
-    (left,) = described(items, {"n1": {"a": 5, "b": 3}, "n2": {"a": 1}})
-    assert left.startswith("gpu.nvidia.com offers 3 devices of n2 by ResourceSlices (DRA)")
+    (remaining,) = described(items, {"n1": {"a": 5, "b": 3}, "n2": {"a": 1}})
+    assert remaining.startswith("gpu.nvidia.com offers 3 devices of n2 by ResourceSlices (DRA)")
 
 
 @pytest.mark.parametrize(
@@ -56,11 +56,11 @@ def test_what_pools_take_is_not_named() -> None:
 )
 def test_what_no_pool_can_count_is_not_named_beside_the_pool_of_the_others(never: dict[str, Any]) -> None:
     some, all_of_them = resource_slice("gpu.nvidia.com", 4), resource_slice("gpu.nvidia.com", 2, "n2")
-    for each in (*some["spec"]["devices"][:3], *all_of_them["spec"]["devices"]):
-        each.update(never)
+    for item in (*some["spec"]["devices"][:3], *all_of_them["spec"]["devices"]):
+        item.update(never)
     assert described([some, all_of_them], {"n1": {"a": 1}}) == []
-    (left,) = described([some, all_of_them], {})
-    assert left.startswith("gpu.nvidia.com offers 1 device of n1 ")
+    (remaining,) = described([some, all_of_them], {})
+    assert remaining.startswith("gpu.nvidia.com offers 1 device of n1 ")
 
 
 def test_a_device_in_two_slices_counts_once() -> None:

@@ -148,8 +148,8 @@ def test_wrong_options_are_refused_in_words(words: list[str], capsys: pytest.Cap
 
 
 def test_the_options_have_defaults() -> None:
-    found = parser().parse_args([])
-    assert (found.count, found.resource, found.unhealthy) == (8, "nvidia.com/gpu", None)
+    result = parser().parse_args([])
+    assert (result.count, result.resource, result.unhealthy) == (8, "nvidia.com/gpu", None)
 
 
 def test_the_command_ends_at_a_signal(folder: Path) -> None:

@@ -101,12 +101,12 @@ class Client(ApiClient):
         if self.server.down:
             raise ApiUnreachable("the Kubernetes API server does not answer")
         self.date = formatdate(time.time() + self.server.ahead, usegmt=True)
-        found = self.server.objects.get(path)
-        if isinstance(found, int):
-            raise ApiStatusError(found, "", "refused")
-        if found is None:
+        result = self.server.objects.get(path)
+        if isinstance(result, int):
+            raise ApiStatusError(result, "", "refused")
+        if result is None:
             raise ApiStatusError(404, "NotFound", f"{path} not found")
-        return found  # type: ignore[no-any-return]
+        return result  # type: ignore[no-any-return]
 
     @asynccontextmanager
     async def stream(self, path: str, query: Mapping[str, str], silence: float) -> AsyncIterator[AsyncIterator[bytes]]:
@@ -162,8 +162,8 @@ async def test_the_pod_of_the_dry_run_has_the_disk_that_it_has_on_the_smallest_n
     server = Server()
     for node, disk in zip(server.nodes, disks, strict=True):
         node["status"]["allocatable"] |= {"ephemeral-storage": disk} if disk else {}
-    found, requests = await with_disk(monkeypatch, server)
-    assert found == []
+    result, requests = await with_disk(monkeypatch, server)
+    assert result == []
     assert requests == {asked}
 
 
@@ -174,8 +174,8 @@ async def test_without_a_node_of_the_pools_the_pod_of_the_dry_run_has_the_disk_o
     """A LimitRange with a minimum of ephemeral-storage refused it, beside the finding that there is no node."""
     server = Server()
     server.objects[NODES] = nodes
-    found, requests = await with_disk(monkeypatch, server)
-    assert found
+    result, requests = await with_disk(monkeypatch, server)
+    assert result
     assert requests == {"1024Mi"}
 
 
@@ -247,17 +247,17 @@ async def test_a_quota_that_others_use_up_is_a_warning_and_one_that_is_too_small
 ) -> None:
     server = Server()
     server.refuses = f'pods "x" is forbidden: exceeded quota: q, {BUSY.format(pods, gpus)}'
-    (found,) = await findings(server)
-    assert (found.severity, "exceeded quota" in found.what) == (severity, True)
-    assert ("Wait until" in found.remedy) is (severity == "warning")
+    (result,) = await findings(server)
+    assert (result.severity, "exceeded quota" in result.what) == (severity, True)
+    assert ("Wait until" in result.remedy) is (severity == "warning")
 
 
 async def test_a_webhook_that_takes_no_dry_run_is_not_checked() -> None:
     server = Server()
     server.refuses, server.status = 'admission webhook "inject.example.com" does not support dry run', 400
-    (found,) = await findings(server)
-    assert found.severity == "note"
-    assert found.what.startswith("Not checked whether pods of jobs are admitted")
+    (result,) = await findings(server)
+    assert result.severity == "note"
+    assert result.what.startswith("Not checked whether pods of jobs are admitted")
 
 
 async def test_each_kind_of_refusal_is_named_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,8 +308,8 @@ def two_gpus(server: Server) -> None:
 
 
 def small(server: Server) -> None:
-    for each in server.nodes:
-        each["status"]["allocatable"]["cpu"] = "1"
+    for item in server.nodes:
+        item["status"]["allocatable"]["cpu"] = "1"
 
 
 def once(server: Server) -> None:
@@ -426,11 +426,11 @@ FAULTS: list[tuple[str, Callable[[Server], Any], str, str]] = [
 async def test_each_fault_is_named_with_a_remedy(plant: Callable[[Server], Any], words: str, severity: str) -> None:
     server = Server()
     plant(server)
-    found = await findings(server)
-    named = [one for one in found if words in one.what]
-    assert named, [one.what for one in found]
+    result = await findings(server)
+    named = [one for one in result if words in one.what]
+    assert named, [one.what for one in result]
     assert named[0].severity == severity
-    assert all(one.remedy.endswith((".", ")")) and one.where and one.check for one in found)
+    assert all(one.remedy.endswith((".", ")")) and one.where and one.check for one in result)
 
 
 CLAIMS = POLICY.replace(
@@ -447,9 +447,9 @@ async def test_claims_of_a_profile_that_do_not_fit_are_named() -> None:
     }
     template = {"spec": {"spec": {"devices": {"requests": [{"name": "r", "exactly": {"deviceClassName": "a"}}]}}}}
     path = "/apis/resource.k8s.io/v1/namespaces/jobs/resourceclaimtemplates/one"
-    (found,) = [one for one in await findings(server, CLAIMS) if one.check == "claims"]
-    assert (found.severity, found.where) == ("error", "profile gpu1")
-    assert found.what == (
+    (result,) = [one for one in await findings(server, CLAIMS) if one.check == "claims"]
+    assert (result.severity, result.where) == ("error", "profile gpu1")
+    assert result.what == (
         "Pods of the profile gpu1 would not get their GPUs: there is no ResourceClaimTemplate one in the namespace "
         "jobs (version v1)."
     )
@@ -496,10 +496,10 @@ async def test_twenty_at_once_are_all_named_worst_first() -> None:
         plant(server)
     wanted = [*(words for _, _, words, _ in chosen), "The pool c names no labels"]
     assert len(wanted) == 20
-    found = await findings(server, POLICY.replace("{name: b,", "{name: c}, {name: b,"))
-    texts = [one.what for one in found]
+    result = await findings(server, POLICY.replace("{name: b,", "{name: c}, {name: b,"))
+    texts = [one.what for one in result]
     assert [words for words in wanted if not any(words in text for text in texts)] == []
-    severities = [one.severity for one in found]
+    severities = [one.severity for one in result]
     assert severities == sorted(severities, key=["error", "warning", "note"].index)
 
 
@@ -507,17 +507,17 @@ async def test_a_node_that_cannot_be_read_leaves_the_other_checks_alone() -> Non
     server = Server()
     server.nodes.append({"metadata": {"name": "odd"}, "status": {"conditions": [{"status": "True"}]}})
     denying(("secrets", "create"))(server)
-    found = await findings(server)
-    assert {"rights", "nodes"} <= {one.check for one in found}
-    assert any("The check failed" in one.what for one in found)
+    result = await findings(server)
+    assert {"rights", "nodes"} <= {one.check for one in result}
+    assert any("The check failed" in one.what for one in result)
 
 
 async def test_homes_need_the_right_to_read_claims() -> None:
     server = Server()
     denying(("persistentvolumeclaims", "get"))(server)
     assert await findings(server) == []
-    (found,) = await findings(server, home_claim="home-{user}")
-    assert (found.severity, found.what) == (
+    (result,) = await findings(server, home_claim="home-{user}")
+    assert (result.severity, result.what) == (
         "warning",
         "The account may not get persistentvolumeclaims: jobs have no home.",
     )
@@ -552,8 +552,8 @@ async def test_each_right_that_gpus_of_a_dra_driver_need_is_named(policy: str, r
     server = Server()
     claimed(server)
     denying((resource, verb))(server)
-    found = [one for one in await findings(server, policy) if one.check == "rights"]
-    assert [(one.severity, one.where, one.what) for one in found] == [
+    result = [one for one in await findings(server, policy) if one.check == "rights"]
+    assert [(one.severity, one.where, one.what) for one in result] == [
         (
             "warning",
             "all namespaces",
@@ -566,9 +566,9 @@ async def test_gpus_of_a_dra_driver_do_not_count_where_the_service_cannot_read_c
     server = Server()
     claimed(server)
     server.objects[DEVICE_CLAIMS] = 403
-    said = [one.what for one in await findings(server)]
-    assert "No node of the pool a offers nvidia.com/gpu." in said
-    assert "Not checked: the account may not read resourceclaims." in said
+    message = [one.what for one in await findings(server)]
+    assert "No node of the pool a offers nvidia.com/gpu." in message
+    assert "Not checked: the account may not read resourceclaims." in message
 
 
 async def test_without_classes_the_rights_to_devices_are_not_needed() -> None:
@@ -584,19 +584,19 @@ async def test_without_classes_the_rights_to_devices_are_not_needed() -> None:
 async def test_without_an_api_server_that_is_said_once() -> None:
     server = Server()
     server.down = True
-    (found,) = await findings(server)
-    assert (found.severity, found.where) == ("error", "http://127.0.0.1:1")
-    assert found.what == "The Kubernetes API server does not answer."
+    (result,) = await findings(server)
+    assert (result.severity, result.where) == ("error", "http://127.0.0.1:1")
+    assert result.what == "The Kubernetes API server does not answer."
 
 
 async def test_without_a_volume_checkpoints_end_with_their_pods() -> None:
-    (found,) = await findings(Server(), checkpoint_claim="")
-    assert (found.severity, found.what.split(",")[0]) == ("warning", "Checkpoints end with their pods")
+    (result,) = await findings(Server(), checkpoint_claim="")
+    assert (result.severity, result.what.split(",")[0]) == ("warning", "Checkpoints end with their pods")
 
 
 async def test_each_team_has_its_claim() -> None:
-    (found,) = await findings(Server(), checkpoint_claim="checkpoints-{team}")
-    assert "The claim checkpoints-rnd of checkpoints does not exist" in found.what
+    (result,) = await findings(Server(), checkpoint_claim="checkpoints-{team}")
+    assert "The claim checkpoints-rnd of checkpoints does not exist" in result.what
 
 
 async def test_a_claim_that_waits_for_its_first_job_is_no_finding() -> None:

@@ -36,8 +36,8 @@ async def nothing_in_a_thread() -> Iterable[Finding]:
 
 async def test_the_worst_come_first_and_a_check_that_fails_is_one_of_them() -> None:
     checks = [Check("first", note), Check("second", warning), Check("third", raising), Check("last", hanging)]
-    found = await find_all(checks, 0.05)
-    assert [(one.severity, one.check, one.where) for one in found] == [
+    result = await find_all(checks, 0.05)
+    assert [(one.severity, one.check, one.where) for one in result] == [
         ("error", "first", "a"),
         ("error", "first", "b"),
         ("error", "third", "check third"),
@@ -45,13 +45,13 @@ async def test_the_worst_come_first_and_a_check_that_fails_is_one_of_them() -> N
         ("warning", "second", "w"),
         ("note", "first", "n"),
     ]
-    assert found[2].what == "The check failed: 'spec'."
-    assert found[3].what == "The check did not end within 0.05 s."
+    assert result[2].what == "The check failed: 'spec'."
+    assert result[3].what == "The check did not end within 0.05 s."
 
 
 async def test_a_thread_that_hangs_is_not_waited_for() -> None:
-    (found,) = await find_all([Check("slow", nothing_in_a_thread)], 0.05)
-    assert "did not end" in found.what
+    (result,) = await find_all([Check("slow", nothing_in_a_thread)], 0.05)
+    assert "did not end" in result.what
 
 
 async def test_what_a_thread_raises_is_raised() -> None:
@@ -60,9 +60,9 @@ async def test_what_a_thread_raises_is_raised() -> None:
 
 
 def test_text_and_json_say_the_same() -> None:
-    found = [Finding("error", "It is full.", "disk", "Make room.", "folders")]
-    assert as_text(found).splitlines()[:3] == ["ERROR  It is full.", "  where: disk", "  do:    Make room."]
-    (one,) = json.loads(as_json(found))["findings"]
+    result = [Finding("error", "It is full.", "disk", "Make room.", "folders")]
+    assert as_text(result).splitlines()[:3] == ["ERROR  It is full.", "  where: disk", "  do:    Make room."]
+    (one,) = json.loads(as_json(result))["findings"]
     assert one == {
         "severity": "error",
         "what": "It is full.",
@@ -71,6 +71,6 @@ def test_text_and_json_say_the_same() -> None:
         "check": "folders",
     }
     assert as_text([]) == "No problems found."
-    assert as_text(found).endswith("\n1 error, 0 warnings.")
+    assert as_text(result).endswith("\n1 error, 0 warnings.")
     notes = [Finding("note", "Not checked.", "n", "-")]
     assert as_text(notes).splitlines()[0::4] == ["NOTE  Not checked.", "0 errors, 0 warnings, 1 note."]

@@ -44,8 +44,8 @@ async def test_a_healthy_machine_has_no_findings(tmp_path: Path, monkeypatch: py
 
 def test_a_folder_that_is_no_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    (found,) = machine.folders(settings(tmp_path / "file" / "state"))
-    assert (found.severity, "cannot be written to" in found.what) == ("error", True)
+    (result,) = machine.folders(settings(tmp_path / "file" / "state"))
+    assert (result.severity, "cannot be written to" in result.what) == ("error", True)
 
 
 def test_little_room_and_few_inodes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,9 +65,9 @@ def test_little_room_and_few_inodes_are_named(tmp_path: Path, monkeypatch: pytes
 def test_a_port_that_another_program_has_is_named(tmp_path: Path, host: str) -> None:
     with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as taken:
         port = taken.getsockname()[1]
-        (found,) = machine.port(replace(settings(tmp_path), host=host, port=port))
-    assert found.what == f"The port {port} cannot be used: address already in use."
-    assert found.where == (f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        (result,) = machine.port(replace(settings(tmp_path), host=host, port=port))
+    assert result.what == f"The port {port} cannot be used: address already in use."
+    assert result.where == (f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
 
 
 @pytest.mark.parametrize("host", ["", "127.0.0.1", "0.0.0.0", "::1", "::"])
@@ -80,8 +80,8 @@ def test_secrets_that_others_may_read_are_named(tmp_path: Path) -> None:
     folder.mkdir(mode=0o700)
     (folder / "password").write_text("x")
     (folder / "password").chmod(0o644)
-    (found,) = machine.private(settings(tmp_path))
-    assert found.remedy == f"chmod go-rwx {folder}/password"
+    (result,) = machine.private(settings(tmp_path))
+    assert result.remedy == f"chmod go-rwx {folder}/password"
 
 
 @pytest.mark.parametrize(
@@ -97,8 +97,8 @@ def test_secrets_that_others_may_read_are_named(tmp_path: Path) -> None:
 )
 def test_each_fault_of_a_database_is_named(facts: ServerFacts, words: str) -> None:
     assert list(database._findings(GOOD)) == []
-    (found,) = database._findings(facts)
-    assert words in found.what
+    (result,) = database._findings(facts)
+    assert words in result.what
 
 
 def test_a_real_postgresql_has_no_findings_and_one_behind_a_pooler_has() -> None:
@@ -177,8 +177,8 @@ def test_the_command_ends_with_1_where_something_will_not_work(
     (tmp_path / "file").write_text("x")
     monkeypatch.setenv("MAKEWAY_STATE_DIR", str(tmp_path / "file" / "state"))
     assert main(["doctor", "--format", "json"]) == 1
-    found = json.loads(capsys.readouterr().out)["findings"]
-    assert found[0]["severity"] == "error"
+    result = json.loads(capsys.readouterr().out)["findings"]
+    assert result[0]["severity"] == "error"
     monkeypatch.setenv("MAKEWAY_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setattr(machine, "port", lambda settings: [])
     assert main(["doctor"]) == 0

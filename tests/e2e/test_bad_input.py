@@ -42,21 +42,21 @@ def tracebacks(portal: Portal) -> list[str]:
     """
     own = ("Failed to spawn single-user server with form", "JupyterHub.check_services_health")
     parts = portal.log.split("Traceback (most recent call last)")
-    return [part[-300:] for part in parts[:-1] if not any(each in part[-200:] for each in own)]
+    return [part[-300:] for part in parts[:-1] if not any(item in part[-200:] for item in own)]
 
 
 def incremental(portal: Portal) -> dict[str, object]:
     """Everything that bad input must not change."""
     with portal.client() as client:
-        found: dict[str, object] = {
+        result: dict[str, object] = {
             "jobs": [job.id for job in client.jobs().jobs],
             "policy": client.policy().version,
             "leases": [session.id for session in client.sessions(all=True) if not session.state.ended],
         }
     for folder in ("jobs", "spool"):
-        found[folder] = sorted(path.name for path in (portal.state.root / folder).iterdir())
+        result[folder] = sorted(path.name for path in (portal.state.root / folder).iterdir())
     users = portal.hub("GET", "/users").json()
-    return found | {user["name"]: (user["pending"], user["servers"]) for user in users if user["servers"]}
+    return result | {user["name"]: (user["pending"], user["servers"]) for user in users if user["servers"]}
 
 
 @pytest.fixture
@@ -78,11 +78,11 @@ def problem(answer: httpx2.Response) -> str:
     """The sentence of a refusal, which is never a 500 nor a traceback."""
     assert 400 <= answer.status_code < 500, (answer.status_code, answer.text[:500])
     assert answer.headers["content-type"].startswith("application/problem+json")
-    found = answer.json()
-    assert found["status"] == answer.status_code
-    assert found["code"]
+    result = answer.json()
+    assert result["status"] == answer.status_code
+    assert result["code"]
     assert "Traceback" not in answer.text
-    return str(found["detail"])
+    return str(result["detail"])
 
 
 # -- the API ---------------------------------------------------------------------------------------------------------

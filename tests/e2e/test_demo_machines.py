@@ -32,15 +32,15 @@ def portal(tmp_path: Path) -> Iterator[Started]:
 def processes(portal: Started) -> list[int]:
     """Return the processes of the demo's machines."""
     mark = f"LOCAL_MACHINE_FOLDER={portal.state.root}/machines/".encode()
-    found = []
+    result = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 if mark in (entry / "environ").read_bytes():
-                    found.append(int(entry.name))
+                    result.append(int(entry.name))
             except OSError:
                 continue
-    return found
+    return result
 
 
 def until(holds: Callable[[], object], what: str, seconds: float = 90) -> None:

@@ -47,12 +47,12 @@ def replica(folder: Path, name: str, url: str, port: int, workers_use: int) -> R
 async def serving(folder: Path, *replicas: Replica) -> AsyncIterator[None]:
     (folder / "machines").mkdir()
     try:
-        for each in replicas:
-            await each.start()
+        for item in replicas:
+            await item.start()
         yield
     finally:
-        for each in replicas:
-            await each.close()
+        for item in replicas:
+            await item.close()
         leftover = Processes(folder / "machines", "")
         await leftover.finished()
 
@@ -87,15 +87,15 @@ async def log_of(service: Replica, job: Job, attempt: int) -> str:
 
 
 async def reaches(service: Replica, job: Job, *states: str, attempt: int = 1) -> Job:
-    found: list[Job] = []
+    result: list[Job] = []
 
     async def there() -> bool:
         now: Job = await client(service).job(job.id)
-        found.append(now)
+        result.append(now)
         return now.state.value in states and now.attempt >= attempt
 
     await until(there, f"{job.name} becomes {states}")
-    return found[-1]
+    return result[-1]
 
 
 async def says(service: Replica, job: Job, text: str, attempt: int = 1) -> None:
@@ -114,9 +114,9 @@ async def training(service: Replica, name: str, seconds: str) -> Job:
 
 
 def weights(log: str) -> str:
-    found = re.search(r"weights (\w+)", log)
-    assert found, log
-    return found[1]
+    result = re.search(r"weights (\w+)", log)
+    assert result, log
+    return result[1]
 
 
 @pytest.mark.covers("N11")
@@ -138,7 +138,7 @@ async def test_training_is_bit_identical_while_notices_come_and_the_service_is_k
             await reaches(one, rough, "starting", "running", "succeeded", attempt=attempt + 1)
         done = await reaches(one, rough, "succeeded", attempt=4)
         assert (done.preemptions, done.failures, len(done.attempts)) == (3, 0, 4)
-        assert [each.outcome for each in done.attempts] == ["preempted"] * 3 + ["succeeded"]
+        assert [item.outcome for item in done.attempts] == ["preempted"] * 3 + ["succeeded"]
         await reaches(one, calm, "succeeded")
         assert weights(await log_of(one, rough, 4)) == weights(await log_of(one, calm, 1))
         for number, before in enumerate(done.attempts[:-1], 2):

@@ -113,26 +113,26 @@ def all_right(portal: Portal, book: Path, names: list[str]) -> None:
     ana = portal.user("ana")
 
     def jobs() -> dict[str, Job]:
-        found: dict[str, Job] = {}
+        result: dict[str, Job] = {}
         cursor = None
         while True:
             page = ana.jobs(mine=True, limit=200, cursor=cursor)
             for job in page.jobs:
-                assert job.name not in found, f"{job.name} is there twice"
-                found[job.name] = job
+                assert job.name not in result, f"{job.name} is there twice"
+                result[job.name] = job
             cursor = page.next
             if cursor is None:
-                return found
+                return result
 
     deadline = time.monotonic() + 60 + 3 * len(names)
     while any(job.state not in ("succeeded", "failed", "cancelled") for job in heard(jobs).values()):  # type: ignore[attr-defined]
         if time.monotonic() >= deadline:
             raise TimeoutError({j.name: (j.state, j.reason) for j in jobs().values() if j.state == "pending"})
         time.sleep(0.5)
-    found = jobs()
-    assert set(found) == set(names)
-    assert {name: job.state for name, job in found.items() if job.state != "succeeded"} == {}
-    for name, job in found.items():
+    result = jobs()
+    assert set(result) == set(names)
+    assert {name: job.state for name, job in result.items() if job.state != "succeeded"} == {}
+    for name, job in result.items():
         text = ana.logs(job.id).text
         assert f"sum {expected_sum()}\n" in text, (name, text)
     started_now = [line for line in book.read_text().splitlines() if line.endswith("begins")]
@@ -184,7 +184,7 @@ def heard_pid(find: Callable[[], int]) -> int:
 
 def guaranteed(portal: Portal, team: str) -> float:
     """GPUs that notebooks of a team hold."""
-    return next(each.guaranteed for each in portal.user("admin").usage().teams if each.team == team)
+    return next(item.guaranteed for item in portal.user("admin").usage().teams if item.team == team)
 
 
 @pytest.mark.e2e

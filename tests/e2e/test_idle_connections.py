@@ -53,12 +53,12 @@ def idle(ports: list[int], addresses: int) -> Iterator[None]:
 
 def p95(urls: dict[str, str], times: int = 60) -> dict[str, str]:
     """Return the 95th percentile of the answers of each address, for people who read the output of the test."""
-    found = {}
+    result = {}
     for name, url in urls.items():
         with httpx2.Client(trust_env=False, timeout=PATIENCE) as client:
             took = sorted(client.get(url).elapsed.total_seconds() for _ in range(times))
-        found[name] = f"{1000 * took[round(0.95 * times) - 1]:.0f} ms"
-    return found
+        result[name] = f"{1000 * took[round(0.95 * times) - 1]:.0f} ms"
+    return result
 
 
 def soft_limit(pid: int) -> str:

@@ -101,8 +101,8 @@ class Person:
         file = Path(entry.pw_dir) / "paths.json"
         file.write_text(json.dumps([str(path) for path in paths]))
         os.chown(file, entry.pw_uid, entry.pw_gid)
-        found: list[str] = json.loads(self.run(LOOK))
-        return set(found)
+        result: list[str] = json.loads(self.run(LOOK))
+        return set(result)
 
     @property
     def pid(self) -> int:
@@ -119,11 +119,11 @@ def portal() -> Iterator[Portal]:
 @pytest.fixture(scope="module")
 def people(portal: Portal) -> dict[str, Person]:
     """ana and bo with notebooks, cy logged in only."""
-    found = {name: Person(name, portal, portal.browser(name, PASSWORD)) for name in PEOPLE}
-    found[ANA].start("rnd/gpu1")
-    found[BO].start("devops/gpu1")
-    found[CY].token = portal.user_token(CY)
-    return found
+    result = {name: Person(name, portal, portal.browser(name, PASSWORD)) for name in PEOPLE}
+    result[ANA].start("rnd/gpu1")
+    result[BO].start("devops/gpu1")
+    result[CY].token = portal.user_token(CY)
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -136,10 +136,10 @@ def jobs(portal: Portal, people: dict[str, Person]) -> dict[str, str]:
 
     def submitted() -> dict[str, str]:
         with portal.client(ana.token) as client:
-            found = {job.name: job for job in client.jobs(mine=True).jobs}
-            there = {name: job.state.value for name, job in found.items()} == {"ended": "succeeded", "runs": "running"}
-            if there and SECRET in client.logs(found["runs"].id).text:
-                return {name: job.id for name, job in found.items()}
+            result = {job.name: job for job in client.jobs(mine=True).jobs}
+            there = {name: job.state.value for name, job in result.items()} == {"ended": "succeeded", "runs": "running"}
+            if there and SECRET in client.logs(result["runs"].id).text:
+                return {name: job.id for name, job in result.items()}
         return {}
 
     answer: dict[str, str] = until(submitted, "one job ended, one runs")
@@ -166,14 +166,14 @@ def test_notebooks_and_jobs_run_under_the_account_that_logged_in(
 ) -> None:
     for name in (ANA, BO):
         mine = account(name)
-        said = json.loads(people[name].run(WHO))
-        assert {key: said[key] for key in mine} == mine
-        assert len(said["gpus"].split(",")) == 1
+        message = json.loads(people[name].run(WHO))
+        assert {key: message[key] for key in mine} == mine
+        assert len(message["gpus"].split(",")) == 1
         assert identity(people[name].pid) == ({mine["uid"]}, set(mine["groups"]))
     with portal.client(people[ANA].token) as client:
         for id in jobs.values():
-            said = json.loads(client.logs(id).text.splitlines()[0])
-            assert {key: said[key] for key in account(ANA)} == account(ANA)
+            message = json.loads(client.logs(id).text.splitlines()[0])
+            assert {key: message[key] for key in account(ANA)} == account(ANA)
         assert client.job(jobs["runs"]).command, "she sees what she runs"
     processes = list(marked("MAKEWAY_JOB_ID", jobs["runs"]))
     assert len(processes) >= 2, "the launcher and what it started"
@@ -191,7 +191,7 @@ def test_notebooks_cannot_read_other_users_files_or_the_portals(
     root = portal.state.root
     his = account(BO)["uid"]
     files = [path for path in (root, *root.rglob("*")) if path.lstat().st_uid != his and "bin" not in path.parts]
-    found = {str(path.relative_to(root)) for path in files}
+    result = {str(path.relative_to(root)) for path in files}
     for name in (
         "makeway.sqlite",
         "jupyterhub.sqlite",
@@ -199,8 +199,8 @@ def test_notebooks_cannot_read_other_users_files_or_the_portals(
         "secrets/cookie_secret",
         "logs/hub.log",
     ):
-        assert name in found
-    assert [name for name in found if name.endswith(("/result.pkl", "/log", "checkpoints/mine"))]
+        assert name in result
+    assert [name for name in result if name.endswith(("/result.pkl", "/log", "checkpoints/mine"))]
     uid = account(ANA)["uid"]
     others = [pid for pid, known in identities().items() if uid in known] + [*marked("MAKEWAY_STATE_DIR", str(root))]
     assert len(others) >= 6, "notebook, kernel, launcher and job; Hub, proxy and service"
@@ -215,11 +215,11 @@ def test_notebooks_cannot_read_other_users_files_or_the_portals(
 
 def identities() -> dict[int, set[int]]:
     """Every process, with its account numbers; others may end while we look."""
-    found = {}
+    result = {}
     for pid in (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()):
         with suppress(OSError, KeyError):
-            found[pid] = identity(pid)[0]
-    return found
+            result[pid] = identity(pid)[0]
+    return result
 
 
 @pytest.mark.covers("N22")

@@ -26,15 +26,15 @@ def come_to_rest(world: World, engine: Engine) -> int:
     for _ in range(ROUNDS):
         before, plan = _copy(world), world.plan()
         started |= {start.id for start in plan.start}
-        for each in plan.evict:
-            if each.preemptor in evicted:
+        for item in plan.evict:
+            if item.preemptor in evicted:
                 cascades += 1
-                then, earlier, preemptor = evicted[each.preemptor]
+                then, earlier, preemptor = evicted[item.preemptor]
                 nominated = {w.id for w in then.workloads.values() if w.nomination}
                 undone = {start.id for start in earlier.start} - nominated  # which no plan withdraws (rule 5.8)
-                assert each.id not in undone, f"I11: {each.id} starts where {each.preemptor} returns: {earlier}"
-                avoidable(then, earlier, preemptor, each.preemptor, engine)
-        evicted |= {each.id: (before, plan, each.preemptor) for each in plan.evict}
+                assert item.id not in undone, f"I11: {item.id} starts where {item.preemptor} returns: {earlier}"
+                avoidable(then, earlier, preemptor, item.preemptor, engine)
+        evicted |= {item.id: (before, plan, item.preemptor) for item in plan.evict}
         world.apply(plan)
         world.now += 1
         if not plan.acts and not world.named("checkpointing"):
@@ -47,17 +47,17 @@ def come_to_rest(world: World, engine: Engine) -> int:
 
 def avoidable(world: World, plan: Plan, preemptor: str, victim: str, engine: Engine) -> None:
     """Fail if there was a minimal legal set for the only preemptor of a plan without a member that would return."""
-    mine = [each for each in (*plan.evict, *plan.move) if each.preemptor == preemptor]
+    mine = [item for item in (*plan.evict, *plan.move) if item.preemptor == preemptor]
     if len(mine) < len(plan.evict) + len(plan.move) or plan.start or any(e.rule in OVER_QUOTA for e in mine):
         return  # another decision, or a right over quota, may have been in the way of it
     if any(waiting.nomination and waiting.id != preemptor for waiting in plan.pending):
         return  # another workload needed room, too
     facts = Facts(world.snapshot())
-    gone = [facts.live[each.id] for each in plan.evict]
+    gone = [facts.live[item.id] for item in plan.evict]
     if not returns(world, preemptor, gone, facts.live[victim], engine):
         return  # alone it would start without an eviction
     for group in minimal_sets(facts, facts.live[preemptor]):
-        if {w.id for w in group} == {each.id for each in mine}:
+        if {w.id for w in group} == {item.id for item in mine}:
             continue  # its members were in each other's way
         back = [w.id for w in group if returns(world, preemptor, group, w, engine)]
         assert back, f"I11: {[w.id for w in group]} would have led to no cascade, after {plan}"
@@ -70,7 +70,7 @@ def returns(world: World, preemptor: str, group: Sequence[Workload], victim: Wor
     other.end(*waiting, *(w.id for w in group), state="cancelled")
     _rest(other, engine)  # the preemptor starts: its GPUs were nominated, and the victim cannot take them
     other.change(victim.id, state="pending", attempt=victim.attempt + 1, last_checkpoint_at=other.now)
-    return any(each.preemptor == victim.id for plan in _rest(other, engine) for each in plan.evict)
+    return any(item.preemptor == victim.id for plan in _rest(other, engine) for item in plan.evict)
 
 
 def _rest(world: World, engine: Engine) -> list[Plan]:
@@ -92,13 +92,13 @@ def minimal_sets(facts: Facts, asking: Workload) -> Iterator[list[Workload]]:
     pools = [pool for pool in facts.pools_of(asking) if in_quota(facts, Plan(), now, asking, pool)]
     others = any(any(legal_sets(facts, now, asking, pool, False)) for pool in pools)
     for pool in pools:
-        found: list[set[str]] = []
+        result: list[set[str]] = []
         for group in sorted(legal_sets(facts, now, asking, pool, not others), key=len):
-            names = {each.victim.id for each in group}
-            if any(each.kept for each in group) or any(smaller <= names for smaller in found):
+            names = {item.victim.id for item in group}
+            if any(item.kept for item in group) or any(smaller <= names for smaller in result):
                 continue
-            found.append(names)
-            yield [each.victim for each in group]
+            result.append(names)
+            yield [item.victim for item in group]
 
 
 def _copy(world: World) -> World:

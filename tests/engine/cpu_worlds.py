@@ -24,9 +24,9 @@ def cpu_world(random: Random) -> World:
     for name in ("light", "heavy"):
         cpu, memory = random.choice([500, 1000, 3000]), random.choice([0, 0, 2048])
         workers = random.choice([1, 1, 1, 2])
-        least = random.choice([None, 1]) if workers > 1 else None
+        minimum = random.choice([None, 1]) if workers > 1 else None
         served = random.choice([(), pools[:1], pools[::-1]])
-        world.profile(name, 0, cpu=cpu, memory=memory, workers=workers, min_workers=least, pools=served)
+        world.profile(name, 0, cpu=cpu, memory=memory, workers=workers, min_workers=minimum, pools=served)
     return world
 
 

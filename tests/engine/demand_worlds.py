@@ -97,16 +97,16 @@ class DemandFacts:
     def check(self) -> None:
         """Check every entry by itself, then all of them together against every line and capacity."""
         waits = {w.id: w for w in self.plan.pending if not w.nomination}
-        assert len({each.id for each in self.plan.demand}) == len(self.plan.demand), "each workload once"
-        for each in self.plan.demand:
-            assert each.id in waits, f"{each} starts, is nominated or refused"
-            self._is_what_it_asks_for(each)
-            self._has_no_room(each, waits[each.id].code)
+        assert len({item.id for item in self.plan.demand}) == len(self.plan.demand), "each workload once"
+        for item in self.plan.demand:
+            assert item.id in waits, f"{item} starts, is nominated or refused"
+            self._is_what_it_asks_for(item)
+            self._has_no_room(item, waits[item.id].code)
         for policy in self.facts.policies.values():
             for line in policy.quotas:
                 self._is_within(policy, line)
         for pool in self.facts.pools.values():
-            asked = sum(self._amount(each) for each in self.plan.demand if pool.name in each.pools)
+            asked = sum(self._amount(item) for item in self.plan.demand if pool.name in item.pools)
             if pool.capacity is not None and asked:
                 used = max(self.now.in_pool(pool.name), self.after.in_pool(pool.name))
                 assert used + asked <= pool.capacity, f"capacity of {pool.name}"
@@ -140,18 +140,18 @@ class DemandFacts:
     def _is_within(self, policy: Policy, line: QuotaLine) -> None:
         """Check one line: its limit, and its reservation where all that is asked may only run within it."""
         asked = [
-            each
-            for each in self.plan.demand
-            if policy.name in [level.name for level in self.facts.family(self.work(each.id).policy)]
-            and any(line.covers(pool) for pool in each.pools)
+            item
+            for item in self.plan.demand
+            if policy.name in [level.name for level in self.facts.family(self.work(item.id).policy)]
+            and any(line.covers(pool) for pool in item.pools)
         ]
-        amount = sum(self._amount(each) for each in asked)
+        amount = sum(self._amount(item) for item in asked)
         used = max(self.now.usage(policy.name, line), self.after.usage(policy.name, line))
         if line.limit is not None and amount:
             assert used + amount <= line.limit, f"limit {line} of {policy.name}: {used} + {amount}"
         for non_preemptible in (False, True):
-            bound = [each for each in asked if self._is_bound(each, policy, line, non_preemptible)]
-            amount = sum(self._amount(each) for each in bound)
+            bound = [item for item in asked if self._is_bound(item, policy, line, non_preemptible)]
+            amount = sum(self._amount(item) for item in bound)
             if amount and line.reserved:
                 used = self.after.usage(policy.name, line, non_preemptible)
                 assert used + amount <= line.reserved, f"reservation {line} of {policy.name}: {used} + {amount}"

@@ -47,19 +47,19 @@ class Remaining:
         """Take one worker's share (-1: return it); `milli`: where it holds more of each device than it requests."""
         for at in devices:
             self.devices[at] -= sign * (min(profile.gpus, GPU) if milli is None else milli)
-        for each in (self, *self.beside):
-            each.cpu -= sign * profile.cpu
-            each.memory -= sign * profile.memory
-            each.pods -= sign
+        for item in (self, *self.beside):
+            item.cpu -= sign * profile.cpu
+            item.memory -= sign * profile.memory
+            item.pods -= sign
 
     def hold(self, ended: Terminating, devices: Iterable[int]) -> None:
         """Take what an ended attempt still holds."""
         for at in devices:
             self.devices[at] -= ended.milli
-        for each in (self, *self.beside):
-            each.cpu -= ended.cpu
-            each.memory -= ended.memory
-            each.pods -= ended.pods
+        for item in (self, *self.beside):
+            item.cpu -= ended.cpu
+            item.memory -= ended.memory
+            item.pods -= ended.pods
 
 
 RemainingByNode = dict[str, Remaining]
@@ -79,7 +79,7 @@ class Facts:
         reading = Cluster(snapshot)
         self.parts = {(name, p.worker): p for name, held in reading.running.items() for p in held.parts}
         """What each worker holds on its node, as the reference reads it where the node does not show its devices."""
-        self.kept = {name: reading.placement(each.parts) for name, each in reading.nominations.items()}
+        self.kept = {name: reading.placement(item.parts) for name, item in reading.nominations.items()}
         """The nominations of the snapshot that can be kept."""
 
     def profile(self, w: Workload) -> Profile:
@@ -101,12 +101,12 @@ class Facts:
 
     def shares(self, w: Workload, placement: Placement) -> dict[str, int]:
         """Return the milli-GPUs of a placement in each pool where its nodes are now."""
-        found: dict[str, int] = {}
+        result: dict[str, int] = {}
         for placed in placement:
             pool = self.nodes[placed.node].pool
-            each = placed.milli * len(placed.devices) if placed.devices else self.profile(w).gpus
-            found[pool] = found.get(pool, 0) + each
-        return found
+            item = placed.milli * len(placed.devices) if placed.devices else self.profile(w).gpus
+            result[pool] = result.get(pool, 0) + item
+        return result
 
     def is_fixed(self, w: Workload, placement: Placement) -> bool:
         """Whether a workload could not restart on its nodes, in several pools or in one that does not serve it."""
@@ -121,12 +121,12 @@ class Facts:
         return _positions(self.nodes[placed.node], placed.devices), None
 
     def family(self, policy: str) -> list[Policy]:
-        found: list[Policy] = []
+        result: list[Policy] = []
         at: str | None = policy
         while at is not None:
-            found.append(self.policies[at])
+            result.append(self.policies[at])
             at = self.policies[at].parent
-        return found
+        return result
 
     def promised(self, policy: str, line: QuotaLine) -> int:
         """Return what the nearest lines below a department reserve within one of its lines."""
@@ -179,9 +179,9 @@ class Facts:
                 devices, milli = self.devices(w, placed)
                 rooms[placed.node].take(self.profile(w), devices, milli=milli)
         for node in self.snapshot.nodes:
-            for each in node.terminating:
-                if now or self.is_late(each.deadline):
-                    rooms[node.name].hold(each, _positions(node, each.devices))
+            for item in node.terminating:
+                if now or self.is_late(item.deadline):
+                    rooms[node.name].hold(item, _positions(node, item.devices))
         for node in self.snapshot.nodes:
             rest = node.foreign_gpus
             for at in reversed(range(len(rooms[node.name].devices))):
@@ -210,11 +210,11 @@ class Facts:
         for name in self.able(rooms, w, pool):
             room = Remaining(list(rooms[name].devices), rooms[name].cpu, rooms[name].memory, rooms[name].pods)
             while count < 100 and room.fits(profile):
-                left = room.devices
-                best = [at for at, milli in enumerate(left) if milli >= min(profile.gpus, GPU)]
-                best.sort(key=lambda at: left[at])
+                remaining = room.devices
+                best = [at for at, milli in enumerate(remaining) if milli >= min(profile.gpus, GPU)]
+                best.sort(key=lambda at: remaining[at])
                 many = profile.gpus // GPU if profile.gpus >= GPU else bool(profile.gpus)
-                whole = [at for at in best if left[at] == GPU] if profile.gpus >= GPU else best
+                whole = [at for at in best if remaining[at] == GPU] if profile.gpus >= GPU else best
                 room.take(profile, whole[:many])
                 count += 1
         return count
@@ -271,29 +271,29 @@ class State:
     def covered(self, name: str, line: QuotaLine) -> int:
         """Count what a line covers of one workload."""
         w, placement = self.held[name]
-        places = [self.facts.shares(w, each) for each in (placement, self.leaves.get(name)) if each]
-        return max((sum(n for pool, n in each.items() if line.covers(pool)) for each in places), default=0)
+        places = [self.facts.shares(w, item) for item in (placement, self.leaves.get(name)) if item]
+        return max((sum(n for pool, n in item.items() if line.covers(pool)) for item in places), default=0)
 
     def usage(self, policy: str, line: QuotaLine, guaranteed: bool = False) -> int:
         """Count what a line covers."""
-        found = 0
+        result = 0
         for name, (w, _) in self.held.items():
-            names = {each.name for each in self.facts.family(w.policy)}
+            names = {item.name for item in self.facts.family(w.policy)}
             if policy in names and (w.non_preemptible or not guaranteed):
-                found += self.covered(name, line)
-        return found
+                result += self.covered(name, line)
+        return result
 
     def usage_beyond(self, policy: str, line: QuotaLine, guaranteed: bool = False) -> int:
         """Count what a line covers of work without a reserving line of its own below that."""
-        found = 0
+        result = 0
         for name, (w, placement) in self.held.items():
-            names = [each.name for each in self.facts.family(w.policy)]
+            names = [item.name for item in self.facts.family(w.policy)]
             pools = self.facts.shares(w, placement)
             if policy in names and (w.non_preemptible or not guaranteed):
                 below = self.facts.family(w.policy)[: names.index(policy)]
-                if not any(q.reserved and q.covers(pool) for each in below for q in each.quotas for pool in pools):
-                    found += self.covered(name, line)
-        return found
+                if not any(q.reserved and q.covers(pool) for item in below for q in item.quotas for pool in pools):
+                    result += self.covered(name, line)
+        return result
 
     def in_pool(self, pool: str) -> int:
         """Count what runs in a pool."""
@@ -311,7 +311,7 @@ class State:
     def rooms(self, without: Iterable[str] = ()) -> RemainingByNode:
         """Return what is left on the nodes."""
         gone = set(without)
-        return self.facts.rooms((each for name, each in self.held.items() if name not in gone), self.now)
+        return self.facts.rooms((item for name, item in self.held.items() if name not in gone), self.now)
 
     def admits(self, w: Workload, pool: str, request: int) -> bool:
         """Whether limits and the pool's capacity have room for a request."""
@@ -325,9 +325,9 @@ class State:
 
     def guarantor(self, policy: str, pool: str) -> str | None:
         """Return the nearest level that reserves in a pool."""
-        for each in self.facts.family(policy):
-            if any(line.reserved and line.covers(pool) for line in each.quotas):
-                return each.name
+        for item in self.facts.family(policy):
+            if any(line.reserved and line.covers(pool) for line in item.quotas):
+                return item.name
         return None
 
 

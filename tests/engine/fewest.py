@@ -26,7 +26,7 @@ Cost = tuple[int, int]
 
 def cost_of(facts: Facts, plan: Plan) -> Cost:
     """Return what a plan costs."""
-    stopped = sum(_held(facts, each.id) for each in plan.evict)
+    stopped = sum(_held(facts, item.id) for item in plan.evict)
     moves = [move for move in plan.move if move.rule == "shrink"]
     given = sum(_held(facts, move.id) - amount(facts, facts.live[move.id], move.to) for move in moves)
     return stopped, stopped + given
@@ -38,17 +38,17 @@ def _held(facts: Facts, name: str) -> int:
 
 def cheaper_sets(facts: Facts, plan: Plan) -> Iterator[tuple[Leaving, ...]]:
     """Iterate over the legal sets that cost less and leave room for all that a plan serves, the cheapest first."""
-    found = _Served(facts, plan)
+    result = _Served(facts, plan)
     able = [
         options(facts, o, place)
-        for o, place in found.running.held.values()
+        for o, place in result.running.held.values()
         if not o.non_preemptible and o.state in ("starting", "running") and amount(facts, o, place)
     ]
-    assert prod(len(each) + 1 for each in able) <= MAX_SETS, "not a small world"
-    sets = [tuple(each for each in choice if each) for choice in product(*([None, *each] for each in able))]
+    assert prod(len(item) + 1 for item in able) <= MAX_SETS, "not a small world"
+    sets = [tuple(item for item in choice if item) for choice in product(*([None, *item] for item in able))]
     cost = cost_of(facts, plan)
-    cheaper = sorted((each for each in sets if _is_cheaper(_cost(each), cost)), key=_cost)
-    return (group for group in cheaper if found.is_enough(group))
+    cheaper = sorted((item for item in sets if _is_cheaper(_cost(item), cost)), key=_cost)
+    return (group for group in cheaper if result.is_enough(group))
 
 
 def _is_cheaper(one: Cost, other: Cost) -> bool:
@@ -58,9 +58,9 @@ def _is_cheaper(one: Cost, other: Cost) -> bool:
 
 def _cost(group: Sequence[Leaving]) -> Cost:
     stopped, given = 0, 0
-    for each in group:
-        units = sum(unit.amount for unit in each.units)
-        stopped, given = (stopped, given + units) if each.kept else (stopped + units, given)
+    for item in group:
+        units = sum(unit.amount for unit in item.units)
+        stopped, given = (stopped, given + units) if item.kept else (stopped + units, given)
     return stopped, stopped + given
 
 
@@ -77,8 +77,8 @@ class _Served:
         served = [facts.live[name] for name in new if name not in kept and name not in self.running.held]
         self.served = {w.id: (w, self._pools(after, w)) for w in served if facts.request(w)}
         self.moved = [facts.live[move.id] for move in plan.move if move.rule != "shrink"]
-        each = [(w, pool) for w, _ in self.served.values() for pool in facts.pools_of(w)]
-        self.quota = [(w, pool) for w, pool in each if in_quota(facts, plan, self.running, w, pool)]
+        item = [(w, pool) for w, _ in self.served.values() for pool in facts.pools_of(w)]
+        self.quota = [(w, pool) for w, pool in item if in_quota(facts, plan, self.running, w, pool)]
         self.at_once = {start.id for start in plan.start}
         firm = {w.id for w, _ in self.quota if w.non_preemptible}
         others = {w.id for w, pool in self.quota if any(legal_sets(facts, self.running, w, pool, False))}
@@ -98,10 +98,12 @@ class _Served:
         for again in product((False, True), repeat=len(stay)):
             moving = [w for w, moves in zip(stay, again, strict=True) if moves]
             places = [*(self.served.values()), *((w, list(self.facts.pools_of(w))) for w in moving)]
-            left = State(self.facts, {n: each for n, each in state.held.items() if n not in {w.id for w in moving}})
+            remaining = State(
+                self.facts, {n: item for n, item in state.held.items() if n not in {w.id for w in moving}}
+            )
             for pools in product(*(able for _, able in places)):
                 asking = [(w, pool) for (w, _), pool in zip(places, pools, strict=True)]
-                if self._fits(left, asking) and self._is_legal(asking, group):
+                if self._fits(remaining, asking) and self._is_legal(asking, group):
                     return True
         return False
 
@@ -111,14 +113,14 @@ class _Served:
 
     def _is_legal(self, asking: Asking, group: Sequence[Leaving]) -> bool:
         """Whether each leaves for one of these, which are served one after the other, the best class first."""
-        mine = [each for each in asking if each[0].id in self.served]
+        mine = [item for item in asking if item[0].id in self.served]
         orders = [
             order for order in permutations(mine) if list(map(self._class, order)) == sorted(map(self._class, mine))
         ]
         for choice in product(range(len(mine)), repeat=len(group)):
             for order in orders:
                 parts = [
-                    [each for each, at in zip(group, choice, strict=True) if at == turn] for turn in range(len(mine))
+                    [item for item, at in zip(group, choice, strict=True) if at == turn] for turn in range(len(mine))
                 ]
                 if self._in_turn(asking[len(mine) :], order, parts):
                     return True
@@ -137,24 +139,24 @@ class _Served:
         gone: list[Leaving] = []
         for turn, (w, pool) in enumerate(order):
             so_far = [*moving, *order[: turn + 1]]
-            less = [[*gone, *(each for each in parts[turn] if each is not one)] for one in parts[turn]] or [gone]
-            needless = any(self._fits(self._left(moving, each), so_far) for each in less)
+            less = [[*gone, *(item for item in parts[turn] if item is not one)] for one in parts[turn]] or [gone]
+            needless = any(self._fits(self._left(moving, item), so_far) for item in less)
             if needless == bool(parts[turn]) or not self._fits(self._left(moving, [*gone, *parts[turn]]), so_far):
                 return False
             state = self._left((), gone)
-            state.held |= {each.id: (each, self._somewhere(each, where)) for each, where in order[: turn + 1]}
+            state.held |= {item.id: (item, self._somewhere(item, where)) for item, where in order[: turn + 1]}
             if not self._may_evict(state, w, pool, parts[turn]):
                 return False
             gone += parts[turn]
         return True
 
     def _left(self, moving: Asking, gone: Sequence[Leaving]) -> State:
-        left = without(self.running, gone)
-        left.held = {name: each for name, each in left.held.items() if name not in {w.id for w, _ in moving}}
-        return left
+        remaining = without(self.running, gone)
+        remaining.held = {name: item for name, item in remaining.held.items() if name not in {w.id for w, _ in moving}}
+        return remaining
 
     def _may_evict(self, state: State, w: Workload, pool: str, part: Sequence[Leaving]) -> bool:
-        units = sorted((unit for each in part for unit in each.units), key=lambda unit: unit.amount)
+        units = sorted((unit for item in part for unit in item.units), key=lambda unit: unit.amount)
         orders = permutations(units) if len(units) <= MAX_ORDERS else [units]
         return any(
             all(self._entitled(state, w, pool, unit, order[:at]) for at, unit in enumerate(order)) for order in orders
@@ -169,8 +171,8 @@ class _Served:
         return quota and above(self.facts, state, w, pool, unit, gone)
 
     def _somewhere(self, w: Workload, pool: str) -> Placement:
-        node = next(name for name, each in self.facts.nodes.items() if each.pool == pool)
-        each = self.facts.profile(w).gpus
-        share = min(each, 1000)
-        devices = tuple(range(max(1, each // 1000)))
+        node = next(name for name, item in self.facts.nodes.items() if item.pool == pool)
+        item = self.facts.profile(w).gpus
+        share = min(item, 1000)
+        devices = tuple(range(max(1, item // 1000)))
         return tuple(Placed(at, node, devices, share) for at in range(self.facts.least(w)))

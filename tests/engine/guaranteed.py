@@ -21,7 +21,7 @@ def free_guaranteed_gpus_keep_cpu_and_memory(facts: Facts, plan: Plan, now: Stat
     placed = {s.id: s.placement for s in plan.start} | {w.id: w.nomination for w in plan.pending if w.nomination}
     mine = [facts.live[name] for name in placed if may_take_only_spare(facts, facts.live[name])]
     others = [placement for name, placement in placed.items() if facts.live[name] not in mine]
-    others += [facts.live[each.id].placement for each in (*plan.evict, *plan.move)]
+    others += [facts.live[item.id].placement for item in (*plan.evict, *plan.move)]
     others += [move.to for move in plan.move]
     touched = {pool for placement in others for pool in _pools_around(facts, placement)}
     around = {w.id: _pools_around(facts, placed[w.id]) for w in mine}
@@ -79,8 +79,10 @@ def _useful(room: Remaining, profile: Profile | None) -> int:
     room = Remaining(list(room.devices), room.cpu, room.memory, room.pods)
     count = 0
     while profile is not None and count < 100 and room.fits(profile):
-        best = sorted((left, at) for at, left in enumerate(room.devices) if left >= min(profile.gpus, GPU))
-        whole = [at for left, at in best if left == GPU] if profile.gpus >= GPU else [best[0][1]]
+        best = sorted(
+            (remaining, at) for at, remaining in enumerate(room.devices) if remaining >= min(profile.gpus, GPU)
+        )
+        whole = [at for remaining, at in best if remaining == GPU] if profile.gpus >= GPU else [best[0][1]]
         room.take(profile, whole[: max(1, profile.gpus // GPU)])
         count += 1
     return count * profile.gpus if profile else 0
@@ -106,5 +108,5 @@ def _guaranteed(facts: Facts, now: State, after: State, policy: str, pool: str) 
     """Return the larger of what a policy and what the teams below it may still use of their reservations."""
     lines = [line for line in facts.policies[policy].quotas if line.reserved and line.covers(pool)]
     rest = [line.reserved - max(now.usage(policy, line), after.usage(policy, line)) for line in lines]
-    below = [each.name for each in facts.policies.values() if each.parent == policy]
+    below = [item.name for item in facts.policies.values() if item.parent == policy]
     return max(0, min(rest, default=0), sum(_guaranteed(facts, now, after, name, pool) for name in below))

@@ -37,8 +37,8 @@ def hosted_world(random: Random) -> World:
         for node in pair if random.random() < 0.85 else ():
             world.nodes[node.name] = replace(node, host=f"h{at}", cpu=cpu, memory=memory, pods=pods)
     for name, profile in list(world.profiles.items()):
-        each = {"cpu": random.choice([0, 500, 1000, 2000]), "memory": random.choice([0, 0, 1024])}
-        world.profiles[name] = replace(profile, **each)
+        item = {"cpu": random.choice([0, 500, 1000, 2000]), "memory": random.choice([0, 0, 1024])}
+        world.profiles[name] = replace(profile, **item)
     world.profile("light", 0, cpu=1000).profile("heavy", 0, cpu=2500)
     if random.random() < 0.8:
         _run_only_what_fits(world)
@@ -61,8 +61,8 @@ def crowded_world(random: Random) -> World:
         world.pool(pool, many, gpus=random.choice([2, 3, 4]))
     for name, node in world.nodes.items():
         if random.random() < 0.9:
-            each = {"host": f"h{name.split('-')[-1]}", "first_device": FIRSTS[node.pool], kind: shared}
-            world.nodes[name] = replace(node, **each)
+            item = {"host": f"h{name.split('-')[-1]}", "first_device": FIRSTS[node.pool], kind: shared}
+            world.nodes[name] = replace(node, **item)
     for name in "abc":
         world.team(name, weight=random.choice(["Medium", "Medium", "High", "None"]))
         world.policies[name] = replace(world.policies[name], quotas=quota_lines(random))
@@ -70,12 +70,12 @@ def crowded_world(random: Random) -> World:
         world.team("top", reserved=random.choice([0, 3]), limit=random.choice([None, 8]))
         world.policies["a"] = replace(world.policies["a"], parent="top")
         world.policies["b"] = replace(world.policies["b"], parent="top")
-    for name, gpus, workers, least in SHAPES:
-        each = {kind: random.choice([1000, 1000, 2000, 3000] if gpus else [500, 1500])} if kind != "pods" else {}
+    for name, gpus, workers, minimum in SHAPES:
+        item = {kind: random.choice([1000, 1000, 2000, 3000] if gpus else [500, 1500])} if kind != "pods" else {}
         if random.random() < 0.2:
-            each["min_runtime"] = random.choice([2, 300])
+            item["min_runtime"] = random.choice([2, 300])
         pools = random.choice([("p",), ("q",), ("p",), ("q",), ("p", "q")])
-        world.profile(name, gpus, workers=workers, min_workers=least, pools=pools, **each)
+        world.profile(name, gpus, workers=workers, min_workers=minimum, pools=pools, **item)
     _fill(world, random)
     for at in range(random.randint(1, 4)):
         happen_crowded(world, random, f"new{at}")
@@ -84,9 +84,9 @@ def crowded_world(random: Random) -> World:
 
 def share_gpus(world: World, random: Random) -> None:
     """Have profiles of half a GPU and jobs of them in a world of `crowded_world`."""
-    each = {name: most for name in ("cpu", "memory") if (most := getattr(world.profiles["one"], name))}
+    item = {name: maximum for name in ("cpu", "memory") if (maximum := getattr(world.profiles["one"], name))}
     for name, workers in (("half", 1), ("halves", 2)):
-        world.profile(name, 0.5, workers=workers, pools=random.choice([("p",), ("q",), ("p", "q")]), **each)
+        world.profile(name, 0.5, workers=workers, pools=random.choice([("p",), ("q",), ("p", "q")]), **item)
     for at in range(3):
         team, profile = random.choice("abc"), random.choice(["half", "halves"])
         world.submit(f"half{at}", team, profile, priority=random.choice([0, 1]))
@@ -114,7 +114,7 @@ def _fill(world: World, random: Random) -> None:
     """Run workloads until nearly all that the machines share is taken."""
     for at in range(16):
         profile, team = random.choice(list(world.profiles.values())), random.choice("aabc")
-        node = world.nodes[random.choice([n for n, each in world.nodes.items() if each.pool in profile.pools])]
+        node = world.nodes[random.choice([n for n, item in world.nodes.items() if item.pool in profile.pools])]
         name = f"w{at:02}"
         held = {d for w in world.workloads.values() for p in w.placement if p.node == node.name for d in p.devices}
         free = [d for d in range(node.first_device, node.first_device + node.gpus) if d not in held]
@@ -142,7 +142,7 @@ def number_from(world: World, name: str, first: int) -> None:
         first_device=first,
         devices=moved(node.devices),
         foreign_devices=moved(node.foreign_devices),
-        terminating=tuple(replace(each, devices=moved(each.devices)) for each in node.terminating),
+        terminating=tuple(replace(item, devices=moved(item.devices)) for item in node.terminating),
     )
     for w in list(world.workloads.values()):
         if any(placed.node == name for placed in w.placement):
@@ -168,13 +168,13 @@ def exceeded(world: World) -> dict[tuple[str, str], int]:
             profile = world.profiles[w.profile]
             here = used.setdefault(host_of(world, placed.node), Counter())
             here.update(cpu=profile.cpu, memory=profile.memory, pods=1)
-    found = {}
+    result = {}
     for node in world.nodes.values():
         for name, mine in used.get(host_of(world, node.name), Counter()).items():
-            most = getattr(node, name)
-            if most and mine > most - getattr(node, f"foreign_{name}"):
-                found[host_of(world, node.name), name] = mine
-    return found
+            maximum = getattr(node, name)
+            if maximum and mine > maximum - getattr(node, f"foreign_{name}"):
+                result[host_of(world, node.name), name] = mine
+    return result
 
 
 def _run_only_what_fits(world: World) -> None:

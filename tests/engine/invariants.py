@@ -48,7 +48,7 @@ def no_start_is_evicted_a_second_later(world: World, before: Snapshot, plan: Pla
     world.now += 1
     again = world.plan()
     world.now -= 1
-    gone = {each.id for each in (*again.evict, *again.move)} & {start.id for start in plan.start}
+    gone = {item.id for item in (*again.evict, *again.move)} & {start.id for start in plan.start}
     gone -= starts_evicted_in_turn(before, plan, again)
     assert not gone, f"I7: {gone} started and evicted: {again}\nafter {plan}"
 
@@ -79,12 +79,12 @@ def victims_are_legal(sums: Sums, plan: Plan) -> None:
     """Check the evictions by the plan alone; witness.py checks them at the moment of the choice."""
     started = {s.id for s in plan.start}
     nominated = {w.id for w in plan.pending if w.nomination}
-    for each in (*plan.evict, *plan.move):
-        victim = sums.live[each.id]
+    for item in (*plan.evict, *plan.move):
+        victim = sums.live[item.id]
         assert not victim.non_preemptible, "I2"
         assert victim.state in ("starting", "running"), "I2"
-        assert each.id not in started, "I7"
-        assert each.preemptor in nominated | started, f"I4: {each}"
+        assert item.id not in started, "I7"
+        assert item.preemptor in nominated | started, f"I4: {item}"
     for move in plan.move:
         profile = sums.profiles[sums.live[move.id].profile]
         assert not profile.pools or sums.pool(move.to) in profile.pools, "a job moves to a pool of its profile"
@@ -112,8 +112,8 @@ def nothing_is_given_twice(before: Sums, after: Sums, plan: Plan) -> None:
         assert all(0 <= milli <= GPU for milli in devices), f"I1: {node} {devices}"
     for start in plan.start:
         w = after.live[start.id]
-        least = after.workers(w)
-        assert least <= len(start.placement), "I1: gangs are all or nothing"
+        minimum = after.workers(w)
+        assert minimum <= len(start.placement), "I1: gangs are all or nothing"
         for placed in start.placement:
             node = after.nodes[placed.node]
             assert node.ready, "I1"
@@ -125,14 +125,14 @@ def nothing_is_given_twice(before: Sums, after: Sums, plan: Plan) -> None:
             for line in after.policies[name].quotas:
                 if line.limit is not None and line.covers(pool):
                     assert after.usage(name, line) <= line.limit, f"I1: limit of {name}"
-        for each in after.snapshot.pools:
-            if each.name == pool and each.capacity is not None:
+        for item in after.snapshot.pools:
+            if item.name == pool and item.capacity is not None:
                 used = sum(
                     after.held(o)
                     for o in after.live.values()
                     if o.state in ADMITTED and o.placement and after.pool(o.placement) == pool
                 )
-                assert used <= each.capacity, "I1: capacity"
+                assert used <= item.capacity, "I1: capacity"
 
 
 def nothing_idles_that_is_allowed(after: Sums, plan: Plan) -> None:
@@ -149,7 +149,11 @@ def nothing_idles_that_is_allowed(after: Sums, plan: Plan) -> None:
         if w is None or waiting.code in HOLDS or waiting.code == "reclaiming":
             continue
         for pool in after.profiles[w.profile].pools or tuple(p.name for p in after.snapshot.pools):
-            able = {name: left for name, left in effective.items() if after.nodes[name].sessions or w.kind != "session"}
+            able = {
+                name: remaining
+                for name, remaining in effective.items()
+                if after.nodes[name].sessions or w.kind != "session"
+            }
             if fits(after.profiles[w.profile], after, able, pool) and may_run(after, w, pool):
                 raise AssertionError(f"I6: {waiting} fits in {pool}")
 
@@ -163,13 +167,13 @@ def may_run(after: Sums, w: Workload, pool: str) -> bool:
                 continue
             if after.usage(name, line) + after.nominated(name, line) + request > line.limit:
                 return False
-    for each in after.snapshot.pools:
-        if each.name == pool and each.capacity is not None:
+    for item in after.snapshot.pools:
+        if item.name == pool and item.capacity is not None:
             used = sum(
                 max(held(place) if place and after.pool(place) == pool else 0 for place in (o.placement, o.nomination))
                 for o in after.live.values()
             )
-            if used + request > each.capacity:
+            if used + request > item.capacity:
                 return False
     policy = after.policies[w.policy]
     if policy.weight != "None" and not w.non_preemptible:

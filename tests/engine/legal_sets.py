@@ -50,13 +50,13 @@ def legal_sets(facts: Facts, after: State, w: Workload, pool: str, own: bool = T
     rooms = after.rooms()
     able = [(o, place) for o, place in after.held.values() if _may_leave(facts, after, rooms, w, pool, o, place)]
     ways = [options(facts, o, place, pool) for o, place in able]
-    if prod(len(each) + 1 for each in ways) > MAX_SETS:
+    if prod(len(item) + 1 for item in ways) > MAX_SETS:
         return
-    for choice in product(*([None, *each] for each in ways)):
-        group = tuple(each for each in choice if each is not None)
-        left = without(after, group)
-        room = facts.workers(left.rooms(), w, pool) >= facts.least(w)
-        if room and left.admits(w, pool, facts.request(w)) and is_legal(facts, after, w, pool, group, own):
+    for choice in product(*([None, *item] for item in ways)):
+        group = tuple(item for item in choice if item is not None)
+        remaining = without(after, group)
+        room = facts.workers(remaining.rooms(), w, pool) >= facts.least(w)
+        if room and remaining.admits(w, pool, facts.request(w)) and is_legal(facts, after, w, pool, group, own):
             yield group
 
 
@@ -66,24 +66,24 @@ def options(facts: Facts, o: Workload, place: Placement, near: str = "") -> list
     Over several pools it stands in the way in the pool `near`, if it is there, too.
     """
     shares = facts.shares(o, place)
-    pool, extra, each = facts.pool(place), max(0, len(place) - facts.least(o)), facts.profile(o).gpus
+    pool, extra, item = facts.pool(place), max(0, len(place) - facts.least(o)), facts.profile(o).gpus
     if facts.is_fixed(o, place):
         pool = near if near in shares else pool
         whole = Unit(o, pool, sum(shares.values()), tuple(shares.items()))
         return [Leaving(o, pool, (), (whole,))]
     able = [p for p in place if facts.usable(p.node) and is_shown(facts, o, p)]
-    found = []
+    result = []
     for count in range(1, extra + 1):
         for gone in combinations(place, count):
             kept = tuple(p for p in able if p not in gone)
             if len(kept) >= facts.least(o):
                 first = (
-                    amount(facts, o, place) - amount(facts, o, kept) - each * (count - 1)
+                    amount(facts, o, place) - amount(facts, o, kept) - item * (count - 1)
                 )  # with those that cannot stay
-                units = (Unit(o, pool, first), *(Unit(o, pool, each),) * (count - 1))
-                found.append(Leaving(o, pool, kept, units))
-    rest = amount(facts, o, place) - extra * each
-    return [*found, Leaving(o, pool, (), (*(Unit(o, pool, each),) * extra, Unit(o, pool, rest)))]
+                units = (Unit(o, pool, first), *(Unit(o, pool, item),) * (count - 1))
+                result.append(Leaving(o, pool, kept, units))
+    rest = amount(facts, o, place) - extra * item
+    return [*result, Leaving(o, pool, (), (*(Unit(o, pool, item),) * extra, Unit(o, pool, rest)))]
 
 
 def is_shown(facts: Facts, o: Workload, placed: Placed) -> bool:
@@ -95,10 +95,10 @@ def is_shown(facts: Facts, o: Workload, placed: Placed) -> bool:
 def without(state: State, group: Sequence[Leaving]) -> State:
     """Return the state once these have left."""
     held = dict(state.held)
-    for each in group:
-        del held[each.victim.id]
-        if each.kept:
-            held[each.victim.id] = each.victim, each.kept
+    for item in group:
+        del held[item.victim.id]
+        if item.kept:
+            held[item.victim.id] = item.victim, item.kept
     return State(state.facts, held)
 
 
@@ -127,8 +127,8 @@ def _is_short(facts: Facts, rooms: RemainingByNode, w: Workload, pool: str, o: W
         if name != on and not (facts.nodes[on].host and facts.nodes[name].host == facts.nodes[on].host):
             continue
         room = rooms[name]
-        each = wants.gpus // GPU if wants.gpus >= GPU else 1
-        many = len(room.devices) // each * (1 if wants.gpus >= GPU else GPU // wants.gpus)
+        item = wants.gpus // GPU if wants.gpus >= GPU else 1
+        many = len(room.devices) // item * (1 if wants.gpus >= GPU else GPU // wants.gpus)
         many = min(facts.least(w), many)
         cpu, memory = room.cpu < many * wants.cpu and holds.cpu, room.memory < many * wants.memory and holds.memory
         if cpu or memory or room.pods < many:
@@ -145,13 +145,13 @@ def blocking(facts: Facts, after: State, w: Workload, pool: str) -> list[tuple[s
 
 def is_protected(facts: Facts, o: Workload) -> bool:
     """Whether a job runs for less than its profile's `min_runtime`."""
-    least = facts.profile(o).min_runtime
-    return bool(least) and (o.started_at is None or facts.snapshot.now - o.started_at < least)
+    minimum = facts.profile(o).min_runtime
+    return bool(minimum) and (o.started_at is None or facts.snapshot.now - o.started_at < minimum)
 
 
 def is_legal(facts: Facts, after: State, w: Workload, pool: str, group: Sequence[Leaving], own: bool = True) -> bool:
     """Whether a set can be evicted in some order by rules 5.1 and 5.7."""
-    units = [unit for each in group for unit in each.units]
+    units = [unit for item in group for unit in item.units]
     if len(units) > MAX_ORDERS:
         units.sort(key=lambda unit: (owns(facts, w, pool, unit.victim, own), unit.amount))
         return _legal(facts, after, w, pool, units, own)

@@ -22,9 +22,9 @@ def mixed_world(random: Random) -> World:
         world.profile("none", 0, cpu=random.choice([1000, 3000]), pools=random.choice([(), pools[:1]]))
     if random.random() < 0.5:
         workers = random.randint(2, 4)
-        least = random.randint(1, workers)
+        minimum = random.randint(1, workers)
         gpus = random.choice([0.5, 1, 1, 2])
-        world.profile("elastic", gpus, workers=workers, min_workers=least, pools=random.choice([(), pools[::-1]]))
+        world.profile("elastic", gpus, workers=workers, min_workers=minimum, pools=random.choice([(), pools[::-1]]))
     if random.random() < 0.2:
         _mark_models(world, random)
     if random.random() < 0.15:
@@ -58,8 +58,8 @@ def _mark_models(world: World, random: Random) -> None:
 def _make_a_pool_grow(world: World, random: Random) -> None:
     name = list(world.pools)[-1]
     gpus = max(node.gpus for node in world.nodes.values() if node.pool == name)
-    most = random.randint(2, 5)
-    world.pools[name] = replace(world.pools[name], kind="autoscaled", max_nodes=most, node_gpus=gpus, booting=1)
+    maximum = random.randint(2, 5)
+    world.pools[name] = replace(world.pools[name], kind="autoscaled", max_nodes=maximum, node_gpus=gpus, booting=1)
 
 
 def happen_mixed(world: World, random: Random) -> None:
@@ -102,9 +102,9 @@ def contended_world(random: Random) -> World:
         world.team("top", reserved=random.choice([0, 6]), limit=random.choice([None, 10]))
         for name in ("a", "b"):
             world.policies[name] = replace(world.policies[name], parent="top")
-    each = random.choice([0, 0, 1000]) if cpu else 0
+    item = random.choice([0, 0, 1000]) if cpu else 0
     for gpus in (0.5, 1, 2, 3):
-        world.profile(f"g{gpus}", gpus, cpu=each, min_runtime=random.choice([0, 0, 0, 5]))
+        world.profile(f"g{gpus}", gpus, cpu=item, min_runtime=random.choice([0, 0, 0, 5]))
     world.profile("none", 0, cpu=2000)
     world.profile("gang", random.choice([1, 2]), workers=random.randint(2, 3))
     workers = random.randint(2, 4)
@@ -130,7 +130,7 @@ def _fill(world: World, random: Random) -> None:
         trial = {name: list(devices) for name, devices in free.items()}
         for worker in range(random.randint(profile.min_workers or profile.workers, profile.workers)):
             node = random.choice(list(trial))
-            able = [at for at, left in enumerate(trial[node]) if left >= min(profile.gpus, 1000)]
+            able = [at for at, remaining in enumerate(trial[node]) if remaining >= min(profile.gpus, 1000)]
             wanted = max(1, profile.gpus // 1000) if profile.gpus else 0
             if len(able) < wanted or cpu[node] < profile.cpu:
                 placement = []
@@ -212,14 +212,14 @@ def with_foreign_pods(world: World, random: Random) -> World:
 
     Elastic gangs request neither: whether a gang that shrinks can restart on an overbooked node is left open.
     """
-    limited, most = random.random() < 0.7, random.choice([0, 4096])
+    limited, maximum = random.random() < 0.7, random.choice([0, 4096])
     for name, node in world.nodes.items():
         cpu = node.cpu or (6000 if limited else 0)
         used = random.choice([0, 2000, 5000]) if cpu else 0
-        foreign_memory = random.choice([0, 1024, 3072]) if most else 0
-        world.nodes[name] = replace(node, cpu=cpu, memory=most, foreign_cpu=used, foreign_memory=foreign_memory)
+        foreign_memory = random.choice([0, 1024, 3072]) if maximum else 0
+        world.nodes[name] = replace(node, cpu=cpu, memory=maximum, foreign_cpu=used, foreign_memory=foreign_memory)
     for name, profile in world.profiles.items():
-        memory = random.choice([0, 1024]) if most else 0
+        memory = random.choice([0, 1024]) if maximum else 0
         cpu = profile.cpu or (random.choice([0, 1000, 2000]) if limited else 0)
         elastic = (profile.min_workers or profile.workers) < profile.workers
         world.profiles[name] = replace(profile, cpu=0 if elastic else cpu, memory=0 if elastic else memory)
@@ -247,8 +247,8 @@ def with_holds(world: World, random: Random) -> World:
     if random.random() < 0.5:
         for name, profile in list(world.profiles.items()):
             world.profiles[name] = replace(profile, time_limit=random.choice([None, None, 60, 3600.0]))
-    for prefix, most in (("late", 6), ("last", 3)):
-        for at in range(random.randint(0, most)):
+    for prefix, maximum in (("late", 6), ("last", 3)):
+        for at in range(random.randint(0, maximum)):
             profile_name, priority = random.choice(list(world.profiles)), random.choice([0, 0, 1, -1])
             world.submit(f"{prefix}{at}", random.choice("abc"), profile_name, priority=priority)
         world.now += random.choice([0, 5, 100]) if prefix == "late" else 0
@@ -274,8 +274,8 @@ def with_vanished_devices(world: World, random: Random) -> World:
     for name in random.sample(list(world.nodes), random.randint(1, len(world.nodes))):
         node = world.nodes[name]
         if random.random() < 0.3:  # devices with names of their own
-            left = tuple(at for at in range(node.gpus) if random.random() < 0.7)
-            world.nodes[name] = replace(node, gpus=len(left), devices=left)
+            remaining = tuple(at for at in range(node.gpus) if random.random() < 0.7)
+            world.nodes[name] = replace(node, gpus=len(remaining), devices=remaining)
         else:
             world.nodes[name] = replace(node, gpus=random.choice([0, *range(node.gpus), node.gpus - 1]))
     return world

@@ -21,15 +21,15 @@ def starts_evicted_with_others(before: Snapshot, plan: Plan, again: Plan) -> set
     """Return the starts of a plan that the next one may evict, shrink or move: nominated ones, and with other work."""
     nominated = {w.id for w in before.workloads if w.nomination}
     started = {start.id for start in plan.start}
-    found = started & nominated
-    over_quota = found | {start.id for start in plan.start if not start.in_quota}
-    for preemptor, victims in _victims(again, found).items():
+    result = started & nominated
+    over_quota = result | {start.id for start in plan.start if not start.in_quota}
+    for preemptor, victims in _victims(again, result).items():
         moved = {move.id for move in again.move if move.preemptor == preemptor}
         if victims & nominated & started:
-            found |= victims & started
+            result |= victims & started
         elif not victims | moved <= over_quota:
-            found |= victims & over_quota
-    return found
+            result |= victims & over_quota
+    return result
 
 
 def only_for_such_starts(before: Snapshot, plan: Plan, again: Plan) -> bool:
@@ -51,26 +51,26 @@ def starts_evicted_in_turn(before: Snapshot, plan: Plan, again: Plan) -> set[str
     """Return the starts of a plan that the next one may evict with others, or in turn for what those make way for."""
     starts = starts_evicted_with_others(before, plan, again)
     victims = _victims(again, {start.id for start in plan.start} & {w.id for w in before.workloads if w.nomination})
-    return starts.union(*(victims[each] for each in _in_turn(before, plan, again, victims, starts)))
+    return starts.union(*(victims[item] for item in _in_turn(before, plan, again, victims, starts)))
 
 
 def _in_turn(before: Snapshot, plan: Plan, again: Plan, victims: Mapping[str, set[str]], starts: set[str]) -> set[str]:
     """Return the preemptors that such starts make way for, and those that other work does because of them."""
-    found = {preemptor for preemptor, theirs in victims.items() if theirs & starts}
-    teams = {team for preemptor in found for team in _teams(before, preemptor)}
+    result = {preemptor for preemptor, theirs in victims.items() if theirs & starts}
+    teams = {team for preemptor in result for team in _teams(before, preemptor)}
     if teams:
-        found |= {other for other in victims.keys() - found if not _had_room(before, plan, again, other)}
-    while made := {p for p in victims.keys() - found if any(teams & _teams(before, each) for each in victims[p])}:
-        found |= made
+        result |= {other for other in victims.keys() - result if not _had_room(before, plan, again, other)}
+    while made := {p for p in victims.keys() - result if any(teams & _teams(before, item) for item in victims[p])}:
+        result |= made
         teams |= {team for preemptor in made for team in _teams(before, preemptor)}
-    return found
+    return result
 
 
 def _had_room(before: Snapshot, plan: Plan, again: Plan, preemptor: str) -> bool:
     """Whether a preemptor of the next plan had room after the plan, without its own victims alone."""
     state = future(before, plan)
-    evicted = {each.id for each in again.evict if each.preemptor == preemptor}
-    held = {name: each for name, each in state.held.items() if name not in evicted}
+    evicted = {item.id for item in again.evict if item.preemptor == preemptor}
+    held = {name: item for name, item in state.held.items() if name not in evicted}
     held |= {m.id: (state.held[m.id][0], m.to) for m in again.move if m.preemptor == preemptor and m.id in state.held}
     trial, facts, w = State(state.facts, held), state.facts, state.facts.live[preemptor]
     return any(
@@ -83,18 +83,18 @@ def _teams(snapshot: Snapshot, workload: str) -> set[str]:
     """Return the team of a workload and its departments."""
     parents = {policy.name: policy.parent for policy in snapshot.policies}
     at: str | None = next(w.policy for w in snapshot.workloads if w.id == workload)
-    found: set[str] = set()
-    while at is not None and at not in found:
-        found.add(at)
+    result: set[str] = set()
+    while at is not None and at not in result:
+        result.add(at)
         at = parents.get(at)
-    return found
+    return result
 
 
 def _victims(plan: Plan, nominated: set[str]) -> dict[str, set[str]]:
     """Return by preemptor what a plan evicts and shrinks for it, and the nominated starts that it moves."""
-    found: dict[str, set[str]] = {}
-    for each in (*plan.evict, *(move for move in plan.move if move.rule == "shrink" or move.id in nominated)):
-        found.setdefault(each.preemptor, set()).add(each.id)
+    result: dict[str, set[str]] = {}
+    for item in (*plan.evict, *(move for move in plan.move if move.rule == "shrink" or move.id in nominated)):
+        result.setdefault(item.preemptor, set()).add(item.id)
     for move in plan.move:
-        found.setdefault(move.preemptor, set())
-    return found
+        result.setdefault(move.preemptor, set())
+    return result

@@ -59,7 +59,7 @@ def check(world: World, engine: Engine, shuffle: Random) -> Plan:
 
 def every_workload_is_in_one_place(facts: Facts, plan: Plan) -> None:
     kinds = (plan.start, plan.evict, plan.move, plan.pending, plan.refused)
-    places = [each.id for kind in kinds for each in kind]
+    places = [item.id for kind in kinds for item in kind]
     assert sorted([*places, *plan.keep, *plan.terminating]) == sorted(facts.live), "I10"
 
 
@@ -79,12 +79,12 @@ def every_start_over_quota_may_borrow(facts: Facts, plan: Plan) -> None:
 def victims_are_legal(facts: Facts, plan: Plan) -> None:
     started = {s.id for s in plan.start}
     nominated = {w.id for w in plan.pending if w.nomination}
-    for each in (*plan.evict, *plan.move):
-        victim = facts.live[each.id]
+    for item in (*plan.evict, *plan.move):
+        victim = facts.live[item.id]
         assert not victim.non_preemptible, "I2"
         assert victim.state in ("starting", "running"), "I2"
-        assert each.id not in started, "I7"
-        assert each.preemptor in started | nominated, f"I4: nothing starts for {each}"
+        assert item.id not in started, "I7"
+        assert item.preemptor in started | nominated, f"I4: nothing starts for {item}"
     for move in plan.move:
         assert facts.pool(move.to) in facts.pools_of(facts.live[move.id]), "a job moves to a pool of its profile"
         if facts.live[move.id].kind == "session" and move.rule != "shrink":
@@ -94,8 +94,8 @@ def victims_are_legal(facts: Facts, plan: Plan) -> None:
             assert kept < had, "a gang goes on with a part of its placement"
             assert len(move.to) >= facts.least(facts.live[move.id]), "a gang keeps its least number of workers"
         else:
-            least = facts.least(facts.live[move.id])
-            assert least <= len(move.to) <= len(move.source), "a gang that moves keeps its least number of workers"
+            minimum = facts.least(facts.live[move.id])
+            assert minimum <= len(move.to) <= len(move.source), "a gang that moves keeps its least number of workers"
     every_victim_was_above_its_reservation(facts, plan)
 
 
@@ -132,12 +132,12 @@ def _above_in_some_order(facts: Facts, plan: Plan, policy: str, victims: list[Sh
 def _freed(facts: Facts, plan: Plan) -> dict[str, tuple[str, Shares]]:
     """Return what each victim gives up, and for which workload; moves give up nothing."""
     held = {name: facts.shares(w, w.placement) for name, w in facts.live.items()}
-    found = {e.id: (e.preemptor, held[e.id]) for e in plan.evict}
+    result = {e.id: (e.preemptor, held[e.id]) for e in plan.evict}
     for move in plan.move:
         if move.rule == "shrink":
             kept = facts.shares(facts.live[move.id], move.to)
-            found[move.id] = move.preemptor, {pool: n - kept.get(pool, 0) for pool, n in held[move.id].items()}
-    return found
+            result[move.id] = move.preemptor, {pool: n - kept.get(pool, 0) for pool, n in held[move.id].items()}
+    return result
 
 
 def _most_used(facts: Facts, plan: Plan, policy: str, pools: Sequence[str]) -> int:
@@ -147,7 +147,7 @@ def _most_used(facts: Facts, plan: Plan, policy: str, pools: Sequence[str]) -> i
         places[start.id].append(start.placement)
     for waiting in plan.pending:
         places[waiting.id].append(waiting.nomination)
-    team = {w.id: w for w in facts.live.values() if policy in {each.name for each in facts.family(w.policy)}}
+    team = {w.id: w for w in facts.live.values() if policy in {item.name for item in facts.family(w.policy)}}
     return sum(
         max(_covered(facts.shares(w, place), pools) if place else 0 for place in places[name])
         for name, w in team.items()
@@ -178,7 +178,7 @@ def nothing_is_exceeded(facts: Facts, plan: Plan, after: State) -> None:
         for name, room in state.rooms().items():
             if name in touched:
                 pairs = zip(room.devices, before[name].devices, strict=True)
-                assert all(left >= min(0, was) for left, was in pairs), f"I1: {name} {room}"
+                assert all(remaining >= min(0, was) for remaining, was in pairs), f"I1: {name} {room}"
                 assert room.cpu >= min(0, before[name].cpu), f"I1: CPU of {name}"
                 assert room.memory >= min(0, before[name].memory), f"I1: memory of {name}"
                 assert room.pods >= min(0, before[name].pods), f"I1: pods of {name}"
@@ -205,8 +205,8 @@ def no_victim_is_needless(facts: Facts, plan: Plan, after: State) -> None:
         return
     ours = [facts.live[w.id] for w in plan.pending if w.nomination and w.nomination != facts.live[w.id].nomination]
     where = {w.id: pools_of_nomination(facts, plan, after, w) for w in ours}
-    for each in (*plan.evict, *plan.move):
-        victim = facts.live[each.id]
+    for item in (*plan.evict, *plan.move):
+        victim = facts.live[item.id]
         pool = facts.pool(victim.placement)
         spared = State(facts, dict(after.held))
         spared.held[victim.id] = victim, victim.placement
@@ -227,7 +227,7 @@ def no_victim_is_needless(facts: Facts, plan: Plan, after: State) -> None:
         for choice in product(*(where[w.id] for w in ours)):
             asking = list(zip(ours, choice, strict=True))
             if all_within_caps(facts, spared, victim, pool, asking) and not _claimed(facts, plan, spared, asking):
-                assert not facts.all_fit(spared.rooms(), asking), f"I4: {each} is needless in {plan}"
+                assert not facts.all_fit(spared.rooms(), asking), f"I4: {item} is needless in {plan}"
 
 
 def _claimed(facts: Facts, plan: Plan, spared: State, asking: Sequence[tuple[Workload, str]]) -> bool:
@@ -237,7 +237,7 @@ def _claimed(facts: Facts, plan: Plan, spared: State, asking: Sequence[tuple[Wor
     for w, pool in asking:
         state.held[w.id] = w, (Placed(0, node[pool], (0,), facts.request(w)),)
     over = {pool for w, pool in asking if not in_quota(facts, plan, _but(state, w), w, pool)}
-    waiting = [facts.live[each.id] for each in plan.pending if each.id not in state.held]
+    waiting = [facts.live[item.id] for item in plan.pending if item.id not in state.held]
     return any(
         pool in over and in_quota(facts, plan, state, w, pool)
         for w in waiting
@@ -247,14 +247,14 @@ def _claimed(facts: Facts, plan: Plan, spared: State, asking: Sequence[tuple[Wor
 
 
 def _but(state: State, w: Workload) -> State:
-    return State(state.facts, {name: each for name, each in state.held.items() if name != w.id})
+    return State(state.facts, {name: item for name, item in state.held.items() if name != w.id})
 
 
 def pools_of_nomination(facts: Facts, plan: Plan, after: State, w: Workload) -> list[str]:
     """Return the pools in which a nominated workload could be nominated as well: its own, or where it is in quota."""
     own = facts.pool(after.held[w.id][1])
     with_nodes = {node.pool for node in facts.nodes.values()}
-    others = State(facts, {name: each for name, each in after.held.items() if name != w.id})
+    others = State(facts, {name: item for name, item in after.held.items() if name != w.id})
     quota = [pool for pool in facts.pools_of(w) if in_quota(facts, plan, others, w, pool)]
     able = quota if own in quota else facts.pools_of(w) if _may_borrow(facts, w) else ()
     return [own, *(pool for pool in able if pool != own and pool in with_nodes)]
@@ -297,8 +297,8 @@ def in_quota_waits_only_without_legal_victims(facts: Facts, plan: Plan, after: S
             continue
         for pool in facts.pools_of(w):
             if in_quota(facts, plan, after, w, pool):
-                found = next(legal_sets(facts, candidates, w, pool), None)
-                assert found is None, f"I5: {[each.victim.id for each in found or ()]} would make room for {waiting}"
+                result = next(legal_sets(facts, candidates, w, pool), None)
+                assert result is None, f"I5: {[item.victim.id for item in result or ()]} would make room for {waiting}"
 
 
 def in_quota(facts: Facts, plan: Plan, after: State, w: Workload, pool: str) -> bool:
@@ -355,8 +355,8 @@ def no_stopped_victim_has_room(world: World, plan: Plan, after: State) -> None:
         return
     placed = {w.id: (w, w.placement) for w in world.workloads.values() if w.id in facts.live and w.placement}
     now = State(facts, placed, now=True)
-    for each in plan.evict:
-        w = facts.live[each.id]
+    for item in plan.evict:
+        w = facts.live[item.id]
         for pool in facts.pools_of(w) if facts.request(w) and facts.may_start(w) and _may_borrow(facts, w) else ():
             beside = _with_workers_that_stay(facts, after, w, pool)
             missing = facts.least(w) - len(beside.held[w.id][1] if w.id in beside.held else ())
@@ -368,16 +368,16 @@ def _with_workers_that_stay(facts: Facts, after: State, w: Workload, pool: str) 
     """Return the state with the workers of a gang on devices that nothing else gets, all but one of those it needs."""
     if facts.is_fixed(w, w.placement) or facts.pool(w.placement) != pool:
         return after
-    found = after
+    result = after
     for placed in sorted(w.placement, key=lambda each: each.worker):
-        kept = found.held[w.id][1] if w.id in found.held else ()
+        kept = result.held[w.id][1] if w.id in result.held else ()
         trial = State(facts, after.held | {w.id: (w, (*kept, placed))})
         if len(kept) < facts.least(w) - 1 and facts.usable(placed.node) and is_shown(facts, w, placed):
             room = trial.rooms()[placed.node]
             devices = facts.devices(w, placed)[0]
             if all(room.devices[at] >= 0 for at in devices) and min(room.cpu, room.memory, room.pods) >= 0:
-                found = trial
-    return found
+                result = trial
+    return result
 
 
 def _both(now: State, after: State) -> dict[str, object]:

@@ -52,8 +52,8 @@ def _fill(world: World, random: Random) -> None:
     for _ in range(12):
         profile = random.choice(list(world.profiles.values()))
         pools = profile.pools or tuple(world.pools)
-        node = random.choice([name for name, each in world.nodes.items() if each.pool in pools])
-        able = [at for at, left in enumerate(free[node]) if left >= min(profile.gpus, 1000)]
+        node = random.choice([name for name, item in world.nodes.items() if item.pool in pools])
+        able = [at for at, remaining in enumerate(free[node]) if remaining >= min(profile.gpus, 1000)]
         workers = random.randint(profile.min_workers or profile.workers, profile.workers)
         wanted = max(1, profile.gpus // 1000)
         if len(able) < wanted * workers:

@@ -63,12 +63,12 @@ class Sums:
         )
 
     def family(self, policy: str) -> list[str]:
-        found: list[str] = []
+        result: list[str] = []
         at: str | None = policy
-        while at is not None and at in self.policies and at not in found:
-            found.append(at)
+        while at is not None and at in self.policies and at not in result:
+            result.append(at)
             at = self.policies[at].parent
-        return found or [policy]
+        return result or [policy]
 
     def left(self, gone: Iterable[str] = ()) -> dict[str, list[int]]:
         """Return the milli-GPUs left per node and device, without the workloads in `gone`."""
@@ -102,5 +102,5 @@ def fits(profile: Profile, sums: Sums, free: dict[str, list[int]], pool: str) ->
         if profile.gpus >= GPU:
             count += devices.count(GPU) // (profile.gpus // GPU)
         else:
-            count += sum(each // profile.gpus for each in devices if each > 0)
+            count += sum(item // profile.gpus for item in devices if item > 0)
     return count >= (profile.min_workers or profile.workers)

@@ -52,11 +52,11 @@ def counted(snapshot: Snapshot, w: Workload) -> dict[str | None, int]:
     there = [nodes[placed.node].pool for placed in w.placement if placed.node in nodes]
     served = profile.pools or tuple(sorted({p.name for p in snapshot.pools} | {n.pool for n in snapshot.nodes}))
     home = next(iter([*there, *served]), None)
-    found: dict[str | None, int] = {}
+    result: dict[str | None, int] = {}
     for placed in w.placement:
         pool = nodes[placed.node].pool if placed.node in nodes else home
-        found[pool] = found.get(pool, 0) + profile.gpus
-    return found
+        result[pool] = result.get(pool, 0) + profile.gpus
+    return result
 
 
 def usage_is_what_was_requested(snapshot: Snapshot, plan: Plan) -> None:
@@ -94,7 +94,7 @@ def evictions_lead_to_starts(world: World, engine: str) -> None:
     """Check that once all victims of a plan are gone, and nothing else changed, what they were evicted for starts."""
     world.engine = ENGINES[engine]
     plan = world.step()
-    wanted = {each.preemptor for each in (*plan.evict, *plan.move)}
+    wanted = {item.preemptor for item in (*plan.evict, *plan.move)}
     world.now -= 1
     world.release()
     done = {start.id for start in (*plan.start, *world.step().start)}
@@ -107,8 +107,8 @@ def test_both_engines_count_and_decide_the_same_where_nodes_changed_under_runnin
     for seed in range(40):
         snapshot = changed_world(kind, seed).snapshot()
         plan = ENGINES["fast"](snapshot)
-        found = differences(plan, ENGINES["reference"](snapshot))
-        assert not found, f"fast and reference differ with {seed}: {found}"
+        result = differences(plan, ENGINES["reference"](snapshot))
+        assert not result, f"fast and reference differ with {seed}: {result}"
         usage_is_what_was_requested(snapshot, plan)
         nothing_starts_on_devices_that_are_not_there(snapshot, plan)
         assert IncrementalEngine(snapshot).plan(snapshot.now) == plan
@@ -157,7 +157,7 @@ def test_a_gang_over_two_pools_is_evicted_as_a_whole_from_either(engine: str, po
     world.submit("x", "b", "here")
     world.engine = ENGINES[engine]
     plan = world.step()
-    assert [(each.id, each.preemptor) for each in plan.evict] == [("g", "x")]
+    assert [(item.id, item.preemptor) for item in plan.evict] == [("g", "x")]
     world.release()
     assert [start.placement[0].node for start in world.step().start] == [{"m": "m-1", "h": "m-2"}[pool]]
 
@@ -172,7 +172,7 @@ def test_a_job_is_not_moved_within_a_pool_that_its_profile_does_not_name(engine:
     world.engine = ENGINES[engine]
     plan = world.plan()
     assert not plan.evict
-    assert [(each.id, each.to[0].node) for each in plan.move] == [("s2", "m-1")], "it gets room in its own pool"
+    assert [(item.id, item.to[0].node) for item in plan.move] == [("s2", "m-1")], "it gets room in its own pool"
 
 
 @pytest.mark.covers("F14")
@@ -189,7 +189,7 @@ def test_idle_gpus_that_break_are_not_offered_and_the_borrower_is_asked(engine: 
     plan = world.step()
     assert {line.policy: line.usage for line in plan.usage} == {"devops": 0, "rnd": 2 * GPU}
     assert not plan.start
-    assert [each.id for each in plan.evict] == ["r2"]
+    assert [item.id for item in plan.evict] == ["r2"]
     world.release()
     assert [start.id for start in world.step().start] == ["d"]
 
@@ -255,6 +255,6 @@ def test_jobs_of_one_size_are_not_taken_for_equal_where_a_device_of_one_is_gone(
     world.nodes["p-1"] = replace(world.nodes["p-1"], gpus=3, devices=(0, 2, 3))
     world.engine = ENGINES[engine]
     world.submit("owner", "b", "two")
-    assert [each.id for each in world.step().evict] == ["older"]
+    assert [item.id for item in world.step().evict] == ["older"]
     world.release()
     assert "owner" in [start.id for start in world.step().start]

@@ -187,14 +187,14 @@ def test_offers_list_moves_and_terminating_work() -> None:
     world = World().pool("p", nodes=2, gpus=4).team("a", reserved=4).team("b", reserved=4)
     world.profile("one", 1).profile("two", 2).profile("four", 4)
     world.run("a1", "a", "two", "p-1").run("a2", "a", "two", "p-2")
-    found = WhatIf(world.snapshot()).offer("b", "four", owner="bo")
-    assert world.say(found) == "Ready in 30 s or less: 1 job moves to other GPUs, no job is stopped."
+    result = WhatIf(world.snapshot()).offer("b", "four", owner="bo")
+    assert world.say(result) == "Ready in 30 s or less: 1 job moves to other GPUs, no job is stopped."
     world = pair().jobs("b1 b2", "b", "two")
     world.reconcile()
     world.session("s", "a", "one").step()
     world.end("s")
-    found = WhatIf(world.snapshot()).offer("a", "one", owner="ana")
-    assert world.say(found) == "Ready in 28 s or less: the GPUs are about to be free."
+    result = WhatIf(world.snapshot()).offer("a", "one", owner="ana")
+    assert world.say(result) == "Ready in 28 s or less: the GPUs are about to be free."
 
 
 def test_what_a_team_could_start_respects_capacity_and_static_quotas() -> None:
@@ -207,7 +207,7 @@ def test_what_a_team_could_start_respects_capacity_and_static_quotas() -> None:
 def test_a_team_that_reserves_nothing_borrows_all_it_uses() -> None:
     world = pair(gpus=8).team("c").profile("one", 1).jobs("c1 c2", "c", "one")
     world.reconcile()
-    (team,) = (each for each in usage_by_team(world.snapshot()) if each.policy == "c")
+    (team,) = (item for item in usage_by_team(world.snapshot()) if item.policy == "c")
     assert (team.borrowed, team.in_quota) == (2000, 0)
 
 
@@ -285,4 +285,4 @@ def test_a_nomination_that_outlives_its_quota_starts_by_right_once_another_one_e
     world.change("single", nomination=(Placed(0, "p-1", (0,)),))
     plan = check(world, ENGINES[engine], Random(7))
     assert [(start.id, start.in_quota) for start in plan.start] == [("single", True)], "the team never borrows"
-    assert [each.code for each in plan.pending] == ["never_over_quota"]
+    assert [item.code for item in plan.pending] == ["never_over_quota"]

@@ -146,7 +146,7 @@ def starve(random: Random) -> None:
     ends: dict[str, float] = {}
     large: list[str] = []
     served: set[str] = set()
-    longest = 2 * HOUR
+    max_length = 2 * HOUR
     names = count()
     for turn in range(400):
         while len(world.named("pending")) < 12:
@@ -162,7 +162,7 @@ def starve(random: Random) -> None:
         if len(served) == 3:
             return
         for name in world.named():
-            limit = HOUR if world.workloads[name].profile == "two" else longest
+            limit = HOUR if world.workloads[name].profile == "two" else max_length
             ends.setdefault(name, world.now + random.uniform(60, limit))
         world.release().now += random.uniform(60, 900)
         for name in [n for n in world.named() if n in ends and ends[n] <= world.now]:

@@ -150,11 +150,11 @@ def test_a_start_with_another_outcome_is_applied_as_observed(what: str) -> None:
     world.jobs("k l m n o", "b", "one")
     follower.check()
     follower.incremental.change((), list(world.workloads))
-    left = follower.incremental.cluster
-    assert all(node.free == [1000, 1000] and not node.allocations for node in left.nodes.values()), (
+    remaining = follower.incremental.cluster
+    assert all(node.free == [1000, 1000] and not node.allocations for node in remaining.nodes.values()), (
         "nothing is left behind"
     )
-    assert not any(account.in_pool.get("p") for account in left.ledger.accounts.values())
+    assert not any(account.in_pool.get("p") for account in remaining.ledger.accounts.values())
 
 
 @pytest.mark.covers("N25")
@@ -179,6 +179,6 @@ def test_requests_that_are_gone_leave_nothing_behind(monkeypatch: pytest.MonkeyP
         follower.check()
         known = follower.incremental
         sizes.append((len(known.cluster._needs), len(known.queues._classes), len(known.queues._empty)))
-    assert max(each for each, _, _ in sizes) <= 40
+    assert max(item for item, _, _ in sizes) <= 40
     assert max(classes for _, classes, _ in sizes) <= 30 + 3 * 30, "at most 30 queues are open at a time"
     assert max(empty for _, _, empty in sizes) == 10

@@ -28,15 +28,15 @@ MAX_SHARE = 0.01
 
 def stops_too_much(world: World, engine: Engine) -> bool | None:
     """Whether a plan stops more than needed while a world comes to rest; None if nothing is evicted in it."""
-    world.engine, found = engine, None
+    world.engine, result = engine, None
     for _ in range(ROUNDS):
         before, plan = _copy(world), world.plan()
         if plan.evict or any(move.rule == "shrink" for move in plan.move):
-            found = bool(found) or _could_stop_less(before, plan)
+            result = bool(result) or _could_stop_less(before, plan)
         world.apply(plan)
         world.now += 1
         if not plan.acts and not world.named("checkpointing"):
-            return found
+            return result
         world.release()
     raise AssertionError("the world does not come to rest")
 
@@ -50,11 +50,11 @@ def _could_stop_less(world: World, plan: Plan) -> bool:
         if not _returns(world, served, group):
             return True
         returning = True
-    return returning and _any_returns(world, served, [each.id for each in plan.evict])
+    return returning and _any_returns(world, served, [item.id for item in plan.evict])
 
 
 def _returns(world: World, served: Iterable[str], group: Iterable[Leaving]) -> bool:
-    return _any_returns(world, served, [each.victim.id for each in group if not each.kept])
+    return _any_returns(world, served, [item.victim.id for item in group if not item.kept])
 
 
 def _any_returns(world: World, served: Iterable[str], stopped: list[str]) -> bool:
@@ -65,12 +65,12 @@ def _evicts(world: World, served: Iterable[str], stopped: list[str], name: str) 
     """Whether a victim, the only one of those that are stopped that waits, evicts once the others have started."""
     other, kept = _copy(world), {*served, name}
     waiting = [w.id for w in world.workloads.values() if w.state == "pending" and w.id not in kept]
-    other.end(*waiting, *(each for each in stopped if each != name), state="cancelled")
+    other.end(*waiting, *(item for item in stopped if item != name), state="cancelled")
     other.change(name, state="checkpointing", evicted_for=next(iter(served)), deadline=other.now)
     for _ in range(ROUNDS):
         other.release()
         plan = other.plan()
-        if any(each.preemptor == name for each in plan.evict):
+        if any(item.preemptor == name for item in plan.evict):
             return True
         if not plan.acts:
             return False
@@ -122,4 +122,4 @@ def test_a_victim_is_spared_where_its_preemptors_have_room_in_an_order_of_their_
         world.change(name, placement=tuple(replace(placed, devices=(placed.worker,)) for placed in placement))
     world.submit("b", "b", "one").submit("c", "c", "one", preemptible=False).jobs("b1 b2", "b", "halves")
     plan = check(world, ENGINES[engine], Random(7))
-    assert {each.id for each in plan.evict} == {"w0", "w1", "w2"}
+    assert {item.id for item in plan.evict} == {"w0", "w1", "w2"}

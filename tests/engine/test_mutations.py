@@ -130,8 +130,8 @@ EDITS = (
     ),
     Edit(
         "placement/spare.py",
-        "losses = [(each.pool, self._loss(each, many, at), at) for each in node.host for at in self.times]",
-        "losses = [(each.pool, self._loss(each, many, at), at) for each in (node,) for at in self.times]",
+        "losses = [(item.pool, self._loss(item, many, at), at) for item in node.host for at in self.times]",
+        "losses = [(item.pool, self._loss(item, many, at), at) for item in (node,) for at in self.times]",
         "guaranteed GPUs of a machine's other pools keep their CPU",
     ),
     Edit(
@@ -277,7 +277,7 @@ EDITS = (
     ),
     Edit(
         "rules/victims/preemptor.py",
-        "self._beyond = {name: each for name, each in reached.items() if each}",
+        "self._beyond = {name: item for name, item in reached.items() if item}",
         "self._beyond = {}",
         "a limit may be in the way by what runs in another pool",
     ),
@@ -337,8 +337,8 @@ EDITS = (
     ),
     Edit(
         "cycle/sparing.py",
-        "if each not in spared]",
-        "if each[0] not in {name for name, _, _ in spared}]",
+        "if entry not in spared]",
+        "if entry[0] not in {name for name, _, _ in spared}]",
         "a victim is spared from each eviction that became superfluous",
     ),
     Edit(
@@ -481,7 +481,7 @@ EDITS = (
     ),
     Edit(
         "rules/victims/sets.py",
-        "if len(stay) >= least else ()",
+        "if len(stay) >= minimum else ()",
         "if stay else ()",
         "no gang goes on with fewer than its least number of workers",
     ),

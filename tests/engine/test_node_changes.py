@@ -170,11 +170,11 @@ def _lives_of_a_node(node: Node) -> Iterator[Node | None]:
 def test_workloads_of_a_node_that_left_are_found_again_when_it_returns() -> None:
     world, engine = _lent_out()
     engine.plan(world.now)
-    before = {name: [p.node.node.name for p in each.parts] for name, each in engine.cluster.allocations.items()}
+    before = {name: [p.node.node.name for p in item.parts] for name, item in engine.cluster.allocations.items()}
     engine.change_nodes((), ["p-1"])
-    assert sum(not each.parts for each in engine.cluster.allocations.values()) == 2
+    assert sum(not item.parts for item in engine.cluster.allocations.values()) == 2
     engine.change_nodes([world.nodes["p-1"]])
-    assert {n: [p.node.node.name for p in each.parts] for n, each in engine.cluster.allocations.items()} == before
+    assert {n: [p.node.node.name for p in item.parts] for n, item in engine.cluster.allocations.items()} == before
     assert not engine.cluster.absent
 
 

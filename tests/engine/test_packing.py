@@ -28,8 +28,8 @@ def incremental(mix: dict[Shape, int], *rooms: NodeCapacity) -> Packing:
     """Build a packing of nodes that were empty once and are as given now."""
     empty = [NodeCapacity([GPU] * len(r.devices), FREE if r.cpu == FREE else 96_000, FREE, r.model) for r in rooms]
     packing = Packing(empty, mix)
-    for at, each in enumerate(rooms):
-        packing.see(at, each)
+    for at, item in enumerate(rooms):
+        packing.see(at, item)
     return packing
 
 
@@ -99,8 +99,8 @@ def test_a_long_list_of_changes_is_cleared(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("makeway_quota.engine.placement.packing._MAX_CHANGES", 3)
     monkeypatch.setattr("makeway_quota.engine.placement.packing._MAX_REQUESTS", 1)
     packing = incremental({ONE: 1, EIGHT: 1}, whole(8), whole(8))
-    for left in (7, 6, 5, 4):
-        packing.see(1, whole(left))
+    for remaining in (7, 6, 5, 4):
+        packing.see(1, whole(remaining))
         assert packing.best(ONE) == (1, 0)
     assert packing.changed == []
     assert packing.best(EIGHT) == (0, 0)

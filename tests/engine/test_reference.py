@@ -44,8 +44,8 @@ def compare(world: World) -> Plan:
     """Plan with both engines, which must decide the same; return the plan of the fast one."""
     snapshot = world.snapshot()
     plan = schedule(snapshot)
-    found = differences(plan, reference.schedule(snapshot))
-    assert not found, f"fast and reference differ: {found}"
+    result = differences(plan, reference.schedule(snapshot))
+    assert not result, f"fast and reference differ: {result}"
     return plan
 
 
@@ -236,8 +236,8 @@ def test_both_engines_decide_the_same_in_contended_worlds_that_once_differed(see
 @pytest.mark.parametrize("file", sorted(WORLDS.glob("*.yaml")), ids=lambda file: file.stem)
 def test_both_engines_decide_the_same_in_worlds_that_once_differed(file: Path) -> None:
     snapshot = read_snapshot(file.read_text(encoding="utf-8"))
-    found = differences(schedule(snapshot), reference.schedule(snapshot))
-    assert not found, f"fast and reference differ: {found}"
+    result = differences(schedule(snapshot), reference.schedule(snapshot))
+    assert not result, f"fast and reference differ: {result}"
 
 
 @pytest.mark.covers(*ROWS)
@@ -335,10 +335,10 @@ def test_both_engines_decide_the_same_at_length(part: int) -> None:
     for seed in range(10**6 + part * many, 10**6 + (part + 1) * many):
         live_through("mixed" if seed % 3 else "plain", seed, 60)
         keep_the_invariants("mixed", seed, 20, "fast" if seed % 2 else "reference")
-        for each in range(4 * seed, 4 * seed + 4):
-            compare(contended_world(Random(each)))
-            check(contended_world(Random(each)), ENGINES["fast" if each % 2 else "reference"], Random(7))
-            come_to_rest(contended_world(Random(each)), ENGINES["reference" if each % 2 else "fast"])
+        for item in range(4 * seed, 4 * seed + 4):
+            compare(contended_world(Random(item)))
+            check(contended_world(Random(item)), ENGINES["fast" if item % 2 else "reference"], Random(7))
+            come_to_rest(contended_world(Random(item)), ENGINES["reference" if item % 2 else "fast"])
         for world in changed_worlds(seed):
             compare(world)
         check(

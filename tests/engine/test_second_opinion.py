@@ -47,9 +47,9 @@ def in_quota(sums: Sums, preemptor: Workload) -> bool:
 
 
 def fits(sums: Sums, preemptor: Workload, gone: Iterable[str]) -> bool:
-    each = sums.gpus(preemptor) // GPU
+    item = sums.gpus(preemptor) // GPU
     free = sums.left(gone).values()
-    return sum(devices.count(GPU) // each for devices in free) >= sums.workers(preemptor)
+    return sum(devices.count(GPU) // item for devices in free) >= sums.workers(preemptor)
 
 
 def legal(sums: Sums, preemptor: Workload, group: tuple[Workload, ...], own: bool) -> bool:
@@ -104,24 +104,24 @@ def judge(world: World, exact: bool) -> bool:
     if not in_quota(sums, preemptor) or fits(sums, preemptor, []):
         return False
     plan = world.plan()
-    chosen = tuple(sums.live[each.id] for each in (*plan.evict, *plan.move))  # a victim that gets room is moved
+    chosen = tuple(sums.live[item.id] for item in (*plan.evict, *plan.move))  # a victim that gets room is moved
     own = False
-    found = list(solutions(sums, preemptor, own))
-    if not found and preemptor.non_preemptible:
+    result = list(solutions(sums, preemptor, own))
+    if not result and preemptor.non_preemptible:
         own = True
-        found = list(solutions(sums, preemptor, own))
+        result = list(solutions(sums, preemptor, own))
     if chosen:
         assert legal_in_order(sums, preemptor, chosen, own, usage(sums, preemptor)), "I3"
         assert fits(sums, preemptor, [w.id for w in chosen]), "I4"
         for one in chosen:
             assert not fits(sums, preemptor, [w.id for w in chosen if w is not one]), f"I4: {one.id} is needless"
-    elif found:
-        raise AssertionError(f"I5: {[w.id for w in found[0]]} would have made room")
-    if exact and found:
-        lasting = [group for group in found if not may_return_by_eviction(sums, preemptor, group)]
-        least = min(sum(map(sums.held, group)) for group in lasting or found)
-        assert sum(map(sums.held, chosen)) <= least, "rule 4: the fewest GPUs"
-    return bool(found)
+    elif result:
+        raise AssertionError(f"I5: {[w.id for w in result[0]]} would have made room")
+    if exact and result:
+        lasting = [group for group in result if not may_return_by_eviction(sums, preemptor, group)]
+        minimum = min(sum(map(sums.held, group)) for group in lasting or result)
+        assert sum(map(sums.held, chosen)) <= minimum, "rule 4: the fewest GPUs"
+    return bool(result)
 
 
 @pytest.mark.covers("F09", "F16", "F17", "F20", "F36", "F42")

@@ -58,12 +58,12 @@ def test_no_node_is_scored_below_its_bound(monkeypatch: pytest.MonkeyPatch) -> N
     option = consolidation._option
 
     def checked(preemptor: Preemptor, node: NodeState, *staying: list[Allocation]) -> consolidation._Option | None:
-        found = option(preemptor, node, *staying)
-        if found is not None and preemptor.need.min_workers == 1:
-            least = consolidation._min_moved(preemptor, node)
-            assert least <= found.cost
-            seen[least > 0] += 1
-        return found
+        result = option(preemptor, node, *staying)
+        if result is not None and preemptor.need.min_workers == 1:
+            minimum = consolidation._min_moved(preemptor, node)
+            assert minimum <= result.cost
+            seen[minimum > 0] += 1
+        return result
 
     monkeypatch.setattr(consolidation, "_option", checked)
     for start in range(100):

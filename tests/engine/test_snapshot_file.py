@@ -168,9 +168,9 @@ def test_a_host_is_in_each_pool_once() -> None:
     node = "{{name: {name}, pool: {pool}, gpus: 1, host: m}}"
     text = "version: 1\nnow: 1\npools: [{name: p}, {name: q}]\nnodes:\n"
     nodes = [node.format(name=name, pool=pool) for name, pool in (("a", "p"), ("b", "q"), ("c", "p"))]
-    assert len(read_snapshot(text + "".join(f"  - {each}\n" for each in nodes[:2])).nodes) == 2
+    assert len(read_snapshot(text + "".join(f"  - {item}\n" for item in nodes[:2])).nodes) == 2
     with pytest.raises(SnapshotError, match=r'nodes\[2\].*host "m" is in pool "p" twice'):
-        read_snapshot(text + "".join(f"  - {each}\n" for each in nodes))
+        read_snapshot(text + "".join(f"  - {item}\n" for item in nodes))
 
 
 def test_every_field_of_the_engine_survives_being_written() -> None:

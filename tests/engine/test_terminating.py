@@ -30,8 +30,8 @@ def borrowed(gpus: int = 2, **settings: float) -> World:
 
 def outlived(world: World, *devices: int, deadline: float = 10.0, node: str = "p-1") -> None:
     """Make a pod of an ended attempt hold devices."""
-    found = Terminating("old", devices, deadline=world.now + deadline)
-    world.nodes[node] = replace(world.nodes[node], terminating=(*world.nodes[node].terminating, found))
+    result = Terminating("old", devices, deadline=world.now + deadline)
+    world.nodes[node] = replace(world.nodes[node], terminating=(*world.nodes[node].terminating, result))
 
 
 @pytest.mark.covers("F20")
@@ -157,24 +157,24 @@ def with_terminating(world: World, random: Random) -> World:
             waiting = world.named("pending")
             world.change(w.id, state="checkpointing", evicted_for=random.choice(waiting), deadline=deadline)
             if random.random() < 0.5:
-                least = world.profiles[w.profile].min_workers or world.profiles[w.profile].workers
+                minimum = world.profiles[w.profile].min_workers or world.profiles[w.profile].workers
                 same = [n for n in waiting if world.workloads[n].profile == w.profile]
                 for name in same[:1]:
-                    world.change(name, nomination=w.placement[:least])
+                    world.change(name, nomination=w.placement[:minimum])
     held = {
         (p.node, d) for w in world.workloads.values() if w.state in ADMITTED for p in w.placement for d in p.devices
     }
     for name, node in world.nodes.items():
         free = [device for device in range(node.gpus) if (name, device) not in held]
-        found = []
+        result = []
         while free and random.random() < 0.6:
             devices = tuple(free.pop() for _ in range(min(len(free), random.randint(1, 2))))
             milli = random.choice([1000, 1000, 1000, 500])
             deadline = world.now + random.choice([-200.0, -30.0, 20.0])
-            found.append(Terminating("old", devices, milli, cpu=random.choice([0, 1000]), deadline=deadline))
+            result.append(Terminating("old", devices, milli, cpu=random.choice([0, 1000]), deadline=deadline))
         down = random.random() < 0.15
         since = random.choice([None, world.now - 10, world.now - 100]) if down else None
-        world.nodes[name] = replace(node, terminating=tuple(found), ready=not down, down_since=since)
+        world.nodes[name] = replace(node, terminating=tuple(result), ready=not down, down_since=since)
     return world
 
 
@@ -191,8 +191,8 @@ def test_both_engines_decide_the_same_while_work_terminates_or_is_stuck(part: in
     for seed in range(40 * part, 40 * part + 40):
         for world in worlds(seed):
             snapshot = world.snapshot()
-            found = differences(schedule(snapshot), reference.schedule(snapshot))
-            assert not found, f"seed {seed}: fast and reference differ: {found}"
+            result = differences(schedule(snapshot), reference.schedule(snapshot))
+            assert not result, f"seed {seed}: fast and reference differ: {result}"
 
 
 @pytest.mark.covers("F13", "F14", "F15", "F16", "F17")

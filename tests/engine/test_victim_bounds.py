@@ -46,12 +46,12 @@ def preemptors(cluster: Cluster) -> Iterator[Preemptor]:
 
 def scores(preemptor: Preemptor) -> dict[int, Scored]:
     """Score every node."""
-    found = {}
+    result = {}
     for node in preemptor.pool.nodes:
         able = preemptor.candidates_on(node) if node.suits(preemptor.need) else []
         if able and enough_devices(preemptor, node, able) and (scored := judge(preemptor, node, able)):
-            found[node.position] = scored
-    return found
+            result[node.position] = scored
+    return result
 
 
 def lived_in(random: Random) -> World:
@@ -75,14 +75,14 @@ def test_no_node_is_better_than_its_bound_and_the_best_of_all_is_found(make: Cal
             every, bounds = scores(preemptor), bounds_of(cluster, preemptor.pool, preemptor.need)
             for position, (exact, _) in every.items():
                 bound = bounds.at(position)
-                least = bound.key(preemptor.shares()) if bound else None
-                assert least is not None, (seed, preemptor.workload.id, position)
-                assert least <= exact, (seed, preemptor.workload.id, position)
+                minimum = bound.key(preemptor.shares()) if bound else None
+                assert minimum is not None, (seed, preemptor.workload.id, position)
+                assert minimum <= exact, (seed, preemptor.workload.id, position)
             expected = min(((exact, position) for position, (exact, _) in every.items()), default=None)
-            ranking, found = Ranking(judge), None
+            ranking, result = Ranking(judge), None
             for _ in range(2):  # the second time from what the first one learned
-                found = ranking.best(preemptor)
-                assert (found[:2] if found else None) == expected, (seed, preemptor.workload.id, preemptor.rights)
+                result = ranking.best(preemptor)
+                assert (result[:2] if result else None) == expected, (seed, preemptor.workload.id, preemptor.rights)
             compared += expected is not None
     assert compared > 50
 

@@ -45,11 +45,11 @@ def test_the_count_of_ways_is_the_number_of_those_that_exist() -> None:
         cluster = Cluster(with_lost_nodes(contended_world(Random(seed)), Random(seed + 9)).snapshot())
         for allocation in cluster.allocations.values():
             nodes = list({part.node.position: part.node for part in allocation.parts}.values())
-            for each in (None, *nodes):
-                found = sets.ways(allocation, nodes if each is None else [each])
-                assert sets.combinations_of([allocation], each) == 1 + len(found)
-                assert all(victim.kept for (victim,) in found if victim.kind == sets.SHRINK)
-                shrinks += len(found) - 1
+            for item in (None, *nodes):
+                result = sets.ways(allocation, nodes if item is None else [item])
+                assert sets.combinations_of([allocation], item) == 1 + len(result)
+                assert all(victim.kept for (victim,) in result if victim.kind == sets.SHRINK)
+                shrinks += len(result) - 1
     assert shrinks > 20
 
 

@@ -70,7 +70,7 @@ def test_jobs_that_ended_long_before_they_would_yield_are_not_remembered() -> No
     incremental = IncrementalEngine(world.snapshot())
     known = len(incremental.cluster.yields_at)
     for at in range(300):
-        (job,) = (each for each in world.snapshot().workloads if each.id == "new")
+        (job,) = (item for item in world.snapshot().workloads if item.id == "new")
         incremental.change([replace(job, id=f"short{at}", started_at=world.now)], ["new", f"short{at - 1}"])
     assert len(incremental.cluster.yields_at) < known + 100
     assert {"old", "short299"} <= {name for _, name in incremental.cluster.yields_at}

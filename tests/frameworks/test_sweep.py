@@ -105,9 +105,9 @@ def test_a_sweep_makes_way_and_survives_the_end_of_its_program(portal: Portal, t
         assert "made way 1 times" in again.stdout
         assert sorted(job.name for job in trials(ana)) == [f"sweep-{n}" for n in range(TRIALS)], "none twice"
     seen = subprocess.run([str(jobs.PYTHON), "-c", RESULTS], cwd=folder, env=env, capture_output=True, text=True)
-    found = json.loads(seen.stdout)
-    assert [state for _, state, *_ in found] == ["COMPLETE"] * TRIALS
-    number, _, value, params = found[-1]  # the newest makes way first
+    result = json.loads(seen.stdout)
+    assert [state for _, state, *_ in result] == ["COMPLETE"] * TRIALS
+    number, _, value, params = result[-1]  # the newest makes way first
     alone = subprocess.run(
         [str(jobs.PYTHON), "-c", ALONE, json.dumps(params)], cwd=folder, env=env, capture_output=True, text=True
     )

@@ -23,12 +23,12 @@ Make = Callable[..., Job]
 def plan(part: str, full: str) -> list[str]:
     """Return the moments of a run: `part`, or `full` with NOTICES set; "step 3-8" is a step drawn with SEED."""
     drawn = random.Random(int(os.environ.get("SEED", "1")))
-    found = []
+    result = []
     for moment in (full if os.environ.get("NOTICES") else part).split(", "):
         name, _, bounds = moment.partition(" ")
         low, _, high = bounds.partition("-")
-        found.append(f"{name} {drawn.randint(int(low), int(high))}" if high else moment)
-    return found
+        result.append(f"{name} {drawn.randint(int(low), int(high))}" if high else moment)
+    return result
 
 
 def compare(make: Make, script: str, planned: list[str], *before: str, **options: Any) -> Outcome:

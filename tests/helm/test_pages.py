@@ -49,8 +49,8 @@ def test_the_backup_of_a_cluster_copies_the_database_of_a_service_that_runs(tmp_
         store.close()
     copies = []
     for file in files:
-        with sqlite3.connect(file) as found:
-            copies.append(found.execute("SELECT name, sql FROM sqlite_master ORDER BY name").fetchall())
-        found.close()
+        with sqlite3.connect(file) as result:
+            copies.append(result.execute("SELECT name, sql FROM sqlite_master ORDER BY name").fetchall())
+        result.close()
     assert copies[0] == copies[1]
     assert len(copies[0]) > 10

@@ -22,8 +22,8 @@ SERIES = re.compile(r"(makeway_\w+)(?:\{(\w+)=)?")
 
 
 def schema() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
-    return found
+    result: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+    return result
 
 
 def test_each_setting_of_the_site_is_a_value_with_the_services_own_bounds() -> None:
@@ -81,11 +81,11 @@ def test_the_first_policy_is_valid() -> None:
 
 def exported() -> dict[str, set[str]]:
     """Return the labels of each series that the service exports."""
-    found: dict[str, set[str]] = {}
+    result: dict[str, set[str]] = {}
     for collector, names in REGISTRY._collector_to_names.items():
         labels = set(collector._labelnames)  # type: ignore[attr-defined]
-        found |= {name: labels | ({"le"} if name.endswith("_bucket") else set()) for name in names}
-    return found
+        result |= {name: labels | ({"le"} if name.endswith("_bucket") else set()) for name in names}
+    return result
 
 
 @pytest.mark.covers("N19")
@@ -106,7 +106,9 @@ def test_alerts_are_about_series_and_labels_that_the_service_exports() -> None:
     assert_exported([rule["expr"] for rule in rules.values()])
     classes = set(get_args(FailureClass))
     for name, rule in rules.items():
-        grouped = {label.strip() for found in re.findall(r"by \(([^)]*)\)", rule["expr"]) for label in found.split(",")}
+        grouped = {
+            label.strip() for result in re.findall(r"by \(([^)]*)\)", rule["expr"]) for label in result.split(",")
+        }
         told = " ".join(rule["annotations"].values())
         assert set(re.findall(r"\$labels\.(\w+)", told)) <= grouped, name
         for chosen in re.findall(r'failure=~?"([^"]+)"', rule["expr"]):

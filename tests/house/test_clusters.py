@@ -48,8 +48,8 @@ def on_kubernetes(file: Path) -> bool:
 
 
 def test_each_kind_of_cluster_names_its_tests_or_says_that_it_was_not_tried(root: Path) -> None:
-    found = {cells[0]: mistake for cells in rows(root) if (mistake := wrong(cells, root))}
-    assert not found
+    result = {cells[0]: mistake for cells in rows(root) if (mistake := wrong(cells, root))}
+    assert not result
     assert len(rows(root)) > 15
 
 

@@ -39,7 +39,7 @@ def anchors(file: Path) -> set[str]:
 
 
 def blocks(file: Path, kind: str) -> list[str]:
-    return [text for found, text in FENCE.findall(file.read_text(encoding="utf-8")) if found == kind]
+    return [text for result, text in FENCE.findall(file.read_text(encoding="utf-8")) if result == kind]
 
 
 def test_every_link_leads_somewhere(root: Path) -> None:
@@ -64,7 +64,7 @@ def test_every_code_path_in_the_docs_exists(root: Path, tracked: list[Path]) -> 
         for path in CODE_PATH.findall(file.read_text(encoding="utf-8"))
     ]
     assert len(named) > 100
-    assert not [each for each in named if not any(path.endswith(f"/{each[1]}") for path in known)]
+    assert not [item for item in named if not any(path.endswith(f"/{item[1]}") for path in known)]
 
 
 def test_every_page_is_reached_from_the_index(root: Path) -> None:

@@ -25,17 +25,17 @@ class Pointer(NamedTuple):
 
 
 def section(file: Path, title: str) -> str:
-    found = re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", file.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-    assert found, title
-    return found[1]
+    result = re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", file.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    assert result, title
+    return result[1]
 
 
 def errands() -> dict[str, list[Pointer]]:
     rows = re.findall(r"^\| (.+?) \| (.+) \|$", section(ROOT / "CONTRIBUTING.md", "Ten errands"), re.MULTILINE)[1:]
     return {
         errand: [
-            Pointer(placed(found["path"]), tuple(re.findall(r"`([^`]+)`", found["names"] or "")))
-            for found in POINTER.finditer(pointers)
+            Pointer(placed(result["path"]), tuple(re.findall(r"`([^`]+)`", result["names"] or "")))
+            for result in POINTER.finditer(pointers)
         ]
         for errand, pointers in rows
     }

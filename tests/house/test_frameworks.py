@@ -130,6 +130,6 @@ def test_the_moments_of_notices_are_drawn_by_a_seed(root: Path, monkeypatch: pyt
         monkeypatch.setitem(os.environ, "SEED", seed)
         drawn.append([plan("end", moments) for moments in full.values()])
     assert drawn[0] == drawn[1]
-    assert len({str(each) for each in drawn}) == 3
+    assert len({str(item) for item in drawn}) == 3
     monkeypatch.delitem(os.environ, "NOTICES")
     assert {tuple(plan("end", moments)) for moments in full.values()} == {("end",)}

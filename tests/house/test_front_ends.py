@@ -51,8 +51,8 @@ def wrong(tests: str, root: Path) -> str:
 
 
 def test_each_front_end_names_its_tests(root: Path) -> None:
-    found = {cells[0]: mistake for cells in rows(root) if (mistake := wrong(cells[-1], root))}
-    assert not found
+    result = {cells[0]: mistake for cells in rows(root) if (mistake := wrong(cells[-1], root))}
+    assert not result
     assert all(len(cells) == 3 for cells in rows(root))
     assert not [name for name in FRONT_ENDS if not any(name in cells[0] for cells in rows(root))]
 

@@ -39,8 +39,8 @@ def collect(tmp_path: Path) -> list[Proof]:
 
 
 def test_marks_are_found_on_tests_parameters_classes_and_modules(tmp_path: Path) -> None:
-    found = {(proof.row, proof.test) for proof in collect(tmp_path)}
-    assert found == {
+    result = {(proof.row, proof.test) for proof in collect(tmp_path)}
+    assert result == {
         *(
             ("F01", test)
             for test in ("test_plain", "test_parameter", "TestGroup::test_inside", "Histories", "TestHistories")

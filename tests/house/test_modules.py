@@ -66,14 +66,14 @@ def test_no_module_has_an_empty_name(root: Path) -> None:
 
 @pytest.mark.parametrize("package", CHECKED)
 def test_no_package_has_two_classes_of_one_name(root: Path, package: str) -> None:
-    found: dict[str, list[str]] = {}
+    result: dict[str, list[str]] = {}
     for file in modules(root):
         if file.is_relative_to(root / package) and REFERENCE not in file.parts:
             for node in ast.parse(file.read_text(encoding="utf-8")).body:
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                    found.setdefault(node.name, []).append(str(file.relative_to(root)))
-    assert found
-    assert not {name: files for name, files in found.items() if len(files) > 1 and name not in TWO_SIDES}
+                    result.setdefault(node.name, []).append(str(file.relative_to(root)))
+    assert result
+    assert not {name: files for name, files in result.items() if len(files) > 1 and name not in TWO_SIDES}
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -162,7 +162,7 @@ def test_no_module_of_the_service_imports_itself_by_way_of_others(imports: dict[
 
 
 def test_a_short_module_that_one_other_imports_has_a_reason(root: Path, imports: dict[str, set[str]]) -> None:
-    importers = Counter(imported for found in imports.values() for imported in found)
+    importers = Counter(imported for result in imports.values() for imported in result)
     short = set()
     for file in (root / "quota_service" / SERVICE).rglob("*.py"):
         name = ".".join(file.relative_to(root / "quota_service").with_suffix("").parts)

@@ -74,7 +74,7 @@ def until(found: Callable[[], bool], what: str, seconds: float = 120) -> None:
 @pytest.mark.covers("F28", "F37", "F44", "N08", "N09")
 def test_the_readmes_tour(root: Path, tmp_path: Path) -> None:
     readme = (root / "README.md").read_text(encoding="utf-8")
-    load, train = (textwrap.dedent(found) for found in re.findall(r"^ +```python\n(.*?)^ +```", readme, re.M | re.S))
+    load, train = (textwrap.dedent(result) for result in re.findall(r"^ +```python\n(.*?)^ +```", readme, re.M | re.S))
     promised = re.search(r"`job = %job`, then `job.wait\(\).result\(\)` is (\d+)", readme)
     assert promised
     assert "time.sleep(0.1)" in train

@@ -31,12 +31,12 @@ def test_a_page_that_cannot_take_the_numbers_is_refused_before_they_are_measured
     benchmark: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = tmp_path / "page.md"
-    for text, said in ((None, "there is no page"), ("Nothing here.", "has no line <!-- numbers:")):
+    for text, message in ((None, "there is no page"), ("Nothing here.", "has no line <!-- numbers:")):
         if text is not None:
             page.write_text(text)
         with pytest.raises(SystemExit):
             benchmark.main([str(tmp_path), "--page", str(page)])
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
 
 def test_a_section_of_the_benchmarks_is_made_anew_and_the_others_stay() -> None:

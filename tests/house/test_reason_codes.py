@@ -64,11 +64,11 @@ def resolved(value: ast.expr, module: str) -> Iterator[str]:
     if isinstance(value, ast.IfExp):
         yield from resolved(value.body, module)
         yield from resolved(value.orelse, module)
-    found = value.value if isinstance(value, ast.Constant) else None
+    result = value.value if isinstance(value, ast.Constant) else None
     if isinstance(value, ast.Name):
-        found = getattr(importlib.import_module(module), value.id, None)
-    if isinstance(found, str):
-        yield found
+        result = getattr(importlib.import_module(module), value.id, None)
+    if isinstance(result, str):
+        yield result
 
 
 def table(title: str) -> list[str]:

@@ -98,9 +98,9 @@ def test_what_the_build_says_is_shown_while_the_tests_wait_for_it(
         time.sleep(0.02)
     monkeypatch.setattr(run_tests, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
     slow.wait()
-    said = capsys.readouterr().out
-    assert "early" not in said
-    assert "10 percent\n20 percent\nKubernetes is built: " in said
+    message = capsys.readouterr().out
+    assert "early" not in message
+    assert "10 percent\n20 percent\nKubernetes is built: " in message
 
 
 @pytest.mark.slow
@@ -120,8 +120,8 @@ def test_tests_on_kubernetes_run_beside_the_others_and_are_shown_after_them(
     on_kubernetes = (project / "tests/kube/test_kube.py").read_text()
     (project / "tests/kube/test_kube.py").write_text(on_kubernetes + "def test_plain_too(): pass\n")
     assert run_tests.run(Tiers([], 0, project), None) == 0
-    said = capfd.readouterr().out
-    first, title, second = said.partition("\nThe tests on Kubernetes:\n")
+    message = capfd.readouterr().out
+    first, title, second = message.partition("\nThe tests on Kubernetes:\n")
     assert title
     assert "3 passed" in first
     assert "1 passed" in second
@@ -133,9 +133,9 @@ def test_tests_on_kubernetes_do_not_run_after_a_build_that_failed(
 ) -> None:
     assert run_tests.run(Tiers([], 0, project), build(project, "exit 1")) == 1
     assert not (project / "ran").exists()
-    said = capfd.readouterr()
-    assert "1 passed" in said.out
-    assert "The tests on Kubernetes did not run.\n" in said.err
+    message = capfd.readouterr()
+    assert "1 passed" in message.out
+    assert "The tests on Kubernetes did not run.\n" in message.err
 
 
 @pytest.mark.slow
@@ -210,9 +210,9 @@ def test_the_first_failure_of_a_marked_test_counts(
     assert run_tests.run(Tiers(words, 0, project), None) == 1
     assert (project / "runs").read_text() == "beside others\nalone\n"
     assert (project / "safe runs").read_text() == "beside others\n"
-    said = capfd.readouterr().out
-    assert "Flaky: failed beside other tests and passed alone:\n  tests/test_flaky.py::test_flaky\n" in said
-    assert said.endswith("already the first failure counts:\n  tests/test_safe.py::test_safe\n")
+    message = capfd.readouterr().out
+    assert "Flaky: failed beside other tests and passed alone:\n  tests/test_flaky.py::test_flaky\n" in message
+    assert message.endswith("already the first failure counts:\n  tests/test_safe.py::test_safe\n")
     in_fixture = marked.replace("def test_flaky():", "@pytest.fixture\ndef ready():")
     in_fixture = in_fixture.replace("@pytest.mark.no_repeat\n@pytest.mark.xdist_group('some')\n", "")
     (project / "tests/test_safe.py").write_text(in_fixture + "@pytest.mark.no_repeat\ndef test_safe(ready): pass\n")

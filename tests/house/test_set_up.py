@@ -122,9 +122,9 @@ def test_a_command_ends_with_one_line(
         raise problem
 
     assert set_up.exit_status("make kube", step) == status
-    said = capsys.readouterr().err.strip()
-    assert words in said
-    assert "\n" not in said
+    message = capsys.readouterr().err.strip()
+    assert words in message
+    assert "\n" not in message
 
 
 def find_python(root: Path, path: Path, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -148,18 +148,18 @@ def find_python(root: Path, path: Path, **environ: str) -> subprocess.CompletedP
 def test_a_python_that_is_too_old_is_named(root: Path, tmp_path: Path) -> None:
     (tmp_path / "python3").write_text('#!/bin/sh\ncase "$2" in *exit*) exit 1;; *) echo 3.9.2;; esac\n')
     (tmp_path / "python3").chmod(0o755)
-    found = find_python(root, tmp_path)
-    assert found.returncode == 1
-    assert "needs Python 3.11 or newer (python3 is 3.9.2)" in found.stderr
+    result = find_python(root, tmp_path)
+    assert result.returncode == 1
+    assert "needs Python 3.11 or newer (python3 is 3.9.2)" in result.stderr
     (tmp_path / "python3.12").symlink_to(sys.executable)
     assert find_python(root, tmp_path).stdout.strip() == str(tmp_path / "python3.12")
     assert find_python(root, tmp_path, PYTHON="python3").returncode == 1
 
 
 def test_without_a_python_the_message_names_what_to_install(root: Path, tmp_path: Path) -> None:
-    found = find_python(root, tmp_path)
-    assert "no Python was found" in found.stderr
-    assert "apt-get install python3" in found.stderr
+    result = find_python(root, tmp_path)
+    assert "no Python was found" in result.stderr
+    assert "apt-get install python3" in result.stderr
 
 
 def test_no_browser_and_no_right_to_install_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,7 +98,7 @@ def test_private_words_are_found_in_identifiers_too() -> None:
 
 
 def test_docstrings_open_with_a_plain_verb(tracked: list[Path]) -> None:
-    found = []
+    result = []
     for file in tracked:
         if file.suffix != ".py":
             continue
@@ -106,8 +106,8 @@ def test_docstrings_open_with_a_plain_verb(tracked: list[Path]) -> None:
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 first = (ast.get_docstring(node) or "").split(" ", 1)[0]
                 if first in VERBS:
-                    found.append(f"{file.name} {getattr(node, 'name', 'module')}: {first}")
-    assert not found
+                    result.append(f"{file.name} {getattr(node, 'name', 'module')}: {first}")
+    assert not result
 
 
 BOUNDS = re.compile(r"\b_?(?:MO" + "ST|LEA" + r"ST)_[A-Z][A-Z0-9_]*")

@@ -45,8 +45,8 @@ class Portal(Started):
     def server(self, user: str, name: str = "") -> dict[str, Any] | None:
         """Return the Hub's model of a server, None if it has none."""
         model = self.hub("GET", f"/users/{user}").json()
-        found: dict[str, Any] | None = model.get("servers", {}).get(name)
-        return found
+        result: dict[str, Any] | None = model.get("servers", {}).get(name)
+        return result
 
     def start_server(self, user: str, wait: bool = True, **options: Any) -> httpx2.Response:
         """Start a user's server through the API; return the answer."""

@@ -53,8 +53,8 @@ class Story:
 
     def job(self, person: str, kind: str) -> Job:
         with self.portal.client() as admin:
-            found: Job = admin.job(self.jobs[person][kind])
-            return found
+            result: Job = admin.job(self.jobs[person][kind])
+            return result
 
     def code(self, person: str, kind: str) -> str:
         """Return the state of a job, or the code of its reason while it waits."""
@@ -126,7 +126,7 @@ def change(story: Story) -> None:
     hub("POST", "/groups/rnd/users", json={"users": ["ruth"]}).raise_for_status()
     held = [(name, kind) for name in ("lou", "joe", "dele", "ruth") for kind in ("pending", "preempted")]
     held.append(("twin", "of ops"))
-    until(lambda: all(story.code(*each) == "not_member" for each in held), "what is to be held is held")
+    until(lambda: all(story.code(*item) == "not_member" for item in held), "what is to be held is held")
     until(lambda: story.job("rena", "running").owner == "renata", "the renamed person is known")
     hub("POST", "/groups/rnd/users", json={"users": ["joe"]}).raise_for_status()
     until(lambda: story.code("joe", "pending") != "not_member", "who came back is released")
@@ -205,7 +205,7 @@ def test_names_that_differ_in_capitals_only_are_two_people(story: Story) -> None
         with story.portal.client(story.tokens[name]) as client:
             assert (client.me().name, client.me().teams) == (name, teams)
             assert {job.id for job in client.jobs(mine=True, limit=1000).jobs} == set(story.jobs[name].values())
-            assert client.storage().mine == sum(each.bytes for each in client.storage().accounts) > 0
+            assert client.storage().mine == sum(item.bytes for item in client.storage().accounts) > 0
             with pytest.raises(MakewayError) as refused:
                 client.cancel(story.jobs[other]["pending"])
             assert refused.value.status in (403, 404)

@@ -187,8 +187,8 @@ def test_the_open_picker_says_when_the_cluster_cannot_be_read_and_when_it_can_ag
     portal: Portal, person: object
 ) -> None:
     ana = person("ana")
-    said = "Nodes and jobs are shown as they were seen last, and nothing starts: the API server does not answer."
-    problems = [said]
+    message = "Nodes and jobs are shown as they were seen last, and nothing starts: the API server does not answer."
+    problems = [message]
 
     def answer(route: Route) -> None:
         table = route.fetch()
@@ -196,7 +196,7 @@ def test_the_open_picker_says_when_the_cluster_cannot_be_read_and_when_it_can_ag
 
     expect(ana.page.locator("#mw-problem")).to_be_hidden()
     ana.page.route("**/offers/live**", answer)
-    expect(ana.page.locator("#mw-problem")).to_have_text(said)
+    expect(ana.page.locator("#mw-problem")).to_have_text(message)
     assert violations(ana.page) == []
     problems.clear()
     expect(ana.page.locator("#mw-problem")).to_be_hidden()

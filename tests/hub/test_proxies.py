@@ -111,8 +111,8 @@ async def test_the_hub_reaches_kubernetes_without_the_proxy_and_without_the_oper
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     port = runner.addresses[0][1]
-    found = Configuration(host=f"http://127.0.0.1:{port}", api_key={"BearerToken": "Bearer of-the-hub"})
-    monkeypatch.setattr(Configuration, "_default", found)
+    result = Configuration(host=f"http://127.0.0.1:{port}", api_key={"BearerToken": "Bearer of-the-hub"})
+    monkeypatch.setattr(Configuration, "_default", result)
     from kubernetes_asyncio.client import CoreV1Api
 
     api = CoreV1Api()
@@ -136,14 +136,14 @@ async def test_the_hub_reaches_kubernetes_without_the_proxy_and_without_the_oper
     ],
 )
 def test_internal_hosts_are_added_to_what_avoids_the_proxy(before: dict[str, str], after: set[str]) -> None:
-    found = without_proxy(before, ["hub"])
+    result = without_proxy(before, ["hub"])
     if not after:
-        assert found == {}
+        assert result == {}
     else:
-        assert set(found) == {"NO_PROXY", "no_proxy"}, "programs read either"
-        assert all(after <= set(value.split(",")) for value in found.values())
-        assert found["NO_PROXY"] == found["no_proxy"]
-        assert without_proxy(before | found, ["hub"]) == found, "once is enough"
+        assert set(result) == {"NO_PROXY", "no_proxy"}, "programs read either"
+        assert all(after <= set(value.split(",")) for value in result.values())
+        assert result["NO_PROXY"] == result["no_proxy"]
+        assert without_proxy(before | result, ["hub"]) == result, "once is enough"
 
 
 def test_users_processes_get_what_the_documentation_says_and_nothing_else(

@@ -82,9 +82,9 @@ def test_a_site_chooses_port_address_and_prefix(
 ) -> None:
     app = read(**{where: lines})
     assert (app.bind_url, app.base_url) == (bind_url, base)
-    found = address(tmp_path)
-    assert found is not None
-    assert found.bind_url == bind_url, "`make run` waits for it there"
+    result = address(tmp_path)
+    assert result is not None
+    assert result.bind_url == bind_url, "`make run` waits for it there"
     spawner = app.config.MakewayLocalSpawner
     assert spawner.makeway_public_path == f"{base}services/makeway/"
     assert spawner.makeway_url == f"{bind_url}services/makeway"
@@ -140,9 +140,9 @@ def test_the_demo_never_opens_itself_to_the_network(read: READ, tmp_path: Path, 
 )
 @BOTH
 def test_no_inner_part_listens_for_others(read: READ, tmp_path: Path, where: str, line: str) -> None:
-    said = refusal(read, tmp_path, *((line, "") if where == "before" else ("", line)))
-    assert line.split(" ")[0] in said, "the trait is named"
-    assert "127.0.0.1" in said
+    message = refusal(read, tmp_path, *((line, "") if where == "before" else ("", line)))
+    assert line.split(" ")[0] in message, "the trait is named"
+    assert "127.0.0.1" in message
 
 
 @BOTH
@@ -183,8 +183,8 @@ def test_a_taken_port_is_named_also_where_the_site_chose_it(read: READ, tmp_path
         other.bind(("127.0.0.1", 0))
         other.listen()
         line = f"c.JupyterHub.port = {other.getsockname()[1]}"
-        said = refusal(read, tmp_path, "", line, MAKEWAY_LAUNCHED="1")
-    assert f"is taken by {os.path.basename(os.readlink('/proc/self/exe'))[:4]}" in said
+        message = refusal(read, tmp_path, "", line, MAKEWAY_LAUNCHED="1")
+    assert f"is taken by {os.path.basename(os.readlink('/proc/self/exe'))[:4]}" in message
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:
@@ -215,9 +215,9 @@ def test_a_certificate_of_the_site_makes_the_portal_speak_tls(read: READ, tmp_pa
     key, cert = certificate(tmp_path)
     app = read(**{where: f"c.JupyterHub.ssl_key = '{key}'\nc.JupyterHub.ssl_cert = '{cert}'"})
     assert app.bind_url == "https://127.0.0.1:8000/"
-    found = address(tmp_path)
-    assert found is not None
-    assert found.loopback_url == "https://127.0.0.1:8000"
+    result = address(tmp_path)
+    assert result is not None
+    assert result.loopback_url == "https://127.0.0.1:8000"
     inside = app.config.MakewayLocalSpawner.makeway_url
     assert inside == app.config.MakewayLocalSpawner.makeway_api_url, "no notebook has to trust the certificate"
     assert inside.startswith("http://127.0.0.1:")
@@ -233,10 +233,10 @@ def test_system_mode_opens_itself_with_a_certificate_only(read: READ, tmp_path: 
 
 def test_a_public_address_of_the_site_is_what_people_read(read: READ, tmp_path: Path) -> None:
     read("", "c.JupyterHub.public_url = 'https://gpus.example/x/'\nc.JupyterHub.base_url = '/x/'")
-    found = address(tmp_path)
-    assert found is not None
-    assert found.browser_url == "https://gpus.example/x"
-    assert found.loopback_url == "http://127.0.0.1:8000/x"
+    result = address(tmp_path)
+    assert result is not None
+    assert result.browser_url == "https://gpus.example/x"
+    assert result.loopback_url == "http://127.0.0.1:8000/x"
 
 
 CONTAINERS = """
@@ -318,9 +318,9 @@ def test_hooks_and_plain_traits_of_the_site_stay(read: READ, where: str) -> None
 def test_users_of_the_site_join_those_of_the_demo_or_replace_them(read: READ, where: str) -> None:
     lines = "c.Authenticator.allowed_users = {'eva'}\nc.JupyterHub.load_groups = {'rnd': {'users': ['eva']}}"
     app = read(**{where: lines})
-    found = app.config.Authenticator.allowed_users
-    assert "eva" in found
-    assert ("ana" in found) == (where == "before"), "an assignment after the call replaces what it set"
+    result = app.config.Authenticator.allowed_users
+    assert "eva" in result
+    assert ("ana" in result) == (where == "before"), "an assignment after the call replaces what it set"
     assert app.load_groups["rnd"] == {"users": ["eva"]}
 
 
@@ -345,6 +345,6 @@ def test_a_template_that_has_no_effect_is_named(read: READ, tmp_path: Path, capf
     (tmp_path / "page.html").write_text("{% extends 'templates/page.html' %}")
     (tmp_path / "login.html").write_text("{% extends 'templates/login.html' %}")
     read("", f"c.JupyterHub.template_paths = ['{tmp_path}']")
-    said = capfd.readouterr().err
-    assert f"{tmp_path}/page.html has no effect" in said
-    assert "login.html" not in said
+    message = capfd.readouterr().err
+    assert f"{tmp_path}/page.html has no effect" in message
+    assert "login.html" not in message

@@ -57,11 +57,11 @@ def test_options_of_the_api_that_are_not_allowed_are_refused_with_a_sentence(
     if answer.is_success:
         told = portal.events_of_start("ana")[-1]
         assert told.get("failed"), told
-        said = told["message"].removeprefix("Spawn failed: ")
+        message = told["message"].removeprefix("Spawn failed: ")
     else:
         assert answer.status_code in (400, 403, 404)
-        said = answer.json()["message"]
-    assert len(said) > 20
+        message = answer.json()["message"]
+    assert len(message) > 20
     until(lambda: not portal.server("ana"), "nothing is left of it")
     assert not [s for s in portal.live_sessions() if s.user == "ana"]
 

@@ -61,8 +61,8 @@ def test_what_cannot_work_is_refused_in_words(hub: dict[str, Any], words: str) -
 
 def test_a_hook_of_the_site_may_give_other_names() -> None:
     hook = lambda name, domain, kind: f"{kind}-{name}.{domain}"  # noqa: E731
-    found = read_subdomains({"subdomain_host": GPUS, "subdomain_hook": hook, "public_url": f"{GPUS}/"})
-    assert found == Subdomains(GPUS, "https://service-makeway.gpus.example.com")
+    result = read_subdomains({"subdomain_host": GPUS, "subdomain_hook": hook, "public_url": f"{GPUS}/"})
+    assert result == Subdomains(GPUS, "https://service-makeway.gpus.example.com")
 
 
 @BOTH
@@ -72,9 +72,9 @@ def test_one_machine_is_told_of_the_names(read: READ, tmp_path: Any, where: str)
     assert app.subdomain_host == GPUS
     assert app.public_url == f"{GPUS}/x/"
     assert app.cookie_host_prefix_enabled
-    found = address(tmp_path)
-    assert found is not None
-    assert (found.browser_url, found.loopback_url) == (f"{GPUS}/x", "http://127.0.0.1:8000/x")
+    result = address(tmp_path)
+    assert result is not None
+    assert (result.browser_url, result.loopback_url) == (f"{GPUS}/x", "http://127.0.0.1:8000/x")
     spawner = app.config.MakewayLocalSpawner
     assert spawner.makeway_public_path == app.template_vars["makeway_panel"] == f"https://{PANEL}/x/services/makeway/"
     routes = app.config.ConfigurableHTTPProxy.extra_routes
@@ -84,8 +84,8 @@ def test_one_machine_is_told_of_the_names(read: READ, tmp_path: Any, where: str)
 
 
 def test_one_machine_is_refused_what_cannot_work(read: READ, tmp_path: Any) -> None:
-    said = refusal(read, tmp_path, "", "c.JupyterHub.subdomain_host = 'http://127.0.0.1:8000'")
-    assert "no host below which users can have names" in said
+    message = refusal(read, tmp_path, "", "c.JupyterHub.subdomain_host = 'http://127.0.0.1:8000'")
+    assert "no host below which users can have names" in message
 
 
 def test_cookies_without_tls_have_no_prefix(read: READ) -> None:

@@ -74,8 +74,8 @@ def test_tokens_and_secrets_are_private_to_their_accounts(shared: Portal) -> Non
     shared.start_server(ANA, profile="gpu1", team="rnd") if not shared.server(ANA) else None
     assert as_user(BO, "cat", str(process(shared, ANA) / "environ")).returncode != 0
     for path in (shared.state.secrets, shared.state.logs, shared.state.root / "jupyterhub.sqlite"):
-        found = as_user(BO, "cat" if path.is_file() else "ls", str(path))
-        assert found.returncode != 0, f"{path} can be read by others"
+        result = as_user(BO, "cat" if path.is_file() else "ls", str(path))
+        assert result.returncode != 0, f"{path} can be read by others"
 
 
 def test_root_and_wrong_passwords_do_not_get_in(shared: Portal) -> None:

@@ -116,10 +116,10 @@ def administrator(portal: Portal, browser: Browser, hub: str) -> Person:
 
 def attempts(page: Page, panel: str) -> dict[str, object]:
     """Try everything but windows; return what worked."""
-    found: dict[str, object] = page.evaluate(FETCH, [panel, TOLD])
-    found["frame"] = page.evaluate(FRAME, panel)
+    result: dict[str, object] = page.evaluate(FETCH, [panel, TOLD])
+    result["frame"] = page.evaluate(FRAME, panel)
     page.evaluate(FORM, [panel, TOLD])
-    return found
+    return result
 
 
 @pytest.fixture
@@ -147,10 +147,10 @@ def test_with_subdomains_a_visited_page_gets_nothing(started: Callable[[str], Po
     theirs = f"http://bo.hub.localhost:{portal.port}"
     for headers in ({}, {"Cross-Origin-Opener-Policy": "same-origin"}, {"Cross-Origin-Opener-Policy": "unsafe-none"}):
         with visited(root, theirs, **headers) as page:
-            found = attempts(page, panel)
+            result = attempts(page, panel)
             refused = {"type": "TypeError", "status": 0, "told": False}
-            frame = found.pop("frame")
-            assert found == dict.fromkeys(("page", "page without cors", "read", "put", "put as text"), refused)
+            frame = result.pop("frame")
+            assert result == dict.fromkeys(("page", "page without cors", "read", "put", "put as text"), refused)
             assert frame in (False, "SecurityError", "TypeError")
             assert page.evaluate(POPUP, panel) in ("closed", "SecurityError", "nothing")
             page.evaluate("document.cookie = 'makeway-login=x; domain=hub.localhost; path=/services/makeway/'")
@@ -189,10 +189,10 @@ def test_with_one_origin_only_a_window_of_its_own_gives_the_panel_away(
     root = administrator(portal, browser, portal.url)
     before = version(portal)
     with visited(root, portal.url) as page:
-        found = attempts(page, panel)
+        result = attempts(page, panel)
         for name in ("page", "page without cors", "read", "put"):
-            assert found[name] == {"type": "basic", "status": 403, "told": False}, name
-        assert found["frame"] in (False, "SecurityError", "TypeError")
+            assert result[name] == {"type": "basic", "status": 403, "told": False}, name
+        assert result["frame"] in (False, "SecurityError", "TypeError")
         assert page.evaluate(POPUP, panel) in ("closed", "SecurityError", "nothing"), "the window is not its own"
     with visited(root, portal.url, **{"Cross-Origin-Opener-Policy": "same-origin"}) as page:
         assert page.evaluate(POPUP, panel) == "the policy", "security.md says so"

@@ -36,8 +36,8 @@ MORE_FOLDERS = ("/usr/libexec/kubernetes", "/opt/cni", "/run/flannel", "/var/lib
 
 def machine() -> list[str]:
     """Return what any cluster could change on the machine outside of what bears its name."""
-    found = [f"{name} = {Path('/proc/sys', name).read_text().strip()}" for name in SYSCTLS]
-    return found + [folder for folder in (*FOLDERS, *MORE_FOLDERS) if Path(folder).exists()]
+    result = [f"{name} = {Path('/proc/sys', name).read_text().strip()}" for name in SYSCTLS]
+    return result + [folder for folder in (*FOLDERS, *MORE_FOLDERS) if Path(folder).exists()]
 
 
 @pytest.fixture(scope="session")
@@ -75,10 +75,10 @@ def real_node(control_plane: Cluster) -> Node:
 def release(control_plane: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
     """Return the chart as Helm installed it, with everything that it has, Prometheus's monitor included."""
     control_plane.api.create(DEFINITIONS, MONITORS)
-    with installation(control_plane, tmp_path_factory.mktemp("helm")) as found:
-        said = found.run("install", values=EVERYTHING)
-        assert "Makeway 0.1.0 is installed in makeway; jobs run in makeway-jobs." in said
-        yield found
+    with installation(control_plane, tmp_path_factory.mktemp("helm")) as result:
+        message = result.run("install", values=EVERYTHING)
+        assert "Makeway 0.1.0 is installed in makeway; jobs run in makeway-jobs." in message
+        yield result
     control_plane.api.delete(f"{DEFINITIONS}/{MONITOR}")
     gone = {"fieldSelector": f"metadata.name={MONITOR}"}
     wait_until(lambda: not control_plane.api.items(DEFINITIONS, **gone), "the kind of monitors is gone")

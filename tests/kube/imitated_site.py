@@ -82,10 +82,10 @@ RIGHTS = [
 
 def merged(site: Object, more: Object) -> Object:
     """Return values as Helm merges those of two files."""
-    found = dict(site)
+    result = dict(site)
     for key, value in more.items():
-        found[key] = merged(site[key], value) if isinstance(value, dict) and isinstance(site.get(key), dict) else value
-    return found
+        result[key] = merged(site[key], value) if isinstance(value, dict) and isinstance(site.get(key), dict) else value
+    return result
 
 
 def install(api: Api, hub: Object) -> None:

@@ -78,16 +78,16 @@ class StandInAutoscaler:
 
     def _scale_up(self, pod: Object) -> None:
         wanted, uid = pod["spec"]["nodeSelector"].get(TYPE, ""), pod["metadata"]["uid"]
-        gpus, most = self.groups.get(wanted, (0, 0))
+        gpus, maximum = self.groups.get(wanted, (0, 0))
         needed = int(pod["spec"]["containers"][0]["resources"].get("limits", {}).get(GPU, 0))
-        if len(self._nodes_of(wanted)) >= most or needed > gpus:
+        if len(self._nodes_of(wanted)) >= maximum or needed > gpus:
             if uid not in self._refused:
                 self._refused.add(uid)
                 self._say(pod, "NotTriggerScaleUp", "pod didn't trigger scale-up: 1 max node group size reached")
             return
         name = f"auto-{wanted}-{next(self._numbers)}"
         self._for[uid] = name
-        self._say(pod, "TriggeredScaleUp", f"pod triggered scale-up: [{{{wanted} 0->1 (max: {most})}}]")
+        self._say(pod, "TriggeredScaleUp", f"pod triggered scale-up: [{{{wanted} 0->1 (max: {maximum})}}]")
         node = simulated.node(name, 0, "NVIDIA-H100-80GB-HBM3")
         node["metadata"]["labels"] |= {POOL: self.pool, TYPE: wanted}
         self.api.create("/api/v1/nodes", node)

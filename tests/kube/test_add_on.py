@@ -37,14 +37,14 @@ with Client(os.environ["MAKEWAY_URL"], os.environ["JUPYTERHUB_API_TOKEN"]) as cl
 def site(control_plane: Cluster, images: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """Return a site with Makeway, once all its pods are ready."""
     with namespace_of_site(control_plane, tmp_path_factory.mktemp("helm")) as release:
-        said = release.run("install", values=ADD_ON)
-        assert "upgrade your Zero to JupyterHub" in said
-        assert f"Write lease_seconds={LEASE_SECONDS} there" in said
+        message = release.run("install", values=ADD_ON)
+        assert "upgrade your Zero to JupyterHub" in message
+        assert f"Write lease_seconds={LEASE_SECONDS} there" in message
         imitated_site.install(release.api, imitated_site.merged(SITE, overlay(imitated_site.HUB)["hub"]))
-        found = Site(release.api, PASSWORD)
-        wait_until_ready(found)
-        yield found
-        found.close()
+        result = Site(release.api, PASSWORD)
+        wait_until_ready(result)
+        yield result
+        result.close()
 
 
 def test_the_services_have_the_tokens_that_the_site_made_and_the_rights_that_they_need(site: Site) -> None:
@@ -82,8 +82,8 @@ def test_a_user_finds_the_panel_picks_a_profile_and_gets_a_pod_that_is_the_sites
     assert preferred["preference"]["matchExpressions"][0]["key"] == "hub.jupyter.org/node-purpose"
     assert "jupyter-config-data" in ana.browser.get("/user/ana/lab").text
     assert "One GPU" in ana.browser.get("/services/makeway/").text
-    said = in_pod(control_plane, pod["metadata"]["name"], "python3", "-c", CALL)
-    assert said.split("\n")[0] == "http://proxy-public/services/makeway ana ['ana']"
+    message = in_pod(control_plane, pod["metadata"]["name"], "python3", "-c", CALL)
+    assert message.split("\n")[0] == "http://proxy-public/services/makeway ana ['ana']"
 
 
 def test_what_the_site_has_set_stays(site: Site) -> None:

@@ -58,11 +58,11 @@ async def growing(control_plane: Cluster, tmp_path: Path) -> AsyncIterator[Servi
 
 
 def objects(api: Api) -> list[str]:
-    found = [
+    result = [
         *api.items(PODS),
         *api.items(f"/api/v1/namespaces/{NAMESPACE}/configmaps", labelSelector="makeway/machine"),
     ]
-    return sorted(one["metadata"]["name"] for one in found)
+    return sorted(one["metadata"]["name"] for one in result)
 
 
 @pytest.mark.covers("F71", "F83")
@@ -86,8 +86,8 @@ async def test_a_job_gets_a_node_of_the_clusters_autoscaler_which_goes_when_the_
             assert machine.cluster_node == "auto-large-4-1"
 
             def placed() -> bool:
-                found = api.items(PODS, labelSelector=f"makeway/job={job.id}")
-                return any(one["spec"].get("nodeName") == "auto-large-4-1" for one in found)
+                result = api.items(PODS, labelSelector=f"makeway/job={job.id}")
+                return any(one["spec"].get("nodeName") == "auto-large-4-1" for one in result)
 
             await soon(placed, "its pod is on the new node")
             assert f"makeway-machine-{machine.id}-place" not in objects(api), "the placeholder has made way"

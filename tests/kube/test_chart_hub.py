@@ -96,8 +96,8 @@ def test_code_may_add_to_what_notebooks_get(
 def makeway_admins(c: Any) -> list[str]:
     """Return the users who administer Makeway."""
     (role,) = (one for one in c.JupyterHub.load_roles if one["name"] == "makeway-admin")
-    found: list[str] = role["users"]
-    return found
+    result: list[str] = role["users"]
+    return result
 
 
 def test_an_authenticator_chosen_by_code_leaves_admin_no_administrator(configuration: Any) -> None:

@@ -38,8 +38,8 @@ pytestmark = pytest.mark.kube
 
 def components(api: Api) -> set[str]:
     """Return the parts of the chart that have pods."""
-    found = api.items(f"/api/v1/namespaces/{NAMESPACE}/pods")
-    return {one["metadata"]["labels"].get("app.kubernetes.io/component", "") for one in found}
+    result = api.items(f"/api/v1/namespaces/{NAMESPACE}/pods")
+    return {one["metadata"]["labels"].get("app.kubernetes.io/component", "") for one in result}
 
 
 @pytest.mark.covers("N21")
@@ -103,9 +103,9 @@ def test_an_upgrade_adds_a_key_that_the_secret_of_before_lacks(release: Installa
     secret = release.secret()
     release.api.merge(f"{SECRETS.format(NAMESPACE)}/makeway", {"data": {"metrics-token": None}})
     release.run("upgrade", values=EVERYTHING)
-    found = release.secret()
-    assert len(found.pop("metrics-token")) == 40
-    assert found == {key: value for key, value in secret.items() if key != "metrics-token"}
+    result = release.secret()
+    assert len(result.pop("metrics-token")) == 40
+    assert result == {key: value for key, value in secret.items() if key != "metrics-token"}
 
 
 @pytest.mark.parametrize(

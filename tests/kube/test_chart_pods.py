@@ -111,7 +111,7 @@ def test_images_are_pulled_to_the_nodes_whose_taints_jobs_and_notebooks_tolerate
     usual = {"key": "nvidia.com/gpu", "operator": "Exists"}
     pulling = [one["tolerations"] for name, one in specs.items() if name.startswith("makeway-images")]
     assert pulling
-    assert all(found == [usual, *(toleration(text) for text in texts)] for found in pulling)
+    assert all(result == [usual, *(toleration(text) for text in texts)] for result in pulling)
 
 
 def test_null_removes_a_limit(helm: Helm, tmp_path: Path) -> None:

@@ -47,8 +47,8 @@ def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
 
 @pytest.mark.parametrize("values", ALL.values(), ids=ALL)
 def test_helm_finds_nothing_to_complain_about(helm: Helm, tmp_path: Path, values: Object) -> None:
-    said = helm.run("lint", "--strict", CHART, "--values", written(tmp_path, values))
-    assert "0 chart(s) failed" in said
+    message = helm.run("lint", "--strict", CHART, "--values", written(tmp_path, values))
+    assert "0 chart(s) failed" in message
 
 
 @pytest.mark.parametrize("values", ALL.values(), ids=ALL)
@@ -275,12 +275,12 @@ def test_large_files_have_a_volume_of_their_own_unless_the_site_says_otherwise(h
 
     one = {"/data": "makeway-service"}
     for mode in ({}, {"mode": "addOn"}):
-        found, sizes = read({**mode, "artifacts": {"storage": {"size": "7Gi"}}})
-        assert found == {**one, "/files": "makeway-files"}
+        result, sizes = read({**mode, "artifacts": {"storage": {"size": "7Gi"}}})
+        assert result == {**one, "/files": "makeway-files"}
         assert (sizes["makeway-service"], sizes["makeway-files"]) == ("10Gi", "7Gi")
     for values in ({"artifacts": {"storage": {"size": ""}}}, {"artifacts": {"s3": "s3://bucket"}}):
-        found, sizes = read(values)
-        assert found == one
+        result, sizes = read(values)
+        assert result == one
         assert "makeway-files" not in sizes
 
 

@@ -106,7 +106,7 @@ def may(api: Api, account: str, verb: str, resource: str, namespace: str, group:
 
 def test_the_service_may_do_what_it_does_and_nothing_else(release: Installation) -> None:
     account = f"{NAMESPACE}:makeway-service"
-    found = {
+    result = {
         (verb, resource, namespace)
         for namespace in ("", NAMESPACE, JOBS, "kube-system")
         for resource in RESOURCES
@@ -114,7 +114,7 @@ def test_the_service_may_do_what_it_does_and_nothing_else(release: Installation)
         if may(release.api, account, verb, resource, namespace, GROUPS.get(resource, ""))
     }
     # The API server answers the question alike for each namespace where the resource has none.
-    assert {one for one in found if one[1] not in WITHOUT_NAMESPACE or not one[2]} == NEEDED | FOLLOWS
+    assert {one for one in result if one[1] not in WITHOUT_NAMESPACE or not one[2]} == NEEDED | FOLLOWS
     for resource in ("roles", "rolebindings", "clusterroles", "clusterrolebindings"):
         for verb in VERBS:
             assert not may(release.api, account, verb, resource, JOBS, "rbac.authorization.k8s.io"), (verb, resource)
@@ -240,9 +240,9 @@ async def test_a_gang_runs_where_the_account_may_not_make_network_policies(
     finally:
         release.api.merge(role, {"rules": rules})
         await soon(allowed, "the right is back")
-    (said, *_) = [one.getMessage() for one in caplog.records if one.name == "makeway.kubernetes"]
-    assert said.startswith("The gang makeway-j-1-1 gets no network policy: ")
-    assert 'cannot create resource "networkpolicies"' in said
+    (message, *_) = [one.getMessage() for one in caplog.records if one.name == "makeway.kubernetes"]
+    assert message.startswith("The gang makeway-j-1-1 gets no network policy: ")
+    assert 'cannot create resource "networkpolicies"' in message
 
 
 async def runs_a_gang(backend: KubernetesBackend, api: Api) -> None:

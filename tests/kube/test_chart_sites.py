@@ -51,8 +51,8 @@ def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
 def pods(manifests: list[Object]) -> dict[str, Object]:
     """Return metadata and spec of all pods that the chart makes itself, by what makes them."""
     kinds = ("Deployment", "DaemonSet", "Job")
-    found = {one["metadata"]["name"]: one["spec"]["template"] for one in manifests if one["kind"] in kinds}
-    return found | {one["metadata"]["name"]: one for one in of_kind(manifests, "Pod")}
+    result = {one["metadata"]["name"]: one["spec"]["template"] for one in manifests if one["kind"] in kinds}
+    return result | {one["metadata"]["name"]: one for one in of_kind(manifests, "Pod")}
 
 
 def environment(manifests: list[Object]) -> dict[str, Any]:
@@ -84,9 +84,9 @@ def spawner_traits(manifests: list[Object], monkeypatch: pytest.MonkeyPatch, fol
     file = folder / "jupyterhub_config.py"
     code = compile(file.read_text(encoding="utf-8"), str(file), "exec")
     exec(code, {"get_config": lambda: c, "__file__": str(file)})
-    found = c.KubeSpawner
-    assert not [one for one in found.values() if isinstance(one, LazyConfigValue)]
-    return found
+    result = c.KubeSpawner
+    assert not [one for one in result.values() if isinstance(one, LazyConfigValue)]
+    return result
 
 
 @pytest.mark.parametrize("values", ALL.values(), ids=ALL)
@@ -158,9 +158,9 @@ def test_one_value_brings_the_http_proxy_to_every_part_and_not_between_them(
     assert environment(manifests)["NO_PROXY"] == "mine"
     traits = spawner_traits(manifests, monkeypatch, tmp_path)
     job = {one["name"]: one.get("value") for one in job_pod(manifests)["spec"]["containers"][0]["env"]}
-    for found in (traits["environment"], job):
-        assert found["http_proxy"] == found["HTTPS_PROXY"] == "http://proxy.example.com:3128"
-        direct = found["NO_PROXY"].split(",")
+    for result in (traits["environment"], job):
+        assert result["http_proxy"] == result["HTTPS_PROXY"] == "http://proxy.example.com:3128"
+        direct = result["NO_PROXY"].split(",")
         assert {"makeway-hub", "makeway-proxy", ".svc", ".k8s.example", "10.0.0.0/8"} <= set(direct)
 
 
@@ -170,9 +170,9 @@ def test_labels_and_annotations_of_all_pods_reach_every_pod(
 ) -> None:
     given = {"podLabels": {"cost": "12"}, "podAnnotations": {"sidecar.istio.io/inject": "false"}}
     manifests = rendered(helm, tmp_path, values | given)
-    found = {**pods(manifests), "job": job_pod(manifests)}
-    assert {"makeway-uninstall", "makeway-service", "job"} <= set(found)
-    for name, pod in found.items():
+    result = {**pods(manifests), "job": job_pod(manifests)}
+    assert {"makeway-uninstall", "makeway-service", "job"} <= set(result)
+    for name, pod in result.items():
         assert pod["metadata"]["labels"]["cost"] == "12", name
         assert pod["metadata"]["annotations"]["sidecar.istio.io/inject"] == "false", name
     if values != ADD_ON:
@@ -214,9 +214,9 @@ def test_kubectl_means_the_own_container_of_each_pod_where_a_sidecar_comes_first
     helm: Helm, tmp_path: Path, values: Object
 ) -> None:
     manifests = rendered(helm, tmp_path, values)
-    found = {name: pod for name, pod in pods(manifests).items() if name[8:] in ("hub", "proxy", "service")}
-    assert len(found) == (1 if values == ADD_ON else 3)
-    for name, pod in {**found, "makeway-worker": job_pod(manifests)}.items():
+    result = {name: pod for name, pod in pods(manifests).items() if name[8:] in ("hub", "proxy", "service")}
+    assert len(result) == (1 if values == ADD_ON else 3)
+    for name, pod in {**result, "makeway-worker": job_pod(manifests)}.items():
         assert pod["metadata"]["annotations"]["kubectl.kubernetes.io/default-container"] == name[8:]
 
 
@@ -233,13 +233,13 @@ def test_an_annotation_or_label_of_a_site_is_in_no_pod_twice(
     parts = ("service",) if values == ADD_ON else ("service", "hub", "proxy")
     own = given if everywhere else {part: {**values.get(part, {}), **given} for part in parts}
     manifests = rendered(helm, tmp_path, values | own)
-    found = {f"makeway-{part}": pods(manifests)[f"makeway-{part}"] for part in parts}
-    for name, pod in found.items():
+    result = {f"makeway-{part}": pods(manifests)[f"makeway-{part}"] for part in parts}
+    for name, pod in result.items():
         assert pod["metadata"]["annotations"][container] == "mesh", name
         assert pod["metadata"]["labels"]["app.kubernetes.io/component"] == name[8:]
         assert pod["metadata"]["labels"]["app.kubernetes.io/part-of"] == "ml"
     if "hub" in parts:
-        assert len(found["makeway-hub"]["metadata"]["annotations"]["checksum/config"]) == 64
+        assert len(result["makeway-hub"]["metadata"]["annotations"]["checksum/config"]) == 64
     if everywhere:
         assert job_pod(manifests)["metadata"]["annotations"][container] == "mesh"
         if values != ADD_ON:
@@ -260,14 +260,14 @@ def test_a_site_may_keep_the_events_of_its_jobs_from_the_service(
     helm: Helm, tmp_path: Path, values: Object, verbs: list[str]
 ) -> None:
     roles = of_kind(rendered(helm, tmp_path, {"rbac": values}), "Role")
-    (found,) = [
+    (result,) = [
         rule["verbs"]
         for role in roles
         if role["metadata"].get("namespace") == JOBS
         for rule in role["rules"]
         if "events" in rule["resources"]
     ]
-    assert found == verbs
+    assert result == verbs
 
 
 @pytest.mark.parametrize("length", [40, 58, 59, 63])
@@ -275,13 +275,13 @@ def test_the_jobs_namespace_of_a_long_one_has_a_valid_name_of_its_own(helm: Helm
     def name(namespace: str) -> str:
         text = helm.template(CHART, "makeway", namespace, ("--values", written(tmp_path, STANDALONE)))
         manifests = [one for one in yaml.safe_load_all(text) if one]
-        (found,) = of_kind(manifests, "Namespace")
+        (result,) = of_kind(manifests, "Namespace")
         assert {one["metadata"].get("namespace", namespace) for one in manifests} == {
             namespace,
-            found["metadata"]["name"],
+            result["metadata"]["name"],
         }
-        assert environment(manifests)["MAKEWAY_KUBE_NAMESPACE"] == found["metadata"]["name"]
-        return str(found["metadata"]["name"])
+        assert environment(manifests)["MAKEWAY_KUBE_NAMESPACE"] == result["metadata"]["name"]
+        return str(result["metadata"]["name"])
 
     one, other = "n" * length, "n" * (length - 1) + "m"
     assert len(name(one)) <= 63
@@ -375,10 +375,10 @@ def test_releases_in_two_namespaces_have_no_object_in_common(
 
     def objects(release: str, namespace: str) -> set[tuple[str, str, str]]:
         text = helm.template(CHART, release, namespace, ("--values", file))
-        found = [one for one in yaml.safe_load_all(text) if one]
-        own = {one["kind"]: "" if one["kind"] in CLUSTER_KINDS else namespace for one in found}
-        places = [(one["kind"], one["metadata"].get("namespace", own[one["kind"]])) for one in found]
-        return {(*place, one["metadata"]["name"]) for place, one in zip(places, found, strict=True)}
+        result = [one for one in yaml.safe_load_all(text) if one]
+        own = {one["kind"]: "" if one["kind"] in CLUSTER_KINDS else namespace for one in result}
+        places = [(one["kind"], one["metadata"].get("namespace", own[one["kind"]])) for one in result]
+        return {(*place, one["metadata"]["name"]) for place, one in zip(places, result, strict=True)}
 
     first, second = objects("makeway", "a"), objects(name, "b")
     assert any(place == "" for _, place, _ in first)

@@ -44,27 +44,27 @@ def test_the_ingress_has_the_wildcard_and_the_service_its_name(helm: Helm, tmp_p
     assert ingress["spec"]["tls"] == [{"hosts": [NAME, f"*.{NAME}"], "secretName": "wildcard.example.com"}]
     (proxy,) = pod_specs(manifests)["makeway-proxy"]["containers"]
     assert "--host-routing" in proxy["command"]
-    found = variables(manifests)
+    result = variables(manifests)
     callback = f"https://makeway--service.{NAME}/services/makeway/oauth_callback"
-    assert (found["JUPYTERHUB_HOST"], found["JUPYTERHUB_OAUTH_CALLBACK_URL"]) == (f"https://{NAME}", callback)
-    told = WebSettings.of(load(environ=found))
+    assert (result["JUPYTERHUB_HOST"], result["JUPYTERHUB_OAUTH_CALLBACK_URL"]) == (f"https://{NAME}", callback)
+    told = WebSettings.of(load(environ=result))
     assert told.hub == f"https://{NAME}/hub/"
 
 
 def test_a_port_and_a_path_are_kept(helm: Helm, tmp_path: Path) -> None:
     given = values(f"https://{NAME}:8443", enabled=True, host=NAME)
     given["hub"]["config"]["JupyterHub"]["base_url"] = "/lab/"
-    found = variables(rendered(helm, tmp_path, given))
+    result = variables(rendered(helm, tmp_path, given))
     origin = f"https://makeway--service.{NAME}:8443"
-    assert found["JUPYTERHUB_OAUTH_CALLBACK_URL"] == f"{origin}/lab/services/makeway/oauth_callback"
-    assert found["MAKEWAY_URL"] == "http://makeway-proxy/lab/services/makeway", "notebooks stay inside"
+    assert result["JUPYTERHUB_OAUTH_CALLBACK_URL"] == f"{origin}/lab/services/makeway/oauth_callback"
+    assert result["MAKEWAY_URL"] == "http://makeway-proxy/lab/services/makeway", "notebooks stay inside"
 
 
 def test_an_add_on_follows_the_other_chart(helm: Helm, tmp_path: Path) -> None:
     manifests = rendered(helm, tmp_path, {"mode": "addOn", "zeroToJupyterHub": {"subdomainHost": f"https://{NAME}"}})
-    found = variables(manifests)
-    assert found["JUPYTERHUB_HOST"] == f"https://{NAME}"
-    assert found["JUPYTERHUB_OAUTH_CALLBACK_URL"].startswith(f"https://makeway--service.{NAME}/")
+    result = variables(manifests)
+    assert result["JUPYTERHUB_HOST"] == f"https://{NAME}"
+    assert result["JUPYTERHUB_OAUTH_CALLBACK_URL"].startswith(f"https://makeway--service.{NAME}/")
 
 
 @pytest.mark.parametrize("given", ["", None])

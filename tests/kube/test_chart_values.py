@@ -70,12 +70,12 @@ def test_names_are_short_enough_and_without_dots(helm: Helm, tmp_path: Path) -> 
 
 def test_installations_of_one_long_namespace_have_different_names(helm: Helm, tmp_path: Path) -> None:
     releases = ("makeway-one", "makeway-two")
-    found = {
+    result = {
         variables(as_release(helm, tmp_path, name, "n" * 58), f"{name}-service")["MAKEWAY_KUBE_INSTANCE"]
         for name in releases
     }
-    assert len(found) == 2
-    assert all(len(name) <= 63 for name in found)
+    assert len(result) == 2
+    assert all(len(name) <= 63 for name in result)
 
 
 def test_an_ingress_takes_a_wildcard_and_a_secret_with_dots(helm: Helm, tmp_path: Path) -> None:

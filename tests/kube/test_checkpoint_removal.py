@@ -59,8 +59,8 @@ async def test_the_checkpoints_of_a_removed_job_go_and_those_of_others_stay(
         assert (await serving.client("root").job(running.id)).state.value == "running"
 
         def pods() -> list[str | None]:
-            found = serving.cluster.api.items(PODS, labelSelector=JOBS)
-            return [pod["metadata"]["labels"].get("makeway/job") for pod in found]
+            result = serving.cluster.api.items(PODS, labelSelector=JOBS)
+            return [pod["metadata"]["labels"].get("makeway/job") for pod in result]
 
         async def alone() -> bool:
             return pods() == [running.id]

@@ -128,6 +128,6 @@ async def test_jobs_go_on_while_the_api_server_is_down(serving: Serving) -> None
             assert "step 200" in await serving.log(job), "its output still arrives"
         finally:
             start_api_server(serving.cluster, command)
-        for each in (job, waiting):
-            done = await serving.reaches(each, "succeeded", "failed")
+        for item in (job, waiting):
+            done = await serving.reaches(item, "succeeded", "failed")
             assert (done.state.value, len(done.attempts)) == ("succeeded", 1), done

@@ -30,12 +30,12 @@ def cluster() -> Iterator[Cluster]:
         archives = image_build.build(["device-plugin"])
     except NotHere as reason:
         pytest.skip(str(reason))
-    with Cluster.start() as found:
+    with Cluster.start() as result:
         try:
-            found.add_node(gpus=0).import_image(archives["device-plugin"])
+            result.add_node(gpus=0).import_image(archives["device-plugin"])
         except NotHere as reason:
             pytest.skip(str(reason))
-        yield found
+        yield result
 
 
 def gpus(api: Api, node: Node) -> str:

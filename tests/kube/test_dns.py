@@ -43,10 +43,10 @@ def test_a_pod_resolves_services_and_the_pods_behind_them(api: Api) -> None:
     pod["spec"] |= {"hostname": "worker-0", "subdomain": "gang"}
     api.create(PODS, pod)
     wait_until(lambda: phase(api, "looks") in ("Succeeded", "Failed"), "the pod has ended")
-    found = dict(line.split(" ", 1) for line in api.text(f"{PODS}/looks/log").splitlines())
+    result = dict(line.split(" ", 1) for line in api.text(f"{PODS}/looks/log").splitlines())
     own = api.get(f"{PODS}/looks")["status"]["podIP"]
     unknown = "Name or service not known"
-    assert found == {
+    assert result == {
         "kubernetes.default": "10.96.0.1",
         "kubernetes": "10.96.0.1",
         "worker-0.gang.default.svc": own,

@@ -79,8 +79,8 @@ async def test_slices_and_allocated_claims_are_counted_as_they_change(driver: Cl
         await inventory.open()
 
         def amounts() -> tuple[int, int]:
-            found = inventory.node_statuses()[NODE]
-            return len(found.devices), found.foreign_gpus
+            results = inventory.node_statuses()[NODE]
+            return len(results.devices), results.foreign_gpus
 
         await soon(lambda: amounts() == (4, 0), "the devices of the slice are there")
         request = {"name": "gpu", "exactly": {"deviceClassName": CLASS}}
@@ -129,14 +129,14 @@ async def test_jobs_get_their_gpus_by_claims_of_their_profile_and_the_next_one_o
         """Return the devices of each job's pod that is on the node."""
         pods = await asyncio.to_thread(driver.api.items, PODS)
         claims = {one["metadata"]["name"]: one for one in await asyncio.to_thread(driver.api.items, JOB_CLAIMS)}
-        found = {}
+        result = {}
         for pod in pods:
             names = [one["resourceClaimName"] for one in pod["status"].get("resourceClaimStatuses", ())]
             given = [claims[name].get("status", {}).get("allocation", {}) for name in names if name in claims]
-            results = [one["device"] for each in given for one in each.get("devices", {}).get("results", ())]
+            results = [one["device"] for item in given for one in item.get("devices", {}).get("results", ())]
             if pod["spec"].get("nodeName") == NODE and "deletionTimestamp" not in pod["metadata"]:
-                found[pod["metadata"]["labels"]["makeway/job"]] = set(results)
-        return found
+                result[pod["metadata"]["labels"]["makeway/job"]] = set(results)
+        return result
 
     try:
         async with serving.running():
@@ -153,17 +153,17 @@ async def test_jobs_get_their_gpus_by_claims_of_their_profile_and_the_next_one_o
                 return sorted(map(len, (await devices()).values())) == [2, 2]
 
             await serving.until(both_run, lambda: "two jobs have two devices each")
-            found = await devices()
-            assert set.union(*found.values()) == {f"gpu-{at}" for at in range(4)}
-            (waits,) = {first.id, second.id, third.id} - found.keys()
+            result = await devices()
+            assert set.union(*result.values()) == {f"gpu-{at}" for at in range(4)}
+            (waits,) = {first.id, second.id, third.id} - result.keys()
             (pool,) = await root.pools()
             assert [(node.name, node.foreign, len(node.devices)) for node in pool.nodes] == [(NODE, 0, 4)]
             assert (await serving.client("ana").job(waits)).state.value == "pending"
-            ended = min(found)
+            ended = min(result)
             await serving.client("ana").cancel(ended)
 
             async def moved_up() -> bool:
-                return (await devices()).get(waits) == found[ended]
+                return (await devices()).get(waits) == result[ended]
 
             await serving.until(moved_up, lambda: "the next job has the devices that became free")
             assert (await root.policy_validate(json.dumps(POLICY))).warnings == []

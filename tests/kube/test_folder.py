@@ -38,13 +38,13 @@ def test_a_folder_knows_when_its_owner_has_ended(tmp_path: Path) -> None:
         [sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as owner:
         assert owner.stdout
-        found = Folder(Path(owner.stdout.readline().strip()))
-        assert found.owner_lives()
+        result = Folder(Path(owner.stdout.readline().strip()))
+        assert result.owner_lives()
         assert teardown.remove_abandoned() == []
         owner.kill()
         owner.wait()
-        assert not found.owner_lives()
-    assert teardown.remove_abandoned() == [found.name]
+        assert not result.owner_lives()
+    assert teardown.remove_abandoned() == [result.name]
     assert folders() == []
 
 
@@ -94,11 +94,11 @@ def test_a_path_that_is_too_long_for_sockets_is_refused(monkeypatch: pytest.Monk
 
 
 def test_networks_of_clusters_do_not_overlap() -> None:
-    found = [network.Network(number) for number in range(network.MAX_CLUSTERS)]
-    nets = [net for one in found for net in (one.nodes, one.pods)]
+    result = [network.Network(number) for number in range(network.MAX_CLUSTERS)]
+    nets = [net for one in result for net in (one.nodes, one.pods)]
     assert not [pair for at, pair in enumerate(nets) for other in nets[:at] if pair.overlaps(other)]
-    assert found[3].pods_of(2) == IPv4Network("10.131.2.0/24")
-    assert all(len(one.port(99)) <= 15 for one in found), "a longer name is no name of a device"
+    assert result[3].pods_of(2) == IPv4Network("10.131.2.0/24")
+    assert all(len(one.port(99)) <= 15 for one in result), "a longer name is no name of a device"
 
 
 @pytest.mark.root

@@ -80,10 +80,10 @@ def test_the_quota_service_answers_that_it_is_healthy_and_decides(api: Api) -> N
 
     def health(path: str) -> Object:
         try:
-            found: Object = api.get(f"{PODS}/http:quota-service:{PORT}/proxy/{path}")
+            result: Object = api.get(f"{PODS}/http:quota-service:{PORT}/proxy/{path}")
         except ApiProblem:  # not listening yet
             return {}
-        return found
+        return result
 
     wait_until(lambda: health("healthz").get("ok"), "the service says that it is healthy")
     wait_until(lambda: health("readyz").get("ok"), "the service says that it decides")
@@ -93,9 +93,9 @@ def test_the_quota_service_answers_that_it_is_healthy_and_decides(api: Api) -> N
 
 
 def test_it_runs_as_a_user_that_may_write_its_volumes_only(api: Api) -> None:
-    said = log_of(api, pod("quota-service", ["sh", "-c", LOOK])).splitlines()
-    assert [line for line in said if "Read-only" not in line] == ["10001", "refused", "refused", "written"]
-    assert len(said) == 6
+    message = log_of(api, pod("quota-service", ["sh", "-c", LOOK])).splitlines()
+    assert [line for line in message if "Read-only" not in line] == ["10001", "refused", "refused", "written"]
+    assert len(message) == 6
 
 
 @pytest.mark.parametrize(

@@ -97,9 +97,9 @@ async def test_the_inventory_follows_nodes_and_foreign_pods(big: Cluster, invent
     big.api.create(PODS, owned("session", **{"makeway/session": "s-1"}))
     await soon(lambda: len(node(inventory, "simulated-0001").pods) == 2, "the job's and the session's pod are there")
     await soon(lambda: node(inventory, "simulated-0001").foreign_gpus, "the foreign pod is there")
-    found = node(inventory, "simulated-0001")
-    assert (found.foreign_gpus, found.foreign_cpu, found.foreign_memory) == (3000, 1500, 1024)
-    assert [(pod.workload, pod.gpus) for pod in found.pods] == [("j-1", 2000), ("s-1", 2000)]
+    result = node(inventory, "simulated-0001")
+    assert (result.foreign_gpus, result.foreign_cpu, result.foreign_memory) == (3000, 1500, 1024)
+    assert [(pod.workload, pod.gpus) for pod in result.pods] == [("j-1", 2000), ("s-1", 2000)]
     for name in ("foreign", "session", "job"):
         big.api.delete(f"{PODS}/{name}")
     await soon(lambda: inventory.node_statuses() == before, "everything is as before")

@@ -82,16 +82,16 @@ async def test_pods_beyond_the_restricted_standard_are_refused_there(cluster: Cl
 
 async def event_of(serving: Serving, pod: Object, reason: str) -> Object:
     """Return the event of a pod with this reason, as `kubectl describe` finds it, once it is there."""
-    found: list[Object] = []
+    result: list[Object] = []
     uid = pod["metadata"]["uid"]
 
     async def there() -> bool:
         path = f"/api/v1/namespaces/{NAMESPACE}/events"
-        found[:] = serving.cluster.api.items(path, fieldSelector=f"involvedObject.uid={uid},reason={reason}")
-        return bool(found)
+        result[:] = serving.cluster.api.items(path, fieldSelector=f"involvedObject.uid={uid},reason={reason}")
+        return bool(result)
 
     await serving.until(there, lambda: f"{pod['metadata']['name']} has the event {reason}")
-    (one,) = found
+    (one,) = result
     assert one["source"] == {"component": "makeway"}
     return one
 
@@ -115,14 +115,14 @@ async def test_a_job_is_a_pod_makes_way_and_resumes(serving: Serving, real_node:
         assert evicted.preemptions == 1
         shown = serving.cluster.api.text(f"{PODS}/makeway-{first.id}-1-0/log", container="worker")
         assert "step 100" in shown, "people see it by kubectl, too"
-        said = {decision.verb: decision.message for decision in await serving.client().job_events(second.id)}
+        message = {decision.verb: decision.message for decision in await serving.client().job_events(second.id)}
         notice, made_way = [await event_of(serving, pod, reason) for reason in ("Notice", "MadeWay")]
-        assert notice["message"].startswith(f"{said['evict']} It may save until ")
-        assert made_way["message"] == said["requeue"]
+        assert notice["message"].startswith(f"{message['evict']} It may save until ")
+        assert made_way["message"] == message["requeue"]
         assert (await serving.reaches(first, "running", "succeeded")).preemptions == 0
         await serving.reaches(owner, "succeeded")
         done = await serving.reaches(second, "succeeded", "failed", attempt=2)
-        assert [each.outcome for each in done.attempts] == ["preempted", "succeeded"], done
+        assert [item.outcome for item in done.attempts] == ["preempted", "succeeded"], done
         assert done.attempts[0].checkpoint is not None
         step = done.attempts[0].checkpoint.step
         assert f"going on at step {step} of 400" in await serving.log(second, 2)
@@ -435,8 +435,8 @@ async def test_an_image_that_does_not_exist_fails_its_job_and_a_registry_that_is
         job = await serving.submit("ana", "nothing", "true", profile="other")
 
         async def told() -> bool:
-            found: Job = await serving.client("ana").job(job.id)
-            return found.reason is not None and "connection refused" in found.reason.message
+            result: Job = await serving.client("ana").job(job.id)
+            return result.reason is not None and "connection refused" in result.reason.message
 
         await serving.until(told, lambda: "the reason is the registry")
         inside = ["nsenter", f"--net={json.loads((real_node.path / 'node.json').read_text())['netns']}"]
@@ -485,16 +485,16 @@ async def test_a_job_that_fills_the_disk_fails_with_that_reason_and_ends_no_othe
 
 async def delayed_because(serving: Serving, job: Job, *words: str) -> Job:
     """Wait until a job was tried in vain at least twice, for a reason with these words."""
-    found: list[Job] = []
+    result: list[Job] = []
 
     async def told() -> bool:
-        found.append(await serving.client("root").job(job.id))
-        reason = found[-1].reason
-        said = reason is not None and all(word in reason.message for word in ("cannot be started yet", *words))
-        return said and found[-1].state.value == "pending" and found[-1].attempt >= 2
+        result.append(await serving.client("root").job(job.id))
+        reason = result[-1].reason
+        message = reason is not None and all(word in reason.message for word in ("cannot be started yet", *words))
+        return message and result[-1].state.value == "pending" and result[-1].attempt >= 2
 
-    await serving.until(told, lambda: f"it is delayed because of {words}: {found[-1]}")
-    return found[-1]
+    await serving.until(told, lambda: f"it is delayed because of {words}: {result[-1]}")
+    return result[-1]
 
 
 @pytest.mark.covers("F82")
@@ -568,8 +568,8 @@ async def test_a_launcher_image_that_is_not_there_lets_jobs_wait_for_an_administ
     serving.environ["MAKEWAY_KUBE_LAUNCHER_IMAGE"] = wrong = "makeway.test/Wrong:1"
     async with serving.running():
         job = await serving.submit("ana", "patient", "true")
-        said = f"the image {wrong} of its container launcher cannot be pulled, and an administrator has to change it"
-        await delayed_because(serving, job, said)
+        message = f"the image {wrong} of its container launcher cannot be pulled, and an administrator has to change it"
+        await delayed_because(serving, job, message)
     serving.environ["MAKEWAY_KUBE_LAUNCHER_IMAGE"] = right
     async with serving.running():
         done = await serving.reaches(job, "succeeded", "failed")

@@ -175,11 +175,11 @@ async def test_faults_of_the_node_that_pass_cost_no_job_anything(
 
 async def ends(serving: Serving, job: Job) -> Job:
     """Wait until a job has ended."""
-    found: list[Job] = []
+    result: list[Job] = []
 
     async def there() -> bool:
-        found.append(await patiently(lambda: serving.client("root").job(job.id)))
-        return found[-1].state.value in ("succeeded", "failed", "cancelled")
+        result.append(await patiently(lambda: serving.client("root").job(job.id)))
+        return result[-1].state.value in ("succeeded", "failed", "cancelled")
 
-    await serving.until(there, lambda: f"{job.name} ends: {found[-1]}")
-    return found[-1]
+    await serving.until(there, lambda: f"{job.name} ends: {result[-1]}")
+    return result[-1]

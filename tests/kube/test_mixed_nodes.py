@@ -82,12 +82,12 @@ async def test_work_runs_in_each_pool_and_a_job_in_quota_gets_the_slice_that_was
     async def placed() -> dict[str, tuple[str | None, dict[str, Any]]]:
         """Return the node of each job's pod, and the extended resources that it requests."""
         pods = await asyncio.to_thread(two_kinds.api.items, JOB_PODS)
-        found = {}
+        result = {}
         for pod in pods:
             asked = next(c for c in pod["spec"]["containers"] if c["name"] == "worker")["resources"]["requests"]
             gpus = {name: many for name, many in asked.items() if "/" in name}
-            found[pod["metadata"]["labels"]["makeway/job"]] = pod["spec"].get("nodeName"), gpus
-        return found
+            result[pod["metadata"]["labels"]["makeway/job"]] = pod["spec"].get("nodeName"), gpus
+        return result
 
     try:
         async with serving.running() as service:
@@ -101,10 +101,10 @@ async def test_work_runs_in_each_pool_and_a_job_in_quota_gets_the_slice_that_was
                 return len(nodes) == len(jobs) and all(node for node, _ in nodes.values())
 
             await serving.until(all_bound, lambda: f"the pods are bound: {jobs}")
-            found = await placed()
+            result = await placed()
             for name, id in jobs.items():
                 resource, node = POOLS.get(name, POOLS["slices"])
-                assert found[id] == (node, {resource: "1"}), name
+                assert result[id] == (node, {resource: "1"}), name
             waits = await serving.submit("ana", "cpu", "true", profile="whole1")
             other = await serving.submit("bo", "mine", "sleep", "600", profile="slices1")
 
@@ -161,8 +161,8 @@ async def test_a_slice_that_was_lent_is_reclaimed_for_a_notebook_and_the_job_res
             return (await spawner.session(lease.id)).phase in ("granted", "running")
 
         await serving.until(there, lambda: f"{user} has a slice")
-        found = await spawner.session(lease.id)
-        assert (found.resource, len(found.placement[0].devices)) == (MIG, 1)
+        result = await spawner.session(lease.id)
+        assert (result.resource, len(result.placement[0].devices)) == (MIG, 1)
         return str(lease.id)
 
     try:

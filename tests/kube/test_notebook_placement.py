@@ -63,8 +63,8 @@ def nothing_left(portal: Notebooks) -> Iterator[None]:
 
 def pool(portal: Notebooks) -> Pool:
     with portal.client() as client:
-        (found,) = client.pools()
-    return found
+        (result,) = client.pools()
+    return result
 
 
 @pytest.mark.covers("N06", "F26")
@@ -87,10 +87,10 @@ def test_a_session_is_placed_on_a_node_of_the_cluster_and_its_pod_is_not_foreign
 
 
 def test_a_session_goes_where_the_pods_of_others_leave_room(portal: Notebooks) -> None:
-    for taken, left in (NODES, NODES[::-1]):
+    for taken, remaining in (NODES, NODES[::-1]):
         with full(portal.api, [taken]):
             wait_until(lambda: pool(portal).free == 5, "the service sees the pods of others")
-            assert portal.running("ana", **GPU1)["spec"]["nodeName"] == left
+            assert portal.running("ana", **GPU1)["spec"]["nodeName"] == remaining
             portal.stop_server("ana")
 
 

@@ -97,9 +97,9 @@ async def test_a_server_that_never_listens_is_told_from_a_pod_that_does_not_run(
         closed.bind(("127.0.0.1", 0))
         where = f"http://127.0.0.1:{closed.getsockname()[1]}"
         spawner.get_pod_url = lambda spawner, pod: where
-        said = await late(spawner, begin(spawner), lambda: spawner._server_address)
-    assert f", but accepts no connection at {where}. Check that the image starts a notebook server" in said
-    assert "its container has run for " in said
+        message = await late(spawner, begin(spawner), lambda: spawner._server_address)
+    assert f", but accepts no connection at {where}. Check that the image starts a notebook server" in message
+    assert "its container has run for " in message
 
 
 @pytest.mark.covers("N05")
@@ -113,9 +113,9 @@ async def test_a_slow_pull_is_named_where_a_start_takes_too_long(
     pulling = {"reason": "Pulling", "message": 'Pulling image "lab:1"', "type": "Normal", "involvedObject": about}
     now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
     api.create(f"{DEFAULT}/events", {"metadata": {"generateName": "pulling-"}, "lastTimestamp": now, **pulling})
-    said = await late(spawner, starting, lambda: phase(spawner) == "image")
-    assert "Pulling the image lab:1. Start it again: its node may have the image by then." in said
-    assert "start_timeout" in said
+    message = await late(spawner, starting, lambda: phase(spawner) == "image")
+    assert "Pulling the image lab:1. Start it again: its node may have the image by then." in message
+    assert "start_timeout" in message
 
 
 @pytest.mark.covers("N05")
@@ -124,9 +124,9 @@ async def test_a_start_is_given_up_early_where_its_node_is_not_for_its_pod_and_o
 ) -> None:
     spawner.start_timeout, spawner.unschedulable_seconds = 60, 0.5
     manifest["spec"]["nodeSelector"] = {"makeway.test/zone": "another"}
-    said = await refusal(spawner)
-    assert said.startswith("Kubernetes has not placed the notebook on node-9 for ")
-    assert "choose another profile" in said
+    message = await refusal(spawner)
+    assert message.startswith("Kubernetes has not placed the notebook on node-9 for ")
+    assert "choose another profile" in message
     await spawner.stop()
     spawner._lease = NO_LEASE
     starting = asyncio.ensure_future(spawner.start_server())
@@ -144,14 +144,14 @@ async def test_a_claim_that_is_not_bound_is_named_and_not_the_node_or_the_profil
     claim("Immediate")
     spawner.unschedulable_seconds = 0.5
     if granted:
-        said = await refusal(spawner)
+        message = await refusal(spawner)
     else:
         spawner._lease = NO_LEASE
-        said = await late(spawner, begin(spawner), lambda: phase(spawner) == "node")
-    assert "pod has unbound immediate PersistentVolumeClaims" in said
-    assert said.endswith("look at that claim, at its storage class, and at what makes volumes of it.")
-    assert said.startswith("Kubernetes has not placed the notebook on node-9") == granted
-    assert "profile" not in said
+        message = await late(spawner, begin(spawner), lambda: phase(spawner) == "node")
+    assert "pod has unbound immediate PersistentVolumeClaims" in message
+    assert message.endswith("look at that claim, at its storage class, and at what makes volumes of it.")
+    assert message.startswith("Kubernetes has not placed the notebook on node-9") == granted
+    assert "profile" not in message
 
 
 @pytest.mark.covers("N05")
@@ -164,9 +164,9 @@ async def test_a_claim_whose_volume_is_never_made_is_named_though_kubernetes_say
         (made,) = api.items(f"{DEFAULT}/persistentvolumeclaims")
         return "volume.kubernetes.io/selected-node" in made["metadata"].get("annotations", {})
 
-    said = await late(spawner, begin(spawner), chosen)
-    assert "It needs a volume for home. An administrator has to look at that claim" in said
-    assert "list and watch" not in said, "the Hub has its rights"
+    message = await late(spawner, begin(spawner), chosen)
+    assert "It needs a volume for home. An administrator has to look at that claim" in message
+    assert "list and watch" not in message, "the Hub has its rights"
 
 
 @pytest.mark.covers("N05")
@@ -176,13 +176,13 @@ async def test_a_pod_that_an_admission_rule_refuses_fails_at_once_with_its_words
     enforce = "pod-security.kubernetes.io/enforce"
     api.merge(DEFAULT, {"metadata": {"labels": {enforce: "restricted"}}})
     try:
-        said = await refusal(spawner)
+        message = await refusal(spawner)
     finally:
         api.merge(DEFAULT, {"metadata": {"labels": {enforce: None}}})
-    assert said.startswith(
+    assert message.startswith(
         'Kubernetes refuses the notebook\'s pod: pods "jupyter-starts" is forbidden: violates PodSecurity'
     )
-    assert "the Hub configures a pod that Kubernetes does not accept in the namespace default" in said
+    assert "the Hub configures a pod that Kubernetes does not accept in the namespace default" in message
 
 
 @pytest.mark.covers("N05")
@@ -206,9 +206,9 @@ async def test_a_right_that_is_lost_while_a_notebook_starts_is_named(
 
     spawner.get_pod_manifest = once_lost
     if verb == "create":
-        said = await refusal(spawner)
-        assert 'User "system:serviceaccount:default:hub" cannot create resource "pods"' in said
-        assert said.endswith("An administrator has to give the Hub's account this right.")
+        message = await refusal(spawner)
+        assert 'User "system:serviceaccount:default:hub" cannot create resource "pods"' in message
+        assert message.endswith("An administrator has to give the Hub's account this right.")
     else:
-        said = await late(spawner, begin(spawner), lambda: api.items(PODS))
-        assert ", and the Hub does not see its pod. An administrator can check that the Hub's account may " in said
+        message = await late(spawner, begin(spawner), lambda: api.items(PODS))
+        assert ", and the Hub does not see its pod. An administrator can check that the Hub's account may " in message

@@ -99,8 +99,8 @@ def test_named_servers_have_pods_and_leases_of_their_own(portal: Notebooks) -> N
     second = portal.running("ana", "second", **GPU1)
     assert {session.server for session in portal.live_sessions()} == {"", "second"}
     portal.stop_server("ana", "second")
-    (left,) = portal.live_sessions()
-    assert left.id == first["metadata"]["labels"]["makeway/session"]
+    (remaining,) = portal.live_sessions()
+    assert remaining.id == first["metadata"]["labels"]["makeway/session"]
     assert [pod["metadata"]["uid"] for pod in portal.pods()] == [first["metadata"]["uid"]]
     assert second["metadata"]["name"] != first["metadata"]["name"]
 
@@ -109,9 +109,9 @@ def test_named_servers_have_pods_and_leases_of_their_own(portal: Notebooks) -> N
 def test_a_third_notebook_with_gpus_is_refused_in_words_and_the_other_two_go_on(portal: Notebooks) -> None:
     pods = [portal.running("ana", server, **GPU1)["metadata"]["uid"] for server in ("", "second")]
     sessions = {session.id for session in portal.live_sessions()}
-    said = refusal(portal, "ana", "third", **GPU1)
-    assert said.startswith("ana already has 2 GPU sessions, and 2 is the most for one person")
-    assert "Stop one of them first." in said
+    message = refusal(portal, "ana", "third", **GPU1)
+    assert message.startswith("ana already has 2 GPU sessions, and 2 is the most for one person")
+    assert "Stop one of them first." in message
     wait_until(lambda: not portal.starting("ana", "third"), "the start is over")
     assert not (portal.server("ana", "third") or {}).get("ready")
     assert {session.id for session in portal.live_sessions()} == sessions
@@ -227,10 +227,10 @@ def test_a_pod_that_a_killed_hub_was_starting_is_adopted_with_its_lease(portal: 
 @pytest.mark.covers("N05")
 def test_a_node_that_is_full_of_others_is_told_in_words_and_leaves_nothing(portal: Notebooks) -> None:
     with full(portal.api, NODES):
-        said = refusal(portal, "ana", **GPU1)
-    assert re.search(r"Kubernetes has not placed the notebook on virtual-\d for (8|9|1\d) s: 0/\d+ nodes are ", said)
-    assert "Insufficient nvidia.com/gpu" in said
-    assert "choose another profile" in said
+        message = refusal(portal, "ana", **GPU1)
+    assert re.search(r"Kubernetes has not placed the notebook on virtual-\d for (8|9|1\d) s: 0/\d+ nodes are ", message)
+    assert "Insufficient nvidia.com/gpu" in message
+    assert "choose another profile" in message
     wait_until(lambda: not portal.live_sessions() and not portal.pods(), "neither lease nor pod is left")
     portal.running("ana", **GPU1)  # the refused start has left no settings behind
 
@@ -240,12 +240,12 @@ def test_a_pod_beyond_the_quota_of_the_namespace_is_refused_in_words_and_leaves_
     portal.api.create(QUOTAS, {"metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}})
     try:
         wait_until(lambda: "hard" in portal.api.get(f"{QUOTAS}/none").get("status", {}), "the quota counts")
-        said = refusal(portal, "ana", **GPU1)
+        message = refusal(portal, "ana", **GPU1)
     finally:
         portal.api.delete(f"{QUOTAS}/none")
-    assert said.startswith("Kubernetes refuses the notebook's pod: pods ")
-    assert "exceeded quota: none, requested: pods=1" in said
-    assert "headers" not in said
+    assert message.startswith("Kubernetes refuses the notebook's pod: pods ")
+    assert "exceeded quota: none, requested: pods=1" in message
+    assert "headers" not in message
     wait_until(lambda: not portal.live_sessions() and not portal.pods(), "neither lease nor pod is left")
     portal.running("ana", **GPU1)
 
@@ -256,12 +256,12 @@ def test_a_pod_of_a_priority_class_that_is_missing_is_refused_in_words(portal: N
     kept = portal.api.get(path)
     portal.api.delete(path)
     try:
-        said = refusal(portal, "ana", **GPU1)
+        message = refusal(portal, "ana", **GPU1)
     finally:
         portal.api.create(CLASSES, {"metadata": {"name": PRIORITY}, **{key: kept[key] for key in POLICY}})
-    assert said.startswith("Kubernetes refuses the notebook's pod: pods ")
-    assert f"no PriorityClass with name {PRIORITY} was found" in said
-    assert "An administrator has to create this priority class" in said
+    assert message.startswith("Kubernetes refuses the notebook's pod: pods ")
+    assert f"no PriorityClass with name {PRIORITY} was found" in message
+    assert "An administrator has to create this priority class" in message
 
 
 @pytest.mark.covers("N05")

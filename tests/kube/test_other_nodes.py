@@ -72,7 +72,7 @@ async def test_a_job_that_kubernetes_does_not_place_follows_to_another_node(
                 return [pod["spec"].get("nodeName") for pod in pods] == [NODES[1]]
 
             await serving.until(placed, lambda: f"its next pod is on {NODES[1]}")
-            events = [each.message for each in await serving.client("ana").job_events(job.id)]
+            events = [item.message for item in await serving.client("ana").job_events(job.id)]
             (delayed,) = [message for message in events if "cannot be started yet" in message]
             assert "its pod waited for 2 s: Kubernetes does not place its pod: 0/" in delayed
             assert "anti-affinity rules" in delayed

@@ -114,17 +114,17 @@ def usable(backend: KubernetesBackend, name: str) -> bool:
 
 
 async def hosts(backend: KubernetesBackend, name: str) -> WorkerHosts | None:
-    found = await backend.hosts()
-    assert found is not None
-    return found.get((name, 1))
+    result = await backend.hosts()
+    assert result is not None
+    return result.get((name, 1))
 
 
 async def becomes(backend: KubernetesBackend, name: str, what: str, **facts: Any) -> WorkerHosts:
     """Wait until the hosts of an attempt are as the facts say."""
     for _ in range(1500):
-        found = await hosts(backend, name)
-        if found is not None and all(getattr(found, key) == value for key, value in facts.items()):
-            return found
+        result = await hosts(backend, name)
+        if result is not None and all(getattr(result, key) == value for key, value in facts.items()):
+            return result
         await asyncio.sleep(0.05)
     raise AssertionError(f"{what}: {await hosts(backend, name)}")
 
@@ -137,8 +137,8 @@ async def test_a_gang_is_created_once_and_removed_as_a_whole(cluster: Cluster, b
     assert sorted(pod["metadata"]["name"] for pod in pods) == ["makeway-j-gang-1-0", "makeway-j-gang-1-1"]
     shared = [f"{CORE}/services", NETWORK_POLICIES]
     for path in shared:
-        found = cluster.api.items(path, labelSelector="makeway/job=j-gang")
-        assert [one["metadata"]["name"] for one in found] == ["makeway-j-gang-1"], path
+        result = cluster.api.items(path, labelSelector="makeway/job=j-gang")
+        assert [one["metadata"]["name"] for one in result] == ["makeway-j-gang-1"], path
     (secret,) = cluster.api.items(f"{CORE}/secrets", labelSelector=OURS)
     assert sorted(secret["data"]) == ["j-gang.1.0", "j-gang.1.1"]
     assert {token_secret_of(pod) for pod in pods} == {secret["metadata"]["name"]}
@@ -266,19 +266,19 @@ async def refused_at_last(backend: KubernetesBackend, asked: StartOrder) -> Back
     Pods that are created at the same time compete for the quota, and all but one may meet a conflict; a start is not
     repeated either before the pods of the last one are deleted.
     """
-    found: list[BackendError] = []
+    result: list[BackendError] = []
     for _ in range(200):
         try:
             await backend.start(asked)
         except BackendError as refused:
-            found.append(refused)
+            result.append(refused)
             passes = type(refused) is BackendUnavailable or "(409 Conflict)" in str(refused)
             if not passes:
                 return refused
             await asyncio.sleep(0.1)
         else:
             break
-    raise AssertionError(f"{asked.workload} was not refused for good, but: {found}")
+    raise AssertionError(f"{asked.workload} was not refused for good, but: {result}")
 
 
 async def test_a_gang_that_a_quota_refuses_waits_and_leaves_nothing_meanwhile(
@@ -318,9 +318,9 @@ async def test_what_the_installation_lacks_is_no_fault_of_a_job(cluster: Cluster
         cluster.api.with_token(token).create(PODS, {"metadata": {"name": "x"}})
     except ApiProblem as problem:
         text = str(problem).partition(": ")[2]
-        found = start_error(ApiStatusError(problem.status, problem.reason, text), 1)
-    assert isinstance(found, BackendRefusal)
-    assert "cannot create resource" in str(found)
+        result = start_error(ApiStatusError(problem.status, problem.reason, text), 1)
+    assert isinstance(result, BackendRefusal)
+    assert "cannot create resource" in str(result)
 
 
 async def test_a_part_of_a_gpu_is_refused_in_words(backend: KubernetesBackend) -> None:

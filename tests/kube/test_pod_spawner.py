@@ -204,12 +204,12 @@ async def test_a_watch_that_is_refused_leaves_no_error_to_the_collector(
     api: Api, rights: str, spawner: MakewayKubeSpawner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spawner.log, "disabled", True)  # pytest keeps what is logged, with its errors
-    left: list[str] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: left.append(context["message"]))
+    remaining: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: remaining.append(context["message"]))
     api.delete(rights)
     spawner._spawn_pending = True
     with pytest.raises(ApiException, match="Forbidden"):
         await asyncio.wait_for(spawner.follow_pods(), 30)
     spawner.reflectors.clear()
     gc.collect()
-    assert left == []
+    assert remaining == []

@@ -121,14 +121,14 @@ def with_addresses(value: Any, addresses: dict[str, str]) -> Any:
 
 def reached(cluster: Cluster, server: str) -> set[tuple[str, int]]:
     """Return which pod reaches which port of the server now; what is not reached is refused by a policy."""
-    found = set()
+    result = set()
     wanted = {str(port): {"to": f"{server}:{port}"} for port in (FIRST, SECOND)}
     for client, namespace in (("friend", "default"), ("other", "default"), ("far", "far")):
         for port, answer in in_pod(cluster, namespace, client, wanted).items():
             assert answer in ({"open": True}, {"problem": REFUSED}), answer
             if "open" in answer:
-                found.add((client, int(port)))
-    return found
+                result.add((client, int(port)))
+    return result
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -184,6 +184,6 @@ def test_a_port_that_listens_elsewhere_is_allowed_by_its_known_number() -> None:
     pod = Endpoint("default", {}, "10.128.0.2")
     peer = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}}}
     spec = {"policyTypes": ["Egress"], "egress": [{"to": [peer], "ports": [{"port": 53, "protocol": "UDP"}]}]}
-    found = filter_of([{"metadata": {"namespace": "default"}, "spec": spec}], {}, [dns, pod])
-    assert "ip daddr { 10.77.0.1 } udp dport 40000 return" in found
-    assert "ip saddr vmap { 10.128.0.2 : jump out_10.128.0.2 }" in found
+    result = filter_of([{"metadata": {"namespace": "default"}, "spec": spec}], {}, [dns, pod])
+    assert "ip daddr { 10.77.0.1 } udp dport 40000 return" in result
+    assert "ip saddr vmap { 10.128.0.2 : jump out_10.128.0.2 }" in result

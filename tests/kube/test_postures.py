@@ -71,17 +71,17 @@ class Site:
 
     def service_runs(self) -> str:
         """Return the name of the service's pod, once its program runs."""
-        found: list[str] = []
+        result: list[str] = []
 
         def runs() -> bool:
             for pod in self.api.items(PODS, labelSelector="app.kubernetes.io/component=service"):
                 states = {one["name"]: one["state"] for one in pod["status"].get("containerStatuses", ())}
                 if "running" in states.get("service", {}):
-                    found.append(pod["metadata"]["name"])
-            return bool(found)
+                    result.append(pod["metadata"]["name"])
+            return bool(result)
 
         wait_until(runs, "the service's program runs", STARTED)
-        return found[-1]
+        return result[-1]
 
     def portal(self) -> Portal:
         """Return the portal, once all its pods are ready."""
@@ -146,8 +146,8 @@ def test_the_story_where_the_platform_assigns_users_and_its_dns_has_a_place_of_i
 
 def refusals(site: Site) -> str:
     """Return what ReplicaSets say of pods that they may not create."""
-    found = site.api.items(EVENTS, fieldSelector="reason=FailedCreate")
-    return " ".join(one["message"] for one in found)
+    result = site.api.items(EVENTS, fieldSelector="reason=FailedCreate")
+    return " ".join(one["message"] for one in result)
 
 
 # -- default-deny policies, and a mesh

@@ -45,13 +45,13 @@ time.sleep(3600)
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """A cluster of its own, because its node has more GPUs than that of the others."""
-    with Cluster.start() as found:
+    with Cluster.start() as result:
         try:
-            found.add_node(gpus=GPUS)
+            result.add_node(gpus=GPUS)
         except NotHere as reason:
             pytest.skip(str(reason))
-        make_namespace(found)
-        yield found
+        make_namespace(result)
+        yield result
 
 
 @pytest.fixture
@@ -89,27 +89,27 @@ class Moments(Informer[str]):
 
     def _read(self, pod: Object) -> str:
         name, status = pod["metadata"]["name"], pod["status"]
-        states = [each.get("state", {}) for each in status.get("containerStatuses", ())]
+        states = [item.get("state", {}) for item in status.get("containerStatuses", ())]
         if pod["spec"].get("nodeName"):
             self.bound.setdefault(name, time.monotonic())
-        if status.get("phase") in ("Succeeded", "Failed") or (states and all("terminated" in each for each in states)):
+        if status.get("phase") in ("Succeeded", "Failed") or (states and all("terminated" in item for item in states)):
             self.ended.setdefault(name, time.monotonic())
         return str(status.get("phase"))
 
 
 async def borrowers(serving: Serving, ids: list[str]) -> dict[str, Job]:
     """Return the borrowers once all of them train."""
-    found: dict[str, Job] = {}
+    result: dict[str, Job] = {}
 
     async def train() -> bool:
         for id in ids:
-            found[id] = await serving.client("ana").job(id)
-        return all(job.state == "running" for job in found.values())
+            result[id] = await serving.client("ana").job(id)
+        return all(job.state == "running" for job in result.values())
 
-    await serving.until(train, lambda: f"all borrowers run: {found}")
-    for job in found.values():
+    await serving.until(train, lambda: f"all borrowers run: {result}")
+    for job in result.values():
         await serving.says(job, "trains", job.attempt)
-    return dict(found)
+    return dict(result)
 
 
 @pytest.mark.covers("N33", "F20", "F81")
@@ -131,8 +131,8 @@ async def test_reclaims_in_a_row_stop_as_few_jobs_as_possible(serving: Serving, 
                     after = await borrowers(serving, ids)
                     stopped = [id for id in ids if after[id].preemptions > before[id].preemptions]
                     assert sum(after[id].preemptions - before[id].preemptions for id in ids) == victims, stopped
-                    left = [moments.ended[f"makeway-{id}-{before[id].attempt}-0"] for id in stopped]
-                    waits.append(moments.bound[f"makeway-{owner.id}-1-0"] - max(left))
+                    remaining = [moments.ended[f"makeway-{id}-{before[id].attempt}-0"] for id in stopped]
+                    waits.append(moments.bound[f"makeway-{owner.id}-1-0"] - max(remaining))
     print(
         f"\n{len(waits)} reclaims; the owner's pod was bound after the last exit: median {median(waits):.3f} s, "
         f"worst {max(waits):.3f} s"

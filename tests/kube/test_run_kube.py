@@ -43,17 +43,17 @@ def said() -> Iterator[str]:
     ) as command:
         try:
             assert command.stdout
-            found = ""
+            result = ""
             for line in command.stdout:
-                found += line
+                result += line
                 if line == LAST:
                     break
-            kubeconfig = re.search(r"export KUBECONFIG=(\S+)", found)
-            assert kubeconfig, found
+            kubeconfig = re.search(r"export KUBECONFIG=(\S+)", result)
+            assert kubeconfig, result
             folder = Folder(Path(kubeconfig[1]).parent)
             facts = folder.facts()
             assert len(left(folder, facts)) > 4
-            yield found
+            yield result
             command.send_signal(signal.SIGINT)
             assert "Removing the cluster" in command.stdout.read()
             assert command.wait() == 130

@@ -50,10 +50,10 @@ class Running:
 
     def guard(self) -> psutil.Process:
         """Return the process that waits for the end of the command."""
-        (found,) = [
+        (result,) = [
             one for one in psutil.Process(self.command.pid).children() if "kube_cluster.teardown" in one.cmdline()
         ]
-        return found
+        return result
 
     def left(self) -> list[str]:
         """Return what is there of the cluster."""
@@ -69,14 +69,14 @@ def running(gpus: int) -> Iterator[Running]:
     with command:
         try:
             assert command.stdout
-            said = ""
+            message = ""
             for line in command.stdout:
-                said += line
+                message += line
                 if line == READY:
                     break
-            found = re.search(r"export KUBECONFIG=(\S+)", said)
-            assert found, said
-            kubeconfig = Path(found[1])
+            result = re.search(r"export KUBECONFIG=(\S+)", message)
+            assert result, message
+            kubeconfig = Path(result[1])
             yield Running(command, Folder(kubeconfig.parent), kubeconfig)
         finally:
             command.kill()
@@ -85,10 +85,10 @@ def running(gpus: int) -> Iterator[Running]:
 @pytest.fixture
 def cluster() -> Iterator[Running]:
     """Return a cluster of its own, with a real node where this machine can run one."""
-    with running(gpus=0 if why_no_node() else 2) as found:
-        assert len(found.left()) > 4
-        assert found.folder.owner_lives()
-        yield found
+    with running(gpus=0 if why_no_node() else 2) as result:
+        assert len(result.left()) > 4
+        assert result.folder.owner_lives()
+        yield result
 
 
 def run(*words: str) -> str:

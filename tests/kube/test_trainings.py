@@ -64,18 +64,18 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             packages(folder / "packages")
     except (NotHere, set_up.SetUpProblem) as reason:
         pytest.fail(str(reason)) if os.environ.get("CI") else pytest.skip(str(reason))
-    with Cluster.start() as found:
+    with Cluster.start() as result:
         try:
-            node = found.add_node(gpus=GPUS)
+            node = result.add_node(gpus=GPUS)
         except NotHere as reason:
             pytest.skip(str(reason))
         node.import_image(archive)
-        make_namespace(found)
+        make_namespace(result)
         if FULL:
             archive.unlink()
         else:
-            make_claim(found.api, NAMESPACE, "packages", folder / "packages", "ReadOnlyMany")
-        yield found
+            make_claim(result.api, NAMESPACE, "packages", folder / "packages", "ReadOnlyMany")
+        yield result
     shutil.rmtree(folder)  # 2 GB
 
 
@@ -165,14 +165,14 @@ async def test_trainings_make_way_on_a_node_and_end_bit_identical(serving: Servi
         for name, job in moved.items():
             done = await serving.reaches(job, "succeeded", "failed")
             log = [await serving.log(job, attempt) for attempt in (1, len(done.attempts))]
-            assert [each.outcome for each in done.attempts] == ["preempted", "succeeded"], (name, done, log)
+            assert [item.outcome for item in done.attempts] == ["preempted", "succeeded"], (name, done, log)
             assert done.preemptions == 1
             first = done.attempts[0]
             assert first.checkpoint is not None
             assert HOLD <= first.checkpoint.step <= HOLD + 1, "the ranks agree at the next step"
-            left, whole = (jobs.Outcome.of([], traces / kind / name) for kind in ("moved", "calm"))
-            assert left.results == whole.results, name
+            remaining, whole = (jobs.Outcome.of([], traces / kind / name) for kind in ("moved", "calm"))
+            assert remaining.results == whole.results, name
             for rank in whole.notes:
-                steps = [[step for _, *step in outcome.steps(rank)] for outcome in (left, whole)]
+                steps = [[step for _, *step in outcome.steps(rank)] for outcome in (remaining, whole)]
                 assert steps[0] == steps[1], f"{name}: each step once, on the same data"
-                assert {attempt for attempt, *_ in left.steps(rank)} == {1, 2}
+                assert {attempt for attempt, *_ in remaining.steps(rank)} == {1, 2}

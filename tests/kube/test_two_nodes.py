@@ -37,13 +37,13 @@ UNTIL_TOLD = (
 @pytest.fixture(scope="module")
 def control_plane() -> Iterator[Cluster]:
     """Return a cluster of its own with two nodes of one GPU, the last of which a test ends."""
-    with Cluster.start() as found:
+    with Cluster.start() as result:
         try:
             for _ in range(2):
-                found.add_node(gpus=1)
+                result.add_node(gpus=1)
         except NotHere as reason:
             pytest.skip(str(reason))
-        yield found
+        yield result
 
 
 @pytest.fixture(scope="module")
@@ -113,28 +113,28 @@ async def becomes(serving: Serving, node: Node, wanted: bool) -> None:
 
 async def kubelet(node: Node, other_than: int | None = None) -> int:
     """Return the PID of a node's kubelet, once it runs."""
-    found: list[int | None] = []
+    result: list[int | None] = []
 
     def runs() -> bool:
-        found.append(node.service("kubelet"))
-        return found[-1] not in (None, other_than)
+        result.append(node.service("kubelet"))
+        return result[-1] not in (None, other_than)
 
     await asyncio.to_thread(wait_until, runs, f"the kubelet of {node.name} runs")
-    assert found[-1] is not None
-    return found[-1]
+    assert result[-1] is not None
+    return result[-1]
 
 
 async def saved_step(serving: Serving, job: Job) -> int:
     """Return the step of a job's checkpoint, once the service knows of one."""
-    found: list[Job] = []
+    result: list[Job] = []
 
     async def there() -> bool:
-        found.append(await serving.client("root").job(job.id))
-        return found[-1].checkpoint is not None and bool(found[-1].checkpoint.step)
+        result.append(await serving.client("root").job(job.id))
+        return result[-1].checkpoint is not None and bool(result[-1].checkpoint.step)
 
-    await serving.until(there, lambda: f"a checkpoint of {job.name} is reported: {found[-1]}")
-    assert found[-1].checkpoint is not None
-    return int(found[-1].checkpoint.step or 0)
+    await serving.until(there, lambda: f"a checkpoint of {job.name} is reported: {result[-1]}")
+    assert result[-1].checkpoint is not None
+    return int(result[-1].checkpoint.step or 0)
 
 
 async def calm_weights(serving: Serving) -> str:
@@ -214,7 +214,7 @@ async def test_a_job_waits_for_a_node_out_of_reach_and_leaves_one_that_is_gone(
         kept = await serving.reaches(stays, "succeeded", "failed")
         assert (kept.state.value, len(kept.attempts)) == ("succeeded", 1), kept
         done = await serving.reaches(lost, "succeeded", "failed", attempt=2)
-        assert [each.outcome for each in done.attempts] == ["lost", "succeeded"], done
+        assert [item.outcome for item in done.attempts] == ["lost", "succeeded"], done
         told = [one.message for one in await serving.client("ana").job_events(lost.id) if one.verb == "requeue"]
         assert len(told) == 1
         assert f"was lost on {gone.name}: its node {gone.name} is gone; saved at step " in told[0]
@@ -236,6 +236,6 @@ def switch_off(cluster: Cluster, node: Node) -> None:
 
 def row_of(service: Application, job: Job) -> Workload:
     """Return what the service's database has of a job."""
-    found = service.components.store.workload(job.id)
-    assert found is not None
-    return found
+    result = service.components.store.workload(job.id)
+    assert result is not None
+    return result

@@ -78,9 +78,9 @@ FOREVER = "import time\nprint('started', flush=True)\ntime.sleep(3600)"
 @pytest.fixture(scope="module")
 def chart(request: pytest.FixtureRequest) -> Path:
     """Return the folder of Zero to JupyterHub's chart."""
-    found = Path(request.config.getoption("--z2jh")).resolve()
-    assert (found / "Chart.yaml").exists(), f"{found} is no chart: name the folder with its Chart.yaml"
-    return found
+    result = Path(request.config.getoption("--z2jh")).resolve()
+    assert (result / "Chart.yaml").exists(), f"{result} is no chart: name the folder with its Chart.yaml"
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -129,10 +129,10 @@ def site(
 ) -> Iterator[ZeroToJupyterHub]:
     """Return the running site without Makeway."""
     with namespace_of_site(control_plane, tmp_path_factory.mktemp("helm")) as makeway:
-        found = ZeroToJupyterHub(makeway, chart)
-        found.helm("install", CONFIG)
-        yield found
-        found.close()
+        result = ZeroToJupyterHub(makeway, chart)
+        result.helm("install", CONFIG)
+        yield result
+        result.close()
 
 
 def made(site: ZeroToJupyterHub, path: str) -> set[str]:

@@ -179,10 +179,10 @@ from makeway_quota.policy import PolicyInvalid
 )
 def test_one_mistake_is_reported_where_it_is(issues, good, old, new, line, where, message) -> None:
     text = good((old, new)) if old != "pools:\n" else new + good().removeprefix(old)
-    found = issues(text, file="my policy.yaml")
-    assert len(found) == 1, found
-    assert (found[0].file, found[0].line, found[0].where) == ("my policy.yaml", line, where)
-    assert re.search(message, found[0].message), found[0].message
+    result = issues(text, file="my policy.yaml")
+    assert len(result) == 1, result
+    assert (result[0].file, result[0].line, result[0].where) == ("my policy.yaml", line, where)
+    assert re.search(message, result[0].message), result[0].message
 
 
 @pytest.mark.parametrize(
@@ -209,9 +209,9 @@ def test_a_wrong_quota_line_is_named(issues, good, quota: str, key: str | None, 
 
 def test_everything_is_reported_at_once_in_the_order_of_the_lines(issues, good) -> None:
     text = good(("size: 10", "sise: 10"), ("gpus: 1", "gpus: x"), ("name: devops", "name: Dev Ops"))
-    found = issues(text)
-    assert [issue.line for issue in found] == [3, 6, 8, 14]
-    assert str(found[0]).startswith("policy.yaml:3: pools[0].sise: ")
+    result = issues(text)
+    assert [issue.line for issue in result] == [3, 6, 8, 14]
+    assert str(result[0]).startswith("policy.yaml:3: pools[0].sise: ")
     many = issues("pools: []\nprofiles: []\npolicies:\n" + "  - {name: 'A B'}\n" * 500)
     assert len(many) == 101
     assert "more" in many[-1].message
@@ -290,8 +290,8 @@ def test_a_bomb_does_not_go_off(issues) -> None:
     assert issues("pools: [" + "{name: x, nmae: y}," * 50_000 + "]")
     assert len(issues("".join(f"k{n}: 1\n" for n in range(80_000)))) == 101
     chain = ", ".join(f"{{name: t{n}, users: [x], parent: t{n + 1}}}" for n in range(2_000))
-    found = issues(f"pools: []\nprofiles: []\npolicies: [{chain}, {{name: t2000, users: [x]}}]")
-    assert "more than 20 policies are above this one; nest fewer" in found[0].message
+    result = issues(f"pools: []\nprofiles: []\npolicies: [{chain}, {{name: t2000, users: [x]}}]")
+    assert "more than 20 policies are above this one; nest fewer" in result[0].message
     assert time.process_time() - began < 100  # a bomb that went off would take years
 
 

@@ -50,8 +50,8 @@ def test_names_of_services_and_groups_keep_their_capitals() -> None:
 
 
 def test_entries_with_capitals_are_warned_of_with_their_lines() -> None:
-    found = [str(issue) for issue in policy.warnings(DOCUMENT)]
-    assert found == [
+    result = [str(issue) for issue in policy.warnings(DOCUMENT)]
+    assert result == [
         'policy.yaml:6: policies[0].users[0]: the Hub writes "Ana.Müller@Example.org" as "ana.müller@example.org", '
         "which is the user that this entry means; write it like that",
         'policy.yaml:9: policies[1].users[0]: the Hub writes "ANA.MÜLLER@example.org" as "ana.müller@example.org", '
@@ -67,8 +67,8 @@ def test_names_that_no_user_can_have_are_warned_of(name: str) -> None:
 
 
 def test_two_spellings_of_one_user_are_warned_of() -> None:
-    (found,) = policy.warnings("policies: [{name: rnd, users: [bo, Bo]}]")
-    assert found.message == '"Bo" and "bo" are the same user, whom the Hub calls "bo"; keep one'
+    (result,) = policy.warnings("policies: [{name: rnd, users: [bo, Bo]}]")
+    assert result.message == '"Bo" and "bo" are the same user, whom the Hub calls "bo"; keep one'
 
 
 @pytest.mark.parametrize("text", ["", "[", "policies: 1", "policies: [1]", "policies: [{users: {a: b}}]", "a: &a [*a]"])
@@ -83,10 +83,10 @@ def test_names_without_doubt_give_no_warning() -> None:
 def test_a_signal_that_frameworks_catch_is_a_warning() -> None:
     entries = ["{name: a, signal: SIGUSR1}", "{name: b}", "{name: c, signal: SIGTERM}", "{name: d, signal: SIGINT}"]
     text = "".join(f"{line}\n" for line in ["profiles:", *(f"- {entry}" for entry in entries)])
-    found = [str(issue) for issue in policy.warnings(text)]
-    assert len(found) == 2
-    assert "policy.yaml:2" in found[0]
-    assert "SIGUSR1 may not be taken as a notice to save" in found[0]
-    assert "NCCL" in found[0]
-    assert "SIGINT" in found[1]
+    result = [str(issue) for issue in policy.warnings(text)]
+    assert len(result) == 2
+    assert "policy.yaml:2" in result[0]
+    assert "SIGUSR1 may not be taken as a notice to save" in result[0]
+    assert "NCCL" in result[0]
+    assert "SIGINT" in result[1]
     assert policy.warnings("profiles: 3") == policy.warnings("profiles: [{signal: [1]}, 7]") == []

@@ -73,9 +73,9 @@ class Oracle:
         planner, plan_of = self.site.loop._planner, self.site.loop._planner.plan
 
         async def plan(rows: Mapping[str, Workload], now: float, explain: bool = True) -> Plan:
-            found = await plan_of(rows, now, explain)
-            self._look(dict(rows), now, found)
-            return found
+            result = await plan_of(rows, now, explain)
+            self._look(dict(rows), now, result)
+            return result
 
         planner.plan = plan  # type: ignore[method-assign]
 
@@ -89,12 +89,12 @@ class Oracle:
             perfect = self.snapshot(rows, now)
             needed = reference.schedule(perfect)
             if len(victims) > len(needed.evict) + len(needed.move):
-                told = [f"{each.id} for {each.preemptor}" for each in victims]
-                wanted = [f"{each.id} for {each.preemptor}" for each in (*needed.evict, *needed.move)]
+                told = [f"{item.id} for {item.preemptor}" for item in victims]
+                wanted = [f"{item.id} for {item.preemptor}" for item in (*needed.evict, *needed.move)]
                 self.evictions.needless.append(f"at {now:.2f}: {told}, needed: {wanted}")
         pending = {row.id for row in rows.values() if row.state == "pending"}
-        self.nominations = {id: found for id, found in self.nominations.items() if id in pending}
-        self.nominations |= {each.id: each.nomination for each in plan.pending if each.nomination}
+        self.nominations = {id: result for id, result in self.nominations.items() if id in pending}
+        self.nominations |= {item.id: item.nomination for item in plan.pending if item.nomination}
 
     def snapshot(self, rows: dict[str, Workload], now: float) -> Snapshot:
         """Return the world as who knows everything sees it."""
@@ -103,11 +103,11 @@ class Oracle:
         nodes = []
         for node in shown.nodes:
             held = {d for row in rows.values() for p in row.placement if p.node == node.name for d in p.devices}
-            found = [
+            result = [
                 Terminating(id, tuple(d for d in place.devices if d not in held), deadline=now)
                 for id, place in self._outliving(rows, node.name)
             ]
-            nodes.append(replace(node, cordoned=False, foreign_gpus=0, terminating=tuple(found)))
+            nodes.append(replace(node, cordoned=False, foreign_gpus=0, terminating=tuple(result)))
         workloads = [
             replace(w, nomination=self.nominations[w.id]) if w.id in self.nominations and w.state == "pending" else w
             for w in shown.workloads
@@ -115,7 +115,7 @@ class Oracle:
         return replace(shown, nodes=tuple(nodes), workloads=tuple(workloads))
 
     def _outliving(self, rows: dict[str, Workload], node: str) -> list[tuple[str, Place]]:
-        found = []
+        result = []
         backend = self.site.cluster.backend
         told = backend.inventory.pods.objects if backend is not None else {}  # the end of a pod takes time to arrive
         for pod in self.site.cluster.pods.values():
@@ -126,8 +126,8 @@ class Oracle:
             if row is not None and row.placement and attempt in (0, row.attempt):
                 continue
             places = self.planned.get((id, attempt), ())
-            found += [(id, places[worker])] if worker < len(places) else []
-        return found
+            result += [(id, places[worker])] if worker < len(places) else []
+        return result
 
 
 @dataclass(slots=True)

@@ -47,8 +47,8 @@ async def scenario(folder: Path) -> None:
         jobs["makes_way"] = await run.submit("bo", "makes way", ["sh", "-c", MAKES_WAY], profile="gpu1")
 
         async def both_up() -> bool:
-            found = [await run.client("root").logs(jobs[name].id, attempt=1, offset=0, limit=100) for name in jobs]
-            return all("up" in page.text for page in found[2:])
+            result = [await run.client("root").logs(jobs[name].id, attempt=1, offset=0, limit=100) for name in jobs]
+            return all("up" in page.text for page in result[2:])
 
         for name in ("runs", "makes_way"):
             await run.job(jobs[name].id, "running")
@@ -60,13 +60,13 @@ async def scenario(folder: Path) -> None:
         for name in ("makes_way", "waits"):
             await run.job(jobs[name].id, "pending")
         launcher = run.service.components.backend._launcher
-        found = {
+        result = {
             "jobs": {name: job.id for name, job in jobs.items()},
             "session": session.id,
             "root": str(folder),
             "launcher": str(launcher.relative_to(folder)),
         }
-        (folder / "scenario.json").write_text(json.dumps(found))
+        (folder / "scenario.json").write_text(json.dumps(result))
         os.kill(os.getpid(), signal.SIGKILL)
 
 

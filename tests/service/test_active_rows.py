@@ -38,9 +38,9 @@ async def test_rows_of_teams_and_owners_follow_every_change() -> None:
             rows[id] = new
         teams, owner = random.sample(TEAMS, random.randint(0, 2)), random.choice(["", *OWNERS])
         expected = {r.id: r for r in rows.values() if (r.team or "") in teams or (owner and r.owner == owner)}
-        found = active.of(teams, owner)
-        assert {r.id: r for r in found} == expected
-        assert len(found) == len(expected)
+        result = active.of(teams, owner)
+        assert {r.id: r for r in result} == expected
+        assert len(result) == len(expected)
 
 
 async def test_an_older_version_changes_no_group() -> None:

@@ -256,9 +256,9 @@ async def test_orders_that_fail_are_repeated_and_block_no_others(
             backend.broken["forget"].clear()
             await run.until(lambda: not backend.attempts, "all is forgotten")
             assert run.service.components.world.failure is None
-    said = [r.getMessage() for r in caplog.records if "could not be" in r.getMessage()]
-    assert len(said) == len(set(said)), "each only once"
-    assert any("could not be given its notice: No space left" in line for line in said)
+    message = [r.getMessage() for r in caplog.records if "could not be" in r.getMessage()]
+    assert len(message) == len(set(message)), "each only once"
+    assert any("could not be given its notice: No space left" in line for line in message)
 
 
 async def attempts(run: Running, id: str, number: int) -> None:
@@ -299,8 +299,8 @@ async def test_a_start_that_is_not_possible_now_is_tried_again(tmp_path: Path) -
         assert waits.reason is not None
         assert waits.reason.message == "“later” of ana cannot be started yet: the cluster does not answer"
         backend.broken["start"] = set()
-        found = await service.job(job.id, "running")
-        assert (found.attempt, found.failures) == (1, 0)
+        result = await service.job(job.id, "running")
+        assert (result.attempt, result.failures) == (1, 0)
 
 
 class Unfinished(Faulty):
@@ -335,10 +335,10 @@ async def test_a_start_that_broke_off_is_ordered_again_and_costs_no_attempt(tmp_
     backend.broken["start"] = {"never"}
     async with running(tmp_path, backend=backend, MAKEWAY_TICK_SECONDS=0.1) as run:
         job = await run.submit("ana", "again", profile="gpu1")
-        found = await run.job(job.id, "running")
-        assert (found.attempt, found.failures, len(found.attempts)) == (1, 0, 1)
+        result = await run.job(job.id, "running")
+        assert (result.attempt, result.failures, len(result.attempts)) == (1, 0, 1)
         never = await run.submit("ana", "never", profile="gpu1")
         await run.until(lambda: backend.tries > 5, "it is ordered again and again")
         await run.client("ana").cancel(never.id)
-        found = await run.job(never.id, "cancelled")
-        assert (found.attempt, backend.killed) == (1, [never.id])
+        result = await run.job(never.id, "cancelled")
+        assert (result.attempt, backend.killed) == (1, [never.id])

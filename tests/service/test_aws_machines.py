@@ -85,15 +85,15 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AwsWorld]
     cloud = Ec2Cloud()
     with served(cloud) as address:
         set_environment(monkeypatch, address)
-        found = AwsWorld(store, cloud=cloud)
-        cloud.clock = lambda: found.now
-        yield found
+        result = AwsWorld(store, cloud=cloud)
+        cloud.clock = lambda: result.now
+        yield result
     store.close()
 
 
 def document(market: str = "on_demand", second: bool = False) -> str:
-    found = DOCUMENT.replace("&type\n    name", "name").replace("MARKET", market)
-    return (found if market != "on_demand" else found.replace("    spot_price: 1\n", "")) + (SECOND if second else "")
+    result = DOCUMENT.replace("&type\n    name", "name").replace("MARKET", market)
+    return (result if market != "on_demand" else result.replace("    spot_price: 1\n", "")) + (SECOND if second else "")
 
 
 @pytest.mark.covers("F49", "F70")

@@ -48,7 +48,7 @@ def after(
     """Return what becomes of a job whose launcher could write no checkpoint, once it is committed."""
     job = job or row()
     seen = AttemptStatus("j-1", 1, Phase.EXITED, exit_code=73, storage_failed=True, message=SAYS)
-    found = reconcile(
+    result = reconcile(
         {"j-1": job},
         Observation(nodes, (replace(seen, **facts),)),
         now=now,
@@ -56,7 +56,7 @@ def after(
         document=POLICY,
         backoff=backoff,  # type: ignore[arg-type]
     )
-    (change,) = found.changes
+    (change,) = result.changes
     became = job._replace(**change.fields)  # type: ignore[arg-type]
     backoff.committed([became])
     return became
@@ -161,7 +161,7 @@ async def test_the_job_its_decisions_and_the_next_dry_run_say_it(
         assert (await ana.dry_run(wanted)).notes == []
         job = await run.submit("ana", "train", profile="gpu1")
         async with asyncio.timeout(60):
-            while [each.code for each in await ana.job_events(job.id)].count(CHECKPOINT_STORAGE) < 3:  # noqa: ASYNC110
+            while [item.code for item in await ana.job_events(job.id)].count(CHECKPOINT_STORAGE) < 3:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         assert (await ana.job(job.id)).failures == 0
         (note,) = (await ana.dry_run(wanted)).notes

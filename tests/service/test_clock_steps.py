@@ -72,7 +72,7 @@ async def history(folder: Path, seed: int, steps: dict[int, float]) -> list[obje
     site = SteppedSite(SimulatedCluster({"n1": 2, "n2": 2}, Random(seed), lag=0.0), folder, POLICY)
     await site.start()
     read_notices(site)
-    found: list[object] = []
+    result: list[object] = []
     for second in range(240):
         if second in steps:
             site.ahead += steps[second]
@@ -96,11 +96,11 @@ async def history(folder: Path, seed: int, steps: dict[int, float]) -> list[obje
                 site.cluster.finish(random.choice(theirs or running))
         await site.run(1.0)
         rows = await site.rows()
-        found.append(
+        result.append(
             sorted((r.id, r.state, r.attempt, r.preemptions, round(r.ran), r.placement) for r in rows.values())
         )
     await site.stop()
-    return found
+    return result
 
 
 @pytest.mark.covers("N33", "F20")
@@ -112,7 +112,7 @@ async def test_no_decision_changes_where_the_clock_is_set(tmp_path: Path, seed: 
     stepped = await history(tmp_path / "stepped", seed, steps)
     for second, (one, other) in enumerate(zip(as_usual, stepped, strict=True)):
         assert one == other, f"after {second} s, with {steps}"
-    assert any("checkpointing" in str(each) for each in as_usual), "something is evicted, too"
+    assert any("checkpointing" in str(item) for item in as_usual), "something is evicted, too"
 
 
 def row_at(started: float, **more: Any) -> Workload:

@@ -120,8 +120,8 @@ async def test_what_any_account_can_write_keeps_no_portal_from_its_start(tmp_pat
         assert shop.backend.running_elsewhere({"j-of-copies"}) == []
         (other.parents[1] / "spool").mkdir()
         (other.parents[1] / "spool" / "j-of-copies@1").touch()
-        [found] = shop.backend.running_elsewhere({"j-of-copies"})
-        assert (found.workload, found.folder, found.pid) == ("j-of-copies", str(other), process.pid)
+        [result] = shop.backend.running_elsewhere({"j-of-copies"})
+        assert (result.workload, result.folder, result.pid) == ("j-of-copies", str(other), process.pid)
         assert shop.backend.running_elsewhere({"j-other"}) == []
     finally:
         process.kill()

@@ -107,11 +107,11 @@ def private_repository(folder: Path) -> Iterator[str]:
 
 def shown(folder: Path, *texts: object) -> list[str]:
     """Return where a secret can be read: in files below a folder, and in texts."""
-    found = [f"text {number}" for number, text in enumerate(texts) if any(one in str(text) for one in SECRETS)]
+    result = [f"text {number}" for number, text in enumerate(texts) if any(one in str(text) for one in SECRETS)]
     for file in folder.rglob("*"):
         if file.is_file() and any(one.encode() in file.read_bytes() for one in SECRETS):
-            found.append(str(file))
-    return found
+            result.append(str(file))
+    return result
 
 
 @pytest.mark.covers("F76")
@@ -262,10 +262,10 @@ async def test_the_command_line_sets_lists_and_deletes_without_showing_a_value(
             return capsys.readouterr().out
 
         git = ["--kind", "git", "--host", "https://git.example.org", "--user", "deploy"]
-        said = await run("set", "repositories", *git, "--file", str(tmp_path / "value"))
-        assert said == "repositories is set: all jobs get it from their next attempt on.\n"
-        said = await run("list")
-        assert "repositories  git   all" in said
+        message = await run("set", "repositories", *git, "--file", str(tmp_path / "value"))
+        assert message == "repositories is set: all jobs get it from their next attempt on.\n"
+        message = await run("list")
+        assert "repositories  git   all" in message
         assert await run("delete", "repositories") == "repositories is deleted.\n"
         assert await run("list") == "There are no credentials.\n"
-        assert shown(tmp_path / "site", said) == []
+        assert shown(tmp_path / "site", message) == []

@@ -34,7 +34,7 @@ def test_a_new_setting_is_read_from_its_variable_and_from_a_file(more: type[More
     file = tmp_path / "settings.py"
     file.write_text("c.QuotaService.snooze_seconds = 12\n", encoding="utf-8")
     given = [load(environ={}), load(str(file), {}), load(str(file), {"MAKEWAY_SNOOZE_SECONDS": "20"})]
-    assert [found.snooze_seconds for found in given] == [7.5, 12.0, 20.0]
+    assert [result.snooze_seconds for result in given] == [7.5, 12.0, 20.0]
 
 
 @pytest.mark.parametrize("wrong", ["0", "61", "soon"])
@@ -57,13 +57,13 @@ def test_a_new_setting_is_on_the_reference_page_and_in_the_chart(more: type[More
 
 @pytest.mark.parametrize("kind", [ServiceSettings, Settings], ids=["service", "portal"])
 def test_every_setting_has_a_help_that_is_a_sentence_and_a_default_that_it_accepts(kind: type) -> None:
-    for name, found in declared(kind).items():
-        assert re.fullmatch(r"[\w.].*[.)]", found.help, re.DOTALL), name
-        low, high = found.min, found.max
-        if not isinstance(found.default, str):
-            assert low is None or found.default >= low, name
-            assert high is None or found.default <= high, name
-        assert not found.choices or found.default in found.choices, name
+    for name, result in declared(kind).items():
+        assert re.fullmatch(r"[\w.].*[.)]", result.help, re.DOTALL), name
+        low, high = result.min, result.max
+        if not isinstance(result.default, str):
+            assert low is None or result.default >= low, name
+            assert high is None or result.default <= high, name
+        assert not result.choices or result.default in result.choices, name
 
 
 def test_a_setting_of_several_words_has_the_charts_spelling() -> None:
@@ -72,10 +72,10 @@ def test_a_setting_of_several_words_has_the_charts_spelling() -> None:
 
 def test_values_have_the_units_of_their_fields() -> None:
     given = {"MAKEWAY_MAX_FILES_MB": "3", "MAKEWAY_LARGE_FILE_KB": "2", "MAKEWAY_MAX_KEPT_TEAM_MB": "10"}
-    found = load(environ={**given, "MAKEWAY_MAX_KEPT_SHARE_PERCENT": "30", "MAKEWAY_KUBE_TOLERATIONS": " a, b=c ,"})
-    assert (found.max_files_bytes, found.large_file_bytes) == (3_000_000, 2048)
-    assert (found.max_kept_team_bytes, found.max_kept_share_bytes) == (10_000_000, 3_000_000)
-    assert found.kubernetes.tolerations == ("a", "b=c")
+    result = load(environ={**given, "MAKEWAY_MAX_KEPT_SHARE_PERCENT": "30", "MAKEWAY_KUBE_TOLERATIONS": " a, b=c ,"})
+    assert (result.max_files_bytes, result.large_file_bytes) == (3_000_000, 2048)
+    assert (result.max_kept_team_bytes, result.max_kept_share_bytes) == (10_000_000, 3_000_000)
+    assert result.kubernetes.tolerations == ("a", "b=c")
     assert load(environ={"MAKEWAY_KEEP": ""}).keep is False, "an empty variable is none"
 
 
@@ -83,5 +83,5 @@ def test_values_have_the_units_of_their_fields() -> None:
     ("url", "public"), [("http://[::1]:8765/", "[::1]:8765"), ("http://10.0.0.1:80/", "10.0.0.1:80")]
 )
 def test_the_address_of_the_service_has_brackets_around_one_of_ipv6(url: str, public: str) -> None:
-    found = load(environ={"JUPYTERHUB_SERVICE_URL": url, "JUPYTERHUB_SERVICE_PREFIX": "/services/makeway/"})
-    assert found.public_url == f"http://{public}/services/makeway"
+    result = load(environ={"JUPYTERHUB_SERVICE_URL": url, "JUPYTERHUB_SERVICE_PREFIX": "/services/makeway/"})
+    assert result.public_url == f"http://{public}/services/makeway"

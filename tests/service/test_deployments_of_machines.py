@@ -106,11 +106,11 @@ async def site(
         if document and store.read("demo") is None:
             store.save("demo", document, 0, "root", run.service.components.clock())
         try:
-            found = Site(run, cloud, f"{address}/services/makeway/")
+            result = Site(run, cloud, f"{address}/services/makeway/")
             try:
-                yield found
+                yield result
             except BaseException:
-                print(found.described())
+                print(result.described())
                 raise
             assert run.service.components.world.failure is None
             assert not run.service.machine_loop.quarantine.entries

@@ -13,7 +13,7 @@ from running import running
 
 
 def past(*seconds: float, owner: str = "ana", team: str = "rnd", profile: str = "gpu3") -> list[PastRun]:
-    return [PastRun(team, owner, profile, each) for each in seconds]
+    return [PastRun(team, owner, profile, item) for item in seconds]
 
 
 def row(**fields: object) -> Workload:
@@ -94,7 +94,7 @@ async def test_the_engine_gets_the_run_times_of_past_work(tmp_path: Path) -> Non
         job = await run.submit("ana", "train", profile="gpu3")
         await run.job(job.id, "running")
         held = await shown(run.service, job.id)
-        ran = [each.seconds for each in run.service.components.store.past_runs()]
+        ran = [item.seconds for item in run.service.components.store.past_runs()]
         assert len(ran) == 3
         assert held.expected in (*ran, 3600.0)
 

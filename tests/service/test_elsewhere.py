@@ -167,15 +167,15 @@ async def test_without_a_place_for_checkpoints_a_job_is_told_that_it_starts_from
         await service.run.client("ana").preempt_test(job.id)
         await service.said(job, "from 0", attempt=2)
         decisions = await service.run.client("ana").job_events(job.id)
-        (said,) = [each.message for each in decisions if each.verb == "requeue"]
+        (message,) = [item.message for item in decisions if item.verb == "requeue"]
         assert re.fullmatch(
             r"“far” of ana made way for a test of preemption; saved at step 5, \d+(\.\d)? s of work is lost\. "
             r"Its checkpoint was deleted with its pod, so it starts from the beginning when it gets GPUs again\.",
-            said,
-        ), said
-        found = await service.run.job(job.id, "running")
-        assert (found.durable_checkpoints, found.checkpoint) == (False, None)
-        first = found.attempts[0]
+            message,
+        ), message
+        result = await service.run.job(job.id, "running")
+        assert (result.durable_checkpoints, result.checkpoint) == (False, None)
+        first = result.attempts[0]
         assert first.ended_at is not None
         assert first.checkpoint is not None
         assert first.lost_seconds is not None
@@ -195,9 +195,9 @@ async def test_without_a_place_for_checkpoints_a_job_is_told_that_it_starts_from
             r"starts from the beginning, because checkpoints are not kept here\.",
             over.reason.message,
         ), over.reason.message
-        for each in (await service.run.client("ana").jobs(limit=50)).jobs:
-            await service.run.client("ana").cancel(each.id)
-            await service.ended(each)
+        for item in (await service.run.client("ana").jobs(limit=50)).jobs:
+            await service.run.client("ana").cancel(item.id)
+            await service.ended(item)
 
 
 async def test_a_sigterm_is_a_notice_and_the_job_is_not_to_blame(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ async def test_a_sigterm_is_a_notice_and_the_job_is_not_to_blame(tmp_path: Path)
         log = await service.log(job)
         assert "makeway: notice: the machine is stopping" in log
         decisions = await service.run.client("ana").job_events(job.id)
-        assert any("was stopped on far-1, not by Makeway; saved at step 5" in each.message for each in decisions)
+        assert any("was stopped on far-1, not by Makeway; saved at step 5" in item.message for item in decisions)
         job = await service.run.job(job.id, "running")
         assert job.failures == 0
         await service.run.client("ana").cancel(job.id)
@@ -284,7 +284,7 @@ async def test_a_silent_worker_is_lost_fenced_and_its_job_starts_again(tmp_path:
         os.kill(first.pid, signal.SIGSTOP)
         await service.said(job, "up", attempt=2)
         decisions = await service.run.client("ana").job_events(job.id)
-        [lost] = [each.message for each in decisions if each.code == "lost"]
+        [lost] = [item.message for item in decisions if item.code == "lost"]
         assert "worker 0 was not heard of for 12 s" in lost
         row = await service.run.service.components.world.row(job.id)
         assert row is not None
@@ -330,9 +330,9 @@ async def test_a_second_launcher_of_a_worker_ends_at_once(tmp_path: Path) -> Non
             *Path(f"/proc/{first.pid}/cmdline").read_text().split("\0")[:-1],
             env=env, cwd=other, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
-        _, said = await asyncio.wait_for(process.communicate(), 60)
+        _, message = await asyncio.wait_for(process.communicate(), 60)
         assert process.returncode == 1
-        assert b"Another launcher runs this worker" in said
+        assert b"Another launcher runs this worker" in message
         assert not (other / "attempt-1").exists()
         await service.run.client("ana").cancel(job.id)
         await service.ended(job)

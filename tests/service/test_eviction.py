@@ -144,8 +144,8 @@ async def test_a_job_that_saved_because_makeway_stopped_goes_on_at_the_next_star
             again = await run.job(job.id, "running")
             assert (again.attempt, again.failures) == (attempt, 0)
             requeued = (await told(run, job, "requeue"))[-1]
-            said = f"“saves” of ana had to end because Makeway was stopped; saved at step {5 * attempt - 5}. "
-            assert requeued.message == said + "It waits for GPUs again and goes on from there."
+            message = f"“saves” of ana had to end because Makeway was stopped; saved at step {5 * attempt - 5}. "
+            assert requeued.message == message + "It waits for GPUs again and goes on from there."
 
             async def goes_on(n: int = attempt) -> bool:
                 return f"begins after step {5 * n - 5}" in await log_of(run, job, n)
@@ -169,7 +169,7 @@ async def test_a_job_that_stops_its_own_launcher_is_started_again_a_few_times_on
         script = f"trap '{ends}' TERM; kill -TERM $PPID; while :; do sleep 0.05; done"
         job = await run.submit("ana", "stops", ["sh", "-c", script], profile="gpu1", max_failures=5)
         done = await run.job(job.id, "failed")
-        assert [each.outcome for each in done.attempts] == ["lost", "lost", "failed"]
+        assert [item.outcome for item in done.attempts] == ["lost", "lost", "failed"]
         assert done.reason is not None
         assert "was stopped on virtual-1, not by Makeway, 3 times in all" in done.reason.message
         assert "“stops” of ana was stopped on virtual-1, not by Makeway" in (await told(run, job, "requeue"))[0].message

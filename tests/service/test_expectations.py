@@ -95,7 +95,7 @@ def test_a_new_process_knows_from_the_row_what_was_ordered() -> None:
     clock.now += 10.0
     assert ahead.verdict(noted, True, 510.0 + 3610) == "lost"
     running_row, evicted = row(state="running"), row(state="checkpointing")
-    assert {after.verdict(each, True, 510.0) for each in (running_row, evicted._replace(attempt=3))} == {"lost"}
+    assert {after.verdict(item, True, 510.0) for item in (running_row, evicted._replace(attempt=3))} == {"lost"}
 
 
 def test_an_attempt_whose_start_broke_off_has_yet_to_be_seen() -> None:
@@ -200,8 +200,8 @@ def test_a_job_avoids_the_node_where_it_is_lost_again_and_again() -> None:
 
 
 def test_a_job_that_was_lost_before_it_ran_is_not_said_to_have_lost_work() -> None:
-    said = lost(row(state="starting")).reason_message
-    assert said.endswith("was lost on n1 before it ran: exit code unknown. It waits for GPUs again.")
+    message = lost(row(state="starting")).reason_message
+    assert message.endswith("was lost on n1 before it ran: exit code unknown. It waits for GPUs again.")
     assert "no checkpoint" in lost(row(state="running")).reason_message
 
 

@@ -28,7 +28,7 @@ def fails(id: str, real: Any) -> Any:
     """Return a function that fails where an argument names or is one workload."""
 
     def called(*args: Any, **more: Any) -> Any:
-        if any(id in str(getattr(each, "id", each)) for each in args):
+        if any(id in str(getattr(item, "id", item)) for item in args):
             raise RecursionError("deep inside of it")
         return real(*args, **more)
 

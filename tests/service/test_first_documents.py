@@ -31,8 +31,8 @@ def test_the_demo_with_machines_has_the_sample_policy_and_a_pool_that_its_deploy
     demo = read((CONFIG / "machines/policy.yaml").read_text(encoding="utf-8"), "policy.yaml")
     assert demo.pools[:-1] == sample.pools
     assert (demo.pools[-1].name, demo.pools[-1].kind) == ("cloud", "autoscaled")
-    assert [each for each in demo.profiles if "cloud" not in each.pools] == list(sample.profiles)
-    assert [each.quotas[0] for each in demo.policies] == [each.quotas[0] for each in sample.policies]
+    assert [item for item in demo.profiles if "cloud" not in item.pools] == list(sample.profiles)
+    assert [item.quotas[0] for item in demo.policies] == [item.quotas[0] for item in sample.policies]
     text = (CONFIG / "machines/deployment.yaml").read_text(encoding="utf-8")
     deployment = read_deployment(text, pools=[pool.name for pool in demo.pools])
     assert len(deployment.types) == 2

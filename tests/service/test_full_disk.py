@@ -57,8 +57,8 @@ def file(number: int, size: int = 8 * MB) -> FileIn:
 
 
 async def report(run: Running, person: str = "root") -> dict[str, int]:
-    found = await run.client(person).storage()
-    return {account.owner: account.bytes for account in found.accounts}
+    result = await run.client(person).storage()
+    return {account.owner: account.bytes for account in result.accounts}
 
 
 @pytest.mark.covers("N25")
@@ -171,22 +171,22 @@ def test_one_member_does_not_use_up_the_quota_of_a_team(tmp_path: Path, percent:
         "MAKEWAY_MAX_KEPT_TEAM_MB": "4",
         "MAKEWAY_MAX_KEPT_SHARE_PERCENT": str(percent),
     }
-    now, most = 0.0, 40_000 * percent
+    now, maximum = 0.0, 40_000 * percent
     limits = StorageLimits(store, load(environ=environ), lambda: now)
-    arriving = [Taken("ana", "rnd", 100_000) for _ in range(most // 100_000)]
-    assert all(limits.take(each) for each in arriving)
+    arriving = [Taken("ana", "rnd", 100_000) for _ in range(maximum // 100_000)]
+    assert all(limits.take(item) for item in arriving)
     with pytest.raises(MakewayError) as refused:
         limits.take(Taken("ana", "rnd", 1))
-    assert refused.value.numbers["limit_bytes"] == most
+    assert refused.value.numbers["limit_bytes"] == maximum
     if percent < 100:
         assert "that one person may keep of the quota of rnd" in refused.value.message
         limits.take(Taken("ana", "ops", 100_000))
-        for each in arriving:
-            limits.release(each)
-        store.add_workload(NewWorkload("j0", "job", "rnd", "gpu1", "ana", source="x" * most), now=0.0)
+        for item in arriving:
+            limits.release(item)
+        store.add_workload(NewWorkload("j0", "job", "rnd", "gpu1", "ana", source="x" * maximum), now=0.0)
         now = 10.0
         assert limits.beyond("ana", "rnd", 1) is not None, "as the database has it"
-        limits.take(Taken("bo", "rnd", min(most, 4_000_000 - most) - 10_000))
+        limits.take(Taken("bo", "rnd", min(maximum, 4_000_000 - maximum) - 10_000))
     store.close()
 
 
@@ -241,7 +241,7 @@ async def test_only_large_files_that_who_deletes_leaves_on_the_disk_count(
         await run.client(who).delete_job(jobs[0].id)
         assert not storage._deleted, "the other job has the content, too"
         await run.client(who).delete_job(jobs[1].id)
-        assert sum(bytes for each in storage._deleted.values() for _, bytes in each) == noted
+        assert sum(bytes for item in storage._deleted.values() for _, bytes in item) == noted
 
 
 def test_what_is_being_written_fills_no_disk_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,8 +296,8 @@ async def test_members_do_not_pass_the_quota_of_a_team_at_the_same_moment(tmp_pa
         for name in members:  # their sums are known from now on
             await run.submit(name, "small", **given)
         tries = [run.submit(name, "large", files=[file(at, 1_200_000)], **given) for at, name in enumerate(members)]
-        found = await asyncio.gather(*tries, return_exceptions=True)
-        [refused] = [each for each in found if isinstance(each, MakewayError)]
+        result = await asyncio.gather(*tries, return_exceptions=True)
+        [refused] = [item for item in result if isinstance(item, MakewayError)]
         assert (refused.code, refused.status, refused.numbers["limit_bytes"]) == ("storage_quota", 507, 2_000_000)
         assert refused.message.startswith("The team rnd keeps 1.2 MB of the 2.0 MB that one team may keep, of which ")
         assert (await run.client("root").storage()).whole < 2_000_000
@@ -325,10 +325,10 @@ async def test_members_who_submit_at_once_write_no_more_than_the_quota_and_one_s
             for n in range(4)
             for at, name in enumerate(("ana", "lea"))
         ]
-        found = await asyncio.gather(*tries, return_exceptions=True)
-        refused = [each for each in found if isinstance(each, BaseException)]
-        assert {(each.code, each.status) for each in refused} == {("storage_quota", 507)}
-        assert len(found) - len(refused) == 3, "as many as fit are taken"
+        result = await asyncio.gather(*tries, return_exceptions=True)
+        refused = [item for item in result if isinstance(item, BaseException)]
+        assert {(item.code, item.status) for item in refused} == {("storage_quota", 507)}
+        assert len(result) - len(refused) == 3, "as many as fit are taken"
         assert sum(wrote) <= 3_000_000 + 900_000
         assert (await run.client("root").storage()).whole < 3_000_000
         assert not run.service.services.context.storage._arriving

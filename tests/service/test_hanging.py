@@ -23,13 +23,13 @@ policies:
 
 async def site(folder: Path) -> Site:
     """Return a service with two nodes of one GPU and a job of R&D on each; that on n1 or n2 with the name r0 hangs."""
-    found = Site(SimulatedCluster({"n1": 1, "n2": 1}), folder, POLICY)
-    await found.start()
-    found.cluster.habits["r0"] = Habits(stuck=True)
+    result = Site(SimulatedCluster({"n1": 1, "n2": 1}), folder, POLICY)
+    await result.start()
+    result.cluster.habits["r0"] = Habits(stuck=True)
     for id in ("r1", "r0"):  # the last to start is the first to leave
-        found.submit(id, "rnd")
-        await found.run(1.0)
-    return found
+        result.submit(id, "rnd")
+        await result.run(1.0)
+    return result
 
 
 async def hanging(found: Site, person: str = "root") -> list[Hanging]:
@@ -38,74 +38,74 @@ async def hanging(found: Site, person: str = "root") -> list[Hanging]:
 
 @pytest.mark.covers("N33", "F20")
 async def test_a_victim_that_hangs_is_listed_with_what_was_tried(tmp_path: Path) -> None:
-    found = await site(tmp_path)
-    node = found.cluster.pods["makeway-r0-1-0"].node
-    found.submit("d", "devops")
-    await found.run(30.0 + 50.0)
-    assert await hanging(found) == [], "it has its grace, and a minute beyond"
-    await found.run(20.0)
-    (entry,) = await hanging(found)
+    result = await site(tmp_path)
+    node = result.cluster.pods["makeway-r0-1-0"].node
+    result.submit("d", "devops")
+    await result.run(30.0 + 50.0)
+    assert await hanging(result) == [], "it has its grace, and a minute beyond"
+    await result.run(20.0)
+    (entry,) = await hanging(result)
     assert (entry.workload, entry.name, entry.kind, entry.team, entry.owner) == ("r0", "r0", "job", "rnd", "rnd")
     assert (entry.nodes, entry.gpus, entry.targets) == ((node,), 1, ("pod makeway-r0-1-0",))
     assert entry.since is not None
     assert abs(entry.since.timestamp() - (EPOCH + 2.0 + 30.0)) < 2.0
     tries = entry.tries
-    assert tries == sum(name == "makeway-r0-1-0" for _, name in found.cluster.deletes) > 0
+    assert tries == sum(name == "makeway-r0-1-0" for _, name in result.cluster.deletes) > 0
     assert entry.next_at is not None
-    assert found.cluster.now < entry.next_at.timestamp() < found.cluster.now + MAX_PAUSE + 60
+    assert result.cluster.now < entry.next_at.timestamp() < result.cluster.now + MAX_PAUSE + 60
     assert "kubectl --namespace jobs describe pod makeway-r0-1-0" in entry.remedy
-    assert await hanging(found, "ana") == [], "an administrator can do something about it"
-    await found.run(entry.next_at.timestamp() - found.cluster.now + 2.0)
-    (later,) = await hanging(found)
+    assert await hanging(result, "ana") == [], "an administrator can do something about it"
+    await result.run(entry.next_at.timestamp() - result.cluster.now + 2.0)
+    (later,) = await hanging(result)
     assert later.tries == tries + 1
-    found.cluster.set_ready(node, False)
-    await found.run(1.0)
-    assert f"kubectl taint node {node} node.kubernetes.io/out-of-service" in (await hanging(found))[0].remedy
-    found.cluster.set_ready(node, True)
-    found.cluster.release("r0")
-    await found.run(3.0)
-    assert await hanging(found) == []
-    await found.stop()
+    result.cluster.set_ready(node, False)
+    await result.run(1.0)
+    assert f"kubectl taint node {node} node.kubernetes.io/out-of-service" in (await hanging(result))[0].remedy
+    result.cluster.set_ready(node, True)
+    result.cluster.release("r0")
+    await result.run(3.0)
+    assert await hanging(result) == []
+    await result.stop()
 
 
 @pytest.mark.covers("N33")
 async def test_a_refused_removal_says_why(tmp_path: Path) -> None:
-    found = await site(tmp_path)
-    found.submit("d", "devops")
-    found.cluster.refuses_deletes = True
-    await found.run(120.0)
-    (entry,) = await hanging(found)
+    result = await site(tmp_path)
+    result.submit("d", "devops")
+    result.cluster.refuses_deletes = True
+    await result.run(120.0)
+    (entry,) = await hanging(result)
     assert "the admission webhook does not answer" in entry.problem
     assert entry.tries > 1
-    await found.stop()
+    await result.stop()
 
 
 @pytest.mark.covers("N33")
 async def test_a_pod_that_outlives_its_row_is_deleted_again_and_listed(tmp_path: Path) -> None:
-    found = await site(tmp_path)
-    found.cluster.habits["r0"] = habits = Habits(saves=2.0, lingers=1e9)
-    found.submit("d", "devops")
-    await found.run(2.0)
-    assert (await found.rows())["r0"].state == "checkpointing"
+    result = await site(tmp_path)
+    result.cluster.habits["r0"] = habits = Habits(saves=2.0, lingers=1e9)
+    result.submit("d", "devops")
+    await result.run(2.0)
+    assert (await result.rows())["r0"].state == "checkpointing"
     habits.stuck = True  # its worker ends, and a container beside it does not
-    await found.run(60.0)
-    assert (await found.rows())["r0"].state == "pending"
+    await result.run(60.0)
+    assert (await result.rows())["r0"].state == "pending"
     name = "makeway-r0-1-0"
-    first = sum(pod == name for _, pod in found.cluster.deletes)
+    first = sum(pod == name for _, pod in result.cluster.deletes)
     assert first > 1, "it is deleted again"
-    await found.run(60.0)
-    (entry,) = await hanging(found)
-    deleted = sum(pod == name for _, pod in found.cluster.deletes)
+    await result.run(60.0)
+    (entry,) = await hanging(result)
+    deleted = sum(pod == name for _, pod in result.cluster.deletes)
     assert (entry.workload, entry.name, entry.gpus, entry.targets) == ("r0", "r0", 1, (f"pod {name}",))
     assert entry.tries == deleted > first
-    await found.run(1800.0)
-    assert sum(pod == name for _, pod in found.cluster.deletes) < deleted + 10, "less and less often"
-    found.cluster.release("r0")
-    await found.run(400.0)
-    assert await hanging(found) == []
-    assert found.cluster.backend is not None
-    assert found.cluster.backend._removals.asked([name]) == [], "what is gone is forgotten"
-    await found.stop()
+    await result.run(1800.0)
+    assert sum(pod == name for _, pod in result.cluster.deletes) < deleted + 10, "less and less often"
+    result.cluster.release("r0")
+    await result.run(400.0)
+    assert await hanging(result) == []
+    assert result.cluster.backend is not None
+    assert result.cluster.backend._removals.asked([name]) == [], "what is gone is forgotten"
+    await result.stop()
 
 
 def test_what_hangs_of_two_attempts_is_one_entry_since_the_first() -> None:
@@ -119,17 +119,17 @@ def test_what_hangs_of_two_attempts_is_one_entry_since_the_first() -> None:
 async def test_a_victim_of_which_an_earlier_attempt_hangs_too_holds_both(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = await site(tmp_path)
-    service = found.service.services.hanging
+    result = await site(tmp_path)
+    service = result.service.services.hanging
     one, two = _Leftover({"n1": 1000}, 300.0, 20.0), _Leftover({"n2": 1000}, 100.0, 30.0)
     monkeypatch.setattr(service, "_evicted", lambda rows: {"r0": one, "r1": _Leftover({"n1": 1000}, 90.0, 25.0)})
     monkeypatch.setattr(service, "_outliving", lambda: {"r0": two})
-    entries = await hanging(found)
+    entries = await hanging(result)
     assert [(entry.workload, entry.nodes, entry.gpus) for entry in entries] == [
         ("r0", ("n1", "n2"), 2.0),
         ("r1", ("n1",), 1.0),
     ], "the longest first, by the present clock"
-    await found.stop()
+    await result.stop()
 
 
 def test_a_pod_that_stays_is_deleted_less_and_less_often() -> None:

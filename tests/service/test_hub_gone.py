@@ -45,11 +45,11 @@ async def test_a_service_keeps_running_while_its_hub_runs(monkeypatch: pytest.Mo
 
 
 def opened(files: Path) -> set[str]:
-    found = set()
+    result = set()
     for file in files.iterdir():
         with suppress(FileNotFoundError):  # closed meanwhile
-            found.add(os.readlink(file))
-    return found
+            result.add(os.readlink(file))
+    return result
 
 
 def test_a_service_that_still_starts_stops_when_it_is_told_to(tmp_path: Path) -> None:

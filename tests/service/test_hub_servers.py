@@ -33,9 +33,9 @@ async def test_all_pages_of_the_hubs_list_are_read(paged: bool, monkeypatch: pyt
         for number in range(60):
             hub.start(f"user-{number:02d}", "gpu" if number % 2 else "")
         client = api(hub)
-        found = await client.active_servers()
+        result = await client.active_servers()
         await client.close()
-    assert found == {(f"user-{number:02d}", "gpu" if number % 2 else "") for number in range(60)}
+    assert result == {(f"user-{number:02d}", "gpu" if number % 2 else "") for number in range(60)}
 
 
 @pytest.mark.parametrize("answer", [[], ["ana"], "ana", {"servers": 5}, {"items": [{"servers": {"": {}}}]}, 7])

@@ -19,11 +19,11 @@ POLICY = SAMPLE.read_text(encoding="utf-8").replace("  - name: gpu1\n", f"  - na
 
 async def test_a_session_gets_the_image_that_was_chosen_by_name_or_reference(tmp_path: Path) -> None:
     async with running(tmp_path, POLICY) as run:
-        found = {}
+        result = {}
         for server, image in (("", None), ("two", "torch")):
             asked = await run.session("ana", "gpu1", "rnd", server, image=image)
-            found[server] = (await run.granted(asked.id)).image
-        assert found == {"": "site/plain:1", "two": "site/torch:2"}
+            result[server] = (await run.granted(asked.id)).image
+        assert result == {"": "site/plain:1", "two": "site/torch:2"}
         again = await run.session("ana", "gpu1", "rnd", "two", image="site/torch:2")
         assert again.image == "site/torch:2"
         assert (await run.session("bo", "gpu2", "devops")).image is None, "the profile names none"

@@ -110,10 +110,10 @@ async def test_nodes_that_are_gone_do_not_stay_in_memory(tmp_path: Path) -> None
             async def shown(name: str = name) -> Sequence[Pool] | None:
                 await inventory.pools_json(ROOT)
                 pools = await inventory.pools(ROOT)
-                return pools if [each.name for pool in pools for each in pool.nodes] == [name] else None
+                return pools if [item.name for pool in pools for item in pool.nodes] == [name] else None
 
             pools = await run.until(shown, f"node {name} is shown")
-            seen += [ref(each) for pool in pools for each in pool.nodes]
+            seen += [ref(item) for pool in pools for item in pool.nodes]
             del pools
         gc.collect()
-        assert len([each for each in seen if each() is not None]) <= 3
+        assert len([item for item in seen if item() is not None]) <= 3

@@ -55,12 +55,12 @@ class Faults:
 
     def __call__(self, snapshot: Snapshot) -> tuple[IncrementalEngine, Plan]:
         self.plans += 1
-        there = {("workload", each.id) for each in snapshot.workloads}
-        there |= {("profile of work", each.profile) for each in snapshot.workloads}
-        there |= {("team of work", each.policy) for each in snapshot.workloads}
-        there |= {("node", each.name) for each in snapshot.nodes} | {("pool", each.name) for each in snapshot.pools}
-        there |= {("team", each.name) for each in snapshot.policies}
-        there |= {("profile", each.name) for each in snapshot.profiles}
+        there = {("workload", item.id) for item in snapshot.workloads}
+        there |= {("profile of work", item.profile) for item in snapshot.workloads}
+        there |= {("team of work", item.policy) for item in snapshot.workloads}
+        there |= {("node", item.name) for item in snapshot.nodes} | {("pool", item.name) for item in snapshot.pools}
+        there |= {("team", item.name) for item in snapshot.policies}
+        there |= {("profile", item.name) for item in snapshot.profiles}
         if self.bad & there or ("anything", "") in self.bad:
             raise self.error("gone")
         engine = IncrementalEngine(snapshot)
@@ -84,9 +84,9 @@ BAD: list[tuple[Item, ...]] = [
 def test_only_what_is_faulty_is_left_out_and_the_rest_is_planned_as_without_it(bad: tuple[Item, ...]) -> None:
     snapshot = world()
     _, plan, faulty = plan_without_faulty(snapshot, Faults(*bad))
-    left = set(faulty.reasons)
+    remaining = set(faulty.reasons)
     children = {("team", "rnd"), ("team", "devops")} if ("team", "dept") in bad else set()
-    assert left == set(bad) | children
+    assert remaining == set(bad) | children
     assert {start.id for start in plan.start}, "others start"
     for start in plan.start:
         assert faulty.of(next(w for w in snapshot.workloads if w.id == start.id)) is None
@@ -142,9 +142,9 @@ def test_a_search_ends_in_time_and_goes_on_in_the_next_cycle(monkeypatch: pytest
 
     with pytest.raises(Unplannable) as ended:
         plan_without_faulty(world(), Faults(*bad), clock=clock)
-    found = ended.value.faulty.reasons
-    assert 0 < len(found) < 3
-    _, _, faulty = plan_without_faulty(world(), Faults(*bad), found)
+    result = ended.value.faulty.reasons
+    assert 0 < len(result) < 3
+    _, _, faulty = plan_without_faulty(world(), Faults(*bad), result)
     assert set(faulty.reasons) == set(bad)
     with pytest.raises(Unplannable):
         plan_without_faulty(world(), Faults(("anything", "")))  # type: ignore[arg-type]
@@ -159,7 +159,7 @@ def large(nodes: int) -> tuple[Snapshot, Faults]:
     )
     waits = Workload("lab-waits", "lab", "gpu1")
     snapshot = replace(world(), nodes=there, workloads=(*jobs, waits))
-    return snapshot, Faults(*(("workload", each.id) for each in jobs))
+    return snapshot, Faults(*(("workload", item.id) for item in jobs))
 
 
 def bare(snapshot: Snapshot) -> Snapshot:
@@ -174,9 +174,9 @@ def test_only_the_nodes_of_an_ended_workload_that_was_left_out_are_shown_again()
     same = followed(EngineChanges(bare(snapshot), False, changed=[noticed]), faulty)
     assert same is not None
     assert (same[0].nodes, same[1].taken) == ((), faulty.taken), "it holds what it held"
-    found = followed(EngineChanges(bare(snapshot), False, gone=["lab-1"]), faulty)
-    assert found is not None
-    changes, now = found
+    result = followed(EngineChanges(bare(snapshot), False, gone=["lab-1"]), faulty)
+    assert result is not None
+    changes, now = result
     assert [node.name for node in changes.nodes] == ["a1"]
     assert sorted(now.taken) == ["lab-0"]
     part = changes_without(changes, now)
@@ -189,16 +189,16 @@ def test_only_the_nodes_of_an_ended_workload_that_was_left_out_are_shown_again()
 
 def test_a_node_that_changes_meanwhile_is_shown_as_it_is_now() -> None:
     snapshot, _ = large(2)
-    faulty = Faulty({("workload", each.id): ValueError() for each in snapshot.workloads[:2]})
-    faulty.taken = {each.id: each for each in snapshot.workloads[:2]}
+    faulty = Faulty({("workload", item.id): ValueError() for item in snapshot.workloads[:2]})
+    faulty.taken = {item.id: item for item in snapshot.workloads[:2]}
     faulty.nodes = {node.name: node for node in snapshot.nodes}
     cordoned = replace(snapshot.nodes[0], cordoned=True)
-    found = followed(EngineChanges(bare(snapshot), False, nodes=[cordoned]), faulty)
-    assert found is not None
-    found = followed(EngineChanges(bare(snapshot), False, gone=["lab-0"]), found[1])
-    assert found is not None
-    assert found[0].nodes == [cordoned]
-    gone = followed(EngineChanges(bare(snapshot), False, gone=["lab-1"], gone_nodes=["a1"]), found[1])
+    result = followed(EngineChanges(bare(snapshot), False, nodes=[cordoned]), faulty)
+    assert result is not None
+    result = followed(EngineChanges(bare(snapshot), False, gone=["lab-0"]), result[1])
+    assert result is not None
+    assert result[0].nodes == [cordoned]
+    gone = followed(EngineChanges(bare(snapshot), False, gone=["lab-1"], gone_nodes=["a1"]), result[1])
     assert gone is not None
     assert gone[0].nodes == [], "a node that is gone is shown no more"
 

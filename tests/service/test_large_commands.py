@@ -36,8 +36,8 @@ def filled(store: Store, many: int, **more: Any) -> list[str]:
     """Add jobs with the largest command, and return their ids."""
     new = [job(number, command=LARGE, **more) for number in range(many)]
     for begin in range(0, many, 100):
-        store.add_workloads([(each, (), None) for each in new[begin : begin + 100]], now=NOW + 1)
-    return [each.id for each in new]
+        store.add_workloads([(item, (), None) for item in new[begin : begin + 100]], now=NOW + 1)
+    return [item.id for item in new]
 
 
 def test_no_row_that_is_read_among_many_has_what_is_large(tmp_path: Path) -> None:
@@ -59,15 +59,15 @@ def test_no_row_that_is_read_among_many_has_what_is_large(tmp_path: Path) -> Non
 async def test_a_long_command_is_refused_and_the_longest_one_runs(tmp_path: Path) -> None:
     code = "import sys; print(len(sys.argv[1]))"
     words = python(code)
-    longest = MAX_COMMAND_BYTES - sum(map(len, words))
+    max_length = MAX_COMMAND_BYTES - sum(map(len, words))
     async with running(tmp_path, gpus=8) as run:
-        run_it = await run.submit("ana", "long", profile="gpu1", command=[*words, "y" * longest])
-        assert run_it.command == [*words, "y" * longest], "the answer shows what was submitted"
+        run_it = await run.submit("ana", "long", profile="gpu1", command=[*words, "y" * max_length])
+        assert run_it.command == [*words, "y" * max_length], "the answer shows what was submitted"
         done = await run.job(run_it.id, "succeeded")
         log = await run.client("ana").logs(done.id)
-        assert log.text.strip() == str(longest)
+        assert log.text.strip() == str(max_length)
         with pytest.raises(MakewayError) as refused:
-            await run.submit("ana", "longer", profile="gpu1", command=[*words, "y" * (longest + 1)])
+            await run.submit("ana", "longer", profile="gpu1", command=[*words, "y" * (max_length + 1)])
         assert (refused.value.code, refused.value.status) == ("bad_command", 422)
         assert "65,537 bytes, and 65,536 is the most: put the code into a file of the job" in refused.value.message
 
@@ -88,8 +88,8 @@ def test_every_way_into_the_queue_has_one_account(tmp_path: Path) -> None:
     store = open_store(f"sqlite:///{tmp_path / 'db.sqlite'}")
     limits = UserLimits(store, pending=10_000, submissions=0, followers=0)
     limits.learn(())
-    most = MAX_BYTES // MAX_COMMAND_BYTES
-    ids = filled(store, most - 1)
+    maximum = MAX_BYTES // MAX_COMMAND_BYTES
+    ids = filled(store, maximum - 1)
 
     def room(size: int = MAX_COMMAND_BYTES) -> bool:
         try:
@@ -105,7 +105,7 @@ def test_every_way_into_the_queue_has_one_account(tmp_path: Path) -> None:
     assert room()
     assert not room(2 * MAX_COMMAND_BYTES), "a running job may return to the queue"
     store.commit([Change(id, {"state": "cancelled"}) for id in ids], now=NOW + 2)
-    assert room(most * MAX_COMMAND_BYTES)
+    assert room(maximum * MAX_COMMAND_BYTES)
     again = UserLimits(store, pending=10_000, submissions=0, followers=0)
     again.learn(store.active())
     store.commit([Change(id, {"state": "pending", "ended_at": None}) for id in ids], now=NOW + 3)
@@ -118,8 +118,8 @@ async def test_a_resumed_job_reserves_its_size(tmp_path: Path) -> None:
     async with running(tmp_path, backend=MemoryBackend(BUSY)) as run:
         await run.service.services.context.learn_limits()
         store = run.service.components.store
-        most = MAX_BYTES // MAX_COMMAND_BYTES
-        ids = filled(store, most)
+        maximum = MAX_BYTES // MAX_COMMAND_BYTES
+        ids = filled(store, maximum)
         store.commit([Change(ids[0], {"state": "cancelled"})], now=NOW + 2)
         extra = job(9999, command=LARGE)
         store.add_workload(extra, now=NOW + 2)
@@ -152,17 +152,17 @@ async def test_every_list_is_small_and_complete_page_by_page(tmp_path: Path) -> 
             [NewDecision("cancel", id, "rnd", "ana", "cancelled", sentence, {"a": BELL * 4000}) for id in ids],
             now=NOW + 2,
         )
-        found: list[str] = []
+        result: list[str] = []
         cursor = ""
         while True:
             page = await _get(run, f"jobs?limit=1000{cursor}")
             assert page["jobs"], "a page is never empty while there is a next one"
             assert all(one["command"] == [] and one["source"] == "" for one in page["jobs"])
-            found += [one["id"] for one in page["jobs"]]
+            result += [one["id"] for one in page["jobs"]]
             if page["next"] is None:
                 break
             cursor = f"&cursor={page['next']}"
-        assert sorted(found) == sorted(ids)
+        assert sorted(result) == sorted(ids)
 
         seen, before = 0, ""
         while lines := await _get(run, f"decisions?limit=1000{before}"):

@@ -31,8 +31,8 @@ def row(name: str, state: str = "pending") -> Workload:
 def test_a_change_set_is_divided_in_order_and_each_decision_stays_with_its_change() -> None:
     change_set = ChangeSet()
     rows = [row(f"j-{number:08d}") for number in range(120)]
-    for number, each in enumerate(rows):
-        change_set.add(Change(each.id, {"state": "starting"}), decide(each, "start", "x", "y") if number % 3 else None)
+    for number, item in enumerate(rows):
+        change_set.add(Change(item.id, {"state": "starting"}), decide(item, "start", "x", "y") if number % 3 else None)
     parts = list(change_set.parts(50))
     assert [len(part.changes) for part in parts] == [50, 50, 20]
     assert [change for part in parts for change in part.changes] == change_set.changes
@@ -115,11 +115,11 @@ async def test_a_backend_elsewhere_starts_some_attempts_at_the_same_time(store: 
     backend.errors = {refused: BackendError("No such image."), later: BackendUnavailable("It does not answer.")}
     await orders.begin([*rows, row("j-waits")], 2.0, started)
     assert backend.most == AT_ONCE
-    assert {id for id, _ in backend.attempts} == {each.id for each in rows} - {refused, later}
+    assert {id for id, _ in backend.attempts} == {item.id for item in rows} - {refused, later}
     assert [(change.workload, change.fields["state"]) for change in started.failed.changes] == [(refused, "failed")]
     assert [change.workload for change in started.reasons.changes] == [later], "its owner is told why"
     assert started.postponed == {(later, 1)}
-    assert started.attempts == {(each.id, 1) for each in rows}
+    assert started.attempts == {(item.id, 1) for item in rows}
 
 
 async def test_a_replica_that_leads_no_more_starts_no_further_attempts(store: Store, leader: Leader) -> None:
@@ -130,7 +130,7 @@ async def test_a_replica_that_leads_no_more_starts_no_further_attempts(store: St
     backend.errors = {rows[2].id: NotLeading("for the test")}
     with pytest.raises(NotLeading, match="for the test"):
         await orders.begin(rows, 2.0, started)
-    assert {id for id, _ in backend.attempts} == {each.id for each in rows[:AT_ONCE]} - {rows[2].id}
+    assert {id for id, _ in backend.attempts} == {item.id for item in rows[:AT_ONCE]} - {rows[2].id}
 
 
 async def test_hundreds_start_once_each_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -216,14 +216,14 @@ async def test_no_order_of_any_kind_leaves_a_replica_that_does_not_lead(tmp_path
     starting, noticed, cancelled, over = (row(n, s) for n, s in enumerate(("starting", "running", "running", "failed")))
     assert await leader.acquire()
     actuator.restart(leader.check())
-    for each in (starting, noticed, cancelled, over):
-        await actuator.begin([each._replace(state="starting")], 1.0, Started())
+    for item in (starting, noticed, cancelled, over):
+        await actuator.begin([item._replace(state="starting")], 1.0, Started())
     backend.finish(over.id, 1)
     backend.orders.clear()
     notice = Notice("owners come back", 1.0, 31.0)
     rows = {
-        each.id: each
-        for each in (
+        item.id: item
+        for item in (
             row(5, "starting"),
             noticed._replace(state="checkpointing", notice=notice),
             cancelled._replace(cancel_requested=True),
@@ -231,7 +231,7 @@ async def test_no_order_of_any_kind_leaves_a_replica_that_does_not_lead(tmp_path
     }
     leader.step_down("for the test")
     seen = await backend.observe()
-    for given in ({id: each} for id, each in rows.items()):
+    for given in ({id: item} for id, item in rows.items()):
         with pytest.raises(NotLeading):
             await actuator.actuate(given, seen, 2.0, Started())
     with pytest.raises(NotLeading):

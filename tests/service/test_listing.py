@@ -27,7 +27,7 @@ def test_the_count_is_of_all_that_match_and_pages_have_all_of_them_once() -> Non
     assert (first.total, first.pages, len(first.lines)) == (120, 3, 50)
     shown = [id for page in (1, 2, 3) for id in ids(WAITING, ListQuery(page=page))]
     assert len(shown) == len(set(shown)) == 120
-    by_id = {each.id: each for each in WAITING}
+    by_id = {item.id: item for item in WAITING}
     assert shown == sorted(shown, key=lambda id: (by_id[id].submitted_at, id))
     assert list_workloads(WAITING, None, "x", ListQuery(page=99)).query.page == 3
     assert list_workloads([], None, "x", ListQuery(page=99)).pages == 1

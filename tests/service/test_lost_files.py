@@ -56,8 +56,8 @@ async def test_a_job_whose_files_are_away_starts_when_they_are_back(
             assert (await run.service.services.audit.ready()).checks["files"] == "available"
             assert (await run.job(copy.id, "succeeded", "failed")).state.value == "succeeded"
             assert run.service.components.world.failure is None
-    said = [r.getMessage() for r in caplog.records if "is started later" in r.getMessage()]
-    assert len(said) == 1, "a cycle that tries again in vain does not say so again"
+    message = [r.getMessage() for r in caplog.records if "is started later" in r.getMessage()]
+    assert len(message) == 1, "a cycle that tries again in vain does not say so again"
 
 
 @pytest.mark.parametrize("what", ["limit", "clone_of"])

@@ -35,9 +35,9 @@ SHOWS = "import pathlib, sys; file = pathlib.Path('/image'); print(file.read_tex
 def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
     """Yield podman with two images."""
     needed()
-    found = Podman(tmp_path_factory.mktemp("podman"))
-    yield found
-    found.close()
+    result = Podman(tmp_path_factory.mktemp("podman"))
+    yield result
+    result.close()
 
 
 @asynccontextmanager

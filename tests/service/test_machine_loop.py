@@ -382,8 +382,8 @@ async def _with_a_launch_that_hangs(world: World, late: bool) -> SlowProvider:
 
 async def _turns(world: World, *seconds: float) -> None:
     """Make steps that wait for no call, each with the list before it."""
-    for each in seconds:
-        world.now += each
+    for item in seconds:
+        world.now += item
         world.needs(open_machines=())
         await world.loop.turn()
         await asyncio.sleep(0.1)

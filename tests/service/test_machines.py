@@ -98,12 +98,12 @@ async def fleet(folder: Path, policy: str = POLICY, **settings: Any) -> AsyncIte
     async with running(folder / "state", policy, backend=backend, **settings) as run, serving(run.app) as address:
         machines = run.service.components.settings.machines
         object.__setattr__(machines, "url", f"{address}/services/makeway")
-        found = Fleet(run, address, folder / "machines")
+        result = Fleet(run, address, folder / "machines")
         try:
-            yield found
+            yield result
             assert run.service.components.world.failure is None
         finally:
-            for agent in found.agents:
+            for agent in result.agents:
                 await agent.close()
 
 

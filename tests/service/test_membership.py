@@ -60,8 +60,8 @@ async def test_jobs_of_a_person_who_left_wait_until_they_are_back(tmp_path: Path
             waits = await run.submit("ana", "waits", profile="gpu1", team="rnd")
             other = await run.submit("ada", "other", profile="gpu1", team="rnd")
             hub.leave("ana", "rnd")
-            said = await held(run, waits.id)
-            assert said == "Held: ana is not in the team R&D (any more); it is released when ana is in R&D again."
+            message = await held(run, waits.id)
+            assert message == "Held: ana is not in the team R&D (any more); it is released when ana is in R&D again."
             assert (await run.client("root").job(runs.id)).state.value == "running"
             await run.client("root").cancel(runs.id)
             await run.job(other.id, "running")
@@ -112,8 +112,8 @@ async def test_a_deleted_persons_jobs_are_held_and_filed_away(tmp_path: Path) ->
             waits = await run.submit("ana", "waits", profile="gpu1", team="rnd")
             await run.until(lambda: run.service.components.world.people.person("ana"), "ana is known")
             hub.delete("ana")
-            said = await held(run, waits.id)
-            assert said == ("Held: the Hub has no user ana/deleted-1 any more; an administrator can cancel it.")
+            message = await held(run, waits.id)
+            assert message == ("Held: the Hub has no user ana/deleted-1 any more; an administrator can cancel it.")
             assert {j.owner for j in (await run.client("root").jobs()).jobs} == {"ana/deleted-1"}
             hub.add("ana", "rnd")
             user = HubUser("ana", ("rnd",), identity=hub.made["ana"])
@@ -148,18 +148,18 @@ async def test_a_hub_that_is_away_concludes_nothing_not_even_after_a_restart(tmp
         async with running(tmp_path, POLICY, gpus=4, hub=HubApi(hub.url, "t"), people=ALL) as run:
             block = await run.submit("ada", "block", profile="gpu4", team="rnd")
             await run.job(block.id, "running")
-            left = await run.submit("ana", "left", profile="gpu1", team="rnd")
+            remaining = await run.submit("ana", "left", profile="gpu1", team="rnd")
             stays = await run.submit("ada", "stays", profile="gpu1", team="rnd")
             await run.until(lambda: run.service.components.world.people.person("ada"), "ada is known")
             hub.leave("ana", "rnd")
-            await held(run, left.id)
+            await held(run, remaining.id)
             hub.status = 503
             hub.delete("ada")
         async with running(tmp_path, POLICY, gpus=4, hub=HubApi(hub.url, "t"), people=ALL) as run:
             await run.client("root").cancel(block.id)
             await run.job(stays.id, "running")
             await run.converged()
-            assert (await run.client("root").job(left.id)).state.value == "pending"
+            assert (await run.client("root").job(remaining.id)).state.value == "pending"
 
 
 async def test_a_session_that_waits_is_refused_and_one_that_runs_goes_on(tmp_path: Path) -> None:
@@ -175,8 +175,10 @@ async def test_a_session_that_waits_is_refused_and_one_that_runs_goes_on(tmp_pat
                 session = await run.client("spawner").session(waits.id)
                 return session.reason.message if session.phase == "over" else ""
 
-            said = await run.until(over, "the session is refused")
-            assert said == "Not started: ana is not in the team R&D (any more), and the GPUs of this session are R&D's."
+            message = await run.until(over, "the session is refused")
+            assert (
+                message == "Not started: ana is not in the team R&D (any more), and the GPUs of this session are R&D's."
+            )
             assert (await run.client("spawner").renew(first.id)).phase != "over"
 
 

@@ -178,9 +178,9 @@ def test_a_job_avoids_the_node_that_did_not_start_it_for_a_while_where_there_is_
     assert avoided(backoff, 700.0) == ["n1"], "that a node is down says nothing new about the others"
     for now in range(100_000, 2_000_001, 100_000):
         refused(row(), backoff, now)
-    longest = RARE_DELAY + MAX_DELAY
-    assert avoided(backoff, 1_999_999.0 + longest) == ["n1"], "still at its next try"
-    assert avoided(backoff, 2_000_000.0 + longest) == []
+    max_length = RARE_DELAY + MAX_DELAY
+    assert avoided(backoff, 1_999_999.0 + max_length) == ["n1"], "still at its next try"
+    assert avoided(backoff, 2_000_000.0 + max_length) == []
 
 
 def test_of_a_gang_only_the_node_that_did_not_start_its_worker_is_avoided() -> None:
@@ -240,8 +240,8 @@ async def test_a_job_that_a_node_rejects_is_delayed_and_runs_on_another(
         row = run.service.components.store.workload(job.id)
         assert row is not None
         assert (row.infra_failures, row.attempt, row.placement[0].node) == (0, 2, "n2")
-        said = [each.message for each in await run.client("ana").job_events(job.id) if each.code == "start_deferred"]
-        assert said == [
+        message = [item.message for item in await run.client("ana").job_events(job.id) if item.code == "start_deferred"]
+        assert message == [
             f"“train” of ana cannot be started yet: {SAYS}. Its GPUs go to others; it waits 0.5 s before the next try."
         ]
 

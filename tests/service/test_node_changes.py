@@ -100,16 +100,16 @@ async def _live_through(random: Random) -> None:
         if random.random() < 0.1:
             version += 1
             world.use(random.choice(DOCUMENTS), version)
-        found = await world.rows()
-        take(world.changes(found, now), shown, shown_nodes)
+        result = await world.rows()
+        take(world.changes(result, now), shown, shown_nodes)
         fresh = World(rows, world.document, 1, lambda now=now: now)  # type: ignore[arg-type]
         fresh.observe(Observation(tuple(nodes.values())))
         fresh.durations = world.durations
-        whole = fresh.snapshot(dict(found), now)
-        assert shown == {each.id: each for each in whole.workloads}
-        assert shown_nodes == {each.name: each for each in whole.nodes}
+        whole = fresh.snapshot(dict(result), now)
+        assert shown == {item.id: item for item in whole.workloads}
+        assert shown_nodes == {item.name: item for item in whole.nodes}
         if step % 7 == 0:
-            take(world.changes(found, now, reader="rarely"), *rarely)
+            take(world.changes(result, now, reader="rarely"), *rarely)
             assert rarely == (shown, shown_nodes), "each reader is told what changed since it was told last"
         assert world.assignment.parts == divide(nodes.values(), world.document).parts
         assert world.accounting.over() == (await _over(fresh)), "what is over quota follows nodes and rows"
@@ -117,8 +117,8 @@ async def _live_through(random: Random) -> None:
 
 def take(new: EngineChanges, workloads: dict[str, object], nodes: dict[str, object]) -> None:
     """Apply changes to what a reader knows."""
-    for each in new.snapshot.workloads if new.whole else new.changed:
-        workloads[each.id] = each
+    for item in new.snapshot.workloads if new.whole else new.changed:
+        workloads[item.id] = item
     for one in new.snapshot.nodes if new.whole else new.nodes:
         nodes[one.name] = one
     for gone in new.gone:
@@ -165,7 +165,7 @@ def test_a_change_of_one_node_converts_no_row_again() -> None:
         nodes["n3"] = replace(nodes["n3"], cordoned=True)
         world.observe(changes.observation(nodes, {}, world.since))
         new = world.changes(await world.rows(), 2.0)
-        assert ([each.name for each in new.nodes], new.changed, new.gone, new.whole) == (["n3"], [], [], False)
+        assert ([item.name for item in new.nodes], new.changed, new.gone, new.whole) == (["n3"], [], [], False)
         assert world.assignment is not before
         world.observe(changes.observation(nodes, {}, world.since))
         world.observe(Observation(tuple(nodes.values())))
@@ -176,9 +176,9 @@ def test_a_change_of_one_node_converts_no_row_again() -> None:
 
 def held(world: World, rows: Mapping[str, Workload], now: float = 2.0) -> list[tuple[tuple[int, ...], float]]:
     """Return what ended attempts hold on node n1, and until when."""
-    (node,) = [each for each in world.snapshot(rows, now).nodes if each.name == "n1"]
+    (node,) = [item for item in world.snapshot(rows, now).nodes if item.name == "n1"]
     assert not node.foreign_gpus
-    return [(each.devices, each.deadline) for each in node.terminating]
+    return [(item.devices, item.deadline) for item in node.terminating]
 
 
 def test_the_pod_of_an_ended_session_holds_its_gpus_until_it_is_gone() -> None:
@@ -198,15 +198,15 @@ def test_the_pod_of_an_ended_session_holds_its_gpus_until_it_is_gone() -> None:
         assert world.changes(await world.rows(), 2.0).whole
         rows.put(changed(running, {"state": "stopped", "placement": ()}))
         (node,) = world.changes(await world.rows(), 2.0).nodes
-        assert [(each.workload, each.devices) for each in node.terminating if each.devices] == [
+        assert [(item.workload, item.devices) for item in node.terminating if item.devices] == [
             ("s-1", (0,)),
             ("s-1", (1,)),
             ("s-0", (2,)),
         ]
-        assert [(each.cpu, each.memory) for each in node.terminating if each.cpu] == [(500, 64)]
+        assert [(item.cpu, item.memory) for item in node.terminating if item.cpu] == [(500, 64)]
         nodes["n1"] = replace(nodes["n1"], pods=())
         world.observe(changes.observation(nodes, {}, world.since))
-        assert [each.name for each in world.changes(await world.rows(), 2.0).nodes] == ["n1"]
+        assert [item.name for item in world.changes(await world.rows(), 2.0).nodes] == ["n1"]
         assert held(world, await world.rows()) == []
 
     asyncio.run(change())
@@ -291,9 +291,9 @@ def test_versions_tell_what_changed_and_what_is_gone_since() -> None:
     assert versions.since(0) == ([1, 3, 4], [])
     assert versions.since(1) == ([3, 4], [])
     assert versions.show({"c": 4}, 3)
-    found = versions.since(2)
-    assert found is not None
-    assert (found[0], set(found[1])) == ([], {"a", "b"})
+    result = versions.since(2)
+    assert result is not None
+    assert (result[0], set(result[1])) == ([], {"a", "b"})
     assert versions.show({"c": 4, "a": 1}, 4)
     assert versions.since(3) == ([1], [])
 

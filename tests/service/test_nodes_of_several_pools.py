@@ -94,7 +94,7 @@ async def test_jobs_over_quota_of_one_pool_make_way_for_a_guaranteed_job_that_la
         slices = [await run.submit("ana", f"s{at}", profile="slice1") for at in range(7)]
         for job in slices:
             await run.job(job.id, "running")
-        offer = next(each for each in (await run.client("bo").offers("bo", "job")).offers if each.profile == "gpu1")
+        offer = next(item for item in (await run.client("bo").offers("bo", "job")).offers if item.profile == "gpu1")
         assert offer.code == "ready_after_reclaim"
         assert "3 of rnd's jobs (1 GPU each) make way" in offer.message, "8 + 7 x 2 of 24 cores are in use"
         mine = await run.submit("bo", "b", profile="gpu1")
@@ -191,7 +191,7 @@ async def test_devices_that_get_other_indices_under_running_jobs_are_counted_and
 
 async def devices_of(run: Running, pool: str) -> list[list[Device]]:
     """Return the devices of each node of a pool."""
-    return [node.devices for each in await run.client("root").pools() if each.name == pool for node in each.nodes]
+    return [node.devices for item in await run.client("root").pools() if item.name == pool for node in item.nodes]
 
 
 async def is_shown(run: Running, total: int, outside: int) -> bool:

@@ -62,66 +62,66 @@ def waits(cpu: int, memory: int = 4096) -> AttemptStatus:
 
 
 async def test_a_job_whose_pod_did_not_fit_leaves_its_gpu_to_others() -> None:
-    found = Cluster()
-    found.submit("j-1")
-    found.start("j-1")
-    found.see(waits(12_000))
-    assert (await found.planned("j-1")).cpu == 12_000
-    found.put("j-1", state="pending", placement=())
-    found.now += 1
-    found.submit("j-2")
-    assert await found.plan() == {"j-2"}, "the pod of j-1 requests more than the node has"
-    found.now += KEPT
-    assert (await found.planned("j-1")).cpu == 4000, "what was added may have been taken away"
-    assert "j-1" in await found.plan()
+    result = Cluster()
+    result.submit("j-1")
+    result.start("j-1")
+    result.see(waits(12_000))
+    assert (await result.planned("j-1")).cpu == 12_000
+    result.put("j-1", state="pending", placement=())
+    result.now += 1
+    result.submit("j-2")
+    assert await result.plan() == {"j-2"}, "the pod of j-1 requests more than the node has"
+    result.now += KEPT
+    assert (await result.planned("j-1")).cpu == 4000, "what was added may have been taken away"
+    assert "j-1" in await result.plan()
 
 
 async def test_what_a_running_pod_requests_beyond_its_plan_is_given_to_no_other() -> None:
-    found = Cluster()
+    result = Cluster()
     for id in ("j-1", "j-2"):
-        found.submit(id)
-    found.start("j-1", state="running")
-    assert await found.plan() == {"j-2"}
-    found.see(AttemptStatus("j-1", 1, Phase.RUNNING, cpu=7000, memory=1))
-    now = await found.planned("j-1")
+        result.submit(id)
+    result.start("j-1", state="running")
+    assert await result.plan() == {"j-2"}
+    result.see(AttemptStatus("j-1", 1, Phase.RUNNING, cpu=7000, memory=1))
+    now = await result.planned("j-1")
     assert (now.cpu, now.memory) == (7000, 4096), "the larger of plan and pod"
-    assert await found.plan() == set(), "3 CPUs are left"
-    found.see(AttemptStatus("j-1", 1, Phase.RUNNING, cpu=4000, memory=1))
-    assert await found.plan() == {"j-2"}
+    assert await result.plan() == set(), "3 CPUs are left"
+    result.see(AttemptStatus("j-1", 1, Phase.RUNNING, cpu=4000, memory=1))
+    assert await result.plan() == {"j-2"}
 
 
 async def test_a_new_policy_forgets_nothing_of_the_pods_that_run() -> None:
-    found = Cluster()
+    result = Cluster()
     for id in ("j-1", "j-2"):
-        found.submit(id)
-    found.start("j-1", state="running")
-    found.see(AttemptStatus("j-1", 1, Phase.RUNNING, cpu=7000, memory=1))
-    found.world.use(DOCUMENT, 2)
-    assert (await found.planned("j-1")).cpu == 7000
-    assert await found.plan() == set(), "3 CPUs are left"
+        result.submit(id)
+    result.start("j-1", state="running")
+    result.see(AttemptStatus("j-1", 1, Phase.RUNNING, cpu=7000, memory=1))
+    result.world.use(DOCUMENT, 2)
+    assert (await result.planned("j-1")).cpu == 7000
+    assert await result.plan() == set(), "3 CPUs are left"
 
 
 @pytest.mark.parametrize("cpu", [7000, 4000])
 async def test_a_notebook_counts_as_its_pod(cpu: int) -> None:
-    found = Cluster()
-    found.submit("s-1", "session")
-    found.submit("j-2")
-    found.start("s-1", state="running")
-    found.see(node=replace(NODE, pods=(WorkloadPod("s-1", 1000, cpu, 4096),)))
-    assert (await found.planned("s-1")).cpu == cpu
-    assert await found.plan() == (set() if cpu == 7000 else {"j-2"})
+    result = Cluster()
+    result.submit("s-1", "session")
+    result.submit("j-2")
+    result.start("s-1", state="running")
+    result.see(node=replace(NODE, pods=(WorkloadPod("s-1", 1000, cpu, 4096),)))
+    assert (await result.planned("s-1")).cpu == cpu
+    assert await result.plan() == (set() if cpu == 7000 else {"j-2"})
 
 
 async def test_what_ended_workloads_requested_is_forgotten() -> None:
-    found = Cluster()
-    found.submit("j-1")
-    found.start("j-1")
-    await found.plan()
-    found.see(waits(12_000))
-    assert len(found.world.requested) == 1
-    found.put("j-1", state="cancelled")
-    await found.plan()
-    assert len(found.world.requested) == 0
+    result = Cluster()
+    result.submit("j-1")
+    result.start("j-1")
+    await result.plan()
+    result.see(waits(12_000))
+    assert len(result.world.requested) == 1
+    result.put("j-1", state="cancelled")
+    await result.plan()
+    assert len(result.world.requested) == 0
     for number in range(1000):
-        found.see(replace(waits(12_000), workload=f"late-{number}"))
-    assert len(found.world.requested) < 100, "pods of workloads that have ended already"
+        result.see(replace(waits(12_000), workload=f"late-{number}"))
+    assert len(result.world.requested) < 100, "pods of workloads that have ended already"

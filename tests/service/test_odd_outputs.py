@@ -50,8 +50,8 @@ async def test_an_odd_report_of_an_exception_is_shown_as_far_as_it_can_be_read(t
             page = await http.get(f"jobs/{job.id}")
         assert answer.status_code == 200, answer.text
         assert page.status_code in (200, 302, 303), page.text[:300]
-        found = answer.json()
-        assert isinstance(found["message"], str)
+        result = answer.json()
+        assert isinstance(result["message"], str)
         assert len(answer.content) < 1_000_000
 
 
@@ -67,9 +67,9 @@ def test_whatever_can_be_read_can_be_sent(value: Any) -> None:
 
 def test_what_is_too_deep_is_left_out() -> None:
     deep = b'{"kept": 1, "deep": ' + b"[" * 500 + b"]" * 500 + b"}"
-    found = read_value(deep, 2**20)
-    assert found["kept"] == 1
-    JSONResponse(found)
+    result = read_value(deep, 2**20)
+    assert result["kept"] == 1
+    JSONResponse(result)
     with pytest.raises(UnreadableJson, match="deeply"):
         read_value(b"[" * 100_000, 2**20)
     with pytest.raises(UnreadableJson, match="larger than 1 KiB"):
@@ -91,7 +91,7 @@ async def test_options_that_one_user_gave_a_server_hide_no_other_server(monkeypa
     hub = HubApi("http://hub.test/hub/api", "token")
     monkeypatch.setattr(hub, "_http", httpx2.AsyncClient(transport=httpx2.MockTransport(answer), base_url="http://h"))
     servers = HubServers(hub)
-    found = await servers._states_of([(name, "") for name in names])
-    assert found.pop(("user-3", "")) == "unreachable", "the lease of a server that nothing is known of is kept"
-    assert set(found.values()) == {"active"}
+    result = await servers._states_of([(name, "") for name in names])
+    assert result.pop(("user-3", "")) == "unreachable", "the lease of a server that nothing is known of is kept"
+    assert set(result.values()) == {"active"}
     await servers.close()

@@ -202,10 +202,10 @@ async def test_after_an_error_the_engine_is_built_anew(tmp_path: Path, monkeypat
                 await engine.answer("rnd", "gpu1", "session", "ana")
         for number in range(3):
             await run.job((await run.submit("ana", f"job {number}", profile="gpu3")).id, "running")
-        found = await engine.answer("rnd", "gpu3", "session", "ana")
+        result = await engine.answer("rnd", "gpu3", "session", "ana")
         snapshot = await snapshot_of(run)
         assert len(snapshot.workloads) == 3
-        assert found.offer == WhatIf(snapshot).offer("rnd", "gpu3", "session")
+        assert result.offer == WhatIf(snapshot).offer("rnd", "gpu3", "session")
 
 
 @pytest.mark.covers("N25")
@@ -229,13 +229,13 @@ async def test_changes_that_the_engine_was_not_shown_for_long_are_dropped_and_re
         assert max(kept) <= 12
         assert dropped
         await run.converged()
-        found = first
-        while found is first or engine._under_way:
+        result = first
+        while result is first or engine._under_way:
             await asyncio.gather(*engine._under_way.values())
-            found = await engine.answer("rnd", "gpu3", "session", "bo")
+            result = await engine.answer("rnd", "gpu3", "session", "bo")
         snapshot = await snapshot_of(run)
         assert len(snapshot.workloads) == 20
-        assert found.offer == WhatIf(snapshot).offer("rnd", "gpu3", "session")
+        assert result.offer == WhatIf(snapshot).offer("rnd", "gpu3", "session")
 
 
 @pytest.mark.covers("N25")
@@ -255,10 +255,10 @@ async def test_an_answer_computed_after_too_many_changes_is_that_of_a_new_engine
                 await run.submit("ana", f"job {number}", profile="gpu3")
             await run.converged()
             assert engine._under_way
-        found = await asking
+        result = await asking
         snapshot = await snapshot_of(run)
         assert len(snapshot.workloads) == 21
-        assert found.offer == WhatIf(snapshot).offer("rnd", "gpu3", "session")
+        assert result.offer == WhatIf(snapshot).offer("rnd", "gpu3", "session")
 
 
 async def snapshot_of(run: Running) -> Snapshot:

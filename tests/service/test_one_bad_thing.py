@@ -86,7 +86,7 @@ class Fault:
         if isinstance(value, str):
             return value in self.names
         if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
-            return any(self._is_about(each) for each in value[:20])
+            return any(self._is_about(item) for item in value[:20])
         return any(getattr(value, field, None) in self.names for field in ("id", "workload", "name"))
 
 

@@ -54,8 +54,8 @@ WITHOUT_B = POLICY[: POLICY.index("  - {name: b,")].replace("[[a, b]]", "[[a]]")
 async def test_what_a_removed_team_runs_is_a_line_of_its_own_until_it_ends(tmp_path: Path) -> None:
     async with running(tmp_path, POLICY) as run:
         mine = await run.submit("ana", "mine", profile="gpu2")
-        left = await run.submit("bo", "left", profile="gpu2")
-        for job in (mine, left):
+        remaining = await run.submit("bo", "left", profile="gpu2")
+        for job in (mine, remaining):
             await run.job(job.id, "running")
         client, world = run.client("root"), run.service.services.context.world
         assert [(team.team, team.removed) for team in (await client.usage()).teams] == [("a", False), ("b", False)]
@@ -66,9 +66,9 @@ async def test_what_a_removed_team_runs_is_a_line_of_its_own_until_it_ends(tmp_p
         assert (removed.title, removed.reserved, removed.borrowed) == ("b (removed)", 0, 2)
         assert sum(team.used for team in usage.teams) == usage.used == pool.used == 4
         assert usage.used + usage.free == usage.total
-        assert (await client.job(left.id)).over_quota, "no reservation covers it any more"
+        assert (await client.job(remaining.id)).over_quota, "no reservation covers it any more"
         others = (await run.client("ana").usage()).teams
         assert [team.team for team in others] == ["a"], "it is no team of hers"
-        await client.cancel(left.id)
-        await run.job(left.id, "cancelled")
+        await client.cancel(remaining.id)
+        await run.job(remaining.id, "cancelled")
         assert [team.team for team in (await client.usage()).teams] == ["a"]

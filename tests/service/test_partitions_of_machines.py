@@ -69,12 +69,12 @@ class Partitioned:
 
     def times(self, job: Job) -> dict[int, tuple[float, float]]:
         """Return when each attempt of a job was at work first and last."""
-        found: dict[int, list[float]] = {}
+        result: dict[int, list[float]] = {}
         for line in self.book.read_text().splitlines():
             name, attempt, at = line.split()
             if name == job.name:
-                found.setdefault(int(attempt), []).append(float(at))
-        return {attempt: (min(times), max(times)) for attempt, times in found.items()}
+                result.setdefault(int(attempt), []).append(float(at))
+        return {attempt: (min(times), max(times)) for attempt, times in result.items()}
 
     async def all_end(self, jobs: list[Job]) -> list[Job]:
         """Have all jobs end, and wait until no machine is left, in the rows and at the cloud."""

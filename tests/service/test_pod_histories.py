@@ -26,9 +26,9 @@ async def test_no_eviction_of_a_random_history_is_needless(
     evictions, needless = 0, []
     seeds = range(part, max(HISTORIES, PARTS), PARTS)
     for seed in seeds:
-        found = await lived(tmp_path / str(seed), seed)
-        evictions += found.total
-        needless += [f"history {seed} {each}" for each in found.needless]
+        result = await lived(tmp_path / str(seed), seed)
+        evictions += result.total
+        needless += [f"history {seed} {item}" for item in result.needless]
     with capsys.disabled():
         print(f"\n{len(seeds)} histories of pods: {evictions} preemptions, {len(needless)} of them needless")
     assert not needless

@@ -222,16 +222,16 @@ async def test_more_than_a_pools_own_gpus_cannot_be_reserved(tmp_path: Path) -> 
 def test_cpu_and_memory_go_with_the_gpus_and_work_over_the_border_is_foreign() -> None:
     document = policy.read(TWO)
     seen = NodeStatus("host", "", tuple(range(16)), cpu=64_000, memory=1600, foreign={3: 1000, 9: 250})
-    found = pool_assignment.divide([seen], document)
-    assert [(n.pool, n.cpu, n.memory, dict(n.foreign)) for n in found.nodes] == [
+    result = pool_assignment.divide([seen], document)
+    assert [(n.pool, n.cpu, n.memory, dict(n.foreign)) for n in result.nodes] == [
         ("h100", 32_000, 800, {9: 250}),
         ("metal", 32_000, 800, {3: 1000}),
     ]
     border = Place("host", (6, 7, 8), (1000,) * 3)
-    [placed] = found.placement([border])
+    [placed] = result.placement([border])
     assert host_of(placed.node) == "host"
     assert placed.node == "host/metal"
-    nodes = {node.name: node for node in found.as_nodes("host", [])}
+    nodes = {node.name: node for node in result.as_nodes("host", [])}
     assert nodes["host/metal"].foreign_devices == (3,)
     assert nodes["host/h100"].foreign_gpus == 250
 
@@ -247,12 +247,12 @@ def test_a_node_is_in_the_pool_whose_labels_it_has() -> None:
         NodeStatus("n2", "", (0, 1), labels=labels | {"zone": "c"}),
         NodeStatus("n3", "h100", (0, 1), labels=labels),
     ]
-    found = pool_assignment.divide(nodes, document)
-    assert [(name, found.pools_of(name)) for name in ("n1", "n3")] == [
+    result = pool_assignment.divide(nodes, document)
+    assert [(name, result.pools_of(name)) for name in ("n1", "n3")] == [
         ("n1", (("a100", (0, 1)),)),
         ("n3", (("h100", (0, 1)),)),
     ]
-    assert "a100" not in dict(found.pools_of("n2")), "one label is another"
+    assert "a100" not in dict(result.pools_of("n2")), "one label is another"
 
 
 @pytest.mark.covers("F02")

@@ -44,20 +44,20 @@ asyncio.run(main())
 
 def processes_below(folder: Path) -> list[int]:
     """Return every process that carries the mark of a job below a folder."""
-    found = []
+    result = []
     for name in os.listdir("/proc"):
         with suppress(OSError, ValueError):
             if f"MAKEWAY_JOB_DIR={folder}".encode() in Path(f"/proc/{name}/environ").read_bytes():
-                found.append(int(name))
-    return found
+                result.append(int(name))
+    return result
 
 
 def lose_power(state: Path, service: subprocess.Popen[bytes]) -> None:
     """Kill the service, the launchers and the jobs, as if the machine was gone."""
     service.kill()
     service.wait()
-    while left := processes_below(state):
-        for pid in left:
+    while remaining := processes_below(state):
+        for pid in remaining:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)

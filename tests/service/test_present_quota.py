@@ -30,20 +30,20 @@ async def shown(run: Running) -> dict[str, bool]:
     """Return the names of the running jobs to whether they are over quota; every way must say the same."""
     ana = run.client("ana")
     jobs = (await ana.jobs()).jobs
-    found = {job.name: job.over_quota for job in jobs}
+    result = {job.name: job.over_quota for job in jobs}
     for job in jobs:
         whole = await ana.job(job.id)
-        for each in (job, whole):
-            assert each.over_quota == found[job.name]
-            assert each.reason is not None
-            assert each.reason.code == ("running_over_quota" if each.over_quota else "running")
-            assert ("within the team's reservation" in each.reason.message) is not each.over_quota
+        for item in (job, whole):
+            assert item.over_quota == result[job.name]
+            assert item.reason is not None
+            assert item.reason.code == ("running_over_quota" if item.over_quota else "running")
+            assert ("within the team's reservation" in item.reason.message) is not item.over_quota
     lines = (await run.service.services.listings.listing(PEOPLE["ana"], ListQuery("running"))).lines
-    assert {line.name: line.over_quota for line in lines if line.is_job} == found
+    assert {line.name: line.over_quota for line in lines if line.is_job} == result
     pools = await ana.pools()
     holders = [h for pool in pools for node in pool.nodes for device in node.devices for h in device.holders]
-    assert {holder.name: holder.over_quota for holder in holders if holder.kind == "job"} == found
-    return found
+    assert {holder.name: holder.over_quota for holder in holders if holder.kind == "job"} == result
+    return result
 
 
 @pytest.mark.covers("F28", "F44")

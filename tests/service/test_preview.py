@@ -120,11 +120,11 @@ def test_a_preview_shows_moves_and_the_starts_that_they_allow() -> None:
     world.profile("gpu3", 3).profile("gpu8", 8)
     for at, node in enumerate([1, 1, 2, 2, 3, 4]):
         world.run(f"a{at}", "a", "gpu3", f"p-{node}")
-    found = projection(world.submit("b", "b", "gpu8").snapshot(), {})
-    assert list(found.starts) == ["b"]
-    assert len(found.evicts) == 1
-    assert not found.waits
-    assert projection(world.snapshot(), {}) == found
+    result = projection(world.submit("b", "b", "gpu8").snapshot(), {})
+    assert list(result.starts) == ["b"]
+    assert len(result.evicts) == 1
+    assert not result.waits
+    assert projection(world.snapshot(), {}) == result
 
 
 @pytest.mark.covers("N17")
@@ -135,8 +135,8 @@ def test_terminating_work_is_gone_in_a_preview_and_a_session_beyond_the_reservat
     world.submit("b1", "b", "two")
     world.change("old", state="checkpointing", evicted_for="b1", deadline=world.now + 30)
     world.submit("b2", "b", "two").session("s", "a", "one")
-    found = projection(world.snapshot(), {})
-    assert sorted(found.starts) == ["b1", "b2"]
-    assert list(found.evicts) == ["guest"]
-    assert list(found.refused) == ["s"]
-    assert {id: code for id, (code, _) in found.waits.items()} == {"old": "no_free_gpus"}
+    result = projection(world.snapshot(), {})
+    assert sorted(result.starts) == ["b1", "b2"]
+    assert list(result.evicts) == ["guest"]
+    assert list(result.refused) == ["s"]
+    assert {id: code for id, (code, _) in result.waits.items()} == {"old": "no_free_gpus"}

@@ -85,11 +85,11 @@ async def test_pools_and_offers_name_no_person_of_another_team(tmp_path: Path) -
             job = await run.submit("ana", name, profile="gpu3", team="rnd")
             await run.job(job.id, "running")
         for person, knows in (("ana", True), ("ada", True), ("root", True), ("bo", False), ("guest", False)):
-            found = "".join(pool.model_dump_json() for pool in await run.client(person).pools())
-            assert ("confidential" in found) is knows
-            assert ('"ana"' in found) is knows
-            assert (job.id in found) is knows
-            assert '"rnd"' in found
+            result = "".join(pool.model_dump_json() for pool in await run.client(person).pools())
+            assert ("confidential" in result) is knows
+            assert ('"ana"' in result) is knows
+            assert (job.id in result) is knows
+            assert '"rnd"' in result
         offers = (await run.client("bo").offers()).model_dump_json()
         assert "rnd" in offers
         assert "confidential" not in offers

@@ -25,11 +25,11 @@ async def test_a_job_of_this_machine_shows_how_far_it_was(tmp_path: Path) -> Non
     async with running(tmp_path) as run:
         job = await run.submit("ana", "train", python(TRAIN), profile="gpu1")
         await run.job(job.id, "succeeded", seconds=120)
-        found = await run.client("ana").job(job.id)
-        assert found.progress is not None, "what follows a job ends with this state"
-        assert (found.progress.step, found.progress.total, found.progress.stage) == (40, 40, "fit")
-        assert found.progress.metrics == {"loss": 1 / 40}
-        assert found.progress.rate is None
+        result = await run.client("ana").job(job.id)
+        assert result.progress is not None, "what follows a job ends with this state"
+        assert (result.progress.step, result.progress.total, result.progress.stage) == (40, 40, "fit")
+        assert result.progress.metrics == {"loss": 1 / 40}
+        assert result.progress.rate is None
 
 
 def test_the_progress_is_in_no_stored_report_of_a_worker(tmp_path: Path) -> None:

@@ -67,9 +67,9 @@ def row_of(run: Running, id: str) -> Workload:
 
 
 async def refused(call: Any) -> MakewayError:
-    with pytest.raises(MakewayError) as found:
+    with pytest.raises(MakewayError) as result:
         await call
-    return found.value
+    return result.value
 
 
 @pytest.mark.covers("F11")
@@ -240,7 +240,7 @@ async def test_of_two_who_move_a_job_at_once_both_are_answered_with_what_holds_t
         job = await waiting(run, "large", env={"OWN": "1"})
         lea = run.client("lea")
         wanted = [{"team": "idle"}, {"team": "devops", "profile": "gang"}, {"team": "idle"}, {"profile": "gpu4"}] * 3
-        found = await asyncio.gather(*(lea.move(job.id, **where) for where in wanted), return_exceptions=True)
+        result = await asyncio.gather(*(lea.move(job.id, **where) for where in wanted), return_exceptions=True)
         row = row_of(run, job.id)
         told = [line for line in await lea.job_events(job.id) if line.code == "queue_changed"]
         places = [line.message.partition(" from ")[2].rstrip(".").split(" to ") for line in told]
@@ -248,7 +248,7 @@ async def test_of_two_who_move_a_job_at_once_both_are_answered_with_what_holds_t
         assert all(before[1] == after[0] for before, after in itertools.pairwise(places)), "one after another"
         assert f"({row.profile})" in places[-1][1]
         assert dict(row.env)["OWN"] == "1"
-        for answer in found:
+        for answer in result:
             if isinstance(answer, MakewayError):
                 assert answer.code in ("queue_closed", "not_pending"), answer
 
@@ -309,9 +309,9 @@ async def test_a_job_that_has_run_stays_with_the_volume_of_its_checkpoints(
         if moves:
             assert (await lea.move(job.id, team="devops")).team == "devops"
         else:
-            found = await refused(lea.move(job.id, team="devops"))
-            assert (found.code, found.status) == ("checkpoints_stay", 409)
-            assert "on the volume of R&D" in str(found)
+            result = await refused(lea.move(job.id, team="devops"))
+            assert (result.code, result.status) == ("checkpoints_stay", 409)
+            assert "on the volume of R&D" in str(result)
             assert (await lea.move(job.id, profile="gpu4")).profile == "gpu4"
         never_ran = await run.submit("lea", "new", team="rnd", profile="gpu1")
         assert (await lea.move(never_ran.id, team="devops")).team == "devops"

@@ -46,7 +46,7 @@ def counted_anew(ledger: Ledger, counted: Mapping[str, tuple[Workload, Amounts]]
         return row.preemptible, -policy.priority, -PRIORITIES[row.priority], started, row.submitted_at, row.id
 
     used: dict[LineState, int] = {}
-    found = {}
+    result = {}
     for row, amounts in sorted(counted.values(), key=lambda each: rank(each[0])):
         account = ledger.account(row.team or "")
         for pool, amount in amounts:
@@ -58,8 +58,8 @@ def counted_anew(ledger: Ledger, counted: Mapping[str, tuple[Workload, Amounts]]
             level is not None and all(used[line] <= line.quota.reserved for line in level.reserving(pool))
             for level, pool in levels
         )
-        found[row.id] = row.preemptible and not covered
-    return found
+        result[row.id] = row.preemptible and not covered
+    return result
 
 
 @pytest.mark.parametrize("seed", range(40))

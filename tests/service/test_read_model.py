@@ -115,15 +115,15 @@ def over_quota(snapshot: Snapshot) -> dict[str, bool]:
 
     def covered(workload: EngineWorkload, left: list[EngineWorkload]) -> bool:
         for pool, _ in pools[workload.id]:
-            found = [
+            result = [
                 (level, line)
                 for level in levels(workload.policy)
                 for line in level.quotas
                 if line.reserved and line.covers(pool.pool.name)
             ]
-            nearest = [line for level, line in found if level is found[0][0]]
+            nearest = [line for level, line in result if level is result[0][0]]
             for line in nearest:
-                members = (w for w in left if found[0][0] in levels(w.policy))
+                members = (w for w in left if result[0][0] in levels(w.policy))
                 used = sum(milli for w in members for at, milli in pools[w.id] if line.covers(at.pool.name))
                 if used > line.reserved:
                     return False
@@ -159,7 +159,7 @@ def place(gpus: int, free: dict[tuple[str, int], int], random: Random) -> Place 
     """Take room on a random device; now and then on a node that is gone."""
     if random.random() < 0.05:
         return Place("gone", (0,), (gpus,))
-    able = [key for key, left in free.items() if left >= gpus]
+    able = [key for key, remaining in free.items() if remaining >= gpus]
     if not able:
         return None
     key = random.choice(able)
@@ -177,9 +177,9 @@ async def test_random_histories_count_as_the_engine_counts(tmp_path: Path, seed:
         setting.clock += 1
         free = {(n.name, d): 1000 - n.foreign.get(d, 0) for n in setting.nodes.values() for d in n.devices}
         for taken in running.values():
-            for each in taken:
-                if (each.node, each.devices[0]) in free:
-                    free[each.node, each.devices[0]] -= each.milli[0]
+            for item in taken:
+                if (item.node, item.devices[0]) in free:
+                    free[item.node, item.devices[0]] -= item.milli[0]
         roll = random.random()
         if roll < 0.4:
             new = submitted(number, random)
@@ -188,8 +188,8 @@ async def test_random_histories_count_as_the_engine_counts(tmp_path: Path, seed:
         elif roll < 0.7 and pending:
             id = random.choice(sorted(pending))
             new = pending[id]
-            found = [place(new.gpus, free, random) for _ in range(new.workers)]
-            places = tuple(each for each in found if each is not None)
+            result = [place(new.gpus, free, random) for _ in range(new.workers)]
+            places = tuple(item for item in result if item is not None)
             if len(places) == new.workers:
                 del pending[id]
                 running[id] = places

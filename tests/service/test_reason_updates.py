@@ -43,8 +43,8 @@ class Loop:
 
     def cycle(self, *groups: PendingGroup, single: dict[str, Waiting] | None = None) -> list[str]:
         """Plan, write the reasons, and return the ids that were written."""
-        found = self.reasons.unwritten(Pending(single or {}, groups), self.rows)
-        for waiting in found:
+        result = self.reasons.unwritten(Pending(single or {}, groups), self.rows)
+        for waiting in result:
             places = tuple(Place(p.node, p.devices, (1000,)) for p in waiting.nomination)
             change = {
                 "reason_code": waiting.code,
@@ -53,7 +53,7 @@ class Loop:
             }
             row = self.rows[waiting.id]
             self.rows[row.id] = replace(row, **change, nomination=places, version=row.version + 1)
-        return [waiting.id for waiting in found]
+        return [waiting.id for waiting in result]
 
     def said(self) -> set[str]:
         """Every sentence in the store."""
@@ -178,6 +178,6 @@ def test_a_plan_without_reasons_leaves_those_in_the_store_and_writes_nominations
     group = PendingGroup(1, loop.members, told("0 of 8 GPUs are free."))
     loop.cycle(group)
     nominated = Waiting("w000", "held", "place", (), {}, nomination=(Placed(0, "n1", (0,), 1000),))
-    found = loop.reasons.unwritten(Pending({"w000": nominated}, ()), loop.rows, explained=False)
-    assert found == [nominated]
+    result = loop.reasons.unwritten(Pending({"w000": nominated}, ()), loop.rows, explained=False)
+    assert result == [nominated]
     assert loop.cycle(group) == [], "the group is known still, and nothing of it changed"

@@ -22,9 +22,9 @@ policies:
 
 
 async def site(folder: Path, nodes: dict[str, int], policy: str = POLICY) -> Site:
-    found = Site(SimulatedCluster(nodes), folder, policy)
-    await found.start()
-    return found
+    result = Site(SimulatedCluster(nodes), folder, policy)
+    await result.start()
+    return result
 
 
 async def preemptions(found: Site) -> int:
@@ -37,17 +37,17 @@ async def preemptions(found: Site) -> int:
 async def test_a_job_of_two_gpus_takes_two_victims_however_slowly_they_save(
     tmp_path: Path, saves: tuple[float, ...], lingers: float
 ) -> None:
-    found = await site(tmp_path, {"n1": 4})
+    result = await site(tmp_path, {"n1": 4})
     for number, seconds in enumerate(saves):
-        found.cluster.habits[f"r{number}"] = Habits(saves=seconds, lingers=lingers)
-        found.submit(f"r{number}", "rnd")
-        await found.run(1.0)
-    found.submit("d", "devops", "two", gpus=2000)
-    await found.run(40.0)
-    rows = await found.rows()
+        result.cluster.habits[f"r{number}"] = Habits(saves=seconds, lingers=lingers)
+        result.submit(f"r{number}", "rnd")
+        await result.run(1.0)
+    result.submit("d", "devops", "two", gpus=2000)
+    await result.run(40.0)
+    rows = await result.rows()
     assert rows["d"].state == "running"
-    assert await preemptions(found) == 2
-    await found.stop()
+    assert await preemptions(result) == 2
+    await result.stop()
 
 
 @pytest.mark.covers("N33", "F20")
@@ -55,59 +55,59 @@ async def test_a_job_of_two_gpus_takes_two_victims_however_slowly_they_save(
 @pytest.mark.parametrize("seed", [0, 1])
 async def test_reclaims_in_a_row_take_as_many_victims_as_they_need(tmp_path: Path, victims: int, seed: int) -> None:
     policy = POLICY.replace("reserved: 2", f"reserved: {victims}").replace("gpus: 2", f"gpus: {victims}")
-    found = await site(tmp_path, {"n1": victims + 2}, policy)
+    result = await site(tmp_path, {"n1": victims + 2}, policy)
     random = Random(seed)
     for number in range(victims + 2):
-        found.cluster.habits[f"r{number}"] = Habits(
+        result.cluster.habits[f"r{number}"] = Habits(
             random.choice([0.0, 0.3, 1.0, 2.0]), lingers=random.choice([0, 0.5])
         )
-        found.submit(f"r{number}", "rnd")
-        await found.run(0.2)
-    await found.run(2.0)
+        result.submit(f"r{number}", "rnd")
+        await result.run(0.2)
+    await result.run(2.0)
     for number in range(4):
-        before = await preemptions(found)
-        found.cluster.habits[f"d{number}"] = Habits()
-        found.submit(f"d{number}", "devops", "two", gpus=1000 * victims)
-        await running(found, f"d{number}")
-        assert await preemptions(found) - before == victims
-        bound = found.cluster.bound[f"makeway-d{number}-1-0"]
-        last = max(at for pod, at in found.cluster.exited.items() if pod.startswith("makeway-r"))
+        before = await preemptions(result)
+        result.cluster.habits[f"d{number}"] = Habits()
+        result.submit(f"d{number}", "devops", "two", gpus=1000 * victims)
+        await running(result, f"d{number}")
+        assert await preemptions(result) - before == victims
+        bound = result.cluster.bound[f"makeway-d{number}-1-0"]
+        last = max(at for pod, at in result.cluster.exited.items() if pod.startswith("makeway-r"))
         assert bound - last < 0.5, "the owner's pod is bound as soon as the last victim has ended"
-        found.cluster.finish(f"d{number}")
-        await found.run(8.0)
-    await found.stop()
+        result.cluster.finish(f"d{number}")
+        await result.run(8.0)
+    await result.stop()
 
 
 @pytest.mark.covers("N33", "F20")
 async def test_two_jobs_at_once_take_one_victim_each(tmp_path: Path) -> None:
-    found = await site(tmp_path, {"n1": 4})
+    result = await site(tmp_path, {"n1": 4})
     for number in range(4):
-        found.cluster.habits[f"r{number}"] = Habits(saves=number + 1.0, exits=0.2)
-        found.submit(f"r{number}", "rnd")
-        await found.run(0.5)
-    found.submit("d1", "devops")
-    found.submit("d2", "devops")
-    await running(found, "d1", "d2")
-    await found.run(20.0)
-    assert await preemptions(found) == 2
-    await found.stop()
+        result.cluster.habits[f"r{number}"] = Habits(saves=number + 1.0, exits=0.2)
+        result.submit(f"r{number}", "rnd")
+        await result.run(0.5)
+    result.submit("d1", "devops")
+    result.submit("d2", "devops")
+    await running(result, "d1", "d2")
+    await result.run(20.0)
+    assert await preemptions(result) == 2
+    await result.stop()
 
 
 @pytest.mark.covers("N33", "F20", "N07")
 @pytest.mark.parametrize("after", [0.5, 2.02, 2.1, 3.0])
 async def test_a_service_that_starts_again_in_between_takes_no_more_victims(tmp_path: Path, after: float) -> None:
-    found = await site(tmp_path, {"n1": 3})
+    result = await site(tmp_path, {"n1": 3})
     for number in range(3):
-        found.cluster.habits[f"r{number}"] = Habits(saves=2.0, lingers=3.0)
-        found.submit(f"r{number}", "rnd")
-        await found.run(1.0)
-    found.submit("d", "devops", "two", gpus=2000)
-    await found.run(after)
-    await found.restart()
-    await running(found, "d")
-    await found.run(20.0)
-    assert await preemptions(found) == 2
-    await found.stop()
+        result.cluster.habits[f"r{number}"] = Habits(saves=2.0, lingers=3.0)
+        result.submit(f"r{number}", "rnd")
+        await result.run(1.0)
+    result.submit("d", "devops", "two", gpus=2000)
+    await result.run(after)
+    await result.restart()
+    await running(result, "d")
+    await result.run(20.0)
+    assert await preemptions(result) == 2
+    await result.stop()
 
 
 @pytest.mark.covers("N33", "F20")
@@ -116,47 +116,47 @@ async def test_a_service_that_starts_again_in_between_takes_no_more_victims(tmp_
 async def test_a_node_that_is_not_ready_for_a_moment_costs_no_second_victim(
     tmp_path: Path, saves: float, seconds: float
 ) -> None:
-    found = await site(tmp_path, {"n1": 1, "n2": 1})
+    result = await site(tmp_path, {"n1": 1, "n2": 1})
     for number in range(2):
-        found.cluster.habits[f"r{number}"] = Habits(saves=saves)
-        found.submit(f"r{number}", "rnd")
-        await found.run(1.0)
-    found.submit("d", "devops")
-    await found.run(0.5)
-    (victim,) = [row for row in (await found.rows()).values() if row.state == "checkpointing"]
+        result.cluster.habits[f"r{number}"] = Habits(saves=saves)
+        result.submit(f"r{number}", "rnd")
+        await result.run(1.0)
+    result.submit("d", "devops")
+    await result.run(0.5)
+    (victim,) = [row for row in (await result.rows()).values() if row.state == "checkpointing"]
     node = victim.placement[0].node
-    found.cluster.set_ready(node, False)
-    found.cluster.at(seconds, lambda: found.cluster.set_ready(node, True))
-    await found.run(40.0)
-    assert (await found.rows())["d"].placement[0].node == node
-    assert await preemptions(found) == 1
-    await found.stop()
+    result.cluster.set_ready(node, False)
+    result.cluster.at(seconds, lambda: result.cluster.set_ready(node, True))
+    await result.run(40.0)
+    assert (await result.rows())["d"].placement[0].node == node
+    assert await preemptions(result) == 1
+    await result.stop()
 
 
 @pytest.mark.covers("N33", "F20")
 async def test_a_victim_that_never_ends_is_removed_again_and_again_and_another_one_makes_way(tmp_path: Path) -> None:
-    found = await site(tmp_path, {"n1": 1, "n2": 1})
+    result = await site(tmp_path, {"n1": 1, "n2": 1})
     for number in range(2):
-        found.cluster.habits[f"r{number}"] = Habits(stuck=True) if number else Habits()
-        found.submit(f"r{number}", "rnd")
-        await found.run(1.0)
-    found.submit("d", "devops")
-    await found.run(80.0)
-    rows = await found.rows()
-    assert (rows["r1"].state, rows["d"].state, await preemptions(found)) == ("checkpointing", "pending", 1)
-    await found.run(20.0)
-    rows = await found.rows()
+        result.cluster.habits[f"r{number}"] = Habits(stuck=True) if number else Habits()
+        result.submit(f"r{number}", "rnd")
+        await result.run(1.0)
+    result.submit("d", "devops")
+    await result.run(80.0)
+    rows = await result.rows()
+    assert (rows["r1"].state, rows["d"].state, await preemptions(result)) == ("checkpointing", "pending", 1)
+    await result.run(20.0)
+    rows = await result.rows()
     assert (rows["d"].state, rows["d"].placement[0].node) == ("running", "n1"), "a minute after the deadline of r1"
-    assert await preemptions(found) == 2
-    await found.run(400.0)
-    times = [at for at, pod in found.cluster.deletes if pod == "makeway-r1-1-0"]
+    assert await preemptions(result) == 2
+    await result.run(400.0)
+    times = [at for at, pod in result.cluster.deletes if pod == "makeway-r1-1-0"]
     pauses = [later - sooner for sooner, later in itertools.pairwise(times)]
     assert len(pauses) >= 3, "it is deleted again"
     assert pauses == sorted(pauses), "less and less often"
-    found.cluster.release("r1")
-    await found.run(5.0)
-    assert (await found.rows())["r0"].state == "running", "its GPU is used again once it is free"
-    await found.stop()
+    result.cluster.release("r1")
+    await result.run(5.0)
+    assert (await result.rows())["r0"].state == "running", "its GPU is used again once it is free"
+    await result.stop()
 
 
 async def running(found: Site, *names: str) -> None:

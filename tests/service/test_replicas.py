@@ -38,18 +38,18 @@ class Pair:
 def lags(first: Application, second: Application) -> list[float]:
     """Note, from now on, how long after one replica the other hears of each version of each workload."""
     heard: dict[tuple[str, int], float] = {}
-    found: list[float] = []
+    result: list[float] = []
 
     def note(rows: Any) -> None:
         now = time.monotonic()
         for row in rows:
             at = heard.setdefault((row.id, row.version), now)
             if at is not now:
-                found.append(now - at)
+                result.append(now - at)
 
     first.components.store.on_change(note)
     second.components.store.on_change(note)
-    return found
+    return result
 
 
 @asynccontextmanager

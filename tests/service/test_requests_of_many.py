@@ -19,8 +19,8 @@ JOBS = [f"t{number}" for number in range(6)]
 
 async def submitted(run: Running) -> dict[str, str]:
     """Submit jobs at the same moment; return their ids by name, without those that are refused."""
-    found = await asyncio.gather(*(run.submit("ana", name, profile="gpu3") for name in JOBS), return_exceptions=True)
-    return {job.name: job.id for job in found if not isinstance(job, BaseException)}
+    result = await asyncio.gather(*(run.submit("ana", name, profile="gpu3") for name in JOBS), return_exceptions=True)
+    return {job.name: job.id for job in result if not isinstance(job, BaseException)}
 
 
 async def test_a_submission_that_the_database_refuses_keeps_no_other_of_its_batch(
@@ -54,8 +54,8 @@ async def test_a_job_that_cannot_be_cancelled_keeps_no_other_of_a_person(
         with pytest.raises(MakewayError, match="1 job could not be"):
             await run.client("root").cancel_all_of("ana")
         store = run.service.components.store
-        left = [id for id in jobs.values() if not (await asyncio.to_thread(store.workload, id)).cancel_requested]
-        states = {id: (await asyncio.to_thread(store.workload, id)).state for id in left}
+        remaining = [id for id in jobs.values() if not (await asyncio.to_thread(store.workload, id)).cancel_requested]
+        states = {id: (await asyncio.to_thread(store.workload, id)).state for id in remaining}
         assert [id for id, state in states.items() if state != "cancelled"] == [jobs["t3"]]
 
 

@@ -67,18 +67,18 @@ async def test_a_job_in_backoff_says_when_it_is_tried_and_leaves_its_gpus_to_oth
         job = await run.submit("ana", "fails", FAILS, profile="gpu1", max_failures=1000)
 
         async def delayed() -> bool:
-            found = await run.client("ana").job(job.id)
-            return found.failures >= 3 and found.reason is not None and found.reason.code == RETRY_DELAYED
+            result = await run.client("ana").job(job.id)
+            return result.failures >= 3 and result.reason is not None and result.reason.code == RETRY_DELAYED
 
         began = time.monotonic()
         await run.until(delayed, "it failed three times")
         assert time.monotonic() - began >= 3.0, "1 s and 2 s were waited"
-        found = await run.client("ana").job(job.id)
-        assert found.state.value == "pending"
-        assert found.reason is not None
-        assert "failed (exit code 3) and is tried again" in found.reason.message
-        assert "later, 99" in found.reason.message
-        assert found.reason.not_before is not None
+        result = await run.client("ana").job(job.id)
+        assert result.state.value == "pending"
+        assert result.reason is not None
+        assert "failed (exit code 3) and is tried again" in result.reason.message
+        assert "later, 99" in result.reason.message
+        assert result.reason.not_before is not None
         assert (await run.used())["idle"] == 10
         await run.client("ana").cancel(job.id)
         await run.job(job.id, "cancelled")

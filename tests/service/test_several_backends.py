@@ -38,9 +38,9 @@ SOON = PartLimits(open=0.05, observe=0.05, order=0.05)
 
 
 def memory(name: str = "far", *nodes: str) -> MemoryBackend:
-    found = MemoryBackend([NodeStatus(node, "far", (0, 1), virtual=True) for node in nodes or ("far-1",)])
-    found.name = name
-    return found
+    result = MemoryBackend([NodeStatus(node, "far", (0, 1), virtual=True) for node in nodes or ("far-1",)])
+    result.name = name
+    return result
 
 
 def local(folder: Path) -> LocalBackend:
@@ -49,8 +49,8 @@ def local(folder: Path) -> LocalBackend:
 
 def words(run: Running, job: str) -> Callable[[], object]:
     async def reason() -> str:
-        found = await run.client("root").job(job)
-        return found.reason.message if found.reason else ""
+        result = await run.client("root").job(job)
+        return result.reason.message if result.reason else ""
 
     return reason
 

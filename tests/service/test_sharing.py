@@ -35,8 +35,8 @@ async def ran(run: Running, team: str, count: int) -> list[str]:
         names = [name for name, state in (await run.states(team)).items() if state == "running"]
         return sorted(names) if len(names) == count else []
 
-    found: list[str] = await run.until(there, f"{count} jobs of {team} run")
-    return found
+    result: list[str] = await run.until(there, f"{count} jobs of {team} run")
+    return result
 
 
 @pytest.mark.covers("F39", "F40", "F29")
@@ -54,8 +54,8 @@ async def test_greedy_team_makes_way_by_itself(tmp_path: Path) -> None:
         await ran(run, "b", 10)
         await run.converged()
         assert await run.used() == {"a": 20, "b": 20, "idle": 0}
-        left = [name for name, state in (await run.states("a")).items() if state == "pending"]
-        assert sorted(left) == ["a10", "a11", "a12", "a13", "a14"], "the newest of the borrowed ones"
+        remaining = [name for name, state in (await run.states("a")).items() if state == "pending"]
+        assert sorted(remaining) == ["a10", "a11", "a12", "a13", "a14"], "the newest of the borrowed ones"
         victim = next(job for job in (await run.client("ana").jobs(team="a")).jobs if job.name == "a14")
         told = [d for d in await run.client("ana").job_events(victim.id) if d.verb == "evict"]
         assert len(told) == 1

@@ -79,7 +79,7 @@ async def test_a_hundred_pages_at_once_and_after_one_another_share_one_measureme
     shown = await asyncio.gather(*(measurements.of(row()) for _ in range(100)))
     for _ in range(100):
         shown.append(await measurements.of(row()))
-    assert {size(each) for each in shown} == {1000}
+    assert {size(item) for item in shown} == {1000}
     assert disk.measured == ["j-1"]
     monotonic(storage_measurements.PAUSE_SECONDS)
     assert size(await measurements.of(row())) == 2000
@@ -127,7 +127,7 @@ async def test_a_new_state_or_attempt_is_measured_at_once() -> None:
     disk = Disk()
     measurements = of(disk)
     states = [row(), row(attempt=2), row(state="succeeded", attempt=2)]
-    assert [size(await measurements.of(each)) for each in states] == [1000, 2000, 3000]
+    assert [size(await measurements.of(item)) for item in states] == [1000, 2000, 3000]
 
 
 @pytest.mark.usefixtures("monotonic", "impatient")

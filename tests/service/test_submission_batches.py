@@ -21,8 +21,8 @@ class FakeStore:
 
     def add_workloads(self, submissions: Sequence[Any], *, now: float) -> list[Any]:
         """Take a batch."""
-        self.written.append((time.monotonic(), [each.new for each in submissions]))
-        return [ValueError(each.new) if each.new == "bad" else each.new for each in submissions]
+        self.written.append((time.monotonic(), [item.new for item in submissions]))
+        return [ValueError(item.new) if item.new == "bad" else item.new for item in submissions]
 
 
 async def test_submissions_of_one_moment_share_a_transaction() -> None:

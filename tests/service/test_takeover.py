@@ -65,13 +65,13 @@ def left(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Left]:
     with tarfile.open(request.param) as archive:
         archive.extractall(tmp_path, filter="tar")
     root = tmp_path / "var"
-    found: dict[str, Any] = json.loads((root / "scenario.json").read_text())
+    result: dict[str, Any] = json.loads((root / "scenario.json").read_text())
     for order in (root / "spool").iterdir():
         line, _, files = order.read_bytes().partition(b"\n")
-        header = json.loads(line.replace(found["root"].encode(), str(root).encode()))
+        header = json.loads(line.replace(result["root"].encode(), str(root).encode()))
         header |= {"uid": os.getuid(), "boot": boot_id()}
         order.write_bytes(json.dumps(header).encode() + b"\n" + files)
-    yield Left(root, found["jobs"], found["session"], root / found["launcher"])
+    yield Left(root, result["jobs"], result["session"], root / result["launcher"])
     end_processes_of(root)
 
 

@@ -43,8 +43,8 @@ class Watch:
         """Return what is ended once so many seconds have passed, and the clock is `clock` ahead of that."""
         self.at = 1000.0 + passed
         self.seen = replace(self.seen, **seen)
-        found = self.limits.overdue({row.id: row}, [self.seen], {self.seen.key: self.seen}, 5000.0 + passed + clock)
-        return [change.workload for change in found.changes]
+        result = self.limits.overdue({row.id: row}, [self.seen], {self.seen.key: self.seen}, 5000.0 + passed + clock)
+        return [change.workload for change in result.changes]
 
 
 def test_a_job_is_ended_after_its_limit_its_grace_and_a_margin_and_once_only() -> None:
@@ -167,7 +167,7 @@ async def test_a_launcher_that_its_job_stops_keeps_no_gpu_beyond_the_limit(
 
 def _stopped() -> list[int]:
     """Return the processes of this test's account that are stopped by a signal."""
-    found = []
+    result = []
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
@@ -175,5 +175,5 @@ def _stopped() -> list[int]:
             except OSError:
                 continue
             if stat.rpartition(")")[2].split()[0] == "T" and b"launcher" in Path(f"/proc/{name}/cmdline").read_bytes():
-                found.append(int(name))
-    return found
+                result.append(int(name))
+    return result

@@ -45,26 +45,26 @@ def test_lists_end_with_and() -> None:
 
 def engine_facts() -> set[str]:
     """Every code of a Fact in the source of the engine, and of the reasons that say what comes of machines."""
-    found: set[str] = set()
+    result: set[str] = set()
     for file in (*Path(engine.__file__).parent.rglob("*.py"), Path(machine_reasons.__file__)):
         tree = ast.parse(file.read_text(encoding="utf-8"))
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Fact":
-                found |= {n.value for n in ast.walk(node.args[0]) if isinstance(n, ast.Constant) and n.value}
+                result |= {n.value for n in ast.walk(node.args[0]) if isinstance(n, ast.Constant) and n.value}
                 if isinstance(node.args[0], ast.Name):
-                    found |= _assigned(tree, node.args[0].id)
-    return found
+                    result |= _assigned(tree, node.args[0].id)
+    return result
 
 
 def _assigned(tree: ast.AST, name: str) -> set[str]:
     """The strings that a variable of this name may get."""
     return {
-        each.value
+        item.value
         for node in ast.walk(tree)
         if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in node.targets)
         for branch in _results(node.value)
-        for each in ast.walk(branch)
-        if isinstance(each, ast.Constant) and isinstance(each.value, str)
+        for item in ast.walk(branch)
+        if isinstance(item, ast.Constant) and isinstance(item.value, str)
     }
 
 
@@ -160,10 +160,10 @@ def test_the_sentence_about_the_end_of_a_session_names_the_gpus_that_it_frees() 
 def test_cpu_and_memory_have_numbers() -> None:
     request = {"kind": "job", "needs": 2, "workers": 1, "each": 2, "cpu": 8, "memory": 65536}
     values = {**request, "pool": "p", "free": 4, "total": 8, "most_on_a_node": 4}
-    said = sentence((Fact("no_cpu_or_memory", values),))
+    message = sentence((Fact("no_cpu_or_memory", values),))
     assert (
-        said
+        message
         == "4 GPUs of pool p are free, but on no node together with 8 cores and 64 GiB of memory; this job needs 2."
     )
-    said = sentence((Fact("no_free_gpus", values | {"needs": 0, "each": 0, "free": 0, "cpu": 1}),))
-    assert said == "No node of pool p has enough CPU and memory free; this job needs 1 core and 64 GiB of memory."
+    message = sentence((Fact("no_free_gpus", values | {"needs": 0, "each": 0, "free": 0, "cpu": 1}),))
+    assert message == "No node of pool p has enough CPU and memory free; this job needs 1 core and 64 GiB of memory."

@@ -127,10 +127,10 @@ async def test_a_read_under_way_brings_no_forgotten_attempt_back(store: Store, m
     read, go, after = threading.Event(), threading.Event(), store.worker_reports.after
 
     def slow(serial: int) -> list[WorkerReport]:
-        found = after(serial)
+        result = after(serial)
         read.set()
         assert go.wait(60)
-        return found
+        return result
 
     monkeypatch.setattr(store.worker_reports, "after", slow)
     refreshing = asyncio.create_task(here.channel.refresh())

@@ -58,9 +58,9 @@ def test_what_was_lost_is_work_since_the_command_began() -> None:
     row = submitted(new, NOW - 100)._replace(attempt=1, started_at=NOW - 66, notice=notice)
     for state, began, lost in (("checkpointing", NOW - 2, 2.0), ("checkpointing", None, 66.0), ("starting", None, 0.0)):
         seen = AttemptStatus(row.id, 1, Phase.EXITED, began, NOW, -15, notice_received=True)
-        found = reconcile(
+        result = reconcile(
             {row.id: row._replace(state=state)}, Observation((NODE,), (seen,)), now=NOW, max_infra_failures=3
         )
-        [change] = found.changes
+        [change] = result.changes
         assert change.close_attempt is not None
         assert change.close_attempt["lost_seconds"] == lost, state

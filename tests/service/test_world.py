@@ -167,9 +167,9 @@ def test_a_replica_gets_no_requests_without_its_database_and_before_its_first_cy
 async def reasons(run: Running, job: Job, session: Session | None = None) -> set[str]:
     """Return why a job and a session wait, wherever people read it."""
     root = run.client("root")
-    found = [await root.job(job.id), *(one for one in (await root.jobs()).jobs if one.id == job.id)]
+    result = [await root.job(job.id), *(one for one in (await root.jobs()).jobs if one.id == job.id)]
     waiting = await run.service.services.listings.listing(PEOPLE["root"], ListQuery("waiting"))
-    shown = [one.reason for one in (*found, *waiting.lines)]
+    shown = [one.reason for one in (*result, *waiting.lines)]
     if session is not None:
         shown.append((await run.client("spawner").session(session.id)).reason)
     assert len(shown) == (3 if session is None else 5)

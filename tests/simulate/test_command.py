@@ -40,10 +40,10 @@ def test_report_as_text_json_and_page(tmp_path: Path, trace: Path, capsys: pytes
     asked = ["simulate", "--policy", str(policy), "--trace", str(trace), "--html", str(page), "--json", str(numbers)]
     assert main([*asked, "--compare", "static", "--compare", "fifo"]) == 0
     assert "static partition" in capsys.readouterr().out
-    found = json.loads(numbers.read_text())["simulated"]
-    assert [one["name"] for one in found] == ["<b>", "static partition", "one FIFO"]
-    assert {one["jobs"] for one in found} == {40}
-    assert found[0]["delay_mean_h"] < found[1]["delay_mean_h"]
+    result = json.loads(numbers.read_text())["simulated"]
+    assert [one["name"] for one in result] == ["<b>", "static partition", "one FIFO"]
+    assert {one["jobs"] for one in result} == {40}
+    assert result[0]["delay_mean_h"] < result[1]["delay_mean_h"]
     html = page.read_text()
     assert html.count("<svg") >= 7
     assert "<b>" not in html

@@ -45,10 +45,10 @@ def test_idle_is_lent_and_given_back(planner: type[IncrementalPlanner] | type[Fu
     """A borrows B's 8 GPUs; an hour later B comes: A's newer job saves (60 s), waits an hour, loads (60 s) and ends."""
     trace = [job("a1", "a", 8, 0, 3), job("a2", "a", 8, 0.001, 3), job("b1", "b", 8, 1, 1)]
     outcome = played(trace, planner, a=8, b=8)
-    found = delays(outcome)
-    assert found["a1"] == 0
-    assert found["b1"] == pytest.approx(60 / HOUR, abs=0.001), "it waits while the other saves"
-    assert found["a2"] == pytest.approx(1 + 2 * 60 / HOUR, abs=0.002)
+    result = delays(outcome)
+    assert result["a1"] == 0
+    assert result["b1"] == pytest.approx(60 / HOUR, abs=0.001), "it waits while the other saves"
+    assert result["a2"] == pytest.approx(1 + 2 * 60 / HOUR, abs=0.002)
     got = summary(outcome)
     assert got["preemptions"] == 1
     assert got["unserved_guarantee_gpu_h"] == pytest.approx(8 * 60 / HOUR, abs=0.01)
@@ -126,13 +126,13 @@ def test_the_baselines_by_hand() -> None:
     """8 + 8 GPUs. a: 8 GPUs for 2 h, then 8 for 1 h; b: 16 at 0.5 h for 1 h, then 8 at 0.6 h for 1 h."""
     trace = [job("a1", "a", 8, 0, 2), job("b1", "b", 16, 0.5, 1), job("b2", "b", 8, 0.6, 1), job("a2", "a", 8, 0.7, 1)]
     made = cluster(trace, a=8, b=16)
-    found = {kind: delays(baseline(kind, made, trace)) for kind in NAMES}
-    assert found["static"] == {"a1": 0, "b1": 0, "b2": 0.9, "a2": 1.3}
+    result = {kind: delays(baseline(kind, made, trace)) for kind in NAMES}
+    assert result["static"] == {"a1": 0, "b1": 0, "b2": 0.9, "a2": 1.3}
     made = of_quotas("small", {"a": 8, "b": 8}, {a.gpus for a in trace}, grace=60.0)
-    found = {kind: delays(baseline(kind, made, trace)) for kind in ("fifo", "backfill", "borrow")}
-    assert found["fifo"] == {"a1": 0, "b1": 1.5, "b2": 2.4, "a2": 2.3}
-    assert found["backfill"] == {"a1": 0, "b2": 0, "a2": 0.9, "b1": 2.1}
-    assert found["borrow"] == {"a1": 0, "b2": 0, "a2": 0.9, "b1": 2.1}
+    result = {kind: delays(baseline(kind, made, trace)) for kind in ("fifo", "backfill", "borrow")}
+    assert result["fifo"] == {"a1": 0, "b1": 1.5, "b2": 2.4, "a2": 2.3}
+    assert result["backfill"] == {"a1": 0, "b2": 0, "a2": 0.9, "b1": 2.1}
+    assert result["borrow"] == {"a1": 0, "b2": 0, "a2": 0.9, "b1": 2.1}
 
 
 def test_an_invalid_trace_is_refused_with_its_line() -> None:

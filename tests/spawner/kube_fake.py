@@ -94,15 +94,19 @@ class KubeFake:
         return web.json_response(self.add(kind, {**body, "status": {"phase": "Pending"}}), status=201)
 
     def _one(self, method: str, kind: str, name: str) -> web.Response:
-        found = self.objects[kind].get(name)
-        if found is None:
+        result = self.objects[kind].get(name)
+        if result is None:
             return _status(404, f"{kind} {name!r} not found")
         if method == "DELETE":
-            if kind == "pods" and (found.get("spec") or {}).get("nodeName") and "containerStatuses" in found["status"]:
+            if (
+                kind == "pods"
+                and (result.get("spec") or {}).get("nodeName")
+                and "containerStatuses" in result["status"]
+            ):
                 self.delete_pod(name)  # a kubelet confirms its end
             else:
                 self.remove(kind, name)
-        return web.json_response(found)
+        return web.json_response(result)
 
     async def _watch(self, request: web.Request, kind: str) -> web.StreamResponse:
         response = web.StreamResponse()

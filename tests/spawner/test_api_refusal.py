@@ -52,16 +52,16 @@ CLASS = 'pods "jupyter-ana" is forbidden: no PriorityClass with name gone was fo
     ],
 )
 def test_a_refusal_is_what_kubernetes_said_and_what_to_do(message: str, todo: str) -> None:
-    said = api_refusal.start_sentence(answer(403, message), "lab")
-    assert said.startswith(f"Kubernetes refuses the notebook's pod: {message}. ")
-    assert todo in said
-    assert "Audit-Id" not in said
+    text = api_refusal.start_sentence(answer(403, message), "lab")
+    assert text.startswith(f"Kubernetes refuses the notebook's pod: {message}. ")
+    assert todo in text
+    assert "Audit-Id" not in text
 
 
 def test_an_answer_without_a_status_has_its_reason() -> None:
     assert api_refusal.api_message(answer(403)) == "Forbidden"
-    for said in (api_refusal.start_sentence(answer(403), "lab"), api_refusal.stop_sentence(answer(403), "lab/ana")):
-        assert "has to give the Hub's account the right to list and watch pods and events" in said
+    for message in (api_refusal.start_sentence(answer(403), "lab"), api_refusal.stop_sentence(answer(403), "lab/ana")):
+        assert "has to give the Hub's account the right to list and watch pods and events" in message
     broken = answer(502, reason="Bad Gateway")
     broken.body = "<html>"
     assert api_refusal.start_sentence(broken, "lab") == (
@@ -72,14 +72,14 @@ def test_an_answer_without_a_status_has_its_reason() -> None:
 
 def test_credentials_that_are_not_accepted_are_no_missing_right() -> None:
     expired = answer(401, "Unauthorized", "Unauthorized")
-    for said in (api_refusal.start_sentence(expired, "lab"), api_refusal.stop_sentence(expired, "lab/jupyter-ana")):
-        assert said.endswith(
+    for message in (api_refusal.start_sentence(expired, "lab"), api_refusal.stop_sentence(expired, "lab/jupyter-ana")):
+        assert message.endswith(
             "An administrator has to restart the Hub: Kubernetes does not accept its credentials any more."
         )
-        assert "right" not in said
+        assert "right" not in message
 
 
 def test_a_stop_that_is_refused_names_the_pod() -> None:
-    said = api_refusal.stop_sentence(answer(403, RIGHT), "lab/jupyter-ana")
-    assert RIGHT in said
-    assert "lab/jupyter-ana" in said
+    message = api_refusal.stop_sentence(answer(403, RIGHT), "lab/jupyter-ana")
+    assert RIGHT in message
+    assert "lab/jupyter-ana" in message

@@ -82,9 +82,9 @@ server = socket.create_server(("127.0.0.1", int(os.environ["JUPYTERHUB_SERVICE_U
 async def test_a_process_that_ends_is_told_with_its_exit_code_and_the_last_line_of_its_log(
     tmp_path: Path, quota: QuotaFake, program: str, words: list[str]
 ) -> None:
-    said = await refusal_of(local(tmp_path, program))
-    assert all(word in said for word in words), said
-    assert f"The whole log is {tmp_path}/logs/ana.log" in said
+    message = await refusal_of(local(tmp_path, program))
+    assert all(word in message for word in words), message
+    assert f"The whole log is {tmp_path}/logs/ana.log" in message
     assert quota.live == [], "its GPUs are free"
 
 
@@ -257,17 +257,19 @@ async def test_a_server_that_ends_in_its_pod_is_told_with_the_last_line_of_its_l
         phase=phase,
         containerStatuses=[{"name": "notebook", "ready": False, "state": FAILED}, {"name": "other", "ready": True}],
     )
-    said = await said_by(starting[1])
-    assert "Its server ended by itself (Error: exit code 1)." in said
-    assert "The last line of its log: ValueError: broken by ana." in said
+    message = await said_by(starting[1])
+    assert "Its server ended by itself (Error: exit code 1)." in message
+    assert "The last line of its log: ValueError: broken by ana." in message
 
 
 async def test_an_init_container_that_fails_is_named(kube: KubeFake, starting: tuple[MakewayKubeSpawner, Any]) -> None:
     place(kube)
     failed = [{"name": "fetch", "state": {"terminated": {"reason": "Error", "exitCode": 2}}}]
     kube.change_pod(POD, phase="Failed", initContainerStatuses=failed)
-    said = await said_by(starting[1])
-    assert "The init container fetch of its pod failed, so that its server was not started (Error: exit code 2)" in said
+    message = await said_by(starting[1])
+    assert (
+        "The init container fetch of its pod failed, so that its server was not started (Error: exit code 2)" in message
+    )
 
 
 async def test_the_kubelet_keeps_the_end_of_the_log_with_the_pod(

@@ -81,8 +81,8 @@ async def test_a_home_of_kubespawner_6_is_found_after_refused_starts(
     for _ in range(refusals):
         state = await refused(spawner_of(state))  # a new object: the Hub was restarted in between
     quota.refusal = None
-    found, state = await claim_of_a_start(kube, spawner_of(state))
-    assert found == OLD
+    result, state = await claim_of_a_start(kube, spawner_of(state))
+    assert result == OLD
     assert list(kube.objects["persistentvolumeclaims"]) == [OLD], "no second, empty home"
     assert state["pvc_name"] == OLD
     again, _ = await claim_of_a_start(kube, spawner_of(state))
@@ -101,25 +101,25 @@ async def test_a_home_is_found_after_a_hub_was_killed_while_the_lease_was_pendin
     waiting.cancel()
     await asyncio.wait([waiting])
     quota.steps = []
-    found, _ = await claim_of_a_start(kube, spawner_of(stored))
-    assert found == OLD
+    result, _ = await claim_of_a_start(kube, spawner_of(stored))
+    assert result == OLD
 
 
 async def test_a_new_user_gets_a_claim_of_the_new_name(kube: KubeFake, quota: QuotaFake) -> None:
     quota.refusal = (409, "no_quota", "The team has no GPU left.")
     state = await refused(spawner_of({}))
     quota.refusal = None
-    found, _ = await claim_of_a_start(kube, spawner_of(state))
-    assert found.startswith(NEW)
-    assert list(kube.objects["persistentvolumeclaims"]) == [found]
+    result, _ = await claim_of_a_start(kube, spawner_of(state))
+    assert result.startswith(NEW)
+    assert list(kube.objects["persistentvolumeclaims"]) == [result]
 
 
 async def test_a_claim_of_the_new_name_comes_before_one_of_the_old(kube: KubeFake, quota: QuotaFake) -> None:
     new = spawner_of({}).pvc_name
     kube.add("persistentvolumeclaims", claim(OLD))
     kube.add("persistentvolumeclaims", claim(new))
-    found, _ = await claim_of_a_start(kube, spawner_of(STORED_7))
-    assert found == new
+    result, _ = await claim_of_a_start(kube, spawner_of(STORED_7))
+    assert result == new
 
 
 async def test_the_stored_name_counts_whatever_the_template_says_now(kube: KubeFake, quota: QuotaFake) -> None:
@@ -128,8 +128,8 @@ async def test_the_stored_name_counts_whatever_the_template_says_now(kube: KubeF
     quota.refusal = (409, "no_quota", "The team has no GPU left.")
     state = await refused(spawner_of(state, pvc_name_template="other-{user_server}"))
     quota.refusal = None
-    found, _ = await claim_of_a_start(kube, spawner_of(state, pvc_name_template="other-{user_server}"))
-    assert found == "volume-of-ana"
+    result, _ = await claim_of_a_start(kube, spawner_of(state, pvc_name_template="other-{user_server}"))
+    assert result == "volume-of-ana"
 
 
 @pytest.mark.parametrize("state", [FROM_6, STORED_7])
@@ -138,14 +138,14 @@ async def test_an_old_name_that_is_another_users_claim_is_not_taken(
 ) -> None:
     """KubeSpawner 6 wrote a-b as a-2db, which KubeSpawner 7 leaves to a user of that very name."""
     kube.add("persistentvolumeclaims", claim("claim-a-2db", "a-2db"))
-    found, _ = await claim_of_a_start(kube, spawner_of(dict(state), user="a-b"))
-    assert found == "claim-a-b"
+    result, _ = await claim_of_a_start(kube, spawner_of(dict(state), user="a-b"))
+    assert result == "claim-a-b"
 
 
 async def test_a_claim_that_a_site_made_by_hand_is_taken(kube: KubeFake, quota: QuotaFake) -> None:
     kube.add("persistentvolumeclaims", claim(OLD, None))
-    found, _ = await claim_of_a_start(kube, spawner_of(FROM_6))
-    assert found == OLD
+    result, _ = await claim_of_a_start(kube, spawner_of(FROM_6))
+    assert result == OLD
 
 
 async def test_a_claim_of_another_user_is_refused_in_words(kube: KubeFake, quota: QuotaFake) -> None:
@@ -159,36 +159,36 @@ async def test_a_claim_of_another_user_is_refused_in_words(kube: KubeFake, quota
 
 async def test_a_claim_that_users_share_is_taken_by_each(kube: KubeFake, quota: QuotaFake) -> None:
     kube.add("persistentvolumeclaims", claim("homes", "bo"))
-    found, _ = await claim_of_a_start(kube, spawner_of({}, pvc_name_template="homes"))
-    assert found == "homes"
+    result, _ = await claim_of_a_start(kube, spawner_of({}, pvc_name_template="homes"))
+    assert result == "homes"
 
 
 async def test_an_account_that_may_not_read_claims_makes_no_second_home(kube: KubeFake, quota: QuotaFake) -> None:
-    said = 'User "hub" cannot get resource "persistentvolumeclaims" in the namespace "default"'
-    kube.refuse = lambda method, path: (403, said) if (method, path) == ("GET", "persistentvolumeclaims") else None
+    message = 'User "hub" cannot get resource "persistentvolumeclaims" in the namespace "default"'
+    kube.refuse = lambda method, path: (403, message) if (method, path) == ("GET", "persistentvolumeclaims") else None
     kube.add("persistentvolumeclaims", claim(OLD))
     with pytest.raises(Refused, match="has to give the Hub's account this right"):
         await claim_of_a_start(kube, spawner_of(FROM_6))
     assert list(kube.objects["persistentvolumeclaims"]) == [OLD]
-    found, state = await claim_of_a_start(kube, spawner_of({}, user="bo"))
+    result, state = await claim_of_a_start(kube, spawner_of({}, user="bo"))
     again, _ = await claim_of_a_start(kube, spawner_of(state, user="bo"))
-    assert found == again == "claim-bo"
+    assert result == again == "claim-bo"
 
 
 async def test_a_claim_that_was_deleted_is_made_anew(kube: KubeFake, quota: QuotaFake) -> None:
-    found, state = await claim_of_a_start(kube, spawner_of({}))
-    kube.remove("persistentvolumeclaims", found)
+    result, state = await claim_of_a_start(kube, spawner_of({}))
+    kube.remove("persistentvolumeclaims", result)
     again, _ = await claim_of_a_start(kube, spawner_of(state))
-    assert again == found
-    assert list(kube.objects["persistentvolumeclaims"]) == [found]
+    assert again == result
+    assert list(kube.objects["persistentvolumeclaims"]) == [result]
 
 
 async def test_a_home_of_kubespawner_6_is_found_once_its_empty_successor_is_deleted(
     kube: KubeFake, quota: QuotaFake
 ) -> None:
     kube.add("persistentvolumeclaims", claim(OLD))
-    found, _ = await claim_of_a_start(kube, spawner_of({**STORED_7, "pvc_name": spawner_of({}).pvc_name}))
-    assert found == OLD
+    result, _ = await claim_of_a_start(kube, spawner_of({**STORED_7, "pvc_name": spawner_of({}).pvc_name}))
+    assert result == OLD
 
 
 async def test_the_namespace_and_the_pod_of_kubespawner_6_stay_while_the_pod_runs(kube: KubeFake) -> None:

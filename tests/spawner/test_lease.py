@@ -267,11 +267,11 @@ async def test_how_a_server_ended_is_kept_for_its_user_until_the_next_start(make
     spawner.up = False
     assert await spawner.poll() == 0
     await spawner.run_post_stop_hook()
-    said = "Its server ended by itself, with exit code 0."
-    assert (spawner.makeway_end, fake.why) == (said, said)
+    message = "Its server ended by itself, with exit code 0."
+    assert (spawner.makeway_end, fake.why) == (message, message)
     later = make()
     later.load_state(spawner.get_state())  # the Hub makes a new spawner after each stop
-    assert later.makeway_end == said
+    assert later.makeway_end == message
     await started(later)
     assert later.makeway_end == ""
     later.pending = "stop"  # by the user
@@ -294,13 +294,13 @@ async def checked(make: Make, port: int, seconds: float) -> StillSpawner:
     """Return the spawner of a Hub that was restarted and looks at a server at this port, which is up."""
     first = await started(make())
     first._stop_renewing()  # the Hub dies
-    found = make(http_timeout=seconds)
-    found.load_state(first.get_state())
-    found.up, found.pending = True, "check"
-    found.orm_spawner.server = object()
+    result = make(http_timeout=seconds)
+    result.load_state(first.get_state())
+    result.up, result.pending = True, "check"
+    result.orm_spawner.server = object()
     where = {"url": f"http://127.0.0.1:{port}/user/ana/", "base_url": "/user/ana/"}
-    found._server = SimpleNamespace(orm_server=found.orm_spawner.server, **where)
-    return found
+    result._server = SimpleNamespace(orm_server=result.orm_spawner.server, **where)
+    return result
 
 
 @pytest.mark.covers("N07")
@@ -313,8 +313,8 @@ async def test_a_restarted_hub_waits_for_no_server_that_has_ended(make: Make, fa
     spawner.up = False
     assert await polled == 0
     await spawner.run_post_stop_hook()
-    said = "Its server ended by itself, with exit code 0."
-    assert (spawner.makeway_end, fake.released, fake.why) == (said, ["s1"], said)
+    message = "Its server ended by itself, with exit code 0."
+    assert (spawner.makeway_end, fake.released, fake.why) == (message, ["s1"], message)
 
 
 @pytest.mark.covers("N07")

@@ -30,9 +30,9 @@ BODIES: list[Any] = [
 def test_any_answer_of_the_api_server_becomes_a_sentence(body: Any, status: Any) -> None:
     error = ApiException(status=status, reason="Forbidden by it")
     error.body = body
-    said = api_message(error)
-    assert 0 < len(said) <= 2000
-    for sentence in (said, start_sentence(error, "jobs"), stop_sentence(error, "p")):
+    message = api_message(error)
+    assert 0 < len(message) <= 2000
+    for sentence in (message, start_sentence(error, "jobs"), stop_sentence(error, "p")):
         sentence.encode()
     assert isinstance(refused(error), bool)
     assert isinstance(lacks_permission(error), bool)

@@ -20,9 +20,9 @@ def table(user: str = "lea", **changes: Any) -> OfferTable:
 
 
 def radio(html: str, queue: str) -> str:
-    found = re.search(rf'<input[^>]*type="radio"[^>]*value="{queue}"[^>]*>', html)
-    assert found, f"no radio button for {queue}"
-    return found[0]
+    result = re.search(rf'<input[^>]*type="radio"[^>]*value="{queue}"[^>]*>', html)
+    assert result, f"no radio button for {queue}"
+    return result[0]
 
 
 def checked(html: str) -> list[str]:
@@ -40,8 +40,8 @@ def test_every_row_shows_what_can_be_had_now_and_which_jobs_make_way() -> None:
 
 
 def test_a_cluster_that_cannot_be_read_is_said() -> None:
-    said = "Nodes and jobs are shown as they were seen last, and nothing starts: it is <away>."
-    html = PICKER.render(table(problem=said), None, {})
+    message = "Nodes and jobs are shown as they were seen last, and nothing starts: it is <away>."
+    html = PICKER.render(table(problem=message), None, {})
     assert 'id="mw-problem" role="status">Nodes and jobs' in html
     assert "it is &lt;away&gt;." in html
     assert 'id="mw-problem" role="status" hidden></div>' in PICKER.render(table(), None, {})

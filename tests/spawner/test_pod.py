@@ -88,9 +88,9 @@ def test_cpu_and_memory_are_requests_and_limits() -> None:
 
 def test_the_disk_of_the_profile_is_request_and_limit() -> None:
     own = {name: {} for name in pod.SITE} | {"tolerations": [], "node_affinity_required": []}
-    found = pod.settings(replace(LEASE, disk=100 * 1024), "ana", "here", own)
+    result = pod.settings(replace(LEASE, disk=100 * 1024), "ana", "here", own)
     for kind in ("extra_resource_limits", "extra_resource_guarantees"):
-        assert found[kind]["ephemeral-storage"] == "102400Mi"
+        assert result[kind]["ephemeral-storage"] == "102400Mi"
     assert "ephemeral-storage" not in pod.settings(LEASE, "ana", "here", own)["extra_resource_limits"]
 
 
@@ -153,8 +153,8 @@ async def spawner(monkeypatch: pytest.MonkeyPatch) -> Any:
 async def manifest(spawner: Any, lease: Lease) -> dict[str, Any]:
     spawner._lease = lease
     made = await spawner.get_pod_manifest()
-    found: dict[str, Any] = made if isinstance(made, dict) else made.to_dict()
-    return found
+    result: dict[str, Any] = made if isinstance(made, dict) else made.to_dict()
+    return result
 
 
 @pytest.mark.covers("N06")

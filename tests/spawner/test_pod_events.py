@@ -72,8 +72,8 @@ def pod(reason: str, message: str = "") -> dict[str, Any]:
 
 
 def test_a_pod_says_itself_that_its_image_is_missing() -> None:
-    found = waiting(pod("ImagePullBackOff", "not found"))
-    assert found == Step("image", "The image lab:2 cannot be pulled: not found", problem=True)
+    result = waiting(pod("ImagePullBackOff", "not found"))
+    assert result == Step("image", "The image lab:2 cannot be pulled: not found", problem=True)
     assert waiting(pod("ContainerCreating")) is None
     assert waiting({}) is None
 

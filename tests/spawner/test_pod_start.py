@@ -53,8 +53,8 @@ def test_a_volume_that_cannot_be_mounted_stays_the_reason(start: PodStart, clock
     assert messages(start, PLACED) == ["Kubernetes has placed the notebook on node-1"]
     failed = event("FailedMount", 'MountVolume.SetUp failed for volume "data" : secret "missing" not found')
     clock.now += 5
-    (said,) = messages(start, PLACED, failed)
-    assert said.startswith("A volume is not there yet")
+    (message,) = messages(start, PLACED, failed)
+    assert message.startswith("A volume is not there yet")
     assert messages(start, PLACED, failed) == [], "where the pod is has been said"
     clock.now += 290
     assert start.why_not(PLACED) == (
@@ -66,9 +66,9 @@ def test_a_volume_that_cannot_be_mounted_stays_the_reason(start: PodStart, clock
 
 
 def test_a_volume_that_fails_before_the_placement_is_seen_stays_the_reason(start: PodStart) -> None:
-    (said,) = messages(start, PLACED, event("FailedMount", "no such volume"))
-    assert said == "A volume is not there yet: no such volume"
-    assert said in start.why_not(PLACED)
+    (message,) = messages(start, PLACED, event("FailedMount", "no such volume"))
+    assert message == "A volume is not there yet: no such volume"
+    assert message in start.why_not(PLACED)
 
 
 def test_what_the_scheduler_said_is_over_once_the_pod_has_a_node(start: PodStart) -> None:
@@ -85,12 +85,12 @@ def test_a_slow_image_is_named_with_its_age(start: PodStart, clock: Clock) -> No
     clock.now += 35
     messages(start, PLACED, event("Pulling", 'Pulling image "lab:2"', path=NOTEBOOK))
     clock.now += 260
-    said = start.why_not(PLACED)
-    assert said.startswith(
+    message = start.why_not(PLACED)
+    assert message.startswith(
         "The notebook did not start within 4 min 55 s. Kubernetes has reported for 4 min 20 s: Pulling "
         "the image lab:2. "
     )
-    assert "start_timeout" in said
+    assert "start_timeout" in message
 
 
 def test_an_image_that_cannot_be_pulled_is_as_old_as_its_first_failure(start: PodStart, clock: Clock) -> None:
@@ -99,8 +99,8 @@ def test_an_image_that_cannot_be_pulled_is_as_old_as_its_first_failure(start: Po
         failed = event("Failed", 'Failed to pull image "lab:2": not found', version=str(version), path=NOTEBOOK)
         messages(start, missing, failed)
         clock.now += 20
-    said = start.why_not(missing)
-    assert "Kubernetes has reported for 1 min: The image lab:2 cannot be pulled: not found. Check the name" in said
+    message = start.why_not(missing)
+    assert "Kubernetes has reported for 1 min: The image lab:2 cannot be pulled: not found. Check the name" in message
 
 
 def test_an_image_without_a_valid_name_is_refused_at_once(start: PodStart) -> None:
@@ -115,8 +115,8 @@ def test_a_server_that_does_not_listen_is_told_from_a_pod_that_does_not_run(star
     running = status({"running": {}})
     assert messages(start, running)[-1] == "The container runs; waiting for the notebook server to answer"
     clock.now += 120
-    said = start.why_not(running, "http://10.0.0.7:8888")
-    assert "its container has run for 2 min, but accepts no connection at http://10.0.0.7:8888. Check that" in said
+    message = start.why_not(running, "http://10.0.0.7:8888")
+    assert "its container has run for 2 min, but accepts no connection at http://10.0.0.7:8888. Check that" in message
 
 
 def test_a_hub_that_sees_no_pod_says_so(start: PodStart, clock: Clock) -> None:
@@ -141,9 +141,9 @@ def test_the_time_without_a_place_counts_from_the_schedulers_first_word(start: P
     clock.now += 61
     start.update(unfit, ())
     assert start.unscheduled_for == 61
-    said = start.not_placed(unfit, "node-1")
-    assert said.startswith(f"Kubernetes has not placed the notebook on node-1 for 1 min 1 s: {words} ")
-    assert "homes that every node can mount" in said
+    message = start.not_placed(unfit, "node-1")
+    assert message.startswith(f"Kubernetes has not placed the notebook on node-1 for 1 min 1 s: {words} ")
+    assert "homes that every node can mount" in message
     condition["message"] = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
     assert start.not_placed(unfit, "node-1").endswith(
         "Start it again or choose another profile. An administrator can check what else runs on node-1."
@@ -160,8 +160,8 @@ def test_a_gated_pod_gives_its_gpus_back_in_time_and_says_who_holds_it(start: Po
     clock.now += 61
     assert messages(start, held) == [], "it has been said"
     assert start.unscheduled_for == 61
-    for said in (start.not_placed(held, "node-1"), start.why_not(held)):
-        assert f"{words}. An administrator has to look at what sets and removes these gates" in said
+    for message in (start.not_placed(held, "node-1"), start.why_not(held)):
+        assert f"{words}. An administrator has to look at what sets and removes these gates" in message
     assert messages(start, PLACED) == ["Kubernetes has placed the notebook on node-1"]
     assert start.unscheduled_for == 0
 
@@ -178,21 +178,21 @@ def test_a_claim_without_a_volume_is_what_an_administrator_has_to_look_at(start:
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": words}
     unfit = {"status": {"conditions": [condition]}}
     messages(start, unfit, event("FailedScheduling", words))
-    for said in (start.not_placed(unfit, "node-1"), start.why_not(unfit)):
-        assert f"{words} An administrator has to look at that claim, at its storage class, and at what " in said
+    for message in (start.not_placed(unfit, "node-1"), start.why_not(unfit)):
+        assert f"{words} An administrator has to look at that claim, at its storage class, and at what " in message
 
 
 def test_a_pod_without_its_claims_of_devices_gives_its_gpus_back_in_time(start: PodStart, clock: Clock) -> None:
     spec = {"resourceClaims": [{"name": "gpus", "resourceClaimTemplateName": "one-gpu"}]}
     failed = event("FailedResourceClaimCreation", 'PodResourceClaim gpus: template "one-gpu" not found')
-    (said,) = messages(start, {"spec": spec}, failed)
-    assert said == 'A claim of devices is not made yet: PodResourceClaim gpus: template "one-gpu" not found'
+    (message,) = messages(start, {"spec": spec}, failed)
+    assert message == 'A claim of devices is not made yet: PodResourceClaim gpus: template "one-gpu" not found'
     clock.now += 61
     start.update({"spec": spec}, [failed])
     assert start.is_unplaced(60), "although the scheduler says nothing of such a pod"
-    said = start.not_placed({"spec": spec}, "node-1")
-    assert "for 1 min 1 s: no claim has been generated for it from the ResourceClaimTemplate one-gpu. An adm" in said
-    assert "at the drivers of these" in said
+    message = start.not_placed({"spec": spec}, "node-1")
+    assert "for 1 min 1 s: no claim has been generated for it from the ResourceClaimTemplate one-gpu. An adm" in message
+    assert "at the drivers of these" in message
     made = {"spec": spec, "status": {"resourceClaimStatuses": [{"name": "gpus", "resourceClaimName": "c"}]}}
     start.update(made, ())
     assert start.unscheduled_for == 0
@@ -234,15 +234,15 @@ def test_a_pod_for_which_a_node_is_coming_is_not_given_up(start: PodStart, clock
     unfit = {"status": {"conditions": [condition]}}
     start.update(unfit, [event("FailedScheduling", words)])
     clock.now += 50
-    (said,) = messages(start, unfit, event("TriggeredScaleUp", "pod triggered scale-up: [{a 1->2}]", uid="2"))
-    assert said == "The cluster is adding a node. That takes some minutes."
+    (message,) = messages(start, unfit, event("TriggeredScaleUp", "pod triggered scale-up: [{a 1->2}]", uid="2"))
+    assert message == "The cluster is adding a node. That takes some minutes."
     clock.now += 1000
     start.update(unfit, ())
     assert not start.is_unplaced(60)
     assert "An administrator can raise the start_timeout" in start.why_not(unfit)
     failed = event("NotTriggerScaleUp", "pod didn't trigger scale-up: 1 in backoff after failed scale-up", uid="3")
-    (said,) = messages(start, unfit, failed)
-    assert said == "The cluster's autoscaler adds no node for it: 1 in backoff after failed scale-up"
+    (message,) = messages(start, unfit, failed)
+    assert message == "The cluster's autoscaler adds no node for it: 1 in backoff after failed scale-up"
     assert not start.is_unplaced(60), "it has its whole time to be placed elsewhere"
     clock.now += 61
     start.update(unfit, ())
@@ -262,8 +262,8 @@ def test_a_claim_that_kubernetes_cannot_make_after_a_while_is_not_waited_for(sta
     start.update(claims, ())
     clock.now += 61
     failed = event("FailedResourceClaimCreation", 'PodResourceClaim gpus: template "one-gpu" not found')
-    (said,) = messages(start, claims, failed)
-    assert said.startswith("A claim of devices is not made yet")
+    (message,) = messages(start, claims, failed)
+    assert message.startswith("A claim of devices is not made yet")
     assert not start.is_unplaced(60), "the next try may make it"
     clock.now += 61
     assert start.is_unplaced(60)

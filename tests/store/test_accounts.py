@@ -20,10 +20,10 @@ from makeway_quota.store.records import Change, FilesOf, KeptLimits, Submission
 
 def kept(store: Store, owner: str = "ana") -> dict[str, int]:
     """Return the bytes of a person by kind."""
-    found: Counter[str] = Counter()
+    result: Counter[str] = Counter()
     for account in store.accounts.listed(owner):
-        found[account.kind] += account.bytes
-    return dict(found)
+        result[account.kind] += account.bytes
+    return dict(result)
 
 
 def recounted(store: Store, owner: str = "ana") -> dict[str, int]:
@@ -157,9 +157,9 @@ def test_the_reserve_is_given_up_part_by_part_and_taken_again(tmp_path: Path, mo
     assert reserve.before_write()
     assert len(list((tmp_path / "reserve").iterdir())) == SLICES, "nothing is given up while there is room"
     free = LOW - 1
-    for left in reversed(range(SLICES)):
+    for remaining in reversed(range(SLICES)):
         assert reserve.before_write()
-        assert len(list((tmp_path / "reserve").iterdir())) == left
+        assert len(list((tmp_path / "reserve").iterdir())) == remaining
     assert not reserve.before_write()
     reserve.fill()
     assert list((tmp_path / "reserve").iterdir()) == [], "not while the disk is full"
@@ -184,8 +184,8 @@ def test_what_would_pass_a_limit_is_refused_in_the_transaction_that_writes_it(st
             for at, size in enumerate(sizes)
         ]  # fmt: skip
         return [
-            each.which if isinstance(each, TooMuchKept) else type(each).__name__
-            for each in store.add_workloads(new, now=0.0)
+            item.which if isinstance(item, TooMuchKept) else type(item).__name__
+            for item in store.add_workloads(new, now=0.0)
         ]
 
     assert tries("ana", "rnd", 10_000, 4000) == ["Workload", "share"]

@@ -68,10 +68,10 @@ def test_unstorable_values_of_a_running_job_are_replaced(store: Store, job) -> N
     store.add_workload(job(), now=0.0)
     fields = {"message": "a\x00b\ud800", "checkpoint_step": 10**40, "reason_numbers": {"x": float("nan"), "y": "\x00"}}
     store.commit([Change("j1", fields)], [decision("j1", "c\x00", z=float("inf"))], now=1.0)
-    found = store.workload("j1")
-    assert found is not None
-    assert (found.message, found.checkpoint_step) == ("a\ufffdb?", 2**63 - 1)
-    assert found.reason_numbers == {"x": None, "y": "\ufffd"}
+    result = store.workload("j1")
+    assert result is not None
+    assert (result.message, result.checkpoint_step) == ("a\ufffdb?", 2**63 - 1)
+    assert result.reason_numbers == {"x": None, "y": "\ufffd"}
     assert store.decisions()[0].message == "c\ufffd"
     assert store.decisions()[0].numbers == {"z": None}
     assert store.events(0)[1].data["message"] == "a\ufffdb?"
@@ -150,9 +150,9 @@ def test_two_services_on_one_database_take_turns(url: str, job) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    found = stores[1].workload("j1")
-    assert found is not None
-    assert found.version == 101
+    result = stores[1].workload("j1")
+    assert result is not None
+    assert result.version == 101
     ids = [event.id for event in stores[0].events(0)]
     assert ids == list(range(1, 202))
     for store in stores:

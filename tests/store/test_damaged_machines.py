@@ -137,12 +137,12 @@ def test_a_damaged_report_hides_no_other_and_ends_with_the_next_one(sqlite_store
     for id in ("m-1", "m-2"):
         sqlite_store.machine_reports.join(id, "boot", {"gpus": 2}, 1.0)
     damage(sqlite_store, "machine_reports", column, "odd" if column == "report" else BLOB, "machine = 'm-1'")
-    found = {report.machine: report for report in sqlite_store.machine_reports.after(0)}
-    assert found["m-2"].facts == {"gpus": 2}
-    assert (found["m-1"].facts, found["m-1"].damaged[:9]) == ({}, "its repor")
+    result = {report.machine: report for report in sqlite_store.machine_reports.after(0)}
+    assert result["m-2"].facts == {"gpus": 2}
+    assert (result["m-1"].facts, result["m-1"].damaged[:9]) == ({}, "its repor")
     serial = sqlite_store.machine_reports.report("m-1", "boot", {"gpus": 2}, 2.0, 1)
     if column == "boot":
         assert serial is None, "which boot has joined cannot be guessed"
         assert sqlite_store.machine_reports.join("m-1", "another", {}, 2.0).outcome == "other"
     else:
-        assert sqlite_store.machine_reports.after(found["m-2"].serial)[0].facts == {"gpus": 2}
+        assert sqlite_store.machine_reports.after(result["m-2"].serial)[0].facts == {"gpus": 2}

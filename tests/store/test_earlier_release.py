@@ -75,9 +75,9 @@ def test_the_database_of_a_later_release_is_refused_in_words_and_left_as_it_is(
         for _ in range(2):
             with pytest.raises(StoreError) as refused:
                 open_store(url)
-            said = str(refused.value)
-            assert f"it is of version {newest}, and this one has versions up to {version}" in said
-            assert "install the newer one again, or restore the backup from before its upgrade" in said
+            message = str(refused.value)
+            assert f"it is of version {newest}, and this one has versions up to {version}" in message
+            assert "install the newer one again, or restore the backup from before its upgrade" in message
     assert contents(url) == before
     store = open_store(url)
     assert {row.id: row.state for row in store.active()} == {"runs": "running", "waits": "pending"}
@@ -97,9 +97,9 @@ def test_a_database_of_several_versions_at_once_is_refused_in_words_and_left_as_
     before = contents(url)
     with pytest.raises(StoreError) as refused:
         open_store(url)
-    said = str(refused.value)
-    assert f"is of several versions at once ({', '.join([*versions[-3 : -3 + others], versions[-1]])})" in said
-    assert "restore the backup into an empty database" in said
+    message = str(refused.value)
+    assert f"is of several versions at once ({', '.join([*versions[-3 : -3 + others], versions[-1]])})" in message
+    assert "restore the backup into an empty database" in message
     assert contents(url) == before
 
 

@@ -15,10 +15,10 @@ from makeway_quota.store.storage.job_sizes import OutputSize
 def counted(store: Store, owner: str) -> Counter[str]:
     """Count an account anew and return it by kind."""
     store.accounts.recount(owner)
-    found: Counter[str] = Counter()
+    result: Counter[str] = Counter()
     for line in store.accounts.listed(owner):
-        found[line.kind] += line.bytes
-    return found
+        result[line.kind] += line.bytes
+    return result
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -65,9 +65,9 @@ def test_the_jobs_that_keep_the_most_are_found_beside_many_that_share_a_file(sto
     store.add_workload(job("lives"), [("own", b"z" * 900_000, False)], now=2.0)
     ids = ["first", "alone", *(f"copy{number:02}" for number in range(60))]
     store.commit([Change(id, {"state": "succeeded", "ended_at": 5.0}) for id in ids], now=5.0)
-    found = store.job_sizes.largest("ana", 3)
-    assert (found[0].id, found[0].bytes) == ("alone", ROW_BYTES + PATH_BYTES + 3 + 100_000)
-    assert {one.bytes for one in found[1:]} == {ROW_BYTES + PATH_BYTES + 4}, "the file stays with the other copies"
+    result = store.job_sizes.largest("ana", 3)
+    assert (result[0].id, result[0].bytes) == ("alone", ROW_BYTES + PATH_BYTES + 3 + 100_000)
+    assert {one.bytes for one in result[1:]} == {ROW_BYTES + PATH_BYTES + 4}, "the file stays with the other copies"
     assert store.job_sizes.queued("ana") == ROW_BYTES
 
 

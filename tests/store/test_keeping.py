@@ -191,10 +191,10 @@ def test_stored_tests_of_preemption_get_their_new_name(url: str) -> None:
     finally:
         engine.dispose()
     store = open_store(url)
-    (found,) = store.active()
-    assert found.notice == Notice('a "kind":"rehearsal" of ana', 1.0, 31.0, "preempt_test", "rnd")
-    assert found.reason_code == "preempt_test"
-    assert [each.code for each in store.decisions(workload="j1")] == ["preempt_test"]
+    (result,) = store.active()
+    assert result.notice == Notice('a "kind":"rehearsal" of ana', 1.0, 31.0, "preempt_test", "rnd")
+    assert result.reason_code == "preempt_test"
+    assert [item.code for item in store.decisions(workload="j1")] == ["preempt_test"]
     store.close()
 
 
@@ -299,8 +299,8 @@ def test_a_database_without_machines_gets_their_tables_and_goes_back_with_what_i
         store.close()
         with engine.begin() as connection:
             command.downgrade(alembic_config(connection), "0019")
-            left = set(inspect(connection).get_table_names())
-            assert not {name for name in left if "machine" in name or "deployment" in name}
+            remaining = set(inspect(connection).get_table_names())
+            assert not {name for name in remaining if "machine" in name or "deployment" in name}
             assert connection.execute(text("SELECT name, value FROM serials")).all() == [("worker_reports", 7)]
         store = open_store(url)
         assert (store.machines.live(), store.deployments.list()) == ([], [])

@@ -24,11 +24,11 @@ class MirroredStore(CheckedStore):
             self.led = self.database.take_term("test", 0.0)
 
     def read(self, deployment: str) -> MachineRows:
-        expected, found = super().read(deployment), self.database.machines.read(deployment)
-        assert found.machines == tuple(sorted(expected.machines, key=attrgetter("id")))
-        assert sorted(found.backoffs, key=attrgetter("key")) == sorted(expected.backoffs, key=attrgetter("key"))
-        assert (found.closed, found.first_seen) == (expected.closed, expected.first_seen)
-        return found
+        expected, result = super().read(deployment), self.database.machines.read(deployment)
+        assert result.machines == tuple(sorted(expected.machines, key=attrgetter("id")))
+        assert sorted(result.backoffs, key=attrgetter("key")) == sorted(expected.backoffs, key=attrgetter("key"))
+        assert (result.closed, result.first_seen) == (expected.closed, expected.first_seen)
+        return result
 
     def commit(self, deployment: str, term: int, changes: MachineChanges) -> bool:
         self.lead()

@@ -54,9 +54,9 @@ async def test_machines_that_are_over_go_with_all_that_is_kept_of_them(store: St
     report = (await retention(store, START + 12 * DAY, keep(10)).sweep()).report["removed"]
     assert report["machines"] == 1
     assert [row.id for row in store.machines.machines("cloud")] == ["m-new", "m-live"]
-    found = counts(store)
-    assert (found["machines"], found["machine_requests"], found["machine_outputs"]) == (2, 2, 2)
-    assert (found["machine_reports"], found["spend_months"]) == (1, 1)
+    result = counts(store)
+    assert (result["machines"], result["machine_requests"], result["machine_outputs"]) == (2, 2, 2)
+    assert (result["machine_reports"], result["spend_months"]) == (1, 1)
     assert [(event.machine, event.state) for event in store.machine_log.events()] == [("m-new", "gone")]
     assert store.machine_reports.join("m-old", "boot", {}, 1.0).outcome == "over"
     again = await retention(store, START + 12 * DAY, keep(10)).sweep()

@@ -203,7 +203,7 @@ def test_every_change_of_a_report_is_found_by_its_serial(store: Store) -> None:
     reports.claim(KEY, "a", 1.0)
     reports.claim(SECOND, "b", 1.0)
     seen = reports.after(0)
-    assert [each.key for each in seen] == [KEY, SECOND]
+    assert [item.key for item in seen] == [KEY, SECOND]
     written = reports.write(KEY, {"step": 2}, 5.0)
     assert written is not None
     assert reports.after(seen[-1].serial) == [written]

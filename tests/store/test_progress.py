@@ -38,8 +38,8 @@ def keeper_of(store: Store) -> ProgressKeeper:
 
 def rows(store: Store) -> list[tuple[str, int]]:
     with store._database.read() as connection:
-        found = connection.execute(text("SELECT workload, length(progress) FROM progress ORDER BY workload"))
-        return [(row[0], row[1]) for row in found]
+        result = connection.execute(text("SELECT workload, length(progress) FROM progress ORDER BY workload"))
+        return [(row[0], row[1]) for row in result]
 
 
 def test_many_steps_are_one_write_and_one_row(keeper: ProgressKeeper, store: Store) -> None:
@@ -118,12 +118,12 @@ def test_whatever_a_job_writes_is_kept_small_and_readable(keeper: ProgressKeeper
     keeper.note("j1", 1, given)
     keeper.note("j2", 1, {"step": 1})
     keeper.write()
-    found = store.progress.of(["j1", "j2"])
-    assert "j2" in found
-    if "j1" in found:
-        text = json.dumps(found["j1"].report, allow_nan=False)
+    result = store.progress.of(["j1", "j2"])
+    assert "j2" in result
+    if "j1" in result:
+        text = json.dumps(result["j1"].report, allow_nan=False)
         assert len(text) < 8_000
-        assert read_progress(found["j1"].report) is not None
+        assert read_progress(result["j1"].report) is not None
 
 
 @pytest.mark.parametrize("given", [None, [], "x", 3, {}, {"step": None}, {"metrics": {}}, {"step": -1}])
@@ -262,6 +262,6 @@ def test_what_could_not_be_written_is_kept_and_gives_way_to_what_is_newer(
 @pytest.mark.parametrize("rate", [5e-324, 1e-300, 1e-10, 0, -1, 2**53, 1e299, float("nan"), float("inf"), "1", True])
 def test_a_rate_of_which_no_time_can_be_made_is_none(rate: object) -> None:
     """Cards show the seconds of a step, which would not even be a finite number."""
-    found = read_progress({"step": 1, "total": 5, "rate": rate})
-    assert found is not None
-    assert found.rate is None
+    result = read_progress({"step": 1, "total": 5, "rate": rate})
+    assert result is not None
+    assert result.rate is None

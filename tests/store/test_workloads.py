@@ -54,9 +54,9 @@ def test_any_text_is_kept_as_it_is(store: Store, job, name: str) -> None:
     files = [(f"f{name}"[:500], b"", False)]
     decision = NewDecision("submit", "j1", "rnd", name, "submitted", name, {name: name})
     store.add_workload(job(name=name, owner=f"o{name}", source=name, env={"A": name}), files, decision, now=1.0)
-    found = store.workload("j1")
-    assert found is not None
-    assert (found.name, found.owner, found.source, found.env) == (name, f"o{name}", name, {"A": name})
+    result = store.workload("j1")
+    assert result is not None
+    assert (result.name, result.owner, result.source, result.env) == (name, f"o{name}", name, {"A": name})
     assert store.files("j1")[0].path == files[0][0]
     assert store.workloads(owner=f"o{name}")[0][0].id == "j1"
     assert store.decisions("j1")[0].numbers == {name: name}
@@ -171,8 +171,8 @@ def test_pages_are_newest_first_and_lose_nothing(store: Store, job) -> None:
     seen: list[str] = []
     cursor = None
     while True:
-        found, cursor = store.workloads(limit=4, cursor=cursor)
-        seen += [workload.id for workload in found]
+        result, cursor = store.workloads(limit=4, cursor=cursor)
+        seen += [workload.id for workload in result]
         if cursor is None:
             break
     assert seen == sorted(seen, key=lambda id: (int(id[1:]) // 10, id), reverse=True)
@@ -292,10 +292,10 @@ def test_every_change_reads_back(tmp_path_factory: pytest.TempPathFactory, steps
         for step in steps:
             assert store.commit([Change("j1", step)], now=2.0) == {"j1"}
             expected |= step
-        found = store.workload("j1")
-        assert found is not None
-        assert found.version == 1 + len(steps)
-        assert {name: getattr(found, name) for name in expected} == expected
+        result = store.workload("j1")
+        assert result is not None
+        assert result.version == 1 + len(steps)
+        assert {name: getattr(result, name) for name in expected} == expected
     finally:
         store.close()
 

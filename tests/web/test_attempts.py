@@ -48,8 +48,8 @@ class Worker:
     async def claim(self) -> dict[str, Any]:
         answer = await self.post("claim", INSTANCE)
         assert answer.status_code == 200, answer.text
-        found: dict[str, Any] = answer.json()
-        return found
+        result: dict[str, Any] = answer.json()
+        return result
 
     async def send(self, kind: str, offset: int, data: bytes, **params: Any) -> httpx2.Response:
         return await self.http.post(f"{self.path}/outputs/{kind}", params={"offset": offset, **params}, content=data)

@@ -304,5 +304,5 @@ async def test_pages_of_deployments_are_for_administrators(web: Portal) -> None:
     check(await ana.post(FORM, data=form | {"document": CLOUD, "version": "1", "action": "save"}), 403)
     foreign = await root.post(f"{PREFIX}deployments/cloud", data={"action": "delete"})
     assert foreign.status_code == 403, "without the token of the page"
-    [found] = store_of(web).deployments.list()
-    assert (found.version, found.deleting) == (1, False)
+    [result] = store_of(web).deployments.list()
+    assert (result.version, result.deleting) == (1, False)

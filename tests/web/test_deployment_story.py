@@ -212,8 +212,8 @@ async def test_each_field_explains_itself_to_pointer_keyboard_and_screen_reader(
         await other.goto(f"{world.address}?login_token=root")
         await other.goto(f"{world.address}deployment-form")
         await other.evaluate(AXE.read_text(encoding="utf-8"))
-        found = await other.evaluate("() => axe.run(document.querySelector('main') ?? document)")
-        assert [(rule["id"], [node["html"][:120] for node in rule["nodes"]]) for rule in found["violations"]] == []
+        result = await other.evaluate("() => axe.run(document.querySelector('main') ?? document)")
+        assert [(rule["id"], [node["html"][:120] for node in rule["nodes"]]) for rule in result["violations"]] == []
 
 
 @pytest.mark.covers("F79", "F62", "F68")

@@ -29,8 +29,8 @@ machine_types:
 async def saved(web: Portal, text: str = CLOUD, version: int | None = 0) -> dict[str, Any]:
     answer = await web.as_("root").put(AT, json={"document": text, "version": version})
     assert answer.status_code == 200, answer.text
-    found: dict[str, Any] = answer.json()
-    return found
+    result: dict[str, Any] = answer.json()
+    return result
 
 
 def store_of(web: Portal) -> Store:
@@ -289,7 +289,7 @@ async def test_machines_and_their_money_are_metrics(web: Portal) -> None:
     )
     assert store.machines.commit("cloud", term, MachineChanges(backoffs=backoffs))
     assert store.deployments.save("damaged", "provider: moon", 0, "root", 1.0)
-    found = await numbers()
+    result = await numbers()
     for line in (
         'makeway_machines{deployment="cloud",state="ready",type="gpu-2"} 2.0',
         'makeway_machines{deployment="cloud",state="terminating",type="gpu-2"} 1.0',
@@ -298,9 +298,9 @@ async def test_machines_and_their_money_are_metrics(web: Portal) -> None:
         'makeway_machine_spend{currency="EUR",deployment="cloud",period="hour"} 6.2',
         'makeway_machine_budget{currency="EUR",deployment="cloud",period="hour"} 6.5',
     ):
-        assert line in found, found
-    assert not [line for line in found if 'failure="quota"' in line], "it is over"
-    assert not [line for line in found if "makeway_machine_budget" in line and 'period="month"' in line]
+        assert line in result, result
+    assert not [line for line in result if 'failure="quota"' in line], "it is over"
+    assert not [line for line in result if "makeway_machine_budget" in line and 'period="month"' in line]
     stored = store.deployments.read("cloud")
     assert stored is not None
     store.deployments.delete("cloud", stored.version, "root", now)
@@ -314,8 +314,8 @@ async def test_machines_and_their_money_are_metrics(web: Portal) -> None:
 async def test_further_deployments_are_one_series_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "_deployments", set())
     monkeypatch.setattr(metrics, "MAX_DEPLOYMENTS", 2)
-    found = [metrics.DeploymentNumbers(f"d{n}", None, (machine(id=f"m-{n}", deployment=f"d{n}"),)) for n in range(5)]
-    metrics.show_deployments(found, 0.0)
+    result = [metrics.DeploymentNumbers(f"d{n}", None, (machine(id=f"m-{n}", deployment=f"d{n}"),)) for n in range(5)]
+    metrics.show_deployments(result, 0.0)
     text = metrics.render().decode()
     assert 'makeway_machines{deployment="d1",state="requested",type="g2"} 1.0' in text
     assert 'makeway_machines{deployment="other",state="requested",type="g2"} 3.0' in text

@@ -47,12 +47,12 @@ REQUESTS: tuple[tuple[str, str, dict[str, Any]], ...] = (
 
 async def answers(web: Portal, user: str) -> list[tuple[int, str, bytes]]:
     client = web.as_(user)
-    found = []
+    result = []
     for method, path, more in REQUESTS:
         headers = {"Content-Type": "application/json", **more.get("headers", {})}
         answer = await client.request(method, API + path, **(more | {"headers": headers}))
-        found.append((answer.status_code, answer.headers["content-type"], answer.content))
-    return found
+        result.append((answer.status_code, answer.headers["content-type"], answer.content))
+    return result
 
 
 @pytest.mark.parametrize("user", ["ana", "root"])
@@ -92,8 +92,8 @@ async def test_a_job_is_submitted_without_fastapi(web: Portal, monkeypatch: pyte
 def test_the_routes_that_are_called_often_have_a_plan(operation: str) -> None:
     [route] = (
         route
-        for each in api.ROUTERS
-        for route in each.routes
+        for item in api.ROUTERS
+        for route in item.routes
         if isinstance(route, APIRoute) and route.operation_id == operation
     )
     assert direct_call(route) is not None

@@ -85,10 +85,10 @@ def problem(answer: bytes, status: int, *words: str) -> None:
     assert head.startswith(b"HTTP/1.1 %d " % status), answer[:500]
     assert b"\r\nconnection: close" in head
     assert b"\r\ncontent-type: application/problem+json" in head
-    found = json.loads(body)
-    assert found["status"] == status
+    result = json.loads(body)
+    assert result["status"] == status
     for word in words:
-        assert word in found["detail"]
+        assert word in result["detail"]
 
 
 @pytest.mark.parametrize(

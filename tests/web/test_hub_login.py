@@ -45,14 +45,14 @@ class Hub:
     async def user(self, request: Request) -> Response:
         self.asked.append("user")
         token = request.headers["authorization"].split()[-1]
-        found = self.tokens.get(token)
-        return Response(json.dumps(found or {"status": 403}), status_code=200 if found else 403)
+        result = self.tokens.get(token)
+        return Response(json.dumps(result or {"status": 403}), status_code=200 if result else 403)
 
     async def of_name(self, name: str, request: Request) -> Response:
         self.asked.append(name)
         assert request.headers["authorization"] == "token service-token"
-        found = self.users.get(name)
-        return Response(json.dumps(found or {}), status_code=200 if found else 404)
+        result = self.users.get(name)
+        return Response(json.dumps(result or {}), status_code=200 if result else 404)
 
     async def token(self, request: Request) -> Response:
         form = parse_qs((await request.body()).decode())

@@ -29,14 +29,14 @@ class Reader(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        found = dict(attrs)
-        if tag == "style" or (tag == "script" and "src" not in found) or "style" in found:
+        result = dict(attrs)
+        if tag == "style" or (tag == "script" and "src" not in result) or "style" in result:
             self.inline.append(self.get_starttag_text() or tag)
-        self.inline += [f"{tag} {name}" for name in found if name.startswith(("on", "hx-on"))]
-        if found.get("id"):
-            self.ids.append(str(found["id"]))
-        if found.get("aria-labelledby"):
-            self.labelled.append(str(found["aria-labelledby"]))
+        self.inline += [f"{tag} {name}" for name in result if name.startswith(("on", "hx-on"))]
+        if result.get("id"):
+            self.ids.append(str(result["id"]))
+        if result.get("aria-labelledby"):
+            self.labelled.append(str(result["aria-labelledby"]))
 
     def handle_data(self, data: str) -> None:
         self.words.append(data)
@@ -86,12 +86,12 @@ async def test_pages_say_that_the_cluster_cannot_be_read(web: Portal) -> None:
     assert "as they were seen last" not in words(check(await root.get(PREFIX)))
     web.backend.problem = "the Kubernetes API server does not answer"
     await web.run.converged()
-    said = "as they were seen last, and nothing starts: the Kubernetes API server does not answer."
+    message = "as they were seen last, and nothing starts: the Kubernetes API server does not answer."
     live = ("panel", f"jobs/{id}", "nodes/virtual-1", "teams/rnd")
-    for path in (*(f"live/{each}" for each in live), "nodes", "workloads"):
-        assert said in words((await root.get(PREFIX + path)).text), path
+    for path in (*(f"live/{item}" for item in live), "nodes", "workloads"):
+        assert message in words((await root.get(PREFIX + path)).text), path
     offers = await web.run.client("ana").offers(kind="session")
-    assert said in (offers.problem or "")
+    assert message in (offers.problem or "")
 
 
 @pytest.mark.covers("F37", "F40", "N16", "N22")

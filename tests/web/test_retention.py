@@ -9,7 +9,7 @@ from web.portal import API, Portal
 @pytest.mark.covers("N25")
 async def test_the_retention_is_shown_to_administrators(web: Portal) -> None:
     before = (await web.as_("root").get(f"{API}/retention")).json()
-    assert [(each["kind"], each["days"]) for each in before["kept"]] == [
+    assert [(item["kind"], item["days"]) for item in before["kept"]] == [
         ("workloads", 90.0),
         ("decisions", 90.0),
         ("events", 7.0),
@@ -18,7 +18,7 @@ async def test_the_retention_is_shown_to_administrators(web: Portal) -> None:
     sweep = await web.run.service.retention.sweep()
     after = (await web.as_("root").get(f"{API}/retention")).json()
     assert after["removed"] == sweep.report["removed"]
-    assert [each["count"] > 0 for each in after["kept"]] == [True, True, True]
+    assert [item["count"] > 0 for item in after["kept"]] == [True, True, True]
     assert after["database_bytes"] > 0
     assert after["at"]
     assert (await web.as_("ana").get(f"{API}/retention")).status_code == 403

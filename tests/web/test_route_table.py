@@ -58,8 +58,8 @@ def every_route() -> list[tuple[str, APIRoute]]:
     return [
         (prefix + route.path, route)
         for prefix, routers in below
-        for each in routers
-        for route in each.routes
+        for item in routers
+        for route in item.routes
         if isinstance(route, APIRoute)
     ]
 

@@ -202,8 +202,8 @@ async def test_metrics_at_the_root_take_the_token_that_is_set(tmp_path: Path) ->
         for sent in ({}, {"Authorization": "Bearer other"}, {"Authorization": "token s3cret"}):
             refused = await outsider.get("/metrics", headers=sent)
             assert (refused.status_code, refused.json()["code"]) == (401, "unauthorized")
-        found = await outsider.get("/metrics", headers={"Authorization": "Bearer s3cret"})
-        assert "makeway_gpus" in found.text
+        result = await outsider.get("/metrics", headers={"Authorization": "Bearer s3cret"})
+        assert "makeway_gpus" in result.text
 
 
 async def test_every_route_says_how_it_refuses(web: Portal) -> None:

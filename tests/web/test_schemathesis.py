@@ -80,8 +80,8 @@ class Guns:
     def at_all(self, each: int) -> int:
         """Send `each` valid and as many invalid requests to every operation; answers how many there were."""
         document = httpx2.get(f"{self.url}{API}/openapi.json", timeout=60).json()
-        for found in schemathesis.openapi.from_dict(document).get_all_operations():
-            operation: Any = found.ok()
+        for result in schemathesis.openapi.from_dict(document).get_all_operations():
+            operation: Any = result.ok()
             if operation.definition.raw["operationId"] == "events":
                 continue  # a stream has no end; test_stream.py is about it
             for mode in GenerationMode:

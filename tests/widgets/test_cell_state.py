@@ -78,8 +78,8 @@ class Cell:
 
     @property
     def error(self) -> dict[str, str]:
-        found: dict[str, str] = json.loads((self.folder / "error").read_text())
-        return found
+        result: dict[str, str] = json.loads((self.folder / "error").read_text())
+        return result
 
 
 # -- what objects share ----------------------------------------------------------------------------------------------

@@ -38,8 +38,8 @@ class Ran:
 
     @property
     def error(self) -> dict[str, str]:
-        found: dict[str, str] = json.loads(self.error_file.read_text())
-        return found
+        result: dict[str, str] = json.loads(self.error_file.read_text())
+        return result
 
 
 @pytest.mark.parametrize(

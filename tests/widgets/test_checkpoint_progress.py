@@ -30,18 +30,18 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def shown(tmp_path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = progress(tmp_path)["progress"]
-    return found
+    result: dict[str, Any] = progress(tmp_path)["progress"]
+    return result
 
 
 def test_the_loop_reports_steps_and_their_rate(job: ModuleType, tmp_path: Path, clock: list[float]) -> None:
     for step in job.loop(10):
         job.report(loss=1.0 / (step + 1))
         clock[0] += 2.0
-    found = shown(tmp_path)
-    assert (found["step"], found["total"], found["rate"]) == (10, 10, 0.5)
-    assert found["metrics"] == {"loss": 0.1}
-    assert found["curve"]["name"] == "loss"
+    result = shown(tmp_path)
+    assert (result["step"], result["total"], result["rate"]) == (10, 10, 0.5)
+    assert result["metrics"] == {"loss": 0.1}
+    assert result["curve"]["name"] == "loss"
 
 
 def test_many_steps_are_few_writes_and_the_last_one_is_there(
@@ -186,9 +186,9 @@ def test_progress_and_checkpoints_do_not_overwrite_each_other(job: ModuleType, t
     with job.saving(5):
         pass
     job.done()
-    found = progress(tmp_path)
-    assert (found["step"], found["progress"]["step"]) == (5, 7)
-    assert found["completed_at"]
+    result = progress(tmp_path)
+    assert (result["step"], result["progress"]["step"]) == (5, 7)
+    assert result["completed_at"]
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "3", '{"progress": 4}', "[" * 100_000, "1" * 5000], ids=len)
@@ -285,8 +285,8 @@ def test_the_launcher_sends_what_is_small_and_keeps_it_out_of_the_termination_me
     attempt = Attempt({"attempt": 1, "directory": str(tmp_path)})
     (tmp_path / "attempt-1").mkdir()
     Path(attempt.path("progress.json")).write_text(json.dumps({"progress": written}))
-    found = report_of(attempt, None)
-    assert found["progress"] == sent
-    assert without_progress(found) == {key: value for key, value in found.items() if key != "progress"}
-    write_termination_message(str(tmp_path / "message"), {**found, "exit": {"message": "failed"}}, [])
+    result = report_of(attempt, None)
+    assert result["progress"] == sent
+    assert without_progress(result) == {key: value for key, value in result.items() if key != "progress"}
+    write_termination_message(str(tmp_path / "message"), {**result, "exit": {"message": "failed"}}, [])
     assert "progress" not in json.loads((tmp_path / "message").read_text())

@@ -64,11 +64,11 @@ def test_every_surface_says_the_risk_over_quota_with_the_same_words() -> None:
 def test_the_condition_over_quota_is_written_once_in_the_code() -> None:
     spelled = re.compile(r"(owners? needs? (them|it|their)|reserved (them|the GPUs) needs (them|it))")
     folders = ("quota_service", "widgets", "spawner", "hub_config")
-    found = [
+    result = [
         str(file.relative_to(ROOT))
         for folder in folders
         for kind in ("*.py", "*.html", "*.js", "*.ts")
         for file in (ROOT / folder).rglob(kind)
         if spelled.search(file.read_text(encoding="utf-8"))
     ]
-    assert found == ["quota_service/makeway_api/bars.py"]
+    assert result == ["quota_service/makeway_api/bars.py"]

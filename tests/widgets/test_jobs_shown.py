@@ -33,15 +33,15 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 def test_a_repr_asks_the_service_nothing(silent: list[str]) -> None:
     """A tooltip over a list of nine must not wait for a service that is silent."""
-    found = Jobs(Job(job(id=f"j-{n}")) for n in range(9))
-    for each in found:
-        each._at -= 3600
-        each._known_at -= timedelta(hours=1)
-        assert "running" in repr(each)
-        assert "running" in each._repr_html_()
-    assert "running" in repr(found)
-    assert "running" in repr({"jobs": found})
-    assert found._repr_mimebundle_()["text/html"]
+    result = Jobs(Job(job(id=f"j-{n}")) for n in range(9))
+    for item in result:
+        item._at -= 3600
+        item._known_at -= timedelta(hours=1)
+        assert "running" in repr(item)
+        assert "running" in item._repr_html_()
+    assert "running" in repr(result)
+    assert "running" in repr({"jobs": result})
+    assert result._repr_mimebundle_()["text/html"]
     assert silent == []
 
 
@@ -55,19 +55,27 @@ def test_what_is_shown_says_of_which_time_it_is(silent: list[str]) -> None:
 
 def test_sums_copies_and_slices_of_jobs_are_jobs() -> None:
     one, two = Job(job(id="j-1")), Job(job(id="j-2"))
-    found, other = Jobs([one], owner=True), Jobs([two])
-    for made in (found + other, found.copy(), copy.copy(found), found[:1], found * 2, 2 * found, found.__radd__([two])):
+    result, other = Jobs([one], owner=True), Jobs([two])
+    for made in (
+        result + other,
+        result.copy(),
+        copy.copy(result),
+        result[:1],
+        result * 2,
+        2 * result,
+        result.__radd__([two]),
+    ):
         assert type(made) is Jobs
         assert made.owner
         assert "OWNER" in repr(made)
-    assert (found + other)[1] is two
-    assert list(found) == [one]
+    assert (result + other)[1] is two
+    assert list(result) == [one]
 
 
 def test_jobs_of_the_service_name_their_teams_by_title(ana: Client) -> None:
     made = ana.submit(JobRequest(name="titled", command=["sleep", "60"], profile="gpu1"))
     assert made.titles == {"rnd": "R&D"}
-    (listed,) = (each for each in ana.jobs(mine=True).jobs if each.id == made.id)
+    (listed,) = (item for item in ana.jobs(mine=True).jobs if item.id == made.id)
     assert listed.title("rnd") == "R&D"
     assert "team R&D" in repr(Job(made))
     answer = ana.dry_run(JobRequest(command=["true"], profile="gpu1"))

@@ -79,10 +79,10 @@ def test_each_way_to_refuse_a_file_has_its_words(
 ) -> None:
     with monkeypatch.context() as patched:
         refusing(patched, call, number)
-        said = write_failure(str(tmp_path / "checkpoints"))
-    assert words in said
-    assert said.endswith("An administrator has to act")
-    assert "{" not in said
+        message = write_failure(str(tmp_path / "checkpoints"))
+    assert words in message
+    assert message.endswith("An administrator has to act")
+    assert "{" not in message
 
 
 def test_a_failure_when_the_file_is_closed_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,8 +94,8 @@ def test_a_failure_when_the_file_is_closed_counts(tmp_path: Path, monkeypatch: p
 
     with monkeypatch.context() as patched:
         patched.setattr(checkpoint_check.os, "close", refuse)
-        said = write_failure(str(tmp_path))
-    assert "its volume is full" in said
+        message = write_failure(str(tmp_path))
+    assert "its volume is full" in message
 
 
 @pytest.mark.parametrize("call", ["makedirs", "open", "write", "fsync", "replace"])
@@ -108,20 +108,20 @@ def test_a_volume_that_hangs_holds_nothing_up(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(checkpoint_check.os, call, hang)
     try:
-        said = write_failure(str(tmp_path / "checkpoints"), seconds=0.02)
+        message = write_failure(str(tmp_path / "checkpoints"), seconds=0.02)
     finally:
         hangs.set()
-    assert "its volume did not answer within" in said
+    assert "its volume did not answer within" in message
 
 
 def test_workers_of_a_gang_check_side_by_side_and_leave_nothing(tmp_path: Path) -> None:
-    found: list[str] = []
-    threads = [threading.Thread(target=lambda: found.append(write_failure(str(tmp_path / "one")))) for _ in range(16)]
+    result: list[str] = []
+    threads = [threading.Thread(target=lambda: result.append(write_failure(str(tmp_path / "one")))) for _ in range(16)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [""] * 16
+    assert result == [""] * 16
     assert os.listdir(tmp_path / "one") == []
 
 
@@ -147,8 +147,8 @@ def test_a_folder_of_root_is_refused_to_the_user_of_jobs(tmp_path: Path) -> None
         if parent == Path("/tmp"):
             break
         parent.chmod(0o755)
-    said = as_user(1000, code, launcher, str(volume / "j-1"))
-    assert "user 1000 (group 1000) may not write there" in said
+    message = as_user(1000, code, launcher, str(volume / "j-1"))
+    assert "user 1000 (group 1000) may not write there" in message
     volume.chmod(0o2775)
     os.chown(volume, 0, 1000)
     assert as_user(1000, code, launcher, str(volume / "j-1")) == ""

@@ -39,8 +39,8 @@ class Watcher:
 
     def until(self, good: Callable[[Picture], bool], seconds: float = 45) -> Picture:
         with self._news:
-            found = self._news.wait_for(lambda: self.pictures and good(self.pictures[-1]), seconds)
-            assert found, self.pictures[-1:]
+            result = self._news.wait_for(lambda: self.pictures and good(self.pictures[-1]), seconds)
+            assert result, self.pictures[-1:]
             return self.pictures[-1]
 
 

@@ -54,8 +54,8 @@ def running(
 def says(notebook: Notebook, job: Job, words: str, seconds: float = 60) -> None:
     """Wait until the code of a job has printed the words: it runs long before its first line does."""
     deadline = time.monotonic() + seconds
-    while words not in (said := notebook.run(f"%logs {job.id}").out):
-        assert time.monotonic() < deadline, said
+    while words not in (message := notebook.run(f"%logs {job.id}").out):
+        assert time.monotonic() < deadline, message
 
 
 def sentence(shown: EngineView) -> str:

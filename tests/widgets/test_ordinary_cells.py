@@ -32,13 +32,13 @@ class OrdinaryCell:
 
 
 def read() -> list[OrdinaryCell]:
-    found = []
+    result = []
     for part in re.split(r"^### ", FILE.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
         blocks = {kind: (options.strip(), source) for kind, options, source in BLOCK.findall(part)}
         facts = {name: text.replace("``", "`") for name, text in FACT.findall(part)}
         options, source = blocks["job"]
-        found.append(OrdinaryCell(part.splitlines()[0], source, options, blocks.get("notebook", ("", ""))[1], facts))
-    return found
+        result.append(OrdinaryCell(part.splitlines()[0], source, options, blocks.get("notebook", ("", ""))[1], facts))
+    return result
 
 
 CELLS = read()

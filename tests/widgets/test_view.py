@@ -48,8 +48,8 @@ class Tags(HTMLParser):
 
 def boxes(drawn: str, kind: str) -> list[tuple[float, float]]:
     """Return left edge and width of each box of a kind."""
-    found = re.findall(rf'class="mw-{kind}" style="[^"]*left:([\d.]+)px;[^"]*width:([\d.]+)px', drawn)
-    return [(float(left), float(width)) for left, width in found]
+    result = re.findall(rf'class="mw-{kind}" style="[^"]*left:([\d.]+)px;[^"]*width:([\d.]+)px', drawn)
+    return [(float(remaining), float(width)) for remaining, width in result]
 
 
 def widths(drawn: str, kind: str) -> float:
@@ -102,14 +102,14 @@ def test_an_empty_bar_and_one_of_user_input_are_sound_markup() -> None:
 
 
 def test_a_cluster_that_cannot_be_read_is_said() -> None:
-    said = "Nodes and jobs are shown as they were seen last, and nothing starts: the server is away."
-    shown = teams.Gpus(offers().model_copy(update={"problem": said}))
+    message = "Nodes and jobs are shown as they were seen last, and nothing starts: the server is away."
+    shown = teams.Gpus(offers().model_copy(update={"problem": message}))
     usage = Usage(at=NOW, teams=[team()], total=10, used=4, free=6, virtual=True)
-    assert repr(shown).startswith(said)
-    for problem in (None, said):
+    assert repr(shown).startswith(message)
+    for problem in (None, message):
         known = teams.Picture(usage=usage.model_copy(update={"problem": problem}), teams=("rnd",), at=NOW)
-        assert (said in teams.live(known)) is (problem is not None)
-    assert said in shown._repr_html_()
+        assert (message in teams.live(known)) is (problem is not None)
+    assert message in shown._repr_html_()
 
 
 @pytest.mark.parametrize("message", ["", "saved at step 12; its last save took 5 s", "exit code 1"])
@@ -236,15 +236,15 @@ def test_one_line_says_what_i_can_have_now() -> None:
         profile="gpu4", team="rnd", code="ready_after_reclaim", message="", seconds=30,
         victims=[Victim(id="j", name="x", team="devops", owner="bo", gpus=2)],
     )  # fmt: skip
-    found = [
+    result = [
         Offer(profile=p, team="rnd", code=c, message="") for p, c in (("gpu1", "ready_now"), ("gpu2", "ready_now"))
     ]
-    found += [gpu4, Offer(profile="gpu8", team="rnd", code="waits", message="")]
+    result += [gpu4, Offer(profile="gpu8", team="rnd", code="waits", message="")]
     assert (
-        teams.now_line(offers(*found))
+        teams.now_line(offers(*result))
         == "Now: gpu1 and gpu2 at once, gpu4 within 30 s (jobs on 2 GPUs make way), gpu8 would wait."
     )
-    both = offers(found[0], Offer(profile="gpu1", team="ml", code="refused", message=""), teams=("rnd", "ml"))
+    both = offers(result[0], Offer(profile="gpu1", team="ml", code="refused", message=""), teams=("rnd", "ml"))
     assert teams.now_line(both) == "Now: RND: gpu1 at once; ml: gpu1 is refused."
     assert teams.now_line(offers()) == "Now: no profile is open to you."
 

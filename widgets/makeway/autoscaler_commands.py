@@ -136,20 +136,20 @@ EVENTS: Sequence[Column[MachineEvent, str]] = (
 
 
 def _list(args: argparse.Namespace) -> int:
-    found = client().deployments()
+    result = client().deployments()
     if args.json:
-        print_json(found)
+        print_json(result)
     else:
-        print(text_table(DEPLOYMENTS, found) if found else "There are no deployments of machines.")
+        print(text_table(DEPLOYMENTS, result) if result else "There are no deployments of machines.")
     return 0
 
 
 def _get(args: argparse.Namespace) -> int:
-    found = client().deployment(args.name)
+    result = client().deployment(args.name)
     if args.json:
-        print_json([found], single=True)
+        print_json([result], single=True)
     else:
-        print(found.document or "", end="")
+        print(result.document or "", end="")
     return 0
 
 
@@ -230,13 +230,13 @@ def _machines(args: argparse.Namespace) -> int:
 
 
 def _machine(args: argparse.Namespace) -> int:
-    found: MachineDetail = client().deployment_machine(args.name, args.id)
+    result: MachineDetail = client().deployment_machine(args.name, args.id)
     if args.json:
-        print_json([found], single=True)
+        print_json([result], single=True)
         return 0
-    print(text_table(MACHINES, [found]))
-    print(text_table(EVENTS, found.events))
-    for output in found.outputs:
+    print(text_table(MACHINES, [result]))
+    print(text_table(EVENTS, result.events))
+    for output in result.outputs:
         ended = "" if output.exit_code is None else f", exit code {output.exit_code}"
         cut = f", {count(output.omitted, 'character')} left out" if output.omitted else ""
         print(f"── {output.kind}{ended}{cut}")
@@ -245,9 +245,9 @@ def _machine(args: argparse.Namespace) -> int:
 
 
 def _log(args: argparse.Namespace) -> int:
-    found = client().deployment_log(args.name, args.limit, args.before)
+    result = client().deployment_log(args.name, args.limit, args.before)
     if args.json:
-        print_json(found)
+        print_json(result)
     else:
-        print(text_table(EVENTS, found) if found else "Nothing happened yet.")
+        print(text_table(EVENTS, result) if result else "Nothing happened yet.")
     return 0

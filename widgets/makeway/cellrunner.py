@@ -146,8 +146,8 @@ def _end_loop(loop: asyncio.AbstractEventLoop) -> None:
     """Cancel the tasks that still run and close the loop, in a bounded time."""
     with contextlib.suppress(BaseException):
         if tasks := asyncio.all_tasks(loop):
-            if left := [task for task in tasks if task.get_name() != CELL]:
-                print(f"Makeway: cancelled at the end of the cell: asyncio tasks {len(left)}.", file=sys.stderr)
+            if remaining := [task for task in tasks if task.get_name() != CELL]:
+                print(f"Makeway: cancelled at the end of the cell: asyncio tasks {len(remaining)}.", file=sys.stderr)
             for task in tasks:
                 task.cancel()
             loop.run_until_complete(asyncio.wait(tasks, timeout=CANCEL_SECONDS))
@@ -364,8 +364,8 @@ class Display:
 
     def display(self, *objects: Any, **_: Any) -> None:
         """Print objects as a notebook shows them in plain text."""
-        for each in objects:
-            print(repr(each))
+        for item in objects:
+            print(repr(item))
 
     update = display
 

@@ -193,16 +193,16 @@ def agreed() -> bool:
     """
     if not _on_cluster():
         return False
-    if found := bool(_parts.ranks.exchange([requested()])[0]):
+    if result := bool(_parts.ranks.exchange([requested()])[0]):
         _parts.heard()
-    return found
+    return result
 
 
 def latest(name: str = "") -> Path | None:
     """Return the newest complete checkpoint of `saving` or `loop` (of that name), or None; never a half-written one."""
     _signals.install()
-    found = _folder(name).complete()
-    return found[-1] if found else None
+    result = _folder(name).complete()
+    return result[-1] if result else None
 
 
 def step_of(checkpoint: Path | None) -> int:

@@ -37,7 +37,7 @@ def document(file: str) -> str:
 
 def print_issues(file: str, check: PolicyCheck) -> None:
     """Print what is wrong or odd in a document to standard error, each with its line."""
-    for issue, kind in [*((each, "") for each in check.issues), *((each, "warning: ") for each in check.warnings)]:
+    for issue, kind in [*((item, "") for item in check.issues), *((item, "warning: ") for item in check.warnings)]:
         where = ":".join(str(part) for part in (file, issue.line) if part is not None)
         message = f"{issue.where}: {kind}{issue.message}" if issue.where else f"{kind}{issue.message}"
         print(f"{where}: {message}", file=sys.stderr)

@@ -47,11 +47,11 @@ def add_credentials(verbs: Any, verb: Verb) -> None:
 
 
 def _list(args: argparse.Namespace) -> int:
-    found = client().credentials()
+    result = client().credentials()
     if args.json:
-        print_json(found)
+        print_json(result)
     else:
-        print(text_table(COLUMNS, found) if found else "There are no credentials.")
+        print(text_table(COLUMNS, result) if result else "There are no credentials.")
     return 0
 
 

@@ -66,7 +66,7 @@ class Picture:
 
     def title(self, team: str | None) -> str:
         """Return the title of a team, or its id where it is not known."""
-        titles = {each.team: each.title for each in self.usage.teams} if self.usage else {}
+        titles = {item.team: item.title for item in self.usage.teams} if self.usage else {}
         return titles.get(team or "") or team or ""
 
 
@@ -197,8 +197,8 @@ def banner_blocks(picture: Picture) -> list[Block]:
 
 def banners(picture: Picture) -> Markup:
     """Return the banners in HTML; empty without any."""
-    found = banner_blocks(picture)
-    return html(found) if found else Markup("")
+    result = banner_blocks(picture)
+    return html(result) if result else Markup("")
 
 
 def live_parts(picture: Picture, paused: str = "") -> list[list[Block]]:

@@ -94,9 +94,9 @@ class ArtifactBucket:
             pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=self._prefix)
             held: list[Stored] = []  # the uploads of a page's last content: the next page may have more of them
             for page in pages:
-                found = held + [stored for each in page.get("Contents", ()) if (stored := self._stored(each))]
-                held = [stored for stored in found if stored.digest == found[-1].digest]
-                yield _superseded(found[: len(found) - len(held)])
+                result = held + [stored for item in page.get("Contents", ()) if (stored := self._stored(item))]
+                held = [stored for stored in result if stored.digest == result[-1].digest]
+                yield _superseded(result[: len(result) - len(held)])
             yield _superseded(held)
             yield self._incomplete()
 
@@ -169,12 +169,12 @@ class ArtifactBucket:
 
     def _newest(self, digest: str) -> tuple[Stored | None, float]:
         """Return the newest upload of a content, and the time by the storage's clock."""
-        found, now = self._uploads(digest)
-        return max(found, key=lambda stored: (stored.at, stored.place), default=None), now
+        result, now = self._uploads(digest)
+        return max(result, key=lambda stored: (stored.at, stored.place), default=None), now
 
     def _uploads(self, digest: str) -> tuple[list[Stored], float]:
         answer = self._client.list_objects_v2(Bucket=self._bucket, Prefix=f"{self._prefix}{digest}/")
-        return [stored for each in answer.get("Contents", ()) if (stored := self._stored(each))], _date(answer)
+        return [stored for item in answer.get("Contents", ()) if (stored := self._stored(item))], _date(answer)
 
     def _downloaded(self, digest: str) -> Iterator[bytes]:
         with self._explained():

@@ -75,7 +75,7 @@ class ArtifactFolder:
         failed: OSError | None = None
         for folder in folders:
             try:
-                part = [found for path in sorted(folder.iterdir()) if (found := self._stored(path)) is not None]
+                part = [result for path in sorted(folder.iterdir()) if (result := self._stored(path)) is not None]
             except FileNotFoundError:
                 continue
             except OSError as error:

@@ -38,16 +38,16 @@ def month_of(now: float, zone: ZoneInfo) -> tuple[str, float]:
 
 def spent_by_month(machine: Machine, end: float, zone: ZoneInfo) -> dict[str, int]:
     """Return what a machine costs from its request to `end`, by month; nothing where its price is not known."""
-    found: dict[str, int] = {}
+    result: dict[str, int] = {}
     at = machine.requested_at
     while machine.price is not None and at < end:
         month, start = month_of(at, zone)
         started = datetime.fromtimestamp(start, zone)
         following = month_of((started + timedelta(days=32)).timestamp(), zone)[1]
         until = min(end, following)
-        found[month] = found.get(month, 0) + cost(machine.price, until - at)
+        result[month] = result.get(month, 0) + cost(machine.price, until - at)
         at = until
-    return found
+    return result
 
 
 @dataclass(frozen=True, slots=True)

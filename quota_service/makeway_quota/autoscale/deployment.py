@@ -137,8 +137,8 @@ class Deployment:
 
     def windows(self, name: str) -> Windows:
         """Return the time-outs of machines of a type; of one that is not there any more, those of the deployment."""
-        found = self.type(name)
-        spin_up = found.spin_up_timeout if found else Windows().spin_up_timeout
+        result = self.type(name)
+        spin_up = result.spin_up_timeout if result else Windows().spin_up_timeout
         alarm = SCALE_DOWN if self.provider == CLUSTER else Windows().alarm
         return Windows(self.request_timeout, spin_up, self.lost_after, self.visibility, alarm=alarm)
 

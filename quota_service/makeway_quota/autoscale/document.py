@@ -212,8 +212,8 @@ def read_deployment(text: str, file: str = "deployment.yaml", pools: Collection[
     except UnreadableDocument as error:
         raise PolicyInvalid(error.issues(file)) from None
     given = source.value.get("machine_types") if isinstance(source.value, dict) else None
-    top, found = validate_partly(DeploymentTable, source.value, {"slugs": True})
-    problems: list[Problem] = list(found)
+    top, result = validate_partly(DeploymentTable, source.value, {"slugs": True})
+    problems: list[Problem] = list(result)
     types: list[tuple[Loc, TypeTable]] = []
     for at, value in enumerate(given if isinstance(given, list) else ()):
         table, wrong_values = validate_partly(TypeTable, value, {"slugs": True})
@@ -310,7 +310,7 @@ def schema() -> dict[str, list[tuple[str, str, str]]]:
         "machine_types": TypeTable,
         "schedule": ScheduleTable,
     }
-    found = {
+    result = {
         name: [
             (
                 key,
@@ -323,8 +323,8 @@ def schema() -> dict[str, list[tuple[str, str, str]]]:
     }
     for provider, settings in SETTINGS.items():
         rows = [(one.name, "required" if one.required else "none", one.help) for one in settings]
-        found[f"settings ({provider})"] = rows
-    return found
+        result[f"settings ({provider})"] = rows
+    return result
 
 
 def written_defaults(table: type[Table]) -> dict[str, str]:

@@ -69,7 +69,7 @@ def match_instances(
     """Return what a list says of the machines. `first_seen`: when each instance without a row was seen first."""
     rows = {machine.id: machine for machine in machines if not machine.over}
     ours = [instance for instance in listed.instances if instance.deployment == deployment.name]
-    found: list[tuple[Machine, MachineObservation]] = []
+    result: list[tuple[Machine, MachineObservation]] = []
     shown: set[str] = set()
     orphans = []
     without_row: dict[str, float] = {}
@@ -77,7 +77,7 @@ def match_instances(
         row = rows.get(instance.machine)
         if row is not None and row.id not in shown and row.instance in (None, instance.id):
             shown.add(row.id)
-            found += ((row, seen) for seen in _seen(instance, listed.at))
+            result += ((row, seen) for seen in _seen(instance, listed.at))
         elif instance.state != "terminated":
             without_row[instance.id] = min(first_seen.get(instance.id, listed.at), listed.at)
             if _old(deployment, instance, listed.at, without_row[instance.id]):
@@ -91,8 +91,8 @@ def match_instances(
     if listed.complete:
         for row in rows.values():
             if row.id not in shown:
-                found.append((row, MachineObservation("absent", at=listed.at, empty=empty)))
-    return ListResult(tuple(found), tuple(orphans), without_row)
+                result.append((row, MachineObservation("absent", at=listed.at, empty=empty)))
+    return ListResult(tuple(result), tuple(orphans), without_row)
 
 
 def _seen(instance: Instance, at: float) -> Iterator[MachineObservation]:

@@ -88,11 +88,11 @@ def prospects(
     """
     rows = {row.id: row for row in machines if not row.over}
     counts = _Counts(deployment, rows)
-    found: dict[str, Prospect] = {}
+    result: dict[str, Prospect] = {}
     for id, names in decision.served.items():
         own = [rows[name] for name in names if name in rows]
         if len(own) == len(names) and all(map(_comes, own)):
-            found[id] = _coming(own, deployment, counts, boots, now)
+            result[id] = _coming(own, deployment, counts, boots, now)
     refused: dict[str, list[LaunchRefusal]] = {}
     for one in decision.refusals:
         refused.setdefault(one.workload, []).append(one)
@@ -103,13 +103,13 @@ def prospects(
             shared[work.shape] = _not_coming(work, refused.get(work.workload, ()), counts, causes)
         prospect = shared[work.shape]
         if prospect is not None:
-            found[work.workload] = prospect
-    return found
+            result[work.workload] = prospect
+    return result
 
 
 def usual_boots(seconds: Mapping[str, Sequence[float]]) -> dict[str, float]:
     """Return the time within which nine of ten boots ended, by type. `seconds`: how long each of them took."""
-    return {name: sorted(each)[(9 * len(each) - 1) // 10] for name, each in seconds.items() if each}
+    return {name: sorted(item)[(9 * len(item) - 1) // 10] for name, item in seconds.items() if item}
 
 
 def _comes(machine: Machine) -> bool:
@@ -128,8 +128,8 @@ class _Counts:
         if pools not in self._known:
             types = {kind.name: kind.max_machines for kind in self._deployment.types if kind.pool in pools}
             many = sum(row.type in types for row in self._rows.values())
-            most = min(self._deployment.max_machines, sum(types.values()))
-            self._known[pools] = MachineCount(self._deployment.title or self._deployment.name, many, most)
+            maximum = min(self._deployment.max_machines, sum(types.values()))
+            self._known[pools] = MachineCount(self._deployment.title or self._deployment.name, many, maximum)
         return self._known[pools]
 
 
@@ -163,17 +163,17 @@ def _not_coming(
         return NotComing(counts.of(work.pools), (causes.too_small(types),))
     told = {(one.type, one.code): one for one in refusals if one.code != "too_small"}
     ends = [one.until for one in refusals if one.until is not None]
-    found = tuple(causes.of(one, work) for one in told.values())
-    return NotComing(counts.of(work.pools), tuple(_different(found)), min(ends, default=None))
+    result = tuple(causes.of(one, work) for one in told.values())
+    return NotComing(counts.of(work.pools), tuple(_different(result)), min(ends, default=None))
 
 
 def _different(causes: Iterable[Cause]) -> list[Cause]:
     """Return causes without those that are said already, such as the pause of the deployment for each type."""
-    found: list[Cause] = []
+    result: list[Cause] = []
     for cause in causes:
-        if cause not in found:
-            found.append(cause)
-    return found
+        if cause not in result:
+            result.append(cause)
+    return result
 
 
 @dataclass(slots=True)

@@ -81,14 +81,14 @@ class _Sizer:
         launches, money = len(self.launches), self.money
         misses = self.rooms.misses(work.pools) if work.workers > 1 else {}
         for _ in range(work.workers):
-            found = self.rooms.take(work) or self._on_new(work)
-            if found is None:
+            result = self.rooms.take(work) or self._on_new(work)
+            if result is None:
                 if taken:
                     self.rooms.undo(taken, len(self.launches) - launches, misses)
                     self._undo(launches, money)
                 self.without_room.add(shape)  # room only shrinks within a cycle
                 return False
-            taken.append(found)
+            taken.append(result)
         for one in taken:
             one.room.used = True
         self.served[work.workload] = [one.room for one in taken]

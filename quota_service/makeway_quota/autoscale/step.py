@@ -396,6 +396,6 @@ def cycle(
         answers = [(call, leader.clock(), call.make(provider)) for call in result.calls]
         if not any(answer(store, deployment, answers, leader.term, leader.clock()) for _ in range(ANSWER_TRIES)):
             return replace(result, committed=False)
-        if not any(isinstance(found, ProviderError) and found.certain for _, _, found in answers):
+        if not any(isinstance(results, ProviderError) and results.certain for _, _, results in answers):
             return result
         seen = replace(seen, now=leader.clock(), lists=(), reports=(), clock_step=0.0)

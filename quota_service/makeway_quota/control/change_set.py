@@ -29,7 +29,7 @@ class ChangeSet:
             decisions.setdefault(decision.workload, []).append(decision)
         for begin in range(0, len(self.changes), max_changes):
             changes = self.changes[begin : begin + max_changes]
-            yield ChangeSet(changes, [each for change in changes for each in decisions.get(change.workload, ())])
+            yield ChangeSet(changes, [item for change in changes for item in decisions.get(change.workload, ())])
 
 
 def job_name(row: Workload) -> str:

@@ -164,7 +164,7 @@ class Loop:
             self.limits.wait(),
             self.world.quarantine.due(),
         )
-        return min(self.tick, *(self.tick if each is None else each for each in due))
+        return min(self.tick, *(self.tick if item is None else item for item in due))
 
     async def _once(self) -> None:
         """Run cycles as the leader, else observe as a follower."""
@@ -222,10 +222,10 @@ class Loop:
 
     async def _rest(self) -> None:
         """Wait until the next cycle may begin, or is requested at once."""
-        left = self._not_before - time.monotonic()
-        if left > 0 and not self._stopping:
+        remaining = self._not_before - time.monotonic()
+        if remaining > 0 and not self._stopping:
             with suppress(TimeoutError):
-                async with asyncio.timeout(left):
+                async with asyncio.timeout(remaining):
                     await self._at_once.wait()
 
     async def cycle(self, explain: bool = True) -> bool:
@@ -259,7 +259,7 @@ class Loop:
         work_queue, quarantine = self.world.work_queue, self.world.quarantine
         rows = await self.world.rows_as_of_now()
         observation = work_queue.observation(now)
-        if ended := [each.workload for each in observation.attempts if each.phase in (Phase.EXITED, Phase.LOST)]:
+        if ended := [item.workload for item in observation.attempts if item.phase in (Phase.EXITED, Phase.LOST)]:
             await self._write_progress(ended)
         reconciled, overdue, expired = self._reported(rows, observation, now), ChangeSet(), ChangeSet()
         note_launched(reconciled, work_queue.unwritten(now))
@@ -416,8 +416,8 @@ class Loop:
         """Commit changes; where one of them cannot be written, the others are; return whether the store changed."""
         if resting := self.world.quarantine.resting((WRITING,), "workload"):
             kept = [change for change in change_set.changes if change.workload not in resting]
-            said = [decision for decision in change_set.decisions if decision.workload not in resting]
-            change_set = ChangeSet(kept, said)
+            message = [decision for decision in change_set.decisions if decision.workload not in resting]
+            change_set = ChangeSet(kept, message)
         return await self._commit_parts(change_set, now)
 
     async def _commit_parts(self, change_set: ChangeSet, now: float) -> bool:

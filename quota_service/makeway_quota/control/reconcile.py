@@ -152,8 +152,8 @@ class _AttemptEnds:
         """Requeue a job that failed and may fail again, after a delay where it failed soon after its start."""
         failures = row.failures + 1
         delay = retry_delay(failures, self._worked(row, status))
-        left = row.max_failures - failures
-        message = outcomes.failed_and_retried(job_name(row), _cause(status), left, delay)
+        remaining = row.max_failures - failures
+        message = outcomes.failed_and_retried(job_name(row), _cause(status), remaining, delay)
         fields: dict[str, object] = {"failures": failures}
         if delay > 0:
             fields |= {"reason_code": RETRY_DELAYED, "not_before": self.now + delay}

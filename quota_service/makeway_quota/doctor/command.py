@@ -34,9 +34,9 @@ SERVICE_REMEDY = "Start the service, and let pods of jobs reach its port; MAKEWA
 
 def doctor_command(settings: ServiceSettings, output: str, *, hub: bool = False, seconds: float = SECONDS) -> int:
     """Print the findings, worst first; return 1 where something will not work, else 0."""
-    found = asyncio.run(diagnose(settings, hub=hub, seconds=seconds))
-    print(as_json(found) if output == "json" else as_text(found))
-    return int(any(finding.severity == "error" for finding in found))
+    result = asyncio.run(diagnose(settings, hub=hub, seconds=seconds))
+    print(as_json(result) if output == "json" else as_text(result))
+    return int(any(finding.severity == "error" for finding in result))
 
 
 async def diagnose(settings: ServiceSettings, *, hub: bool = False, seconds: float = SECONDS) -> list[Finding]:
@@ -49,12 +49,12 @@ async def diagnose(settings: ServiceSettings, *, hub: bool = False, seconds: flo
     ]
     if "kubernetes" not in settings.backends:
         return await find_all([*general, *machine_checks(settings)], seconds)
-    found: list[Finding] = []
+    result: list[Finding] = []
     try:
         client = ApiClient(connection(settings.kubernetes.kubeconfig, settings.kubernetes.context))
     except ValueError as error:
-        found = [Finding("error", str(error), "API server", "Name a kubeconfig, or run it in a pod.", "api")]
-        return [*found, *await find_all(general, seconds)]
+        result = [Finding("error", str(error), "API server", "Name a kubeconfig, or run it in a pod.", "api")]
+        return [*result, *await find_all(general, seconds)]
     try:
         document, findings = await in_thread(_policy, settings)
         cluster = ClusterAccess(client, settings.kubernetes, document, time.time, hub)
@@ -113,15 +113,15 @@ def cluster_checks(cluster: ClusterAccess) -> list[Check]:
 
 def address_checks(settings: ServiceSettings, *, hub: bool = False) -> list[Check]:
     """Return the checks of the ways to other parts of the portal."""
-    found: list[Check] = []
+    result: list[Check] = []
     address = settings.kubernetes.worker_url
     with suppress(ValueError):
         check_worker_url(address)  # one of this machine alone is the default, which no pod uses
         own = partial(network.check_own_address, address, settings.port, "The service", SERVICE_REMEDY)
-        found.append(Check("service", own))
+        result.append(Check("service", own))
     if not hub:
-        found.append(Check("hub", partial(network.check_address, settings.hub_api_url, "The Hub", HUB_REMEDY)))
-    return found
+        result.append(Check("hub", partial(network.check_address, settings.hub_api_url, "The Hub", HUB_REMEDY)))
+    return result
 
 
 def machine_checks(settings: ServiceSettings) -> list[Check]:

@@ -227,8 +227,8 @@ class PlanBuilder:
     def _write_nominations(self) -> None:
         """Write placement, time and terminating workloads of each nomination."""
         victims: dict[str, list[Allocation]] = {}
-        for each in self.evicted.values():
-            victims.setdefault(each.preemptor, []).append(self.cluster.allocations[each.id])
+        for item in self.evicted.values():
+            victims.setdefault(item.preemptor, []).append(self.cluster.allocations[item.id])
         for move in self.moved.values():
             victims.setdefault(move.preemptor, []).append(self.cluster.allocations[move.id])
         for workload, _ in self.nominated.values():
@@ -243,15 +243,15 @@ class PlanBuilder:
         outliving: list[tuple[NodeState, Terminating]] = []
         for part in parts:
             if part.node.node.terminating:
-                outliving += [(part.node, each) for each in _outliving(self.cluster, part)]
+                outliving += [(part.node, item) for item in _outliving(self.cluster, part)]
         if outliving:
-            deadline = max([deadline] + [each.deadline for _, each in outliving])
+            deadline = max([deadline] + [item.deadline for _, item in outliving])
         facts: Facts = (Fact("nomination_free_soon", {"needs": amount, "kind": workload.kind}),)
         if ids or outliving:
             values: dict[str, Number] = {"needs": amount, "within": max(0.0, deadline - self.cluster.now)}
             facts = (Fact("reclaiming", values), *[self._victim_fact(id) for id in ids])
         if outliving:
-            pods = dict.fromkeys([(each.workload, node.node.name) for node, each in outliving])
+            pods = dict.fromkeys([(item.workload, node.node.name) for node, item in outliving])
             facts += tuple([Fact("by_pod", {"workload": id, "node": name}) for id, name in pods])
         if workload.id in self.cluster.terminating_for:
             late = [a for a in self.cluster.terminating_for[workload.id] if a.stuck]
@@ -388,8 +388,8 @@ def _outliving(cluster: ClusterState, part: Part) -> list[Terminating]:
     """Return what ended attempts still hold of a part's devices, without what is stuck."""
     node = part.node.node
     devices = {devices_of(node)[at] for at in part.devices}
-    ending = [each for each in node.terminating if each.deadline > cluster.stuck_before]
-    return [each for each in ending if not devices.isdisjoint(each.devices) or not part.devices]
+    ending = [item for item in node.terminating if item.deadline > cluster.stuck_before]
+    return [item for item in ending if not devices.isdisjoint(item.devices) or not part.devices]
 
 
 def _touches(allocation: Allocation, part: Part) -> bool:

@@ -55,8 +55,8 @@ class WhatIf:
     ) -> None:
         """Apply new and changed workloads and nodes, the ids of removed ones, and all else of a snapshot."""
         self.snapshot = replace(snapshot, nodes=(), workloads=())
-        new, left, come, away = {w.id: w for w in changed}, set(gone), tuple(nodes), tuple(gone_nodes)
-        touched = self._take(new, left)
+        new, remaining, come, away = {w.id: w for w in changed}, set(gone), tuple(nodes), tuple(gone_nodes)
+        touched = self._take(new, remaining)
         self._nodes.update((node.name, node) for node in come)
         for name in away:
             self._nodes.pop(name, None)
@@ -158,7 +158,7 @@ def _waiting(plan: Plan, request: Workload) -> Waiting:
     pending = plan.pending
     if isinstance(pending, Pending):
         return pending.of(request)
-    return next(each for each in pending if each.id == request.id)
+    return next(item for item in pending if item.id == request.id)
 
 
 def _answer(request: Workload, facts: Facts, numbers: Numbers, in_quota: bool) -> Offer:
@@ -167,10 +167,10 @@ def _answer(request: Workload, facts: Facts, numbers: Numbers, in_quota: bool) -
 
 def _reclaiming(cluster: Cluster, result: Offer, plan: Plan, waiting: Waiting) -> Offer:
     wait = max(0.0, (waiting.not_before or cluster.now) - cluster.now)
-    victims = _named(cluster, [each for each in plan.evict if each.preemptor == ASKING])
-    moves = [each for each in plan.move if each.preemptor == ASKING]
+    victims = _named(cluster, [item for item in plan.evict if item.preemptor == ASKING])
+    moves = [item for item in plan.move if item.preemptor == ASKING]
     moved = _named(cluster, moves)
-    smaller = sum(each.rule == "shrink" for each in moves)
+    smaller = sum(item.rule == "shrink" for item in moves)
     return replace(
         result,
         code="ready_after_reclaim",
@@ -183,8 +183,8 @@ def _reclaiming(cluster: Cluster, result: Offer, plan: Plan, waiting: Waiting) -
 
 
 def _named(cluster: Cluster, terminating: Sequence[Evict | Move]) -> tuple[OfferVictim, ...]:
-    found = [cluster.workloads[each.id] for each in terminating]
-    return tuple(OfferVictim(w.id, w.owner, w.policy, _held(w, cluster.profiles.get(w.profile))) for w in found)
+    result = [cluster.workloads[item.id] for item in terminating]
+    return tuple(OfferVictim(w.id, w.owner, w.policy, _held(w, cluster.profiles.get(w.profile))) for w in result)
 
 
 def _held(workload: Workload, profile: Profile | None) -> int:

@@ -87,8 +87,8 @@ class Durations:
     def _longer(self, kind: Kind, than: float) -> float | None:
         """Return a low quantile of the runs that were longer; None without any."""
         team, _, profile = kind
-        for each in (kind, (team, None, profile)):
-            longer = [seconds for seconds in self._runs.get(each, ()) if seconds > than]
+        for item in (kind, (team, None, profile)):
+            longer = [seconds for seconds in self._runs.get(item, ()) if seconds > than]
             if longer:
                 return low(longer, QUANTILE)
         return None

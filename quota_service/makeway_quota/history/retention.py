@@ -76,7 +76,7 @@ class Keep:
 def keep_of(settings: ServiceSettings) -> Keep:
     """Return what the settings say is kept."""
     days = settings.keep_workloads_days, settings.keep_decisions_days, settings.keep_events_days
-    workloads, decisions, events = (each * DAY for each in days)
+    workloads, decisions, events = (item * DAY for item in days)
     keys = settings.keep_keys_hours * 3600
     return Keep(workloads, decisions, events, settings.keep_events, keys, settings.keep_decisions)
 
@@ -305,17 +305,17 @@ class Retention:
     async def _collect(self, removals: RowRemovals, now: float) -> Collected:
         """Remove the large files that no workload refers to."""
         contents = self._store.contents
-        found = await self._call(contents.collect, now)
+        result = await self._call(contents.collect, now)
         removals.note_failed(UNUSED_FILES, "file", contents.unremovable)
-        return found
+        return result
 
     async def _clear_contents(self, removals: RowRemovals, *, again: bool = True) -> int:
         """Remove the large files whose last row was removed; `again`: those, too, that could not be removed before."""
         contents = self._store.contents
         known = frozenset[str]() if again else frozenset(self.quarantine.names(DELETED_FILES, "file"))
-        found = await self._call(contents.clear, self._clock(), known)
+        result = await self._call(contents.clear, self._clock(), known)
         removals.note_failed(DELETED_FILES, "file", contents.unremovable, known)
-        return found
+        return result
 
     async def _count(self, removals: RowRemovals, now: float) -> None:
         """Measure the folders of jobs on this disk, count every account anew, and take room on the disk again."""
@@ -346,9 +346,9 @@ class Retention:
         """Purge the folders of removed jobs; return how many are gone. The next pass asks again for all others."""
         pruning, total, after = self._store.pruning, 0, ""
         failing, forget = dict.fromkeys(leave), partial(self._forget_purges, term)
-        while found := await self._call(pruning.to_purge, PURGED_AT_ONCE, after):
-            after, done = found[-1].workload, list[str]()
-            for id, team in found:
+        while result := await self._call(pruning.to_purge, PURGED_AT_ONCE, after):
+            after, done = result[-1].workload, list[str]()
+            for id, team in result:
                 if id in leave:
                     continue
                 gone = await removals.guarded(PURGING, "folder", id, partial(self._purge, id, team), None)

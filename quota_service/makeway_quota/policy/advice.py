@@ -27,8 +27,8 @@ def warnings(text: str, file: str = "policy.yaml") -> list[Issue]:
     except UnreadableDocument:
         return []
     problems = [*member_problems(source.value), *_signals(source.value)]
-    found = sorted(problems, key=lambda problem: source.line(problem[0]) or 0)
-    return [Issue(file, source.line(loc), place(loc), message) for loc, message in found]
+    result = sorted(problems, key=lambda problem: source.line(problem[0]) or 0)
+    return [Issue(file, source.line(loc), place(loc), message) for loc, message in result]
 
 
 def _signals(document: Any) -> Iterator[Problem]:

@@ -180,11 +180,11 @@ class Document:
         letters, as JupyterHub writes names, unless it is the name of one of the `others` that the Hub has.
         """
         index = self._index
-        found = set(index.of_user.get(user, ()))
-        found.update(at for entry, at in index.written.get(user, ()) if entry not in others)
+        result = set(index.of_user.get(user, ()))
+        result.update(at for entry, at in index.written.get(user, ()) if entry not in others)
         for group in groups:
-            found.update(index.of_group.get(group, ()))
-        return tuple(self.policies[at].name for at in sorted(found))
+            result.update(index.of_group.get(group, ()))
+        return tuple(self.policies[at].name for at in sorted(result))
 
     @property
     def users_with_capitals(self) -> tuple[str, ...]:
@@ -206,12 +206,12 @@ class Document:
 
     def queue_open(self, team: str | None, profile: str) -> bool:
         """Whether the queue `team/profile` accepts workloads."""
-        found = self.profile(profile)
-        if found is None:
+        result = self.profile(profile)
+        if result is None:
             return False
         if team is None:
-            return found.gpus == 0 and self.profile_facts[profile].everyone
-        return any(team in rank for rank in found.policies)
+            return result.gpus == 0 and self.profile_facts[profile].everyone
+        return any(team in rank for rank in result.policies)
 
     def is_local(self, pool: str) -> bool:
         """Whether a pool has (or expects) GPUs of the machine that Makeway runs on.

@@ -38,12 +38,12 @@ def _exceeded(
         for child in children.get(policy.name, ()):
             if amount := _reserved_below(child, pools, children, all_pools, frozenset({policy.name})):
                 contributions.append((child, amount))
-            if sum(each for _, each in contributions) > limit:
+            if sum(entry for _, entry in contributions) > limit:
                 break
         else:
             return
     total, last = sum(amount for _, amount in contributions), contributions[-1][0]
-    named = ", ".join(f"{each.label} {gpus(amount)}" for each, amount in contributions)
+    named = ", ".join(f"{entry.label} {gpus(amount)}" for entry, amount in contributions)
     message = (
         f"{gpus(total)} are reserved ({named}), but the limit of {policy.label} for all its work is {gpus(limit)}; "
         "raise that limit or reserve less"

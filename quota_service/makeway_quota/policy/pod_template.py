@@ -94,9 +94,9 @@ def plain_values(template: Mapping[str, Any]) -> dict[str, Any]:
 
 def _plain(value: Any, *, text: bool = False) -> Any:
     if isinstance(value, Mapping):
-        return {str(name): _plain(each, text=text or name in STRING_FIELDS) for name, each in value.items()}
+        return {str(name): _plain(item, text=text or name in STRING_FIELDS) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     if not isinstance(value, Plain) or text:
         return str(value) if isinstance(value, str) else value
     if value in ("true", "false"):

@@ -43,8 +43,8 @@ def read(text: str, file: str = "policy.yaml", sizes: Sizes | None = None, *, st
     )
     document = _document(settings, entries)
     checked = check(document, entries, sizes(document) if callable(sizes) else sizes, stored=stored)
-    found = islice((problem for problem in checked if not (stored and problem[1] in WITHOUT_EFFECT)), ENOUGH)
-    problems = reader.problems + [problem for problem in found if not reader.has_problem_at(problem[0])]
+    result = islice((problem for problem in checked if not (stored and problem[1] in WITHOUT_EFFECT)), ENOUGH)
+    problems = reader.problems + [problem for problem in result if not reader.has_problem_at(problem[0])]
     if problems:
         raise PolicyInvalid(in_order(Issue(file, source.line(loc), place(loc), message) for loc, message in problems))
     return document

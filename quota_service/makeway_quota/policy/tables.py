@@ -34,7 +34,7 @@ class Table(BaseModel):
     def _without_nulls(cls, value: Any) -> Any:
         if not isinstance(value, dict) or None not in value.values():
             return value
-        return {key: each for key, each in value.items() if each is not None or key not in cls.known()}
+        return {key: item for key, item in value.items() if item is not None or key not in cls.known()}
 
     @classmethod
     def known(cls) -> list[str]:
@@ -81,8 +81,8 @@ def _nested(model: type[Table]) -> dict[str, type[Table]]:
         for part in get_args(annotation):
             yield from tables(part)
 
-    found = {name: next(tables(field.annotation), None) for name, field in model.model_fields.items()}
-    return {name: table for name, table in found.items() if table}
+    result = {name: next(tables(field.annotation), None) for name, field in model.model_fields.items()}
+    return {name: table for name, table in result.items() if table}
 
 
 def validate_partly(model: type[M], value: Any, context: dict[str, Any]) -> tuple[M | None, list[Problem]]:
@@ -143,8 +143,8 @@ def _message(model: type[Table], error: ErrorDetails) -> str:
         case "string_too_short":
             expected = "a name"
         case "string_too_long":
-            most = error["ctx"]["max_length"]
-            return f"the text has {len(value.strip())} characters, {most} are allowed; shorten it"
+            maximum = error["ctx"]["max_length"]
+            return f"the text has {len(value.strip())} characters, {maximum} are allowed; shorten it"
         case "literal_error":
             words = re.findall(r"'(\w+)'", error["ctx"]["expected"])
             near = closest(value, words) if isinstance(value, str) else None
@@ -179,7 +179,7 @@ def problem(message: str) -> PydanticCustomError:
 
 
 def _nulls_as_texts(value: Any) -> Any:
-    return {key: "" if each is None else each for key, each in value.items()} if isinstance(value, dict) else value
+    return {key: "" if item is None else item for key, item in value.items()} if isinstance(value, dict) else value
 
 
 Many = Annotated[tuple[T, ...], Field(strict=False)]

@@ -173,7 +173,7 @@ class Context:
         with self.world.follow(id) as follower:
             while True:
                 row = await fetch()
-                left = deadline - time.monotonic()
-                if version is None or row.version > version or left <= 0 or not row.live:
+                remaining = deadline - time.monotonic()
+                if version is None or row.version > version or remaining <= 0 or not row.live:
                     return row
-                await follower.wait_for_change(left)
+                await follower.wait_for_change(remaining)

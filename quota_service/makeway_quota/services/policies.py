@@ -77,13 +77,13 @@ class PolicyService:
 
     def _without_sessions(self, document: Document) -> list[Issue]:
         """Return the profiles for notebooks that may go to pools whose backend holds none."""
-        assignment, found = self._context.world.assignment, list[Issue]()
+        assignment, result = self._context.world.assignment, list[Issue]()
         for profile in document.profiles:
             pools = assignment.without_sessions(profile.pools) if profile.gpus else ()
             if pools and "session" in document.profile_facts[profile.name].kinds:
                 message = outcomes.no_sessions(title_of(document, profile), pools)
-                found.append(Issue("policy.yaml", None, f"profiles.{profile.name}", message))
-        return found
+                result.append(Issue("policy.yaml", None, f"profiles.{profile.name}", message))
+        return result
 
     async def preview(self, caller: Caller, text: str) -> Preview:
         """Return which workloads of the caller's teams would start, be evicted and wait, beyond what happens anyway."""
@@ -191,15 +191,15 @@ def _outside(
     rows: Mapping[str, Workload], now: PoolAssignment, then: PoolAssignment, evicted: Collection[str]
 ) -> dict[str, str]:
     """Return the workloads that go on on GPUs which no pool has any more, with a sentence about where."""
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for row in rows.values():
         if row.state in ADMITTED and row.id not in evicted:
             lost = now.pooled(row.placement) - then.pooled(row.placement)
             where = listed(f"GPU {index} of {node}" for node, index in sorted(lost))
             if lost:
                 them = "which is then in no pool" if len(lost) == 1 else "which are then in no pool"
-                found[row.id] = f"It goes on on {where}, {them}, until it ends, and counts as before."
-    return found
+                result[row.id] = f"It goes on on {where}, {them}, until it ends, and counts as before."
+    return result
 
 
 def _diff_of_teams(old: str, new: str, teams: Collection[str]) -> list[str]:
@@ -242,8 +242,8 @@ def _version(row: VersionRow, document: str | None = None) -> PolicyVersion:
 
 def _effects(rows: Mapping[str, Workload], effects: Mapping[str, str], anyway: Collection[str]) -> list[WorkloadEffect]:
     """Return an effect for each workload, first submitted first, without those that happen `anyway`."""
-    found = sorted((rows[id].submitted_at, id) for id in effects if id not in anyway and id in rows)
+    result = sorted((rows[id].submitted_at, id) for id in effects if id not in anyway and id in rows)
     return [
         WorkloadEffect(id=id, name=rows[id].name, team=rows[id].team or "", owner=rows[id].owner, message=effects[id])
-        for _, id in found
+        for _, id in result
     ]

@@ -46,8 +46,8 @@ def projection(snapshot: Snapshot, rows: Mapping[str, Workload], *, all_names: b
     for _ in range(MAX_PLANS):
         plan = schedule(snapshot)
         evictions: tuple[Evict | Move, ...] = (*plan.evict, *plan.move)
-        for each in evictions:
-            id, message = each.id, sentence_of(each)
+        for item in evictions:
+            id, message = item.id, sentence_of(item)
             if id in ran:
                 result.evicts.setdefault(id, message)
             else:

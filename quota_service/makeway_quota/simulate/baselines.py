@@ -54,9 +54,9 @@ class Nodes:
     def give(self, parts: Iterable[tuple[int, int]]) -> None:
         """Take GPUs back."""
         for node, gpus in parts:
-            left = next(at for at, nodes in enumerate(self.free) if node in nodes)
-            self.free[left].remove(node)
-            insort(self.free[left + gpus], node)
+            remaining = next(at for at, nodes in enumerate(self.free) if node in nodes)
+            self.free[remaining].remove(node)
+            insort(self.free[remaining + gpus], node)
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,7 +149,7 @@ def _numbered(value: Any) -> Any:
     """Return a placement in which workers without a number have their place in the list."""
     if not isinstance(value, list):
         return value
-    return [{"worker": Plain(at), **each} if isinstance(each, dict) else each for at, each in enumerate(value)]
+    return [{"worker": Plain(at), **item} if isinstance(item, dict) else item for at, item in enumerate(value)]
 
 
 Placement = Annotated[Many[FilePlaced], BeforeValidator(_numbered)]

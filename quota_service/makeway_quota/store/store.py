@@ -181,8 +181,8 @@ class Store:
             return answers
         changed: list[Workload] = []
         with self._database.write(changed, durable=True) as connection:
-            found = writes.add_workloads(connection, list(able.values()), now)
-            for (at, submission), answer in zip(able.items(), found, strict=True):
+            result = writes.add_workloads(connection, list(able.values()), now)
+            for (at, submission), answer in zip(able.items(), result, strict=True):
                 if answer is None:
                     changed.append(rows.light(submission.workload))
                 else:
@@ -216,17 +216,17 @@ class Store:
         """Return all live workloads, first submitted first, without command, environment and source."""
         self.damaged = {}
         with self._database.read() as connection:
-            found = reads.active(connection, self.damaged)
-        self._known.add_read(found)
-        return found
+            result = reads.active(connection, self.damaged)
+        self._known.add_read(result)
+        return result
 
     def read_again(self, ids: Sequence[str]) -> dict[str, Sequence[str]]:
         """Read rows again that were damaged, and call the listeners with them; return those that still are."""
         damaged: dict[str, Sequence[str]] = {}
 
         def read(connection: Connection) -> list[Workload]:
-            found = pages.by_id(connection, ids, damaged)
-            return [row for row in found.values() if row.id not in damaged]
+            result = pages.by_id(connection, ids, damaged)
+            return [row for row in result.values() if row.id not in damaged]
 
         self._database.follow(read)
         return damaged
@@ -256,8 +256,8 @@ class Store:
     def with_attempts(self, id: str) -> tuple[Workload, list[Attempt]] | None:
         """Return a workload with its command, environment, source and attempts as they are at one moment, or None."""
         with self._database.read() as connection:
-            found = reads.workload(connection, id)
-            return None if found is None else (found, reads.attempts_of(connection, id))
+            result = reads.workload(connection, id)
+            return None if result is None else (result, reads.attempts_of(connection, id))
 
     def commit(
         self, changes: Sequence[Change], decisions: Sequence[NewDecision] = (), *, now: float, term: int | None = None

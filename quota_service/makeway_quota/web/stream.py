@@ -79,9 +79,9 @@ class Streams:
         closing = asyncio.create_task(self._closing.wait())
         coming = asyncio.ensure_future(anext(chunks, None))
         self._open[user] += 1
-        most, heartbeat = self.settings.streams_per_user, heartbeat or self.settings.heartbeat
+        maximum, heartbeat = self.settings.streams_per_user, heartbeat or self.settings.heartbeat
         try:
-            if most and self._open[user] > most:
+            if maximum and self._open[user] > maximum:
                 return  # others of the same person began between the check and now
             yield welcome
             while not closing.done():

@@ -32,12 +32,12 @@ def interrupted(job: Path, at: int, **more: Any) -> Any:
     """Train until the notice before batch `at`; return what was trained."""
     anew()
     _, state = training(**more)
-    with pytest.raises(SystemExit) as left:  # noqa: PT012
+    with pytest.raises(SystemExit) as remaining:  # noqa: PT012
         for _ in state.epochs(3):
             for _ in state.batches(loader()):
                 if state.step + 1 == at:
                     job.write_text("{}")
-    assert left.value.code == 75
+    assert remaining.value.code == 75
     job.unlink()
     return state
 
@@ -186,8 +186,8 @@ def test_loops_that_are_left_early_may_follow_each_other() -> None:
     first, second = (DataLoader(list(range(number)), batch_size=2) for number in (8, 4))
     state = checkpoint.torch_state(model=torch.nn.Linear(1, 1))
     for _ in state.epochs(2):
-        left = state.batches(first)
-        next(left)  # as a progress bar keeps it
+        remaining = state.batches(first)
+        next(remaining)  # as a progress bar keeps it
         assert len(list(state.batches(second))) == 2
         assert len(list(state.batches(first))) == 4
 

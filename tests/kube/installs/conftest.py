@@ -45,10 +45,10 @@ CPU = 0.3
 
 def values_of(*titles: str) -> Object:
     """Return the values of the page with those of these sections."""
-    found: Object = VALUES
+    result: Object = VALUES
     for title in titles:
-        found = merged(found, yaml.safe_load(blocks(section(title), "yaml")[0]))
-    return found
+        result = merged(result, yaml.safe_load(blocks(section(title), "yaml")[0]))
+    return result
 
 
 def bound(api: Api, namespace: str) -> None:

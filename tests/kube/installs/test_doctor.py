@@ -42,13 +42,15 @@ def is_healthy(said: str) -> bool:
 
 
 def test_nothing_is_found_on_a_healthy_cluster(portal: Portal) -> None:
-    said = portal.walk.run(TEST)
-    assert is_healthy(said), said
+    message = portal.walk.run(TEST)
+    assert is_healthy(message), message
 
 
 def test_the_service_itself_finds_nothing_either_though_its_own_service_leads_back_to_it(portal: Portal) -> None:
-    said = portal.walk.run(f"kubectl --namespace {NAMESPACE} exec deployment/makeway-service -- makeway-quota doctor")
-    assert {severity for severity, _ in findings(said)} <= {"NOTE"}, said
+    message = portal.walk.run(
+        f"kubectl --namespace {NAMESPACE} exec deployment/makeway-service -- makeway-quota doctor"
+    )
+    assert {severity for severity, _ in findings(message)} <= {"NOTE"}, message
 
 
 @contextmanager
@@ -88,10 +90,10 @@ def test_each_fault_that_is_planted_is_named_and_the_worst_come_first(portal: Po
     with planted(portal.api) as expected:
         with pytest.raises(AssertionError) as failed:
             administrator.run(TEST)
-        said = findings(str(failed.value))
+        message = findings(str(failed.value))
         for words, severity in expected.items():
-            assert [one for one, sentence in said if words in sentence] == [severity], (words, said)
+            assert [one for one, sentence in message if words in sentence] == [severity], (words, message)
     order = ["ERROR", "WARNING", "NOTE"]
-    assert [one for one, _ in said] == sorted((one for one, _ in said), key=order.index)
+    assert [one for one, _ in message] == sorted((one for one, _ in message), key=order.index)
     wait_until(portal.answers, "the Hub and the service answer through the proxy", pause=0.5)
     assert is_healthy(portal.walk.run(TEST))

@@ -50,7 +50,7 @@ def test_what_the_page_says_is_needed_there_is_needed(portal: Portal) -> None:
 @pytest.mark.covers("N21")
 def test_while_the_proxy_is_replaced_clients_read_why_they_get_no_answer(portal: Portal) -> None:
     """A new proxy knows no way to the service, and sends all to the Hub, which redirects to its login."""
-    said: list[str] = []
+    message: list[str] = []
     ana = portal.person("ana")
     token = ana.hub("POST", "/users/ana/tokens", json={"note": "test"}).json()["token"]
     old = portal.pod("proxy")["metadata"]["name"]
@@ -64,12 +64,12 @@ def test_while_the_proxy_is_replaced_clients_read_why_they_get_no_answer(portal:
             with Client(f"{portal.url}/services/makeway", token) as client:
                 return client.me().name == "ana"
         except (MakewayError, httpx2.TransportError) as error:
-            said.append(str(error))
+            message.append(str(error))
             return False
 
     wait_until(answers, "the new proxy knows the way to the service", STARTED, pause=0.2)
-    assert not [one for one in said if "no reason given" in one], said
-    assert [one for one in said if "the proxy was replaced" in one], said
+    assert not [one for one in message if "no reason given" in one], message
+    assert [one for one in message if "the proxy was replaced" in one], message
 
 
 @pytest.mark.covers("N21")

@@ -74,12 +74,12 @@ def second(portal: Portal, walk: Walk) -> Iterator[Portal]:
             (walk.folder / "policy.yaml").write_text(yaml.safe_dump(policy), encoding="utf-8")
             helm = Helm(walk.folder, portal.cluster.kubeconfig)
             walk.run(f"helm install makeway helm/makeway --namespace {ELSEWHERE} {FILES}\n{WAIT.format(ELSEWHERE)}")
-            found = Portal(portal.cluster, Installation(helm, walk.folder, api, namespace=ELSEWHERE), walk)
-            wait_until(found.answers, "its Hub and its service answer through its proxy", STARTED, pause=0.5)
+            result = Portal(portal.cluster, Installation(helm, walk.folder, api, namespace=ELSEWHERE), walk)
+            wait_until(result.answers, "its Hub and its service answer through its proxy", STARTED, pause=0.5)
             try:
-                yield found
+                yield result
             finally:
-                found.close()
+                result.close()
     finally:
         for name in {ELSEWHERE, FAR_JOBS} & namespaces(api):
             api.delete(f"/api/v1/namespaces/{name}/pods", gracePeriodSeconds="0")
@@ -111,8 +111,8 @@ def holder(api: Api, namespace: str, jobs: str) -> tuple[str, int]:
 def cluster_wide(api: Api) -> set[tuple[str, str]]:
     """Return the cluster roles, their bindings and the priority classes of Makeway, with their UIDs."""
     paths = (CLUSTER_WIDE.format("clusterroles"), CLUSTER_WIDE.format("clusterrolebindings"), PRIORITIES)
-    found = (one["metadata"] for path in paths for one in api.items(path))
-    return {(one["name"], one["uid"]) for one in found if "makeway" in one["name"]}
+    result = (one["metadata"] for path in paths for one in api.items(path))
+    return {(one["name"], one["uid"]) for one in result if "makeway" in one["name"]}
 
 
 def uids(portal: Portal) -> set[str]:
@@ -154,9 +154,9 @@ def test_a_second_release_never_touches_the_work_of_the_first_and_ends_whole(
                 assert sum(node.foreign for pool in far.pools() for node in pool.nodes) == 2, (
                     "the work of the first one"
                 )
-                said = administrator.run(f"helm test makeway --namespace {ELSEWHERE} --logs")
-                assert not {"ERROR", "NOTE"} & set(said.split()), said
-                assert "not encrypted" not in said
+                message = administrator.run(f"helm test makeway --namespace {ELSEWHERE} --logs")
+                assert not {"ERROR", "NOTE"} & set(message.split()), message
+                assert "not encrypted" not in message
 
                 ended(portal, client, job)
                 story(portal, tmp_path)

@@ -20,8 +20,8 @@ def portal(
     control_plane: Cluster, images: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Portal]:
     """Return the portal that Helm installed, once all its pods are ready."""
-    with installed(control_plane, tmp_path_factory.mktemp("helm")) as found:
-        yield found
+    with installed(control_plane, tmp_path_factory.mktemp("helm")) as result:
+        yield result
 
 
 @pytest.fixture(scope="package")

@@ -99,8 +99,8 @@ def test_the_story_with_slices_of_a_node_with_whole_gpus_beside_a_time_sliced_on
             now: Job = client.job(job.id)
             assert (now.state.ended, now.preemptions) == (False, 0), now
         assert pod_of(portal, others["whole"])["metadata"]["uid"] == before["whole"]["metadata"]["uid"]
-        found = {one.name: {node.name: len(node.devices) for node in one.nodes} for one in client.pools()}
-        assert found == {"whole": {"node-0": 2}, "slices": {"node-0": 2}, "shared": {"simulated-0052": 4}}
+        result = {one.name: {node.name: len(node.devices) for node in one.nodes} for one in client.pools()}
+        assert result == {"whole": {"node-0": 2}, "slices": {"node-0": 2}, "shared": {"simulated-0052": 4}}
 
 
 def resources(pod: Object) -> dict[str, str]:

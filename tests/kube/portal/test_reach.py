@@ -290,9 +290,9 @@ def test_all_of_it_answers_where_no_policy_is_in_the_way(reach: Reach) -> None:
     assert on_node(reach.portal.cluster, addresses) == {key: {"open": True} for key in addresses}
     open_to_all = ("PostgreSQL", "kubelet", "API server", "API server by its address", "proxy", "metadata")
     wanted = {name: everything[name] for name in open_to_all} | {"answer": {"url": f"http://{METADATA}/"}}
-    found = in_pod(reach.portal.cluster, "default", "outside", wanted)
-    assert found.pop("answer") == {"status": 200, "text": "secrets of the machine"}
-    assert found == {key: {"open": True} for key in open_to_all}
+    result = in_pod(reach.portal.cluster, "default", "outside", wanted)
+    assert result.pop("answer") == {"status": 200, "text": "secrets of the machine"}
+    assert result == {key: {"open": True} for key in open_to_all}
 
 
 def test_a_jobs_token_opens_its_own_attempt(reach: Reach) -> None:
@@ -317,8 +317,8 @@ def test_the_probes_tell_nothing_about_anyone(reach: Reach) -> None:
 
 
 def test_a_job_reaches_the_service_and_nothing_else(reach: Reach) -> None:
-    found = {name: reach.seen["answers"][name] for name in reach.targets}
-    assert found == {key: {"problem": REFUSED} for key in reach.targets}
+    result = {name: reach.seen["answers"][name] for name in reach.targets}
+    assert result == {key: {"problem": REFUSED} for key in reach.targets}
 
 
 def test_a_job_sees_no_token_and_no_checkpoints_of_others(reach: Reach) -> None:
@@ -343,13 +343,13 @@ def test_tokens_are_in_no_pod_and_go_with_their_attempt(reach: Reach) -> None:
 
 
 def test_a_notebook_reaches_its_own_and_nothing_of_others_with_its_token(reach: Reach) -> None:
-    found = dict(reach.notebook)
-    jobs, name = found.pop("own jobs"), found.pop("own name")
+    result = dict(reach.notebook)
+    jobs, name = result.pop("own jobs"), result.pop("own name")
     assert (jobs["status"], name["status"]) == (200, 200)
     assert reach.job.id in jobs["text"]
     assert reach.other.id not in jobs["text"]
     assert json.loads(name["text"])["name"] == "ana"
-    assert {key: one for key, one in found.items() if is_data(one, reach)} == {}
+    assert {key: one for key, one in result.items() if is_data(one, reach)} == {}
 
 
 def test_a_notebook_reaches_hub_and_proxy_only(reach: Reach) -> None:
@@ -358,9 +358,9 @@ def test_a_notebook_reaches_hub_and_proxy_only(reach: Reach) -> None:
     wanted = {name: {"to": to} for name, to in reach.targets.items()}
     wanted["service"] = {"to": "makeway-service.makeway.svc:8765"}
     wanted["own job"] = {"to": f"{worker(reach.portal, reach.job.id)['status']['podIP']}:8888"}
-    found = in_pod(reach.portal.cluster, NAMESPACE, notebook, wanted)
-    assert {name for name, answer in found.items() if answer == {"open": True}} == allowed
-    assert {answer.get("problem") for name, answer in found.items() if name not in allowed} == {REFUSED}
+    result = in_pod(reach.portal.cluster, NAMESPACE, notebook, wanted)
+    assert {name for name, answer in result.items() if answer == {"open": True}} == allowed
+    assert {answer.get("problem") for name, answer in result.items() if name not in allowed} == {REFUSED}
     look = "import os; print(os.path.exists('/var/run/secrets/kubernetes.io'))"
     assert output_in_pod(reach.portal.cluster, NAMESPACE, notebook, look) == "False\n"
 
@@ -376,11 +376,11 @@ def test_prometheus_reads_the_metrics_with_the_token_of_the_secret(reach: Reach)
         wait_until(lambda: phase(api, "prometheus", pods) == "Running", "Prometheus runs")
         token = f"Bearer {reach.portal.release.secret()['metrics-token']}"
         wanted = {"with": {"url": f"{SERVICE}/metrics", "token": token}, "without": {"url": f"{SERVICE}/metrics"}}
-        found = in_pod(reach.portal.cluster, "monitoring", "prometheus", wanted)
-        assert found["with"]["status"] == 200
-        assert "makeway_team_gpus" in found["with"]["text"]
-        assert is_data(found["with"], reach)
-        assert found["without"]["status"] == 401
+        result = in_pod(reach.portal.cluster, "monitoring", "prometheus", wanted)
+        assert result["with"]["status"] == 200
+        assert "makeway_team_gpus" in result["with"]["text"]
+        assert is_data(result["with"], reach)
+        assert result["without"]["status"] == 401
     finally:
         api.delete("/api/v1/namespaces/monitoring")
 

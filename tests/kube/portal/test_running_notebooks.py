@@ -100,22 +100,24 @@ def test_a_named_server_waits_for_its_volume_in_words_and_runs_the_image_that_wa
         place.mkdir()
         place.chmod(0o777)
         pod = bo.wait("second")
-        said = [one["message"] for one in events.result()]
+        message = [one["message"] for one in events.result()]
     assert pod["spec"]["containers"][0]["image"] == OTHER_IMAGE
-    assert any("does not place the notebook yet" in one and WAITS in one for one in said)
+    assert any("does not place the notebook yet" in one and WAITS in one for one in message)
     mounts = [
-        number for number, one in enumerate(said) if one.startswith("A volume is not there yet") and "by-hand" in one
+        number for number, one in enumerate(message) if one.startswith("A volume is not there yet") and "by-hand" in one
     ]
     assert mounts
-    assert not any("has placed the notebook" in one for one in said[mounts[0] :]), "the reason stays until it is over"
-    assert said[-1].startswith("Server ready at /user/bo/second")
+    assert not any("has placed the notebook" in one for one in message[mounts[0] :]), (
+        "the reason stays until it is over"
+    )
+    assert message[-1].startswith("Server ready at /user/bo/second")
     assert bo.session("second").profile == "named"
 
 
 def waits(portal: Portal, reason: str, words: str) -> bool:
     """Whether Kubernetes has said for this reason, in these words, that a pod waits for its volume."""
-    found = portal.api.items(f"/api/v1/namespaces/{NAMESPACE}/events", fieldSelector=f"reason={reason}")
-    return any(words in one["message"] and "--second" in one["involvedObject"]["name"] for one in found)
+    result = portal.api.items(f"/api/v1/namespaces/{NAMESPACE}/events", fieldSelector=f"reason={reason}")
+    return any(words in one["message"] and "--second" in one["involvedObject"]["name"] for one in result)
 
 
 # -- how notebooks end

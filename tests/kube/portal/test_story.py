@@ -52,8 +52,8 @@ def put(portal: Portal, person: str, name: str, cells: list[str]) -> None:
 
 def workers(portal: Portal) -> dict[str, str]:
     """Return the UIDs of the pods of jobs that run, by the names of their jobs."""
-    found = [one for one in portal.api.items(WORKERS) if one["status"]["phase"] == "Running"]
-    return {one["metadata"]["annotations"]["makeway/name"]: one["metadata"]["uid"] for one in found}
+    result = [one for one in portal.api.items(WORKERS) if one["status"]["phase"] == "Running"]
+    return {one["metadata"]["annotations"]["makeway/name"]: one["metadata"]["uid"] for one in result}
 
 
 @pytest.mark.covers("N01", "N03", "N05", "N06", "N08", "N11", "F20", "F24", "F26", "F80", "F81", "N21")
@@ -66,8 +66,8 @@ def test_the_story_on_kubernetes(portal: Portal, tmp_path: Path, pictures: Path 
         ana, bo, admin = people
 
         def jobs() -> dict[str, Job]:
-            found = sorted(client.jobs(mine=True).jobs, key=lambda job: job.submitted_at)
-            return {job.name: job for job in found if job.name in TRIALS}
+            result = sorted(client.jobs(mine=True).jobs, key=lambda job: job.submitted_at)
+            return {job.name: job for job in result if job.name in TRIALS}
 
         # ana logs in, picks a profile, sees the phases of the start, and gets JupyterLab in a pod with a GPU.
         ana.log_in()

@@ -24,11 +24,11 @@ pytestmark = [pytest.mark.kube, pytest.mark.timeout(900)]
 
 @pytest.mark.covers("F80", "N21")
 def test_there_are_ten_steps_each_with_a_command_or_a_file(portal: Portal) -> None:
-    found = steps()
-    assert list(found) == list(STEPS)
-    for number, text in found.items():
+    result = steps()
+    assert list(result) == list(STEPS)
+    for number, text in result.items():
         assert blocks(text, "sh") or blocks(text, "yaml"), number
-    assert "podman push" in found[NOT_WALKED]
+    assert "podman push" in result[NOT_WALKED]
     for word in PLACEHOLDERS:
         assert f"`{word.strip().partition('/')[0]}`" in section("Ten steps"), "the page says what stands for yours"
 
@@ -52,8 +52,8 @@ def test_step_3_prints_the_gpus_of_each_node(portal: Portal) -> None:
 
 def test_step_8_leads_to_the_login(portal: Portal) -> None:
     password, forward = blocks(steps()[8], "sh")[0].splitlines()
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        port = found.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as result:
+        port = result.getsockname()[1]
     assert "8000:http" in forward
     with portal.walk.running(forward.replace("8000:", f"{port}:")):
         url = f"http://127.0.0.1:{port}"
@@ -79,13 +79,13 @@ def test_the_values_for_others_are_accepted_with_two_replicas(portal: Portal) ->
     (portal.walk.folder / "more.yaml").write_text(more)
     (upgrade,) = blocks(steps()[10], "sh")
     rendered = portal.walk.run(f"{upgrade.strip()} --values more.yaml --dry-run=server --hide-notes")
-    found = {
+    result = {
         (one["kind"], one["metadata"]["name"]): one
         for one in yaml.safe_load_all(rendered.partition("MANIFEST:")[2])
         if one
     }
-    assert found["Deployment", "makeway-service"]["spec"]["replicas"] == 2
-    ingress = found["Ingress", "makeway"]
+    assert result["Deployment", "makeway-service"]["spec"]["replicas"] == 2
+    ingress = result["Ingress", "makeway"]
     assert ingress["spec"]["rules"][0]["host"] == "gpus.example.com"
     assert ingress["metadata"]["annotations"] == {"nginx.ingress.kubernetes.io/proxy-body-size": "100m"}
     for name in ("makeway-postgres", "hub-postgres"):

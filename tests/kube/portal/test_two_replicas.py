@@ -69,11 +69,11 @@ def test_they_live_through_faults(replicated: Portal) -> None:
     # One that made way before it began has no line.
     lines = lines_of(portal, jobs)
     assert {line: count for line, count in lines.items() if count > 1 or line.endswith("meets-another")} == {}
-    started, left, ended = (
+    started, remaining, ended = (
         Counter(line.split()[0] for line in lines if line.endswith(what)) for what in ("begins", "makes-way", "ends")
     )
     assert ended == {job.name: 1 for job in jobs}
-    assert {name: count - 1 for name, count in started.items() if count > 1} == left, "who made way had saved"
+    assert {name: count - 1 for name, count in started.items() if count > 1} == remaining, "who made way had saved"
     anew = made_anew(asked)
     print(f"pods that were made anew: {anew}")
     # Their start broke off before their tokens were written (`backend._anew`): the first ones never ran.
@@ -150,7 +150,7 @@ def made_anew(asked: list[Object]) -> dict[str, list[str]]:
 
 def uids_of_started_pods(portal: Portal) -> dict[str, set[str]]:
     """Return, by name, the UIDs of the pods of jobs of which the kubelet started a container."""
-    found = defaultdict[str, set[str]](set)
+    result = defaultdict[str, set[str]](set)
     for event in portal.api.items(f"/api/v1/namespaces/{JOBS}/events", fieldSelector="reason=Started"):
-        found[event["involvedObject"]["name"]].add(event["involvedObject"]["uid"])
-    return found
+        result[event["involvedObject"]["name"]].add(event["involvedObject"]["uid"])
+    return result

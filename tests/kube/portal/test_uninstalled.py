@@ -73,20 +73,20 @@ def test_uninstalled_the_portal_leaves_the_data_and_ends_what_runs(portal: Porta
 @contextmanager
 def watched_policies(api: Api) -> Iterator[list[str]]:
     """Yield a list of the pods of the work that were there while their namespace's policy was not, during the block."""
-    found, over = list[str](), threading.Event()
+    result, over = list[str](), threading.Event()
 
     def look() -> None:
         while not over.is_set():
             for path, pods, name in ((JOBS, WORKERS, "makeway-jobs"), (NAMESPACE, PODS, "makeway-notebook")):
                 policies = {one["metadata"]["name"] for one in api.items(POLICIES.format(path))}
                 work = api.items(pods, labelSelector="makeway/instance=makeway.makeway") if name not in policies else []
-                found.extend(pod["metadata"]["name"] for pod in work)
+                result.extend(pod["metadata"]["name"] for pod in work)
             time.sleep(0.1)
 
     looking = threading.Thread(target=look)
     looking.start()
     try:
-        yield found
+        yield result
     finally:
         over.set()
         looking.join()

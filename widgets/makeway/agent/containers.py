@@ -53,12 +53,12 @@ def container_of(folder: str, order: dict[str, Any]) -> Container:
     """Return the container of the worker of a folder; ContainerProblem where the machine has no runtime."""
     import hashlib  # the agent keeps it out of its memory
 
-    found = [name for name in RUNTIMES if shutil.which(name)]
-    if not found:
+    result = [name for name in RUNTIMES if shutil.which(name)]
+    if not result:
         message = f"{order['image']} cannot run: neither podman nor docker is on the machine"
         raise ContainerProblem(f"{message}; install one in the init script of its deployment", last=True)
     digest = hashlib.sha256(folder.encode()).hexdigest()[:10]
-    return Container(found[0], f"makeway-{order['job']}-{order['attempt']}-{order['worker']}-{digest}", order["image"])
+    return Container(result[0], f"makeway-{order['job']}-{order['attempt']}-{order['worker']}-{digest}", order["image"])
 
 
 def pull(container: Container) -> None:

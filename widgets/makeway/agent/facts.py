@@ -48,9 +48,9 @@ def address_towards(url: str) -> str | None:
     """
     parts = urlsplit(url)
     with contextlib.suppress(OSError, ValueError):
-        found = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(found[0], socket.SOCK_DGRAM) as probe:
-            probe.connect(found[4])
+        result = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(result[0], socket.SOCK_DGRAM) as probe:
+            probe.connect(result[4])
             return str(probe.getsockname()[0])
     return None
 

@@ -92,10 +92,10 @@ class InitScript:
 
 def is_running(record: dict[str, Any]) -> bool:
     """Whether the process of a record runs: its pid, and when it was started, in this boot."""
-    found = stat(record["pid"]) if isinstance(record.get("pid"), int) else None
-    if found is None or not found.is_alive:
+    result = stat(record["pid"]) if isinstance(record.get("pid"), int) else None
+    if result is None or not result.is_alive:
         return False
-    return bool(found.start == record.get("ticks") and record.get("boot") == boot_id())
+    return bool(result.start == record.get("ticks") and record.get("boot") == boot_id())
 
 
 def own_record() -> dict[str, Any]:

@@ -73,8 +73,8 @@ def _answer(connection: http.client.HTTPConnection) -> tuple[int, str]:
 
 
 def _time(text: str) -> float:
-    found = TIME.fullmatch(str(text))
-    if found is None:
+    result = TIME.fullmatch(str(text))
+    if result is None:
         raise ValueError(f"{text!r} is no time")
-    year, month, day, hour, minute, second = map(int, found.groups())
+    year, month, day, hour, minute, second = map(int, result.groups())
     return float(calendar.timegm((year, month, day, hour, minute, second)))

@@ -281,7 +281,7 @@ def _process(
 def kill_leftovers(folder: str) -> list[int]:
     """Kill the processes that have a worker's folder in their environment; return them."""
     mark = f"MAKEWAY_JOB_DIR={folder}".encode()
-    found = []
+    result = []
     for name in os.listdir("/proc"):
         if name.isdigit() and int(name) != os.getpid():
             with contextlib.suppress(OSError):
@@ -289,8 +289,8 @@ def kill_leftovers(folder: str) -> list[int]:
                     if mark not in file.read().split(b"\0"):
                         continue
                 os.kill(int(name), signal.SIGKILL)
-                found.append(int(name))
-    return found
+                result.append(int(name))
+    return result
 
 
 def _folders(root: str) -> Iterator[tuple[WorkerKey, str]]:

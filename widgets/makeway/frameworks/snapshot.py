@@ -63,8 +63,8 @@ class Gradients:
     def load(self, gradients: Mapping[str, Any]) -> None:
         """Set the gradients of all parameters."""
         for name, parameter in self._named().items():
-            found = gradients.get(name)
-            parameter.grad = None if found is None else found.to(parameter.device)
+            result = gradients.get(name)
+            parameter.grad = None if result is None else result.to(parameter.device)
 
     def _named(self) -> dict[str, Any]:
         return {

@@ -43,8 +43,8 @@ def transformers_path(name: str = "trainer") -> str | None:
         return None
     home = Path(transformers_dir(name))
     listed = home.iterdir() if home.is_dir() else ()
-    found = [(int(match[1]), path) for path in listed if (match := _NAME.fullmatch(path.name)) and _is_complete(path)]
-    return str(max(found)[1]) if found else None
+    result = [(int(match[1]), path) for path in listed if (match := _NAME.fullmatch(path.name)) and _is_complete(path)]
+    return str(max(result)[1]) if result else None
 
 
 def _is_complete(folder: Path) -> bool:

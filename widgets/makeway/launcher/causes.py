@@ -47,9 +47,9 @@ def last_words(lines: list[str], rank: str = "", signalled: int = 0) -> str:
     """
     if rank:
         lines = [line.partition("] ")[2] for line in lines if line.startswith(f"[{rank}] ")]
-    if found := ROOT_CAUSE.search("\n".join(lines)):
-        rank, own = found[1], [line for line in lines if line.startswith(f"[rank{found[1]}]: ")]
-        return f"rank {rank}: {_reason(own) or end_of(int(found[2]))}"
+    if result := ROOT_CAUSE.search("\n".join(lines)):
+        rank, own = result[1], [line for line in lines if line.startswith(f"[rank{result[1]}]: ")]
+        return f"rank {rank}: {_reason(own) or end_of(int(result[2]))}"
     if rank:
         reason = end_of(signalled) if signalled else _reason(lines)
         return f"rank {rank}: {reason}" if reason else f"rank {rank}"
@@ -177,16 +177,16 @@ class Ending:
 
 def _of_ranks(ranks: Mapping[str, str], state: str) -> str:
     """Return the ranks in one state, with that state in words; "" if none is."""
-    found = [rank for rank, own in ranks.items() if own == state]
-    return f"{_names(found)} {RANK_STATES[state]}" if found else ""
+    result = [rank for rank, own in ranks.items() if own == state]
+    return f"{_names(result)} {RANK_STATES[state]}" if result else ""
 
 
 def _names(ranks: Iterable[str]) -> str:
     """Return ranks in words, such as "ranks 1, 2 and 3"; not all where they are many."""
-    found = sorted(ranks, key=lambda rank: (len(rank), rank))
-    shown = [*found[:MAX_RANKS], f"{len(found) - MAX_RANKS} more"] if len(found) > MAX_RANKS else found
+    result = sorted(ranks, key=lambda rank: (len(rank), rank))
+    shown = [*result[:MAX_RANKS], f"{len(result) - MAX_RANKS} more"] if len(result) > MAX_RANKS else result
     names = " and ".join(filter(None, [", ".join(shown[:-1]), shown[-1]]))
-    return f"rank{'s' if len(found) > 1 else ''} {names}"
+    return f"rank{'s' if len(result) > 1 else ''} {names}"
 
 
 def slow_save(seconds: float | None, grace: float) -> str:

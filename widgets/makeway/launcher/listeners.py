@@ -81,7 +81,7 @@ class Listeners:
 
         One that an agent such as torchrun has started again has not.
         """
-        found: list[tuple[float, int, str]] = []
+        result: list[tuple[float, int, str]] = []
         started: dict[str, int] = {}
         for process, mark in self._files():
             path = os.path.join(self.folder, ".".join([*map(str, process), *filter(None, [mark])]))
@@ -89,8 +89,8 @@ class Listeners:
                 rank = data.decode("ascii")
                 started[rank] = max(process.start, started.get(rank, 0))
                 if mark:
-                    found.append((_changed_at(path), process.start, rank))
-        return [rank for _, start, rank in sorted(found) if start == started[rank]]
+                    result.append((_changed_at(path), process.start, rank))
+        return [rank for _, start, rank in sorted(result) if start == started[rank]]
 
     def ended_since(self) -> bool:
         """Whether a process that listened since the notice has ended, and none listens any more."""
@@ -133,7 +133,7 @@ class Listeners:
         self.alive()  # those that have come since
         marks = self._marks()
         done = self._done(marks)
-        found: dict[str, list[str]] = {}
+        result: dict[str, list[str]] = {}
         for process, rank in self._ranks.items():
             if process in done:
                 state = "acknowledged"
@@ -141,8 +141,8 @@ class Listeners:
                 state = "heard" if marks.get(process) else "unheard"
             else:
                 state = "ended"
-            found.setdefault(rank, []).append(state)
-        return {rank: min(states, key=_NEAREST.index) for rank, states in found.items() if rank}
+            result.setdefault(rank, []).append(state)
+        return {rank: min(states, key=_NEAREST.index) for rank, states in result.items() if rank}
 
     def _done(self, marks: dict[Process, set[str]]) -> set[Process]:
         """Return the processes that have acknowledged, those that they started, and those that only wait for them."""
@@ -155,11 +155,11 @@ class Listeners:
 
     def _marks(self) -> dict[Process, set[str]]:
         """Return the marks of each process."""
-        found: dict[Process, set[str]] = {}
+        result: dict[Process, set[str]] = {}
         for process, mark in self._files():
             if mark not in ("saving", "exited"):  # a process may save that does not listen
-                found.setdefault(process, set()).update({mark} if mark else ())
-        return found
+                result.setdefault(process, set()).update({mark} if mark else ())
+        return result
 
     def _files(self) -> list[tuple[Process, str]]:
         """Return the files by their process, with the mark that each is."""
@@ -222,15 +222,15 @@ def _namespace() -> int:
 
 def _is_alive(process: Process) -> bool:
     """Whether a process of this pid namespace has not ended."""
-    found = stat(process.pid)
-    return found is not None and found.start == process.start and found.is_alive
+    result = stat(process.pid)
+    return result is not None and result.start == process.start and result.is_alive
 
 
 def _ancestors(pid: int) -> list[int]:
     """Return the pids of the processes above one, nearest first."""
-    found: list[int] = []
-    while pid > 1 and len(found) < 100:
+    result: list[int] = []
+    while pid > 1 and len(result) < 100:
         above = stat(pid)
         pid = above.parent if above is not None else 0
-        found.append(pid)
-    return found
+        result.append(pid)
+    return result

@@ -77,7 +77,7 @@ class AwsProvider:
         tags = {INSTALLATION_TAG: self._installation, DEPLOYMENT_TAG: deployment}
         filters = [{"Name": f"tag:{key}", "Values": [value]} for key, value in tags.items()]
         give_up = time.monotonic() + LIST_SECONDS
-        found: list[Instance] = []
+        result: list[Instance] = []
         with explained("DescribeInstances"):
             pages = (
                 self._client(self.region)
@@ -93,13 +93,13 @@ class AwsProvider:
                 if not read:
                     raise
                 log.warning("The list of instances of %s is not complete: %s", deployment, error)
-                return InstanceList(now, tuple(found), complete=False)
+                return InstanceList(now, tuple(result), complete=False)
             if page is None:
-                return InstanceList(now, tuple(found))
-            found += map(_instance, _instances(page))
+                return InstanceList(now, tuple(result))
+            result += map(_instance, _instances(page))
             read += 1
             if time.monotonic() > give_up:
-                return InstanceList(now, tuple(found), complete=not page.get("NextToken"))
+                return InstanceList(now, tuple(result), complete=not page.get("NextToken"))
 
     def launch(self, request: str, token: str, join: JoinData | None = None) -> Instance:
         """Launch an instance; the same token with the same request and join data returns the same instance."""
@@ -190,8 +190,8 @@ class AwsProvider:
         """
         filters = [{"Name": "client-token", "Values": [token]}]
         answer = self._client(wanted["settings"]["region"]).describe_instances(Filters=filters)
-        for found in _instances(answer):
-            return _instance(found)
+        for result in _instances(answer):
+            return _instance(result)
         if code == "IdempotentInstanceTerminated":
             return Instance("", wanted["machine"], wanted["deployment"], "terminated")
         raise AnswerLost(f"RunInstances: {code}: an instance with this token is not listed")

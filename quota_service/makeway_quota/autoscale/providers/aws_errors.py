@@ -128,6 +128,6 @@ def _of_the_sdk(error: BotoCoreError) -> type[ProviderError]:
 
 def _message(action: str, response: Any) -> str:
     """Return the message of an error, without the long text that only AWS can decode."""
-    found = response.get("Error", {})
-    message = str(found.get("Message", "")).partition(" Encoded authorization failure message:")[0]
-    return f"{action}: {found.get('Code', '')}: {message[:MAX_MESSAGE]}"
+    result = response.get("Error", {})
+    message = str(result.get("Message", "")).partition(" Encoded authorization failure message:")[0]
+    return f"{action}: {result.get('Code', '')}: {message[:MAX_MESSAGE]}"

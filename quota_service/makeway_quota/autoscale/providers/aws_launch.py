@@ -39,7 +39,7 @@ def launch_parameters(
         "Name": f"makeway {wanted['deployment']} {wanted['machine']}",
     }
     tagged = [{"Key": key, "Value": value} for key, value in tags.items()]
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "ClientToken": token,
         "ImageId": wanted["machine_image"],
         "InstanceType": wanted["instance"],
@@ -51,23 +51,23 @@ def launch_parameters(
         "TagSpecifications": [{"ResourceType": kind, "Tags": tagged} for kind in ("instance", "volume")],
     }
     if wanted.get("zone"):
-        found["Placement"] = {"AvailabilityZone": wanted["zone"]}
+        result["Placement"] = {"AvailabilityZone": wanted["zone"]}
     if wanted.get("subnet"):
-        found["SubnetId"] = wanted["subnet"]
+        result["SubnetId"] = wanted["subnet"]
     if wanted.get("security_groups"):
-        found["SecurityGroupIds"] = list(wanted["security_groups"])
+        result["SecurityGroupIds"] = list(wanted["security_groups"])
     if settings.get("instance_profile"):
-        found["IamInstanceProfile"] = {"Name": settings["instance_profile"]}
+        result["IamInstanceProfile"] = {"Name": settings["instance_profile"]}
     if settings.get("key_pair"):
-        found["KeyName"] = settings["key_pair"]
+        result["KeyName"] = settings["key_pair"]
     if wanted.get("disk"):
         disk = {"VolumeSize": -(-int(wanted["disk"]) // 1024), "VolumeType": "gp3", "DeleteOnTermination": True}
-        found["BlockDeviceMappings"] = [{"DeviceName": device, "Ebs": disk}]
+        result["BlockDeviceMappings"] = [{"DeviceName": device, "Ebs": disk}]
     if wanted["market"] == "spot":
-        found["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": _spot(wanted.get("max_price"))}
+        result["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": _spot(wanted.get("max_price"))}
     if join is not None:
-        found["UserData"] = _user_data(wanted, join)
-    return found
+        result["UserData"] = _user_data(wanted, join)
+    return result
 
 
 def _spot(max_price: int | None) -> dict[str, Any]:

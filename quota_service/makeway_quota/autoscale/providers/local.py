@@ -83,7 +83,7 @@ class LocalProvider:
         """Return the instances of a deployment."""
         with self._call() as faults:
             at = time.time() - faults.stale
-            found = []
+            result = []
             for folder in sorted((self.folder / "instances").iterdir()):
                 facts = read_json(folder / "instance.json")
                 if facts is None:
@@ -95,8 +95,8 @@ class LocalProvider:
                 if ended is not None and ended < time.time() - FORGOTTEN:
                     self._forget(folder, facts)
                 elif facts["deployment"] == deployment:
-                    found.append(self._instance(folder, facts, at))
-            shown = found[: len(found) // 2] if faults.partial else found
+                    result.append(self._instance(folder, facts, at))
+            shown = result[: len(result) // 2] if faults.partial else result
             return InstanceList(now, tuple(shown), complete=not faults.partial)
 
     def launch(self, request: str, token: str, join: JoinData | None = None) -> Instance:
@@ -284,8 +284,8 @@ class LocalProvider:
     def _kill(self, folder: Path, ended: dict[str, Any]) -> None:
         """End all processes of a machine, also those that are started meanwhile; note it when none is left."""
         give_up = time.monotonic() + KILLED_WITHIN
-        while found := processes(folder.resolve(), read_json(folder / "process.json")):
-            for pid in found:
+        while result := processes(folder.resolve(), read_json(folder / "process.json")):
+            for pid in result:
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
             if time.monotonic() > give_up:

@@ -74,11 +74,11 @@ def processes(folder: Path, process: dict[str, Any] | None) -> list[int]:
     session = None
     if process is not None and process["boot"] == boot_id() and start_ticks(process["pid"]) in (None, process["ticks"]):
         session = process["pid"]
-    found = []
+    result = []
     for name in os.listdir("/proc"):
         if name.isdigit() and int(name) != os.getpid() and _belongs(int(name), mark, session):
-            found.append(int(name))
-    return found
+            result.append(int(name))
+    return result
 
 
 def _belongs(pid: int, mark: bytes, session: int | None) -> bool:

@@ -73,12 +73,12 @@ class MemoryProvider:
         """Return the instances of a deployment, as it is told to."""
         self._throttle()
         at = self.clock() - self.stale
-        found = [
+        result = [
             Instance(one.id, one.machine, one.deployment, one.state(at), None)
             for one in self.instances.values()
             if one.deployment == deployment and self._shown(one, at)
         ]
-        shown = [] if self.empty else found[::2] if self.partial else found
+        shown = [] if self.empty else result[::2] if self.partial else result
         return InstanceList(now, tuple(shown), complete=not self.partial)
 
     def _shown(self, one: MemoryInstance, at: float) -> bool:
@@ -123,11 +123,11 @@ class MemoryProvider:
     def terminate(self, instance: str) -> bool:
         """End an instance, after its delay."""
         self._throttle()
-        found = self.instances.get(instance)
-        if found is None or found.state(self.clock()) == "terminated":
+        result = self.instances.get(instance)
+        if result is None or result.state(self.clock()) == "terminated":
             return False
-        if found.ended_at is None:
-            found.ended_at = self.clock() + self.end_delay
+        if result.ended_at is None:
+            result.ended_at = self.clock() + self.end_delay
         return True
 
     def console(self, instance: str) -> str:

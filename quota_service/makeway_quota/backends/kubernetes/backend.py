@@ -184,9 +184,9 @@ class KubernetesBackend(RemoteBackend):
     def problem(self) -> str:
         """Why the cluster cannot be followed at the moment; "" when it can."""
         silent = "" if self._health_check.answers else SILENT
-        found = self.inventory.problem or self.pods.problem or silent or (self.lease.problem if self.lease else "")
+        result = self.inventory.problem or self.pods.problem or silent or (self.lease.problem if self.lease else "")
         in_pod, never = self._client.connection.token_file is not None, not self.pods.synced
-        return f"{found}; {OTHER_PORT}" if in_pod and never and found.startswith((SILENT, UNREACHABLE)) else found
+        return f"{result}; {OTHER_PORT}" if in_pod and never and result.startswith((SILENT, UNREACHABLE)) else result
 
     async def open(self) -> None:
         """Read nodes and pods, or begin without them where the API server is down; BackendError where it refuses."""
@@ -249,9 +249,9 @@ class KubernetesBackend(RemoteBackend):
         if self._may_act():
             unrecorded = await record_final_reports(self.channel, self.attempt_pods, reported)
             self._event_reader.observe(self.attempt_pods)
-        found = self.attempt_pods.hosts(usable, self.channel.worker_statuses())
+        result = self.attempt_pods.hosts(usable, self.channel.worker_statuses())
         # How these ended is known and not recorded yet: until then they are as they were.
-        return found | {key: self._hosts.get(key, WorkerHosts(1)) for key in unrecorded & found.keys()}
+        return result | {key: self._hosts.get(key, WorkerHosts(1)) for key in unrecorded & result.keys()}
 
     async def start(self, order: StartOrder) -> None:
         """Create the pods of an attempt; those that are there already are left alone."""
@@ -350,13 +350,13 @@ class KubernetesBackend(RemoteBackend):
         if not pods:
             return result
         targets, space = tuple(f"pod {pod.name}" for pod in pods), self.settings.namespace
-        problem = next((each.problem for each in asked if each.problem), "")
+        problem = next((item.problem for item in asked if item.problem), "")
         if result is not None:
             return replace(result, targets=targets, problem=result.problem or problem, namespace=space)
         if not asked:
             return EndTries(targets, namespace=space)
-        next_at = self._clock() + min(each.next_at for each in asked) - self._monotonic()
-        return EndTries(targets, max(each.tries for each in asked), next_at, problem, space)
+        next_at = self._clock() + min(item.next_at for item in asked) - self._monotonic()
+        return EndTries(targets, max(item.tries for item in asked), next_at, problem, space)
 
     def cut_off(self) -> Mapping[Key, tuple[int, str]]:
         """Return the attempts with a silent worker on a dead node."""
@@ -399,13 +399,13 @@ class KubernetesBackend(RemoteBackend):
     async def notebook_problem(self, profile: str) -> str:
         """Return why no notebook of a profile would get its GPUs by the claims of its pod template."""
         document = self._worker_pods.document
-        found = document.profile(profile) if document is not None else None
-        if document is None or found is None or self.problem or self._monotonic() < self._away_until:
+        result = document.profile(profile) if document is not None else None
+        if document is None or result is None or self.problem or self._monotonic() < self._away_until:
             return ""
         try:
             async with asyncio.timeout(NOTICES_SECONDS):
                 return await self._claim_templates.notebook_problem(
-                    document, found, selectors(document), self._client.connection.namespace
+                    document, result, selectors(document), self._client.connection.namespace
                 )
         except (ApiStatusError, ApiUnreachable, TimeoutError) as error:
             log.info("The claim templates of %s cannot be looked at: %s", profile, error)

@@ -235,7 +235,11 @@ def machine_provider(result: KubernetesSettings, document: Callable[[], Document
     tolerations = [toleration(text) for text in result.tolerations]
 
     def selector(pool: str) -> NodeSelector | None:
-        found = document()
-        return None if found is None else next((one for one in selectors(found, tolerations) if one.pool == pool), None)
+        results = document()
+        return (
+            None
+            if results is None
+            else next((one for one in selectors(results, tolerations) if one.pool == pool), None)
+        )
 
     return KubernetesProvider(lambda: ApiClient(cluster), pods, selector, result.placeholder_class)

@@ -195,11 +195,11 @@ class LocalBackend(Backend):
 
     def end_tries(self, workload: str) -> EndTries | None:
         """Return what was done to end what is left of a workload; None where nothing is."""
-        left = [each for each in self._attempts.values() if each.workload == workload and not each.ended]
-        if not left:
+        remaining = [item for item in self._attempts.values() if item.workload == workload and not item.ended]
+        if not remaining:
             return None
-        pids = [f"process {each.process.pid}" for each in left if each.process is not None]
-        return EndTries(tuple(pids), max(each.end_tries for each in left), self._clock() + self._every)
+        pids = [f"process {item.process.pid}" for item in remaining if item.process is not None]
+        return EndTries(tuple(pids), max(item.end_tries for item in remaining), self._clock() + self._every)
 
     async def log(self, workload: str, attempt: int, offset: int, size: int) -> tuple[bytes, int]:
         """Read an attempt's log; inside `log_gap` there is nothing to read."""
@@ -246,12 +246,12 @@ class LocalBackend(Backend):
 
     def running_elsewhere(self, workloads: Collection[str]) -> list[Elsewhere]:
         """Return which of these workloads run by the order of a service with another state directory. Blocking."""
-        found: dict[str, Elsewhere] = {}
+        result: dict[str, Elsewhere] = {}
         for pid, mark in marked().items():
             folder = Path(mark.job_dir)
             if folder.name in workloads and self._layout.is_of_another(folder, mark.attempt):
-                found.setdefault(folder.name, Elsewhere(folder.name, mark.job_dir, pid))
-        return [found[workload] for workload in sorted(found)]
+                result.setdefault(folder.name, Elsewhere(folder.name, mark.job_dir, pid))
+        return [result[workload] for workload in sorted(result)]
 
     # -- in the one thread that touches attempts ----------------------------------------------------------------
 
@@ -284,8 +284,8 @@ class LocalBackend(Backend):
     def _hold_back(self) -> None:
         """Start no second launcher of an attempt that a process is there of: it may claim the attempt in a moment."""
         attempts = self._attempts.values()
-        unclaimed = {each.mark: each for each in attempts if self._check(each, lambda a: not a.claimed)}
-        for mark in carried({mark: each.files.uid for mark, each in unclaimed.items()}) if unclaimed else ():
+        unclaimed = {item.mark: item for item in attempts if self._check(item, lambda a: not a.claimed)}
+        for mark in carried({mark: item.files.uid for mark, item in unclaimed.items()}) if unclaimed else ():
             unclaimed[mark].held_until = time.monotonic() + CLAIM_SECONDS
 
     def _prepare(self, order: StartOrder) -> None:
@@ -322,7 +322,7 @@ class LocalBackend(Backend):
         """Check one attempt; None where that fails, which is its end unless the service itself is in trouble."""
         key = (attempt.workload, attempt.number)
         try:
-            found = observe(attempt)
+            result = observe(attempt)
         except (OSError, MemoryError) as error:
             if self._warned.get(key) != str(error):
                 log.warning("Attempt %s of %s is looked at again later: %s", key[1], key[0], error or "no memory")
@@ -333,17 +333,17 @@ class LocalBackend(Backend):
             self._troubled[key] = f"{type(error).__name__}: {error}"
             attempt.problem = attempt.problem or f"its files cannot be understood ({type(error).__name__})"
             return None
-        return found
+        return result
 
     def _conclude(self, gone: Sequence[LocalAttempt], now: float) -> None:
         """Kill what is left of attempts without a launcher, and write down how they ended."""
-        left = self._swept(gone)
-        over = [attempt for attempt in gone if attempt.mark not in left]
+        remaining = self._swept(gone)
+        over = [attempt for attempt in gone if attempt.mark not in remaining]
         for attempt in gone:
-            attempt.end_tries += attempt.mark in left
+            attempt.end_tries += attempt.mark in remaining
         alone = [attempt for attempt in over if self._check(attempt, lambda a: a.vanished)]
-        others = [each for each in self._attempts.values() if each not in gone]
-        running = sum(each.process is not None and not each.ended for each in others)
+        others = [item for item in self._attempts.values() if item not in gone]
+        running = sum(item.process is not None and not item.ended for item in others)
         all_vanished = self._vanished.all_at_once({(a.workload, a.number) for a in alone}, running)
         for attempt in over:
             if attempt not in alone:
@@ -357,8 +357,8 @@ class LocalBackend(Backend):
             return set(sweep({attempt.mark: attempt.files.uid for attempt in gone}))
         except Exception:
             log.exception("Processes are looked for attempt by attempt")
-        done = {each.mark: self._check(each, lambda a: [sweep({a.mark: a.files.uid})]) for each in gone}
-        return {mark for mark, found in done.items() if found is None or mark in found[0]}
+        done = {item.mark: self._check(item, lambda a: [sweep({a.mark: a.files.uid})]) for item in gone}
+        return {mark for mark, result in done.items() if result is None or mark in result[0]}
 
     def _tidy(self, attempt: LocalAttempt) -> None:
         """End what cannot be understood, trim the order of what runs, and drop what is forgotten."""
@@ -476,12 +476,12 @@ class LocalBackend(Backend):
         now, began = self._clock(), time.monotonic()
         there = [attempt for attempt in self._attempts.values() if not attempt.ended]
         running = [attempt for attempt in there if self._check(attempt, lambda a: a.claimed)]
-        longest = 0.0
+        max_length = 0.0
         for attempt in running:
             grace = min(CLOSE_SECONDS, attempt.grace)
-            longest = max(longest, grace + LAUNCHER_GRACE + 1.0)
+            max_length = max(max_length, grace + LAUNCHER_GRACE + 1.0)
             notice = Notice("Makeway is stopping", now, now + grace)
             await self.notice(attempt.workload, attempt.number, notice)
-        while any(not attempt.ended for attempt in running) and time.monotonic() - began < longest:
+        while any(not attempt.ended for attempt in running) and time.monotonic() - began < max_length:
             await asyncio.sleep(0.05)
             await self._do(self._refresh)

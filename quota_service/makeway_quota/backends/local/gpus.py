@@ -78,5 +78,5 @@ def virtual_nodes(gpus: int, nodes: int, pool: str, prefix: str = "virtual") -> 
 
 def nodes_here(pool: str, gpus: int, nodes: int) -> tuple[NodeStatus, ...]:
     """Describe this machine: its real GPUs as one node, or else virtual ones."""
-    found = real_gpus()
-    return (host_node(found, pool),) if found else virtual_nodes(gpus, nodes, pool)
+    result = real_gpus()
+    return (host_node(result, pool),) if result else virtual_nodes(gpus, nodes, pool)

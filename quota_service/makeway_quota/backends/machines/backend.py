@@ -103,9 +103,9 @@ class MachinesBackend(RemoteBackend):
         }
         sound = {name for name, machine in machines.items() if machine.condition not in LOSING}
         self._at_risk = {
-            key: each for key, each in placed.items() if not all(place.node in sound for place in each.places)
+            key: item for key, item in placed.items() if not all(place.node in sound for place in item.places)
         }
-        self._machine_hosts = {key: self._hosts_of(key, each, machines) for key, each in placed.items()}
+        self._machine_hosts = {key: self._hosts_of(key, item, machines) for key, item in placed.items()}
 
     def _hosts_of(self, key: Key, placed: PlacedAttempt, machines: Mapping[str, MachineStatus]) -> WorkerHosts:
         """Return what is on the machines of a placed attempt.
@@ -191,16 +191,16 @@ class MachinesBackend(RemoteBackend):
 
     def end_tries(self, workload: str) -> EndTries | None:
         """Return which machines still run what is to end; None where none does."""
-        left = sorted(
+        remaining = sorted(
             f"worker {worker.worker} of attempt {worker.attempt} on {name}"
             for name, machine in self.source.machines().items()
             for worker in machine.workers
             if worker.job == workload and worker.state != "exited"
         )
         result = super().end_tries(workload)
-        if not left:
+        if not remaining:
             return result
-        return replace(result or EndTries(), targets=tuple(left))
+        return replace(result or EndTries(), targets=tuple(remaining))
 
 
 def _hosted(

@@ -179,8 +179,8 @@ def _exited(
                 )
         if hosts.exit_code is not None:
             code = hosts.exit_code if status.notice_received else status.exit_code
-            found = replace(status, message=hosts.message, exit_code=code, notice_received=False, acknowledged=False)
-            return Conclusion(known, found)
+            result = replace(status, message=hosts.message, exit_code=code, notice_received=False, acknowledged=False)
+            return Conclusion(known, result)
     return Conclusion(known, replace(status, node_lost=True, worker=hosts.worker) if hosts.node_lost else status)
 
 

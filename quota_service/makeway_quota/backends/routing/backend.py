@@ -167,7 +167,7 @@ class RoutingBackend(Backend):
 
     def running_elsewhere(self, workloads: Collection[str]) -> list[Elsewhere]:
         """Return what any of them finds."""
-        return [found for part in self.parts for found in part.backend.running_elsewhere(workloads)]
+        return [result for part in self.parts for result in part.backend.running_elsewhere(workloads)]
 
     async def open(self) -> None:
         """Open all at the same time, again and again those that fail; raise the first failure where none opens."""
@@ -208,7 +208,7 @@ class RoutingBackend(Backend):
 
     def _nodes(self) -> tuple[dict[str, NodeStatus], dict[str, list[str]]]:
         """Return the nodes by name, and those of each backend that are not offered as their name is taken."""
-        found: dict[str, NodeStatus] = {}
+        result: dict[str, NodeStatus] = {}
         conflicts: dict[str, list[str]] = {part.name: [] for part in self.parts}
         owners: dict[str, str] = {}
         for part in self.parts:
@@ -223,18 +223,18 @@ class RoutingBackend(Backend):
                     continue
                 if problem:
                     node = replace(node, cordoned=True, observed=False)
-                found[name] = node
+                result[name] = node
         self._backend_of_node = owners
-        return found, conflicts
+        return result, conflicts
 
     def _attempts(self) -> dict[Key, AttemptStatus]:
         """Return the attempts of all; one that two of them report as its own backend does."""
-        found: dict[Key, AttemptStatus] = {}
+        result: dict[Key, AttemptStatus] = {}
         for part in self.parts:
             for key, attempt in part.attempts.items():
-                if key not in found or self.part_of(key) is part:
-                    found[key] = attempt
-        return found
+                if key not in result or self.part_of(key) is part:
+                    result[key] = attempt
+        return result
 
     async def start(self, order: StartOrder) -> None:
         """Start an attempt on the backend of its nodes."""
@@ -266,10 +266,10 @@ class RoutingBackend(Backend):
     async def log(self, workload: str, attempt: int, offset: int, size: int) -> tuple[bytes, int]:
         """Return bytes of the log, from the backend that has one."""
         key = (workload, attempt)
-        found = await self._first_answer(
+        result = await self._first_answer(
             key, lambda b: b.log(workload, attempt, offset, size), lambda answer: answer[1] > 0
         )
-        return (b"", 0) if found is None else found
+        return (b"", 0) if result is None else result
 
     async def log_gap(self, workload: str, attempt: int) -> tuple[int, int] | None:
         """Return the bytes of a very long log that were dropped."""
@@ -371,8 +371,8 @@ class RoutingBackend(Backend):
         await _to_all(parts, lambda backend: backend.remove_output(workload, attempt))
 
     async def _gather(self, ask: Callable[[Backend], Awaitable[list[T]]]) -> list[T]:
-        found = await asyncio.gather(*(ask(part.backend) for part in self.parts if part.opened))
-        return [each for answer in found for each in answer]
+        result = await asyncio.gather(*(ask(part.backend) for part in self.parts if part.opened))
+        return [item for answer in result for item in answer]
 
     def _answers(self, ask: Callable[[Backend], T | None]) -> Iterator[T]:
         return (answer for part in self.parts if (answer := ask(part.backend)) is not None)

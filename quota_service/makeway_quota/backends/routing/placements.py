@@ -26,10 +26,10 @@ class EndedPlacements:
         """Return the backend that an attempt was placed on; "" where that is not known, or it has not ended."""
         workload, attempt = key
         if attempt not in self._kept.get(workload, ()):
-            found = await self.read(workload)
+            result = await self.read(workload)
             self._kept.pop(workload, None)
-            if found:
-                self._kept[workload] = found
+            if result:
+                self._kept[workload] = result
             while len(self._kept) > MAX_WORKLOADS:
                 del self._kept[next(iter(self._kept))]
         return self._kept.get(workload, {}).get(attempt, "")

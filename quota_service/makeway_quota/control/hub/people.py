@@ -127,8 +127,8 @@ class People:
         known = self._known.get(name)
         if known is not None or "/" in name or self._hub is None:
             return known.present if known is not None else "/" not in name
-        found = await self._hub.user(name, fresh=True)
-        return found is not None and await self.record_user(found) == name
+        result = await self._hub.user(name, fresh=True)
+        return result is not None and await self.record_user(result) == name
 
     def is_gone(self, name: str) -> bool:
         """Whether the Hub has no such user, as far as is known."""
@@ -178,7 +178,7 @@ class People:
             return
         since = self._monotonic() - CHECK_SECONDS
         due = {o for o in owners if "/" not in o and self._heard_at.get(o, since) <= since}
-        others = {each for each in entries if "/" not in each and self._heard_at.get(each, since) <= since} - due
+        others = {item for item in entries if "/" not in item and self._heard_at.get(item, since) <= since} - due
         if not due and not others:
             return
         few = len(due) + len(others) <= MAX_SINGLE_REQUESTS

@@ -127,8 +127,8 @@ class HubServers:
         while self._asked:
             asked, self._asked = self._asked, {}
             at = self._clock()
-            found = await self._states_of(list(asked))
-            self._answers.update({server: _Answer(state, at) for server, state in found.items()})
+            result = await self._states_of(list(asked))
+            self._answers.update({server: _Answer(state, at) for server, state in result.items()})
             self._changed()
 
     async def _states_of(self, servers: list[Server]) -> dict[Server, State]:

@@ -347,8 +347,8 @@ def _numbers(value: object) -> tuple[int, ...]:
     """Return a list of small numbers; an empty one for anything else."""
     if not isinstance(value, list) or len(value) > 1024:
         return ()
-    result = [untrusted.whole(each, 4095) for each in value]
-    return tuple(each for each in result if each is not None and each >= 0)
+    result = [untrusted.whole(item, 4095) for item in value]
+    return tuple(item for item in result if item is not None and item >= 0)
 
 
 def _options(request: str) -> MachineOptions:

@@ -215,7 +215,7 @@ class DeploymentDriver:
             return False
         before, decided = self.prospects, (self.deployment, result.machines, self._decision, result.money)
         self.prospects = prospects(*decided, self._boots, self._clock(), deleting=self.deleting)
-        return any(before.get(id) != each for id, each in self.prospects.items())
+        return any(before.get(id) != item for id, item in self.prospects.items())
 
     def _usual_boots(self) -> dict[str, float]:
         took: dict[str, list[float]] = {}
@@ -246,9 +246,9 @@ class DeploymentDriver:
 
     async def _listed(self, term: _Term) -> None:
         try:
-            found = await self._in_thread("list", lambda: self._provider.list(self.deployment.name, self._clock()))
-            term.lists.append(found)
-            self._listed_at, self._problem = found.at, ""
+            result = await self._in_thread("list", lambda: self._provider.list(self.deployment.name, self._clock()))
+            term.lists.append(result)
+            self._listed_at, self._problem = result.at, ""
         except ProviderError as error:
             self._complain(str(error) or type(error).__name__)
         except Exception as error:

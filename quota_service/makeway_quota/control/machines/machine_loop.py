@@ -105,7 +105,7 @@ class MachineLoop:
         if self._term is None or self._term != self._read_in:
             return None
         drivers = [driver for _, driver in sorted(self._drivers.items())]
-        return [({kind.pool for kind in each.deployment.types}, each.prospects) for each in drivers]
+        return [({kind.pool for kind in item.deployment.types}, item.prospects) for item in drivers]
 
     def explained(self, plan: Plan) -> Plan:
         """Return a plan with what work that waits for machines can expect of them as its reason."""
@@ -115,8 +115,8 @@ class MachineLoop:
 
     def machines_on(self, nodes: Mapping[str, NodeStatus]) -> Mapping[str, str]:
         """Return the machines by node: those that agents joined are named alike."""
-        found = {name: name for name, node in nodes.items() if node.backend == BACKEND}
-        return {**found, **self._cluster_machines()}
+        result = {name: name for name, node in nodes.items() if node.backend == BACKEND}
+        return {**result, **self._cluster_machines()}
 
     def planned(self, demand: CycleDemand) -> None:
         """Take what a cycle knows of the work, and make the steps."""
@@ -214,10 +214,10 @@ class MachineLoop:
 
     async def _new_reports(self) -> Mapping[str, list[MachineObservation]]:
         """Return what machines reported since the last turn; in a new term all that is known."""
-        found = await asyncio.to_thread(self._store.machine_reports.after, self._serial)
-        if found:
-            self._serial = found[-1].serial
-        return {report.machine: list(observations(report)) for report in found}
+        result = await asyncio.to_thread(self._store.machine_reports.after, self._serial)
+        if result:
+            self._serial = result[-1].serial
+        return {report.machine: list(observations(report)) for report in result}
 
     async def _stop(self) -> None:
         self._term = None

@@ -75,8 +75,8 @@ class MachinePlacements:
         nodes = _machines_of(row)
         if before is None and not nodes:
             return set()
-        left = set() if before is None else _machines_of(before) - nodes
-        for node in left:
+        remaining = set() if before is None else _machines_of(before) - nodes
+        for node in remaining:
             self._on[node].discard(row.id)
             if not self._on[node]:
                 del self._on[node]
@@ -87,7 +87,7 @@ class MachinePlacements:
         for node in nodes:
             self._on.setdefault(node, set()).add(row.id)
         unchanged = before is not None and _placed(before) == _placed(row) and before.attempt == row.attempt
-        return left if unchanged else left | nodes
+        return remaining if unchanged else remaining | nodes
 
     def on(self, machine: str) -> list[Workload]:
         """Return the rows that are placed on a machine, in the order of their ids."""
@@ -122,8 +122,8 @@ class MachinePlacements:
     def wake(self, machines: Iterable[str]) -> None:
         """Wake the requests that follow these machines; from any thread."""
         with self._guard:
-            found = [follower for machine in machines for follower in self._waiting.get(machine, ())]
-        for follower in found:
+            result = [follower for machine in machines for follower in self._waiting.get(machine, ())]
+        for follower in result:
             if not follower.loop.is_closed():
                 follower.loop.call_soon_threadsafe(follower.changed.set)
 

@@ -402,9 +402,9 @@ def use_of(node: NodeStatus, rows: Sequence[Workload], outside: tuple[int, ...] 
     if node.counted:
         unknown += sum(taken[index] for index in outside)
     for index, held in reversed([(index, taken[index]) for index in node.devices]):
-        left = max(0, 1000 - held - node.foreign.get(index, 0)) if takes_work else 0
-        free[index] = left - min(left, unknown)
-        unknown -= min(left, unknown)
+        remaining = max(0, 1000 - held - node.foreign.get(index, 0)) if takes_work else 0
+        free[index] = remaining - min(remaining, unknown)
+        unknown -= min(remaining, unknown)
     return NodeUse(node, tuple(rows), used, sum(free.values()), free, outside, shown_as)
 
 

@@ -198,7 +198,7 @@ class EngineView:
             self._times.forget(id)
             self._requested.forget(id)
         if assignment.divided:
-            places = [*(host_of(each.node) for each in (known.placement if known else ()))]
+            places = [*(host_of(item.node) for item in (known.placement if known else ()))]
             places += [place.node for place in (row.placement if row else ())]
             self.stale_hosts.update(assignment.divided.intersection(places))
         until = backoff_until(row, now) if row is not None else None

@@ -62,25 +62,25 @@ class BackendStates:
 
     def sentences(self, rows: Mapping[str, Workload]) -> list[str]:
         """Return what is wrong with backends while others go on; `rows` are all workloads that may hold GPUs."""
-        found = []
+        result = []
         for state in self.states:
             if state.problem and not state.synced:
-                found.append(
+                result.append(
                     f"Nodes and jobs of {state.name} are not known, and nothing starts there: {state.problem}."
                 )
             elif state.problem:
-                found.append(
+                result.append(
                     f"Nodes and jobs of {state.name} are shown as they were seen last, and nothing starts there: "
                     f"{state.problem}."
                 )
             if names := state.name_conflicts:
                 what = listed(names[:MAX_NAMES]) + (f" and {len(names) - MAX_NAMES} more" if names[MAX_NAMES:] else "")
-                found.append(
+                result.append(
                     f"Nodes of {state.name} are not offered, as another backend has nodes of the same names: {what}. "
                     "Rename them on one side."
                 )
         removed = Counter(backend_of(row) for row in (rows.values() if self.states else ()))
-        return found + [
+        return result + [
             f"Jobs of {name}, which is not among the backends of this service (MAKEWAY_BACKEND), are kept as they were "
             f"seen last: {many}."
             for name, many in sorted(removed.items())
@@ -164,7 +164,7 @@ def _is_complete(state: BackendState) -> bool:
 
 def _many_open(node: NodeStatus) -> int:
     """Return how many devices of a node take work of their pool, were it not cordoned as a whole."""
-    return sum(len(each.devices) for each in node.by_pool() if node.cordoned or not each.cordoned)
+    return sum(len(item.devices) for item in node.by_pool() if node.cordoned or not item.cordoned)
 
 
 def _differs(known: Mapping[K, V], key: K, value: V) -> bool:

@@ -203,7 +203,7 @@ def _parts(status: NodeStatus, document: Document) -> tuple[NodeStatus, ...]:
     if status.parts:
         parts = status.by_pool()
         return tuple(
-            replace(each, terminating=_terminating_on(status, each.devices, first=each is parts[0])) for each in parts
+            replace(item, terminating=_terminating_on(status, item.devices, first=item is parts[0])) for item in parts
         )
     if status.pool:
         return (status,)

@@ -161,7 +161,7 @@ class WorkloadPods:
             devices.take(device, GPU)
         if others or pod.cpu or pod.memory or (node.max_pods and not result):
             result.append(Terminating(pod.workload, others, GPU, pod.cpu, pod.memory, deadline))
-        return [*result[:-1], *(replace(each, pods=int(node.max_pods > 0)) for each in result[-1:])]
+        return [*result[:-1], *(replace(item, pods=int(node.max_pods > 0)) for item in result[-1:])]
 
 
 def _deadline(pod: WorkloadPod, now: float) -> float:

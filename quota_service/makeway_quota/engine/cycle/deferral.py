@@ -74,8 +74,8 @@ def _ends(cluster: Cluster) -> list[float]:
     if ("protected",) not in cluster.answers:
         protected = [w for a in cluster.allocations.values() if cluster.is_protected(w := a.workload)]
         cluster.answers["protected",] = sorted({cluster.protected_until(workload) for workload in protected})
-    found: list[float] = cluster.answers["protected",]
-    return found
+    result: list[float] = cluster.answers["protected",]
+    return result
 
 
 def _ways(

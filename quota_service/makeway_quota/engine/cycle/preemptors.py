@@ -38,8 +38,8 @@ def replace_preemptors(builder: PlanBuilder) -> None:
 
 def _replace(builder: PlanBuilder, victims: dict[str, _Victim], served: Sequence[Allocation]) -> None:
     """Replace the preemptors that are not among the served; an eviction takes the new one's rule, a move keeps its."""
-    ids = {each.workload.id for each in served}
-    for victim in [each for each in victims.values() if each.preemptor not in ids]:
+    ids = {item.workload.id for item in served}
+    for victim in [item for item in victims.values() if item.preemptor not in ids]:
         preemptor = _new_preemptor(builder.cluster.allocations[victim.id], served)
         facts, numbers = _facts(builder, victim, preemptor), _numbers(victim, preemptor)
         facts = tuple([f for f in facts if f.code != "shares_host" or f.values["pool"] == preemptor.pool.pool.name])

@@ -88,7 +88,7 @@ def explain(cluster: Cluster, builder: PlanBuilder, waiting: Iterable[Queue]) ->
         members = queue.members()
         if queue.number in holds:
             hold = holds[queue.number]
-            members = tuple(each for each in members if each is not hold.workload)
+            members = tuple(item for item in members if item is not hold.workload)
             reason = _deferred(cluster, builder, queue, _reason(cluster, builder, queue, hold), deferrals)
             builder.groups.append(PendingGroup(-queue.number, (hold.workload,), reason))
         if members:
@@ -258,8 +258,8 @@ def _beside_guaranteed(cluster: Cluster, queue: Queue, pool: PoolState) -> Reaso
     need = queue.need
     if not _fits(cluster, pool, need, "spare"):
         return None
-    beside = [cluster.pools[each] for each in pool.beside]
-    keeping = [each for each in (pool, *beside) if min(each.guaranteed(), max(each.free, each.future)) > 0]
+    beside = [cluster.pools[item] for item in pool.beside]
+    keeping = [item for item in (pool, *beside) if min(item.guaranteed(), max(item.free, item.future)) > 0]
     pool = next(iter(keeping), pool)
     name = pool.pool.name
     lines = [(account, line) for account in cluster.ledger.accounts.values() for line in account.reserving(name)]
@@ -267,13 +267,13 @@ def _beside_guaranteed(cluster: Cluster, queue: Queue, pool: PoolState) -> Reaso
     smallest = next(filter(None, (pool.smallest(node.node.model) for node in pool.nodes if node.usable)), need)
     kept = from_milli(min(pool.guaranteed(), max(pool.free, pool.future, 0)))
     numbers: dict[str, Number] = {"needs": 0, "kept": kept, "guaranteed_to": tuple(sorted(teams)), "pool": name}
-    each: dict[str, Number] = {
+    item: dict[str, Number] = {
         "each_gpus": from_milli(smallest.gpus),
         "each_cpu": from_milli(smallest.cpu),
         "each_memory": smallest.memory,
     }
-    fact = Fact("beside_guaranteed", {**_request(queue), **numbers, **each})
-    return Reason("held", "guaranteed_gpus", (fact,), {**numbers, **each})
+    fact = Fact("beside_guaranteed", {**_request(queue), **numbers, **item})
+    return Reason("held", "guaranteed_gpus", (fact,), {**numbers, **item})
 
 
 def _static(cluster: Cluster, queue: Queue, pool: PoolState) -> Reason | None:
@@ -300,7 +300,7 @@ def _nominated(cluster: Cluster, queue: Queue, pool: PoolState) -> Reason | None
     need, name = queue.need, pool.pool.name
     names = _nominees(cluster, pool)  # none: the idle GPUs are held for this very workload
     if names and _keeper(cluster, queue, pool) is None and _fits(cluster, pool, need, "open"):
-        idle = sum(left for node in pool.nodes if node.usable for left in node.open if left > 0)
+        idle = sum(remaining for node in pool.nodes if node.usable for remaining in node.open if remaining > 0)
         numbers: dict[str, Number] = {
             "needs": from_milli(need.total),
             "idle": from_milli(idle),
@@ -315,8 +315,8 @@ def _nominees(cluster: Cluster, pool: PoolState) -> list[str]:
     asked = ("nominees", pool.pool.name)
     if asked not in cluster.answers:
         cluster.answers[asked] = sorted(i for i, nomination in cluster.nominations.items() if nomination.pool is pool)
-    found: list[str] = cluster.answers[asked]
-    return found
+    result: list[str] = cluster.answers[asked]
+    return result
 
 
 def _fits(cluster: Cluster, pool: PoolState, need: Need, which: str) -> bool:

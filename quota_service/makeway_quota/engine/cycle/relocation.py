@@ -34,10 +34,10 @@ def relocate(builder: PlanBuilder, queues: PendingQueues) -> bool:
     able = [(queue, workload) for queue, workload in able if queue.total and (builder.started or _has_space(queue))]
     waiting = [(queue, workload) for queue, workload in able if cannot_start_at_all(cluster, workload) is None]
     waiting.sort(key=lambda item: _place_in_order(cluster, *item))
-    preemptors = {each.preemptor for each in builder.evicted.values()}
-    preemptors |= {each.preemptor for each in builder.moved.values()}
-    found = [workload for queue, workload in waiting if _relocated(builder, queue, workload, preemptors)]
-    return bool(found)
+    preemptors = {entry.preemptor for entry in builder.evicted.values()}
+    preemptors |= {entry.preemptor for entry in builder.moved.values()}
+    result = [workload for queue, workload in waiting if _relocated(builder, queue, workload, preemptors)]
+    return bool(result)
 
 
 def _has_space(queue: Queue) -> bool:
@@ -162,7 +162,7 @@ def _later_starts(
     while able and room_without(able):
         withdrawn = list(able)
         for start in able:
-            fewer = [each for each in withdrawn if each is not start]
+            fewer = [entry for entry in withdrawn if entry is not start]
             if fewer and room_without(fewer):
                 withdrawn = fewer
         parts = room_without(withdrawn)

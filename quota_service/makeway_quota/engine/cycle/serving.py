@@ -76,9 +76,9 @@ def serve(
             builder.lowered.append((queue.account, workload.owner))
         _queue_again(heads, builder, waiting)
         if out and builder.progress.releases != releases:
-            for each in out:  # these queues may have room now; one that came before this turn gets it in the next round
-                if (number := heads.pool_after(each, turn)) is not None:
-                    heads.enter(each, number)
+            for item in out:  # these queues may have room now; one that came before this turn gets it in the next round
+                if (number := heads.pool_after(item, turn)) is not None:
+                    heads.enter(item, number)
             out = []
 
 
@@ -88,7 +88,7 @@ def _queue_again(heads: QueueHeads, builder: PlanBuilder, waiting: list[Queue]) 
         heads.lower(*builder.lowered.pop())
     while builder.returned:
         back, owner = builder.returned.pop()
-        if any(each is back for each in waiting):
+        if any(item is back for item in waiting):
             heads.enter_again(back, owner)
 
 
@@ -137,14 +137,14 @@ def _try_reclaim(builder: PlanBuilder, queue: Queue, workload: Workload, pools: 
     """
     if not queue.total or queue.patient or (over and not _may_evict(builder.cluster, queue, pools)):
         return False
-    found = [builder.holds[pool.pool.name] for pool in pools if over and pool.pool.name in builder.holds]
-    mine = [each for each in found if each.workload is workload]
-    open_to_all = [pool for pool in pools if not any(each.pool is pool for each in found)]
+    result = [builder.holds[pool.pool.name] for pool in pools if over and pool.pool.name in builder.holds]
+    mine = [item for item in result if item.workload is workload]
+    open_to_all = [pool for pool in pools if not any(item.pool is pool for item in result)]
     if try_reclaim(builder, queue, workload, open_to_all, over):
         return True
-    for each in mine:
-        with each.in_state(enforced=False):
-            if try_reclaim(builder, queue, workload, [each.pool], over):
+    for item in mine:
+        with item.in_state(enforced=False):
+            if try_reclaim(builder, queue, workload, [item.pool], over):
                 return True
     return False
 

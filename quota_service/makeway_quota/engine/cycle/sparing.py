@@ -36,9 +36,9 @@ Eviction = tuple[str, str, int]
 def spare(builder: PlanBuilder, spared: set[Eviction]) -> bool:
     """Spare each victim of the plan that no nomination needs, once from each eviction; return whether any was."""
     cluster = builder.cluster
-    found = [(each.id, each.preemptor, 0) for each in builder.evicted.values()]
-    found += [(move.id, move.preemptor, len(move.to)) for move in builder.moved.values()]
-    victims = [(cluster.allocations[each[0]], each) for each in found if each not in spared]
+    result = [(entry.id, entry.preemptor, 0) for entry in builder.evicted.values()]
+    result += [(move.id, move.preemptor, len(move.to)) for move in builder.moved.values()]
+    victims = [(cluster.allocations[entry[0]], entry) for entry in result if entry not in spared]
     able = [(victim, eviction) for victim, eviction in victims if _could_stay(builder, victim)]
     able.sort(key=lambda item: order_of(cluster, item[0], item[0].pool), reverse=True)
     before = len(spared)
@@ -124,7 +124,7 @@ class _Known:
         pools = set(self.cluster.with_beside(victim.pools))
         if sum(self._by_pool.get(pool.pool.name, 0) for pool in pools) > _MAX_REPLACED:
             return []
-        return [each for each in self.all if each[2][0].node.pool in pools]
+        return [item for item in self.all if item[2][0].node.pool in pools]
 
 
 def _spared(known: _Known, victim: Allocation) -> bool:
@@ -290,7 +290,7 @@ def _overbooked(builder: PlanBuilder, victim: Allocation) -> bool:
         devices = {at for at in part.devices if future[at] < 0}
         if not (lacks_cpu or lacks_memory or lacks_pods or devices):
             continue
-        for other, need in chain.from_iterable(_planned_on(builder, each) for each in node.host):
+        for other, need in chain.from_iterable(_planned_on(builder, item) for item in node.host):
             if lacks_pods or (lacks_cpu and need.cpu) or (lacks_memory and need.memory):
                 return True
             if other.node is node and not devices.isdisjoint(other.devices):
@@ -328,5 +328,5 @@ def _exceeds(cluster: Cluster, victim: Allocation) -> bool:
 def _nominations(builder: PlanBuilder) -> list[_Nomination]:
     """Return the nominations of this plan, in the order of the decisions."""
     nominations = builder.cluster.nominations
-    each = [(*found, nominations[name].parts) for name, found in builder.nominated.items() if name in nominations]
-    return [one for one in each if not one[0].nomination or placement_of(one[2]) != one[0].nomination]
+    item = [(*result, nominations[name].parts) for name, result in builder.nominated.items() if name in nominations]
+    return [one for one in item if not one[0].nomination or placement_of(one[2]) != one[0].nomination]

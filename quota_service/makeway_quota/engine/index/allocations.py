@@ -260,7 +260,7 @@ def note_outlived(cluster: ClusterState, node: Node, there: bool = True) -> None
     cluster.late.nodes.discard(node.name)
     if there and node.terminating:
         cluster.late.nodes.add(node.name)
-        for deadline in {each.deadline for each in node.terminating if each.deadline > cluster.stuck_before}:
+        for deadline in {item.deadline for item in node.terminating if item.deadline > cluster.stuck_before}:
             heappush(cluster.late.nodes_at, (deadline + cluster.settings.stuck_after, node.name))
 
 
@@ -350,8 +350,8 @@ def _read(
             devices = tuple(at[d] for d in placed.devices if d in at)
             parts.append(Part(placed.worker, node, devices, placed.milli))
             continue
-        left = taken.setdefault(placed.node, list(node.free))
-        parts.append(Part(placed.worker, node, *stand_in(node.node, placed, need, left)))
+        remaining = taken.setdefault(placed.node, list(node.free))
+        parts.append(Part(placed.worker, node, *stand_in(node.node, placed, need, remaining)))
     return tuple(parts), taken
 
 

@@ -111,9 +111,9 @@ class CapacityCache:
 
     def forget(self, node: NodeState) -> None:
         """Drop a node from the forecasts: it has left its pool for good."""
-        for (name, _, _), (_, found) in self._forecasts.items():
+        for (name, _, _), (_, result) in self._forecasts.items():
             if name == node.pool.pool.name:
-                found.forget(node.node.name)
+                result.forget(node.node.name)
 
     def _count(self, node: NodeState, sign: int) -> None:
         for need, known in _of(self._capacities, node):
@@ -169,7 +169,7 @@ def hosts_emptied(node: NodeState, need: Need, nominated: Iterable[tuple[Part, N
 
 def _of(kept: dict[tuple[str, Need], T], node: NodeState) -> Iterator[tuple[Need, T]]:
     pool = node.pool.pool.name
-    return ((need, each) for (name, need), each in kept.items() if name == pool)
+    return ((need, item) for (name, need), item in kept.items() if name == pool)
 
 
 def _count_capacity(result: PoolCapacity, node: NodeState, need: Need, sign: int) -> None:

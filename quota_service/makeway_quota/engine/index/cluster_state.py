@@ -139,8 +139,8 @@ class ClusterState:
 
     def account(self, workload: Workload) -> Account:
         """Return the account that a workload counts on."""
-        found = self.ledger.accounts.get(workload.policy)
-        return found if found is not None else self.ledger.account(workload.policy)
+        result = self.ledger.accounts.get(workload.policy)
+        return result if result is not None else self.ledger.account(workload.policy)
 
     def pools_of(self, workload: Workload) -> tuple[PoolState, ...]:
         """List the pools a workload may use, first choice first."""
@@ -207,9 +207,9 @@ class ClusterState:
     def less_than(self, pool: PoolState, policy: str, priority: int) -> Iterator[Allocation]:
         """List what a policy's preemptible work of a lower priority in a pool has that can be evicted."""
         for allocation in self.preemptible.get((pool.pool.name, policy), {}).values():
-            found = self.evictable(allocation)
-            if found is not None and self.is_below(allocation.workload, priority):
-                yield found
+            result = self.evictable(allocation)
+            if result is not None and self.is_below(allocation.workload, priority):
+                yield result
 
     def reach(self, account: Account, pools: Iterable[PoolState]) -> Iterable[PoolState]:
         """Return the pools with candidates for work in these pools: all, where a limit may be in the way."""
@@ -233,8 +233,8 @@ class ClusterState:
             return False
         if self._protection_at is not None:
             return self.protected_until(workload) > self._protection_at
-        least = self.profiles[workload.profile].min_runtime
-        return workload.started_at is None or self.now - workload.started_at < least
+        minimum = self.profiles[workload.profile].min_runtime
+        return workload.started_at is None or self.now - workload.started_at < minimum
 
     def protected_until(self, workload: Workload) -> float:
         """Return when a workload is as old as the `min_runtime` of its profile."""
@@ -367,11 +367,11 @@ class ClusterState:
     @contextmanager
     def later(self, starts: Iterable[Allocation]) -> Iterator[None]:
         """Treat starts of this plan, and nominations, as work that runs already, within a block."""
-        each = list(starts)
-        for start in each:
+        item = list(starts)
+        for start in item:
             self._turn(start, 1)
         yield
-        for start in each:
+        for start in item:
             self._turn(start, -1)
 
     def _turn(self, start: Allocation, sign: int) -> None:
@@ -476,7 +476,7 @@ class ClusterState:
         for state, part in allocation.shares or ((allocation.pool, allocation.amount),):
             pool = state.pool.name
             if allocation.shares:  # all of it starts, ends or terminates at once
-                now, terminating, nominated = (each * part // max(1, allocation.amount) for each in amounts)
+                now, terminating, nominated = (item * part // max(1, allocation.amount) for item in amounts)
             self.ledger.record(
                 account,
                 pool,

@@ -234,7 +234,7 @@ class Account:
         """
         known = self._unreserved[non_preemptible].get(pool)
         if known is None:
-            rest = [each.reserved - each.used(non_preemptible) for each in self.guarantees(pool, non_preemptible)]
+            rest = [item.reserved - item.used(non_preemptible) for item in self.guarantees(pool, non_preemptible)]
             known = self._unreserved[non_preemptible][pool] = min(rest, default=-1)
         return known
 
@@ -306,8 +306,8 @@ class Ledger:
         later = now - terminating + nominated
         if later:
             self.changed.append(account)
-        for each in self.affected(account):
-            each.forget()
+        for item in self.affected(account):
+            item.forget()
         if self.nested:
             taken, guaranteed = account.own.get(pool, (0, 0))
             more = now + nominated - _counted_twice(sum([n for name, n in moving if name == pool]), nominated)
@@ -388,9 +388,9 @@ class Ledger:
         """Return the milli-GPUs of a pool that reservations guarantee beyond what is used of them, now and later."""
         lines = ((account, account.reserving(pool)) for account in self.accounts.values())
         rest = {
-            account: min(line.quota.reserved - max(line.now, line.future) for line in each)
-            for account, each in lines
-            if each
+            account: min(line.quota.reserved - max(line.now, line.future) for line in item)
+            for account, item in lines
+            if item
         }
         return together({account: amount for account, amount in rest.items() if amount > 0})
 

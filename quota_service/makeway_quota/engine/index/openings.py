@@ -49,7 +49,7 @@ def openings(node: NodeState, need: Need, now: float, allocations: Allocations, 
         when = now
         if node.workers(need, False) < many:
             ends = [end or UNKNOWN for allocation, end in allocations if allocation.terminating]
-            when = max(ends + [each.deadline for each in node.node.terminating], default=now)
+            when = max(ends + [item.deadline for item in node.node.terminating], default=now)
         if (when, 0, 0) < before:
             yield Opening((when, 0, 0), node, min(many, need.min_workers), whole, cpu, memory)
     if many >= need.min_workers:
@@ -94,7 +94,7 @@ def _leaving_order(allocations: Allocations, now: float) -> Iterator[tuple[When,
 
 def _without_spare(chosen: list[Opening], minimum: int) -> list[Opening]:
     """Leave out the nodes that are not needed, those with the fewest workers first."""
-    spare = sum(each.workers for each in chosen) - minimum
+    spare = sum(entry.workers for entry in chosen) - minimum
     for item in sorted(chosen, key=lambda o: (o.workers, -o.node.position)):
         if item.workers <= spare:
             spare -= item.workers
@@ -127,8 +127,8 @@ class OpeningForecast:
 
     def when(self, now: float, ends: Ends) -> float | None:
         """Return the time of the first room for all workers; None if there is some now, or if it is not known."""
-        found = self.room(now, ends)
-        return found[0][0] if found and now < found[0][0] < UNKNOWN else None
+        result = self.room(now, ends)
+        return result[0][0] if result and now < result[0][0] < UNKNOWN else None
 
     def room(self, now: float, ends: Ends) -> tuple[When, list[Opening]] | None:
         """Return when the pool first has room for all the workers, and on which nodes; None if it never will."""
@@ -199,7 +199,7 @@ class OpeningForecast:
         allocations = [(allocation, ends(allocation)) for allocation in node.allocations.values()]
         stands = min([end for _, end in allocations if end is not None and end > now], default=UNKNOWN)
         if node.node.terminating:
-            stands = min([stands] + [each.deadline for each in node.node.terminating if each.deadline > now])
+            stands = min([stands] + [item.deadline for item in node.node.terminating if item.deadline > now])
         before = self._stands.get(name)
         self._stands[name] = stands, node
         if stands < UNKNOWN and (before is None or before[0] != stands):
@@ -223,4 +223,4 @@ class OpeningForecast:
         """Push a time onto the heap, which is rebuilt once most of its entries are void."""
         heappush(self._due, (stands, name))
         if len(self._due) > 4 * len(self._stands) + 64:
-            self._due = sorted((moment, each) for each, (moment, _) in self._stands.items() if moment < UNKNOWN)
+            self._due = sorted((moment, item) for item, (moment, _) in self._stands.items() if moment < UNKNOWN)

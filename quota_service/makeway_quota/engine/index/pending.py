@@ -73,7 +73,7 @@ class Pending(Sequence[Waiting]):
         for _, members, reason in self.groups:
             first = members[0]  # a group has one policy and profile
             alike = first.policy == workload.policy and first.profile == workload.profile
-            if alike and any(each.id == workload.id for each in members):
+            if alike and any(item.id == workload.id for item in members):
                 return reason.to(workload)
         raise KeyError(workload.id)
 

@@ -95,9 +95,9 @@ def _shared(pool: PoolState, need: Need, later: bool) -> NodeState | None:
     for node in pool.nodes:
         if not node.suits(need) or not node.workers(need, later):
             continue
-        left = min(f for f in (node.future if later else node.free) if f >= need.gpus)
+        remaining = min(f for f in (node.future if later else node.free) if f >= need.gpus)
         whole = node.whole_future if later else node.whole_free
-        key = (left, whole if pool.pool.strategy == "pack" else -whole, node.position)
+        key = (remaining, whole if pool.pool.strategy == "pack" else -whole, node.position)
         if best is None or key < best:
             best = key
     return pool.nodes[best[2]] if best else None

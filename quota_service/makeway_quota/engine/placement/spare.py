@@ -35,8 +35,8 @@ class Spare:
         for later in self.times:
             losses: dict[PoolState, int] = {}
             for node, count in counts:
-                for each in node.host:
-                    losses[each.pool] = losses.get(each.pool, 0) + self._loss(each, count, later)
+                for item in node.host:
+                    losses[item.pool] = losses.get(item.pool, 0) + self._loss(item, count, later)
             if not all(self._has(pool, loss, later) for pool, loss in losses.items()):
                 return False
         return True
@@ -44,7 +44,7 @@ class Spare:
     def workers(self, node: NodeState, limit: int) -> int:
         """Return how many of at most so many workers a node may host; of a gang, without any loss of useful GPUs."""
         for many in range(min(limit, self.need.min_workers), 0, -1):
-            losses = [(each.pool, self._loss(each, many, at), at) for each in node.host for at in self.times]
+            losses = [(item.pool, self._loss(item, many, at), at) for item in node.host for at in self.times]
             if all(not loss or (self.need.min_workers == 1 and self._has(pool, loss, at)) for pool, loss, at in losses):
                 return many
         return 0

@@ -139,7 +139,7 @@ class Cycle:
 
     def replaces(self, name: str) -> bool:
         """Whether a start of this plan was withdrawn for a workload."""
-        return any(name in each for each in self.decisions.replaced.values())
+        return any(name in item for item in self.decisions.replaced.values())
 
     # Serving one class
 
@@ -263,7 +263,7 @@ class Cycle:
         held = [holds[pool] for pool in pools if over and pool in holds]
         if self.reclaim_in(queue, workload, [p for p in pools if not (over and p in holds)], over):
             return True
-        for item in (each for each in held if each.workload is workload):
+        for item in (entry for entry in held if entry.workload is workload):
             item.suspend(self.cluster)
             done = self.reclaim_in(queue, workload, [item.pool], over)
             item.enforce(self.cluster)
@@ -318,9 +318,9 @@ class Cycle:
         if result is None:
             return False
         workload, parts, own = result[0].workload, self.decisions.evict(*result), result[0].pool
-        for each in [own, *(pool for pool in queue.pools if pool != own)]:
-            quota = not over and self.in_quota(queue, each)
-            if (quota or over) and self.start_here(queue, workload, each, parts, not quota):
+        for item in [own, *(pool for pool in queue.pools if pool != own)]:
+            quota = not over and self.in_quota(queue, item)
+            if (quota or over) and self.start_here(queue, workload, item, parts, not quota):
                 return True
         self.decisions.nominate(queue, workload, parts)
         return True
@@ -329,8 +329,8 @@ class Cycle:
 
     def suspend_holds(self) -> None:
         """Suspend all holds: the held GPUs are free."""
-        for each in self.decisions.holds.values():
-            each.suspend(self.cluster)
+        for item in self.decisions.holds.values():
+            item.suspend(self.cluster)
 
     def hold_for_the_starving(self) -> None:
         """Serve the workloads that waited too long first, one a pool; hold what would do where they do not fit."""

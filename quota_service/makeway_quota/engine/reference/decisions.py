@@ -103,7 +103,7 @@ class Decisions:
     def replaced_by(self, name: str) -> frozenset[str]:
         """Return the workloads that replaced a start of a workload in this plan, and those that replaced theirs."""
         result = set(self.replaced.get(name, ()))
-        while more := {other for each in result for other in self.replaced.get(each, ())} - result:
+        while more := {other for item in result for other in self.replaced.get(item, ())} - result:
             result |= more
         return frozenset(result)
 

@@ -56,9 +56,9 @@ def _ways(cycle: Cycle, cluster: Cluster, queue: Queue) -> list[Preemptor]:
         if in_quota(cluster, levels, pool, need.total, queue.guaranteed):
             rights = rights_of(cluster, workload, need, pool, True)
             rights += [("reservation", "own_policy")] if queue.guaranteed else []
-            result += [Preemptor(cluster, workload, need, levels, pool, each) for each in rights]
+            result += [Preemptor(cluster, workload, need, levels, pool, item) for item in rights]
     for pool in queue.pools if queue.may_borrow else ():
         if pool not in cycle.decisions.holds and not cycle.is_on_its_way(queue, pool):
             rights = rights_of(cluster, workload, need, pool, False)
-            result += [Preemptor(cluster, workload, need, levels, pool, each) for each in rights]
+            result += [Preemptor(cluster, workload, need, levels, pool, item) for item in rights]
     return result

@@ -73,19 +73,19 @@ def admits(cluster: Cluster, queue: Queue, pool: str, claims: Sequence[Claim], l
     """Whether one more of a queue is within limits and capacity beside all claims, and in quota where it must be."""
     amount, known = queue.need.total, cluster.pools[pool]
     if amount and known.capacity is not None:
-        here = sum(each.queue.need.total for each in claims if pool in each.pools)
+        here = sum(item.queue.need.total for item in claims if pool in item.pools)
         if pool_usage(cluster, pool, later) + here + amount > known.capacity:
             return False
     for line in limiting(cluster, queue.levels, pool) if amount else ():
-        each = counts(cluster, line)
-        used = each.future if later else max(each.now, each.future)
+        item = counts(cluster, line)
+        used = item.future if later else max(item.now, item.future)
         if used + _claimed(cluster, line, claims) + amount > (line.quota.limit or 0):
             return False
     if queue.may_borrow:
         return True
 
     def reserved(line: PolicyLine, beyond: bool) -> int:
-        alike = [each for each in claims if each.queue.guaranteed or not queue.guaranteed]
+        alike = [item for item in claims if item.queue.guaranteed or not queue.guaranteed]
         return _claimed(cluster, line, alike, beyond)
 
     return in_quota(cluster, queue.levels, pool, amount, queue.guaranteed, reserved)

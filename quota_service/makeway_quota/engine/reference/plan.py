@@ -50,8 +50,8 @@ def schedule(snapshot: Snapshot) -> Plan:
     running = [w.id for w in told.values() if w.state in ("starting", "running")]
     return Plan(
         start=tuple(_start(decisions, name) for name in decisions.started),
-        evict=tuple(_evict(decisions, name) for name, each in decisions.evicted.items() if not each.to),
-        move=tuple(_move(decisions, name) for name, each in decisions.evicted.items() if each.to),
+        evict=tuple(_evict(decisions, name) for name, item in decisions.evicted.items() if not item.to),
+        move=tuple(_move(decisions, name) for name, item in decisions.evicted.items() if item.to),
         scale=tuple(nodes),
         pending=tuple(pending[name] for name in sorted(pending)),
         refused=tuple(_refusal(w.id) for q in refused for w in q.members),
@@ -98,23 +98,23 @@ def _start(decisions: Decisions, name: str) -> Start:
 
 
 def _evict(decisions: Decisions, name: str) -> Evict:
-    cluster, each = decisions.cluster, decisions.evicted[name]
-    found = cluster.running[name]
-    deadline = cluster.now + cluster.grace(found.workload)
-    numbers: dict[str, Number] = {"frees": found.amount / GPU}
-    fact = Fact("plain_evict", {**numbers, "preemptor": each.preemptor})
-    return Evict(name, each.preemptor, deadline, _RULES[each.right], (fact,), numbers)
+    cluster, item = decisions.cluster, decisions.evicted[name]
+    result = cluster.running[name]
+    deadline = cluster.now + cluster.grace(result.workload)
+    numbers: dict[str, Number] = {"frees": result.amount / GPU}
+    fact = Fact("plain_evict", {**numbers, "preemptor": item.preemptor})
+    return Evict(name, item.preemptor, deadline, _RULES[item.right], (fact,), numbers)
 
 
 def _move(decisions: Decisions, name: str) -> Move:
-    cluster, each = decisions.cluster, decisions.evicted[name]
+    cluster, item = decisions.cluster, decisions.evicted[name]
     result = cluster.running[name]
-    deadline, rule = cluster.now + cluster.grace(result.workload), "consolidate" if each.right is None else "shrink"
-    nodes = tuple(sorted({part.node for part in each.to}))
-    values: dict[str, Number] = {"workers": len(each.to), "of": len(result.parts), "nodes": nodes}
-    fact = Fact("plain_move", {**values, "preemptor": each.preemptor})
-    source, to = cluster.placement(result.parts), cluster.placement(each.to)
-    return Move(name, each.preemptor, source, to, deadline, rule, (fact,), {"workers": len(each.to)})
+    deadline, rule = cluster.now + cluster.grace(result.workload), "consolidate" if item.right is None else "shrink"
+    nodes = tuple(sorted({part.node for part in item.to}))
+    values: dict[str, Number] = {"workers": len(item.to), "of": len(result.parts), "nodes": nodes}
+    fact = Fact("plain_move", {**values, "preemptor": item.preemptor})
+    source, to = cluster.placement(result.parts), cluster.placement(item.to)
+    return Move(name, item.preemptor, source, to, deadline, rule, (fact,), {"workers": len(item.to)})
 
 
 def _waiting(name: str, code: Code, rule: str) -> Waiting:
@@ -127,7 +127,7 @@ def _reclaiming(decisions: Decisions, name: str) -> Waiting:
     waits_for = sorted(
         a.id for a in cluster.running.values() if a.id in cluster.terminating and _blocks(decisions, a.id, name)
     )
-    ends = [_gone_by(cluster, each) for each in waits_for]
+    ends = [_gone_by(cluster, item) for item in waits_for]
     latest = max(ends, default=cluster.now)
     nodes = tuple(sorted({part.node for part in mine.parts}))
     fact = Fact("plain_nomination", {"nodes": nodes, "victims": tuple(waits_for)})
@@ -161,5 +161,5 @@ def _refusal(name: str) -> Refusal:
 
 
 def _usage(cluster: Cluster, line: PolicyLine) -> LineUsage:
-    each, quota = counts(cluster, line), line.quota
-    return LineUsage(line.policy, quota.pools, quota.reserved, quota.limit, each.now, each.guaranteed)
+    item, quota = counts(cluster, line), line.quota
+    return LineUsage(line.policy, quota.pools, quota.reserved, quota.limit, item.now, item.guaranteed)

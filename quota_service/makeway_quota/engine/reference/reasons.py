@@ -21,8 +21,8 @@ _FIRST: dict[Code, int] = {"held": 0, "static_quota": 0, "nominated": 0, "node_f
 
 def reason(decisions: Decisions, queue: Queue, held_for_it: str | None) -> Reason:
     """Return why a queue waits; `held_for_it`: the pool in which GPUs are held for this very workload."""
-    each = [_in_pool(decisions, queue, pool, pool == held_for_it) for pool in queue.pools]
-    return min(each, key=lambda why: _FIRST.get(why[0], 1))
+    item = [_in_pool(decisions, queue, pool, pool == held_for_it) for pool in queue.pools]
+    return min(item, key=lambda why: _FIRST.get(why[0], 1))
 
 
 def _in_pool(decisions: Decisions, queue: Queue, pool: str, mine: bool) -> Reason:
@@ -42,8 +42,8 @@ def _in_pool(decisions: Decisions, queue: Queue, pool: str, mine: bool) -> Reaso
 def _never_fits(cluster: Cluster, queue: Queue, pool: str) -> Reason | None:
     need = queue.need
     nodes = cluster.nodes_of(pool)
-    each = [(min(_when_empty(cluster, name, need), need.min_workers), cluster.usable(name)) for name in nodes]
-    every, up = sum(n for n, _ in each), sum(n for n, usable in each if usable)
+    item = [(min(_when_empty(cluster, name, need), need.min_workers), cluster.usable(name)) for name in nodes]
+    every, up = sum(n for n, _ in item), sum(n for n, usable in item if usable)
     known = cluster.pools[pool]
     growing = known.kind == "autoscaled" and (known.max_nodes or not need.session)
     if every < need.min_workers and not growing:
@@ -85,8 +85,8 @@ def _kept_from(cluster: Cluster, queue: Queue, pool: str) -> bool:
 
 def _held(decisions: Decisions, queue: Queue, pool: str) -> Reason | None:
     cluster, holds = decisions.cluster, decisions.holds
-    found = holds.get(pool, next(iter(holds.values()), None))
-    if found is None or not _fits(cluster, pool, queue.need, _free_of_nominations(cluster)):
+    result = holds.get(pool, next(iter(holds.values()), None))
+    if result is None or not _fits(cluster, pool, queue.need, _free_of_nominations(cluster)):
         return None
     quota = in_quota(cluster, queue.levels, pool, queue.need.total, queue.guaranteed)
     return None if quota else ("held", "starvation")
@@ -98,7 +98,7 @@ def _beside_guaranteed(cluster: Cluster, queue: Queue, pool: str) -> Reason | No
 
 
 def _nominated(cluster: Cluster, queue: Queue, pool: str) -> Reason | None:
-    if not any(each.pool == pool for each in cluster.nominations.values()) or _kept_from(cluster, queue, pool):
+    if not any(item.pool == pool for item in cluster.nominations.values()) or _kept_from(cluster, queue, pool):
         return None
     return ("nominated", "nomination") if _fits(cluster, pool, queue.need, cluster.open) else None
 

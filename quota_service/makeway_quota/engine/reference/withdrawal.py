@@ -28,7 +28,7 @@ def withdraw_superfluous(decisions: Decisions, spared: set[tuple[str, str, int]]
     and the number of workers that go on.
     """
     cluster = decisions.cluster
-    result = {name: (name, each.preemptor, len(each.to)) for name, each in decisions.evicted.items()}
+    result = {name: (name, item.preemptor, len(item.to)) for name, item in decisions.evicted.items()}
     able = [cluster.running[name] for name, eviction in result.items() if eviction not in spared]
     before = len(spared)
     for victim in sorted(able, key=lambda a: order(_bystander(cluster, a), a), reverse=True):
@@ -40,7 +40,7 @@ def withdraw_superfluous(decisions: Decisions, spared: set[tuple[str, str, int]]
             continue
         kept = _kept(cluster, victim)
         for part in _given_up(cluster, victim, kept):
-            more = tuple(each for each in victim.parts if each is part or each in kept)
+            more = tuple(item for item in victim.parts if item is part or item in kept)
             if len(more) < len(victim.parts) and _spare(decisions, victim, more):
                 kept.append(part)
                 spared.add(result[victim.id])
@@ -52,7 +52,7 @@ def replace_preemptors(decisions: Decisions) -> None:
     cluster = decisions.cluster
     served = [cluster.nominations[name] for name in decisions.nominated]
     served += [cluster.running[name] for name in decisions.started]
-    ids = {each.id for each in served}
+    ids = {entry.id for entry in served}
     for name, eviction in decisions.evicted.items():
         if served and eviction.preemptor not in ids:
             victim = cluster.running[name]
@@ -106,7 +106,9 @@ def _spare(decisions: Decisions, victim: Allocation, smaller: tuple[Part, ...] =
         around = {*victim.pools, *(other for pool in victim.pools for other in cluster.pools_beside(pool))}
         near = ours if len(ours) <= MAX_REPLACED else [n for n in ours if trial.nominations[n].pool in around]
         orders = _orders(trial, near, _displaced(trial.copy(), ours)) if len(near) <= MAX_REPLACED else ()
-        placed = next((found for order in orders if (found := _replace(decisions, trial, order, victim, False))), None)
+        placed = next(
+            (result for order in orders if (result := _replace(decisions, trial, order, victim, False))), None
+        )
     if placed is None:
         return False
     cluster.nominations, cluster.terminating, cluster.shrunk = placed.nominations, placed.terminating, placed.shrunk
@@ -137,8 +139,8 @@ def _orders(cluster: Cluster, names: Sequence[str], displaced: Sequence[str]) ->
 
 def _new(cluster: Cluster, name: str) -> bool:
     """Whether a nomination was made by this plan."""
-    found = cluster.nominations.get(name)
-    return found is not None and cluster.placement(found.parts) != found.workload.nomination
+    result = cluster.nominations.get(name)
+    return result is not None and cluster.placement(result.parts) != result.workload.nomination
 
 
 def _overbooked(cluster: Cluster, names: Sequence[str], victim: Allocation) -> bool:
@@ -205,8 +207,8 @@ def _place(
             remaining[0] -= 1
             trial = cluster.copy()
             trial.nominate(old.workload, parts)
-            if (found := _place(decisions, trial, others, remaining)) is not None:
-                return found
+            if (result := _place(decisions, trial, others, remaining)) is not None:
+                return result
     return None
 
 

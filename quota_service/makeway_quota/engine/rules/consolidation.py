@@ -68,7 +68,7 @@ class _Option:
     @property
     def key(self) -> tuple[object, ...]:
         """Return the sort key: milli-GPUs of the jobs that restart per worker gained, then of the workers that move."""
-        moving = sum(each.allocation.need.gpus * len(each.parts) for each in self.chosen)
+        moving = sum(item.allocation.need.gpus * len(item.parts) for item in self.chosen)
         return self.cost, moving, self.orders, self.node.position
 
 
@@ -94,9 +94,9 @@ def _for_one_worker(preemptor: Preemptor, nodes: list[NodeState]) -> Rearrangeme
     stuck: dict[int, list[Allocation]] = {}
     for _ in range(_TRIES):
         while unseen and (not options or unseen[-1][0] <= options[0].cost):
-            found = _option(preemptor, preemptor.pool.nodes[unseen.pop()[1]])
-            if found is not None:
-                insort(options, found, key=lambda item: item.key)
+            result = _option(preemptor, preemptor.pool.nodes[unseen.pop()[1]])
+            if result is not None:
+                insort(options, result, key=lambda item: item.key)
         if not options:
             break
         option = options.pop(0)
@@ -120,7 +120,7 @@ def _for_a_gang(preemptor: Preemptor, options: list[_Option], missing: int) -> R
     staying: list[Allocation] = []
     for _ in range(_GANG_TRIES):
         chosen = _enough(options, missing)
-        moving = [each for option in chosen for each in option.chosen]
+        moving = [item for option in chosen for item in option.chosen]
         if not moving or len(moving) > _MAX_MOVES:
             return None
         done = _try(preemptor, moving)
@@ -129,7 +129,7 @@ def _for_a_gang(preemptor: Preemptor, options: list[_Option], missing: int) -> R
         staying.append(done)
         again = [
             _option(preemptor, option.node, staying)
-            if any(each.allocation is done for each in option.chosen)
+            if any(item.allocation is done for item in option.chosen)
             else option
             for option in options
         ]
@@ -167,7 +167,7 @@ def _min_moved(preemptor: Preemptor, node: NodeState) -> int:
     missing = preemptor.need.whole - node.whole_future
     if missing <= 0 or node.overfull or any(allocation.fresh for allocation in node.allocations.values()):
         return 0
-    return sum(sorted([GPU - left for left in node.future if left < GPU])[:missing])
+    return sum(sorted([GPU - remaining for remaining in node.future if remaining < GPU])[:missing])
 
 
 def _option(preemptor: Preemptor, node: NodeState, staying: Sequence[Allocation] = ()) -> _Option | None:
@@ -178,9 +178,9 @@ def _option(preemptor: Preemptor, node: NodeState, staying: Sequence[Allocation]
     gain = have + 1
     while gain < preemptor.need.min_workers and _room(preemptor, node, chosen, gain + 1):
         gain += 1
-    cost = sum(each.allocation.amount for each in chosen if not each.allocation.fresh) / (gain - have)
+    cost = sum(item.allocation.amount for item in chosen if not item.allocation.fresh) / (gain - have)
     chosen = _only_workers_that_must(preemptor, node, chosen, gain)
-    return _Option(cost, sorted(preemptor.order(each.allocation) for each in chosen), node, chosen, gain - have)
+    return _Option(cost, sorted(preemptor.order(item.allocation) for item in chosen), node, chosen, gain - have)
 
 
 def _lightest(preemptor: Preemptor, node: NodeState, workers: int, staying: Sequence[Allocation]) -> list[_Displaced]:

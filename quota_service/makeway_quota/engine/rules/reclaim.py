@@ -236,9 +236,9 @@ def _all_sets(preemptor: Preemptor, candidates: list[Allocation]) -> list[Victim
     trial = PoolTrial(preemptor)
     units = [ways(a, nodes_of(a.parts)) for a in candidates]
     sets = all_minimal_sets if preemptor.may_tighten() else minimal_sets
-    found = list(sets(units, trial.fits_without))
+    result = list(sets(units, trial.fits_without))
     trial.become()
-    return sorted(filter(partial(in_legal_order, preemptor), found), key=partial(key, preemptor))
+    return sorted(filter(partial(in_legal_order, preemptor), result), key=partial(key, preemptor))
 
 
 def _greedy(preemptor: Preemptor, candidates: list[Allocation], trial: PoolTrial) -> Victims:
@@ -268,9 +268,9 @@ def _single(preemptor: Preemptor, candidates: list[Allocation], trial: PoolTrial
         allocation = victims[0].allocation
         if allocation.workload.id in illegal:
             continue
-        if trial.fits_without(victims) and (found := _least_way(preemptor, allocation, trial)):
-            trial.become(found)
-            return found
+        if trial.fits_without(victims) and (result := _least_way(preemptor, allocation, trial)):
+            trial.become(result)
+            return result
     trial.become()
     return ()
 

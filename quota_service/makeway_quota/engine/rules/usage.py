@@ -137,7 +137,7 @@ def _count(
     guaranteed = min(non_preemptible, total - borrowed)
     return TeamCount(
         reserved=sum(line.quota.reserved for line in account.lines),
-        limit=None if not limits or None in limits else sum(each for each in limits if each is not None),
+        limit=None if not limits or None in limits else sum(item for item in limits if item is not None),
         guaranteed=guaranteed,
         in_quota=total - borrowed - guaranteed,
         borrowed=borrowed,

@@ -259,8 +259,8 @@ def _gpus(devices: list[int], hidden: bool, virtual: bool) -> dict[str, str]:
     """Return the variables by which a worker sees its GPUs."""
     if hidden:
         return {"CUDA_VISIBLE_DEVICES": "none", "NVIDIA_VISIBLE_DEVICES": "none"}
-    found = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(map(str, devices))}
-    return {**found, "MAKEWAY_VIRTUAL_GPUS": "1"} if virtual else found
+    result = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(map(str, devices))}
+    return {**result, "MAKEWAY_VIRTUAL_GPUS": "1"} if virtual else result
 
 
 def _facts(body: AgentJoin | AgentReportIn) -> dict[str, Any]:

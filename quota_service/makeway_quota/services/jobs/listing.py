@@ -133,8 +133,8 @@ class ListingService:
         if unknown:
             if len(self._names) > MAX_NAMES:
                 self._names.clear()
-            found = await self._context.call(self._context.store.names, unknown)
-            self._names |= {id: found.get(id, "") for id in unknown}
+            result = await self._context.call(self._context.store.names, unknown)
+            self._names |= {id: result.get(id, "") for id in unknown}
         return {id: self._names[id] for id in ids if self._names.get(id)}
 
 
@@ -221,8 +221,8 @@ def line(row: Workload) -> WorkloadLine:
 def _with_progress(line: WorkloadLine, known: Mapping[str, ProgressRow], now: float) -> WorkloadLine:
     if line.id not in known:
         return line
-    found = views.progress_model(known[line.id], now, running=line.state.holds_gpus, whole=False)
-    return replace(line, progress=found and found.model_copy(update={"stage": "", "metrics": {}}))
+    result = views.progress_model(known[line.id], now, running=line.state.holds_gpus, whole=False)
+    return replace(line, progress=result and result.model_copy(update={"stage": "", "metrics": {}}))
 
 
 def _with_problem(line: WorkloadLine, problem: str | None) -> WorkloadLine:

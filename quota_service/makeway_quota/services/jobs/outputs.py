@@ -165,7 +165,7 @@ def _failure(data: bytes) -> dict[str, Any]:
         report = read_table(data, MAX_ERROR)
     except UnreadableJson as error:
         return {"type": "Error", "message": f"The job's report of its exception cannot be read: {error}.", **NO_LINES}
-    result = {name: text(report.get(name), most) for name, most in ERROR_FIELDS.items()}
+    result = {name: text(report.get(name), maximum) for name, maximum in ERROR_FIELDS.items()}
     lines = report.get("traceback")
     traceback = "".join(line for line in lines if isinstance(line, str)) if isinstance(lines, list) else lines
     result["traceback"] = text(traceback, MAX_TRACEBACK)
@@ -174,8 +174,8 @@ def _failure(data: bytes) -> dict[str, Any]:
 
 def _continuation(data: bytes) -> int:
     """Return how many bytes belong to a character that begins before them."""
-    found = next((n for n, byte in enumerate(data[:MAX_CHARACTER]) if byte & 0xC0 != 0x80), 0)
-    return found if found < MAX_CHARACTER else 0
+    result = next((n for n, byte in enumerate(data[:MAX_CHARACTER]) if byte & 0xC0 != 0x80), 0)
+    return result if result < MAX_CHARACTER else 0
 
 
 def _decode(data: bytes, *, final: bool) -> tuple[str, int]:

@@ -115,7 +115,7 @@ class SubmissionService:
             try:
                 return await self._clone(caller, id, overrides, keys)
             except MakewayError as refused:
-                before = await submitted_before(self._context, caller, [each for each in keys if each], refused)
+                before = await submitted_before(self._context, caller, [item for item in keys if item], refused)
                 if before is None:
                     raise
                 return [await self._access.shown(caller, row) for row in before]
@@ -231,9 +231,9 @@ class SubmissionService:
         named = [row for row in recent if row.name == name and row.id != id]
         progress = store.progress.of([row.id for row in named])
         for row in named:
-            found = progress.get(row.id)
-            if found is not None and found.report.get("save_seconds") is not None:
-                slow = views.slow_save(found, grace)
+            result = progress.get(row.id)
+            if result is not None and result.report.get("save_seconds") is not None:
+                slow = views.slow_save(result, grace)
                 return (
                     [f"Your previous job of this name, {row.id}, saved slowly: {slow}; {outcomes.FASTER_SAVES}."]
                     if slow
@@ -249,8 +249,8 @@ class SubmissionService:
 
 async def _first_decision(row: Workload, follower: Follower) -> Workload:
     deadline = time.monotonic() + FIRST_DECISION
-    while row.version <= 1 and not row.reason_code and (left := deadline - time.monotonic()) > 0:
-        await follower.wait_for_change(left)
+    while row.version <= 1 and not row.reason_code and (remaining := deadline - time.monotonic()) > 0:
+        await follower.wait_for_change(remaining)
         row = follower.row or row
     return row
 

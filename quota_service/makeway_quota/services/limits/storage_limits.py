@@ -296,8 +296,8 @@ class StorageLimits:
 
     def room(self) -> Room | None:
         """Return the room on the fullest of the disks with data; None where none of them is of this machine."""
-        found = [Room(free_bytes(path), self._kept_free(path)) for path in self._folders() if path.exists()]
-        return min(found, key=lambda room: room.free - room.reserve, default=None)
+        result = [Room(free_bytes(path), self._kept_free(path)) for path in self._folders() if path.exists()]
+        return min(result, key=lambda room: room.free - room.reserve, default=None)
 
     def remaining(self) -> int | None:
         """Return the bytes that large writes may still take of the disk; None where it is not of this machine."""
@@ -315,7 +315,7 @@ class StorageLimits:
         """Read the accounts that these bytes count in, unless they are known; what is being written is added."""
         now, whose = self._clock(), more.accounts
         known = [self._known.get(who) for who in whose.values()]
-        if all(each is not None and 0 <= now - each.at < KNOWN_SECONDS for each in known):
+        if all(item is not None and 0 <= now - item.at < KNOWN_SECONDS for item in known):
             return
         if len(self._known) > MAX_KNOWN:
             self._known.clear()

@@ -160,8 +160,8 @@ class AuditService:
 
     async def ready(self, named: bool = False) -> Health:
         """Return whether this replica may get requests, and the state of each part of it; it waits for nothing."""
-        found = checks(self._context, named)
-        return Health(ok=serves(found), checks=found)
+        result = checks(self._context, named)
+        return Health(ok=serves(result), checks=result)
 
 
 def _shows(caller: Caller, teams: Collection[str] | None, event: EventRow) -> bool:

@@ -38,8 +38,8 @@ class GrowthService:
     def _growth(self) -> StorageGrowth:
         context, settings = self._context, self._context.settings
         result: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
-        for each in context.store.growth.days(context.clock()):
-            result[each.scope, each.name][each.day] = each.bytes
+        for entry in context.store.growth.days(context.clock()):
+            result[entry.scope, entry.name][entry.day] = entry.bytes
         whole = result.get((ALL, ""), {})
         if not whole:
             return StorageGrowth()

@@ -45,9 +45,9 @@ def touched(event: Event) -> frozenset[str]:
     """Return the topics that an event is about."""
     if event.kind == "policy":
         return frozenset({"cluster", "policy"})
-    found = {"cluster", f"team:{event.team}", f"job:{event.workload}"}
-    found.update(f"node:{node}" for node in event.data.get("nodes") or ())
-    return frozenset(found)
+    result = {"cluster", f"team:{event.team}", f"job:{event.workload}"}
+    result.update(f"node:{node}" for node in event.data.get("nodes") or ())
+    return frozenset(result)
 
 
 def hit(topics: Set[str], event: Event) -> frozenset[str]:

@@ -76,14 +76,14 @@ class CredentialService:
         """Return the files that a worker of a team gets: by name, their content."""
         secrets = self._context.store.secrets
         try:
-            found = await self._context.call(secrets.opened, self._keys, (GIT, FILE), team)
+            result = await self._context.call(secrets.opened, self._keys, (GIT, FILE), team)
         except SecretsLocked as locked:
             log.warning("Jobs of team %s do not start: %s", team, locked)
             raise busy(f"The job's credentials cannot be read now: {locked}", "credentials_locked", 503, 10.0) from None
         # A credential of the team itself comes before one of all teams: Git takes the first that fits.
-        found = sorted(found, key=lambda one: (not one[0].team, one[0].name))
-        files = {one.name: values.get("content", "") for one, values in found if one.kind == FILE}
-        if lines := [_git_line(values) for one, values in found if one.kind == GIT]:
+        result = sorted(result, key=lambda one: (not one[0].team, one[0].name))
+        files = {one.name: values.get("content", "") for one, values in result if one.kind == FILE}
+        if lines := [_git_line(values) for one, values in result if one.kind == GIT]:
             files[GIT_FILE] = "\n".join(lines) + "\n"
         return files
 

@@ -224,7 +224,7 @@ class DeploymentService:
     def _model(self, stored: StoredDeployment, machines: Sequence[Machine]) -> DeploymentModel:
         deployment, problem = _readable(stored)
         by_state = Counter(machine.state for machine in machines)
-        found = DeploymentModel(
+        result = DeploymentModel(
             name=stored.name,
             version=stored.version,
             deleting=stored.deleting,
@@ -235,15 +235,15 @@ class DeploymentService:
             step=_step(self._status_of(stored.name)),
         )
         paused = deployment is not None and deployment.paused
-        found.message = deployment_does(len(machines), paused=paused, deleting=stored.deleting, driven=self._driven)
+        result.message = deployment_does(len(machines), paused=paused, deleting=stored.deleting, driven=self._driven)
         if deployment is None:
             if not stored.deleting:
-                found.message = "Its document cannot be read, so nothing is launched: correct it."
-            return found
-        found.title, found.provider, found.paused = deployment.title, deployment.provider, paused
-        found.max_machines = deployment.max_machines
-        found.spend = self._spend(deployment, machines)
-        return found
+                result.message = "Its document cannot be read, so nothing is launched: correct it."
+            return result
+        result.title, result.provider, result.paused = deployment.title, deployment.provider, paused
+        result.max_machines = deployment.max_machines
+        result.spend = self._spend(deployment, machines)
+        return result
 
     def _spend(self, deployment: Deployment, machines: Iterable[Machine]) -> DeploymentSpend:
         closed = self._context.store.machines.spend(deployment.name)

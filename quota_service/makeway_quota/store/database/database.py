@@ -425,9 +425,9 @@ def create_private(path: Path) -> None:
 def explain(url: URL, error: DBAPIError) -> str:
     """Return the database's error in one sentence, without the statement and its values."""
     place = url.render_as_string(hide_password=True)
-    said = str(error.orig).strip()
-    first = said.splitlines()[0] if said else type(error.orig).__name__
-    return f"the database {place} cannot do this: {first}{_remedy(said)}"
+    message = str(error.orig).strip()
+    first = message.splitlines()[0] if message else type(error.orig).__name__
+    return f"the database {place} cannot do this: {first}{_remedy(message)}"
 
 
 def _remedy(message: str) -> str:

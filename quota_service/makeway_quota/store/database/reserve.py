@@ -69,11 +69,11 @@ class Reserve:
 
 def free_bytes(folder: Path) -> int:
     """Return the bytes that are free for this process on the disk of a folder."""
-    found = os.statvfs(folder)
-    return found.f_bavail * found.f_frsize
+    result = os.statvfs(folder)
+    return result.f_bavail * result.f_frsize
 
 
 def disk_bytes(folder: Path) -> int:
     """Return the size of the disk of a folder."""
-    found = os.statvfs(folder)
-    return found.f_blocks * found.f_frsize
+    result = os.statvfs(folder)
+    return result.f_blocks * result.f_frsize

@@ -40,15 +40,15 @@ class LiveMachines:
 
     def read(self, connection: Connection, deployment: object = None, damaged: Damaged | None = None) -> list[Machine]:
         """Return the machines of a deployment, or of all, by deployment and id; `damaged` gets what is."""
-        versions, found = VERSIONS, LIVE
+        versions, results = VERSIONS, LIVE
         if deployment is not None:
-            versions, found = (query.where(M.deployment == deployment) for query in (VERSIONS, LIVE))
+            versions, results = (query.where(M.deployment == deployment) for query in (VERSIONS, LIVE))
         known = self._known
         now = [(id, version) for id, version in connection.execute(versions)]
         old = [id for id, version in now if (one := known.get(id)) is None or one.version != version]
         broken: Damaged = {}
         if len(old) > MAX_SHARE * len(now):
-            result = machines(connection.execute(found), broken)
+            result = machines(connection.execute(results), broken)
         else:
             new = {one.id: one for one in _some(connection, old, broken)}
             changed = set(old)

@@ -82,8 +82,8 @@ class MachineLog:
         if before is not None:
             query = query.where(E.id < rows.clean(before))
         with self._database.read() as connection:
-            found = [repaired(row, EVENT_KINDS) for row in connection.execute(query)]
-        return [MachineLogEvent(**known) for known in found if known is not None]
+            result = [repaired(row, EVENT_KINDS) for row in connection.execute(query)]
+        return [MachineLogEvent(**known) for known in result if known is not None]
 
     def add(self, deployment: str, machine: str, reason: str, message: str, now: float) -> None:
         """Write an event that is no change of a state, such as what a provider said."""
@@ -108,8 +108,8 @@ class MachineLog:
         """Return the outputs of a machine, the console's first."""
         query = select(machine_outputs).where(OUTPUT.machine == rows.clean(machine)).order_by(OUTPUT.kind)
         with self._database.read() as connection:
-            found = [repaired(row, OUTPUT_KINDS) for row in connection.execute(query)]
-        return [MachineOutput(**known) for known in found if known is not None]
+            result = [repaired(row, OUTPUT_KINDS) for row in connection.execute(query)]
+        return [MachineOutput(**known) for known in result if known is not None]
 
 
 def event_of(deployment: str, machine: str, state: str, reason: str, message: str, now: float) -> dict[str, Any]:

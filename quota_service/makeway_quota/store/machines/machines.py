@@ -70,7 +70,7 @@ class StoredMachines:
     @property
     def damaged(self) -> dict[str, Sequence[str]]:
         """The fields of machines that are not over that could not be read the last time, by id."""
-        return {id: names for found in self._damaged.values() for id, names in found.items()}
+        return {id: names for result in self._damaged.values() for id, names in result.items()}
 
     def read(self, deployment: str) -> MachineRows:
         """Return the rows of a deployment as they are committed: machines that are not over, by id."""
@@ -78,12 +78,12 @@ class StoredMachines:
         damaged: dict[str, Sequence[str]] = {}
         backoffs = select(launch_backoffs).where(launch_backoffs.c.deployment == name)
         with self._database.read() as connection:
-            found = tuple(self._live.read(connection, name, damaged))
+            result = tuple(self._live.read(connection, name, damaged))
             held = [_backoff(row) for row in connection.execute(backoffs.order_by(*launch_backoffs.primary_key))]
             closed = _closed(connection, name)
             first_seen = _first_seen(connection, name)
         self._damaged[deployment] = damaged
-        return MachineRows(found, tuple(one for one in held if one is not None), closed, first_seen)
+        return MachineRows(result, tuple(one for one in held if one is not None), closed, first_seen)
 
     def commit(self, deployment: str, term: int, changes: MachineChanges) -> bool:
         """Write all changes or none; False if the term is over, or a row or the document has changed meanwhile."""
@@ -170,8 +170,8 @@ class StoredMachines:
         """Return what holds back launches of a deployment, or did."""
         query = select(launch_backoffs).where(launch_backoffs.c.deployment == values.clean(deployment))
         with self._database.read() as connection:
-            found = [_backoff(row) for row in connection.execute(query.order_by(*launch_backoffs.primary_key))]
-        return [one for one in found if one is not None]
+            result = [_backoff(row) for row in connection.execute(query.order_by(*launch_backoffs.primary_key))]
+        return [one for one in result if one is not None]
 
 
 def machine_of(connection: Connection, id: str) -> Machine | None:
@@ -220,8 +220,8 @@ def _replace_backoffs(connection: Connection, deployment: str, backoffs: Iterabl
 
 
 def _first_seen(connection: Connection, name: object) -> dict[str, float]:
-    found = unknown_instances.c
-    query = select(found.instance, found.first_seen).where(found.deployment == name).order_by(found.instance)
+    result = unknown_instances.c
+    query = select(result.instance, result.first_seen).where(result.deployment == name).order_by(result.instance)
     return {instance: at for instance, at in connection.execute(query) if type(at) is float}
 
 
@@ -240,9 +240,9 @@ def _replace_first_seen(connection: Connection, deployment: str, first_seen: Map
 def _closed(connection: Connection, name: object) -> dict[str, int]:
     """Return the closed spend by month; an amount that cannot be read is added up again, as unknown is never zero."""
     query = select(spend_months.c.month, spend_months.c.amount).where(spend_months.c.deployment == name)
-    found = connection.execute(query.order_by(spend_months.c.month)).all()
+    result = connection.execute(query.order_by(spend_months.c.month)).all()
     return {
-        row.month: row.amount if type(row.amount) is int else _spent_in(connection, name, row.month) for row in found
+        row.month: row.amount if type(row.amount) is int else _spent_in(connection, name, row.month) for row in result
     }
 
 

@@ -69,9 +69,9 @@ class MachinePruning:
                 return 0
             size = func.length(machine_outputs.c.text).label("size")
             oldest = select(*key, size).where(*mine).order_by(machine_outputs.c.at, *key)
-            found = connection.execute(oldest.limit(min(limit, there - maximum))).all()
-            found = first_that_fit(found, lambda row: int(row.size), PARTS_BYTES)
-            return remove_rows(connection, machine_outputs, [(row.machine, row.kind) for row in found])
+            result = connection.execute(oldest.limit(min(limit, there - maximum))).all()
+            result = first_that_fit(result, lambda row: int(row.size), PARTS_BYTES)
+            return remove_rows(connection, machine_outputs, [(row.machine, row.kind) for row in result])
 
     def forget_machine_events(
         self, before: float, limit: int, term: int | None = None, *, maximum: int, skip: Skip = ()
@@ -108,5 +108,5 @@ def _forget(connection: Connection, over_before: float, limit: int, skip: Skip) 
         .order_by(M.over_at, M.id)
         .limit(limit)
     )
-    found = first_that_fit(connection.execute(query).all(), lambda row: int(row.size), PARTS_BYTES)
-    return remove_rows(connection, machines, [(row.id,) for row in found])
+    result = first_that_fit(connection.execute(query).all(), lambda row: int(row.size), PARTS_BYTES)
+    return remove_rows(connection, machines, [(row.id,) for row in result])

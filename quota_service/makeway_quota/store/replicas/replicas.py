@@ -94,8 +94,8 @@ def renew_leases(connection: Connection, ids: Collection[str], until: float) -> 
 def lease_times(connection: Connection) -> dict[str, float | None]:
     """Read the end of each live session's lease."""
     live = (workloads.c.kind == "session", LIVE_ROW)
-    found = connection.execute(select(workloads.c.id, workloads.c.expires_at).where(*live)).all()
-    return {row.id: row.expires_at for row in found}
+    result = connection.execute(select(workloads.c.id, workloads.c.expires_at).where(*live)).all()
+    return {row.id: row.expires_at for row in result}
 
 
 class Notifications:
@@ -116,8 +116,8 @@ class Notifications:
         ends = time.monotonic() + timeout
         with self._lock:
             try:
-                while (left := ends - time.monotonic()) > 0:
-                    for heard in self._driver().notifies(timeout=left, stop_after=1):
+                while (remaining := ends - time.monotonic()) > 0:
+                    for heard in self._driver().notifies(timeout=remaining, stop_after=1):
                         if heard.payload != self._database.origin:
                             return True
                 return False

@@ -94,8 +94,10 @@ class Contents:
     def files(self, id: str) -> tuple[File, ...]:
         """Return the files of a submission, by path; FileUnreadable and FilesUnavailable name one."""
         with self._database.read() as connection:
-            found = reads.files_of(connection, id)
-        return tuple(File(path, self._read(path, data, digest), executable) for path, data, executable, digest in found)
+            result = reads.files_of(connection, id)
+        return tuple(
+            File(path, self._read(path, data, digest), executable) for path, data, executable, digest in result
+        )
 
     def listed(self, id: str) -> list[tuple[str, bool, str]]:
         """Return path, whether it is executable, and digest of each file of a submission, by path."""
@@ -152,8 +154,8 @@ class Contents:
             if not result:
                 return removed
             after = result[-1].digest
-            removed += self._remove_unused([each.digest for each in result])
-            done = [{"one": each.digest, "noted": each.at} for each in result if each.digest not in self.unremovable]
+            removed += self._remove_unused([item.digest for item in result])
+            done = [{"one": item.digest, "noted": item.at} for item in result if item.digest not in self.unremovable]
             if done:
                 with self._database.write(quiet=True) as connection:
                     connection.execute(FORGET, done)

@@ -215,8 +215,8 @@ def _known(connection: Connection, key: WorkerKey, kind: Kind) -> int:
 
 def _first_worker(connection: Connection, workload: str, attempt: int, kind: Kind) -> int | None:
     query = select(func.min(O.worker)).where(*_of(workload, attempt, kind))
-    found: int | None = connection.execute(query).scalar_one()
-    return found
+    result: int | None = connection.execute(query).scalar_one()
+    return result
 
 
 def _is_superfluous(connection: Connection, key: WorkerKey, kind: Kind) -> bool:

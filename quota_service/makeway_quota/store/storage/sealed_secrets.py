@@ -102,8 +102,8 @@ class SealedSecrets:
 
     def cloud(self, keys: SecretKeys, deployment: str) -> dict[str, str]:
         """Return what the provider of a deployment logs in with; empty where nothing is set."""
-        found = [values for one, values in self.opened(keys, (CLOUD,), "") if one.name == deployment]
-        return found[0] if found else {}
+        result = [values for one, values in self.opened(keys, (CLOUD,), "") if one.name == deployment]
+        return result[0] if result else {}
 
     def cloud_times(self) -> dict[str, float]:
         """Return when what each deployment's provider logs in with was set, in Unix seconds."""
@@ -138,22 +138,22 @@ class SealedSecrets:
         """Seal everything with the first key, so that the others may be removed; return how many there are."""
         fernet = keys.fernet()
         with self._database.write(durable=True) as connection:
-            found = connection.execute(select(S.name, S.sealed)).all()
-            for name, token in found:
+            result = connection.execute(select(S.name, S.sealed)).all()
+            for name, token in result:
                 connection.execute(
                     update(sealed_secrets).where(S.name == name).values(sealed=_rotated(fernet, name, token))
                 )
-        return len(found)
+        return len(result)
 
     def opened(self, keys: SecretKeys, kinds: Iterable[str], team: str) -> Sequence[OpenedCredential]:
         """Return the credentials of these kinds that a team, or every team, has, each with its values, by name."""
         query = select(sealed_secrets).where(S.kind.in_(list(kinds)), S.team.in_(["", rows.clean(team)]))
         with self._database.read() as connection:
-            found = connection.execute(query.order_by(S.name)).all()
-        if not found:
+            result = connection.execute(query.order_by(S.name)).all()
+        if not result:
             return []
         fernet = keys.fernet()
-        return [(_stored(row), _opened(fernet, row)) for row in found]
+        return [(_stored(row), _opened(fernet, row)) for row in result]
 
 
 def _stored(row: Any) -> StoredCredential:

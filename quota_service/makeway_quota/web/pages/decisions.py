@@ -27,7 +27,7 @@ async def decisions_page(
     """Return the decisions before one of them, newest first."""
     caller = visitor.caller
     decisions = await services.audit.decisions(caller, None, team, LINES, before)
-    names = await services.listings.names([each.workload for each in decisions if each.workload])
+    names = await services.listings.names([item.workload for item in decisions if item.workload])
     return await page(
         request,
         "decisions.html",

@@ -53,8 +53,8 @@ NO_FIELDS = "The form has no fields for all of this document: correct it here, a
 async def deployments_page(request: Request, visitor: PageVisitor, services: TheServices) -> Response:
     """Show all deployments with their machines by state and their spend."""
     _only_administrators(visitor)
-    found = await services.deployments.every(visitor.caller)
-    return await page(request, part(request, "deployments"), visitor, deployments=found)
+    result = await services.deployments.every(visitor.caller)
+    return await page(request, part(request, "deployments"), visitor, deployments=result)
 
 
 @router.get("/deployment-form")
@@ -68,9 +68,9 @@ async def form_page(
     """Return the form: of a new deployment, of one that is edited, or of a copy of one."""
     _only_administrators(visitor)
     if name:
-        found = await services.deployments.read(visitor.caller, name)
-        text = found.document or ""
-        return await _form(request, visitor, _Typed(text, values_of(text)), version=found.version, name=name)
+        result = await services.deployments.read(visitor.caller, name)
+        text = result.document or ""
+        return await _form(request, visitor, _Typed(text, values_of(text)), version=result.version, name=name)
     text = (await services.deployments.duplicate(visitor.caller, copy)).document if copy else EXAMPLE
     return await _form(request, visitor, _Typed(text, values_of(text)), version=0)
 
@@ -123,14 +123,14 @@ async def deployment_page(request: Request, name: str, visitor: PageVisitor, ser
     """Show one deployment: idle machines, work that waits, running machines, and the log."""
     _only_administrators(visitor)
     caller = visitor.caller
-    found = await services.deployments.read(caller, name)
+    result = await services.deployments.read(caller, name)
     machines = (await services.machines.page(caller, name, LIVE, MAX_MACHINES)).machines
     idle = [one for one in machines if one.state == "ready" and one.attempts == 0]
     return await page(
         request,
         part(request, "deployment"),
         visitor,
-        deployment=found,
+        deployment=result,
         idle=idle,
         running=[one for one in machines if one not in idle],
         waiting=await services.listings.listing(caller, ListQuery("waiting", lines=LOG_LINES)),
@@ -144,8 +144,8 @@ async def deployment_page(request: Request, name: str, visitor: PageVisitor, ser
 async def machine_page(request: Request, name: str, id: str, visitor: PageVisitor, services: TheServices) -> Response:
     """Show one machine with its history, and what its console and its init script wrote."""
     _only_administrators(visitor)
-    found = await services.machines.machine(visitor.caller, name, id)
-    return await page(request, part(request, "machine"), visitor, machine=found, colours=COLOURS)
+    result = await services.machines.machine(visitor.caller, name, id)
+    return await page(request, part(request, "machine"), visitor, machine=result, colours=COLOURS)
 
 
 @router.post("/deployments/{name}")

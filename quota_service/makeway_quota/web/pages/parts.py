@@ -157,7 +157,7 @@ async def rendered(request: Request, source: PartSource, *, first: bool = False)
     for _ in range(MAX_TRIES):
         key = source.view()
         with suppress(ViewChanged):
-            found: Rendering = await ask((source.name, *key), partial(make, key))
-            return found
+            result: Rendering = await ask((source.name, *key), partial(make, key))
+            return result
     alone: Rendering = await parts.alone(partial(make, None))
     return alone

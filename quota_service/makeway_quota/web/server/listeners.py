@@ -25,7 +25,7 @@ def listeners(host: str, port: int) -> list[socket.socket] | None:
     """
     if host != EVERYWHERE:
         return None
-    found: list[socket.socket] = []
+    result: list[socket.socket] = []
     unavailable: list[OSError] = []
     for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, EVERYWHERE)):
         try:
@@ -34,15 +34,15 @@ def listeners(host: str, port: int) -> list[socket.socket] | None:
             if error.errno in UNAVAILABLE:
                 unavailable.append(error)
                 continue
-            _close(found)
+            _close(result)
             raise
         port = made.getsockname()[1]  # that was chosen for 0
-        found.append(made)
-    if not found:
+        result.append(made)
+    if not result:
         raise unavailable[0]
-    return found
+    return result
 
 
 def _close(sockets: Iterable[socket.socket]) -> None:
-    for each in sockets:
-        each.close()
+    for item in sockets:
+        item.close()

@@ -98,14 +98,14 @@ class EventReader:
     async def _events(self, reason: str) -> list[Object]:
         """Return the events of pods that have a reason."""
         query = {"fieldSelector": f"involvedObject.kind=Pod,reason={reason}", "limit": str(LIMIT)}
-        found: list[Object] = []
+        result: list[Object] = []
         for _ in range(MAX_PAGES):
             page = await self._client.get(self._path, query)
-            found += page.get("items") or ()
+            result += page.get("items") or ()
             if not (more := (page.get("metadata") or {}).get("continue")):
                 break
             query = {**query, "continue": more}
-        return found
+        return result
 
 
 def causes_of(events: Iterable[Object]) -> dict[str, str]:
@@ -113,15 +113,15 @@ def causes_of(events: Iterable[Object]) -> dict[str, str]:
 
     What a pod has got past since is no cause any more; "" where nothing else is one.
     """
-    said: dict[str, list[tuple[int, float, str]]] = {}
+    text: dict[str, list[tuple[int, float, str]]] = {}
     for event in events:
         uid = str((event.get("involvedObject") or {}).get("uid") or "")
         message = str(event.get("message") or "")[:MAX_MESSAGE]
         if uid and message.strip():
             step = STEPS.get(str(event.get("reason") or ""), 0)
-            said.setdefault(uid, []).append((step, _seconds_of(event), message))
-    found = {}
-    for uid, messages in said.items():
+            text.setdefault(uid, []).append((step, _seconds_of(event), message))
+    result = {}
+    for uid, messages in text.items():
         if min(messages)[0] == PULLING:
             continue
         reached, since, _ = max(messages)
@@ -132,8 +132,8 @@ def causes_of(events: Iterable[Object]) -> dict[str, str]:
             if step < PULLING and seconds > newest - VALID_SECONDS and (step == reached or seconds > since)
         ]
         _, message = max(valid, key=lambda one: (_rank(one[1]), *one), default=(0.0, ""))
-        found[uid] = _line(message)
-    return found
+        result[uid] = _line(message)
+    return result
 
 
 def _line(message: str) -> str:

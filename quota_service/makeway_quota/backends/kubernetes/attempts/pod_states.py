@@ -182,8 +182,8 @@ def _with_worker(pod: JobPod, state: Object, image: str) -> JobPod:
 
 def _last_line(ended: Object) -> str:
     """Return the last line of what a container said about its end; the report of a launcher is not for people."""
-    said = (ended.get("message") or "").strip()
-    return "" if said.startswith("{") else str("".join(said.splitlines()[-1:]))[:MAX_LINE]
+    message = (ended.get("message") or "").strip()
+    return "" if message.startswith("{") else str("".join(message.splitlines()[-1:]))[:MAX_LINE]
 
 
 def _memory_of(spec: Object) -> int:

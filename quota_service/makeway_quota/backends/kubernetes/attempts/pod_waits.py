@@ -168,5 +168,5 @@ def site_image(pod: JobPod) -> str:
 
 def _has_no_image(pod: JobPod) -> bool:
     """Whether an image does not exist, or is refused; a registry that does not answer may have it."""
-    said = pod.message.lower()
-    return pod.waiting in NO_IMAGE or any(words in said for words in REFUSED)
+    message = pod.message.lower()
+    return pod.waiting in NO_IMAGE or any(words in message for words in REFUSED)

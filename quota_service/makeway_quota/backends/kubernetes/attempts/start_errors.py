@@ -81,4 +81,4 @@ def fits_later(message: str) -> bool:
 
 
 def _quantities(text: str) -> dict[str, str]:
-    return {resource: amount for resource, _, amount in (each.rpartition("=") for each in text.split(","))}
+    return {resource: amount for resource, _, amount in (item.rpartition("=") for item in text.split(","))}

@@ -108,8 +108,8 @@ class ClusterLease:
         if not self.may_act or self._ignored or not self._holder.startswith(SINGLE_REPLICA):
             return
         try:
-            if (found := await self._get()) is not None and found["spec"].get("holderIdentity") == self._holder:
-                freed = self._lease(str(found["metadata"].get("resourceVersion") or ""))
+            if (result := await self._get()) is not None and result["spec"].get("holderIdentity") == self._holder:
+                freed = self._lease(str(result["metadata"].get("resourceVersion") or ""))
                 freed["spec"]["holderIdentity"] = ""
                 await self._client.replace(f"{self._list}/{self._name}", freed)
         except Exception as error:  # it ends by itself, and nothing else is kept from ending

@@ -126,13 +126,13 @@ def _attributes(
     driver: str, attributes: Mapping[str, Object], compared: Collection[Attribute] | None
 ) -> Mapping[Attribute, str]:
     """Return attributes as text; one without a domain has that of its driver."""
-    found = {}
+    result = {}
     for key, value in attributes.items():
         domain, _, name = key.rpartition("/")
         if compared is None or (domain or driver, name) in compared:
-            text = next((_text(each) for each in value.values()), "")
-            found[intern(domain or driver), intern(name)] = intern(text)
-    return found
+            text = next((_text(item) for item in value.values()), "")
+            result[intern(domain or driver), intern(name)] = intern(text)
+    return result
 
 
 def _text(value: object) -> str:
@@ -149,10 +149,12 @@ def project_class(item: Object) -> DeviceClass:
         expression = str((selector.get("cel") or {}).get("expression") or "")
         for part in expression.split("&&"):
             text = part.strip()
-            if (found := _DRIVER.fullmatch(text)) is not None and driver in ("", found["driver"]):
-                driver = found["driver"]
-            elif (found := _ATTRIBUTE.fullmatch(text)) is not None:
-                attributes[found["domain"], found["name"]] = found["text"] if found["word"] is None else found["word"]
+            if (result := _DRIVER.fullmatch(text)) is not None and driver in ("", result["driver"]):
+                driver = result["driver"]
+            elif (result := _ATTRIBUTE.fullmatch(text)) is not None:
+                attributes[result["domain"], result["name"]] = (
+                    result["text"] if result["word"] is None else result["word"]
+                )
             else:
                 return DeviceClass(name, resources, understood=False)
     return DeviceClass(name, resources, driver, tuple(sorted(attributes.items())))
@@ -227,17 +229,17 @@ class DeviceIndex:
 
     def put_slice(self, key: str, value: DeviceSlice | None) -> set[str]:
         """Keep a slice, or drop it; return the nodes that this changes."""
-        found: set[str] = set()
+        result: set[str] = set()
         if (before := self._slices.pop(key, None)) is not None:
             _discard(self._of_pool, before.pool_id, key)
             _discard(self._of_node, before.node, key)
-            found |= {before.node} | self._count_generation(before, -1)
+            result |= {before.node} | self._count_generation(before, -1)
         if value is not None:
             self._slices[key] = value
             self._of_pool.setdefault(value.pool_id, set()).add(key)
             self._of_node.setdefault(value.node, set()).add(key)
-            found |= {value.node} | self._count_generation(value, 1)
-        return found - {""}
+            result |= {value.node} | self._count_generation(value, 1)
+        return result - {""}
 
     def _count_generation(self, changed: DeviceSlice, by: int) -> set[str]:
         """Note that a slice came or went; return the nodes of its pool where another generation is the newest now."""
@@ -277,12 +279,12 @@ class DeviceIndex:
 
     def on(self, node: str, resources: Iterable[str]) -> NodeDevices:
         """Count the devices of a node by these resources, each once: by the first whose class selects it."""
-        wanted = [(each, self._by_resource[each]) for each in resources if each in self._by_resource]
+        wanted = [(item, self._by_resource[item]) for item in resources if item in self._by_resource]
         offered, held, known = dict[str, int](), list[HeldDevice](), set[DeviceId]()
         for one in self._newest_of(node) if wanted else ():
             for name, attributes in one.devices:
                 device = DeviceId(one.driver, one.pool, name)
-                resource = next((each for each, of in wanted if of.selects(one.driver, attributes)), None)
+                resource = next((item for item, of in wanted if of.selects(one.driver, attributes)), None)
                 if resource is None or device in known:
                     continue
                 known.add(device)
@@ -325,9 +327,9 @@ def index_of(
     slices: Mapping[str, DeviceSlice], classes: Iterable[DeviceClass], claims: Mapping[str, HeldDevices]
 ) -> DeviceIndex:
     """Return an index of these slices and claims, by their keys."""
-    found = DeviceIndex(classes)
+    result = DeviceIndex(classes)
     for key, one in slices.items():
-        found.put_slice(key, one)
+        result.put_slice(key, one)
     for key, held in claims.items():
-        found.put_claim(key, held)
-    return found
+        result.put_claim(key, held)
+    return result

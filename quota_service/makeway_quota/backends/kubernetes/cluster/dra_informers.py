@@ -60,22 +60,22 @@ class DeviceInformers:
     @property
     def synced(self) -> bool:
         """Whether everything was read once."""
-        return all(each.synced for each in self.all)
+        return all(item.synced for item in self.all)
 
     @property
     def problem(self) -> str:
         """Why the API server cannot be followed at the moment; "" when it can."""
-        return next((each.problem for each in self.all if each.problem), "")
+        return next((item.problem for item in self.all if item.problem), "")
 
     @property
     def refused(self) -> bool:
         """Whether the account may not follow these, or the API is gone."""
-        return any(each.problem and each.status in REFUSED for each in self.all)
+        return any(item.problem and item.status in REFUSED for item in self.all)
 
     async def wait_synced(self) -> None:
         """Return once everything was read."""
-        for each in self.all:
-            await each.wait_synced()
+        for item in self.all:
+            await item.wait_synced()
 
 
 class DraInformers:
@@ -104,7 +104,7 @@ class DraInformers:
     def problem(self) -> str:
         """Why the devices of a pool cannot be followed at the moment; "" when they can, or no pool has any."""
         concerned = any(
-            each.startswith(IMPLICIT_RESOURCE_PREFIX) or self._index.knows(each) for each in self._resources
+            item.startswith(IMPLICIT_RESOURCE_PREFIX) or self._index.knows(item) for item in self._resources
         )
         return self._failure if concerned else ""
 
@@ -116,8 +116,8 @@ class DraInformers:
 
     def ask_again(self) -> None:
         """End what is waited for: the API server could not be reached, and can again."""
-        for each in self._followed.all if self._followed is not None else ():
-            each.ask_again()
+        for item in self._followed.all if self._followed is not None else ():
+            item.ask_again()
         self._again.set()
 
     async def run(self) -> None:
@@ -144,7 +144,7 @@ class DraInformers:
     async def _read_classes(self) -> list[DeviceClass]:
         """Return the classes; none where no pool has a resource of one. Raise where slices or claims are refused."""
         items = (await self._client.get(CLASSES)).get("items") or ()
-        classes = [project_class(each) for each in items]
+        classes = [project_class(item) for item in items]
         if not self._has_wanted(classes):
             return []
         for path in (SLICES, CLAIMS):
@@ -170,7 +170,7 @@ class DraInformers:
     async def _follow(self, classes: Iterable[DeviceClass]) -> bool:
         """Follow these until refused, whether to look at the classes again at once instead."""
         self._followed = followed = DeviceInformers(self._client, self._compared(classes), self._wake, self._timing)
-        tasks = [asyncio.create_task(each.run()) for each in followed.all]
+        tasks = [asyncio.create_task(item.run()) for item in followed.all]
         tasks.append(asyncio.create_task(self._note_synced(followed)))
         try:
             while True:
@@ -212,31 +212,31 @@ class DraInformers:
             return self._take_up(followed)
         if followed is None:
             return set()
-        found: set[str] = set()
+        result: set[str] = set()
         try:
             for key in followed.slices.take():
-                found |= self._index.put_slice(key, followed.slices.objects.get(key))
+                result |= self._index.put_slice(key, followed.slices.objects.get(key))
             for key in followed.claims.take():
-                found |= self._index.put_claim(key, followed.claims.objects.get(key))
+                result |= self._index.put_claim(key, followed.claims.objects.get(key))
             classes = followed.classes.objects.values()
             if followed.classes.take() and self._compared(classes) <= followed.compared:
-                found |= self._index.set_classes(classes)
+                result |= self._index.set_classes(classes)
         except Exception:
             self._indexed = None  # made anew from all objects the next time
             raise
-        return found
+        return result
 
     def _take_up(self, followed: DeviceInformers | None) -> set[str]:
         """Use other informers, or none, from now on; return the nodes that this changes."""
         index = DeviceIndex()
         if followed is not None:
-            for each in followed.all:
-                each.take()
+            for item in followed.all:
+                item.take()
             classes = followed.classes.objects.values()
             index = index_of(followed.slices.objects, classes, followed.claims.objects)
-        found = self._index.differs(index)
+        result = self._index.differs(index)
         self._index, self._indexed = index, followed
-        return found
+        return result
 
     def on(self, node: str, resources: Iterable[str]) -> NodeDevices:
         """Return the devices of a node by these resources, each by the first whose class selects it."""
@@ -248,4 +248,4 @@ class DraInformers:
 
     def by_node(self, resources: Mapping[str, Iterable[str]]) -> dict[str, Mapping[str, int]]:
         """Return how many devices each of these nodes has, by the resources that it may have."""
-        return {node: self.on(node, each).offered for node, each in resources.items()}
+        return {node: self.on(node, item).offered for node, item in resources.items()}

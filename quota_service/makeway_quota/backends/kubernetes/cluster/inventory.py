@@ -106,7 +106,7 @@ class KubernetesInventory:
     async def open(self) -> None:
         """Start to follow the cluster and return once the first lists are complete."""
         running = (self.nodes.run(), self.pods.run(), self.devices.run(), self._note_complete())
-        self._tasks = [asyncio.create_task(each) for each in running]
+        self._tasks = [asyncio.create_task(item) for item in running]
         await self._complete.wait()
 
     async def _note_complete(self) -> None:
@@ -224,8 +224,8 @@ class KubernetesInventory:
 
     def allocatable(self, node: str, resource: str) -> int:
         """Return what a node offers of a resource, in the units of ClusterNode; 0 where it offers none, or is gone."""
-        found = self.nodes.objects.get(node)
-        return found.allocatable.get(resource, 0) if found is not None else 0
+        result = self.nodes.objects.get(node)
+        return result.allocatable.get(resource, 0) if result is not None else 0
 
     def _dated(self, node: ClusterNode) -> ClusterNode:
         """Return a node that is not ready with the time since when; where Kubernetes does not say it, as was seen."""
@@ -315,7 +315,7 @@ def _part(node: ClusterNode, selector: NodeSelector, first: int, foreign: Mappin
 
 def _foreign(shares: Sequence[PodShare], chosen: Sequence[NodeSelector]) -> dict[str, int]:
     """Return what pods hold by resource that are not ours; and GPUs of a second kind that pods of ours hold."""
-    found: dict[str, int] = {}
+    result: dict[str, int] = {}
     for share in shares:
         asked = share.requests
         if share.workload:
@@ -323,8 +323,8 @@ def _foreign(shares: Sequence[PodShare], chosen: Sequence[NodeSelector]) -> dict
             others = {one.resource for one in chosen if one is not own}
             asked = tuple((resource, value) for resource, value in asked if resource in others)
         for resource, value in asked:
-            found[resource] = found.get(resource, 0) + value
-    return found
+            result[resource] = result.get(resource, 0) + value
+    return result
 
 
 def _offered(node: ClusterNode, resource: str) -> int:

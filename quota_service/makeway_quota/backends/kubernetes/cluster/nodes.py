@@ -79,9 +79,9 @@ class Toleration:
 
 def toleration(text: str) -> Toleration:
     """Read a toleration written as taints are: `key`, `key=value`, `key:NoSchedule` or `key=value:NoSchedule`."""
-    found = taints.toleration(text)
-    operator: Literal["Equal", "Exists"] = "Equal" if found["operator"] == "Equal" else "Exists"
-    return Toleration(found["key"], operator, found.get("value", ""), found.get("effect", ""))
+    result = taints.toleration(text)
+    operator: Literal["Equal", "Exists"] = "Equal" if result["operator"] == "Equal" else "Exists"
+    return Toleration(result["key"], operator, result.get("value", ""), result.get("effect", ""))
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,10 +151,10 @@ class ScaleUp(NamedTuple):
 
 def scale_up_of(events: Iterable[Object]) -> ScaleUp | None:
     """Return what the autoscaler said last, by the events of one placeholder; None where it said nothing."""
-    said = [one for one in events if _is_of_autoscaler(one)]
-    if not said:
+    text = [one for one in events if _is_of_autoscaler(one)]
+    if not text:
         return None
-    newest = max(said, key=_time_of)
+    newest = max(text, key=_time_of)
     message = " ".join(str(newest.get("message") or "").split())
     return ScaleUp(newest["reason"] != REFUSES, message)
 

@@ -89,8 +89,8 @@ class KubernetesProvider:
             cluster = await self._read(client)
             taken = _takers(cluster)
             ours = [one for one in cluster.records if one["metadata"]["labels"][DEPLOYMENT] == deployment]
-            found = [await self._instance(client, cluster, one, taken, now) for one in ours]
-            return InstanceList(now, tuple(found))
+            result = [await self._instance(client, cluster, one, taken, now) for one in ours]
+            return InstanceList(now, tuple(result))
 
         return self._run(read)
 
@@ -111,17 +111,17 @@ class KubernetesProvider:
 
         async def end(client: ApiClient) -> bool:
             try:
-                found = await client.get(f"{self._records}/{instance}")
+                result = await client.get(f"{self._records}/{instance}")
             except ApiStatusError as error:
                 if error.status == 404:
                     return False
                 raise
-            machine = found["metadata"]["labels"][MACHINE]
-            if not found["data"]["ended"]:
-                found["data"]["ended"] = "true"
-                await client.replace(f"{self._records}/{instance}", found)
+            machine = result["metadata"]["labels"][MACHINE]
+            if not result["data"]["ended"]:
+                result["data"]["ended"] = "true"
+                await client.replace(f"{self._records}/{instance}", result)
             placed = await self._delete_pods(client, machine)
-            if not placed and not found["data"]["node"]:
+            if not placed and not result["data"]["node"]:
                 await client.delete(f"{self._records}/{instance}")
             return True
 
@@ -145,12 +145,12 @@ class KubernetesProvider:
     ) -> Instance:
         machine, deployment = str(wanted["machine"]), str(wanted["deployment"])
         names = names_of(machine)
-        found = await _created(client, self._records, record(self._settings, request))
-        if found["data"]["request"] != request:
+        result = await _created(client, self._records, record(self._settings, request))
+        if result["data"]["request"] != request:
             raise AnswerLost(f"{names.record} is the record of another request")
-        if found["data"]["ended"]:
+        if result["data"]["ended"]:
             return Instance(names.record, machine, deployment, "terminated")
-        if not found["data"]["node"]:
+        if not result["data"]["node"]:
             pod = placeholder(self._settings, wanted, selector, self._priority)
             try:
                 await _created(client, self._pods, pod)
@@ -167,12 +167,12 @@ class KubernetesProvider:
             pod = await client.get(f"{self._pods}/{names.placeholder}")
             if pod["spec"].get("nodeName"):
                 return
-            said = scale_up_of(await self._events_of(client, names.placeholder, pod["metadata"]["uid"]))
-            if said is not None and said.coming:
+            message = scale_up_of(await self._events_of(client, names.placeholder, pod["metadata"]["uid"]))
+            if message is not None and message.coming:
                 return
-            if said is not None and not await self._delete_pods(client, machine):
+            if message is not None and not await self._delete_pods(client, machine):
                 await client.delete(f"{self._records}/{names.record}")
-                raise StockOut(refusal(said))
+                raise StockOut(refusal(message))
             await asyncio.sleep(min(POLL_SECONDS, self._decision_seconds / 5))
 
     # -- a list
@@ -220,9 +220,9 @@ class KubernetesProvider:
             return replace(result, state="terminated")
         if pod is None:
             return result
-        said = scale_up_of(await self._events_of(client, pod["metadata"]["name"], pod["metadata"]["uid"]))
-        if said is not None and not said.coming:
-            return replace(result, refused=refusal(said))
+        message = scale_up_of(await self._events_of(client, pod["metadata"]["name"], pod["metadata"]["uid"]))
+        if message is not None and not message.coming:
+            return replace(result, refused=refusal(message))
         return result
 
     async def _bound(
@@ -247,8 +247,8 @@ class KubernetesProvider:
     # -- requests
 
     async def _node(self, client: ApiClient, name: str) -> ClusterNode | None:
-        found = await client.get("/api/v1/nodes", {"fieldSelector": f"metadata.name={name}"})
-        return next((project_node(one) for one in found.get("items") or ()), None)
+        result = await client.get("/api/v1/nodes", {"fieldSelector": f"metadata.name={name}"})
+        return next((project_node(one) for one in result.get("items") or ()), None)
 
     async def _events_of(self, client: ApiClient, pod: str, uid: str = "") -> Sequence[Object]:
         about = f"involvedObject.name={pod}" + (f",involvedObject.uid={uid}" if uid else "")
@@ -262,12 +262,12 @@ class KubernetesProvider:
         await client.delete(f"{self._pods}/{names.keeper}")
         await client.delete(f"{self._pods}/{names.placeholder}")
         try:
-            left = await client.get(f"{self._pods}/{names.placeholder}")
+            remaining = await client.get(f"{self._pods}/{names.placeholder}")
         except ApiStatusError as error:
             if error.status != 404:
                 raise
             return False
-        return bool((left.get("spec") or {}).get("nodeName"))
+        return bool((remaining.get("spec") or {}).get("nodeName"))
 
     def _run(self, work: Callable[[ApiClient], Coroutine[Any, Any, T]]) -> T:
         async def run() -> T:
@@ -299,8 +299,8 @@ def _takers(cluster: _Cluster) -> dict[str, str]:
 
 
 async def _items(client: ApiClient, path: str, query: Mapping[str, str]) -> list[Object]:
-    found = await client.get(path, query)
-    return list(found.get("items") or ())
+    result = await client.get(path, query)
+    return list(result.get("items") or ())
 
 
 async def _created(client: ApiClient, path: str, body: Object) -> Object:

@@ -55,7 +55,7 @@ class DeviceRequest:
 
 def project_template(item: Object) -> tuple[DeviceRequest, ...]:
     """Return the devices that a ResourceClaimTemplate requests; ValueError where their number depends on the node."""
-    found = []
+    result = []
     for request in (((item.get("spec") or {}).get("spec") or {}).get("devices") or {}).get("requests") or ():
         name, exactly = request.get("name"), request.get("exactly")
         if not isinstance(exactly, dict):
@@ -68,8 +68,8 @@ def project_template(item: Object) -> tuple[DeviceRequest, ...]:
             raise ValueError(f"its request {name} has selectors of its own; write them into a DeviceClass")
         if exactly.get("capacity"):
             raise ValueError(f"its request {name} is for a part of a device; only whole devices are counted")
-        found.append(DeviceRequest(str(exactly.get("deviceClassName") or ""), int(exactly.get("count") or 1)))
-    return tuple(found)
+        result.append(DeviceRequest(str(exactly.get("deviceClassName") or ""), int(exactly.get("count") or 1)))
+    return tuple(result)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,14 +125,14 @@ class ClaimTemplates:
         if (kept := self._kept.get(key)) is not None and kept.until > self._monotonic():
             return kept
         try:
-            found, classes = await self._read(names, gpus, resource, namespace)
+            result, classes = await self._read(names, gpus, resource, namespace)
         except ApiStatusError as refusal:
             if refusal.status in UNREADABLE:
                 return _Answer(0.0, "")
             raise
         now = self._monotonic()
-        answer = _Answer(now + (REFUSED_SECONDS if found else KEPT_SECONDS), found, classes)
-        valid = [(one, each) for one, each in self._kept.items() if each.until > now and one != key]
+        answer = _Answer(now + (REFUSED_SECONDS if result else KEPT_SECONDS), result, classes)
+        valid = [(one, item) for one, item in self._kept.items() if item.until > now and one != key]
         self._kept = dict([*valid[1 - MAX_KEPT :], (key, answer)])
         return answer
 
@@ -199,13 +199,13 @@ class ClaimTemplates:
                 return True
             raise
         newest = newest_slices(filter(None, (project_slice(one, uncounted=uncounted) for one in items)))
-        return any(device_class.selects(one.driver, found) for one in newest for _, found in one.devices)
+        return any(device_class.selects(one.driver, result) for one in newest for _, result in one.devices)
 
     async def notebook_problem(
         self, document: Document, profile: Profile, selectors: Sequence[NodeSelector], namespace: str
     ) -> str:
         """Return why no pod of a profile would get its GPUs, in whichever of its pools; "" where it would in one."""
-        template, found = document.profile_facts[profile.name].pod, ""
+        template, result = document.profile_facts[profile.name].pod, ""
         if not claim_templates_of(template):
             return ""
         served = [one for one in selectors if not profile.pools or one.pool in profile.pools]
@@ -213,8 +213,8 @@ class ClaimTemplates:
             why = await self.problem(template, profile.gpus // GPU, resource, namespace)
             if not why:
                 return ""
-            found = found or why
-        return found
+            result = result or why
+        return result
 
     async def profile_problems(
         self, document: Document, selectors: Sequence[NodeSelector], namespaces: Mapping[str, str]
@@ -223,7 +223,7 @@ class ClaimTemplates:
 
         `namespaces` has that of the pods of each kind of workload, "job" and "session".
         """
-        found: list[tuple[str, str]] = []
+        result: list[tuple[str, str]] = []
         drivers, offered = dict[str, str](), Offered()
         for profile in document.profiles:
             facts = document.profile_facts[profile.name]
@@ -234,14 +234,14 @@ class ClaimTemplates:
                 for space in _spaces(facts.kinds, namespaces):
                     answer = await self._answer(facts.pod, profile.gpus // GPU, resource, space)
                     if answer.problem:
-                        found.append((profile.name, answer.problem))
+                        result.append((profile.name, answer.problem))
                     drivers_of = await self._missing_drivers(answer.classes, resource, offered)
-                    found += ((profile.name, why) for why in drivers_of)
+                    result += ((profile.name, why) for why in drivers_of)
                 if resource not in drivers:
                     drivers[resource] = await self.missing_driver(resource, offered)
                 if why := drivers[resource]:
-                    found.append((profile.name, why))
-        return list(dict.fromkeys(found))
+                    result.append((profile.name, why))
+        return list(dict.fromkeys(result))
 
 
 def _no_driver(name: str) -> str:

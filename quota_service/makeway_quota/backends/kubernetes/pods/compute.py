@@ -43,8 +43,8 @@ def limit_cpu(pod: Object) -> None:
         resources = container.get("resources") or {}
         request = (resources.get("requests") or {}).get("cpu")
         if request is not None and "cpu" not in (resources.get("limits") or {}):
-            least = _START if container["name"] == "launcher" else 0
-            limit = max(in_service_units("cpu", str(request)), least)
+            minimum = _START if container["name"] == "launcher" else 0
+            limit = max(in_service_units("cpu", str(request)), minimum)
             resources["limits"] = {**(resources.get("limits") or {}), "cpu": f"{limit}m"}
 
 

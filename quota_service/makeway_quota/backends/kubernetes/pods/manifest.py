@@ -243,21 +243,21 @@ def _affinity_to(node: str) -> Object:
 
 def toleration_of(one: Toleration) -> Object:
     """Return a toleration as a pod has it."""
-    found: Object = {"operator": one.operator}
+    result: Object = {"operator": one.operator}
     for name in ("key", "value", "effect"):
         if getattr(one, name):
-            found[name] = getattr(one, name)
-    return found
+            result[name] = getattr(one, name)
+    return result
 
 
 def pod_security(settings: PodSettings) -> Object:
     """Return what passes the restricted standard, as the user of jobs."""
-    found: Object = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    result: Object = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
     if settings.run_as is not None:
         user, group = settings.run_as
-        found |= {"runAsUser": user, "runAsGroup": group}
-        found |= {"fsGroup": group, "fsGroupChangePolicy": "OnRootMismatch"}
-    return found
+        result |= {"runAsUser": user, "runAsGroup": group}
+        result |= {"fsGroup": group, "fsGroupChangePolicy": "OnRootMismatch"}
+    return result
 
 
 def container_security() -> Object:

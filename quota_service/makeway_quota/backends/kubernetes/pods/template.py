@@ -40,28 +40,28 @@ def merged(pod: Object, template: Mapping[str, Any]) -> Object:
 
 
 def _tables(base: Object, patch: Mapping[str, Any]) -> Object:
-    found = deepcopy(base)
+    result = deepcopy(base)
     for name, value in patch.items():
-        mine = found.get(name)
+        mine = result.get(name)
         if value is None:
-            found.pop(name, None)
+            result.pop(name, None)
         elif isinstance(value, Mapping) and isinstance(mine, dict):
-            found[name] = _tables(mine, value)
+            result[name] = _tables(mine, value)
         elif isinstance(value, list) and isinstance(mine, list) and name in KEYS:
-            found[name] = _entries(mine, value, KEYS[name])
+            result[name] = _entries(mine, value, KEYS[name])
         elif isinstance(value, list) and isinstance(mine, list) and name in ADDED:
-            found[name] = [*mine, *(deepcopy(one) for one in value if one not in mine)]
+            result[name] = [*mine, *(deepcopy(one) for one in value if one not in mine)]
         else:
-            found[name] = deepcopy(value)
-    return found
+            result[name] = deepcopy(value)
+    return result
 
 
 def _entries(base: list[Object], patch: list[Object], key: str) -> list[Object]:
-    found = {entry.get(key): entry for entry in base}
+    result = {entry.get(key): entry for entry in base}
     for entry in patch:
         name = entry.get(key)
-        found[name] = _tables(found[name], entry) if name in found else deepcopy(entry)
-    return list(found.values())
+        result[name] = _tables(result[name], entry) if name in result else deepcopy(entry)
+    return list(result.values())
 
 
 def template_setting(text: str) -> Mapping[str, Any]:
@@ -92,9 +92,9 @@ def _table(setting: str, text: str, example: str) -> dict[str, Any]:
     if not text.strip():
         return {}
     try:
-        found = json.loads(text)
+        result = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{setting} is not JSON ({error}): expected an object {example}.") from error
-    if not isinstance(found, dict):
+    if not isinstance(result, dict):
         raise ValueError(f"{setting} is not a JSON object: expected one {example}.")
-    return found
+    return result

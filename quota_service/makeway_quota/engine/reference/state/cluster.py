@@ -138,9 +138,9 @@ class Cluster:
     def _place_running_workloads(self) -> None:
         """Count all that runs by its request, then place it on its nodes."""
         for workload in self.live.values():
-            found = self._counted(workload) if workload.state in ADMITTED else None
-            if found is not None:
-                self.running[workload.id] = found
+            result = self._counted(workload) if workload.state in ADMITTED else None
+            if result is not None:
+                self.running[workload.id] = result
         for node in self.nodes.values():
             self._place_on(node)
 
@@ -324,7 +324,7 @@ class Cluster:
         now, later = self.open(node), self.future(node)
         devices = [min(pair) for pair in zip(now.devices, later.devices, strict=True)]
         if node in self.overfull:
-            devices = [max(0, left) for left in devices]
+            devices = [max(0, remaining) for remaining in devices]
         return FreeResources(devices, min(now.cpu, later.cpu), min(now.memory, later.memory), min(now.pods, later.pods))
 
     def remaining(self, node: str, later: bool) -> FreeResources:
@@ -378,19 +378,21 @@ class Cluster:
         usable = [node for node in self.nodes_of(pool) if self.usable(node)]
         if need is not None and need.session:
             usable = [node for node in usable if self.nodes[node].sessions]
-        each = [(left, node in self.overfull) for node in usable for left in self.remaining(node, later).devices]
-        return sum(max(0, left) if overfull else left for left, overfull in each)
+        item = [
+            (remaining, node in self.overfull) for node in usable for remaining in self.remaining(node, later).devices
+        ]
+        return sum(max(0, remaining) if overfull else remaining for remaining, overfull in item)
 
     def stuck_gpus(self, pool: str) -> int:
         """Return the milli-GPUs of a pool's usable nodes that are held by what does not end."""
         up = {node for node in self.nodes_of(pool) if self.usable(node)}
         late = [a for a in self.running.values() if self.is_stuck(a.workload)]
         evicted = sum(p.milli * len(p.devices) for a in late for p in a.parts if p.node in up)
-        outliving = [each for name in up for each in self.nodes[name].terminating]
+        outliving = [item for name in up for item in self.nodes[name].terminating]
         return evicted + sum(
-            each.milli * len(each.devices)
-            for each in outliving
-            if self.now >= each.deadline + self.settings.stuck_after
+            item.milli * len(item.devices)
+            for item in outliving
+            if self.now >= item.deadline + self.settings.stuck_after
         )
 
     def total_gpus(self, pool: str) -> int:
@@ -427,14 +429,14 @@ class Cluster:
         """Start a pending workload on these parts now; its workers are numbered from 0."""
         ordered = sorted(parts, key=lambda part: part.worker)
         numbered = [part._replace(worker=at) for at, part in enumerate(ordered)]
-        self.running[workload.id] = found = self.allocation(workload, numbered, True)
-        return found
+        self.running[workload.id] = result = self.allocation(workload, numbered, True)
+        return result
 
     def widen(self, allocation: Allocation, part: Part) -> Allocation:
         """Add one more worker to a gang that this plan started."""
         amount = allocation.amount + part.milli * len(part.devices)
-        self.running[allocation.id] = found = replace(allocation, parts=(*allocation.parts, part), amount=amount)
-        return found
+        self.running[allocation.id] = result = replace(allocation, parts=(*allocation.parts, part), amount=amount)
+        return result
 
     def nominate(self, workload: Workload, parts: Sequence[Part]) -> None:
         """Nominate devices of the future for a workload."""

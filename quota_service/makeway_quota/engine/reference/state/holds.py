@@ -76,8 +76,8 @@ class Hold:
 
     def suspend(self, cluster: Cluster) -> None:
         """Suspend the hold: the held GPUs are free."""
-        mine = {id(each) for each in self.blocked}
-        cluster.blocked = tuple(each for each in cluster.blocked if id(each) not in mine)
+        mine = {id(item) for item in self.blocked}
+        cluster.blocked = tuple(item for item in cluster.blocked if id(item) not in mine)
         self.blocked = ()
         self.in_force = False
 
@@ -103,8 +103,8 @@ class Hold:
         both = self.queue.need.total + queue.need.total
         shared = [level for level in queue.levels if level in self.queue.levels]
         for line in limiting(cluster, shared, self.pool):
-            each = counts(cluster, line)
-            if max(each.now, each.future) + both > (line.quota.limit or 0):
+            item = counts(cluster, line)
+            if max(item.now, item.future) + both > (line.quota.limit or 0):
                 return line
         return None
 
@@ -241,8 +241,8 @@ def limit_falls(cluster: Cluster, queue: Queue, pool: str) -> float:
     line = over_limit(cluster, queue.levels, pool, queue.need.total, False)
     if line is None:
         return inf
-    each = counts(cluster, line)
-    missing = max(each.now, each.future) + queue.need.total - (line.quota.limit or 0)
+    item = counts(cluster, line)
+    missing = max(item.now, item.future) + queue.need.total - (line.quota.limit or 0)
     pools = line.quota.pools or tuple(cluster.pools)
     team = [a for a in cluster.running.values() if line.policy in a.levels]
     counted = [a for a in team if any(pool in pools for pool in a.pools)]
@@ -258,22 +258,22 @@ def first_room(cluster: Cluster, need: Need, pool: str) -> tuple[float, list[Ope
     """Return when a pool first has room for all workers, and on which nodes; None if it never will."""
     every: list[tuple[When, int, int, int, Opening]] = []
     for at, node in enumerate(cluster.nodes_of(pool)):
-        for each in _openings(cluster, node, need) if cluster.suits(node, need) else ():
-            moment = (-1.0, 0, 0) if each.when[0] <= cluster.now else each.when
-            every.append((moment, -each.workers if each.workers >= need.min_workers else 0, at, each.workers, each))
+        for entry in _openings(cluster, node, need) if cluster.suits(node, need) else ():
+            moment = (-1.0, 0, 0) if entry.when[0] <= cluster.now else entry.when
+            every.append((moment, -entry.workers if entry.workers >= need.min_workers else 0, at, entry.workers, entry))
     chosen: dict[str, Opening] = {}
     for (when, _, _), _, _, workers, opening in sorted(every, key=lambda item: item[:4]):
         if workers >= need.min_workers:
             return max(when, cluster.now), [opening]
         chosen[opening.node] = opening
-        if sum(each.workers for each in chosen.values()) >= need.min_workers:
+        if sum(entry.workers for entry in chosen.values()) >= need.min_workers:
             return max(when, cluster.now), _without_spare(cluster, list(chosen.values()), need.min_workers)
     return None
 
 
 def _without_spare(cluster: Cluster, chosen: list[Opening], minimum: int) -> list[Opening]:
     names = list(cluster.nodes)
-    spare = sum(each.workers for each in chosen) - minimum
+    spare = sum(entry.workers for entry in chosen) - minimum
     for item in sorted(chosen, key=lambda o: (o.workers, -names.index(o.node))):
         if item.workers <= spare:
             spare -= item.workers
@@ -290,7 +290,7 @@ def _openings(cluster: Cluster, node: str, need: Need) -> Iterator[Opening]:
         when = cluster.now
         if cluster.free(node).workers(need) < many:
             ends = [end or inf for a, end in here if a.id in cluster.terminating]
-            when = max([*ends, *(each.deadline for each in cluster.nodes[node].terminating)], default=cluster.now)
+            when = max([*ends, *(item.deadline for item in cluster.nodes[node].terminating)], default=cluster.now)
         yield Opening((when, 0, 0), node, min(many, need.min_workers), remaining.whole, remaining.cpu, remaining.memory)
     staying = [(a, end) for a, end in here if a.id not in cluster.terminating]
     for moment, allocation in _leaving_order(cluster, staying):

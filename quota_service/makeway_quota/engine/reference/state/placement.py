@@ -57,7 +57,7 @@ def count_workers(cluster: Cluster, pool: str, need: Need, later: bool) -> int:
 
 def _able(cluster: Cluster, room: Room, need: Need, limit: Limit | None) -> dict[str, int]:
     """Return the nodes with room, each with the number of workers that it has room for."""
-    suited = {name: left.workers(need) for name, left in room.items() if cluster.suits(name, need)}
+    suited = {name: remaining.workers(need) for name, remaining in room.items() if cluster.suits(name, need)}
     able = suited if limit is None else {name: limit(name, count) for name, count in suited.items()}
     return {name: count for name, count in able.items() if count}
 
@@ -66,9 +66,9 @@ def _one(cluster: Cluster, room: Room, need: Need, pack: bool, limit: Limit | No
     order = {name: at for at, name in enumerate(room)}
 
     def key(name: str) -> tuple[int, int, int]:
-        left = room[name]
-        best = min((each for each in left.devices if each >= need.gpus), default=0) if 0 < need.gpus < GPU else 0
-        return best, left.whole if pack else -left.whole, order[name]
+        remaining = room[name]
+        best = min((item for item in remaining.devices if item >= need.gpus), default=0) if 0 < need.gpus < GPU else 0
+        return best, remaining.whole if pack else -remaining.whole, order[name]
 
     return min(_able(cluster, room, need, limit), key=key, default=None)
 
@@ -82,7 +82,7 @@ def _gang(cluster: Cluster, room: Room, need: Need, later: bool, limit: Limit | 
     result: list[tuple[str, int]] = []
     missing = need.min_workers
     while able and missing:
-        enough = [each for each in able if each[0] >= missing]
+        enough = [entry for entry in able if entry[0] >= missing]
         count, name = min(enough, key=lambda item: item[0]) if enough else able[0]
         able.remove((count, name))
         result.append((name, min(count, missing)))
@@ -96,9 +96,9 @@ def _packed(cluster: Cluster, room: Room, need: Need, mix: dict[Shape, int], lim
         return ()
     packing = Packing([_empty(cluster, cluster.nodes[name]) for name in nodes], rounded(mix))
     for at, name in enumerate(nodes):
-        left, node = cluster.free(name), cluster.nodes[name]
-        cpu = max(0, left.cpu) if cluster.usable(name) and left.pods > 0 else -1
-        packing.see(at, NodeCapacity(left.devices, cpu, max(0, left.memory), node.model))
+        remaining, node = cluster.free(name), cluster.nodes[name]
+        cpu = max(0, remaining.cpu) if cluster.usable(name) and remaining.pods > 0 else -1
+        packing.see(at, NodeCapacity(remaining.devices, cpu, max(0, remaining.memory), node.model))
     fitting = _able(cluster, room, need, limit)
     able = [at for at, name in enumerate(nodes) if name in fitting] if limit is not None or need.session else None
     best = packing.best(need.shape, able)

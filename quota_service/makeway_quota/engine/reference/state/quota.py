@@ -148,8 +148,8 @@ def in_quota(
         own = any(reserving(cluster, below, pool) for below in levels[:at])
         for line in reserving(cluster, level, pool):
             asked = True
-            each = counts(cluster, line)
-            used = each.guaranteed if guaranteed else each.taken
+            item = counts(cluster, line)
+            used = item.guaranteed if guaranteed else item.taken
             if used + claimed(line, False) + amount > line.quota.reserved:
                 return False
             promised = 0 if own or not guaranteed else _promised_below(cluster, level, line.quota)
@@ -201,8 +201,8 @@ def _beyond(cluster: Cluster, line: PolicyLine, guaranteed: bool) -> int:
         below = levels[: levels.index(line.policy)]
         for pool in line.quota.pools or tuple(cluster.pools):
             if not any(reserving(cluster, level, pool) for level in below):
-                each = _count_own(cluster, name, pool)
-                total += each.guaranteed if guaranteed else each.taken
+                item = _count_own(cluster, name, pool)
+                total += item.guaranteed if guaranteed else item.taken
     return total
 
 
@@ -211,8 +211,8 @@ def quota_numbers(cluster: Cluster, levels: Sequence[str], pool: str, guaranteed
     level = guarantor(cluster, levels, pool)
     if level is None:
         return 0, in_pool(cluster, levels[0], pool)
-    each = [(line.quota, counts(cluster, line)) for line in reserving(cluster, level, pool)]
-    numbers = [(q.reserved, c.guaranteed if guaranteed else c.future, q.pools) for q, c in each]
+    item = [(line.quota, counts(cluster, line)) for line in reserving(cluster, level, pool)]
+    numbers = [(q.reserved, c.guaranteed if guaranteed else c.future, q.pools) for q, c in item]
     reserved, used, _ = min(numbers, key=lambda n: (n[0] - n[1], n[2]))
     return reserved, used
 
@@ -223,8 +223,8 @@ def quota_numbers(cluster: Cluster, levels: Sequence[str], pool: str, guaranteed
 def over_limit(cluster: Cluster, levels: Sequence[str], pool: str, amount: int, later: bool) -> PolicyLine | None:
     """Return the first line whose limit `amount` more would exceed; `later`: in the future only."""
     for line in limiting(cluster, levels, pool):
-        each = counts(cluster, line)
-        used = each.future if later else max(each.now, each.future)
+        item = counts(cluster, line)
+        used = item.future if later else max(item.now, item.future)
         if used + amount > (line.quota.limit or 0):
             return line
     return None
@@ -279,8 +279,8 @@ def _kept_within(cluster: Cluster, policy: str, kept: Sequence[tuple[str, int]])
 
 
 def _kept_by(cluster: Cluster, line: PolicyLine, later: bool) -> int:
-    each = counts(cluster, line)
-    return max(0, spare(line) - (each.future if later else each.now))
+    item = counts(cluster, line)
+    return max(0, spare(line) - (item.future if later else item.now))
 
 
 def unused(cluster: Cluster, pool: str) -> int:
@@ -290,8 +290,8 @@ def unused(cluster: Cluster, pool: str) -> int:
 
 def _unused(cluster: Cluster, policy: str, pool: str) -> int:
     """Return the larger of what a policy and what the teams below it may still use."""
-    each = [(line.quota.reserved, counts(cluster, line)) for line in reserving(cluster, policy, pool)]
-    own = min((reserved - max(used.now, used.future) for reserved, used in each), default=0)
+    item = [(line.quota.reserved, counts(cluster, line)) for line in reserving(cluster, policy, pool)]
+    own = min((reserved - max(used.now, used.future) for reserved, used in item), default=0)
     teams = [name for name, known in cluster.policies.items() if known.parent == policy != name]
     return max(0, own, sum(_unused(cluster, name, pool) for name in teams))
 
@@ -359,8 +359,8 @@ def over(cluster: Cluster, levels: Sequence[str], pool: str, request: Request = 
 def shares(cluster: Cluster, policy: str, pool: str) -> tuple[int, ...]:
     """Return over-quota use and history per weight, of the departments from the top down, then of the policy."""
     levels = cluster.levels(policy)
-    each = [(cluster.policy(level), over(cluster, levels[at:], pool)) for at, level in enumerate(levels)]
-    return tuple(over_per_weight(beyond + known.history, known.weight) for known, beyond in reversed(each))
+    item = [(cluster.policy(level), over(cluster, levels[at:], pool)) for at, level in enumerate(levels)]
+    return tuple(over_per_weight(beyond + known.history, known.weight) for known, beyond in reversed(item))
 
 
 def teams(cluster: Cluster) -> Iterator[tuple[str, ...]]:

@@ -35,7 +35,7 @@ def limit_of(cluster: Cluster, pool: str, need: Need, later: bool) -> Limit:
             losses = [(p, _loss(cluster, p, {name: many}, need, at), at) for p in pools for at in {True, later}]
             if not any(loss for _, loss, _ in losses):
                 return many
-            if need.min_workers == 1 and all(_can_lose(cluster, *each) for each in losses):
+            if need.min_workers == 1 and all(_can_lose(cluster, *item) for item in losses):
                 return many
         return 0
 
@@ -78,13 +78,16 @@ def _surplus(cluster: Cluster, pool: str, later: bool) -> int:
 def _loss(cluster: Cluster, pool: str, many: dict[str, int], need: Need, later: bool) -> int:
     """Return the useful milli-GPUs of a pool that are lost with so many workers more on each node."""
     lost = 0
-    each = [(other, count) for node, count in many.items() for other in cluster.host_of(node)]
-    for name, count in [(name, count) for name, count in each if cluster.nodes[name].pool == pool]:
-        left = cluster.remaining(name, later)
+    item = [(other, count) for node, count in many.items() for other in cluster.host_of(node)]
+    for name, count in [(name, count) for name, count in item if cluster.nodes[name].pool == pool]:
+        remaining = cluster.remaining(name, later)
         beside = FreeResources(
-            left.devices, left.cpu - count * need.cpu, left.memory - count * need.memory, left.pods - count
+            remaining.devices,
+            remaining.cpu - count * need.cpu,
+            remaining.memory - count * need.memory,
+            remaining.pods - count,
         )
-        lost += _useful(cluster, name, left) - _useful(cluster, name, beside)
+        lost += _useful(cluster, name, remaining) - _useful(cluster, name, beside)
     return lost
 
 

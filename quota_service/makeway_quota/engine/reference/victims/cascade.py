@@ -53,8 +53,8 @@ def _evicts(cluster: Cluster, victim: Workload, exists: Exists) -> Return:
             return "none"
     result = {
         "in_quota" if "reservation" in rights else "others"
-        for pool, each in right_in.items()
-        for rights in each
+        for pool, item in right_in.items()
+        for rights in item
         if exists(Preemptor(cluster, victim, need, levels, pool, rights))
     }
     return "in_quota" if "in_quota" in result else "others" if result else "none"

@@ -104,9 +104,9 @@ def _returns(p: Preemptor, victims: Victims) -> Return:
     trial = without(p.cluster, victims, released=True)
     trial.nominate(p.workload, find(without(p.cluster, victims), p.pool, p.need, True))
     stops = [member.allocation.workload for member in victims if member.kind == 1]
-    result = {returns(trial, p.workload, each, _exists) for each in stops}
+    result = {returns(trial, p.workload, item, _exists) for item in stops}
     again = [m.allocation.workload for m in victims if m.kind == -1 and m.allocation.id in p.replaced_by]
-    if any(returns(trial, p.workload, each, _exists) != "none" for each in again if p.cluster.need(each).total):
+    if any(returns(trial, p.workload, item, _exists) != "none" for item in again if p.cluster.need(item).total):
         return "back"
     return next((how for how in ("back", "in_quota", "others") if how in result), "none")
 
@@ -166,7 +166,7 @@ def _fewer_given_up(p: Preemptor, member: Member) -> Iterator[Member]:
     if member.whole:
         yield from (less for less in _options(p, member.allocation) if less is not None and not less.whole)
     for part in sorted(member.gone, key=lambda item: item.worker) if not member.whole else ():
-        less = shrunk(p.cluster, member.allocation, [each for each in member.gone if each is not part])
+        less = shrunk(p.cluster, member.allocation, [entry for entry in member.gone if entry is not part])
         if less is not None:
             yield less
 
@@ -319,7 +319,7 @@ def _without_needless(p: Preemptor, victims: Victims, enough: Test) -> Victims:
             continue
         for part in sorted(member.gone, key=lambda item: item.worker) if not member.whole else ():
             now = next(m for m in victims if m.allocation is member.allocation)
-            less = shrunk(p.cluster, now.allocation, [each for each in now.gone if each is not part])
+            less = shrunk(p.cluster, now.allocation, [entry for entry in now.gone if entry is not part])
             changed = tuple(less if m is now and less else m for m in victims)
             if less is not None and enough(changed):
                 victims = changed
@@ -332,8 +332,8 @@ def _for_a_gang(p: Preemptor, able: Sequence[Allocation]) -> Victims | None:
     chosen: Victims = ()
     nodes = [name for name in p.cluster.nodes_of(p.pool) if p.cluster.suits(name, p.need)]
     while True:
-        left = {name: p.cluster.future(name) for name in nodes}
-        have = {name: room_on(p, name, left[name], chosen) for name in nodes}
+        remaining = {name: p.cluster.future(name) for name in nodes}
+        have = {name: room_on(p, name, remaining[name], chosen) for name in nodes}
         missing = p.need.min_workers - sum(have.values())
         if missing <= 0:
             return _without_needless(p, chosen, lambda s: fits(p, s)) if fits(p, chosen) else None

@@ -146,7 +146,7 @@ def candidates(p: Preemptor) -> list[Allocation]:
         for a in p.cluster.preemptible()
         if p.pool in a.pools
         or any(counts_on(p.cluster, line, a) for line in lines)
-        or any(_holds_beside(p.cluster, a, *each) for each in shortages)
+        or any(_holds_beside(p.cluster, a, *item) for item in shortages)
     ]
     able = [a for a in able if _may_evict(p, a) and entitled(p, a, ())]
     return sorted(able, key=lambda a: order(p, a))
@@ -163,8 +163,8 @@ class Shortage(NamedTuple):
 def shortages_of(p: Preemptor) -> list[tuple[str, Shortage]]:
     """Return the nodes that share CPU, memory and pods with others and have too little of them; and of what."""
     names = [name for name in p.cluster.nodes_of(p.pool) if len(p.cluster.host_of(name)) > 1]
-    each = [(name, shortage_on(p, name)) for name in names if p.cluster.suits(name, p.need)]
-    return [(name, shortage) for name, shortage in each if any(shortage)]
+    item = [(name, shortage_on(p, name)) for name in names if p.cluster.suits(name, p.need)]
+    return [(name, shortage) for name, shortage in item if any(shortage)]
 
 
 def shortage_on(p: Preemptor, node: str) -> Shortage:
@@ -207,8 +207,8 @@ def is_protected(cluster: Cluster, victim: Workload) -> bool:
     if cluster.protection_at is not None:
         return (protected_until(cluster, victim) or 0.0) > cluster.protection_at
     profile = cluster.profiles.get(victim.profile)
-    least = profile.min_runtime if profile else 0
-    return bool(least) and (victim.started_at is None or cluster.now - victim.started_at < least)
+    minimum = profile.min_runtime if profile else 0
+    return bool(minimum) and (victim.started_at is None or cluster.now - victim.started_at < minimum)
 
 
 def protected_until(cluster: Cluster, victim: Workload) -> float | None:
@@ -292,12 +292,12 @@ def legal_order(p: Preemptor, victims: Sequence[Member]) -> Victims | None:
 
 def items(member: Member) -> list[tuple[int, bool]]:
     """Split a member into (milli-GPUs, whether it is a block): extra workers one by one, the rest at once."""
-    victim, each = member.allocation, member.allocation.need.gpus
+    victim, item = member.allocation, member.allocation.need.gpus
     if not member.whole:
         more = len(member.gone) - 1  # those that cannot stay leave with the first
-        return [(member.amount - each * more, False), *[(each, False)] * more]
+        return [(member.amount - item * more, False), *[(item, False)] * more]
     extra = 0 if victim.fresh or victim.fixed else max(0, len(victim.parts) - victim.need.min_workers)
-    return [*[(each, False)] * extra, (member.amount - each * extra, True)]
+    return [*[(item, False)] * extra, (member.amount - item * extra, True)]
 
 
 # Order
@@ -334,7 +334,7 @@ def set_key(p: Preemptor, victims: Sequence[Member]) -> Key:
         any(m.kind == 1 for m in evicted),
         sum(m.amount for m in evicted),
         sum(m.amount for m in victims if m not in evicted),
-        [each[:4] for each in ordered],
+        [item[:4] for item in ordered],
         len(victims),
         ordered,
         [(name, -worker) for name, worker in workers],

@@ -56,25 +56,25 @@ class NodeBound(NamedTuple):
 
     def plain_key(self, policy: str) -> Key:
         """Return the bound where only this policy may be evicted, without its share (see ranking.py)."""
-        return _plain_key(self.used, self.min_victims, [each for each in self.candidates if each.team == policy])
+        return _plain_key(self.used, self.min_victims, [item for item in self.candidates if item.team == policy])
 
     def gpus_of(self, candidates: Sequence[Candidate]) -> int:
         """Return the milli-GPUs that the smallest of these hold, as many as have to leave at least."""
-        amounts = [each.amount for each in candidates]
+        amounts = [item.amount for item in candidates]
         return sum(sorted(amounts)[: self.min_victims]) if self.beside else min(amounts)
 
     def key(self, shares: Mapping[Team, int]) -> Key | None:
         """Return the bound, given the shares of the policies that may be evicted; None if these are too few."""
-        candidates = [each for each in self.candidates if each.team in shares]
+        candidates = [item for item in self.candidates if item.team in shares]
         if len(candidates) < self.min_victims:
             return None
-        soft = max([each.soft for each in candidates])
+        soft = max([item.soft for item in candidates])
         if soft:
             return False, 0 if soft == _FRESH else self.used, 0, [], 0, [], []
         gpus = max(self.used, self.gpus_of(candidates))
-        if 0 in [each.amount for each in candidates]:
+        if 0 in [item.amount for item in candidates]:
             return True, gpus, 0, [], 0, [], []
-        orders = [(each.order[0], each.order[1], -shares[each.team], *each.order[2:]) for each in candidates]
+        orders = [(item.order[0], item.order[1], -shares[item.team], *item.order[2:]) for item in candidates]
         orders = _first(orders, self.min_victims)
         return True, gpus, 0, [order[:4] for order in orders], len(orders), orders, []
 
@@ -95,8 +95,8 @@ class VictimBounds:
         """Return the bound of the node at a position; `catch_up` has been called since anything changed."""
         if position in self._known:
             return self._known[position]
-        found = self._known[position] = self._bound(self.pool.nodes[position])
-        return found
+        result = self._known[position] = self._bound(self.pool.nodes[position])
+        return result
 
     def keys(self, shares: Mapping[Team, int], positions: Iterable[int]) -> Iterator[tuple[Key, int]]:
         """Iterate over the bounds of the nodes at these positions, without those that have too few candidates."""
@@ -108,9 +108,9 @@ class VictimBounds:
             if position not in known:
                 bound = self.at(position)
                 known[position] = bound.key(shares) if bound is not None else None
-            least = known[position]
-            if least is not None:
-                yield least, position
+            minimum = known[position]
+            if minimum is not None:
+                yield minimum, position
 
     def _forget(self, position: int) -> None:
         self._known.pop(position, None)
@@ -143,14 +143,16 @@ class VictimBounds:
         minimum = _fewest(node, allocations, missing)
         if not (allocations or beside) or (missing > 0 and minimum > len(allocations)):
             return None
-        used = sorted([GPU - left for left in node.future if left < GPU])[:missing] if missing > 0 else ()
+        used = (
+            sorted([GPU - remaining for remaining in node.future if remaining < GPU])[:missing] if missing > 0 else ()
+        )
         if node.overfull:
             used = ()  # one worker holds all devices, so that what is in use on them is less than their sum
         candidates = tuple([self._candidate(allocation) for allocation in allocations])
         if beside:
             return self._with_beside(node, sum(used), max(minimum, self._fewest_on_host(node)), (*candidates, *beside))
         policy = candidates[0].team
-        if policy == WITHOUT_GPUS or not isinstance(policy, str) or len({each.team for each in candidates}) > 1:
+        if policy == WITHOUT_GPUS or not isinstance(policy, str) or len({item.team for item in candidates}) > 1:
             return NodeBound(sum(used), minimum, candidates)
         return NodeBound(sum(used), minimum, candidates, (policy, _plain_key(sum(used), minimum, candidates)))
 
@@ -161,7 +163,7 @@ class VictimBounds:
         if minimum > len(candidates):
             return None
         result = NodeBound(used, minimum, candidates, None, True)
-        teams = {each.team for each in candidates}
+        teams = {item.team for item in candidates}
         (team,) = teams if len(teams) == 1 else (SEVERAL_POOLS,)
         if team == SEVERAL_POOLS or not isinstance(team, tuple) or team[1] == WITHOUT_GPUS:
             return result
@@ -182,7 +184,7 @@ class VictimBounds:
                 more = pods * allocation.need.cpu, pods * allocation.need.memory, pods
                 held[allocation.workload.id] = [a + b for a, b in zip(known, more, strict=True)]
         missing = need.cpu - node.cpu_future, need.memory - node.memory_future, 1 - node.pods_future
-        return max(_as_many_as(lacks, [each[at] for each in held.values()]) for at, lacks in enumerate(missing))
+        return max(_as_many_as(lacks, [entry[at] for entry in held.values()]) for at, lacks in enumerate(missing))
 
     def _beside(self, node: NodeState) -> list[Candidate]:
         """Return the candidates on other nodes of a node's host that hold what it has too little of."""
@@ -190,8 +192,8 @@ class VictimBounds:
         if shortage is None:
             return []
         evictable = [allocation for other in node.beside for allocation in self.cluster.evictable_on(other)]
-        each = [a for a in evictable if not a.workload.non_preemptible and shortage.is_held_by(a.need)]
-        return [self._candidate_beside(allocation) for allocation in each]
+        item = [a for a in evictable if not a.workload.non_preemptible and shortage.is_held_by(a.need)]
+        return [self._candidate_beside(allocation) for allocation in item]
 
     def _candidate_beside(self, allocation: Allocation) -> Candidate:
         result = self._candidate(allocation)
@@ -244,14 +246,14 @@ def bounds_of(cluster: Cluster, pool: PoolState, need: Need) -> VictimBounds:
 
 
 def _plain_key(used: int, minimum: int, candidates: Sequence[Candidate]) -> Key:
-    soft = max([each.soft for each in candidates])
+    soft = max([item.soft for item in candidates])
     if soft:
         return False, 0 if soft == _FRESH else used, 0, (), 0, (), ()
-    gpus = max(used, min([each.amount for each in candidates]))
+    gpus = max(used, min([item.amount for item in candidates]))
     if minimum == 1:
-        order = min([each.order for each in candidates])
+        order = min([item.order for item in candidates])
         return True, gpus, 0, (order[:3],), 1, (order,), ()
-    orders = _first([each.order for each in candidates], minimum)
+    orders = _first([item.order for item in candidates], minimum)
     return True, gpus, 0, tuple([order[:3] for order in orders]), len(orders), tuple(orders), ()
 
 

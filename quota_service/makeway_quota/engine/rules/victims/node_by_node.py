@@ -63,8 +63,8 @@ class _Search:
         self.versions[position] += 1
         best: tuple[_Rate, int, Victims] | None = None
         node, whole = self.preemptor.pool.nodes[position], self.preemptor.need.whole
-        most = len(node.future) // whole - self.have[position] if whole else self.missing
-        for gain in range(1, min(self.missing, most) + 1):
+        maximum = len(node.future) // whole - self.have[position] if whole else self.missing
+        for gain in range(1, min(self.missing, maximum) + 1):
             result = self.set_for(node, gain)
             if result is None:
                 break
@@ -88,9 +88,9 @@ class _Search:
         if in_legal_order(self.preemptor, victims) is not None:
             return True
         known = self.preemptor.chosen_so_far()
-        found = in_legal_order(self.preemptor, (*self.chosen.values(), *victims))
+        result = in_legal_order(self.preemptor, (*self.chosen.values(), *victims))
         self.preemptor.choose_again(known)
-        return found is not None
+        return result is not None
 
     def take(self, victims: Victims) -> None:
         """Choose a set, and score the nodes that it touches again."""
@@ -109,8 +109,8 @@ class _Search:
         for position in nodes & self.have.keys():
             before = self.have[position]
             self.have[position] = room_on(self.preemptor, self.preemptor.pool.nodes[position], self.gone[position])
-            least = self.preemptor.need.min_workers
-            self.missing -= min(least, self.have[position]) - min(least, before)
+            minimum = self.preemptor.need.min_workers
+            self.missing -= min(minimum, self.have[position]) - min(minimum, before)
         for position in others & self.where.keys():
             self.offer(position)
 
@@ -128,9 +128,9 @@ def _one_a_kind(preemptor: Preemptor, victims: Victims) -> Victims:
 def node_by_node(preemptor: Preemptor, trial: PoolTrial) -> Victims:
     """Return victims for a gang, evicted in the cluster; empty, with nothing changed, if there are none."""
     search = _Search(preemptor)
-    found = search.run()
+    result = search.run()
     preemptor.chosen_so_far()
-    if not found:
+    if not result:
         return ()
     trial.become(search.chosen.values())
     if trial.fits():

@@ -113,7 +113,7 @@ class Preemptor:
                 return self._beyond
             others = [name for name in self.cluster.pools if name != own]
             reached = {name: [line for line in lines if line.quota.covers(name)] for name in others}
-            self._beyond = {name: each for name, each in reached.items() if each}
+            self._beyond = {name: item for name, item in reached.items() if item}
         return self._beyond
 
     def is_candidate(self, allocation: Allocation) -> bool:
@@ -163,10 +163,10 @@ class Preemptor:
         if self._where is not None:
             return list(self._where.get(node.position, ()))
         if node.beside:
-            here = [each for each in self.cluster.evictable_on(node) if self._is_candidate(each)]
+            here = [entry for entry in self.cluster.evictable_on(node) if self._is_candidate(entry)]
             return each_once([*here, *self._candidates_beside(node)])
         if self.rights not in ONLY_ABOVE or self.cluster.protecting:
-            return [each for each in self.cluster.evictable_on(node) if self._is_candidate(each)]
+            return [entry for entry in self.cluster.evictable_on(node) if self._is_candidate(entry)]
         result, able = [], dict[str, bool]()
         for item in self.cluster.evictable_on(node):  # the same, with one question for each policy
             policy = item.workload.policy
@@ -186,9 +186,9 @@ class Preemptor:
         """Iterate over the candidates on other nodes of a node's host that hold what it has too little of."""
         shortage = shortage_on(node, self.need) if node.suits(self.need) else None
         for other in node.beside if shortage else ():
-            for each in self.cluster.evictable_on(other):
-                if shortage and shortage.is_held_by(each.need) and self._may_leave(each):
-                    yield each
+            for item in self.cluster.evictable_on(other):
+                if shortage and shortage.is_held_by(item.need) and self._may_leave(item):
+                    yield item
 
     def _may_leave(self, allocation: Allocation) -> bool:
         """Whether an allocation beside the preemptor's nodes may be evicted first."""
@@ -203,7 +203,7 @@ class Preemptor:
         """Return the candidates beside each node of the pool, by its position; computed once."""
         if self._beside is None:
             nodes = [node for node in self.pool.nodes if node.beside] if self.pool.beside else []
-            self._beside = {n.position: found for n in nodes if (found := list(self._candidates_beside(n)))}
+            self._beside = {n.position: result for n in nodes if (result := list(self._candidates_beside(n)))}
         return self._beside
 
     def candidates_beside(self, node: NodeState) -> list[Allocation]:
@@ -215,8 +215,8 @@ class Preemptor:
             for number, allocation in enumerate(self.candidates()):
                 for name in {part.node.node.name for part in allocation.parts}:
                     self._numbered.setdefault(name, []).append((number, allocation))
-        found = dict(each for other in node.beside for each in self._numbered.get(other.node.name, ()))
-        return [found[number] for number in sorted(found)]
+        result = dict(item for other in node.beside for item in self._numbered.get(other.node.name, ()))
+        return [result[number] for number in sorted(result)]
 
     def nodes(self) -> list[NodeState]:
         """Return the nodes with candidates on them, or beside them on the same host, in order."""
@@ -253,7 +253,7 @@ class Preemptor:
         if self._able is None:
             self._able = list(self._candidates())
             if self.pool.beside:
-                beside = [each for found in self._beside_each().values() for each in found]
+                beside = [item for result in self._beside_each().values() for item in result]
                 self._able = each_once([*self._able, *beside])
         return self._able
 
@@ -261,8 +261,8 @@ class Preemptor:
         cluster, pool = self.cluster, self.pool.pool.name
         names = [(pool, n) for n in cluster.lowest_priorities.get(pool, {}) if self.is_candidate_policy(n)]
         light = {name: a for name, a in self._without_gpus().items() if self._frees(a)}
-        for each in (*map(cluster.preemptible.__getitem__, names), light, self._elsewhere()):
-            for running in each.values():
+        for item in (*map(cluster.preemptible.__getitem__, names), light, self._elsewhere()):
+            for running in item.values():
                 planned = running.terminating or running.stuck or running.fresh
                 allocation = cluster.evictable(running) if planned else running
                 if allocation is not None and self._may_evict(allocation):
@@ -443,7 +443,7 @@ class Preemptor:
 
 def each_once(allocations: Iterable[Allocation]) -> list[Allocation]:
     """Return each allocation once, in the order in which they first occur."""
-    return list({each.workload.id: each for each in allocations}.values())
+    return list({item.workload.id: item for item in allocations}.values())
 
 
 def order_of(cluster: Cluster, allocation: Allocation, pool: PoolState) -> Order:

@@ -81,8 +81,8 @@ class Ranking:
         heapq.heapify(result)
         while result:
             preemptor.cluster.pause()
-            least, position = heapq.heappop(result)
-            if best is not None and least > best.key:
+            minimum, position = heapq.heappop(result)
+            if best is not None and minimum > best.key:
                 break
             best = _better(best, self._ranked(preemptor, position))
         return best
@@ -140,7 +140,7 @@ class Ranking:
                 if preemptor.is_candidate_team(bound.only[0]):
                     self._enter(position, *bound.only, None)
                 continue
-            teams = {each.team for each in bound.candidates}
+            teams = {item.team for item in bound.candidates}
             names = {team for team in teams if isinstance(team, str) and preemptor.is_candidate_policy(team)}
             if len(names) > 1 or WITHOUT_GPUS in names:
                 self.mixed.add(position)
@@ -268,12 +268,12 @@ def enough_devices(preemptor: Preemptor, node: NodeState, candidates: Sequence[A
 def _without_share(key: Key) -> Key:
     """Return a key without the policy's share, which moves the keys of all its nodes alike."""
     stops, gpus, withdrawn, protections, many, orders, given = key
-    plain = [tuple((*order[:2], *order[3:]) for order in each) for each in (protections, orders)]
+    plain = [tuple((*order[:2], *order[3:]) for order in item) for item in (protections, orders)]
     return stops, gpus, withdrawn, plain[0], many, plain[1], tuple(given)
 
 
 def _with_share(plain: Key, share: int) -> Key:
     """Return a plain key with its policy's share, as `key` would."""
     stops, gpus, withdrawn, protections, many, orders, given = plain
-    full = [[(*order[:2], -share, *order[2:]) for order in each] for each in (protections, orders)]
+    full = [[(*order[:2], -share, *order[2:]) for order in item] for item in (protections, orders)]
     return stops, gpus, withdrawn, full[0], many, full[1], list(given)

@@ -55,7 +55,7 @@ def returns(preemptor: Preemptor, victims: Victims, parts: tuple[Part, ...], fin
         return "none"
     cluster = preemptor.cluster
     start = cluster.nominate(preemptor.workload, preemptor.need, parts)
-    starts = [each for each in cluster.fresh.values() if each.workload.nomination]
+    starts = [entry for entry in cluster.fresh.values() if entry.workload.nomination]
     again = {victim.allocation.workload.id for victim in victims if replaced(preemptor, victim)}
     result: set[Return] = set()
     for item in returning:
@@ -72,7 +72,7 @@ def _evicts_later(
 ) -> Return:
     """Whether a victim would evict once these starts, and all that terminates now, are as any running work."""
     cluster = preemptor.cluster
-    able = [each for each in starts if not each.workload.non_preemptible]
+    able = [item for item in starts if not item.workload.non_preemptible]
     if not able:
         return "none"
     with cluster.later(able):

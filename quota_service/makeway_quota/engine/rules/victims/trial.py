@@ -91,7 +91,7 @@ class PoolTrial:
         self._change(victim, self.gone.pop(victim.allocation.workload.id), None)
 
     def _change(self, victim: Victim, old: Victim | None, new: Victim | None) -> None:
-        there = [each for node in nodes_of(victim.allocation.parts) for each in node.host]
+        there = [item for node in nodes_of(victim.allocation.parts) for item in node.host]
         nodes = list({node.position: node for node in there if node.pool is self.preemptor.pool}.values())
         self.workers -= sum(map(self._hosted, nodes))
         if old is not None:

@@ -19,9 +19,9 @@ def growth_chart(growth: StorageGrowth) -> Markup | None:
     known = [(at, held) for at, held in enumerate(growth.days) if held is not None]
     if len(known) < 2:
         return None
-    most = max(held for _, held in known)
-    near = growth.limit is not None and most * 2 >= growth.limit
-    top = max(most, growth.limit if near and growth.limit else 0, 1) * 1.05
+    maximum = max(held for _, held in known)
+    near = growth.limit is not None and maximum * 2 >= growth.limit
+    top = max(maximum, growth.limit if near and growth.limit else 0, 1) * 1.05
     last = len(growth.days) - 1
 
     def x(at: int) -> str:

@@ -151,10 +151,10 @@ def _written(kind: Kind, value: Any) -> str | None:
     if value is None:
         return ""
     if kind == "lines" and isinstance(value, dict):
-        lines = [f"{key}: {'' if each is None else each}" for key, each in value.items()]
-        return None if any(_is_nested(each) or "\n" in str(each) for each in value.values()) else "\n".join(lines)
+        lines = [f"{key}: {'' if item is None else item}" for key, item in value.items()]
+        return None if any(_is_nested(item) or "\n" in str(item) for item in value.values()) else "\n".join(lines)
     if kind == "list" and isinstance(value, list):
-        return None if any(_is_nested(each) or "," in str(each) for each in value) else ", ".join(map(str, value))
+        return None if any(_is_nested(item) or "," in str(item) for item in value) else ", ".join(map(str, value))
     if kind in ("lines", "list") or _is_nested(value):
         return None
     if kind != "area" and "\n" in str(value):
@@ -215,8 +215,8 @@ def _typed(kind: Kind, typed: str) -> Any:
 
 def numbers(values: Values, place: str) -> list[int]:
     """Return the numbers of the entries of a list of tables."""
-    found = re.compile(re.escape(place) + r"\.(\d{1,2})\..*")
-    return sorted({int(match[1]) for name in values if (match := found.fullmatch(name))})
+    result = re.compile(re.escape(place) + r"\.(\d{1,2})\..*")
+    return sorted({int(match[1]) for name in values if (match := result.fullmatch(name))})
 
 
 def edited(values: Values, action: str) -> Values:
