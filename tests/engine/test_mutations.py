@@ -112,8 +112,8 @@ EDITS = (
     ),
     Edit(
         "placement/fit.py",
-        "return result if spare.admits(result) else",
-        "return result if True else",
+        "return parts if spare.admits(parts) else",
+        "return parts if True else",
         "work without GPUs that is never evicted leaves CPU to free guaranteed GPUs",
     ),
     Edit(
@@ -130,8 +130,8 @@ EDITS = (
     ),
     Edit(
         "placement/spare.py",
-        "losses = [(item.pool, self._loss(item, many, at), at) for item in node.host for at in self.times]",
-        "losses = [(item.pool, self._loss(item, many, at), at) for item in (node,) for at in self.times]",
+        "losses = [(other.pool, self._loss(other, many, at), at) for other in node.host for at in self.times]",
+        "losses = [(other.pool, self._loss(other, many, at), at) for other in (node,) for at in self.times]",
         "guaranteed GPUs of a machine's other pools keep their CPU",
     ),
     Edit(
@@ -277,7 +277,7 @@ EDITS = (
     ),
     Edit(
         "rules/victims/preemptor.py",
-        "self._beyond = {name: item for name, item in reached.items() if item}",
+        "self._beyond = {name: covering for name, covering in reached.items() if covering}",
         "self._beyond = {}",
         "a limit may be in the way by what runs in another pool",
     ),
@@ -337,8 +337,8 @@ EDITS = (
     ),
     Edit(
         "cycle/sparing.py",
-        "if entry not in spared]",
-        "if entry[0] not in {name for name, _, _ in spared}]",
+        "if eviction not in spared]",
+        "if eviction[0] not in {name for name, _, _ in spared}]",
         "a victim is spared from each eviction that became superfluous",
     ),
     Edit(
@@ -481,7 +481,7 @@ EDITS = (
     ),
     Edit(
         "rules/victims/sets.py",
-        "if len(stay) >= minimum else ()",
+        "if len(stay) >= min_workers else ()",
         "if stay else ()",
         "no gang goes on with fewer than its least number of workers",
     ),

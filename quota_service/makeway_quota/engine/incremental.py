@@ -87,14 +87,14 @@ class IncrementalEngine:
     def _build_anew(self, snapshot: Snapshot, nodes: Iterable[Node] | None = None) -> None:
         """Rebuild the cluster from a snapshot and the nodes and workloads that are known."""
         cluster = self.cluster
-        result = [state.node for state in cluster.nodes.values()] if nodes is None else nodes
-        self._build(replace(snapshot, nodes=tuple(result), workloads=tuple(cluster.workloads.values())))
+        kept = [state.node for state in cluster.nodes.values()] if nodes is None else nodes
+        self._build(replace(snapshot, nodes=tuple(kept), workloads=tuple(cluster.workloads.values())))
 
     def change(self, workloads: Iterable[Workload], gone: Iterable[str] = ()) -> None:
         """Apply new and changed workloads, and the ids of removed ones."""
-        changed, remaining = list(workloads), list(gone)
-        others = change(self.cluster, changed, remaining)
-        self.queues.change({*(w.id for w in changed), *remaining, *others})
+        changed, removed = list(workloads), list(gone)
+        others = change(self.cluster, changed, removed)
+        self.queues.change({*(w.id for w in changed), *removed, *others})
 
     def plan(self, now: float, why: bool = True) -> Plan:
         """Return the plan for the present state; without `why`, it has no reasons for waiting."""
@@ -117,9 +117,9 @@ class IncrementalEngine:
         if cluster.now < before:  # the clock was set back: what was stuck, or yielded, may not any more
             due.update(cluster.terminating, cluster.yielding)
         node_changes.let_stick(cluster, anew=cluster.now < before)
-        result = [cluster.workloads[name] for name in sorted(due) if name in cluster.workloads]
-        if result:
-            self.change(result)
+        due_workloads = [cluster.workloads[name] for name in sorted(due) if name in cluster.workloads]
+        if due_workloads:
+            self.change(due_workloads)
 
     def in_quota(self, workload: Workload) -> bool:
         """Whether a workload would be within the reservation in one of its pools now."""

@@ -118,12 +118,12 @@ class PlanBuilder:
         """Return the workloads that replaced a start of a workload in this plan, and those that replaced theirs."""
         if not self.replaced:
             return frozenset()
-        result, following = set[str](), [workload.id]
+        workloads, following = set[str](), [workload.id]
         while following:
-            more = self.replaced.get(following.pop(), set()) - result
-            result |= more
+            more = self.replaced.get(following.pop(), set()) - workloads
+            workloads |= more
             following += more
-        return frozenset(result)
+        return frozenset(workloads)
 
     def evict(self, preemptor: Preemptor, victims: Sequence[Victim]) -> None:
         """Record the victims of a preemptor in this order; the cluster has evicted them already."""
@@ -227,8 +227,8 @@ class PlanBuilder:
     def _write_nominations(self) -> None:
         """Write placement, time and terminating workloads of each nomination."""
         victims: dict[str, list[Allocation]] = {}
-        for item in self.evicted.values():
-            victims.setdefault(item.preemptor, []).append(self.cluster.allocations[item.id])
+        for eviction in self.evicted.values():
+            victims.setdefault(eviction.preemptor, []).append(self.cluster.allocations[eviction.id])
         for move in self.moved.values():
             victims.setdefault(move.preemptor, []).append(self.cluster.allocations[move.id])
         for workload, _ in self.nominated.values():
@@ -243,15 +243,15 @@ class PlanBuilder:
         outliving: list[tuple[NodeState, Terminating]] = []
         for part in parts:
             if part.node.node.terminating:
-                outliving += [(part.node, item) for item in _outliving(self.cluster, part)]
+                outliving += [(part.node, pod) for pod in _outliving(self.cluster, part)]
         if outliving:
-            deadline = max([deadline] + [item.deadline for _, item in outliving])
+            deadline = max([deadline] + [pod.deadline for _, pod in outliving])
         facts: Facts = (Fact("nomination_free_soon", {"needs": amount, "kind": workload.kind}),)
         if ids or outliving:
             values: dict[str, Number] = {"needs": amount, "within": max(0.0, deadline - self.cluster.now)}
             facts = (Fact("reclaiming", values), *[self._victim_fact(id) for id in ids])
         if outliving:
-            pods = dict.fromkeys([(item.workload, node.node.name) for node, item in outliving])
+            pods = dict.fromkeys([(pod.workload, node.node.name) for node, pod in outliving])
             facts += tuple([Fact("by_pod", {"workload": id, "node": name}) for id, name in pods])
         if workload.id in self.cluster.terminating_for:
             late = [a for a in self.cluster.terminating_for[workload.id] if a.stuck]
@@ -286,16 +286,16 @@ class PlanBuilder:
         self, workload: Workload, parts: Sequence[Part], victims: Sequence[Allocation]
     ) -> tuple[list[str], float]:
         """Return the workloads that have to terminate first, and the time by which they are gone."""
-        result = {t.workload.id: t for t in victims}
+        leaving = {t.workload.id: t for t in victims}
         for allocation in self.cluster.terminating_for.get(workload.id, ()):
             if not allocation.stuck:
-                result[allocation.workload.id] = allocation
+                leaving[allocation.workload.id] = allocation
         for part in parts:
             for allocation in part.node.allocations.values():
                 if allocation.terminating and _touches(allocation, part):
-                    result[allocation.workload.id] = allocation
-        ends = [self._gone_by(allocation.workload) for allocation in result.values()]
-        return sorted(result), max(ends, default=self.cluster.now)
+                    leaving[allocation.workload.id] = allocation
+        ends = [self._gone_by(allocation.workload) for allocation in leaving.values()]
+        return sorted(leaving), max(ends, default=self.cluster.now)
 
     def _gone_by(self, victim: Workload) -> float:
         if victim.state == "checkpointing" and victim.deadline is not None:
@@ -371,25 +371,25 @@ def stuck_fact(cluster: ClusterState, allocation: Allocation) -> Fact:
 def stuck_in(cluster: ClusterState, pool: PoolState) -> tuple[Facts, int]:
     """Return what does not end in a pool, and its milli-GPUs: evicted workloads, then what outlived its attempt."""
     late = [a for id in cluster.terminating if (a := cluster.allocations.get(id)) and a.stuck and a.is_in(pool)]
-    result = [stuck_fact(cluster, allocation) for allocation in late]
+    facts = [stuck_fact(cluster, allocation) for allocation in late]
     held = (part for allocation in late for part in allocation.parts_in(pool) if part.node.usable)
     amount = sum(part.milli * len(part.devices) for part in held)
     for name in sorted(cluster.late.nodes):
         state = cluster.nodes[name]
-        for item in state.node.terminating if state.pool is pool and state.usable else ():
-            if item.deadline <= cluster.stuck_before and item.devices:
-                values: dict[str, Number] = {"workload": item.workload, "nodes": (name,)}
-                amount += item.milli * len(item.devices)
-                result.append(Fact("by_stuck", values | {"late": cluster.now - item.deadline}))
-    return tuple(result), amount
+        for pod in state.node.terminating if state.pool is pool and state.usable else ():
+            if pod.deadline <= cluster.stuck_before and pod.devices:
+                values: dict[str, Number] = {"workload": pod.workload, "nodes": (name,)}
+                amount += pod.milli * len(pod.devices)
+                facts.append(Fact("by_stuck", values | {"late": cluster.now - pod.deadline}))
+    return tuple(facts), amount
 
 
 def _outliving(cluster: ClusterState, part: Part) -> list[Terminating]:
     """Return what ended attempts still hold of a part's devices, without what is stuck."""
     node = part.node.node
     devices = {devices_of(node)[at] for at in part.devices}
-    ending = [item for item in node.terminating if item.deadline > cluster.stuck_before]
-    return [item for item in ending if not devices.isdisjoint(item.devices) or not part.devices]
+    ending = [pod for pod in node.terminating if pod.deadline > cluster.stuck_before]
+    return [pod for pod in ending if not devices.isdisjoint(pod.devices) or not part.devices]
 
 
 def _touches(allocation: Allocation, part: Part) -> bool:

@@ -55,8 +55,8 @@ class WhatIf:
     ) -> None:
         """Apply new and changed workloads and nodes, the ids of removed ones, and all else of a snapshot."""
         self.snapshot = replace(snapshot, nodes=(), workloads=())
-        new, remaining, come, away = {w.id: w for w in changed}, set(gone), tuple(nodes), tuple(gone_nodes)
-        touched = self._take(new, remaining)
+        new, removed, come, away = {w.id: w for w in changed}, set(gone), tuple(nodes), tuple(gone_nodes)
+        touched = self._take(new, removed)
         self._nodes.update((node.name, node) for node in come)
         for name in away:
             self._nodes.pop(name, None)
@@ -139,18 +139,18 @@ def _read(cluster: Cluster, request: Workload, plan: Plan, in_quota: bool) -> Of
     """Return the plan's decision for the added workload as an offer; `in_quota` holds if it waits."""
     for start in plan.start:
         if start.id == ASKING:
-            result = _answer(request, start.facts, start.numbers, start.in_quota)
-            return replace(result, code="ready_now", reason="starting", facts=_ready(start))
+            offer = _answer(request, start.facts, start.numbers, start.in_quota)
+            return replace(offer, code="ready_now", reason="starting", facts=_ready(start))
     for refusal in plan.refused:
         if refusal.id == ASKING:
-            result = _answer(request, refusal.facts, refusal.numbers, False)
-            return replace(result, code="refused", reason=refusal.code)
+            offer = _answer(request, refusal.facts, refusal.numbers, False)
+            return replace(offer, code="refused", reason=refusal.code)
     waiting = _waiting(plan, request)
-    result = _answer(request, waiting.facts, waiting.numbers, in_quota)
+    offer = _answer(request, waiting.facts, waiting.numbers, in_quota)
     if waiting.code == "reclaiming":
-        return _reclaiming(cluster, result, plan, waiting)
+        return _reclaiming(cluster, offer, plan, waiting)
     code: Literal["refused", "wait"] = "refused" if waiting.code in ("queue_closed", "too_large") else "wait"
-    return replace(result, code=code, reason=waiting.code)
+    return replace(offer, code=code, reason=waiting.code)
 
 
 def _waiting(plan: Plan, request: Workload) -> Waiting:
@@ -158,21 +158,21 @@ def _waiting(plan: Plan, request: Workload) -> Waiting:
     pending = plan.pending
     if isinstance(pending, Pending):
         return pending.of(request)
-    return next(item for item in pending if item.id == request.id)
+    return next(waiting for waiting in pending if waiting.id == request.id)
 
 
 def _answer(request: Workload, facts: Facts, numbers: Numbers, in_quota: bool) -> Offer:
     return Offer(request.policy, request.profile, "wait", "no_free_gpus", facts, in_quota=in_quota, numbers=numbers)
 
 
-def _reclaiming(cluster: Cluster, result: Offer, plan: Plan, waiting: Waiting) -> Offer:
+def _reclaiming(cluster: Cluster, offer: Offer, plan: Plan, waiting: Waiting) -> Offer:
     wait = max(0.0, (waiting.not_before or cluster.now) - cluster.now)
-    victims = _named(cluster, [item for item in plan.evict if item.preemptor == ASKING])
-    moves = [item for item in plan.move if item.preemptor == ASKING]
+    victims = _named(cluster, [eviction for eviction in plan.evict if eviction.preemptor == ASKING])
+    moves = [move for move in plan.move if move.preemptor == ASKING]
     moved = _named(cluster, moves)
-    smaller = sum(item.rule == "shrink" for item in moves)
+    smaller = sum(move.rule == "shrink" for move in moves)
     return replace(
-        result,
+        offer,
         code="ready_after_reclaim",
         reason="reclaiming",
         facts=_after(victims, len(moved) - smaller, smaller, wait),
@@ -183,8 +183,8 @@ def _reclaiming(cluster: Cluster, result: Offer, plan: Plan, waiting: Waiting) -
 
 
 def _named(cluster: Cluster, terminating: Sequence[Evict | Move]) -> tuple[OfferVictim, ...]:
-    result = [cluster.workloads[item.id] for item in terminating]
-    return tuple(OfferVictim(w.id, w.owner, w.policy, _held(w, cluster.profiles.get(w.profile))) for w in result)
+    workloads = [cluster.workloads[change.id] for change in terminating]
+    return tuple(OfferVictim(w.id, w.owner, w.policy, _held(w, cluster.profiles.get(w.profile))) for w in workloads)
 
 
 def _held(workload: Workload, profile: Profile | None) -> int:

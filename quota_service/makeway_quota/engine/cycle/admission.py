@@ -55,18 +55,18 @@ def start_beside_hold(
     builder: PlanBuilder, queue: Queue, workload: Workload, pool: PoolState, nominated: tuple[Part, ...], over: bool
 ) -> bool:
     """Start a workload if it fits now; over quota, it must not delay the workload that GPUs are held for."""
-    result = builder.holds.get(pool.pool.name)
-    if result is None or result.workload is workload:
+    hold = builder.holds.get(pool.pool.name)
+    if hold is None or hold.workload is workload:
         return try_start(builder, queue, workload, pool, nominated, not over)
-    if not over or result.ends_in_time(workload):
-        with result.in_state(enforced=False):
+    if not over or hold.ends_in_time(workload):
+        with hold.in_state(enforced=False):
             return try_start(builder, queue, workload, pool, nominated, not over)
-    with result.in_state(enforced=True):
-        if result.line_in_the_way(queue) or result.over_capacity(queue):
+    with hold.in_state(enforced=True):
+        if hold.line_in_the_way(queue) or hold.over_capacity(queue):
             return False
         done = try_start(builder, queue, workload, pool, nominated, False)
     if done:
-        result.count(builder.cluster.allocations[workload.id])
+        hold.count(builder.cluster.allocations[workload.id])
     return done
 
 
@@ -158,7 +158,7 @@ def _try_evict(
     if builder.progress.withdrawn_starts >= MAX_WITHDRAWN:
         return False
     cluster = builder.cluster
-    result: tuple[Preemptor, Choice] | None = None
+    fallback: tuple[Preemptor, Choice] | None = None
     replaced_by = builder.replaced_by(workload)
     for pool, rights in ways:
         line = cluster.ledger.over_limit(queue.account, pool.pool.name, queue.total, True)
@@ -170,11 +170,11 @@ def _try_evict(
             _carry_out(builder, queue, preemptor, choice, over)
             return True
         restore_all(preemptor, choice.victims)
-        result = result or (preemptor, choice)
-    if result is None:
+        fallback = fallback or (preemptor, choice)
+    if fallback is None:
         return False
-    evict_all(result[0], result[1].victims)
-    _carry_out(builder, queue, *result, over)
+    evict_all(fallback[0], fallback[1].victims)
+    _carry_out(builder, queue, *fallback, over)
     return True
 
 

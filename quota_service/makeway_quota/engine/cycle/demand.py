@@ -106,9 +106,9 @@ def _leaves_enough(pool: PoolState, need: Need) -> bool:
         return True
     known, useful = pool.pool, 0
     if known.max_nodes:
-        cpu, memory, remaining = known.node_cpu or UNLIMITED, known.node_memory or UNLIMITED, [GPU] * known.node_gpus
-        before = smallest.gpus * hosts(smallest, remaining, len(remaining), cpu, memory)
-        useful = smallest.gpus * hosts(smallest, remaining, len(remaining), cpu - need.cpu, memory - need.memory)
+        cpu, memory, devices = known.node_cpu or UNLIMITED, known.node_memory or UNLIMITED, [GPU] * known.node_gpus
+        before = smallest.gpus * hosts(smallest, devices, len(devices), cpu, memory)
+        useful = smallest.gpus * hosts(smallest, devices, len(devices), cpu - need.cpu, memory - need.memory)
         if before == useful:
             return True
     return surplus(pool, True) + useful >= 0
@@ -169,9 +169,9 @@ class Allowance:
     def _in_quota(self, queue: Queue, pool: str) -> bool:
         """Whether one more of a queue is in quota, what is claimed counted."""
         guarantees = queue.account.guarantees(pool, queue.non_preemptible)
-        for item in guarantees:
-            claimed = self.reserved.get((item.line, item.beyond), (0, 0))[queue.non_preemptible]
-            if item.used(queue.non_preemptible) + claimed + queue.need.total > item.reserved:
+        for guarantee in guarantees:
+            claimed = self.reserved.get((guarantee.line, guarantee.beyond), (0, 0))[queue.non_preemptible]
+            if guarantee.used(queue.non_preemptible) + claimed + queue.need.total > guarantee.reserved:
                 return False
         return bool(guarantees)
 

@@ -45,10 +45,10 @@ def _widen(cluster: Cluster, builder: PlanBuilder, allocation: Allocation) -> bo
     while len(allocation.parts) < allocation.need.workers and allowed(cluster, account, pool, need.gpus):
         if not may_borrow and not cluster.ledger.in_quota(account, pool.pool.name, need.gpus, non_preemptible):
             break
-        result = find(pool, need)
-        if not result:
+        parts = find(pool, need)
+        if not parts:
             break
-        cluster.widen(allocation, result[0]._replace(worker=len(allocation.parts)))
+        cluster.widen(allocation, parts[0]._replace(worker=len(allocation.parts)))
     wider = len(allocation.parts) > allocation.need.min_workers
     if wider:
         builder.widen(allocation)

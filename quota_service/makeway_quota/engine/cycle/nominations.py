@@ -70,7 +70,7 @@ def _start(
         if nomination_outlives_quota(queue, nominated, pool) or guaranteed(cluster, queue, pool)
     ]
     if in_quota:
-        replaces = workload.nomination or any(workload.id in item for item in builder.replaced.values())
+        replaces = workload.nomination or any(workload.id in names for names in builder.replaced.values())
         # over quota elsewhere, what it replaced would replace it in turn
         pools = queue.pools if queue.borrows and not replaces else in_quota
         return not over and any(

@@ -38,8 +38,8 @@ def replace_preemptors(builder: PlanBuilder) -> None:
 
 def _replace(builder: PlanBuilder, victims: dict[str, _Victim], served: Sequence[Allocation]) -> None:
     """Replace the preemptors that are not among the served; an eviction takes the new one's rule, a move keeps its."""
-    ids = {item.workload.id for item in served}
-    for victim in [item for item in victims.values() if item.preemptor not in ids]:
+    ids = {allocation.workload.id for allocation in served}
+    for victim in [v for v in victims.values() if v.preemptor not in ids]:
         preemptor = _new_preemptor(builder.cluster.allocations[victim.id], served)
         facts, numbers = _facts(builder, victim, preemptor), _numbers(victim, preemptor)
         facts = tuple([f for f in facts if f.code != "shares_host" or f.values["pool"] == preemptor.pool.pool.name])
@@ -52,11 +52,11 @@ def _new_preemptor(victim: Allocation, served: Sequence[Allocation]) -> Allocati
     """Return what got a victim's GPUs: on its devices, else on its hosts, else in its pool; the oldest of these."""
     hosts = {node.node.name for part in victim.parts for node in part.node.host}
 
-    def order(item: Allocation) -> tuple[object, ...]:
-        shared = [(a, b) for a in victim.parts for b in item.parts if a.node is b.node]
+    def order(allocation: Allocation) -> tuple[object, ...]:
+        shared = [(a, b) for a in victim.parts for b in allocation.parts if a.node is b.node]
         same = any(not set(a.devices).isdisjoint(b.devices) for a, b in shared)
-        apart = hosts.isdisjoint([part.node.node.name for part in item.parts])
-        return apart and item.pool not in victim.pools, not same, apart, *age(item.workload)
+        apart = hosts.isdisjoint([part.node.node.name for part in allocation.parts])
+        return apart and allocation.pool not in victim.pools, not same, apart, *age(allocation.workload)
 
     return min(served, key=order)
 

@@ -67,7 +67,7 @@ def refuse(cluster: Cluster, builder: PlanBuilder, queue: Queue) -> None:
 
 def _holders(cluster: Cluster, guarantee: Guarantee | None) -> list[tuple[str, int]]:
     """Return the owners that hold guaranteed GPUs and how many, most first."""
-    result: dict[str, int] = {}
+    held: dict[str, int] = {}
     allocations = [*cluster.allocations.values(), *cluster.nominations.values()]
     for allocation in allocations if guarantee else ():
         workload = allocation.workload
@@ -75,8 +75,8 @@ def _holders(cluster: Cluster, guarantee: Guarantee | None) -> list[tuple[str, i
         for pool, amount in allocation.shares or ((allocation.pool, allocation.amount),):
             if workload.non_preemptible and amount and guarantee and guarantee.counts(account, pool.pool.name):
                 name = workload.owner or workload.id
-                result[name] = result.get(name, 0) + amount
-    return sorted(result.items(), key=lambda item: (-item[1], item[0]))
+                held[name] = held.get(name, 0) + amount
+    return sorted(held.items(), key=lambda item: (-item[1], item[0]))
 
 
 def explain(cluster: Cluster, builder: PlanBuilder, waiting: Iterable[Queue]) -> None:
@@ -88,16 +88,16 @@ def explain(cluster: Cluster, builder: PlanBuilder, waiting: Iterable[Queue]) ->
         members = queue.members()
         if queue.number in holds:
             hold = holds[queue.number]
-            members = tuple(item for item in members if item is not hold.workload)
+            members = tuple(workload for workload in members if workload is not hold.workload)
             reason = _deferred(cluster, builder, queue, _reason(cluster, builder, queue, hold), deferrals)
             builder.groups.append(PendingGroup(-queue.number, (hold.workload,), reason))
         if members:
-            result = known.get(queue.reason_class)
-            if result is None:
-                result = known[queue.reason_class] = _reason(cluster, builder, queue)
+            pending_reason = known.get(queue.reason_class)
+            if pending_reason is None:
+                pending_reason = known[queue.reason_class] = _reason(cluster, builder, queue)
             if queue.patient or cluster.protecting:
-                result = _deferred(cluster, builder, queue, result, deferrals)
-            builder.groups.append(PendingGroup(queue.number, members, result))
+                pending_reason = _deferred(cluster, builder, queue, pending_reason, deferrals)
+            builder.groups.append(PendingGroup(queue.number, members, pending_reason))
 
 
 def _deferred(
@@ -171,10 +171,10 @@ def _never_fits(cluster: Cluster, queue: Queue, pool: PoolState) -> Reason | Non
         if pool.nodes and not able:
             fact = Fact("only_jobs", {**_request(queue), "pool": name})
             return Reason("too_large", "place", (fact,), {"needs": from_milli(need.total)})
-        maximum = max((len(node.open) for node in able), default=0)
-        code = "too_large_together" if maximum * GPU >= need.gpus else "too_large"
-        fact = Fact(code, {**_request(queue), "pool": name, "largest_node": maximum})
-        return Reason("too_large", "place", (fact,), {"needs": from_milli(need.total), "largest_node": maximum})
+        largest = max((len(node.open) for node in able), default=0)
+        code = "too_large_together" if largest * GPU >= need.gpus else "too_large"
+        fact = Fact(code, {**_request(queue), "pool": name, "largest_node": largest})
+        return Reason("too_large", "place", (fact,), {"needs": from_milli(need.total), "largest_node": largest})
     if usable < need.min_workers <= every:
         down = sorted(node.node.name for node in pool.nodes if not node.usable)
         fact = Fact("node_failed", {**_request(queue), "pool": name, "nodes": tuple(down)})
@@ -258,8 +258,8 @@ def _beside_guaranteed(cluster: Cluster, queue: Queue, pool: PoolState) -> Reaso
     need = queue.need
     if not _fits(cluster, pool, need, "spare"):
         return None
-    beside = [cluster.pools[item] for item in pool.beside]
-    keeping = [item for item in (pool, *beside) if min(item.guaranteed(), max(item.free, item.future)) > 0]
+    beside = [cluster.pools[other] for other in pool.beside]
+    keeping = [other for other in (pool, *beside) if min(other.guaranteed(), max(other.free, other.future)) > 0]
     pool = next(iter(keeping), pool)
     name = pool.pool.name
     lines = [(account, line) for account in cluster.ledger.accounts.values() for line in account.reserving(name)]
@@ -267,13 +267,13 @@ def _beside_guaranteed(cluster: Cluster, queue: Queue, pool: PoolState) -> Reaso
     smallest = next(filter(None, (pool.smallest(node.node.model) for node in pool.nodes if node.usable)), need)
     kept = from_milli(min(pool.guaranteed(), max(pool.free, pool.future, 0)))
     numbers: dict[str, Number] = {"needs": 0, "kept": kept, "guaranteed_to": tuple(sorted(teams)), "pool": name}
-    item: dict[str, Number] = {
+    per_worker: dict[str, Number] = {
         "each_gpus": from_milli(smallest.gpus),
         "each_cpu": from_milli(smallest.cpu),
         "each_memory": smallest.memory,
     }
-    fact = Fact("beside_guaranteed", {**_request(queue), **numbers, **item})
-    return Reason("held", "guaranteed_gpus", (fact,), {**numbers, **item})
+    fact = Fact("beside_guaranteed", {**_request(queue), **numbers, **per_worker})
+    return Reason("held", "guaranteed_gpus", (fact,), {**numbers, **per_worker})
 
 
 def _static(cluster: Cluster, queue: Queue, pool: PoolState) -> Reason | None:
@@ -300,7 +300,7 @@ def _nominated(cluster: Cluster, queue: Queue, pool: PoolState) -> Reason | None
     need, name = queue.need, pool.pool.name
     names = _nominees(cluster, pool)  # none: the idle GPUs are held for this very workload
     if names and _keeper(cluster, queue, pool) is None and _fits(cluster, pool, need, "open"):
-        idle = sum(remaining for node in pool.nodes if node.usable for remaining in node.open if remaining > 0)
+        idle = sum(milli for node in pool.nodes if node.usable for milli in node.open if milli > 0)
         numbers: dict[str, Number] = {
             "needs": from_milli(need.total),
             "idle": from_milli(idle),
@@ -331,13 +331,13 @@ def _fits(cluster: Cluster, pool: PoolState, need: Need, which: str) -> bool:
 
 
 def _fits_somewhere(pool: PoolState, need: Need, which: str) -> bool:
-    result = 0
+    workers = 0
     for node in _candidates(pool, need, which):
         if not node.suits(need):
             continue
-        remaining = node.open if which == "open" else node.free
+        devices = node.open if which == "open" else node.free
         if which == "first":
-            remaining = pool.first.get(node.position, remaining)
+            devices = pool.first.get(node.position, devices)
         cpu, memory, pods = node.cpu_open, node.memory_open, node.pods_open
         if which == "pods":
             pods = UNLIMITED
@@ -345,8 +345,8 @@ def _fits_somewhere(pool: PoolState, need: Need, which: str) -> bool:
             cpu = memory = pods = UNLIMITED
         elif which == "spare":
             cpu, memory, pods = min(cpu, node.cpu_future), min(memory, node.memory_future), min(pods, node.pods_future)
-        result += hosts(need, remaining, remaining.count(GPU), cpu, memory, pods)
-        if result >= need.min_workers:
+        workers += hosts(need, devices, devices.count(GPU), cpu, memory, pods)
+        if workers >= need.min_workers:
             return True
     return False
 
@@ -387,13 +387,13 @@ def _not_there(cluster: Cluster, builder: PlanBuilder, queue: Queue, pool: PoolS
         return Reason(
             "no_free_gpus", "place", (Fact("no_free_gpus", values), *_no_victims(cluster, queue, pool)), numbers
         )
-    maximum = max((size for size, bucket in enumerate(buckets) if bucket), default=0)
+    largest = max((size for size, bucket in enumerate(buckets) if bucket), default=0)
     code = "fragmented"
-    if maximum * GPU >= need.gpus:
+    if largest * GPU >= need.gpus:
         code = "no_free_pods" if full else "fragmented_blocks" if need.min_workers > 1 else "no_cpu_or_memory"
-    fact = Fact(code, {**values, "most_on_a_node": maximum, "nodes": full})
+    fact = Fact(code, {**values, "most_on_a_node": largest, "nodes": full})
     facts = (fact, *(() if code == "fragmented" else beside), *_no_victims(cluster, queue, pool))
-    return Reason("fragmented", "place", facts, {**numbers, "most_on_a_node": maximum})
+    return Reason("fragmented", "place", facts, {**numbers, "most_on_a_node": largest})
 
 
 def _beside(cluster: Cluster, pool: PoolState) -> Facts:

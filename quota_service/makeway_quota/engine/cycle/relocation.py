@@ -34,10 +34,10 @@ def relocate(builder: PlanBuilder, queues: PendingQueues) -> bool:
     able = [(queue, workload) for queue, workload in able if queue.total and (builder.started or _has_space(queue))]
     waiting = [(queue, workload) for queue, workload in able if cannot_start_at_all(cluster, workload) is None]
     waiting.sort(key=lambda item: _place_in_order(cluster, *item))
-    preemptors = {entry.preemptor for entry in builder.evicted.values()}
-    preemptors |= {entry.preemptor for entry in builder.moved.values()}
-    result = [workload for queue, workload in waiting if _relocated(builder, queue, workload, preemptors)]
-    return bool(result)
+    preemptors = {eviction.preemptor for eviction in builder.evicted.values()}
+    preemptors |= {move.preemptor for move in builder.moved.values()}
+    relocated = [workload for queue, workload in waiting if _relocated(builder, queue, workload, preemptors)]
+    return bool(relocated)
 
 
 def _has_space(queue: Queue) -> bool:
@@ -162,7 +162,7 @@ def _later_starts(
     while able and room_without(able):
         withdrawn = list(able)
         for start in able:
-            fewer = [entry for entry in withdrawn if entry is not start]
+            fewer = [other for other in withdrawn if other is not start]
             if fewer and room_without(fewer):
                 withdrawn = fewer
         parts = room_without(withdrawn)

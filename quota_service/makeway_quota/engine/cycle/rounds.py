@@ -142,10 +142,10 @@ def _hold_for_the_starving(cluster: Cluster, builder: PlanBuilder, waiting: list
         if any(_started_late(cluster, builder, queue, workload, pool) for pool in pools):
             queue.pop(workload)
             continue
-        result = next((result for pool in pools if (result := hold(cluster, queue, workload, pool))), None)
-        if result is not None:
-            result.enforce()
-            builder.holds[result.pool.pool.name] = result
+        new_hold = next((new_hold for pool in pools if (new_hold := hold(cluster, queue, workload, pool))), None)
+        if new_hold is not None:
+            new_hold.enforce()
+            builder.holds[new_hold.pool.pool.name] = new_hold
 
 
 def _started_late(cluster: Cluster, builder: PlanBuilder, queue: Queue, workload: Workload, pool: PoolState) -> bool:

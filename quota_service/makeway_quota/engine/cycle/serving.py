@@ -76,9 +76,9 @@ def serve(
             builder.lowered.append((queue.account, workload.owner))
         _queue_again(heads, builder, waiting)
         if out and builder.progress.releases != releases:
-            for item in out:  # these queues may have room now; one that came before this turn gets it in the next round
-                if (number := heads.pool_after(item, turn)) is not None:
-                    heads.enter(item, number)
+            for other in out:  # these may have room now; one that came before this turn gets it in the next round
+                if (number := heads.pool_after(other, turn)) is not None:
+                    heads.enter(other, number)
             out = []
 
 
@@ -88,7 +88,7 @@ def _queue_again(heads: QueueHeads, builder: PlanBuilder, waiting: list[Queue]) 
         heads.lower(*builder.lowered.pop())
     while builder.returned:
         back, owner = builder.returned.pop()
-        if any(item is back for item in waiting):
+        if any(queue is back for queue in waiting):
             heads.enter_again(back, owner)
 
 
@@ -110,19 +110,19 @@ def _split(
     cluster: Cluster, waiting: list[Queue], unschedulable: Unschedulable | None
 ) -> tuple[list[Queue], list[Queue]]:
     """Return the queues of a class that may start or evict, and (over quota) those without room yet."""
-    result: list[Queue] = []
+    able: list[Queue] = []
     out: list[Queue] = []
     if unschedulable is not None:
         for queue in waiting:
             if queue.nominated or queue.borrows:
-                (out if unschedulable(queue) else result).append(queue)
-        return result, out
+                (out if unschedulable(queue) else able).append(queue)
+        return able, out
     # These use less of a reservation once a nomination of theirs starts in another pool.
     easing = {level for queue in waiting if queue.nominated for level in queue.account.chain}
     for queue in waiting:
         if queue.nominated or queue.in_quota_somewhere() or (easing and not easing.isdisjoint(queue.account.chain)):
-            result.append(queue)
-    return result, out
+            able.append(queue)
+    return able, out
 
 
 def _pop(heads: QueueHeads, queue: Queue, workload: Workload) -> None:
@@ -137,14 +137,14 @@ def _try_reclaim(builder: PlanBuilder, queue: Queue, workload: Workload, pools: 
     """
     if not queue.total or queue.patient or (over and not _may_evict(builder.cluster, queue, pools)):
         return False
-    result = [builder.holds[pool.pool.name] for pool in pools if over and pool.pool.name in builder.holds]
-    mine = [item for item in result if item.workload is workload]
-    open_to_all = [pool for pool in pools if not any(item.pool is pool for item in result)]
+    holds = [builder.holds[pool.pool.name] for pool in pools if over and pool.pool.name in builder.holds]
+    mine = [hold for hold in holds if hold.workload is workload]
+    open_to_all = [pool for pool in pools if not any(hold.pool is pool for hold in holds)]
     if try_reclaim(builder, queue, workload, open_to_all, over):
         return True
-    for item in mine:
-        with item.in_state(enforced=False):
-            if try_reclaim(builder, queue, workload, [item.pool], over):
+    for hold in mine:
+        with hold.in_state(enforced=False):
+            if try_reclaim(builder, queue, workload, [hold.pool], over):
                 return True
     return False
 

@@ -36,9 +36,9 @@ Eviction = tuple[str, str, int]
 def spare(builder: PlanBuilder, spared: set[Eviction]) -> bool:
     """Spare each victim of the plan that no nomination needs, once from each eviction; return whether any was."""
     cluster = builder.cluster
-    result = [(entry.id, entry.preemptor, 0) for entry in builder.evicted.values()]
-    result += [(move.id, move.preemptor, len(move.to)) for move in builder.moved.values()]
-    victims = [(cluster.allocations[entry[0]], entry) for entry in result if entry not in spared]
+    evictions = [(eviction.id, eviction.preemptor, 0) for eviction in builder.evicted.values()]
+    evictions += [(move.id, move.preemptor, len(move.to)) for move in builder.moved.values()]
+    victims = [(cluster.allocations[eviction[0]], eviction) for eviction in evictions if eviction not in spared]
     able = [(victim, eviction) for victim, eviction in victims if _could_stay(builder, victim)]
     able.sort(key=lambda item: order_of(cluster, item[0], item[0].pool), reverse=True)
     before = len(spared)
@@ -124,7 +124,7 @@ class _Known:
         pools = set(self.cluster.with_beside(victim.pools))
         if sum(self._by_pool.get(pool.pool.name, 0) for pool in pools) > _MAX_REPLACED:
             return []
-        return [item for item in self.all if item[2][0].node.pool in pools]
+        return [nomination for nomination in self.all if nomination[2][0].node.pool in pools]
 
 
 def _spared(known: _Known, victim: Allocation) -> bool:
@@ -151,22 +151,22 @@ def _with_one_more_worker(known: _Known, victim: Allocation, kept: tuple[Part, .
     """Keep one more worker of a gang that shrinks, the lowest number first; return whether one could be kept."""
     cluster, kept_on = known.cluster, {part.worker for part in kept}
     able = sorted((part for part in victim.parts if stays(victim, part)), key=lambda part: part.worker)
-    result = False
-    for item in able:
-        more = tuple(part for part in able if part is item or part.worker in kept_on)
-        if item.worker in kept_on or len(more) == len(victim.parts):
+    kept_any = False
+    for candidate in able:
+        more = tuple(part for part in able if part is candidate or part.worker in kept_on)
+        if candidate.worker in kept_on or len(more) == len(victim.parts):
             continue
         cluster.shrink(victim.workload, victim.need, more)
         if _try(known, victim):
             known.stale = True
-            kept_on.add(item.worker)
-            result = True
+            kept_on.add(candidate.worker)
+            kept_any = True
         cluster.withdraw_nomination(victim.workload)
     parts = tuple(part for part in able if part.worker in kept_on)
     cluster.shrink(victim.workload, victim.need, parts)
-    if result:
+    if kept_any:
         known.builder.keep_workers(victim, parts)
-    return result
+    return kept_any
 
 
 @dataclass(slots=True)
@@ -290,7 +290,7 @@ def _overbooked(builder: PlanBuilder, victim: Allocation) -> bool:
         devices = {at for at in part.devices if future[at] < 0}
         if not (lacks_cpu or lacks_memory or lacks_pods or devices):
             continue
-        for other, need in chain.from_iterable(_planned_on(builder, item) for item in node.host):
+        for other, need in chain.from_iterable(_planned_on(builder, host_node) for host_node in node.host):
             if lacks_pods or (lacks_cpu and need.cpu) or (lacks_memory and need.memory):
                 return True
             if other.node is node and not devices.isdisjoint(other.devices):
@@ -328,5 +328,5 @@ def _exceeds(cluster: Cluster, victim: Allocation) -> bool:
 def _nominations(builder: PlanBuilder) -> list[_Nomination]:
     """Return the nominations of this plan, in the order of the decisions."""
     nominations = builder.cluster.nominations
-    item = [(*result, nominations[name].parts) for name, result in builder.nominated.items() if name in nominations]
-    return [one for one in item if not one[0].nomination or placement_of(one[2]) != one[0].nomination]
+    planned = [(*served, nominations[name].parts) for name, served in builder.nominated.items() if name in nominations]
+    return [n for n in planned if not n[0].nomination or placement_of(n[2]) != n[0].nomination]

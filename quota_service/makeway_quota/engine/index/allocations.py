@@ -260,7 +260,7 @@ def note_outlived(cluster: ClusterState, node: Node, there: bool = True) -> None
     cluster.late.nodes.discard(node.name)
     if there and node.terminating:
         cluster.late.nodes.add(node.name)
-        for deadline in {item.deadline for item in node.terminating if item.deadline > cluster.stuck_before}:
+        for deadline in {pod.deadline for pod in node.terminating if pod.deadline > cluster.stuck_before}:
             heappush(cluster.late.nodes_at, (deadline + cluster.settings.stuck_after, node.name))
 
 

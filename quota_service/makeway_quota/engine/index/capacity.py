@@ -71,35 +71,35 @@ class CapacityCache:
         """Return the forecast for a need in a pool, up to `latest`."""
         asked = (pool.pool.name, need, latest)
         known = self._forecasts.pop(asked, None)
-        result = known[1] if known is not None else OpeningForecast(pool, need, latest)
-        self._forecasts[asked] = self.decisions, result
+        forecast = known[1] if known is not None else OpeningForecast(pool, need, latest)
+        self._forecasts[asked] = self.decisions, forecast
         if known is None and len(self._forecasts) > max(_MIN_KEPT, _MAX_ROWS // (len(pool.nodes) + 1)):
             del self._forecasts[next(iter(self._forecasts))]
-        return result
+        return forecast
 
     def capacity(self, pool: PoolState, need: Need) -> PoolCapacity:
         """Return how many workers a pool would host, were it empty."""
         asked = (pool.pool.name, need)
-        result = self._capacities.get(asked)
-        if result is None:
+        pool_capacity = self._capacities.get(asked)
+        if pool_capacity is None:
             if len(self._capacities) >= _MAX_COUNTS:
                 self._capacities.clear()
-            result = self._capacities[asked] = PoolCapacity()
+            pool_capacity = self._capacities[asked] = PoolCapacity()
             for node in pool.nodes:
-                _count_capacity(result, node, need, 1)
-        return result
+                _count_capacity(pool_capacity, node, need, 1)
+        return pool_capacity
 
     def emptied(self, pool: PoolState, need: Need) -> EmptiedPool:
         """Return how many workers each node of a pool would host once all its work is gone."""
         asked = (pool.pool.name, need)
-        result = self._emptied.get(asked)
-        if result is None:
+        emptied_pool = self._emptied.get(asked)
+        if emptied_pool is None:
             if len(self._emptied) * (len(pool.nodes) + 1) >= _MAX_ROWS:
                 self._emptied.clear()
-            result = self._emptied[asked] = EmptiedPool()
+            emptied_pool = self._emptied[asked] = EmptiedPool()
             for node in pool.nodes:
-                _count_emptied(result, node, need, 1)
-        return result
+                _count_emptied(emptied_pool, node, need, 1)
+        return emptied_pool
 
     def add(self, node: NodeState) -> None:
         """Add a node that joined its pool, or whose change is complete."""
@@ -111,9 +111,9 @@ class CapacityCache:
 
     def forget(self, node: NodeState) -> None:
         """Drop a node from the forecasts: it has left its pool for good."""
-        for (name, _, _), (_, result) in self._forecasts.items():
+        for (name, _, _), (_, forecast) in self._forecasts.items():
             if name == node.pool.pool.name:
-                result.forget(node.node.name)
+                forecast.forget(node.node.name)
 
     def _count(self, node: NodeState, sign: int) -> None:
         for need, known in _of(self._capacities, node):
@@ -159,31 +159,31 @@ def hosts_emptied(node: NodeState, need: Need, nominated: Iterable[tuple[Part, N
     if not node.suits(need):
         return 0
     room = emptied(node)
-    remaining, cpu, memory, pods = list(room.devices), room.cpu, room.memory, free_pods(node.node)
+    devices, cpu, memory, pods = list(room.devices), room.cpu, room.memory, free_pods(node.node)
     for part, other in nominated:
         for at in part.devices:
-            remaining[at] -= part.milli
+            devices[at] -= part.milli
         cpu, memory, pods = cpu - other.cpu, memory - other.memory, pods - 1
-    return min(need.min_workers, hosts(need, remaining, remaining.count(GPU), cpu, memory, pods))
+    return min(need.min_workers, hosts(need, devices, devices.count(GPU), cpu, memory, pods))
 
 
 def _of(kept: dict[tuple[str, Need], T], node: NodeState) -> Iterator[tuple[Need, T]]:
     pool = node.pool.pool.name
-    return ((need, item) for (name, need), item in kept.items() if name == pool)
+    return ((need, counted) for (name, need), counted in kept.items() if name == pool)
 
 
-def _count_capacity(result: PoolCapacity, node: NodeState, need: Need, sign: int) -> None:
+def _count_capacity(pool_capacity: PoolCapacity, node: NodeState, need: Need, sign: int) -> None:
     workers = sign * min(capacity(node, need), need.min_workers)
-    result.every += workers
-    result.up += workers if node.usable else 0
+    pool_capacity.every += workers
+    pool_capacity.up += workers if node.usable else 0
 
 
-def _count_emptied(result: EmptiedPool, node: NodeState, need: Need, sign: int) -> None:
+def _count_emptied(emptied_pool: EmptiedPool, node: NodeState, need: Need, sign: int) -> None:
     name = node.node.name
     workers = hosts_emptied(node, need, ())
-    result.total += sign * workers
-    result.vague += sign * bool(node.node.foreign_gpus)
+    emptied_pool.total += sign * workers
+    emptied_pool.vague += sign * bool(node.node.foreign_gpus)
     if sign > 0:
-        result.workers[name] = workers
+        emptied_pool.workers[name] = workers
     else:
-        del result.workers[name]
+        del emptied_pool.workers[name]

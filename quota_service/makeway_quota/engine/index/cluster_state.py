@@ -139,8 +139,8 @@ class ClusterState:
 
     def account(self, workload: Workload) -> Account:
         """Return the account that a workload counts on."""
-        result = self.ledger.accounts.get(workload.policy)
-        return result if result is not None else self.ledger.account(workload.policy)
+        account = self.ledger.accounts.get(workload.policy)
+        return account if account is not None else self.ledger.account(workload.policy)
 
     def pools_of(self, workload: Workload) -> tuple[PoolState, ...]:
         """List the pools a workload may use, first choice first."""
@@ -193,23 +193,23 @@ class ClusterState:
     def evictable_on(self, node: NodeState) -> list[Allocation]:
         """Return what of the allocations on a node can be evicted there."""
         result = []
-        for item in node.allocations.values():
-            if item.terminating or item.stuck:
-                kept = self.shrunk.get(item.workload.id) if self.shrunk else None
+        for allocation in node.allocations.values():
+            if allocation.terminating or allocation.stuck:
+                kept = self.shrunk.get(allocation.workload.id) if self.shrunk else None
                 if kept is None or not any(part.node is node for part in kept.parts):
                     continue
-                item = kept
-            elif item.fresh and self.evictable(item) is None:
+                allocation = kept
+            elif allocation.fresh and self.evictable(allocation) is None:
                 continue
-            result.append(item)
+            result.append(allocation)
         return result
 
     def less_than(self, pool: PoolState, policy: str, priority: int) -> Iterator[Allocation]:
         """List what a policy's preemptible work of a lower priority in a pool has that can be evicted."""
         for allocation in self.preemptible.get((pool.pool.name, policy), {}).values():
-            result = self.evictable(allocation)
-            if result is not None and self.is_below(allocation.workload, priority):
-                yield result
+            victim = self.evictable(allocation)
+            if victim is not None and self.is_below(allocation.workload, priority):
+                yield victim
 
     def reach(self, account: Account, pools: Iterable[PoolState]) -> Iterable[PoolState]:
         """Return the pools with candidates for work in these pools: all, where a limit may be in the way."""
@@ -233,8 +233,8 @@ class ClusterState:
             return False
         if self._protection_at is not None:
             return self.protected_until(workload) > self._protection_at
-        minimum = self.profiles[workload.profile].min_runtime
-        return workload.started_at is None or self.now - workload.started_at < minimum
+        min_runtime = self.profiles[workload.profile].min_runtime
+        return workload.started_at is None or self.now - workload.started_at < min_runtime
 
     def protected_until(self, workload: Workload) -> float:
         """Return when a workload is as old as the `min_runtime` of its profile."""
@@ -367,11 +367,11 @@ class ClusterState:
     @contextmanager
     def later(self, starts: Iterable[Allocation]) -> Iterator[None]:
         """Treat starts of this plan, and nominations, as work that runs already, within a block."""
-        item = list(starts)
-        for start in item:
+        turned = list(starts)
+        for start in turned:
             self._turn(start, 1)
         yield
-        for start in item:
+        for start in turned:
             self._turn(start, -1)
 
     def _turn(self, start: Allocation, sign: int) -> None:
@@ -476,7 +476,7 @@ class ClusterState:
         for state, part in allocation.shares or ((allocation.pool, allocation.amount),):
             pool = state.pool.name
             if allocation.shares:  # all of it starts, ends or terminates at once
-                now, terminating, nominated = (item * part // max(1, allocation.amount) for item in amounts)
+                now, terminating, nominated = (amount * part // max(1, allocation.amount) for amount in amounts)
             self.ledger.record(
                 account,
                 pool,

@@ -19,7 +19,7 @@ def hosts(need: Need, devices: Sequence[int], whole: int, cpu: int, memory: int,
     if need.gpus >= GPU:
         count = whole // need.whole
     elif need.gpus:
-        count = sum(remaining // need.gpus for remaining in devices if remaining > 0)
+        count = sum(free // need.gpus for free in devices if free > 0)
     else:
         count = UNLIMITED
     if need.cpu and count * need.cpu > cpu:

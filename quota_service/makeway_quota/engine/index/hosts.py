@@ -31,7 +31,7 @@ def share_with(node: NodeState, others: Iterable[NodeState]) -> None:
 def part_from(node: NodeState) -> None:
     """Return what a node takes to the other nodes of its host, and have it share nothing any more."""
     for other in node.beside:
-        other.beside = tuple([item for item in other.beside if item is not node])
+        other.beside = tuple([neighbour for neighbour in other.beside if neighbour is not node])
         _count_pair(node, other, -1)
         subtract(other, node.own, -1)
     node.beside = ()
@@ -70,8 +70,8 @@ def shortage_on(node: NodeState, need: Need, returned: Sequence[Need] = ()) -> S
     by_devices = devices // need.whole if need.whole else devices * (GPU // max(1, need.gpus))
     many = min(need.min_workers, by_devices)
     cpu, memory, pods = node.cpu_future, node.memory_future, node.pods_future - len(returned)
-    for item in returned:
-        cpu, memory = cpu - item.cpu, memory - item.memory
+    for other in returned:
+        cpu, memory = cpu - other.cpu, memory - other.memory
     result = Shortage(cpu < many * need.cpu, memory < many * need.memory, pods < many)
     return result if True in result else None
 

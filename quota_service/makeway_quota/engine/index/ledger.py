@@ -168,10 +168,10 @@ class Account:
     @cached_property
     def below(self) -> tuple[Account, ...]:
         """Return the account and all accounts below it."""
-        result = [self]
-        for account in result:
-            result += [child for child in account.children if child not in result]
-        return tuple(result)
+        accounts = [self]
+        for account in accounts:
+            accounts += [child for child in account.children if child not in accounts]
+        return tuple(accounts)
 
     def guarantees(self, pool: str, non_preemptible: bool) -> tuple[Guarantee, ...]:
         """Return all that work in `pool` must stay within to be in quota; none: nothing is reserved.
@@ -181,17 +181,17 @@ class Account:
         """
         known = self._guarantees[non_preemptible].get(pool)
         if known is None:
-            result: list[Guarantee] = []
+            guarantees: list[Guarantee] = []
             own = False
             nearest = self.guarantor(pool)
             for level in self.chain if non_preemptible else () if nearest is None else (nearest,):
                 for line in level.reserving(pool):
-                    result.append(Guarantee(line, line.quota.reserved))
+                    guarantees.append(Guarantee(line, line.quota.reserved))
                     promised = 0 if own else level.promised(line.quota)
                     if promised and non_preemptible:
-                        result.append(Guarantee(line, max(0, line.quota.reserved - promised), True))
+                        guarantees.append(Guarantee(line, max(0, line.quota.reserved - promised), True))
                 own = own or bool(level.reserving(pool))
-            known = self._guarantees[non_preemptible][pool] = tuple(result)
+            known = self._guarantees[non_preemptible][pool] = tuple(guarantees)
         return known
 
     def promised(self, quota: QuotaLine) -> int:
@@ -234,7 +234,7 @@ class Account:
         """
         known = self._unreserved[non_preemptible].get(pool)
         if known is None:
-            rest = [item.reserved - item.used(non_preemptible) for item in self.guarantees(pool, non_preemptible)]
+            rest = [g.reserved - g.used(non_preemptible) for g in self.guarantees(pool, non_preemptible)]
             known = self._unreserved[non_preemptible][pool] = min(rest, default=-1)
         return known
 
@@ -306,8 +306,8 @@ class Ledger:
         later = now - terminating + nominated
         if later:
             self.changed.append(account)
-        for item in self.affected(account):
-            item.forget()
+        for affected in self.affected(account):
+            affected.forget()
         if self.nested:
             taken, guaranteed = account.own.get(pool, (0, 0))
             more = now + nominated - _counted_twice(sum([n for name, n in moving if name == pool]), nominated)
@@ -388,9 +388,9 @@ class Ledger:
         """Return the milli-GPUs of a pool that reservations guarantee beyond what is used of them, now and later."""
         lines = ((account, account.reserving(pool)) for account in self.accounts.values())
         rest = {
-            account: min(line.quota.reserved - max(line.now, line.future) for line in item)
-            for account, item in lines
-            if item
+            account: min(line.quota.reserved - max(line.now, line.future) for line in reserving)
+            for account, reserving in lines
+            if reserving
         }
         return together({account: amount for account, amount in rest.items() if amount > 0})
 

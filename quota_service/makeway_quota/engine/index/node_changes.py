@@ -55,7 +55,7 @@ def _renew(cluster: Cluster, state: NodeState, node: Node) -> None:
 
 def _add(cluster: Cluster, node: Node) -> set[str]:
     pool = cluster.pools[node.pool]
-    at = bisect_left(pool.nodes, node.name, key=lambda item: item.node.name)
+    at = bisect_left(pool.nodes, node.name, key=lambda state: state.node.name)
     state = NodeState(node, pool, at, cluster.stuck_before)
     note_outlived(cluster, node)
 

@@ -83,8 +83,8 @@ class NodeState:
         self.pool.limits_pods |= bool(node.pods)
         self.pool.limits_sessions |= not node.sessions
         self.future = list(self.open)
-        for item in node.terminating:
-            self._hold(item, item.deadline <= stuck_before)
+        for pod in node.terminating:
+            self._hold(pod, pod.deadline <= stuck_before)
         self.free = list(self.open)  # what is open is never more than the future here
         self.whole_free, self.whole_future = self.free.count(GPU), self.future.count(GPU)
         self.allocations.clear()
@@ -129,7 +129,7 @@ class NodeState:
 
     def future_sum(self) -> int:
         """Return the milli-GPUs that will be free; what an overfull node lacks is not taken off the other nodes'."""
-        return sum([remaining for remaining in self.future if remaining > 0]) if self.overfull else sum(self.future)
+        return sum([milli for milli in self.future if milli > 0]) if self.overfull else sum(self.future)
 
     def shift(self, part: Part, need: Need, now: int, later: int, for_a_while: bool = False) -> None:
         """Add `now` times the part to what is open and `later` times to the future (each -1, 0 or 1).
@@ -174,7 +174,7 @@ class NodeState:
         """Note whether more is held than the node shows; only while it is `inadmissible` and nothing is nominated."""
         self.overfull = bool(self.guessed) and min(self.open, default=0) < 0
         if self.overfull:
-            self.free = [max(0, remaining) for remaining in self.free]
+            self.free = [max(0, milli) for milli in self.free]
 
     def suits(self, need: Need) -> bool:
         """Whether workers of this request may run on the node at all."""

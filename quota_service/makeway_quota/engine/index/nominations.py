@@ -46,7 +46,7 @@ def _is_back_soon(cluster: ClusterState, part: Part) -> bool:
     here = part.node.allocations.values()
     terminating = {at for a in here if a.terminating for p in a.parts if p.node is part.node for at in p.devices}
     devices = devices_of(node)
-    held = {d for item in node.terminating if item.deadline > cluster.stuck_before for d in item.devices}
+    held = {d for pod in node.terminating if pod.deadline > cluster.stuck_before for d in pod.devices}
     return not terminating.isdisjoint(part.devices) or any(devices[at] in held for at in part.devices)
 
 

@@ -42,14 +42,14 @@ class Opening(NamedTuple):
 
 def openings(node: NodeState, need: Need, now: float, allocations: Allocations, before: When) -> Iterator[Opening]:
     """List the moments before `before` at which a node can host more workers, up to the least that is needed."""
-    remaining, whole, cpu, memory = list(node.future), node.whole_future, node.cpu_future, node.memory_future
+    devices, whole, cpu, memory = list(node.future), node.whole_future, node.cpu_future, node.memory_future
     pods = node.pods_future
-    many = hosts(need, remaining, whole, cpu, memory, pods)
+    many = hosts(need, devices, whole, cpu, memory, pods)
     if many:
         when = now
         if node.workers(need, False) < many:
             ends = [end or UNKNOWN for allocation, end in allocations if allocation.terminating]
-            when = max(ends + [item.deadline for item in node.node.terminating], default=now)
+            when = max(ends + [pod.deadline for pod in node.node.terminating], default=now)
         if (when, 0, 0) < before:
             yield Opening((when, 0, 0), node, min(many, need.min_workers), whole, cpu, memory)
     if many >= need.min_workers:
@@ -60,12 +60,12 @@ def openings(node: NodeState, need: Need, now: float, allocations: Allocations, 
         for part in allocation.parts:
             if part.node is node:
                 for at in part.devices:
-                    remaining[at] += part.milli
-                    whole += remaining[at] == GPU
+                    devices[at] += part.milli
+                    whole += devices[at] == GPU
                 cpu += allocation.need.cpu
                 memory += allocation.need.memory
                 pods += 1
-        more = hosts(need, remaining, whole, cpu, memory, pods)
+        more = hosts(need, devices, whole, cpu, memory, pods)
         if more > many:
             many = more
             yield Opening(moment, node, min(many, need.min_workers), whole, cpu, memory)
@@ -92,13 +92,13 @@ def _leaving_order(allocations: Allocations, now: float) -> Iterator[tuple[When,
         yield (UNKNOWN, non_preemptible, preemptible), allocation
 
 
-def _without_spare(chosen: list[Opening], minimum: int) -> list[Opening]:
+def _without_spare(chosen: list[Opening], min_workers: int) -> list[Opening]:
     """Leave out the nodes that are not needed, those with the fewest workers first."""
-    spare = sum(entry.workers for entry in chosen) - minimum
-    for item in sorted(chosen, key=lambda o: (o.workers, -o.node.position)):
-        if item.workers <= spare:
-            spare -= item.workers
-            chosen.remove(item)
+    spare = sum(opening.workers for opening in chosen) - min_workers
+    for opening in sorted(chosen, key=lambda o: (o.workers, -o.node.position)):
+        if opening.workers <= spare:
+            spare -= opening.workers
+            chosen.remove(opening)
     return chosen
 
 
@@ -127,23 +127,23 @@ class OpeningForecast:
 
     def when(self, now: float, ends: Ends) -> float | None:
         """Return the time of the first room for all workers; None if there is some now, or if it is not known."""
-        result = self.room(now, ends)
-        return result[0][0] if result and now < result[0][0] < UNKNOWN else None
+        first = self.room(now, ends)
+        return first[0][0] if first and now < first[0][0] < UNKNOWN else None
 
     def room(self, now: float, ends: Ends) -> tuple[When, list[Opening]] | None:
         """Return when the pool first has room for all the workers, and on which nodes; None if it never will."""
         self._catch_up(now, ends)
-        minimum, total = self.need.min_workers, 0
+        min_workers, total = self.need.min_workers, 0
         chosen: dict[str, Opening] = {}
         for (when, non_preemptible, preemptible), _, name, workers in self._order:
             opening = self._openings[name][workers]
             moment = (max(when, now), non_preemptible, preemptible)
-            if workers >= minimum:
+            if workers >= min_workers:
                 return moment, [opening]
             total += workers - (chosen[name].workers if name in chosen else 0)
             chosen[name] = opening
-            if total >= minimum:
-                return moment, _without_spare(list(chosen.values()), minimum)
+            if total >= min_workers:
+                return moment, _without_spare(list(chosen.values()), min_workers)
         return None
 
     def ever(self, now: float, ends: Ends) -> bool:
@@ -199,14 +199,14 @@ class OpeningForecast:
         allocations = [(allocation, ends(allocation)) for allocation in node.allocations.values()]
         stands = min([end for _, end in allocations if end is not None and end > now], default=UNKNOWN)
         if node.node.terminating:
-            stands = min([stands] + [item.deadline for item in node.node.terminating if item.deadline > now])
+            stands = min([stands] + [pod.deadline for pod in node.node.terminating if pod.deadline > now])
         before = self._stands.get(name)
         self._stands[name] = stands, node
         if stands < UNKNOWN and (before is None or before[0] != stands):
             self._note(stands, name)
-        result = list(openings(node, need, now, allocations, self.latest)) if node.suits(need) else []
-        self._openings[name] = {opening.workers: opening for opening in result}
-        in_the_end = result[-1].workers if result else 0
+        on_node = list(openings(node, need, now, allocations, self.latest)) if node.suits(need) else []
+        self._openings[name] = {opening.workers: opening for opening in on_node}
+        in_the_end = on_node[-1].workers if on_node else 0
         self._total += in_the_end - self._in_the_end.get(name, 0)
         self._in_the_end[name] = in_the_end
         return [
@@ -216,11 +216,13 @@ class OpeningForecast:
                 name,
                 o.workers,
             )
-            for o in result
+            for o in on_node
         ]
 
     def _note(self, stands: float, name: str) -> None:
         """Push a time onto the heap, which is rebuilt once most of its entries are void."""
         heappush(self._due, (stands, name))
         if len(self._due) > 4 * len(self._stands) + 64:
-            self._due = sorted((moment, item) for item, (moment, _) in self._stands.items() if moment < UNKNOWN)
+            self._due = sorted(
+                (moment, node_name) for node_name, (moment, _) in self._stands.items() if moment < UNKNOWN
+            )

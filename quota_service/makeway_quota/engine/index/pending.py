@@ -59,11 +59,11 @@ class Pending(Sequence[Waiting]):
 
     def _written(self) -> tuple[Waiting, ...]:
         if self._all is None:
-            result = [
+            waiting_workloads = [
                 *self.single.values(),
                 *(reason.to(workload) for _, members, reason in self.groups for workload in members),
             ]
-            self._all = tuple(sorted(result, key=lambda waiting: waiting.id))
+            self._all = tuple(sorted(waiting_workloads, key=lambda waiting: waiting.id))
         return self._all
 
     def of(self, workload: Workload) -> Waiting:
@@ -73,7 +73,7 @@ class Pending(Sequence[Waiting]):
         for _, members, reason in self.groups:
             first = members[0]  # a group has one policy and profile
             alike = first.policy == workload.policy and first.profile == workload.profile
-            if alike and any(item.id == workload.id for item in members):
+            if alike and any(member.id == workload.id for member in members):
                 return reason.to(workload)
         raise KeyError(workload.id)
 

@@ -21,11 +21,11 @@ def find(pool: PoolState, need: Need, later: bool = False) -> tuple[Part, ...]:
     `pack` keeps the most useful free GPUs for the mix of work that the pool serves (packing.py), `spread` takes
     the node with the most free GPUs; ties go to the name. A gang gets as few nodes as possible, all of it or nothing.
     """
-    result = _find(pool, need, later, None)
-    if need.only_spare and result:
+    parts = _find(pool, need, later, None)
+    if need.only_spare and parts:
         spare = Spare(pool, need, later)
-        return result if spare.admits(result) else _find(pool, need, later, spare)
-    return result
+        return parts if spare.admits(parts) else _find(pool, need, later, spare)
+    return parts
 
 
 def _find(pool: PoolState, need: Need, later: bool, spare: Spare | None) -> tuple[Part, ...]:
@@ -67,10 +67,10 @@ def _packed(pool: PoolState, need: Need, spare: Spare | None) -> tuple[Part, ...
     among = None
     if spare is not None or (need.session and pool.limits_sessions):
         among = [n.position for n in pool.nodes if n.suits(need) and _workers(n, need, False, spare)]
-    result = pool.packing.best(need, among)
-    if result is None:
+    best = pool.packing.best(need, among)
+    if best is None:
         return ()
-    node, device = result
+    node, device = best
     if 0 < need.gpus < GPU:
         return (Part(0, node, (device,), need.gpus),)
     return _parts_on(node, need, 0, 1, False)
@@ -95,9 +95,9 @@ def _shared(pool: PoolState, need: Need, later: bool) -> NodeState | None:
     for node in pool.nodes:
         if not node.suits(need) or not node.workers(need, later):
             continue
-        remaining = min(f for f in (node.future if later else node.free) if f >= need.gpus)
+        free = min(f for f in (node.future if later else node.free) if f >= need.gpus)
         whole = node.whole_future if later else node.whole_free
-        key = (remaining, whole if pool.pool.strategy == "pack" else -whole, node.position)
+        key = (free, whole if pool.pool.strategy == "pack" else -whole, node.position)
         if best is None or key < best:
             best = key
     return pool.nodes[best[2]] if best else None
@@ -123,11 +123,11 @@ def _gang(pool: PoolState, need: Need, later: bool, spare: Spare | None) -> tupl
 
 
 def _parts_on(node: NodeState, need: Need, first: int, count: int, later: bool) -> tuple[Part, ...]:
-    remaining = list(node.future if later else node.free)
+    free = list(node.future if later else node.free)
     avoid = node.free if later else None
     parts = []
     for worker in range(first, first + count):
-        devices, milli = pick(need, remaining, avoid)
+        devices, milli = pick(need, free, avoid)
         parts.append(Part(worker, node, devices, milli))
     return tuple(parts)
 

@@ -29,8 +29,8 @@ class PackIndex:
     def best(self, need: Need, among: Collection[int] | None = None) -> tuple[NodeState, int] | None:
         """Return the node for one worker that starts now (`among` these positions), and the device for a share."""
         self.catch_up()
-        result = self.packing.best(need.shape, among)
-        return None if result is None else (self.pool.nodes[result[0]], result[1])
+        best = self.packing.best(need.shape, among)
+        return None if best is None else (self.pool.nodes[best[0]], best[1])
 
     def renew(self, node: NodeState) -> bool:
         """Apply a node's new size; False if the packing has to be rebuilt."""

@@ -68,12 +68,12 @@ class Packing:
 
     def see(self, position: int, node: NodeCapacity) -> None:
         """Update a node's row; an unchanged node costs nothing."""
-        remaining, cpu, memory, was = node.devices, node.cpu, node.memory, self.states[position]
-        state = (was[0], cpu, memory, *remaining)
+        devices, cpu, memory, was = node.devices, node.cpu, node.memory, self.states[position]
+        state = (was[0], cpu, memory, *devices)
         if state == was:
             return
         self.states[position] = state
-        self.free[position, : len(remaining)] = remaining
+        self.free[position, : len(devices)] = devices
         self.cpu[position], self.memory[position] = cpu, memory
         self.changed.append(position)
 
@@ -296,10 +296,10 @@ class _RequestCosts:
             loss[list(among)] = self.loss[list(among)]
         if not loss.size:
             return None
-        minimum = float(loss[loss.argmin()])
-        if minimum == np.inf:
+        lowest = float(loss[loss.argmin()])
+        if lowest == np.inf:
             return None
-        same = (loss <= minimum + _TIE).nonzero()[0]
+        same = (loss <= lowest + _TIE).nonzero()[0]
         if len(same) > 1:
             rest = self.rest[same]
             same = same[rest == rest[rest.argmin()]]

@@ -35,8 +35,8 @@ class Spare:
         for later in self.times:
             losses: dict[PoolState, int] = {}
             for node, count in counts:
-                for item in node.host:
-                    losses[item.pool] = losses.get(item.pool, 0) + self._loss(item, count, later)
+                for host_node in node.host:
+                    losses[host_node.pool] = losses.get(host_node.pool, 0) + self._loss(host_node, count, later)
             if not all(self._has(pool, loss, later) for pool, loss in losses.items()):
                 return False
         return True
@@ -44,7 +44,7 @@ class Spare:
     def workers(self, node: NodeState, limit: int) -> int:
         """Return how many of at most so many workers a node may host; of a gang, without any loss of useful GPUs."""
         for many in range(min(limit, self.need.min_workers), 0, -1):
-            losses = [(item.pool, self._loss(item, many, at), at) for item in node.host for at in self.times]
+            losses = [(other.pool, self._loss(other, many, at), at) for other in node.host for at in self.times]
             if all(not loss or (self.need.min_workers == 1 and self._has(pool, loss, at)) for pool, loss, at in losses):
                 return many
         return 0
@@ -84,10 +84,10 @@ def useful(node: NodeState, later: bool, many: int = 0, need: Need = _NOTHING) -
 def _without_holds(node: NodeState) -> tuple[list[int], int, int, int]:
     """Return the future devices, CPU, memory and pods of a node; what is only held, for a while, is free."""
     devices, cpu, memory = list(node.future), node.cpu_future, node.memory_future
-    for item in node.host:
-        for part, need in item.pool.held:
-            if part.node is item:
+    for host_node in node.host:
+        for part, need in host_node.pool.held:
+            if part.node is host_node:
                 cpu, memory = cpu + need.cpu, memory + need.memory
-                for at in part.devices if item is node else ():
+                for at in part.devices if host_node is node else ():
                     devices[at] += part.milli
     return devices, cpu, memory, node.pods_future

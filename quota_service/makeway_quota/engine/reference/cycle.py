@@ -139,7 +139,7 @@ class Cycle:
 
     def replaces(self, name: str) -> bool:
         """Whether a start of this plan was withdrawn for a workload."""
-        return any(name in item for item in self.decisions.replaced.values())
+        return any(name in names for names in self.decisions.replaced.values())
 
     # Serving one class
 
@@ -200,18 +200,18 @@ class Cycle:
 
     def start_here(self, queue: Queue, workload: Workload, pool: str, nominated: tuple[Part, ...], over: bool) -> bool:
         """Start a workload if it fits now; over quota, it must not delay the one that waited too long."""
-        result = self.decisions.holds.get(pool)
-        if result is None or result.workload is workload:
+        pool_hold = self.decisions.holds.get(pool)
+        if pool_hold is None or pool_hold.workload is workload:
             return self.start(queue, workload, pool, nominated, not over)
-        if not over or result.ends_in_time(self.cluster, workload):
-            with result.in_state(self.cluster, enforced=False):
+        if not over or pool_hold.ends_in_time(self.cluster, workload):
+            with pool_hold.in_state(self.cluster, enforced=False):
                 return self.start(queue, workload, pool, nominated, not over)
-        with result.in_state(self.cluster, enforced=True):
-            if result.in_the_way(self.cluster, queue) or result.over_capacity(self.cluster, queue):
+        with pool_hold.in_state(self.cluster, enforced=True):
+            if pool_hold.in_the_way(self.cluster, queue) or pool_hold.over_capacity(self.cluster, queue):
                 return False
             done = self.start(queue, workload, pool, nominated, False)
         if done:
-            result.count(self.cluster, self.cluster.running[workload.id])
+            pool_hold.count(self.cluster, self.cluster.running[workload.id])
         return done
 
     def start(self, queue: Queue, workload: Workload, pool: str, nominated: tuple[Part, ...], in_quota: bool) -> bool:
@@ -243,7 +243,7 @@ class Cycle:
         if over and not nominated and not queue.nominated:
             return False
         was = self.cluster.nodes[nominated[0].node].pool if nominated else ""
-        for pool in sorted(pools, key=lambda item: bool(nominated) and item != was):
+        for pool in sorted(pools, key=lambda name: bool(nominated) and name != was):
             if not allowed(self.cluster, queue.levels, pool, queue.need.total, True):
                 continue
             mine = nominated if pool == was else ()
@@ -263,10 +263,10 @@ class Cycle:
         held = [holds[pool] for pool in pools if over and pool in holds]
         if self.reclaim_in(queue, workload, [p for p in pools if not (over and p in holds)], over):
             return True
-        for item in (entry for entry in held if entry.workload is workload):
-            item.suspend(self.cluster)
-            done = self.reclaim_in(queue, workload, [item.pool], over)
-            item.enforce(self.cluster)
+        for own_hold in (h for h in held if h.workload is workload):
+            own_hold.suspend(self.cluster)
+            done = self.reclaim_in(queue, workload, [own_hold.pool], over)
+            own_hold.enforce(self.cluster)
             if done:
                 return True
         return False
@@ -308,19 +308,19 @@ class Cycle:
         """Evict the best legal victim set; start the workload (in quota, if it is) or nominate what becomes free."""
         if self.decisions.withdrawn_starts >= MAX_WITHDRAWN:
             return False
-        result: tuple[Preemptor, Choice] | None = None
+        chosen: tuple[Preemptor, Choice] | None = None
         for p in ways:
             choice = select(p)
-            if choice is not None and (result is None or not choice.cascades):
-                result = p, choice
+            if choice is not None and (chosen is None or not choice.cascades):
+                chosen = p, choice
                 if not choice.cascades:
                     break
-        if result is None:
+        if chosen is None:
             return False
-        workload, parts, own = result[0].workload, self.decisions.evict(*result), result[0].pool
-        for item in [own, *(pool for pool in queue.pools if pool != own)]:
-            quota = not over and self.in_quota(queue, item)
-            if (quota or over) and self.start_here(queue, workload, item, parts, not quota):
+        workload, parts, own = chosen[0].workload, self.decisions.evict(*chosen), chosen[0].pool
+        for pool in [own, *(other for other in queue.pools if other != own)]:
+            quota = not over and self.in_quota(queue, pool)
+            if (quota or over) and self.start_here(queue, workload, pool, parts, not quota):
                 return True
         self.decisions.nominate(queue, workload, parts)
         return True
@@ -329,8 +329,8 @@ class Cycle:
 
     def suspend_holds(self) -> None:
         """Suspend all holds: the held GPUs are free."""
-        for item in self.decisions.holds.values():
-            item.suspend(self.cluster)
+        for active in self.decisions.holds.values():
+            active.suspend(self.cluster)
 
     def hold_for_the_starving(self) -> None:
         """Serve the workloads that waited too long first, one a pool; hold what would do where they do not fit."""
@@ -345,10 +345,10 @@ class Cycle:
             if any(self.start_late(queue, workload, pool) for pool in pools):
                 queue.members.remove(workload)
                 continue
-            result: Hold | None = next((h for p in pools if (h := hold(self.cluster, queue, workload, p))), None)
-            if result is not None:
-                result.enforce(self.cluster)
-                self.decisions.holds[result.pool] = result
+            new_hold: Hold | None = next((h for p in pools if (h := hold(self.cluster, queue, workload, p))), None)
+            if new_hold is not None:
+                new_hold.enforce(self.cluster)
+                self.decisions.holds[new_hold.pool] = new_hold
 
     def start_late(self, queue: Queue, workload: Workload, pool: str) -> bool:
         """Start a workload that waited too long, if it fits."""

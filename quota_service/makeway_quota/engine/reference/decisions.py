@@ -102,10 +102,10 @@ class Decisions:
 
     def replaced_by(self, name: str) -> frozenset[str]:
         """Return the workloads that replaced a start of a workload in this plan, and those that replaced theirs."""
-        result = set(self.replaced.get(name, ()))
-        while more := {other for item in result for other in self.replaced.get(item, ())} - result:
-            result |= more
-        return frozenset(result)
+        workloads = set(self.replaced.get(name, ()))
+        while more := {other for known in workloads for other in self.replaced.get(known, ())} - workloads:
+            workloads |= more
+        return frozenset(workloads)
 
     def move(self, workload: Workload, change: Rearrangement) -> bool:
         """Move jobs for a preemptor; return whether any runs. Starts of this plan are put elsewhere at once."""
@@ -132,8 +132,8 @@ class Decisions:
         while len(allocation.parts) < allocation.need.workers and allowed(cluster, levels, pool, need.gpus):
             if not borrows and not in_quota(cluster, levels, pool, need.gpus, workload.non_preemptible):
                 break
-            result = find(cluster, pool, need)
-            if not result:
+            parts = find(cluster, pool, need)
+            if not parts:
                 break
-            allocation = cluster.widen(allocation, result[0]._replace(worker=len(allocation.parts)))
+            allocation = cluster.widen(allocation, parts[0]._replace(worker=len(allocation.parts)))
         return allocation

@@ -51,14 +51,14 @@ def _evicts(cycle: Cycle, queue: Queue, at: float) -> bool:
 def _ways(cycle: Cycle, cluster: Cluster, queue: Queue) -> list[Preemptor]:
     """Return the oldest workload of a queue as a preemptor in each pool, by each of its rights."""
     workload, need, levels = min(queue.members, key=age), queue.need, queue.levels
-    result = []
+    preemptors = []
     for pool in queue.pools:
         if in_quota(cluster, levels, pool, need.total, queue.guaranteed):
             rights = rights_of(cluster, workload, need, pool, True)
             rights += [("reservation", "own_policy")] if queue.guaranteed else []
-            result += [Preemptor(cluster, workload, need, levels, pool, item) for item in rights]
+            preemptors += [Preemptor(cluster, workload, need, levels, pool, way) for way in rights]
     for pool in queue.pools if queue.may_borrow else ():
         if pool not in cycle.decisions.holds and not cycle.is_on_its_way(queue, pool):
             rights = rights_of(cluster, workload, need, pool, False)
-            result += [Preemptor(cluster, workload, need, levels, pool, item) for item in rights]
-    return result
+            preemptors += [Preemptor(cluster, workload, need, levels, pool, way) for way in rights]
+    return preemptors

@@ -46,7 +46,7 @@ def in_order(
     cluster: Cluster, waiting: Mapping[str, Queue], growing: Container[str], every: bool = False
 ) -> list[tuple[Queue, Workload]]:
     """Return the workloads without a nomination in the order of the first growing pool of each; or `every` workload."""
-    result = []
+    entries = []
     for name, queue in waiting.items():
         pools = [pool for pool in queue.pools if pool in growing] or list(queue.pools if every else ())
         if pools and name not in cluster.nominations:
@@ -54,9 +54,9 @@ def in_order(
                 cluster.live[name],
                 not in_quota(cluster, queue.levels, pools[0], queue.need.total, queue.guaranteed),
             )
-            result.append((over, key(cluster, queue, pools[0], workload, over), queue, workload))
-    result.sort(key=lambda item: item[:2])
-    return [(queue, workload) for _, _, queue, workload in result]
+            entries.append((over, key(cluster, queue, pools[0], workload, over), queue, workload))
+    entries.sort(key=lambda item: item[:2])
+    return [(queue, workload) for _, _, queue, workload in entries]
 
 
 def helps(cluster: Cluster, queue: Queue, pool: str) -> bool:
@@ -73,19 +73,19 @@ def admits(cluster: Cluster, queue: Queue, pool: str, claims: Sequence[Claim], l
     """Whether one more of a queue is within limits and capacity beside all claims, and in quota where it must be."""
     amount, known = queue.need.total, cluster.pools[pool]
     if amount and known.capacity is not None:
-        here = sum(item.queue.need.total for item in claims if pool in item.pools)
+        here = sum(claim.queue.need.total for claim in claims if pool in claim.pools)
         if pool_usage(cluster, pool, later) + here + amount > known.capacity:
             return False
     for line in limiting(cluster, queue.levels, pool) if amount else ():
-        item = counts(cluster, line)
-        used = item.future if later else max(item.now, item.future)
+        counted = counts(cluster, line)
+        used = counted.future if later else max(counted.now, counted.future)
         if used + _claimed(cluster, line, claims) + amount > (line.quota.limit or 0):
             return False
     if queue.may_borrow:
         return True
 
     def reserved(line: PolicyLine, beyond: bool) -> int:
-        alike = [item for item in claims if item.queue.guaranteed or not queue.guaranteed]
+        alike = [claim for claim in claims if claim.queue.guaranteed or not queue.guaranteed]
         return _claimed(cluster, line, alike, beyond)
 
     return in_quota(cluster, queue.levels, pool, amount, queue.guaranteed, reserved)
@@ -93,7 +93,7 @@ def admits(cluster: Cluster, queue: Queue, pool: str, claims: Sequence[Claim], l
 
 def _claimed(cluster: Cluster, line: PolicyLine, claims: Sequence[Claim], beyond: bool = False) -> int:
     """Return what claims count on a line, each once; `beyond`: where no level below the line reserves anything."""
-    result = 0
+    total = 0
     for queue, pools in claims:
         if line.policy in queue.levels:
             below = queue.levels[: queue.levels.index(line.policy)]
@@ -102,8 +102,8 @@ def _claimed(cluster: Cluster, line: PolicyLine, claims: Sequence[Claim], beyond
                 for pool in pools
                 if line.quota.covers(pool) and not (beyond and any(reserving(cluster, level, pool) for level in below))
             ]
-            result += queue.need.total if counted else 0
-    return result
+            total += queue.need.total if counted else 0
+    return total
 
 
 def _soon_free(cluster: Cluster, trial: Cluster, queue: Queue, claims: Sequence[Claim]) -> tuple[Part, ...]:

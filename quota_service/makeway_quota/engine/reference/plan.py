@@ -50,8 +50,8 @@ def schedule(snapshot: Snapshot) -> Plan:
     running = [w.id for w in told.values() if w.state in ("starting", "running")]
     return Plan(
         start=tuple(_start(decisions, name) for name in decisions.started),
-        evict=tuple(_evict(decisions, name) for name, item in decisions.evicted.items() if not item.to),
-        move=tuple(_move(decisions, name) for name, item in decisions.evicted.items() if item.to),
+        evict=tuple(_evict(decisions, name) for name, eviction in decisions.evicted.items() if not eviction.to),
+        move=tuple(_move(decisions, name) for name, eviction in decisions.evicted.items() if eviction.to),
         scale=tuple(nodes),
         pending=tuple(pending[name] for name in sorted(pending)),
         refused=tuple(_refusal(w.id) for q in refused for w in q.members),
@@ -87,34 +87,35 @@ def _held_for(decisions: Decisions, queue: Queue, workload: str) -> str | None:
 
 def _start(decisions: Decisions, name: str) -> Start:
     cluster, in_quota = decisions.cluster, decisions.started[name]
-    result = cluster.running[name]
+    allocation = cluster.running[name]
     rule = "over_quota"
     if in_quota:
-        rule = "session_in_quota" if result.workload.non_preemptible else "job_in_quota"
-    nodes = sorted({part.node for part in result.parts})
+        rule = "session_in_quota" if allocation.workload.non_preemptible else "job_in_quota"
+    nodes = sorted({part.node for part in allocation.parts})
     fact = Fact("plain_start", {"nodes": tuple(nodes), "in_quota": in_quota})
-    numbers: dict[str, Number] = {"gpus": result.amount / GPU, "pool": result.pool}
-    return Start(name, result.pool, cluster.placement(result.parts), in_quota, rule, (fact,), numbers)
+    numbers: dict[str, Number] = {"gpus": allocation.amount / GPU, "pool": allocation.pool}
+    return Start(name, allocation.pool, cluster.placement(allocation.parts), in_quota, rule, (fact,), numbers)
 
 
 def _evict(decisions: Decisions, name: str) -> Evict:
-    cluster, item = decisions.cluster, decisions.evicted[name]
-    result = cluster.running[name]
-    deadline = cluster.now + cluster.grace(result.workload)
-    numbers: dict[str, Number] = {"frees": result.amount / GPU}
-    fact = Fact("plain_evict", {**numbers, "preemptor": item.preemptor})
-    return Evict(name, item.preemptor, deadline, _RULES[item.right], (fact,), numbers)
+    cluster, eviction = decisions.cluster, decisions.evicted[name]
+    allocation = cluster.running[name]
+    deadline = cluster.now + cluster.grace(allocation.workload)
+    numbers: dict[str, Number] = {"frees": allocation.amount / GPU}
+    fact = Fact("plain_evict", {**numbers, "preemptor": eviction.preemptor})
+    return Evict(name, eviction.preemptor, deadline, _RULES[eviction.right], (fact,), numbers)
 
 
 def _move(decisions: Decisions, name: str) -> Move:
-    cluster, item = decisions.cluster, decisions.evicted[name]
-    result = cluster.running[name]
-    deadline, rule = cluster.now + cluster.grace(result.workload), "consolidate" if item.right is None else "shrink"
-    nodes = tuple(sorted({part.node for part in item.to}))
-    values: dict[str, Number] = {"workers": len(item.to), "of": len(result.parts), "nodes": nodes}
-    fact = Fact("plain_move", {**values, "preemptor": item.preemptor})
-    source, to = cluster.placement(result.parts), cluster.placement(item.to)
-    return Move(name, item.preemptor, source, to, deadline, rule, (fact,), {"workers": len(item.to)})
+    cluster, eviction = decisions.cluster, decisions.evicted[name]
+    allocation = cluster.running[name]
+    deadline = cluster.now + cluster.grace(allocation.workload)
+    rule = "consolidate" if eviction.right is None else "shrink"
+    nodes = tuple(sorted({part.node for part in eviction.to}))
+    values: dict[str, Number] = {"workers": len(eviction.to), "of": len(allocation.parts), "nodes": nodes}
+    fact = Fact("plain_move", {**values, "preemptor": eviction.preemptor})
+    source, to = cluster.placement(allocation.parts), cluster.placement(eviction.to)
+    return Move(name, eviction.preemptor, source, to, deadline, rule, (fact,), {"workers": len(eviction.to)})
 
 
 def _waiting(name: str, code: Code, rule: str) -> Waiting:
@@ -127,7 +128,7 @@ def _reclaiming(decisions: Decisions, name: str) -> Waiting:
     waits_for = sorted(
         a.id for a in cluster.running.values() if a.id in cluster.terminating and _blocks(decisions, a.id, name)
     )
-    ends = [_gone_by(cluster, item) for item in waits_for]
+    ends = [_gone_by(cluster, victim) for victim in waits_for]
     latest = max(ends, default=cluster.now)
     nodes = tuple(sorted({part.node for part in mine.parts}))
     fact = Fact("plain_nomination", {"nodes": nodes, "victims": tuple(waits_for)})
@@ -161,5 +162,5 @@ def _refusal(name: str) -> Refusal:
 
 
 def _usage(cluster: Cluster, line: PolicyLine) -> LineUsage:
-    item, quota = counts(cluster, line), line.quota
-    return LineUsage(line.policy, quota.pools, quota.reserved, quota.limit, item.now, item.guaranteed)
+    counted, quota = counts(cluster, line), line.quota
+    return LineUsage(line.policy, quota.pools, quota.reserved, quota.limit, counted.now, counted.guaranteed)

@@ -21,8 +21,8 @@ _FIRST: dict[Code, int] = {"held": 0, "static_quota": 0, "nominated": 0, "node_f
 
 def reason(decisions: Decisions, queue: Queue, held_for_it: str | None) -> Reason:
     """Return why a queue waits; `held_for_it`: the pool in which GPUs are held for this very workload."""
-    item = [_in_pool(decisions, queue, pool, pool == held_for_it) for pool in queue.pools]
-    return min(item, key=lambda why: _FIRST.get(why[0], 1))
+    reasons = [_in_pool(decisions, queue, pool, pool == held_for_it) for pool in queue.pools]
+    return min(reasons, key=lambda why: _FIRST.get(why[0], 1))
 
 
 def _in_pool(decisions: Decisions, queue: Queue, pool: str, mine: bool) -> Reason:
@@ -42,8 +42,8 @@ def _in_pool(decisions: Decisions, queue: Queue, pool: str, mine: bool) -> Reaso
 def _never_fits(cluster: Cluster, queue: Queue, pool: str) -> Reason | None:
     need = queue.need
     nodes = cluster.nodes_of(pool)
-    item = [(min(_when_empty(cluster, name, need), need.min_workers), cluster.usable(name)) for name in nodes]
-    every, up = sum(n for n, _ in item), sum(n for n, usable in item if usable)
+    workers = [(min(_when_empty(cluster, name, need), need.min_workers), cluster.usable(name)) for name in nodes]
+    every, up = sum(n for n, _ in workers), sum(n for n, usable in workers if usable)
     known = cluster.pools[pool]
     growing = known.kind == "autoscaled" and (known.max_nodes or not need.session)
     if every < need.min_workers and not growing:
@@ -85,8 +85,8 @@ def _kept_from(cluster: Cluster, queue: Queue, pool: str) -> bool:
 
 def _held(decisions: Decisions, queue: Queue, pool: str) -> Reason | None:
     cluster, holds = decisions.cluster, decisions.holds
-    result = holds.get(pool, next(iter(holds.values()), None))
-    if result is None or not _fits(cluster, pool, queue.need, _free_of_nominations(cluster)):
+    hold = holds.get(pool, next(iter(holds.values()), None))
+    if hold is None or not _fits(cluster, pool, queue.need, _free_of_nominations(cluster)):
         return None
     quota = in_quota(cluster, queue.levels, pool, queue.need.total, queue.guaranteed)
     return None if quota else ("held", "starvation")
@@ -98,7 +98,7 @@ def _beside_guaranteed(cluster: Cluster, queue: Queue, pool: str) -> Reason | No
 
 
 def _nominated(cluster: Cluster, queue: Queue, pool: str) -> Reason | None:
-    if not any(item.pool == pool for item in cluster.nominations.values()) or _kept_from(cluster, queue, pool):
+    if not any(n.pool == pool for n in cluster.nominations.values()) or _kept_from(cluster, queue, pool):
         return None
     return ("nominated", "nomination") if _fits(cluster, pool, queue.need, cluster.open) else None
 
@@ -121,13 +121,13 @@ def _not_there(decisions: Decisions, queue: Queue, pool: str) -> Reason:
 def _free_of_nominations(cluster: Cluster) -> Callable[[str], FreeResources]:
     """Return what is free of GPUs, with all the CPU and memory that nothing holds now."""
 
-    def remaining(name: str) -> FreeResources:
+    def free(name: str) -> FreeResources:
         now = cluster.open(name)
         return FreeResources(cluster.free(name).devices, now.cpu, now.memory, now.pods)
 
-    return remaining
+    return free
 
 
-def _fits(cluster: Cluster, pool: str, need: Need, remaining: Callable[[str], FreeResources]) -> bool:
+def _fits(cluster: Cluster, pool: str, need: Need, free_on: Callable[[str], FreeResources]) -> bool:
     nodes = [name for name in cluster.nodes_of(pool) if cluster.suits(name, need)]
-    return sum(remaining(name).workers(need) for name in nodes) >= need.min_workers
+    return sum(free_on(name).workers(need) for name in nodes) >= need.min_workers

@@ -23,11 +23,11 @@ def relocate_victims(decisions: Decisions) -> bool:
     A start of this plan that comes after a victim in that order is withdrawn where the victim can have its room.
     """
     cluster = decisions.cluster
-    stopped = [cluster.live[name] for name, entry in decisions.evicted.items() if not entry.to]
+    stopped = [cluster.live[name] for name, eviction in decisions.evicted.items() if not eviction.to]
     waiting = [(queue_of(cluster, w), w) for w in stopped if closed(cluster, w) is None and cluster.need(w).total]
     waiting.sort(key=lambda item: _place_in_order(cluster, *item))
-    result = [w for queue, w in waiting if _relocate(decisions, queue, w)]
-    return bool(result)
+    relocated = [w for queue, w in waiting if _relocate(decisions, queue, w)]
+    return bool(relocated)
 
 
 def _place_in_order(cluster: Cluster, queue: Queue, workload: Workload) -> Key:
@@ -116,7 +116,7 @@ def _later_starts(decisions: Decisions, queue: Queue, workload: Workload, pool: 
     other victims leave, too, beside starts that it would evict there.
     """
     cluster = decisions.cluster
-    preemptors = {entry.preemptor for entry in decisions.evicted.values()}
+    preemptors = {eviction.preemptor for eviction in decisions.evicted.values()}
     light = queue.need.cpu or queue.need.memory  # then what requests no GPUs may be in the way, too
     near = (pool, *cluster.pools_beside(pool))
     fresh = [a for a in cluster.preemptible() if a.fresh and a.pool in near and (a.amount or light)]
@@ -138,7 +138,7 @@ def _later_starts(decisions: Decisions, queue: Queue, workload: Workload, pool: 
     while able and _room(_without(cluster, able), queue, workload, pool, ends):
         withdrawn = list(able)
         for start in able:
-            fewer = [entry for entry in withdrawn if entry is not start]
+            fewer = [other for other in withdrawn if other is not start]
             if fewer and _room(_without(cluster, fewer), queue, workload, pool, ends):
                 withdrawn = fewer
         trial = _without(cluster, withdrawn)

@@ -28,22 +28,22 @@ def withdraw_superfluous(decisions: Decisions, spared: set[tuple[str, str, int]]
     and the number of workers that go on.
     """
     cluster = decisions.cluster
-    result = {name: (name, item.preemptor, len(item.to)) for name, item in decisions.evicted.items()}
-    able = [cluster.running[name] for name, eviction in result.items() if eviction not in spared]
+    evictions = {name: (name, eviction.preemptor, len(eviction.to)) for name, eviction in decisions.evicted.items()}
+    able = [cluster.running[name] for name, eviction in evictions.items() if eviction not in spared]
     before = len(spared)
     for victim in sorted(able, key=lambda a: order(_bystander(cluster, a), a), reverse=True):
         if _spare(decisions, victim):
-            spared.add(result[victim.id])
+            spared.add(evictions[victim.id])
             continue
         change = decisions.evicted[victim.id]
         if change.right is None or not change.to:
             continue
         kept = _kept(cluster, victim)
         for part in _given_up(cluster, victim, kept):
-            more = tuple(item for item in victim.parts if item is part or item in kept)
+            more = tuple(other for other in victim.parts if other is part or other in kept)
             if len(more) < len(victim.parts) and _spare(decisions, victim, more):
                 kept.append(part)
-                spared.add(result[victim.id])
+                spared.add(evictions[victim.id])
     return len(spared) > before
 
 
@@ -52,7 +52,7 @@ def replace_preemptors(decisions: Decisions) -> None:
     cluster = decisions.cluster
     served = [cluster.nominations[name] for name in decisions.nominated]
     served += [cluster.running[name] for name in decisions.started]
-    ids = {entry.id for entry in served}
+    ids = {allocation.id for allocation in served}
     for name, eviction in decisions.evicted.items():
         if served and eviction.preemptor not in ids:
             victim = cluster.running[name]
@@ -106,9 +106,7 @@ def _spare(decisions: Decisions, victim: Allocation, smaller: tuple[Part, ...] =
         around = {*victim.pools, *(other for pool in victim.pools for other in cluster.pools_beside(pool))}
         near = ours if len(ours) <= MAX_REPLACED else [n for n in ours if trial.nominations[n].pool in around]
         orders = _orders(trial, near, _displaced(trial.copy(), ours)) if len(near) <= MAX_REPLACED else ()
-        placed = next(
-            (result for order in orders if (result := _replace(decisions, trial, order, victim, False))), None
-        )
+        placed = next((again for order in orders if (again := _replace(decisions, trial, order, victim, False))), None)
     if placed is None:
         return False
     cluster.nominations, cluster.terminating, cluster.shrunk = placed.nominations, placed.terminating, placed.shrunk
@@ -127,20 +125,20 @@ def _orders(cluster: Cluster, names: Sequence[str], displaced: Sequence[str]) ->
     most CPU in all first; of few, every other order, too.
     """
     needs = {name: cluster.nominations[name].need for name in names}
-    result = [
+    orders = [
         tuple(names),
         tuple(sorted(names, key=lambda name: -needs[name].gpus)),
         tuple(sorted(names, key=lambda name: name not in displaced)),
         tuple(sorted(names, key=lambda name: -needs[name].cpu * needs[name].min_workers)),
         *(permutations(names) if len(names) <= MAX_PERMUTED else ()),
     ]
-    return list(dict.fromkeys(result))
+    return list(dict.fromkeys(orders))
 
 
 def _new(cluster: Cluster, name: str) -> bool:
     """Whether a nomination was made by this plan."""
-    result = cluster.nominations.get(name)
-    return result is not None and cluster.placement(result.parts) != result.workload.nomination
+    nomination = cluster.nominations.get(name)
+    return nomination is not None and cluster.placement(nomination.parts) != nomination.workload.nomination
 
 
 def _overbooked(cluster: Cluster, names: Sequence[str], victim: Allocation) -> bool:
@@ -153,10 +151,10 @@ def _overbooked(cluster: Cluster, names: Sequence[str], victim: Allocation) -> b
         del trial.nominations[name]
     unplanned = _without_decisions(trial)
     for part in victim.parts:
-        remaining, before = trial.future(part.node), unplanned.future(part.node)
-        devices = any(remaining.devices[at] < min(0, before.devices[at]) for at in part.devices)
-        pods = remaining.pods < min(0, before.pods)
-        if devices or pods or remaining.cpu < min(0, before.cpu) or remaining.memory < min(0, before.memory):
+        free, before = trial.future(part.node), unplanned.future(part.node)
+        devices = any(free.devices[at] < min(0, before.devices[at]) for at in part.devices)
+        pods = free.pods < min(0, before.pods)
+        if devices or pods or free.cpu < min(0, before.cpu) or free.memory < min(0, before.memory):
             return True
     return False
 
@@ -207,8 +205,8 @@ def _place(
             remaining[0] -= 1
             trial = cluster.copy()
             trial.nominate(old.workload, parts)
-            if (result := _place(decisions, trial, others, remaining)) is not None:
-                return result
+            if (placed := _place(decisions, trial, others, remaining)) is not None:
+                return placed
     return None
 
 

@@ -68,7 +68,7 @@ class _Option:
     @property
     def key(self) -> tuple[object, ...]:
         """Return the sort key: milli-GPUs of the jobs that restart per worker gained, then of the workers that move."""
-        moving = sum(item.allocation.need.gpus * len(item.parts) for item in self.chosen)
+        moving = sum(displaced.allocation.need.gpus * len(displaced.parts) for displaced in self.chosen)
         return self.cost, moving, self.orders, self.node.position
 
 
@@ -94,9 +94,9 @@ def _for_one_worker(preemptor: Preemptor, nodes: list[NodeState]) -> Rearrangeme
     stuck: dict[int, list[Allocation]] = {}
     for _ in range(_TRIES):
         while unseen and (not options or unseen[-1][0] <= options[0].cost):
-            result = _option(preemptor, preemptor.pool.nodes[unseen.pop()[1]])
-            if result is not None:
-                insort(options, result, key=lambda item: item.key)
+            option = _option(preemptor, preemptor.pool.nodes[unseen.pop()[1]])
+            if option is not None:
+                insort(options, option, key=lambda item: item.key)
         if not options:
             break
         option = options.pop(0)
@@ -120,7 +120,7 @@ def _for_a_gang(preemptor: Preemptor, options: list[_Option], missing: int) -> R
     staying: list[Allocation] = []
     for _ in range(_GANG_TRIES):
         chosen = _enough(options, missing)
-        moving = [item for option in chosen for item in option.chosen]
+        moving = [displaced for option in chosen for displaced in option.chosen]
         if not moving or len(moving) > _MAX_MOVES:
             return None
         done = _try(preemptor, moving)
@@ -129,7 +129,7 @@ def _for_a_gang(preemptor: Preemptor, options: list[_Option], missing: int) -> R
         staying.append(done)
         again = [
             _option(preemptor, option.node, staying)
-            if any(item.allocation is done for item in option.chosen)
+            if any(displaced.allocation is done for displaced in option.chosen)
             else option
             for option in options
         ]
@@ -167,7 +167,7 @@ def _min_moved(preemptor: Preemptor, node: NodeState) -> int:
     missing = preemptor.need.whole - node.whole_future
     if missing <= 0 or node.overfull or any(allocation.fresh for allocation in node.allocations.values()):
         return 0
-    return sum(sorted([GPU - remaining for remaining in node.future if remaining < GPU])[:missing])
+    return sum(sorted([GPU - milli for milli in node.future if milli < GPU])[:missing])
 
 
 def _option(preemptor: Preemptor, node: NodeState, staying: Sequence[Allocation] = ()) -> _Option | None:
@@ -178,9 +178,11 @@ def _option(preemptor: Preemptor, node: NodeState, staying: Sequence[Allocation]
     gain = have + 1
     while gain < preemptor.need.min_workers and _room(preemptor, node, chosen, gain + 1):
         gain += 1
-    cost = sum(item.allocation.amount for item in chosen if not item.allocation.fresh) / (gain - have)
+    cost = sum(displaced.allocation.amount for displaced in chosen if not displaced.allocation.fresh) / (gain - have)
     chosen = _only_workers_that_must(preemptor, node, chosen, gain)
-    return _Option(cost, sorted(preemptor.order(item.allocation) for item in chosen), node, chosen, gain - have)
+    return _Option(
+        cost, sorted(preemptor.order(displaced.allocation) for displaced in chosen), node, chosen, gain - have
+    )
 
 
 def _lightest(preemptor: Preemptor, node: NodeState, workers: int, staying: Sequence[Allocation]) -> list[_Displaced]:
@@ -193,16 +195,16 @@ def _lightest(preemptor: Preemptor, node: NodeState, workers: int, staying: Sequ
     if not able or not _room(preemptor, node, able, workers):
         return []
     able.sort(key=lambda item: (not item.allocation.fresh, item.allocation.amount, preemptor.order(item.allocation)))
-    for item in able:
-        if _room(preemptor, node, [item], workers):
-            return [item]
+    for displaced in able:
+        if _room(preemptor, node, [displaced], workers):
+            return [displaced]
     chosen: list[_Displaced] = []
-    for item in able:
-        chosen.append(item)
+    for displaced in able:
+        chosen.append(displaced)
         if _room(preemptor, node, chosen, workers):
             break
-    for item in chosen[:]:
-        fewer = [other for other in chosen if other is not item]
+    for displaced in chosen[:]:
+        fewer = [other for other in chosen if other is not displaced]
         if _room(preemptor, node, fewer, workers):
             chosen = fewer
     return chosen
@@ -222,15 +224,15 @@ def _only_workers_that_must(
 
 
 def _room(preemptor: Preemptor, node: NodeState, gone: Iterable[_Displaced], workers: int) -> bool:
-    remaining, cpu, memory, pods = list(node.future), node.cpu_future, node.memory_future, node.pods_future
+    devices, cpu, memory, pods = list(node.future), node.cpu_future, node.memory_future, node.pods_future
     for allocation, parts in gone:
         for part in parts:
             cpu += allocation.need.cpu
             memory += allocation.need.memory
             pods += 1
             for at in part.devices:
-                remaining[at] += part.milli
-    return hosts(preemptor.need, remaining, remaining.count(GPU), cpu, memory, pods) >= workers
+                devices[at] += part.milli
+    return hosts(preemptor.need, devices, devices.count(GPU), cpu, memory, pods) >= workers
 
 
 def _try(preemptor: Preemptor, chosen: Sequence[_Displaced]) -> Rearrangement | Allocation | None:
@@ -266,17 +268,17 @@ def _try(preemptor: Preemptor, chosen: Sequence[_Displaced]) -> Rearrangement | 
 
 def _by_job(chosen: Iterable[_Displaced]) -> list[_Displaced]:
     """Group the workers that move by job, the largest jobs first."""
-    result: dict[str, _Displaced] = {}
+    by_job: dict[str, _Displaced] = {}
     for allocation, parts in chosen:
         name = allocation.workload.id
-        result[name] = _Displaced(allocation, (*(result[name].parts if name in result else ()), *parts))
-    return sorted(result.values(), key=lambda item: (-item.allocation.amount, item.allocation.workload.id))
+        by_job[name] = _Displaced(allocation, (*(by_job[name].parts if name in by_job else ()), *parts))
+    return sorted(by_job.values(), key=lambda item: (-item.allocation.amount, item.allocation.workload.id))
 
 
 def _target(allocation: Allocation, gone: Sequence[Part]) -> tuple[Part, ...]:
     """Return a placement on free GPUs for the workers that move; a gang keeps its number of workers."""
-    result = find(allocation.pool, replace(allocation.need, min_workers=len(gone), workers=len(gone)))
-    if not result:
+    parts = find(allocation.pool, replace(allocation.need, min_workers=len(gone), workers=len(gone)))
+    if not parts:
         return ()
-    place = {old: new._replace(worker=old.worker) for old, new in zip(gone, result, strict=True)}
+    place = {old: new._replace(worker=old.worker) for old, new in zip(gone, parts, strict=True)}
     return tuple(place.get(part, part) for part in allocation.parts)

@@ -19,7 +19,7 @@ def fair_over(ledger: Ledger, account: Account, pool: PoolState, preemptor: Acco
     That is its weight's part of the GPUs that are not used within a reservation.
     """
     name = pool.pool.name
-    overs = {item: item.over(name, request, preemptor) for item in ledger.teams}
+    overs = {team: team.over(name, request, preemptor) for team in ledger.teams}
     weights = sum(WEIGHTS[a.policy.weight] for a, over in overs.items() if over > 0 or a is account or a is preemptor)
     if not weights:
         return 0

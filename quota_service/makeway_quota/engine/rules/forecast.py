@@ -80,9 +80,9 @@ def _endings(cluster: Cluster, line: LineState) -> Endings:
     """Return the ends of the allocations that count on a limit, cached."""
     known: Endings | None = cluster.endings.get(line)
     if known is None or known.changes != line.changes or not known.asked <= cluster.now < known.until:
-        item = [(likely_end(cluster, t), t.workload.id, t.counts_on(line.quota)) for t in line.allocations.values()]
-        result = sorted((end, name, amount) for end, name, amount in item if end is not None)
-        freed = list(accumulate(amount for _, _, amount in result))
-        until = next((end for end, _, _ in result if end > cluster.now), UNKNOWN)
-        known = cluster.endings[line] = Endings(result, freed, line.changes, cluster.now, until)
+        ends = [(likely_end(cluster, t), t.workload.id, t.counts_on(line.quota)) for t in line.allocations.values()]
+        known_ends = sorted((end, name, amount) for end, name, amount in ends if end is not None)
+        freed = list(accumulate(amount for _, _, amount in known_ends))
+        until = next((end for end, _, _ in known_ends if end > cluster.now), UNKNOWN)
+        known = cluster.endings[line] = Endings(known_ends, freed, line.changes, cluster.now, until)
     return known

@@ -112,10 +112,10 @@ class Hold:
 
 def _shift(part: Part, need: Need, sign: int) -> None:
     """Take what is held (-1), or return it (1); untouched devices as one part."""
-    node, future, remaining = part.node, part.node.future, GPU if sign > 0 else 0
+    node, future, free = part.node, part.node.future, GPU if sign > 0 else 0
     simple = part.milli == GPU and need is _GPUS_ALONE
     for at in part.devices if simple else ():
-        if future[at] != GPU - remaining or node.open[at] != GPU:
+        if future[at] != GPU - free or node.open[at] != GPU:
             simple = False  # a nomination has taken some of it meanwhile
     if not simple:
         node.shift(part, need, 0, sign, for_a_while=True)
@@ -123,7 +123,7 @@ def _shift(part: Part, need: Need, sign: int) -> None:
     pool, many = node.pool, sign * len(part.devices)
     pool.touch(node)
     for at in part.devices:
-        node.free[at] = future[at] = remaining
+        node.free[at] = future[at] = free
     pool.free += many * GPU
     pool.future += many * GPU
     pool.reindex(node, node.whole_free + many, node.whole_future + many)
@@ -161,7 +161,7 @@ def starving(cluster: Cluster, queues: Iterable[Queue]) -> list[tuple[Queue, Wor
     Work of the weight `Lowest` never holds GPUs, however long it waits. A workload that lost its nomination in this
     plan still has a queue of its own, and counts with those that it will share a queue with in the next plan.
     """
-    result: dict[Hashable, tuple[Queue, Workload]] = {}
+    oldest: dict[Hashable, tuple[Queue, Workload]] = {}
     for queue in queues:
         if not queue.total or queue.session or queue.account.policy.weight == "Lowest":
             continue
@@ -170,9 +170,9 @@ def starving(cluster: Cluster, queues: Iterable[Queue]) -> list[tuple[Queue, Wor
                 continue
             limit = cluster.time_limit(head)
             alike = queue.reason_class, queue.profile.name, queue.priority, limit, head.owner
-            if alike not in result or age(head) < age(result[alike][1]):
-                result[alike] = queue, head
-    return sorted(result.values(), key=lambda item: age(item[1]))
+            if alike not in oldest or age(head) < age(oldest[alike][1]):
+                oldest[alike] = queue, head
+    return sorted(oldest.values(), key=lambda item: age(item[1]))
 
 
 def would_be_preempted_in_team(cluster: Cluster, queue: Queue, pool: PoolState, team: Iterable[Queue]) -> bool:
@@ -233,10 +233,10 @@ def hold(cluster: Cluster, queue: Queue, workload: Workload, pool: PoolState) ->
         return None
     name, amount = pool.pool.name, queue.need.total
     forecast = cluster.capacities.forecast(pool, queue.need, EVER)
-    result = forecast.room(cluster.now, lambda allocation: ends_at(cluster, allocation))
-    if result is None:
+    room = forecast.room(cluster.now, lambda allocation: ends_at(cluster, allocation))
+    if room is None:
         return None
-    (until, _, _), openings = result
+    (until, _, _), openings = room
     if cluster.ledger.over_limit(queue.account, name, amount) is not None or cluster.over_capacity(pool, amount):
         until, openings = max(until, limit_falls(cluster, queue, pool) or UNKNOWN), []
     return Hold(cluster, workload, queue, pool, None if until == UNKNOWN else until, openings)

@@ -134,7 +134,7 @@ class QueueHeads:
     def _family(self, account: Account) -> list[Queue]:
         """Return the queues that compete and whose shares depend on an account."""
         accounts = self.cluster.ledger.affected(account)
-        return [q for item in accounts for q in self._of_account().get(item, ()) if self.at[id(q)] >= 0]
+        return [q for account in accounts for q in self._of_account().get(account, ()) if self.at[id(q)] >= 0]
 
     def remove(self, queue: Queue) -> None:
         """Remove a queue: no workload in it can start or evict."""

@@ -93,10 +93,10 @@ def finds_victims(preemptor: Preemptor) -> bool:
 
 def _by_node(preemptor: Preemptor, returns: bool) -> Choice | None:
     """Evict the best set of one node; if static quotas rule all of them out, the best of the pool."""
-    result = _take(preemptor, _sets_by_node(preemptor, NodeVictims), returns)
-    if result is None and preemptor.kept_out:
+    choice = _take(preemptor, _sets_by_node(preemptor, NodeVictims), returns)
+    if choice is None and preemptor.kept_out:
         return None if _impossible(preemptor) else _in_pool(preemptor, False, returns)
-    return result
+    return choice
 
 
 def _take(preemptor: Preemptor, sets: Iterable[Victims], returns: bool) -> Choice | None:
@@ -177,16 +177,16 @@ def _sets_by_node(preemptor: Preemptor, kind: type[NodeVictims]) -> Iterator[Vic
     while True:
         top = ranking.best(preemptor, done)
         if others and (top is None or others[0][:2] < top[:2]):
-            at, result = None, heapq.heappop(others)[2]
+            at, victims = None, heapq.heappop(others)[2]
         elif top is not None:
-            at, result = top, top.victims
+            at, victims = top, top.victims
         else:
             return
-        if kind is NodeVictims and not allowed_without(preemptor, result):
+        if kind is NodeVictims and not allowed_without(preemptor, victims):
             preemptor.kept_out = True
             yield from _sets_by_node(preemptor, NodeVictimsInQuotas)
             return
-        yield result
+        yield victims
         if at is not None:  # the node's other sets, only once the best of it was not taken
             done.add(at.position)
             node = preemptor.pool.nodes[at.position]
@@ -219,11 +219,11 @@ def _in_pool(preemptor: Preemptor, capped: bool, returns: bool) -> Choice | None
     if combinations_of(candidates, None) <= MAX_SETS:
         return _take(preemptor, _all_sets(preemptor, candidates), returns)
     trial = PoolTrial(preemptor)
-    result = node_by_node(preemptor, trial) if preemptor.need.min_workers > 1 and not capped else ()
-    result = result or _greedy(preemptor, candidates, trial)
-    parts = place(preemptor) if result else ()
+    victims = node_by_node(preemptor, trial) if preemptor.need.min_workers > 1 and not capped else ()
+    victims = victims or _greedy(preemptor, candidates, trial)
+    parts = place(preemptor) if victims else ()
     if parts:
-        legal = in_order_of_items(preemptor, result)
+        legal = in_order_of_items(preemptor, victims)
         back = victims_return(preemptor, legal, parts, finds_victims) if returns else "none"
         if not (back in REPEATS and preemptor.over_quota):
             return Choice(legal, parts, back != "none")
@@ -236,9 +236,9 @@ def _all_sets(preemptor: Preemptor, candidates: list[Allocation]) -> list[Victim
     trial = PoolTrial(preemptor)
     units = [ways(a, nodes_of(a.parts)) for a in candidates]
     sets = all_minimal_sets if preemptor.may_tighten() else minimal_sets
-    result = list(sets(units, trial.fits_without))
+    minimal = list(sets(units, trial.fits_without))
     trial.become()
-    return sorted(filter(partial(in_legal_order, preemptor), result), key=partial(key, preemptor))
+    return sorted(filter(partial(in_legal_order, preemptor), minimal), key=partial(key, preemptor))
 
 
 def _greedy(preemptor: Preemptor, candidates: list[Allocation], trial: PoolTrial) -> Victims:
@@ -253,11 +253,11 @@ def _greedy(preemptor: Preemptor, candidates: list[Allocation], trial: PoolTrial
         counted = allocation.counts_on(line.quota)
         return counted > 0 and line.account in cluster.account(allocation.workload).chain
 
-    result = one_by_one(preemptor, (s for s in steps if s.kind == SHRINK), trial, counts_on_the_limit)
-    result = result or _single(preemptor, candidates, trial)
-    for order in (steps, smallest_first(preemptor, steps)) if not result else ():
-        result = result or one_by_one(preemptor, order, trial, counts_on_the_limit)
-    return result
+    victims = one_by_one(preemptor, (s for s in steps if s.kind == SHRINK), trial, counts_on_the_limit)
+    victims = victims or _single(preemptor, candidates, trial)
+    for order in (steps, smallest_first(preemptor, steps)) if not victims else ():
+        victims = victims or one_by_one(preemptor, order, trial, counts_on_the_limit)
+    return victims
 
 
 def _single(preemptor: Preemptor, candidates: list[Allocation], trial: PoolTrial) -> Victims:
@@ -268,9 +268,9 @@ def _single(preemptor: Preemptor, candidates: list[Allocation], trial: PoolTrial
         allocation = victims[0].allocation
         if allocation.workload.id in illegal:
             continue
-        if trial.fits_without(victims) and (result := _least_way(preemptor, allocation, trial)):
-            trial.become(result)
-            return result
+        if trial.fits_without(victims) and (fewest := _least_way(preemptor, allocation, trial)):
+            trial.become(fewest)
+            return fewest
     trial.become()
     return ()
 

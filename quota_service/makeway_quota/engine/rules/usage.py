@@ -91,17 +91,17 @@ def _pools(cluster: Cluster, account: Account) -> list[str]:
 
 def _borrowed(account: Account, totals: Mapping[str, int], used: Mapping[str, tuple[int, int]]) -> int:
     """Return what a team uses beyond its reservation, counted in one of the pools of each reservation."""
-    result: dict[str, int] = {}
+    by_pool: dict[str, int] = {}
     lines = {line for pool in totals for line in account.reserving(pool)}
     for line in sorted(lines, key=lambda ln: ln.quota.pools):
         pools = line.quota.pools or tuple(totals)
         over = max(0, line.now - line.quota.reserved)
         if over and pools:
-            result[pools[0]] = max(result.get(pools[0], 0), over)
+            by_pool[pools[0]] = max(by_pool.get(pools[0], 0), over)
     for pool, (_, total) in used.items():
         if pool in totals and account.guarantor(pool) is None:
-            result[pool] = result.get(pool, 0) + total
-    return sum(result.values())
+            by_pool[pool] = by_pool.get(pool, 0) + total
+    return sum(by_pool.values())
 
 
 def _loans(
@@ -137,7 +137,7 @@ def _count(
     guaranteed = min(non_preemptible, total - borrowed)
     return TeamCount(
         reserved=sum(line.quota.reserved for line in account.lines),
-        limit=None if not limits or None in limits else sum(item for item in limits if item is not None),
+        limit=None if not limits or None in limits else sum(limit for limit in limits if limit is not None),
         guaranteed=guaranteed,
         in_quota=total - borrowed - guaranteed,
         borrowed=borrowed,

@@ -138,9 +138,9 @@ class Cluster:
     def _place_running_workloads(self) -> None:
         """Count all that runs by its request, then place it on its nodes."""
         for workload in self.live.values():
-            result = self._counted(workload) if workload.state in ADMITTED else None
-            if result is not None:
-                self.running[workload.id] = result
+            allocation = self._counted(workload) if workload.state in ADMITTED else None
+            if allocation is not None:
+                self.running[workload.id] = allocation
         for node in self.nodes.values():
             self._place_on(node)
 
@@ -184,7 +184,7 @@ class Cluster:
 
     def _read(self, placement: Sequence[Placed], need: Need) -> tuple[Part, ...]:
         parts: list[Part] = []
-        remaining: dict[str, list[int]] = {}
+        free_devices: dict[str, list[int]] = {}
         for placed in placement:
             node = self.nodes.get(placed.node)
             if node is None:
@@ -194,7 +194,7 @@ class Cluster:
                 devices = tuple(names.index(d) for d in placed.devices if d in names)
                 parts.append(Part(placed.worker, node.name, devices, placed.milli))
                 continue
-            free = remaining.setdefault(node.name, self.free(node.name).devices)
+            free = free_devices.setdefault(node.name, self.free(node.name).devices)
             parts.append(Part(placed.worker, node.name, *stand_in(node, placed, need, free)))
         return tuple(parts)
 
@@ -324,7 +324,7 @@ class Cluster:
         now, later = self.open(node), self.future(node)
         devices = [min(pair) for pair in zip(now.devices, later.devices, strict=True)]
         if node in self.overfull:
-            devices = [max(0, remaining) for remaining in devices]
+            devices = [max(0, milli) for milli in devices]
         return FreeResources(devices, min(now.cpu, later.cpu), min(now.memory, later.memory), min(now.pods, later.pods))
 
     def remaining(self, node: str, later: bool) -> FreeResources:
@@ -353,10 +353,10 @@ class Cluster:
                 cpu, memory, pods = cpu - ended.cpu, memory - ended.memory, pods - ended.pods
                 for at in [at for at, device in enumerate(devices_of(node)) if on == name and device in ended.devices]:
                     devices[at] -= ended.milli
-        for item in blocked:
-            if item.node in host:
-                cpu, memory = cpu - item.cpu, memory - item.memory
-                for at, milli in item.devices.items() if item.node == name else ():
+        for block in blocked:
+            if block.node in host:
+                cpu, memory = cpu - block.cpu, memory - block.memory
+                for at, milli in block.devices.items() if block.node == name else ():
                     devices[at] -= milli
         return FreeResources(devices, cpu, memory, pods)
 
@@ -378,21 +378,17 @@ class Cluster:
         usable = [node for node in self.nodes_of(pool) if self.usable(node)]
         if need is not None and need.session:
             usable = [node for node in usable if self.nodes[node].sessions]
-        item = [
-            (remaining, node in self.overfull) for node in usable for remaining in self.remaining(node, later).devices
-        ]
-        return sum(max(0, remaining) if overfull else remaining for remaining, overfull in item)
+        devices = [(milli, node in self.overfull) for node in usable for milli in self.remaining(node, later).devices]
+        return sum(max(0, milli) if overfull else milli for milli, overfull in devices)
 
     def stuck_gpus(self, pool: str) -> int:
         """Return the milli-GPUs of a pool's usable nodes that are held by what does not end."""
         up = {node for node in self.nodes_of(pool) if self.usable(node)}
         late = [a for a in self.running.values() if self.is_stuck(a.workload)]
         evicted = sum(p.milli * len(p.devices) for a in late for p in a.parts if p.node in up)
-        outliving = [item for name in up for item in self.nodes[name].terminating]
+        outliving = [pod for name in up for pod in self.nodes[name].terminating]
         return evicted + sum(
-            item.milli * len(item.devices)
-            for item in outliving
-            if self.now >= item.deadline + self.settings.stuck_after
+            pod.milli * len(pod.devices) for pod in outliving if self.now >= pod.deadline + self.settings.stuck_after
         )
 
     def total_gpus(self, pool: str) -> int:
@@ -401,10 +397,10 @@ class Cluster:
         own = [GPU * sum(d not in node.foreign_devices for d in devices_of(node)) for node in nodes]
         return sum(max(0, size - node.foreign_gpus) for size, node in zip(own, nodes, strict=True))
 
-    def holds_parts(self, need: Need, parts: Sequence[Part], remaining: FreeResourcesOf) -> bool:
+    def holds_parts(self, need: Need, parts: Sequence[Part], free_on: FreeResourcesOf) -> bool:
         """Whether all parts fit together into what is left on their nodes."""
         for name in {part.node for part in parts}:
-            here, many = remaining(name), sum(part.node == name for part in parts)
+            here, many = free_on(name), sum(part.node == name for part in parts)
             devices = list(here.devices)
             for part in parts:
                 for at in part.devices if part.node == name else ():
@@ -429,14 +425,14 @@ class Cluster:
         """Start a pending workload on these parts now; its workers are numbered from 0."""
         ordered = sorted(parts, key=lambda part: part.worker)
         numbered = [part._replace(worker=at) for at, part in enumerate(ordered)]
-        self.running[workload.id] = result = self.allocation(workload, numbered, True)
-        return result
+        self.running[workload.id] = allocation = self.allocation(workload, numbered, True)
+        return allocation
 
     def widen(self, allocation: Allocation, part: Part) -> Allocation:
         """Add one more worker to a gang that this plan started."""
         amount = allocation.amount + part.milli * len(part.devices)
-        self.running[allocation.id] = result = replace(allocation, parts=(*allocation.parts, part), amount=amount)
-        return result
+        self.running[allocation.id] = wider = replace(allocation, parts=(*allocation.parts, part), amount=amount)
+        return wider
 
     def nominate(self, workload: Workload, parts: Sequence[Part]) -> None:
         """Nominate devices of the future for a workload."""

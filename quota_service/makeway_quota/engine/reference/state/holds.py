@@ -76,8 +76,8 @@ class Hold:
 
     def suspend(self, cluster: Cluster) -> None:
         """Suspend the hold: the held GPUs are free."""
-        mine = {id(item) for item in self.blocked}
-        cluster.blocked = tuple(item for item in cluster.blocked if id(item) not in mine)
+        mine = {id(block) for block in self.blocked}
+        cluster.blocked = tuple(block for block in cluster.blocked if id(block) not in mine)
         self.blocked = ()
         self.in_force = False
 
@@ -103,8 +103,8 @@ class Hold:
         both = self.queue.need.total + queue.need.total
         shared = [level for level in queue.levels if level in self.queue.levels]
         for line in limiting(cluster, shared, self.pool):
-            item = counts(cluster, line)
-            if max(item.now, item.future) + both > (line.quota.limit or 0):
+            counted = counts(cluster, line)
+            if max(counted.now, counted.future) + both > (line.quota.limit or 0):
                 return line
         return None
 
@@ -138,7 +138,7 @@ def starving(cluster: Cluster, waiting: Iterable[Queue]) -> list[tuple[Queue, Wo
     `Lowest` takes what is left, however late. A workload that lost its nomination in this plan still has a queue of its
     own, and counts with those that it will share a queue with in the next plan.
     """
-    result = [
+    eligible = [
         (queue, head)
         for queue in waiting
         if queue.need.total and not queue.session and cluster.policy(queue.policy).weight != "Lowest"
@@ -146,7 +146,7 @@ def starving(cluster: Cluster, waiting: Iterable[Queue]) -> list[tuple[Queue, Wo
         if waits_too_long(cluster, head) and head.id not in cluster.nominations
     ]
     oldest: dict[tuple[object, ...], tuple[Queue, Workload]] = {}
-    for queue, head in sorted(result, key=lambda item: age(item[1])):
+    for queue, head in sorted(eligible, key=lambda item: age(item[1])):
         alike = queue.policy, queue.profile.name, queue.need, queue.guaranteed, queue.kind, queue.priority
         oldest.setdefault((*alike, queue.patient, cluster.time_limit(head), head.owner), (queue, head))
     return list(oldest.values())
@@ -196,10 +196,10 @@ def hold(cluster: Cluster, queue: Queue, workload: Workload, pool: str) -> Hold 
     """Return what to hold for a workload in a pool; None where a hold would not help it."""
     if not _helps(cluster, queue, pool):
         return None
-    result = first_room(cluster, queue.need, pool)
-    if result is None:
+    room = first_room(cluster, queue.need, pool)
+    if room is None:
         return None
-    until, openings = result
+    until, openings = room
     amount = queue.need.total
     if over_limit(cluster, queue.levels, pool, amount, False) or over_capacity(cluster, pool, amount):
         until, openings = max(until, limit_falls(cluster, queue, pool)), []
@@ -241,8 +241,8 @@ def limit_falls(cluster: Cluster, queue: Queue, pool: str) -> float:
     line = over_limit(cluster, queue.levels, pool, queue.need.total, False)
     if line is None:
         return inf
-    item = counts(cluster, line)
-    missing = max(item.now, item.future) + queue.need.total - (line.quota.limit or 0)
+    usage = counts(cluster, line)
+    missing = max(usage.now, usage.future) + queue.need.total - (line.quota.limit or 0)
     pools = line.quota.pools or tuple(cluster.pools)
     team = [a for a in cluster.running.values() if line.policy in a.levels]
     counted = [a for a in team if any(pool in pools for pool in a.pools)]
@@ -258,53 +258,55 @@ def first_room(cluster: Cluster, need: Need, pool: str) -> tuple[float, list[Ope
     """Return when a pool first has room for all workers, and on which nodes; None if it never will."""
     every: list[tuple[When, int, int, int, Opening]] = []
     for at, node in enumerate(cluster.nodes_of(pool)):
-        for entry in _openings(cluster, node, need) if cluster.suits(node, need) else ():
-            moment = (-1.0, 0, 0) if entry.when[0] <= cluster.now else entry.when
-            every.append((moment, -entry.workers if entry.workers >= need.min_workers else 0, at, entry.workers, entry))
+        for opening in _openings(cluster, node, need) if cluster.suits(node, need) else ():
+            moment = (-1.0, 0, 0) if opening.when[0] <= cluster.now else opening.when
+            every.append(
+                (moment, -opening.workers if opening.workers >= need.min_workers else 0, at, opening.workers, opening)
+            )
     chosen: dict[str, Opening] = {}
     for (when, _, _), _, _, workers, opening in sorted(every, key=lambda item: item[:4]):
         if workers >= need.min_workers:
             return max(when, cluster.now), [opening]
         chosen[opening.node] = opening
-        if sum(entry.workers for entry in chosen.values()) >= need.min_workers:
+        if sum(opening.workers for opening in chosen.values()) >= need.min_workers:
             return max(when, cluster.now), _without_spare(cluster, list(chosen.values()), need.min_workers)
     return None
 
 
-def _without_spare(cluster: Cluster, chosen: list[Opening], minimum: int) -> list[Opening]:
+def _without_spare(cluster: Cluster, chosen: list[Opening], min_workers: int) -> list[Opening]:
     names = list(cluster.nodes)
-    spare = sum(entry.workers for entry in chosen) - minimum
-    for item in sorted(chosen, key=lambda o: (o.workers, -names.index(o.node))):
-        if item.workers <= spare:
-            spare -= item.workers
-            chosen.remove(item)
+    spare = sum(opening.workers for opening in chosen) - min_workers
+    for opening in sorted(chosen, key=lambda o: (o.workers, -names.index(o.node))):
+        if opening.workers <= spare:
+            spare -= opening.workers
+            chosen.remove(opening)
     return chosen
 
 
 def _openings(cluster: Cluster, node: str, need: Need) -> Iterator[Opening]:
     """Iterate over the moments at which a node can host more workers, up to the least that is needed."""
-    remaining = cluster.future(node)
+    free = cluster.future(node)
     here = [(a, ends_at(cluster, a)) for a in cluster.running.values() if a.on(node)]
-    many = remaining.workers(need)
+    many = free.workers(need)
     if many:
         when = cluster.now
         if cluster.free(node).workers(need) < many:
             ends = [end or inf for a, end in here if a.id in cluster.terminating]
-            when = max([*ends, *(item.deadline for item in cluster.nodes[node].terminating)], default=cluster.now)
-        yield Opening((when, 0, 0), node, min(many, need.min_workers), remaining.whole, remaining.cpu, remaining.memory)
+            when = max([*ends, *(pod.deadline for pod in cluster.nodes[node].terminating)], default=cluster.now)
+        yield Opening((when, 0, 0), node, min(many, need.min_workers), free.whole, free.cpu, free.memory)
     staying = [(a, end) for a, end in here if a.id not in cluster.terminating]
     for moment, allocation in _leaving_order(cluster, staying):
         if many >= need.min_workers:
             return
-        remaining = _plus(remaining, allocation, node)
-        more = remaining.workers(need)
+        free = _plus(free, allocation, node)
+        more = free.workers(need)
         if more > many:
             many = more
-            yield Opening(moment, node, min(many, need.min_workers), remaining.whole, remaining.cpu, remaining.memory)
+            yield Opening(moment, node, min(many, need.min_workers), free.whole, free.cpu, free.memory)
 
 
-def _plus(remaining: FreeResources, allocation: Allocation, node: str) -> FreeResources:
-    devices, cpu, memory, pods = list(remaining.devices), remaining.cpu, remaining.memory, remaining.pods
+def _plus(free: FreeResources, allocation: Allocation, node: str) -> FreeResources:
+    devices, cpu, memory, pods = list(free.devices), free.cpu, free.memory, free.pods
     for part in allocation.on(node):
         cpu, memory, pods = cpu + allocation.need.cpu, memory + allocation.need.memory, pods + 1
         for at in part.devices:

@@ -24,10 +24,10 @@ def find(cluster: Cluster, pool: str, need: Need, later: bool = False) -> tuple[
     `later`, it takes the node with the fewest free whole devices. `spread` takes the node with the most. A gang gets as
     few nodes as possible, and is placed as a whole or not at all.
     """
-    result = _find(cluster, pool, need, later, None)
-    if need.only_spare and result and not spares(cluster, pool, need, result, later):
+    parts = _find(cluster, pool, need, later, None)
+    if need.only_spare and parts and not spares(cluster, pool, need, parts, later):
         return _find(cluster, pool, need, later, limit_of(cluster, pool, need, later))
-    return result
+    return parts
 
 
 def _find(cluster: Cluster, pool: str, need: Need, later: bool, limit: Limit | None) -> tuple[Part, ...]:
@@ -35,14 +35,14 @@ def _find(cluster: Cluster, pool: str, need: Need, later: bool, limit: Limit | N
     room = {name: cluster.remaining(name, later) for name in cluster.nodes_of(pool) if cluster.usable(name)}
     pack = cluster.pools[pool].strategy == "pack"
     if need.min_workers > 1:
-        result = _gang(cluster, room, need, later, limit)
+        chosen = _gang(cluster, room, need, later, limit)
     elif pack and not later and not need.avoid and (mix := _mix(cluster, pool)):
         return _packed(cluster, room, need, mix, limit)
     else:
         name = _one(cluster, room, need, pack, limit)
-        result = [(name, 1)] if name else []
+        chosen = [(name, 1)] if name else []
     parts: list[Part] = []
-    for name, many in result:
+    for name, many in chosen:
         devices = list(room[name].devices)
         idle = cluster.free(name).devices if later else None
         parts += [Part(len(parts) + at, name, *pick(need, devices, idle)) for at in range(many)]
@@ -57,7 +57,7 @@ def count_workers(cluster: Cluster, pool: str, need: Need, later: bool) -> int:
 
 def _able(cluster: Cluster, room: Room, need: Need, limit: Limit | None) -> dict[str, int]:
     """Return the nodes with room, each with the number of workers that it has room for."""
-    suited = {name: remaining.workers(need) for name, remaining in room.items() if cluster.suits(name, need)}
+    suited = {name: free.workers(need) for name, free in room.items() if cluster.suits(name, need)}
     able = suited if limit is None else {name: limit(name, count) for name, count in suited.items()}
     return {name: count for name, count in able.items() if count}
 
@@ -66,9 +66,9 @@ def _one(cluster: Cluster, room: Room, need: Need, pack: bool, limit: Limit | No
     order = {name: at for at, name in enumerate(room)}
 
     def key(name: str) -> tuple[int, int, int]:
-        remaining = room[name]
-        best = min((item for item in remaining.devices if item >= need.gpus), default=0) if 0 < need.gpus < GPU else 0
-        return best, remaining.whole if pack else -remaining.whole, order[name]
+        free = room[name]
+        best = min((milli for milli in free.devices if milli >= need.gpus), default=0) if 0 < need.gpus < GPU else 0
+        return best, free.whole if pack else -free.whole, order[name]
 
     return min(_able(cluster, room, need, limit), key=key, default=None)
 
@@ -79,15 +79,15 @@ def _gang(cluster: Cluster, room: Room, need: Need, later: bool, limit: Limit | 
     idle = {name: cluster.free(name).whole for name in room} if later else {n: g.whole for n, g in room.items()}
     able = [(count, name) for name, count in _able(cluster, room, need, limit).items()]
     able.sort(key=lambda item: (-item[0], idle[item[1]], position[item[1]]))
-    result: list[tuple[str, int]] = []
+    chosen: list[tuple[str, int]] = []
     missing = need.min_workers
     while able and missing:
-        enough = [entry for entry in able if entry[0] >= missing]
+        enough = [option for option in able if option[0] >= missing]
         count, name = min(enough, key=lambda item: item[0]) if enough else able[0]
         able.remove((count, name))
-        result.append((name, min(count, missing)))
+        chosen.append((name, min(count, missing)))
         missing -= min(count, missing)
-    return result if not missing else []
+    return chosen if not missing else []
 
 
 def _packed(cluster: Cluster, room: Room, need: Need, mix: dict[Shape, int], limit: Limit | None) -> tuple[Part, ...]:
@@ -96,9 +96,9 @@ def _packed(cluster: Cluster, room: Room, need: Need, mix: dict[Shape, int], lim
         return ()
     packing = Packing([_empty(cluster, cluster.nodes[name]) for name in nodes], rounded(mix))
     for at, name in enumerate(nodes):
-        remaining, node = cluster.free(name), cluster.nodes[name]
-        cpu = max(0, remaining.cpu) if cluster.usable(name) and remaining.pods > 0 else -1
-        packing.see(at, NodeCapacity(remaining.devices, cpu, max(0, remaining.memory), node.model))
+        free, node = cluster.free(name), cluster.nodes[name]
+        cpu = max(0, free.cpu) if cluster.usable(name) and free.pods > 0 else -1
+        packing.see(at, NodeCapacity(free.devices, cpu, max(0, free.memory), node.model))
     fitting = _able(cluster, room, need, limit)
     able = [at for at, name in enumerate(nodes) if name in fitting] if limit is not None or need.session else None
     best = packing.best(need.shape, able)
@@ -122,8 +122,8 @@ def _mix(cluster: Cluster, pool: str) -> dict[Shape, int]:
     """Count the workers of each shape that the pool serves: one workload of each profile, and all that are live."""
     known = [(name, need_of(Workload("", "", name), profile)) for name, profile in cluster.profiles.items()]
     live = [(w.profile, cluster.need(w)) for w in cluster.live.values()]
-    result: dict[Shape, int] = {}
+    mix: dict[Shape, int] = {}
     for profile, need in (*known, *live):
         if pool in cluster.serving(profile):
-            result[need.shape] = result.get(need.shape, 0) + need.min_workers
-    return result
+            mix[need.shape] = mix.get(need.shape, 0) + need.min_workers
+    return mix

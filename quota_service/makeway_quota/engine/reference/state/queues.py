@@ -65,16 +65,16 @@ def queues(cluster: Cluster) -> tuple[list[Queue], dict[str, tuple[Code, str]]]:
     waiting = [w for w in pending if w.id not in inadmissible]
     late = bool(waiting) and waits_too_long(cluster, waiting[0])
     nominated = {w.evicted_for for w in cluster.live.values() if w.state == "checkpointing" and w.id in cluster.running}
-    result: dict[tuple[object, ...], Queue] = {}
+    by_key: dict[tuple[object, ...], Queue] = {}
     for w in waiting:
         need, priority, patient = cluster.need(w), cluster.priority(w), is_patient(cluster, w)
         own = w.id if w.id in nominated or w.id in cluster.nominations else ""
         limit = cluster.time_limit(w) if late else None
         key = (own, w.policy, w.profile, need, w.non_preemptible, w.kind, priority, patient, limit)
-        if key not in result:
-            result[key] = replace(queue_of(cluster, w), nominated=bool(own), members=[])
-        result[key].members.append(w)
-    return list(result.values()), inadmissible
+        if key not in by_key:
+            by_key[key] = replace(queue_of(cluster, w), nominated=bool(own), members=[])
+        by_key[key].members.append(w)
+    return list(by_key.values()), inadmissible
 
 
 def queue_of(cluster: Cluster, workload: Workload) -> Queue:

@@ -148,8 +148,8 @@ def in_quota(
         own = any(reserving(cluster, below, pool) for below in levels[:at])
         for line in reserving(cluster, level, pool):
             asked = True
-            item = counts(cluster, line)
-            used = item.guaranteed if guaranteed else item.taken
+            counted = counts(cluster, line)
+            used = counted.guaranteed if guaranteed else counted.taken
             if used + claimed(line, False) + amount > line.quota.reserved:
                 return False
             promised = 0 if own or not guaranteed else _promised_below(cluster, level, line.quota)
@@ -174,15 +174,15 @@ def _promised_below(cluster: Cluster, policy: str, quota: QuotaLine, above: tupl
 
 def _reserved_within(policy: Policy, quota: QuotaLine) -> int:
     """Return what a policy's own lines reserve of a department's line; one within another of them adds nothing."""
-    minimum: dict[frozenset[str], int] = {}
+    by_pools: dict[frozenset[str], int] = {}
     for line in policy.quotas:
         pools = frozenset(line.pools)
         if line.reserved > 0 and _inside(pools, frozenset(quota.pools)):
-            minimum[pools] = min(line.reserved, minimum.get(pools, line.reserved))
+            by_pools[pools] = min(line.reserved, by_pools.get(pools, line.reserved))
     return sum(
         reserved
-        for pools, reserved in minimum.items()
-        if not any(_inside(pools, other) for other in minimum if other != pools)
+        for pools, reserved in by_pools.items()
+        if not any(_inside(pools, other) for other in by_pools if other != pools)
     )
 
 
@@ -201,8 +201,8 @@ def _beyond(cluster: Cluster, line: PolicyLine, guaranteed: bool) -> int:
         below = levels[: levels.index(line.policy)]
         for pool in line.quota.pools or tuple(cluster.pools):
             if not any(reserving(cluster, level, pool) for level in below):
-                item = _count_own(cluster, name, pool)
-                total += item.guaranteed if guaranteed else item.taken
+                counted = _count_own(cluster, name, pool)
+                total += counted.guaranteed if guaranteed else counted.taken
     return total
 
 
@@ -211,8 +211,8 @@ def quota_numbers(cluster: Cluster, levels: Sequence[str], pool: str, guaranteed
     level = guarantor(cluster, levels, pool)
     if level is None:
         return 0, in_pool(cluster, levels[0], pool)
-    item = [(line.quota, counts(cluster, line)) for line in reserving(cluster, level, pool)]
-    numbers = [(q.reserved, c.guaranteed if guaranteed else c.future, q.pools) for q, c in item]
+    lines = [(line.quota, counts(cluster, line)) for line in reserving(cluster, level, pool)]
+    numbers = [(q.reserved, c.guaranteed if guaranteed else c.future, q.pools) for q, c in lines]
     reserved, used, _ = min(numbers, key=lambda n: (n[0] - n[1], n[2]))
     return reserved, used
 
@@ -223,8 +223,8 @@ def quota_numbers(cluster: Cluster, levels: Sequence[str], pool: str, guaranteed
 def over_limit(cluster: Cluster, levels: Sequence[str], pool: str, amount: int, later: bool) -> PolicyLine | None:
     """Return the first line whose limit `amount` more would exceed; `later`: in the future only."""
     for line in limiting(cluster, levels, pool):
-        item = counts(cluster, line)
-        used = item.future if later else max(item.now, item.future)
+        counted = counts(cluster, line)
+        used = counted.future if later else max(counted.now, counted.future)
         if used + amount > (line.quota.limit or 0):
             return line
     return None
@@ -279,8 +279,8 @@ def _kept_within(cluster: Cluster, policy: str, kept: Sequence[tuple[str, int]])
 
 
 def _kept_by(cluster: Cluster, line: PolicyLine, later: bool) -> int:
-    item = counts(cluster, line)
-    return max(0, spare(line) - (item.future if later else item.now))
+    counted = counts(cluster, line)
+    return max(0, spare(line) - (counted.future if later else counted.now))
 
 
 def unused(cluster: Cluster, pool: str) -> int:
@@ -290,8 +290,8 @@ def unused(cluster: Cluster, pool: str) -> int:
 
 def _unused(cluster: Cluster, policy: str, pool: str) -> int:
     """Return the larger of what a policy and what the teams below it may still use."""
-    item = [(line.quota.reserved, counts(cluster, line)) for line in reserving(cluster, policy, pool)]
-    own = min((reserved - max(used.now, used.future) for reserved, used in item), default=0)
+    lines = [(line.quota.reserved, counts(cluster, line)) for line in reserving(cluster, policy, pool)]
+    own = min((reserved - max(used.now, used.future) for reserved, used in lines), default=0)
     teams = [name for name, known in cluster.policies.items() if known.parent == policy != name]
     return max(0, own, sum(_unused(cluster, name, pool) for name in teams))
 
@@ -359,8 +359,8 @@ def over(cluster: Cluster, levels: Sequence[str], pool: str, request: Request = 
 def shares(cluster: Cluster, policy: str, pool: str) -> tuple[int, ...]:
     """Return over-quota use and history per weight, of the departments from the top down, then of the policy."""
     levels = cluster.levels(policy)
-    item = [(cluster.policy(level), over(cluster, levels[at:], pool)) for at, level in enumerate(levels)]
-    return tuple(over_per_weight(beyond + known.history, known.weight) for known, beyond in reversed(item))
+    overs = [(cluster.policy(level), over(cluster, levels[at:], pool)) for at, level in enumerate(levels)]
+    return tuple(over_per_weight(beyond + known.history, known.weight) for known, beyond in reversed(overs))
 
 
 def teams(cluster: Cluster) -> Iterator[tuple[str, ...]]:

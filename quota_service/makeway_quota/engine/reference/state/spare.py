@@ -35,7 +35,7 @@ def limit_of(cluster: Cluster, pool: str, need: Need, later: bool) -> Limit:
             losses = [(p, _loss(cluster, p, {name: many}, need, at), at) for p in pools for at in {True, later}]
             if not any(loss for _, loss, _ in losses):
                 return many
-            if need.min_workers == 1 and all(_can_lose(cluster, *item) for item in losses):
+            if need.min_workers == 1 and all(_can_lose(cluster, *loss) for loss in losses):
                 return many
         return 0
 
@@ -78,30 +78,30 @@ def _surplus(cluster: Cluster, pool: str, later: bool) -> int:
 def _loss(cluster: Cluster, pool: str, many: dict[str, int], need: Need, later: bool) -> int:
     """Return the useful milli-GPUs of a pool that are lost with so many workers more on each node."""
     lost = 0
-    item = [(other, count) for node, count in many.items() for other in cluster.host_of(node)]
-    for name, count in [(name, count) for name, count in item if cluster.nodes[name].pool == pool]:
-        remaining = cluster.remaining(name, later)
+    on_hosts = [(other, count) for node, count in many.items() for other in cluster.host_of(node)]
+    for name, count in [(name, count) for name, count in on_hosts if cluster.nodes[name].pool == pool]:
+        free = cluster.remaining(name, later)
         beside = FreeResources(
-            remaining.devices,
-            remaining.cpu - count * need.cpu,
-            remaining.memory - count * need.memory,
-            remaining.pods - count,
+            free.devices,
+            free.cpu - count * need.cpu,
+            free.memory - count * need.memory,
+            free.pods - count,
         )
-        lost += _useful(cluster, name, remaining) - _useful(cluster, name, beside)
+        lost += _useful(cluster, name, free) - _useful(cluster, name, beside)
     return lost
 
 
-def _useful(cluster: Cluster, name: str, remaining: FreeResources) -> int:
+def _useful(cluster: Cluster, name: str, free: FreeResources) -> int:
     """Return the free milli-GPUs of a node that the smallest profile of its pool could use."""
     smallest = _smallest(cluster, cluster.nodes[name].pool, cluster.nodes[name].model)
-    return remaining.workers(smallest) * smallest.gpus if smallest and cluster.usable(name) else 0
+    return free.workers(smallest) * smallest.gpus if smallest and cluster.usable(name) else 0
 
 
 def _smallest(cluster: Cluster, pool: str, model: str) -> Need | None:
     """Return the request of the smallest profile with GPUs that runs on a model in a pool."""
-    result = []
+    requests = []
     for name, profile in cluster.profiles.items():
         need = need_of(Workload("", "", name), profile)
         if need.gpus and pool in cluster.serving(name) and (not need.models or model in need.models):
-            result.append(((need.total, need.gpus, need.cpu, need.memory, name), need))
-    return min(result, key=lambda item: item[0])[1] if result else None
+            requests.append(((need.total, need.gpus, need.cpu, need.memory, name), need))
+    return min(requests, key=lambda item: item[0])[1] if requests else None

@@ -51,13 +51,13 @@ def _evicts(cluster: Cluster, victim: Workload, exists: Exists) -> Return:
         room = count_workers(cluster, pool, need, True) >= need.min_workers
         if able and room and allowed(cluster, levels, pool, need.total, True):
             return "none"
-    result = {
+    ways = {
         "in_quota" if "reservation" in rights else "others"
-        for pool, item in right_in.items()
-        for rights in item
+        for pool, all_rights in right_in.items()
+        for rights in all_rights
         if exists(Preemptor(cluster, victim, need, levels, pool, rights))
     }
-    return "in_quota" if "in_quota" in result else "others" if result else "none"
+    return "in_quota" if "in_quota" in ways else "others" if ways else "none"
 
 
 def _rights(cluster: Cluster, workload: Workload, pool: str) -> list[Rights]:

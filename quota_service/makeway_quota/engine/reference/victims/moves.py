@@ -121,7 +121,7 @@ def _option(p: Preemptor, node: str, staying: Sequence[Allocation]) -> Option | 
     going: list[tuple[Part, ...]] = [a.on(node) for a in chosen]
     for at, allocation in enumerate(chosen):
         for part in sorted(allocation.on(node), key=lambda item: item.worker):
-            less = tuple(entry for entry in going[at] if entry is not part)
+            less = tuple(other for other in going[at] if other is not part)
             if less and _room_of_parts(p, node, chosen, [*going[:at], less, *going[at + 1 :]]) >= have + gain:
                 going[at] = less
     return Option(p, node, tuple(chosen), tuple(going), gain)
@@ -143,7 +143,7 @@ def _lightest(p: Preemptor, node: str, workers: int, staying: Sequence[Allocatio
         if _room(p, node, chosen) >= workers:
             break
     for allocation in chosen[:]:
-        fewer = [item for item in chosen if item is not allocation]
+        fewer = [other for other in chosen if other is not allocation]
         if _room(p, node, fewer) >= workers:
             chosen = fewer
     return chosen
@@ -159,12 +159,12 @@ def _may_move(p: Preemptor, job: Allocation) -> bool:
 
 
 def _room(p: Preemptor, node: str, gone: Sequence[Allocation]) -> int:
-    return room_on(p, node, p.cluster.future(node), [stopped(item) for item in gone])
+    return room_on(p, node, p.cluster.future(node), [stopped(allocation) for allocation in gone])
 
 
 def _room_of_parts(p: Preemptor, node: str, chosen: Sequence[Allocation], going: Sequence[Sequence[Part]]) -> int:
-    remaining = p.cluster.future(node)
-    devices, cpu, memory, pods = list(remaining.devices), remaining.cpu, remaining.memory, remaining.pods
+    free = p.cluster.future(node)
+    devices, cpu, memory, pods = list(free.devices), free.cpu, free.memory, free.pods
     for allocation, parts in zip(chosen, going, strict=True):
         for part in parts:
             cpu, memory, pods = cpu + allocation.need.cpu, memory + allocation.need.memory, pods + 1

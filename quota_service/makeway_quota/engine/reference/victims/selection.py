@@ -104,11 +104,11 @@ def _returns(p: Preemptor, victims: Victims) -> Return:
     trial = without(p.cluster, victims, released=True)
     trial.nominate(p.workload, find(without(p.cluster, victims), p.pool, p.need, True))
     stops = [member.allocation.workload for member in victims if member.kind == 1]
-    result = {returns(trial, p.workload, item, _exists) for item in stops}
+    ways = {returns(trial, p.workload, w, _exists) for w in stops}
     again = [m.allocation.workload for m in victims if m.kind == -1 and m.allocation.id in p.replaced_by]
-    if any(returns(trial, p.workload, item, _exists) != "none" for item in again if p.cluster.need(item).total):
+    if any(returns(trial, p.workload, w, _exists) != "none" for w in again if p.cluster.need(w).total):
         return "back"
-    return next((how for how in ("back", "in_quota", "others") if how in result), "none")
+    return next((how for how in ("back", "in_quota", "others") if how in ways), "none")
 
 
 def _exists(p: Preemptor) -> bool:
@@ -121,15 +121,15 @@ def _exists(p: Preemptor) -> bool:
 def _options(p: Preemptor, victim: Allocation, node: str | None = None) -> list[Member | None]:
     """Return what may happen to a candidate: nothing, a shrink (on one host) by its highest workers, a stop."""
     extra = 0 if victim.fixed else len(victim.parts) - victim.need.min_workers
-    result: list[Member | None] = [None]
+    options: list[Member | None] = [None]
     if extra > 0:
         names = dict.fromkeys(part.node for part in victim.parts if node is None or _on_host(p, part, node))
         by_node = [sorted(victim.on(name), key=lambda part: -part.worker) for name in names]
         for many in product(*(range(min(extra, len(parts)) + 1) for parts in by_node)):
             gone = [part for n, parts in zip(many, by_node, strict=True) for part in parts[:n]]
             member = shrunk(p.cluster, victim, gone) if len(gone) <= extra else None
-            result += [member] if member else []
-    return [*result, stopped(victim)]
+            options += [member] if member else []
+    return [*options, stopped(victim)]
 
 
 def _combinations(p: Preemptor, able: Iterable[Allocation], node: str | None = None) -> int:
@@ -166,7 +166,7 @@ def _fewer_given_up(p: Preemptor, member: Member) -> Iterator[Member]:
     if member.whole:
         yield from (less for less in _options(p, member.allocation) if less is not None and not less.whole)
     for part in sorted(member.gone, key=lambda item: item.worker) if not member.whole else ():
-        less = shrunk(p.cluster, member.allocation, [entry for entry in member.gone if entry is not part])
+        less = shrunk(p.cluster, member.allocation, [other for other in member.gone if other is not part])
         if less is not None:
             yield less
 
@@ -175,28 +175,28 @@ def _fewer_given_up(p: Preemptor, member: Member) -> Iterator[Member]:
 
 
 def _on_one_node(p: Preemptor, able: Sequence[Allocation]) -> Iterator[Victims]:
-    result: list[Victims] = []
+    sets: list[Victims] = []
     for node in p.cluster.nodes_of(p.pool):
         here = here_or_beside(p, node, able)
         if here and p.cluster.suits(node, p.need):
-            result += _on_node(p, node, here, 1, ())
-    unique = {frozenset((m.allocation.id, m.gone) for m in victims): victims for victims in result}
+            sets += _on_node(p, node, here, 1, ())
+    unique = {frozenset((m.allocation.id, m.gone) for m in victims): victims for victims in sets}
     ordered = sorted(unique.values(), key=lambda s: set_key(p, s))
     return (s for s in ordered if not any(fits(p, less) for less in _spared(p, s)))  # less may do on another node
 
 
 def _on_node(p: Preemptor, node: str, here: Sequence[Allocation], workers: int, chosen: Victims) -> list[Victims]:
     """Return sets that make room for so many workers on a node, the best first; legal after those `chosen`."""
-    remaining = p.cluster.future(node)
+    free = p.cluster.future(node)
 
     def enough(victims: Sequence[Member]) -> bool:
-        return room_on(p, node, remaining, (*chosen, *victims)) >= workers and (
+        return room_on(p, node, free, (*chosen, *victims)) >= workers and (
             bool(chosen)
             or p.need.min_workers > 1
             or allowed(without(p.cluster, victims), p.levels, p.pool, p.need.total, True)
         )
 
-    if not enough([stopped(a) for a in here]) and room_on(p, node, remaining, _everything(here, chosen)) < workers:
+    if not enough([stopped(a) for a in here]) and room_on(p, node, free, _everything(here, chosen)) < workers:
         return []
     if _combinations(p, here, node) <= MAX_COMBINATIONS:
         every = _in_order(p, _all_sets(p, here, node), enough)
@@ -215,9 +215,9 @@ def _everything(here: Iterable[Allocation], chosen: Victims) -> Victims:
     return (*chosen, *(stopped(a) for a in here if a.id not in taken))
 
 
-def room_on(p: Preemptor, node: str, remaining: FreeResources, victims: Iterable[Member]) -> int:
+def room_on(p: Preemptor, node: str, free: FreeResources, victims: Iterable[Member]) -> int:
     """Count the workers that fit on a node without these victims."""
-    devices, cpu, memory, pods = list(remaining.devices), remaining.cpu, remaining.memory, remaining.pods
+    devices, cpu, memory, pods = list(free.devices), free.cpu, free.memory, free.pods
     host = p.cluster.host_of(node)
     for member in victims:
         for part in member.freed:
@@ -319,7 +319,7 @@ def _without_needless(p: Preemptor, victims: Victims, enough: Test) -> Victims:
             continue
         for part in sorted(member.gone, key=lambda item: item.worker) if not member.whole else ():
             now = next(m for m in victims if m.allocation is member.allocation)
-            less = shrunk(p.cluster, now.allocation, [entry for entry in now.gone if entry is not part])
+            less = shrunk(p.cluster, now.allocation, [other for other in now.gone if other is not part])
             changed = tuple(less if m is now and less else m for m in victims)
             if less is not None and enough(changed):
                 victims = changed
@@ -332,8 +332,8 @@ def _for_a_gang(p: Preemptor, able: Sequence[Allocation]) -> Victims | None:
     chosen: Victims = ()
     nodes = [name for name in p.cluster.nodes_of(p.pool) if p.cluster.suits(name, p.need)]
     while True:
-        remaining = {name: p.cluster.future(name) for name in nodes}
-        have = {name: room_on(p, name, remaining[name], chosen) for name in nodes}
+        free = {name: p.cluster.future(name) for name in nodes}
+        have = {name: room_on(p, name, free[name], chosen) for name in nodes}
         missing = p.need.min_workers - sum(have.values())
         if missing <= 0:
             return _without_needless(p, chosen, lambda s: fits(p, s)) if fits(p, chosen) else None

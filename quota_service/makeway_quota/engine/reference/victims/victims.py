@@ -146,7 +146,7 @@ def candidates(p: Preemptor) -> list[Allocation]:
         for a in p.cluster.preemptible()
         if p.pool in a.pools
         or any(counts_on(p.cluster, line, a) for line in lines)
-        or any(_holds_beside(p.cluster, a, *item) for item in shortages)
+        or any(_holds_beside(p.cluster, a, *shortage) for shortage in shortages)
     ]
     able = [a for a in able if _may_evict(p, a) and entitled(p, a, ())]
     return sorted(able, key=lambda a: order(p, a))
@@ -163,18 +163,16 @@ class Shortage(NamedTuple):
 def shortages_of(p: Preemptor) -> list[tuple[str, Shortage]]:
     """Return the nodes that share CPU, memory and pods with others and have too little of them; and of what."""
     names = [name for name in p.cluster.nodes_of(p.pool) if len(p.cluster.host_of(name)) > 1]
-    item = [(name, shortage_on(p, name)) for name in names if p.cluster.suits(name, p.need)]
-    return [(name, shortage) for name, shortage in item if any(shortage)]
+    shortages = [(name, shortage_on(p, name)) for name in names if p.cluster.suits(name, p.need)]
+    return [(name, shortage) for name, shortage in shortages if any(shortage)]
 
 
 def shortage_on(p: Preemptor, node: str) -> Shortage:
     """Return what a node has too little of, in the future and before any eviction."""
-    need, remaining = p.need, p.cluster.future(node)
-    by_devices = (
-        len(remaining.devices) // need.whole if need.whole else len(remaining.devices) * (GPU // max(1, need.gpus))
-    )
+    need, free = p.need, p.cluster.future(node)
+    by_devices = len(free.devices) // need.whole if need.whole else len(free.devices) * (GPU // max(1, need.gpus))
     many = min(need.min_workers, by_devices)
-    return Shortage(remaining.cpu < many * need.cpu, remaining.memory < many * need.memory, remaining.pods < many)
+    return Shortage(free.cpu < many * need.cpu, free.memory < many * need.memory, free.pods < many)
 
 
 def here_or_beside(p: Preemptor, node: str, able: Iterable[Allocation]) -> list[Allocation]:
@@ -207,8 +205,8 @@ def is_protected(cluster: Cluster, victim: Workload) -> bool:
     if cluster.protection_at is not None:
         return (protected_until(cluster, victim) or 0.0) > cluster.protection_at
     profile = cluster.profiles.get(victim.profile)
-    minimum = profile.min_runtime if profile else 0
-    return bool(minimum) and (victim.started_at is None or cluster.now - victim.started_at < minimum)
+    min_runtime = profile.min_runtime if profile else 0
+    return bool(min_runtime) and (victim.started_at is None or cluster.now - victim.started_at < min_runtime)
 
 
 def protected_until(cluster: Cluster, victim: Workload) -> float | None:
@@ -292,12 +290,12 @@ def legal_order(p: Preemptor, victims: Sequence[Member]) -> Victims | None:
 
 def items(member: Member) -> list[tuple[int, bool]]:
     """Split a member into (milli-GPUs, whether it is a block): extra workers one by one, the rest at once."""
-    victim, item = member.allocation, member.allocation.need.gpus
+    victim, per_worker = member.allocation, member.allocation.need.gpus
     if not member.whole:
         more = len(member.gone) - 1  # those that cannot stay leave with the first
-        return [(member.amount - item * more, False), *[(item, False)] * more]
+        return [(member.amount - per_worker * more, False), *[(per_worker, False)] * more]
     extra = 0 if victim.fresh or victim.fixed else max(0, len(victim.parts) - victim.need.min_workers)
-    return [*[(item, False)] * extra, (member.amount - item * extra, True)]
+    return [*[(per_worker, False)] * extra, (member.amount - per_worker * extra, True)]
 
 
 # Order

@@ -56,25 +56,25 @@ class NodeBound(NamedTuple):
 
     def plain_key(self, policy: str) -> Key:
         """Return the bound where only this policy may be evicted, without its share (see ranking.py)."""
-        return _plain_key(self.used, self.min_victims, [item for item in self.candidates if item.team == policy])
+        return _plain_key(self.used, self.min_victims, [c for c in self.candidates if c.team == policy])
 
     def gpus_of(self, candidates: Sequence[Candidate]) -> int:
         """Return the milli-GPUs that the smallest of these hold, as many as have to leave at least."""
-        amounts = [item.amount for item in candidates]
+        amounts = [c.amount for c in candidates]
         return sum(sorted(amounts)[: self.min_victims]) if self.beside else min(amounts)
 
     def key(self, shares: Mapping[Team, int]) -> Key | None:
         """Return the bound, given the shares of the policies that may be evicted; None if these are too few."""
-        candidates = [item for item in self.candidates if item.team in shares]
+        candidates = [c for c in self.candidates if c.team in shares]
         if len(candidates) < self.min_victims:
             return None
-        soft = max([item.soft for item in candidates])
+        soft = max([c.soft for c in candidates])
         if soft:
             return False, 0 if soft == _FRESH else self.used, 0, [], 0, [], []
         gpus = max(self.used, self.gpus_of(candidates))
-        if 0 in [item.amount for item in candidates]:
+        if 0 in [c.amount for c in candidates]:
             return True, gpus, 0, [], 0, [], []
-        orders = [(item.order[0], item.order[1], -shares[item.team], *item.order[2:]) for item in candidates]
+        orders = [(c.order[0], c.order[1], -shares[c.team], *c.order[2:]) for c in candidates]
         orders = _first(orders, self.min_victims)
         return True, gpus, 0, [order[:4] for order in orders], len(orders), orders, []
 
@@ -95,8 +95,8 @@ class VictimBounds:
         """Return the bound of the node at a position; `catch_up` has been called since anything changed."""
         if position in self._known:
             return self._known[position]
-        result = self._known[position] = self._bound(self.pool.nodes[position])
-        return result
+        bound = self._known[position] = self._bound(self.pool.nodes[position])
+        return bound
 
     def keys(self, shares: Mapping[Team, int], positions: Iterable[int]) -> Iterator[tuple[Key, int]]:
         """Iterate over the bounds of the nodes at these positions, without those that have too few candidates."""
@@ -108,9 +108,9 @@ class VictimBounds:
             if position not in known:
                 bound = self.at(position)
                 known[position] = bound.key(shares) if bound is not None else None
-            minimum = known[position]
-            if minimum is not None:
-                yield minimum, position
+            bound_key = known[position]
+            if bound_key is not None:
+                yield bound_key, position
 
     def _forget(self, position: int) -> None:
         self._known.pop(position, None)
@@ -140,34 +140,32 @@ class VictimBounds:
         beside = self._beside(node) if node.beside else ()
         allocations = [a for a in self.cluster.evictable_on(node) if not a.workload.non_preemptible]
         missing = self.need.whole - node.whole_future
-        minimum = _fewest(node, allocations, missing)
-        if not (allocations or beside) or (missing > 0 and minimum > len(allocations)):
+        fewest = _fewest(node, allocations, missing)
+        if not (allocations or beside) or (missing > 0 and fewest > len(allocations)):
             return None
-        used = (
-            sorted([GPU - remaining for remaining in node.future if remaining < GPU])[:missing] if missing > 0 else ()
-        )
+        used = sorted([GPU - milli for milli in node.future if milli < GPU])[:missing] if missing > 0 else ()
         if node.overfull:
             used = ()  # one worker holds all devices, so that what is in use on them is less than their sum
         candidates = tuple([self._candidate(allocation) for allocation in allocations])
         if beside:
-            return self._with_beside(node, sum(used), max(minimum, self._fewest_on_host(node)), (*candidates, *beside))
+            return self._with_beside(node, sum(used), max(fewest, self._fewest_on_host(node)), (*candidates, *beside))
         policy = candidates[0].team
-        if policy == WITHOUT_GPUS or not isinstance(policy, str) or len({item.team for item in candidates}) > 1:
-            return NodeBound(sum(used), minimum, candidates)
-        return NodeBound(sum(used), minimum, candidates, (policy, _plain_key(sum(used), minimum, candidates)))
+        if policy == WITHOUT_GPUS or not isinstance(policy, str) or len({c.team for c in candidates}) > 1:
+            return NodeBound(sum(used), fewest, candidates)
+        return NodeBound(sum(used), fewest, candidates, (policy, _plain_key(sum(used), fewest, candidates)))
 
     def _with_beside(
-        self, node: NodeState, used: int, minimum: int, candidates: tuple[Candidate, ...]
+        self, node: NodeState, used: int, fewest: int, candidates: tuple[Candidate, ...]
     ) -> NodeBound | None:
         """Return the bound of a node with candidates on other nodes of its host; None if all of them are too few."""
-        if minimum > len(candidates):
+        if fewest > len(candidates):
             return None
-        result = NodeBound(used, minimum, candidates, None, True)
-        teams = {item.team for item in candidates}
+        bound = NodeBound(used, fewest, candidates, None, True)
+        teams = {c.team for c in candidates}
         (team,) = teams if len(teams) == 1 else (SEVERAL_POOLS,)
         if team == SEVERAL_POOLS or not isinstance(team, tuple) or team[1] == WITHOUT_GPUS:
-            return result
-        return result._replace(only=(team, _plain_key(max(used, result.gpus_of(candidates)), minimum, candidates)))
+            return bound
+        return bound._replace(only=(team, _plain_key(max(used, bound.gpus_of(candidates)), fewest, candidates)))
 
     def _fewest_on_host(self, node: NodeState) -> int:
         """Return the least number of workloads on a node's host that hold the CPU, memory and pods that are missing.
@@ -175,16 +173,16 @@ class VictimBounds:
         More than there are, if all of them hold less than that.
         """
         need, held = self.need, dict[str, list[int]]()
-        for item in node.host:
-            for allocation in self.cluster.evictable_on(item):
+        for host_node in node.host:
+            for allocation in self.cluster.evictable_on(host_node):
                 if allocation.workload.non_preemptible:
                     continue
-                pods = sum([part.node is item for part in allocation.parts])
+                pods = sum([part.node is host_node for part in allocation.parts])
                 known = held.setdefault(allocation.workload.id, [0, 0, 0])
                 more = pods * allocation.need.cpu, pods * allocation.need.memory, pods
                 held[allocation.workload.id] = [a + b for a, b in zip(known, more, strict=True)]
         missing = need.cpu - node.cpu_future, need.memory - node.memory_future, 1 - node.pods_future
-        return max(_as_many_as(lacks, [entry[at] for entry in held.values()]) for at, lacks in enumerate(missing))
+        return max(_as_many_as(lacks, [amounts[at] for amounts in held.values()]) for at, lacks in enumerate(missing))
 
     def _beside(self, node: NodeState) -> list[Candidate]:
         """Return the candidates on other nodes of a node's host that hold what it has too little of."""
@@ -192,29 +190,29 @@ class VictimBounds:
         if shortage is None:
             return []
         evictable = [allocation for other in node.beside for allocation in self.cluster.evictable_on(other)]
-        item = [a for a in evictable if not a.workload.non_preemptible and shortage.is_held_by(a.need)]
-        return [self._candidate_beside(allocation) for allocation in item]
+        holders = [a for a in evictable if not a.workload.non_preemptible and shortage.is_held_by(a.need)]
+        return [self._candidate_beside(allocation) for allocation in holders]
 
     def _candidate_beside(self, allocation: Allocation) -> Candidate:
-        result = self._candidate(allocation)
+        candidate = self._candidate(allocation)
         if allocation.shares:
-            return result._replace(team=SEVERAL_POOLS, soft=_FRESH)
+            return candidate._replace(team=SEVERAL_POOLS, soft=_FRESH)
         pool = allocation.pool.pool.name
-        return result._replace(team=(pool, allocation.workload.policy if allocation.amount else WITHOUT_GPUS))
+        return candidate._replace(team=(pool, allocation.workload.policy if allocation.amount else WITHOUT_GPUS))
 
     def _candidate(self, allocation: Allocation) -> Candidate:
         """Return a candidate's record, kept while its allocation is the same."""
         known = self._candidates.get(allocation.workload.id)
         if known is not None:
-            of, workload, parts, fresh, result = known
+            of, workload, parts, fresh, candidate = known
             if of is allocation and workload is of.workload and parts is of.parts and fresh is of.fresh:
-                return result
-        result = self._record(allocation)
-        same = allocation, allocation.workload, allocation.parts, allocation.fresh, result
+                return candidate
+        candidate = self._record(allocation)
+        same = allocation, allocation.workload, allocation.parts, allocation.fresh, candidate
         self._candidates[allocation.workload.id] = same
         if len(self._candidates) > 2 * len(self.cluster.allocations) + _MAX_ENTRIES:
             self._candidates.clear()  # most of them are gone
-        return result
+        return candidate
 
     def _record(self, allocation: Allocation) -> Candidate:
         """Return the order of protection (rule 5.3) without the share; a start that is not dated comes first."""
@@ -237,23 +235,23 @@ class VictimBounds:
 
 def bounds_of(cluster: Cluster, pool: PoolState, need: Need) -> VictimBounds:
     """Return the bounds for a request, up to date; those that were read longest ago are dropped first."""
-    result: VictimBounds = pool.bounds.pop(need, None) or VictimBounds(cluster, pool, need)
-    pool.bounds[need] = result
+    bounds: VictimBounds = pool.bounds.pop(need, None) or VictimBounds(cluster, pool, need)
+    pool.bounds[need] = bounds
     if len(pool.bounds) > _MAX_ENTRIES:
         del pool.bounds[next(iter(pool.bounds))]
-    result.catch_up()
-    return result
+    bounds.catch_up()
+    return bounds
 
 
-def _plain_key(used: int, minimum: int, candidates: Sequence[Candidate]) -> Key:
-    soft = max([item.soft for item in candidates])
+def _plain_key(used: int, fewest: int, candidates: Sequence[Candidate]) -> Key:
+    soft = max([c.soft for c in candidates])
     if soft:
         return False, 0 if soft == _FRESH else used, 0, (), 0, (), ()
-    gpus = max(used, min([item.amount for item in candidates]))
-    if minimum == 1:
-        order = min([item.order for item in candidates])
+    gpus = max(used, min([c.amount for c in candidates]))
+    if fewest == 1:
+        order = min([c.order for c in candidates])
         return True, gpus, 0, (order[:3],), 1, (order,), ()
-    orders = _first([item.order for item in candidates], minimum)
+    orders = _first([c.order for c in candidates], fewest)
     return True, gpus, 0, tuple([order[:3] for order in orders]), len(orders), tuple(orders), ()
 
 

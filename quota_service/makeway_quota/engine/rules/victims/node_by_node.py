@@ -63,12 +63,12 @@ class _Search:
         self.versions[position] += 1
         best: tuple[_Rate, int, Victims] | None = None
         node, whole = self.preemptor.pool.nodes[position], self.preemptor.need.whole
-        maximum = len(node.future) // whole - self.have[position] if whole else self.missing
-        for gain in range(1, min(self.missing, maximum) + 1):
-            result = self.set_for(node, gain)
-            if result is None:
+        max_gain = len(node.future) // whole - self.have[position] if whole else self.missing
+        for gain in range(1, min(self.missing, max_gain) + 1):
+            scored = self.set_for(node, gain)
+            if scored is None:
                 break
-            (stops, gpus, *rest), victims = result
+            (stops, gpus, *rest), victims = scored
             gone = (*self.chosen.values(), *victims)
             returns = any(could_return(self.preemptor, victim, gone) for victim in _one_a_kind(self.preemptor, victims))
             rate = (returns, stops, Fraction(gpus, gain), *rest, -gain)
@@ -88,9 +88,9 @@ class _Search:
         if in_legal_order(self.preemptor, victims) is not None:
             return True
         known = self.preemptor.chosen_so_far()
-        result = in_legal_order(self.preemptor, (*self.chosen.values(), *victims))
+        ordered = in_legal_order(self.preemptor, (*self.chosen.values(), *victims))
         self.preemptor.choose_again(known)
-        return result is not None
+        return ordered is not None
 
     def take(self, victims: Victims) -> None:
         """Choose a set, and score the nodes that it touches again."""
@@ -109,8 +109,8 @@ class _Search:
         for position in nodes & self.have.keys():
             before = self.have[position]
             self.have[position] = room_on(self.preemptor, self.preemptor.pool.nodes[position], self.gone[position])
-            minimum = self.preemptor.need.min_workers
-            self.missing -= min(minimum, self.have[position]) - min(minimum, before)
+            min_workers = self.preemptor.need.min_workers
+            self.missing -= min(min_workers, self.have[position]) - min(min_workers, before)
         for position in others & self.where.keys():
             self.offer(position)
 
@@ -128,9 +128,9 @@ def _one_a_kind(preemptor: Preemptor, victims: Victims) -> Victims:
 def node_by_node(preemptor: Preemptor, trial: PoolTrial) -> Victims:
     """Return victims for a gang, evicted in the cluster; empty, with nothing changed, if there are none."""
     search = _Search(preemptor)
-    result = search.run()
+    complete = search.run()
     preemptor.chosen_so_far()
-    if not result:
+    if not complete:
         return ()
     trial.become(search.chosen.values())
     if trial.fits():

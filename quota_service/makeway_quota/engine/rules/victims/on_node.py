@@ -58,9 +58,9 @@ class NodeVictims:
         groups = _groups(self.candidates)
         losing = [a for a in self.candidates if a.amount and not a.fresh and a.workload.state != STARTING]
         plain = len([a for a in losing if len(a.parts) <= a.need.min_workers]) == len(self.candidates)
-        result = self._best_single([group[0] for group in groups]) if plain else None
-        if result is not None:
-            return result
+        single = self._best_single([group[0] for group in groups]) if plain else None
+        if single is not None:
+            return single
         every = tuple(map(whole, self.candidates))
         if not every or not self.fits(every):
             return None
@@ -75,10 +75,10 @@ class NodeVictims:
         singles = [single for a in candidates if self.fits(single := (whole(a),))]
         if not singles:
             return None
-        minimum = min([single[0].allocation.amount for single in singles])
-        if 2 * min([a.amount for a in candidates]) <= minimum:
+        smallest = min([single[0].allocation.amount for single in singles])
+        if 2 * min([a.amount for a in candidates]) <= smallest:
             return None
-        scored = [(key(self.preemptor, s), s) for s in singles if s[0].allocation.amount == minimum and self.legal(s)]
+        scored = [(key(self.preemptor, s), s) for s in singles if s[0].allocation.amount == smallest and self.legal(s)]
         return min(scored, key=lambda item: item[0], default=None)
 
     def _best_of_all(self, units: Sequence[Ways]) -> Scored | None:
@@ -100,19 +100,19 @@ class NodeVictims:
         if combinations_of(self.candidates, self.node) > MAX_SETS:
             return sorted(self._some(), key=lambda scored: scored[0])
         sets = minimal_sets([ways(a, self.nodes) for a in self.candidates], self.fits)
-        result = [(key(self.preemptor, victims), victims) for victims in sets if self.legal(victims)]
-        return sorted(result, key=lambda scored: scored[0])
+        legal = [(key(self.preemptor, victims), victims) for victims in sets if self.legal(victims)]
+        return sorted(legal, key=lambda scored: scored[0])
 
     def _some(self) -> list[Scored]:
         """Return the legal sets of one victim, and the set that a search one by one finds."""
-        result = [way for a in self.candidates for way in ways(a, self.nodes) if self.fits(way) and self._minimal(way)]
+        sets = [way for a in self.candidates for way in ways(a, self.nodes) if self.fits(way) and self._minimal(way)]
         steps = [step for a in self.candidates for step in steps_of(a, self.nodes)]
         for order in (in_order, smallest_first):
             chosen = one_by_one(self.preemptor, order(self.preemptor, steps), _NodeTrial(self))
             if chosen:
-                result += [chosen] if chosen not in result else []
+                sets += [chosen] if chosen not in sets else []
                 break
-        return [(key(self.preemptor, victims), victims) for victims in result if self.legal(victims)]
+        return [(key(self.preemptor, victims), victims) for victims in sets if self.legal(victims)]
 
     def _minimal(self, victims: Victims) -> bool:
         return not any(self.fits(fewer) for fewer in one_less(victims))
@@ -137,8 +137,8 @@ class NodeVictimsInQuotas(NodeVictims):
         if not self.preemptor.may_tighten() or combinations_of(self.candidates, self.node) > MAX_SETS:
             return super().all()
         sets = all_minimal_sets([ways(a, self.nodes) for a in self.candidates], self.fits)
-        result = [(key(self.preemptor, victims), victims) for victims in sets if self.legal(victims)]
-        return sorted(result, key=lambda scored: scored[0])
+        legal = [(key(self.preemptor, victims), victims) for victims in sets if self.legal(victims)]
+        return sorted(legal, key=lambda scored: scored[0])
 
 
 class _NodeTrial:
@@ -197,18 +197,18 @@ def has_room(preemptor: Preemptor, node: NodeState, gone: Iterable[Victim], work
 
 def room_on(preemptor: Preemptor, node: NodeState, gone: Iterable[Victim]) -> int:
     """Return how many workers of the preemptor a node hosts in the future, without these victims."""
-    remaining, untouched, cpu, memory = node.future, node.whole_future, node.cpu_future, node.memory_future
+    devices, untouched, cpu, memory = node.future, node.whole_future, node.cpu_future, node.memory_future
     copied, pods = False, node.pods_future
     for victim in gone:
         for part in victim.gone:
             if part.node is not node and part.node not in node.beside:
                 continue
             if not copied:
-                remaining, copied = list(remaining), True
+                devices, copied = list(devices), True
             for at in part.devices if part.node is node else ():
-                remaining[at] += part.milli
-                untouched += remaining[at] == GPU
+                devices[at] += part.milli
+                untouched += devices[at] == GPU
             cpu += victim.allocation.need.cpu
             memory += victim.allocation.need.memory
             pods += 1
-    return hosts(preemptor.need, remaining, untouched, cpu, memory, pods)
+    return hosts(preemptor.need, devices, untouched, cpu, memory, pods)

@@ -70,8 +70,8 @@ def _count(preemptor: Preemptor, victim: Victim, before: Victim | None, counted:
     done = len(counted)
     amounts = [item.amount for item in items_of(preemptor, victim)]
     if before is not None:
-        remaining = len(before.allocation.parts) - len(before.kept)
-        del amounts[: len(before.gone) if victim.kind == SHRINK else remaining]
+        gone = len(before.allocation.parts) - len(before.kept)
+        del amounts[: len(before.gone) if victim.kind == SHRINK else gone]
     for amount in amounts:
         if not preemptor.may_evict_now(victim.allocation):
             _uncount(preemptor, counted, done)

@@ -113,7 +113,7 @@ class Preemptor:
                 return self._beyond
             others = [name for name in self.cluster.pools if name != own]
             reached = {name: [line for line in lines if line.quota.covers(name)] for name in others}
-            self._beyond = {name: item for name, item in reached.items() if item}
+            self._beyond = {name: covering for name, covering in reached.items() if covering}
         return self._beyond
 
     def is_candidate(self, allocation: Allocation) -> bool:
@@ -135,18 +135,18 @@ class Preemptor:
         """Return the share of each policy with candidates, in the pool and in those beside it."""
         pool, ledger = self.pool.pool.name, self.cluster.ledger
         names = [name for name in self.cluster.lowest_priorities.get(pool, {}) if self.is_candidate_policy(name)]
-        result: dict[Team, int] = {name: ledger.account(name).share(pool) for name in names}
+        shares: dict[Team, int] = {name: ledger.account(name).share(pool) for name in names}
         if self.is_candidate_policy(WITHOUT_GPUS):
-            result[WITHOUT_GPUS] = 0
+            shares[WITHOUT_GPUS] = 0
         if self.pool.beside:
-            result[SEVERAL_POOLS] = 0
+            shares[SEVERAL_POOLS] = 0
         for other in self.pool.beside:
             for name in self.cluster.lowest_priorities.get(other, {}):
                 if self.is_candidate_policy(name, other):
-                    result[other, name] = ledger.account(name).share(other)
+                    shares[other, name] = ledger.account(name).share(other)
             if "reservation" in self.rights:
-                result[other, WITHOUT_GPUS] = 0
-        return result
+                shares[other, WITHOUT_GPUS] = 0
+        return shares
 
     def may_tighten(self) -> bool:
         """Whether a victim may make less room than it takes: its team's static quota grows by more than it frees."""
@@ -163,32 +163,32 @@ class Preemptor:
         if self._where is not None:
             return list(self._where.get(node.position, ()))
         if node.beside:
-            here = [entry for entry in self.cluster.evictable_on(node) if self._is_candidate(entry)]
+            here = [allocation for allocation in self.cluster.evictable_on(node) if self._is_candidate(allocation)]
             return each_once([*here, *self._candidates_beside(node)])
         if self.rights not in ONLY_ABOVE or self.cluster.protecting:
-            return [entry for entry in self.cluster.evictable_on(node) if self._is_candidate(entry)]
-        result, able = [], dict[str, bool]()
-        for item in self.cluster.evictable_on(node):  # the same, with one question for each policy
-            policy = item.workload.policy
-            if not item.amount:
-                may = self._is_candidate(item)
-            elif item.workload.non_preemptible:
+            return [allocation for allocation in self.cluster.evictable_on(node) if self._is_candidate(allocation)]
+        candidates, able = [], dict[str, bool]()
+        for allocation in self.cluster.evictable_on(node):  # the same, with one question for each policy
+            policy = allocation.workload.policy
+            if not allocation.amount:
+                may = self._is_candidate(allocation)
+            elif allocation.workload.non_preemptible:
                 may = False
             elif policy in able:
                 may = able[policy]
             else:
                 may = able[policy] = self.is_candidate_policy(policy)
             if may:
-                result.append(item)
-        return result
+                candidates.append(allocation)
+        return candidates
 
     def _candidates_beside(self, node: NodeState) -> Iterator[Allocation]:
         """Iterate over the candidates on other nodes of a node's host that hold what it has too little of."""
         shortage = shortage_on(node, self.need) if node.suits(self.need) else None
         for other in node.beside if shortage else ():
-            for item in self.cluster.evictable_on(other):
-                if shortage and shortage.is_held_by(item.need) and self._may_leave(item):
-                    yield item
+            for allocation in self.cluster.evictable_on(other):
+                if shortage and shortage.is_held_by(allocation.need) and self._may_leave(allocation):
+                    yield allocation
 
     def _may_leave(self, allocation: Allocation) -> bool:
         """Whether an allocation beside the preemptor's nodes may be evicted first."""
@@ -203,7 +203,7 @@ class Preemptor:
         """Return the candidates beside each node of the pool, by its position; computed once."""
         if self._beside is None:
             nodes = [node for node in self.pool.nodes if node.beside] if self.pool.beside else []
-            self._beside = {n.position: result for n in nodes if (result := list(self._candidates_beside(n)))}
+            self._beside = {n.position: beside for n in nodes if (beside := list(self._candidates_beside(n)))}
         return self._beside
 
     def candidates_beside(self, node: NodeState) -> list[Allocation]:
@@ -215,8 +215,8 @@ class Preemptor:
             for number, allocation in enumerate(self.candidates()):
                 for name in {part.node.node.name for part in allocation.parts}:
                     self._numbered.setdefault(name, []).append((number, allocation))
-        result = dict(item for other in node.beside for item in self._numbered.get(other.node.name, ()))
-        return [result[number] for number in sorted(result)]
+        candidates = dict(numbered for other in node.beside for numbered in self._numbered.get(other.node.name, ()))
+        return [candidates[number] for number in sorted(candidates)]
 
     def nodes(self) -> list[NodeState]:
         """Return the nodes with candidates on them, or beside them on the same host, in order."""
@@ -232,16 +232,16 @@ class Preemptor:
     def where(self) -> dict[int, list[Allocation]]:
         """Return the candidates by position of the node of the pool on or beside which they are; computed once."""
         if self._where is None:
-            result: dict[int, list[Allocation]] = {}
+            by_node: dict[int, list[Allocation]] = {}
             for allocation in self.candidates():
                 parts = allocation.parts_in(self.pool) if allocation.shares else allocation.parts
                 for part in parts if allocation.shares or allocation.pool is self.pool else ():
-                    here = result.setdefault(part.node.position, [])
+                    here = by_node.setdefault(part.node.position, [])
                     if not here or here[-1] is not allocation:
                         here.append(allocation)
             for position, others in self._beside_each().items() if self.pool.beside else ():
-                result[position] = each_once([*result.get(position, ()), *others])
-            self._where = result
+                by_node[position] = each_once([*by_node.get(position, ()), *others])
+            self._where = by_node
         return self._where
 
     def candidates(self) -> list[Allocation]:
@@ -253,7 +253,7 @@ class Preemptor:
         if self._able is None:
             self._able = list(self._candidates())
             if self.pool.beside:
-                beside = [item for result in self._beside_each().values() for item in result]
+                beside = [allocation for candidates in self._beside_each().values() for allocation in candidates]
                 self._able = each_once([*self._able, *beside])
         return self._able
 
@@ -261,8 +261,8 @@ class Preemptor:
         cluster, pool = self.cluster, self.pool.pool.name
         names = [(pool, n) for n in cluster.lowest_priorities.get(pool, {}) if self.is_candidate_policy(n)]
         light = {name: a for name, a in self._without_gpus().items() if self._frees(a)}
-        for item in (*map(cluster.preemptible.__getitem__, names), light, self._elsewhere()):
-            for running in item.values():
+        for allocations in (*map(cluster.preemptible.__getitem__, names), light, self._elsewhere()):
+            for running in allocations.values():
                 planned = running.terminating or running.stuck or running.fresh
                 allocation = cluster.evictable(running) if planned else running
                 if allocation is not None and self._may_evict(allocation):
@@ -270,13 +270,13 @@ class Preemptor:
 
     def _elsewhere(self) -> dict[str, Allocation]:
         """Return by id the candidates by policy in other pools that count on a limit in the way."""
-        cluster, result = self.cluster, dict[str, Allocation]()
+        cluster, limited = self.cluster, dict[str, Allocation]()
         for pool, lines in self.beyond().items():
             for name in cluster.lowest_priorities.get(pool, {}):
                 chain = cluster.ledger.account(name).chain
                 if any(line.account in chain for line in lines):
-                    result |= cluster.preemptible[pool, name]
-        others = {id: a for id, a in result.items() if not a.is_in(self.pool)}
+                    limited |= cluster.preemptible[pool, name]
+        others = {id: a for id, a in limited.items() if not a.is_in(self.pool)}
         return {id: a for id, a in others.items() if self.is_candidate_policy(a.workload.policy, self.nearest(a))}
 
     def nearest(self, allocation: Allocation) -> str:
@@ -443,7 +443,7 @@ class Preemptor:
 
 def each_once(allocations: Iterable[Allocation]) -> list[Allocation]:
     """Return each allocation once, in the order in which they first occur."""
-    return list({item.workload.id: item for item in allocations}.values())
+    return list({allocation.workload.id: allocation for allocation in allocations}.values())
 
 
 def order_of(cluster: Cluster, allocation: Allocation, pool: PoolState) -> Order:

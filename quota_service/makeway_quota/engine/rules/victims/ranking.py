@@ -63,10 +63,10 @@ class Ranking:
 
     def _tops(self, preemptor: Preemptor) -> list[tuple[Key, Team]]:
         """Return the least score or bound in each policy's heap and the policy, the best first."""
-        result = [(heap[0][0], name) for name, heap in self.heaps.items() if heap]
-        if len(result) < 2:
-            return result
-        return sorted([(_with_share(plain, _share(preemptor, name)), name) for plain, name in result], key=_by_key)
+        tops = [(heap[0][0], name) for name, heap in self.heaps.items() if heap]
+        if len(tops) < 2:
+            return tops
+        return sorted([(_with_share(plain, _share(preemptor, name)), name) for plain, name in tops], key=_by_key)
 
     def _best_mixed(
         self,
@@ -77,12 +77,12 @@ class Ranking:
     ) -> Ranked | None:
         """Return the best of this set and of the nodes with candidates of several policies."""
         nodes = bounds.keys(preemptor.shares(), self.mixed.difference(without))
-        result = [entry for entry in nodes if best is None or entry[0] <= best.key]
-        heapq.heapify(result)
-        while result:
+        heap = [bound for bound in nodes if best is None or bound[0] <= best.key]
+        heapq.heapify(heap)
+        while heap:
             preemptor.cluster.pause()
-            minimum, position = heapq.heappop(result)
-            if best is not None and minimum > best.key:
+            lowest, position = heapq.heappop(heap)
+            if best is not None and lowest > best.key:
                 break
             best = _better(best, self._ranked(preemptor, position))
         return best
@@ -93,14 +93,14 @@ class Ranking:
         if known is not None and all(preemptor.standing(name) == was for name, was in known[0].items()):
             return known[1]
         scored = self._judge(preemptor, position)
-        result = None if scored is None else Ranked(scored[0], position, scored[1])
+        ranked = None if scored is None else Ranked(scored[0], position, scored[1])
         if "fair_share" not in preemptor.rights:
             node = preemptor.pool.nodes[position]
             names: set[Team] = {a.workload.policy for a in node.allocations.values()}
             for other in node.beside:
                 names.update((preemptor.nearest(a), a.workload.policy) for a in other.allocations.values())
-            self.judged[position] = {name: preemptor.standing(name) for name in names}, result
-        return result
+            self.judged[position] = {name: preemptor.standing(name) for name in names}, ranked
+        return ranked
 
     def _catch_up(self, preemptor: Preemptor, bounds: VictimBounds) -> None:
         """Drop the scores of touched nodes, and of nodes of policies with more candidates than before."""
@@ -140,7 +140,7 @@ class Ranking:
                 if preemptor.is_candidate_team(bound.only[0]):
                     self._enter(position, *bound.only, None)
                 continue
-            teams = {item.team for item in bound.candidates}
+            teams = {candidate.team for candidate in bound.candidates}
             names = {team for team in teams if isinstance(team, str) and preemptor.is_candidate_policy(team)}
             if len(names) > 1 or WITHOUT_GPUS in names:
                 self.mixed.add(position)
@@ -191,8 +191,8 @@ class Ranking:
     def _top(self, preemptor: Preemptor, policy: Team, without: Collection[int]) -> Ranked | None:
         heap = self.heaps[policy]
         aside: list[tuple[Key, int]] = []
-        result: Ranked | None = None
-        while heap and result is None:
+        top: Ranked | None = None
+        while heap and top is None:
             plain, position = heap[0]
             known = self.scores.get(position)
             if known is None or known[:2] != (policy, plain):
@@ -202,10 +202,10 @@ class Ranking:
                 if not aside or aside[-1] != entry:
                     aside.append(entry)
             else:
-                result = self._still(preemptor, position, known)
+                top = self._still(preemptor, position, known)
         for entry in aside:
             heapq.heappush(heap, entry)
-        return result
+        return top
 
     def _still(self, preemptor: Preemptor, position: int, known: tuple[Team, Key, Victims | None]) -> Ranked | None:
         """Return a node's best set with its present key if the node has its score still; else enter what it has."""
@@ -240,11 +240,11 @@ def _by_key(top: tuple[Key, Team]) -> tuple[Key, tuple[str, ...]]:
     return key, team if isinstance(team, tuple) else (team,)
 
 
-def _better(item: Ranked | None, other: Ranked | None) -> Ranked | None:
+def _better(one: Ranked | None, other: Ranked | None) -> Ranked | None:
     """Return the one that costs less, of equal ones the first node."""
-    if item is None or other is None:
-        return item or other
-    return min(item, other, key=lambda ranked: ranked[:2])
+    if one is None or other is None:
+        return one or other
+    return min(one, other, key=lambda ranked: ranked[:2])
 
 
 def _hosts_any(node: NodeState, policies: Collection[str]) -> bool:
@@ -268,12 +268,12 @@ def enough_devices(preemptor: Preemptor, node: NodeState, candidates: Sequence[A
 def _without_share(key: Key) -> Key:
     """Return a key without the policy's share, which moves the keys of all its nodes alike."""
     stops, gpus, withdrawn, protections, many, orders, given = key
-    plain = [tuple((*order[:2], *order[3:]) for order in item) for item in (protections, orders)]
+    plain = [tuple((*order[:2], *order[3:]) for order in part) for part in (protections, orders)]
     return stops, gpus, withdrawn, plain[0], many, plain[1], tuple(given)
 
 
 def _with_share(plain: Key, share: int) -> Key:
     """Return a plain key with its policy's share, as `key` would."""
     stops, gpus, withdrawn, protections, many, orders, given = plain
-    full = [[(*order[:2], -share, *order[2:]) for order in item] for item in (protections, orders)]
+    full = [[(*order[:2], -share, *order[2:]) for order in part] for part in (protections, orders)]
     return stops, gpus, withdrawn, full[0], many, full[1], list(given)

@@ -55,16 +55,16 @@ def returns(preemptor: Preemptor, victims: Victims, parts: tuple[Part, ...], fin
         return "none"
     cluster = preemptor.cluster
     start = cluster.nominate(preemptor.workload, preemptor.need, parts)
-    starts = [entry for entry in cluster.fresh.values() if entry.workload.nomination]
+    starts = [allocation for allocation in cluster.fresh.values() if allocation.workload.nomination]
     again = {victim.allocation.workload.id for victim in victims if replaced(preemptor, victim)}
-    result: set[Return] = set()
-    for item in returning:
-        how = _evicts(preemptor, item, victims, finds)
-        how = how if how != "none" else _evicts_later(preemptor, item, victims, finds, starts)
-        back = how == "none" and _evicts_later(preemptor, item, victims, finds, (start, *starts)) != "none"
-        result.add("back" if back or (how != "none" and item.workload.id in again) else how)
+    ways: set[Return] = set()
+    for victim in returning:
+        how = _evicts(preemptor, victim, victims, finds)
+        how = how if how != "none" else _evicts_later(preemptor, victim, victims, finds, starts)
+        back = how == "none" and _evicts_later(preemptor, victim, victims, finds, (start, *starts)) != "none"
+        ways.add("back" if back or (how != "none" and victim.workload.id in again) else how)
     cluster.withdraw_nomination(preemptor.workload)
-    return next((how for how in ("back", "in_quota", "others") if how in result), "none")
+    return next((how for how in ("back", "in_quota", "others") if how in ways), "none")
 
 
 def _evicts_later(
@@ -72,7 +72,7 @@ def _evicts_later(
 ) -> Return:
     """Whether a victim would evict once these starts, and all that terminates now, are as any running work."""
     cluster = preemptor.cluster
-    able = [item for item in starts if not item.workload.non_preemptible]
+    able = [start for start in starts if not start.workload.non_preemptible]
     if not able:
         return "none"
     with cluster.later(able):

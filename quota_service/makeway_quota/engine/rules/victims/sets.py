@@ -58,8 +58,8 @@ class Victim(NamedTuple):
             return ()
         rest = (part for part in self.allocation.parts if part not in self.gone)
         stay = sorted((part for part in rest if stays(self.allocation, part)), key=lambda part: part.worker)
-        minimum = self.allocation.need.min_workers
-        return tuple(stay) if len(stay) >= minimum else ()
+        min_workers = self.allocation.need.min_workers
+        return tuple(stay) if len(stay) >= min_workers else ()
 
 
 Victims = tuple[Victim, ...]
@@ -104,9 +104,9 @@ def ways(allocation: Allocation, nodes: Sequence[NodeState]) -> Ways:
         parts = _last_first([part for part in allocation.parts if part.node is node])
         lost = _usable_among_first(allocation, parts)
         shrinks = [
-            (remaining - lost[count], (*gone, *parts[:count]))
-            for remaining, gone in shrinks
-            for count in range(bisect_right(lost, remaining))
+            (extra - lost[count], (*gone, *parts[:count]))
+            for extra, gone in shrinks
+            for count in range(bisect_right(lost, extra))
         ]
     return [*result, *((Victim(allocation, SHRINK, gone),) for _, gone in shrinks if gone)]
 
@@ -253,17 +253,17 @@ def items_of(preemptor: Preemptor, victim: Victim) -> Iterator[_Item]:
     """Return the units of a victim, smallest first."""
     allocation, order = victim.allocation, preemptor.order(victim.allocation)
     always = not allocation.amount if preemptor.rights in ONLY_ABOVE else preemptor.always_entitled(allocation)
-    item = allocation.need.gpus
+    per_worker = allocation.need.gpus
     if victim.kind == SHRINK:
         more = len(victim.gone) - 1  # those that cannot stay leave with the first
-        yield _Item(True, always, victim.amount - item * more, order, False, victim)
+        yield _Item(True, always, victim.amount - per_worker * more, order, False, victim)
         for _ in range(more):
-            yield _Item(True, always, item, order, False, victim)
+            yield _Item(True, always, per_worker, order, False, victim)
         return
     extra = extra_workers(allocation)
     for _ in range(extra):
-        yield _Item(victim.kind != WITHDRAW, always, item, order, False, victim)
-    yield _Item(victim.kind != WITHDRAW, always, allocation.amount - item * extra, order, True, victim)
+        yield _Item(victim.kind != WITHDRAW, always, per_worker, order, False, victim)
+    yield _Item(victim.kind != WITHDRAW, always, allocation.amount - per_worker * extra, order, True, victim)
 
 
 # Minimal sets
@@ -274,8 +274,8 @@ def minimal_sets(units: Sequence[Ways], fits: Fits, prune: Fits = lambda _: Fals
 
     `prune`: whether a set, and every set that contains it, is skipped.
     """
-    maximum = [max(unit, key=lambda way: sum(len(v.gone) for v in way)) for unit in units]
-    rest = [tuple(v for way in maximum[at:] for v in way) for at in range(len(units) + 1)]
+    largest = [max(unit, key=lambda way: sum(len(v.gone) for v in way)) for unit in units]
+    rest = [tuple(v for way in largest[at:] for v in way) for at in range(len(units) + 1)]
 
     def extend(at: int, chosen: Victims) -> Iterator[Victims]:
         if chosen and fits(chosen):

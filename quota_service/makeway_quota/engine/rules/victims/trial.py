@@ -58,10 +58,10 @@ def allowed_without(preemptor: Preemptor, victims: Victims) -> bool:
         return True
     for victim in victims:
         evict(preemptor, victim)
-    result = allowed(cluster, preemptor.account, preemptor.pool, preemptor.amount, True)
+    admitted = allowed(cluster, preemptor.account, preemptor.pool, preemptor.amount, True)
     for victim in victims:
         restore(preemptor, victim)
-    return result
+    return admitted
 
 
 class PoolTrial:
@@ -91,7 +91,7 @@ class PoolTrial:
         self._change(victim, self.gone.pop(victim.allocation.workload.id), None)
 
     def _change(self, victim: Victim, old: Victim | None, new: Victim | None) -> None:
-        there = [item for node in nodes_of(victim.allocation.parts) for item in node.host]
+        there = [host_node for node in nodes_of(victim.allocation.parts) for host_node in node.host]
         nodes = list({node.position: node for node in there if node.pool is self.preemptor.pool}.values())
         self.workers -= sum(map(self._hosted, nodes))
         if old is not None:
@@ -134,14 +134,14 @@ class PoolTrial:
 
 def _hosted_beside(node: NodeState, need: Need, victim: Victim) -> int:
     """Return how many workers a node hosts in the future beside the workers of a victim that is gone there."""
-    remaining, untouched, cpu, memory = list(node.future), node.whole_future, node.cpu_future, node.memory_future
+    devices, untouched, cpu, memory = list(node.future), node.whole_future, node.cpu_future, node.memory_future
     pods = node.pods_future
     for part in victim.gone:
         if part.node is node:
             for at in part.devices:
-                untouched -= remaining[at] == GPU
-                remaining[at] -= part.milli
+                untouched -= devices[at] == GPU
+                devices[at] -= part.milli
             cpu -= victim.allocation.need.cpu
             memory -= victim.allocation.need.memory
             pods -= 1
-    return hosts(need, remaining, untouched, cpu, memory, pods)
+    return hosts(need, devices, untouched, cpu, memory, pods)
