@@ -35,7 +35,7 @@ class Need:
     """Whether it is a session, which does not run on every node."""
     total: int = field(init=False, repr=False, compare=False)
     """The milli-GPUs that the workload needs to start."""
-    whole: int = field(init=False, repr=False, compare=False)
+    whole_devices: int = field(init=False, repr=False, compare=False)
     """The number of whole devices per worker (0 for a share of one, or none)."""
     shape: Shape = field(init=False, repr=False, compare=False)
     """The request of one worker."""
@@ -44,7 +44,7 @@ class Need:
     def __post_init__(self) -> None:
         put = object.__setattr__
         put(self, "total", self.gpus * self.min_workers)
-        put(self, "whole", self.gpus // GPU)
+        put(self, "whole_devices", self.gpus // GPU)
         put(self, "shape", Shape(self.gpus, self.cpu, self.memory, self.models))
         put(self, "_hash", hash((self.shape, self.workers, self.min_workers)))
 

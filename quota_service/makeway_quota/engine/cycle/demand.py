@@ -39,7 +39,7 @@ def find_demand(cluster: Cluster, waiting: Sequence[Queue], ending: bool) -> tup
             continue
         pools = able[queue.number]
         if pools:
-            pools = able[queue.number] = [pool for pool in pools if allowance.admits(queue, pool, later=False)]
+            pools = able[queue.number] = [pool for pool in pools if allowance.admits(queue, pool, in_future=False)]
         if pools:
             need, names = queue.need, tuple([pool.pool.name for pool in pools])
             shape = need.min_workers, need.gpus, need.cpu, need.memory, need.models
@@ -86,7 +86,7 @@ def useful_pools(
 
     @cache
     def is_lent(account: Account, pool: PoolState) -> bool:
-        return not any(static_quota(cluster, account, pool, 0, later) is not None for later in (False, True))
+        return not any(static_quota(cluster, account, pool, 0, in_future) is not None for in_future in (False, True))
 
     def helps(queue: Queue, pool: PoolState) -> bool:
         need = queue.need
@@ -132,24 +132,24 @@ class Allowance:
         self._denied: set[tuple[int, str, bool]] = set()
         self._lines = cache(_lines)
 
-    def admits(self, queue: Queue, pool: PoolState, later: bool) -> bool:
-        """Whether one more of a queue is within limits and capacity, now or `later`, and in quota if it has to be.
+    def admits(self, queue: Queue, pool: PoolState, in_future: bool) -> bool:
+        """Whether one more of a queue is within limits and capacity, now or `in_future`, and in quota if it has to be.
 
         What is denied once is denied from then on.
         """
-        asked = queue.number, pool.pool.name, later
+        asked = queue.number, pool.pool.name, in_future
         if asked in self._denied:
             return False
-        if not self._admits(queue, pool, later):
+        if not self._admits(queue, pool, in_future):
             self._denied.add(asked)
             return False
         return True
 
-    def _admits(self, queue: Queue, pool: PoolState, later: bool) -> bool:
+    def _admits(self, queue: Queue, pool: PoolState, in_future: bool) -> bool:
         amount, name = queue.need.total, pool.pool.name
-        if amount and self.cluster.over_capacity(pool, amount + self.claimed.get(name, 0), later):
+        if amount and self.cluster.over_capacity(pool, amount + self.claimed.get(name, 0), in_future):
             return False
-        if amount and self.cluster.ledger.over_limit(queue.account, name, amount, later, self.minus) is not None:
+        if amount and self.cluster.ledger.over_limit(queue.account, name, amount, in_future, self.minus) is not None:
             return False
         return queue.borrows or self._in_quota(queue, name)
 
@@ -210,7 +210,7 @@ class SoonFree:
         amount = queue.need.total
         for pool in queue.pools:
             name = pool.pool.name
-            if (queue.need, name) in self._none or not allowance.admits(queue, pool, later=True):
+            if (queue.need, name) in self._none or not allowance.admits(queue, pool, in_future=True):
                 continue
             if amount and static_quota(self.cluster, queue.account, pool, amount, True) is not None:
                 continue

@@ -39,7 +39,7 @@ def _start_on_nominated(cluster: Cluster, builder: PlanBuilder, queue: Queue, wo
 
 def _must_wait(queue: Queue, nomination: Allocation) -> bool:
     """Whether all devices of a nomination are in use and no pool has enough others; False is not certain."""
-    if not queue.need.whole or any(enough(pool, queue.need) for pool in queue.pools):
+    if not queue.need.whole_devices or any(enough(pool, queue.need) for pool in queue.pools):
         return False
     return all(part.node.open[at] < GPU for part in nomination.parts for at in part.devices)
 

@@ -284,7 +284,7 @@ def _static(cluster: Cluster, queue: Queue, pool: PoolState) -> Reason | None:
         kept = max(line.kept_free(False), line.kept_free(True))
         numbers: dict[str, Number] = {"needs": from_milli(need.total), "kept": from_milli(kept)}
         numbers["team"] = line.account.policy.name
-        code = "kept_partly" if line.spare < line.quota.reserved else "kept"
+        code = "kept_partly" if line.unlent < line.quota.reserved else "kept"
         return Reason("static_quota", "lend", (Fact(code, {**_request(queue), **numbers, "pool": name}),), numbers)
     return None
 
@@ -353,10 +353,10 @@ def _fits_somewhere(pool: PoolState, need: Need, which: str) -> bool:
 
 def _candidates(pool: PoolState, need: Need, which: str) -> Iterable[NodeState]:
     """Return the nodes with enough whole devices, where that is known, else all."""
-    if not need.whole or which == "open":
+    if not need.whole_devices or which == "open":
         return pool.nodes
     then = pool.first if which == "first" else {}
-    now = (at for bucket in pool.by_free[need.whole :] for at in bucket if at not in then)
+    now = (at for bucket in pool.by_free[need.whole_devices :] for at in bucket if at not in then)
     return (pool.nodes[at] for at in (*then, *now))
 
 

@@ -81,19 +81,19 @@ def _relocated(builder: PlanBuilder, queue: Queue, workload: Workload, preemptor
 
 
 def _room(
-    cluster: Cluster, queue: Queue, workload: Workload, pool: PoolState, later: bool | None = None
+    cluster: Cluster, queue: Queue, workload: Workload, pool: PoolState, in_future: bool | None = None
 ) -> tuple[Part, ...]:
     """Return where a victim could start now, its old devices not counted, or go on beside workers that stay.
 
-    Empty if it could do neither. With `later`, also where it could start once all that terminates is gone; None: if it
-    is in quota, for the next plan would nominate it there.
+    Empty if it could do neither. With `in_future`, also where it could start once all that terminates is gone; None:
+    if it is in quota, for the next plan would nominate it there.
     """
     if not allowed(cluster, queue.account, pool, queue.total, True):
         return ()
     if parts := find(pool, queue.need) or _beside_workers_that_stay(cluster, workload, pool):
         return parts
-    later = _in_quota(queue, pool) if later is None else later
-    return find(pool, queue.need, True) if later else ()
+    in_future = _in_quota(queue, pool) if in_future is None else in_future
+    return find(pool, queue.need, True) if in_future else ()
 
 
 def _beside_workers_that_stay(cluster: Cluster, workload: Workload, pool: PoolState) -> tuple[Part, ...]:

@@ -126,7 +126,7 @@ def _admit(allowance: Allowance, able: list[_Demand], queue: Queue, workload: Wo
     """Add a workload to the demand of the first pool; return the last one where the budget alone is too small."""
     beyond = None
     for demand in able:
-        if not allowance.admits(queue, demand.pool, later=False):
+        if not allowance.admits(queue, demand.pool, in_future=False):
             continue
         if queue.need in demand.too_large or not demand.add(queue.need):
             beyond = demand

@@ -63,7 +63,7 @@ class Unschedulable:
 
     def _enough(self, queue: Queue, pool: PoolState) -> bool:
         """Whether there could be room in a pool without the lower-priority work of its policy (whole GPUs only)."""
-        whole = queue.need.whole
+        whole = queue.need.whole_devices
         if not whole:
             return True
         gone: dict[int, int] = {}

@@ -284,13 +284,13 @@ class ClusterState:
         """Whether a workload waited for longer than `starvation_after`, so that GPUs are held for it."""
         return self.now - workload.submitted_at >= self.settings.starvation_after
 
-    def over_capacity(self, pool: PoolState, amount: int, later: bool = False) -> bool:
+    def over_capacity(self, pool: PoolState, amount: int, in_future: bool = False) -> bool:
         """Whether `amount` more would exceed the pool's capacity."""
         capacity = pool.pool.capacity
         if capacity is None:
             return False
         name = pool.pool.name
-        used = self.pool_future[name] if later else max(self.pool_now[name], self.pool_future[name])
+        used = self.pool_future[name] if in_future else max(self.pool_now[name], self.pool_future[name])
         return used + amount > capacity
 
     # Operations

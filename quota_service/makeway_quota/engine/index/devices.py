@@ -17,7 +17,7 @@ UNLIMITED = 1 << 60
 def hosts(need: Need, devices: Sequence[int], whole: int, cpu: int, memory: int, pods: int = UNLIMITED) -> int:
     """Return how many workers fit on devices with these milli-GPUs `left` (`whole` of them untouched)."""
     if need.gpus >= GPU:
-        count = whole // need.whole
+        count = whole // need.whole_devices
     elif need.gpus:
         count = sum(free // need.gpus for free in devices if free > 0)
     else:
@@ -65,7 +65,7 @@ def pick(need: Need, remaining: list[int], avoid: Sequence[int] | None = None) -
     able = [at for at, free in enumerate(remaining) if free == GPU]
     if avoid is not None:
         able.sort(key=lambda at: (avoid[at], at))
-    chosen = tuple(sorted(able[: need.whole]))
+    chosen = tuple(sorted(able[: need.whole_devices]))
     for at in chosen:
         remaining[at] = 0
     return chosen, GPU
@@ -88,6 +88,8 @@ def stand_in(node: Node, placed: Placed, need: Need, remaining: list[int]) -> tu
             for position in chosen:
                 remaining[position] = 0
             return chosen, GPU
-    elif remaining.count(GPU) >= need.whole if need.gpus >= GPU else any(free >= need.gpus for free in remaining):
+    elif (
+        remaining.count(GPU) >= need.whole_devices if need.gpus >= GPU else any(free >= need.gpus for free in remaining)
+    ):
         return pick(need, remaining)
     return tuple(range(len(remaining))), GPU

@@ -67,7 +67,7 @@ def shortage_on(node: NodeState, need: Need, returned: Sequence[Need] = ()) -> S
     if not node.beside:
         return None
     devices = len(node.future)
-    by_devices = devices // need.whole if need.whole else devices * (GPU // max(1, need.gpus))
+    by_devices = devices // need.whole_devices if need.whole_devices else devices * (GPU // max(1, need.gpus))
     many = min(need.min_workers, by_devices)
     cpu, memory, pods = node.cpu_future, node.memory_future, node.pods_future - len(returned)
     for other in returned:

@@ -30,14 +30,14 @@ class LineState:
         "now",
         "quota",
         "reported",
-        "spare",
         "terminating",
+        "unlent",
     )
 
     def __init__(self, account: Account, quota: QuotaLine) -> None:
         self.account, self.quota = account, quota
         self.now = self.terminating = self.nominated = self.moving = self.non_preemptible = 0
-        self.spare = max(0, quota.reserved - (quota.reserved if quota.lend is None else quota.lend))
+        self.unlent = max(0, quota.reserved - (quota.reserved if quota.lend is None else quota.lend))
         self.allocations: dict[str, Allocation] = {}
         """The allocations that it counts, where it has a limit: forecasts read their ends."""
         self.changes = 0
@@ -63,9 +63,9 @@ class LineState:
         else:
             self.allocations[name] = allocation
 
-    def kept_free(self, later: bool) -> int:
-        """Return how much of the static quota other teams' work must leave free now (`later`: in the future)."""
-        return max(0, self.spare - (self.future if later else self.now))
+    def kept_free(self, in_future: bool) -> int:
+        """Return how much of the static quota other teams' work must leave free now (`in_future`: in the future)."""
+        return max(0, self.unlent - (self.future if in_future else self.now))
 
 
 class Guarantee(NamedTuple):
@@ -268,8 +268,8 @@ class Ledger:
         """The accounts whose usage or nominations changed, one entry for each time."""
         self.lines = [(name, line) for name, account in sorted(self.accounts.items()) for line in account.lines]
         """All lines with the names of their policies, in the order of names."""
-        self.holding = tuple(line for a in self.accounts.values() for line in a.lines if line.spare)
-        self.counts_twice = len({line.account for line in self.holding}) < len(self.holding)
+        self.unlent_lines = tuple(line for a in self.accounts.values() for line in a.lines if line.unlent)
+        self.counts_twice = len({line.account for line in self.unlent_lines}) < len(self.unlent_lines)
         """Whether a start can count on several static quotas, so that other teams may use more GPUs after it."""
 
     @property
@@ -339,15 +339,15 @@ class Ledger:
         account: Account,
         pool: str,
         amount: int,
-        later: bool = False,
+        in_future: bool = False,
         minus: Mapping[LineState, int] | None = None,
     ) -> LineState | None:
         """Return the first line whose limit `amount` more would exceed, nearest first; None if there is none.
 
-        `later`: count the future only, without terminating work. `minus`: and without these amounts.
+        `in_future`: count the future only, without terminating work. `minus`: and without these amounts.
         """
         for line in account.limiting(pool):
-            used = line.future if later else max(line.now, line.future)
+            used = line.future if in_future else max(line.now, line.future)
             if used - (minus.get(line, 0) if minus else 0) + amount > (line.quota.limit or 0):
                 return line
         return None
@@ -395,13 +395,13 @@ class Ledger:
         return together({account: amount for account, amount in rest.items() if amount > 0})
 
     def static_quotas(
-        self, account: Account, pool: str, later: bool = False
+        self, account: Account, pool: str, in_future: bool = False
     ) -> list[tuple[LineState, tuple[str, ...]]]:
         """Return the other teams' lines whose static quotas keep GPUs of `pool` free, with the pools they cover."""
         return [
             (line, line.quota.pools)
-            for line in self.holding
-            if line.kept_free(later) and line.quota.covers(pool) and line.account not in account.chain
+            for line in self.unlent_lines
+            if line.kept_free(in_future) and line.quota.covers(pool) and line.account not in account.chain
         ]
 
 
@@ -419,9 +419,9 @@ def reserved_within(policy: Policy, quota: QuotaLine) -> int:
     return sum({frozenset(line.pools): line.reserved for line in sorted(outer, key=lambda ln: -ln.reserved)}.values())
 
 
-def kept_free(lines: Iterable[LineState], later: bool) -> int:
+def kept_free(lines: Iterable[LineState], in_future: bool) -> int:
     """Return the milli-GPUs that static quotas keep free together."""
-    return kept_together((line.account, line.kept_free(later)) for line in lines)
+    return kept_together((line.account, line.kept_free(in_future)) for line in lines)
 
 
 def kept_together(kept: Iterable[tuple[Account, int]]) -> int:

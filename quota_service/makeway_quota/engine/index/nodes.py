@@ -182,9 +182,9 @@ class NodeState:
         suited = suited and (self.node.sessions or not need.session)
         return suited and (not need.avoid or self.node.name not in need.avoid)
 
-    def workers(self, need: Need, later: bool) -> int:
+    def workers(self, need: Need, in_future: bool) -> int:
         """Return how many workers of this request the node could host, now or in the future."""
-        if later:
+        if in_future:
             return hosts(need, self.future, self.whole_future, self.cpu_future, self.memory_future, self.pods_future)
         cpu, memory = min(self.cpu_open, self.cpu_future), min(self.memory_open, self.memory_future)
         pods = self.pods_open if self.pods_open < self.pods_future else self.pods_future

@@ -15,50 +15,50 @@ from .pack_index import PackIndex
 from .spare import Spare
 
 
-def find(pool: PoolState, need: Need, later: bool = False) -> tuple[Part, ...]:
-    """Return a placement in a pool for the least number of workers, now or `later`; empty if there is none.
+def find(pool: PoolState, need: Need, in_future: bool = False) -> tuple[Part, ...]:
+    """Return a placement in a pool for `min_workers` workers, now or `in_future`; empty if there is none.
 
-    `pack` keeps the most useful free GPUs for the mix of work that the pool serves (packing.py), `spread` takes
+    `pack` keeps free GPUs as useful as possible for the mix of work that the pool serves (packing.py), `spread` takes
     the node with the most free GPUs; ties go to the name. A gang gets as few nodes as possible, all of it or nothing.
     """
-    parts = _find(pool, need, later, None)
+    parts = _find(pool, need, in_future, None)
     if need.only_spare and parts:
-        spare = Spare(pool, need, later)
-        return parts if spare.admits(parts) else _find(pool, need, later, spare)
+        spare = Spare(pool, need, in_future)
+        return parts if spare.admits(parts) else _find(pool, need, in_future, spare)
     return parts
 
 
-def _find(pool: PoolState, need: Need, later: bool, spare: Spare | None) -> tuple[Part, ...]:
+def _find(pool: PoolState, need: Need, in_future: bool, spare: Spare | None) -> tuple[Part, ...]:
     """Return a placement, only on nodes that have something to spare if that is asked."""
     if need.min_workers == 1:
-        if not enough(pool, need, later):
+        if not enough(pool, need, in_future):
             return ()
-        if not later and pool.pool.strategy == "pack" and pool.mix and not need.avoid:
+        if not in_future and pool.pool.strategy == "pack" and pool.mix and not need.avoid:
             return _packed(pool, need, spare)
-        node = _one(pool, need, later, spare)
-        return _parts_on(node, need, 0, 1, later) if node else ()
-    return _gang(pool, need, later, spare)
+        node = _one(pool, need, in_future, spare)
+        return _parts_on(node, need, 0, 1, in_future) if node else ()
+    return _gang(pool, need, in_future, spare)
 
 
-def _workers(node: NodeState, need: Need, later: bool, spare: Spare | None) -> int:
+def _workers(node: NodeState, need: Need, in_future: bool, spare: Spare | None) -> int:
     """Return how many workers a node could host, and spare what they take."""
-    count = node.workers(need, later)
+    count = node.workers(need, in_future)
     return count if spare is None or not count else spare.workers(node, count)
 
 
-def enough(pool: PoolState, need: Need, later: bool = False) -> bool:
+def enough(pool: PoolState, need: Need, in_future: bool = False) -> bool:
     """Whether the number of free GPUs could be enough; False is certain, True is not."""
-    if not need.whole:
-        return (pool.future if later else pool.free) >= need.total
-    buckets, whole = pool.by_future if later else pool.by_free, need.whole
+    if not need.whole_devices:
+        return (pool.future if in_future else pool.free) >= need.total
+    buckets, whole = pool.by_future if in_future else pool.by_free, need.whole_devices
     if need.min_workers == 1:
         return any(buckets[whole:])
     return sum([len(bucket) * (size // whole) for size, bucket in enumerate(buckets) if bucket]) >= need.min_workers
 
 
 def _packed(pool: PoolState, need: Need, spare: Spare | None) -> tuple[Part, ...]:
-    """Return the placement that keeps the most useful free GPUs for the mix; in a full pool only one node is left."""
-    able = list(islice(chain.from_iterable(pool.by_free[need.whole :]), 2)) if need.whole else []
+    """Return the placement that keeps free GPUs as useful as possible for the mix; a full pool has one node left."""
+    able = list(islice(chain.from_iterable(pool.by_free[need.whole_devices :]), 2)) if need.whole_devices else []
     if len(able) == 1:
         only = pool.nodes[able[0]]
         return _parts_on(only, need, 0, 1, False) if only.suits(need) and only.workers(need, False) else ()
@@ -76,39 +76,39 @@ def _packed(pool: PoolState, need: Need, spare: Spare | None) -> tuple[Part, ...
     return _parts_on(node, need, 0, 1, False)
 
 
-def _one(pool: PoolState, need: Need, later: bool, spare: Spare | None) -> NodeState | None:
+def _one(pool: PoolState, need: Need, in_future: bool, spare: Spare | None) -> NodeState | None:
     if 0 < need.gpus < GPU:
-        return _shared(pool, need, later)
-    buckets = pool.by_future if later else pool.by_free
-    sizes = range(need.whole, len(buckets))
+        return _shared(pool, need, in_future)
+    buckets = pool.by_future if in_future else pool.by_free
+    sizes = range(need.whole_devices, len(buckets))
     for size in sizes if pool.pool.strategy == "pack" else reversed(sizes):
         for position in buckets[size]:
             node = pool.nodes[position]
-            if node.suits(need) and _workers(node, need, later, spare):
+            if node.suits(need) and _workers(node, need, in_future, spare):
                 return node
     return None
 
 
-def _shared(pool: PoolState, need: Need, later: bool) -> NodeState | None:
+def _shared(pool: PoolState, need: Need, in_future: bool) -> NodeState | None:
     """Return the node whose device a share of one fills best; untouched devices come last, on the fullest node."""
     best: tuple[int, int, int] | None = None
     for node in pool.nodes:
-        if not node.suits(need) or not node.workers(need, later):
+        if not node.suits(need) or not node.workers(need, in_future):
             continue
-        free = min(f for f in (node.future if later else node.free) if f >= need.gpus)
-        whole = node.whole_future if later else node.whole_free
+        free = min(f for f in (node.future if in_future else node.free) if f >= need.gpus)
+        whole = node.whole_future if in_future else node.whole_free
         key = (free, whole if pool.pool.strategy == "pack" else -whole, node.position)
         if best is None or key < best:
             best = key
     return pool.nodes[best[2]] if best else None
 
 
-def _gang(pool: PoolState, need: Need, later: bool, spare: Spare | None) -> tuple[Part, ...]:
-    if not enough(pool, need, later):
+def _gang(pool: PoolState, need: Need, in_future: bool, spare: Spare | None) -> tuple[Part, ...]:
+    if not enough(pool, need, in_future):
         return ()
-    buckets = pool.by_future if later else pool.by_free
-    nodes = (pool.nodes[at] for bucket in buckets[need.whole :] for at in bucket)
-    able = [(_workers(node, need, later, spare), node) for node in nodes if node.suits(need)]
+    buckets = pool.by_future if in_future else pool.by_free
+    nodes = (pool.nodes[at] for bucket in buckets[need.whole_devices :] for at in bucket)
+    able = [(_workers(node, need, in_future, spare), node) for node in nodes if node.suits(need)]
     able = [(count, node) for count, node in able if count]
     able.sort(key=lambda item: (-item[0], item[1].whole_free, item[1].position))
     parts: list[Part] = []
@@ -118,13 +118,13 @@ def _gang(pool: PoolState, need: Need, later: bool, spare: Spare | None) -> tupl
         if able[0][0] >= missing:
             at = min((i for i, (count, _) in enumerate(able) if count >= missing), key=lambda i: (able[i][0], i))
         count, node = able.pop(at)
-        parts += _parts_on(node, need, len(parts), min(count, missing), later)
+        parts += _parts_on(node, need, len(parts), min(count, missing), in_future)
     return tuple(parts) if len(parts) == need.min_workers else ()
 
 
-def _parts_on(node: NodeState, need: Need, first: int, count: int, later: bool) -> tuple[Part, ...]:
-    free = list(node.future if later else node.free)
-    avoid = node.free if later else None
+def _parts_on(node: NodeState, need: Need, first: int, count: int, in_future: bool) -> tuple[Part, ...]:
+    free = list(node.future if in_future else node.free)
+    avoid = node.free if in_future else None
     parts = []
     for worker in range(first, first + count):
         devices, milli = pick(need, free, avoid)
@@ -132,52 +132,56 @@ def _parts_on(node: NodeState, need: Need, first: int, count: int, later: bool) 
     return tuple(parts)
 
 
-def static_quota(cluster: Cluster, account: Account, pool: PoolState, amount: int, later: bool) -> LineState | None:
+def static_quota(cluster: Cluster, account: Account, pool: PoolState, amount: int, in_future: bool) -> LineState | None:
     """Return the static quota of another team whose idle GPUs `amount` more would use; None if there is none.
 
-    Static quotas within its pools are kept as well: those that cover `pool`, and as far as their own pools have free
-    GPUs those that do not, its own team's too.
+    Also counted: static quotas whose pools lie within that line's. Those covering `pool` count fully; the others, this
+    team's own included, count at most what their own pools have free.
     """
     ledger, name = cluster.ledger, pool.pool.name
-    kept = [line for line, _ in ledger.static_quotas(account, name, later)]
-    if not kept:
+    covering = [line for line, _ in ledger.static_quotas(account, name, in_future)]
+    if not covering:
         return None
-    elsewhere = [line for line in ledger.holding if line.kept_free(later) and not line.quota.covers(name)]
-    for line in kept:
-        here = [(other.account, other.kept_free(later)) for other in kept if is_within(other.quota, line.quota)]
-        outside = [other for other in elsewhere if is_within(other.quota, line.quota)]
-        held = kept_together(here)
-        if outside:
-            more = [
-                (other.account, min(other.kept_free(later), _free_in(cluster, other.quota.pools, later)))
-                for other in outside
+    other_pools = [line for line in ledger.unlent_lines if line.kept_free(in_future) and not line.quota.covers(name)]
+    for line in covering:
+        within = [
+            (other.account, other.kept_free(in_future)) for other in covering if is_within(other.quota, line.quota)
+        ]
+        others_within = [other for other in other_pools if is_within(other.quota, line.quota)]
+        keep_free = kept_together(within)
+        if others_within:
+            at_most_free = [
+                (other.account, min(other.kept_free(in_future), _free_in(cluster, other.quota.pools, in_future)))
+                for other in others_within
             ]
-            pools = {pool for other in outside for pool in other.quota.pools}
-            held = min(kept_together([*here, *more]), held + _free_in(cluster, pools, later))
-        if _free_in(cluster, line.quota.pools, later) - amount < held:
+            pools = {pool for other in others_within for pool in other.quota.pools}
+            keep_free = min(kept_together([*within, *at_most_free]), keep_free + _free_in(cluster, pools, in_future))
+        if _free_in(cluster, line.quota.pools, in_future) - amount < keep_free:
             return line
     return None
 
 
-def _free_in(cluster: Cluster, pools: Collection[str], later: bool) -> int:
+def _free_in(cluster: Cluster, pools: Collection[str], in_future: bool) -> int:
     """Return the free milli-GPUs of pools, of all where none is named."""
-    return sum(_available(cluster, pool, later) for name, pool in cluster.pools.items() if not pools or name in pools)
+    return sum(
+        _available(cluster, pool, in_future) for name, pool in cluster.pools.items() if not pools or name in pools
+    )
 
 
-def _available(cluster: Cluster, pool: PoolState, later: bool) -> int:
-    free = pool.future if later else pool.free
+def _available(cluster: Cluster, pool: PoolState, in_future: bool) -> int:
+    free = pool.future if in_future else pool.free
     if pool.pool.capacity is not None:
         name = pool.pool.name
-        used = cluster.pool_future[name] if later else max(cluster.pool_now[name], cluster.pool_future[name])
+        used = cluster.pool_future[name] if in_future else max(cluster.pool_now[name], cluster.pool_future[name])
         free = min(free, max(0, pool.pool.capacity - used))
     return free
 
 
-def allowed(cluster: Cluster, account: Account, pool: PoolState, amount: int, later: bool = False) -> bool:
+def allowed(cluster: Cluster, account: Account, pool: PoolState, amount: int, in_future: bool = False) -> bool:
     """Whether limits, the pool's capacity and other teams' static quotas admit `amount` more."""
     return not amount or (
-        not cluster.over_capacity(pool, amount, later)
-        and cluster.ledger.over_limit(account, pool.pool.name, amount, later) is None
-        and (later or static_quota(cluster, account, pool, amount, False) is None)
+        not cluster.over_capacity(pool, amount, in_future)
+        and cluster.ledger.over_limit(account, pool.pool.name, amount, in_future) is None
+        and (in_future or static_quota(cluster, account, pool, amount, False) is None)
         and static_quota(cluster, account, pool, amount, True) is None
     )

@@ -20,9 +20,9 @@ class Spare:
     Where nodes share CPU, memory and pods with nodes of other pools, the guaranteed GPUs of those keep theirs, too.
     """
 
-    def __init__(self, pool: PoolState, need: Need, later: bool) -> None:
+    def __init__(self, pool: PoolState, need: Need, in_future: bool) -> None:
         self.pool, self.need = pool, need
-        self.times = (True,) if later else (False, True)
+        self.times = (True,) if in_future else (False, True)
         """Whether it is looked at in the future, for each time at which GPUs must be left useful."""
         self._budgets: dict[tuple[str, bool], int] = {}
 
@@ -32,12 +32,12 @@ class Spare:
         for part in parts:
             many[part.node.position] = many.get(part.node.position, 0) + 1
         counts = [(self.pool.nodes[at], count) for at, count in many.items()]
-        for later in self.times:
+        for in_future in self.times:
             losses: dict[PoolState, int] = {}
             for node, count in counts:
                 for host_node in node.host:
-                    losses[host_node.pool] = losses.get(host_node.pool, 0) + self._loss(host_node, count, later)
-            if not all(self._has(pool, loss, later) for pool, loss in losses.items()):
+                    losses[host_node.pool] = losses.get(host_node.pool, 0) + self._loss(host_node, count, in_future)
+            if not all(self._has(pool, loss, in_future) for pool, loss in losses.items()):
                 return False
         return True
 
@@ -49,32 +49,32 @@ class Spare:
                 return many
         return 0
 
-    def _has(self, pool: PoolState, loss: int, later: bool) -> bool:
+    def _has(self, pool: PoolState, loss: int, in_future: bool) -> bool:
         """Whether a pool can lose the use of so many milli-GPUs."""
-        known = pool.pool.name, later
+        known = pool.pool.name, in_future
         if loss and known not in self._budgets:
-            self._budgets[known] = 0 if pool.guaranteed() >= pool.total else surplus(pool, later)
+            self._budgets[known] = 0 if pool.guaranteed() >= pool.total else surplus(pool, in_future)
         return not loss or loss <= self._budgets[known]
 
-    def _loss(self, node: NodeState, many: int, later: bool) -> int:
-        return useful(node, later) - useful(node, later, many, self.need)
+    def _loss(self, node: NodeState, many: int, in_future: bool) -> int:
+        return useful(node, in_future) - useful(node, in_future, many, self.need)
 
 
 _NOTHING = Need(0, 1, 1, 0, 0)
 
 
-def surplus(pool: PoolState, later: bool) -> int:
+def surplus(pool: PoolState, in_future: bool) -> int:
     """Return how many useful free milli-GPUs a pool has beyond those that are guaranteed; negative: it lacks some."""
-    return sum(useful(node, later) for node in pool.nodes) - pool.guaranteed()
+    return sum(useful(node, in_future) for node in pool.nodes) - pool.guaranteed()
 
 
-def useful(node: NodeState, later: bool, many: int = 0, need: Need = _NOTHING) -> int:
+def useful(node: NodeState, in_future: bool, many: int = 0, need: Need = _NOTHING) -> int:
     """Return the free milli-GPUs that the pool's smallest profile could use on a node, beside so many workers more."""
     smallest = node.pool.smallest(node.node.model) if node.usable else None
     if smallest is None:
         return 0
     devices, cpu, memory, pods = _without_holds(node)
-    if not later:
+    if not in_future:
         cpu, memory, pods = min(cpu, node.cpu_open), min(memory, node.memory_open), min(pods, node.pods_open)
         devices = [max(0, min(pair)) for pair in zip(devices, node.open, strict=True)]
     cpu, memory, pods = cpu - many * need.cpu, memory - many * need.memory, pods - many

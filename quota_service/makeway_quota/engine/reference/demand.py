@@ -64,21 +64,21 @@ def helps(cluster: Cluster, queue: Queue, pool: str) -> bool:
     need, levels = queue.need, queue.levels
     if need.session and not cluster.pools[pool].sessions:
         return False
-    if need.total and any(static_quota(cluster, levels, pool, 0, later) for later in (False, True)):
+    if need.total and any(static_quota(cluster, levels, pool, 0, in_future) for in_future in (False, True)):
         return False
     return not need.only_spare or room_on_a_new_node(cluster, pool, need)
 
 
-def admits(cluster: Cluster, queue: Queue, pool: str, claims: Sequence[Claim], later: bool = False) -> bool:
+def admits(cluster: Cluster, queue: Queue, pool: str, claims: Sequence[Claim], in_future: bool = False) -> bool:
     """Whether one more of a queue is within limits and capacity beside all claims, and in quota where it must be."""
     amount, known = queue.need.total, cluster.pools[pool]
     if amount and known.capacity is not None:
         here = sum(claim.queue.need.total for claim in claims if pool in claim.pools)
-        if pool_usage(cluster, pool, later) + here + amount > known.capacity:
+        if pool_usage(cluster, pool, in_future) + here + amount > known.capacity:
             return False
     for line in limiting(cluster, queue.levels, pool) if amount else ():
         counted = counts(cluster, line)
-        used = counted.future if later else max(counted.now, counted.future)
+        used = counted.future if in_future else max(counted.now, counted.future)
         if used + _claimed(cluster, line, claims) + amount > (line.quota.limit or 0):
             return False
     if queue.may_borrow:
@@ -109,7 +109,7 @@ def _claimed(cluster: Cluster, line: PolicyLine, claims: Sequence[Claim], beyond
 def _soon_free(cluster: Cluster, trial: Cluster, queue: Queue, claims: Sequence[Claim]) -> tuple[Part, ...]:
     """Return what one of a queue will get of the room that terminating work leaves, in its first pool with any."""
     for pool in queue.pools:
-        if find(cluster, pool, queue.need) or not admits(trial, queue, pool, claims, later=True):
+        if find(cluster, pool, queue.need) or not admits(trial, queue, pool, claims, in_future=True):
             continue  # it is kept off GPUs that are free already, or may not run there
         if queue.need.total and static_quota(trial, queue.levels, pool, queue.need.total, True):
             continue

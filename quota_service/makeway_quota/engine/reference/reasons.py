@@ -79,7 +79,7 @@ def _static(cluster: Cluster, queue: Queue, pool: str) -> Reason | None:
 
 
 def _kept_from(cluster: Cluster, queue: Queue, pool: str) -> bool:
-    lines = [static_quota(cluster, queue.levels, pool, queue.need.total, later) for later in (False, True)]
+    lines = [static_quota(cluster, queue.levels, pool, queue.need.total, in_future) for in_future in (False, True)]
     return bool(queue.need.total) and any(line is not None for line in lines)
 
 

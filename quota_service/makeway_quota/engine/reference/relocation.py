@@ -65,18 +65,20 @@ def _relocate(decisions: Decisions, queue: Queue, workload: Workload) -> bool:
     return False
 
 
-def _room(cluster: Cluster, queue: Queue, workload: Workload, pool: str, later: bool | None = None) -> tuple[Part, ...]:
+def _room(
+    cluster: Cluster, queue: Queue, workload: Workload, pool: str, in_future: bool | None = None
+) -> tuple[Part, ...]:
     """Return where a victim could start now, its old devices not counted, or go on beside workers that stay.
 
-    Empty if it could do neither. With `later`, also where it could start once all that terminates is gone; None: if it
-    is in quota, for the next plan would nominate it there.
+    Empty if it could do neither. With `in_future`, also where it could start once all that terminates is gone; None:
+    if it is in quota, for the next plan would nominate it there.
     """
     if not allowed(cluster, queue.levels, pool, queue.need.total, True):
         return ()
     if parts := find(cluster, pool, queue.need) or _beside_workers_that_stay(cluster, workload, pool):
         return parts
-    later = _in_quota(cluster, queue, pool) if later is None else later
-    return find(cluster, pool, queue.need, True) if later else ()
+    in_future = _in_quota(cluster, queue, pool) if in_future is None else in_future
+    return find(cluster, pool, queue.need, True) if in_future else ()
 
 
 def _beside_workers_that_stay(cluster: Cluster, workload: Workload, pool: str) -> tuple[Part, ...]:

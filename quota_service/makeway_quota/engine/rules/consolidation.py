@@ -164,7 +164,7 @@ def _may_move(preemptor: Preemptor, allocation: Allocation) -> bool:
 
 def _min_moved(preemptor: Preemptor, node: NodeState) -> int:
     """Return a lower bound of the milli-GPUs that must move off a node: those in use on the devices that are needed."""
-    missing = preemptor.need.whole - node.whole_future
+    missing = preemptor.need.whole_devices - node.whole_future
     if missing <= 0 or node.overfull or any(allocation.fresh for allocation in node.allocations.values()):
         return 0
     return sum(sorted([GPU - milli for milli in node.future if milli < GPU])[:missing])

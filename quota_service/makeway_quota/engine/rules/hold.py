@@ -136,8 +136,8 @@ def _held(opening: Opening, need: Need) -> Iterator[tuple[Part, Need]]:
     node = opening.node
     if not (any(node.free) or need.cpu or need.memory):
         return
-    spare = max(0, opening.whole - opening.workers * need.whole)
-    many = max(0, node.whole_free - spare) if need.whole else 0
+    spare = max(0, opening.whole - opening.workers * need.whole_devices)
+    many = max(0, node.whole_free - spare) if need.whole_devices else 0
     devices = [at for at, milli in enumerate(node.free) if milli == GPU][:many] if many else []
     cpu = _part(need.cpu, min(node.cpu_open, node.cpu_future), opening.cpu - opening.workers * need.cpu)
     memory = _part(
@@ -145,7 +145,7 @@ def _held(opening: Opening, need: Need) -> Iterator[tuple[Part, Need]]:
     )
     if devices or cpu or memory:
         yield Part(0, node, tuple(devices), GPU), Need(0, 1, 1, cpu, memory) if cpu or memory else _GPUS_ALONE
-    if need.whole and not spare:
+    if need.whole_devices and not spare:
         for at, milli in enumerate(node.free):
             if 0 < milli < GPU:
                 yield Part(0, node, (at,), milli), _GPUS_ALONE

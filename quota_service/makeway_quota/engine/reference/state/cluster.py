@@ -327,9 +327,9 @@ class Cluster:
             devices = [max(0, milli) for milli in devices]
         return FreeResources(devices, min(now.cpu, later.cpu), min(now.memory, later.memory), min(now.pods, later.pods))
 
-    def remaining(self, node: str, later: bool) -> FreeResources:
+    def remaining(self, node: str, in_future: bool) -> FreeResources:
         """Return what is free now, or in the future."""
-        return self.future(node) if later else self.free(node)
+        return self.future(node) if in_future else self.free(node)
 
     def _without(
         self, name: str, allocations: Iterable[Allocation], blocked: Iterable[Blocked], now: bool = False
@@ -370,7 +370,7 @@ class Cluster:
         names = {self.nodes[other].pool for name in self.nodes_of(pool) for other in self.host_of(name)}
         return tuple(sorted(names - {pool}))
 
-    def free_gpus(self, pool: str, later: bool, need: Need | None = None) -> int:
+    def free_gpus(self, pool: str, in_future: bool, need: Need | None = None) -> int:
         """Return the free milli-GPUs of a pool's usable nodes, now or in the future; of those for a need's kind.
 
         What an overfull node lacks is not taken off what the others have.
@@ -378,7 +378,9 @@ class Cluster:
         usable = [node for node in self.nodes_of(pool) if self.usable(node)]
         if need is not None and need.session:
             usable = [node for node in usable if self.nodes[node].sessions]
-        devices = [(milli, node in self.overfull) for node in usable for milli in self.remaining(node, later).devices]
+        devices = [
+            (milli, node in self.overfull) for node in usable for milli in self.remaining(node, in_future).devices
+        ]
         return sum(max(0, milli) if overfull else milli for milli, overfull in devices)
 
     def stuck_gpus(self, pool: str) -> int:

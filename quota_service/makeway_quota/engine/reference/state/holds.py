@@ -117,11 +117,11 @@ class Hold:
 def _held(cluster: Cluster, opening: Opening, need: Need) -> Blocked | None:
     """Return what of a node must stay free, so that there is room when it opens."""
     free = cluster.free(opening.node)
-    spare = max(0, opening.whole - opening.workers * need.whole)
-    many = max(0, free.whole - spare) if need.whole else 0
+    spare = max(0, opening.whole - opening.workers * need.whole_devices)
+    many = max(0, free.whole - spare) if need.whole_devices else 0
     whole = [at for at, milli in enumerate(free.devices) if milli == GPU][:many]
     devices = dict.fromkeys(whole, GPU)
-    if need.whole and not spare:
+    if need.whole_devices and not spare:
         devices |= {at: milli for at, milli in enumerate(free.devices) if 0 < milli < GPU}
     cpu = _part(need.cpu, free.cpu, opening.cpu - opening.workers * need.cpu)
     memory = _part(need.memory, free.memory, opening.memory - opening.workers * need.memory)

@@ -17,26 +17,26 @@ Room = Mapping[str, FreeResources]
 """What is free on the nodes of one pool: by name, in the order of the inventory."""
 
 
-def find(cluster: Cluster, pool: str, need: Need, later: bool = False) -> tuple[Part, ...]:
-    """Return a placement for the least number of workers, on what is free now or in the future; empty if none.
+def find(cluster: Cluster, pool: str, need: Need, in_future: bool = False) -> tuple[Part, ...]:
+    """Return a placement for `min_workers` workers, on what is free now or in the future; empty if there is none.
 
-    The strategy `pack` leaves the free GPUs that are most useful to the pool's mix of workloads (packing.py); with
-    `later`, it takes the node with the fewest free whole devices. `spread` takes the node with the most. A gang gets as
-    few nodes as possible, and is placed as a whole or not at all.
+    The strategy `pack` keeps free GPUs as useful as possible to the pool's mix of workloads (packing.py); with
+    `in_future`, it takes the node with the fewest free whole devices. `spread` takes the node with the most. A gang
+    gets as few nodes as possible, and is placed as a whole or not at all.
     """
-    parts = _find(cluster, pool, need, later, None)
-    if need.only_spare and parts and not spares(cluster, pool, need, parts, later):
-        return _find(cluster, pool, need, later, limit_of(cluster, pool, need, later))
+    parts = _find(cluster, pool, need, in_future, None)
+    if need.only_spare and parts and not spares(cluster, pool, need, parts, in_future):
+        return _find(cluster, pool, need, in_future, limit_of(cluster, pool, need, in_future))
     return parts
 
 
-def _find(cluster: Cluster, pool: str, need: Need, later: bool, limit: Limit | None) -> tuple[Part, ...]:
+def _find(cluster: Cluster, pool: str, need: Need, in_future: bool, limit: Limit | None) -> tuple[Part, ...]:
     """Return a placement; with a `limit`, at most so many workers on each node."""
-    room = {name: cluster.remaining(name, later) for name in cluster.nodes_of(pool) if cluster.usable(name)}
+    room = {name: cluster.remaining(name, in_future) for name in cluster.nodes_of(pool) if cluster.usable(name)}
     pack = cluster.pools[pool].strategy == "pack"
     if need.min_workers > 1:
-        chosen = _gang(cluster, room, need, later, limit)
-    elif pack and not later and not need.avoid and (mix := _mix(cluster, pool)):
+        chosen = _gang(cluster, room, need, in_future, limit)
+    elif pack and not in_future and not need.avoid and (mix := _mix(cluster, pool)):
         return _packed(cluster, room, need, mix, limit)
     else:
         name = _one(cluster, room, need, pack, limit)
@@ -44,15 +44,15 @@ def _find(cluster: Cluster, pool: str, need: Need, later: bool, limit: Limit | N
     parts: list[Part] = []
     for name, many in chosen:
         devices = list(room[name].devices)
-        idle = cluster.free(name).devices if later else None
+        idle = cluster.free(name).devices if in_future else None
         parts += [Part(len(parts) + at, name, *pick(need, devices, idle)) for at in range(many)]
     return tuple(parts)
 
 
-def count_workers(cluster: Cluster, pool: str, need: Need, later: bool) -> int:
+def count_workers(cluster: Cluster, pool: str, need: Need, in_future: bool) -> int:
     """Return how many workers fit into a pool."""
     nodes = [name for name in cluster.nodes_of(pool) if cluster.suits(name, need)]
-    return sum(cluster.remaining(name, later).workers(need) for name in nodes)
+    return sum(cluster.remaining(name, in_future).workers(need) for name in nodes)
 
 
 def _able(cluster: Cluster, room: Room, need: Need, limit: Limit | None) -> dict[str, int]:
@@ -73,10 +73,10 @@ def _one(cluster: Cluster, room: Room, need: Need, pack: bool, limit: Limit | No
     return min(_able(cluster, room, need, limit), key=key, default=None)
 
 
-def _gang(cluster: Cluster, room: Room, need: Need, later: bool, limit: Limit | None) -> list[tuple[str, int]]:
+def _gang(cluster: Cluster, room: Room, need: Need, in_future: bool, limit: Limit | None) -> list[tuple[str, int]]:
     """Take the node with room for the most workers, until some have room for the rest: then the one with the least."""
     position = {name: at for at, name in enumerate(room)}
-    idle = {name: cluster.free(name).whole for name in room} if later else {n: g.whole for n, g in room.items()}
+    idle = {name: cluster.free(name).whole for name in room} if in_future else {n: g.whole for n, g in room.items()}
     able = [(count, name) for name, count in _able(cluster, room, need, limit).items()]
     able.sort(key=lambda item: (-item[0], idle[item[1]], position[item[1]]))
     chosen: list[tuple[str, int]] = []

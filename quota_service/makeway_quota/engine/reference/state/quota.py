@@ -220,11 +220,11 @@ def quota_numbers(cluster: Cluster, levels: Sequence[str], pool: str, guaranteed
 # Limits, capacity and static quotas
 
 
-def over_limit(cluster: Cluster, levels: Sequence[str], pool: str, amount: int, later: bool) -> PolicyLine | None:
-    """Return the first line whose limit `amount` more would exceed; `later`: in the future only."""
+def over_limit(cluster: Cluster, levels: Sequence[str], pool: str, amount: int, in_future: bool) -> PolicyLine | None:
+    """Return the first line whose limit `amount` more would exceed; `in_future`: in the future only."""
     for line in limiting(cluster, levels, pool):
         counted = counts(cluster, line)
-        used = counted.future if later else max(counted.now, counted.future)
+        used = counted.future if in_future else max(counted.now, counted.future)
         if used + amount > (line.quota.limit or 0):
             return line
     return None
@@ -242,21 +242,21 @@ def counts_on(cluster: Cluster, line: PolicyLine, allocation: Allocation) -> boo
     return line.policy in allocation.levels and allocation.amount_in(pools) > 0
 
 
-def pool_usage(cluster: Cluster, pool: str, later: bool) -> int:
+def pool_usage(cluster: Cluster, pool: str, in_future: bool) -> int:
     """Return what runs (or will) in a pool, as its capacity counts it."""
     now = list(cluster.running.values())
     future = sum(a.amount_in((pool,)) for a in now if a.id not in cluster.terminating)
     future += sum(c.amount for c in cluster.nominations.values() if c.pool == pool)
-    return future if later else max(future, sum(a.amount_in((pool,)) for a in now))
+    return future if in_future else max(future, sum(a.amount_in((pool,)) for a in now))
 
 
-def over_capacity(cluster: Cluster, pool: str, amount: int, later: bool = False) -> bool:
+def over_capacity(cluster: Cluster, pool: str, amount: int, in_future: bool = False) -> bool:
     """Whether `amount` more exceeds the pool's capacity."""
     capacity = cluster.pools[pool].capacity
-    return capacity is not None and pool_usage(cluster, pool, later) + amount > capacity
+    return capacity is not None and pool_usage(cluster, pool, in_future) + amount > capacity
 
 
-def spare(line: PolicyLine) -> int:
+def unlent(line: PolicyLine) -> int:
     """Return how much of a reservation is never lent."""
     quota = line.quota
     return max(0, quota.reserved - (quota.reserved if quota.lend is None else quota.lend))
@@ -278,9 +278,9 @@ def _kept_within(cluster: Cluster, policy: str, kept: Sequence[tuple[str, int]])
     return max(own, sum(_kept_within(cluster, name, kept) for name in teams))
 
 
-def _kept_by(cluster: Cluster, line: PolicyLine, later: bool) -> int:
+def _kept_by(cluster: Cluster, line: PolicyLine, in_future: bool) -> int:
     counted = counts(cluster, line)
-    return max(0, spare(line) - (counted.future if later else counted.now))
+    return max(0, unlent(line) - (counted.future if in_future else counted.now))
 
 
 def unused(cluster: Cluster, pool: str) -> int:
@@ -296,24 +296,26 @@ def _unused(cluster: Cluster, policy: str, pool: str) -> int:
     return max(0, own, sum(_unused(cluster, name, pool) for name in teams))
 
 
-def static_quota(cluster: Cluster, levels: Sequence[str], pool: str, amount: int, later: bool) -> PolicyLine | None:
+def static_quota(cluster: Cluster, levels: Sequence[str], pool: str, amount: int, in_future: bool) -> PolicyLine | None:
     """Return another team's static quota whose idle GPUs `amount` more would use.
 
-    Static quotas in other pools of its, also of the own team, keep what those pools have free.
+    Also counted: static quotas whose pools lie within that line's. Those covering `pool` count fully; the others, this
+    team's own included, count at most what their own pools have free.
     """
     every = [PolicyLine(name, quota) for name in cluster.policies for quota in cluster.policies[name].quotas]
-    kept = [(line, held) for line in every if spare(line) and (held := _kept_by(cluster, line, later))]
-    lines = [(ln, held) for ln, held in kept if ln.quota.covers(pool) and ln.policy not in levels]
-    others = [
-        (ln, min(held, _free_in(cluster, ln.quota.pools, later))) for ln, held in kept if not ln.quota.covers(pool)
+    kept = [(line, idle) for line in every if unlent(line) and (idle := _kept_by(cluster, line, in_future))]
+    covering = [(ln, idle) for ln, idle in kept if ln.quota.covers(pool) and ln.policy not in levels]
+    other_pools = [
+        (ln, min(idle, _free_in(cluster, ln.quota.pools, in_future))) for ln, idle in kept if not ln.quota.covers(pool)
     ]
-    for line, _ in lines:
-        here = [(ln.policy, held) for ln, held in lines if _is_within(ln.quota, line.quota)]
-        more = [(ln.policy, held) for ln, held in others if _is_within(ln.quota, line.quota)]
-        pools = {name for ln, _ in others if _is_within(ln.quota, line.quota) for name in ln.quota.pools}
-        beyond = _free_in(cluster, pools, later) if pools else 0
-        held = min(kept_free(cluster, [*here, *more]), kept_free(cluster, here) + beyond)
-        if _free_in(cluster, line.quota.pools, later) - amount < held:
+    for line, _ in covering:
+        within = [(ln.policy, idle) for ln, idle in covering if _is_within(ln.quota, line.quota)]
+        others_within = [(ln, idle) for ln, idle in other_pools if _is_within(ln.quota, line.quota)]
+        pools = {name for ln, _ in others_within for name in ln.quota.pools}
+        free = _free_in(cluster, pools, in_future) if pools else 0
+        at_most_free = [(ln.policy, idle) for ln, idle in others_within]
+        keep_free = min(kept_free(cluster, [*within, *at_most_free]), kept_free(cluster, within) + free)
+        if _free_in(cluster, line.quota.pools, in_future) - amount < keep_free:
             return line
     return None
 
@@ -322,22 +324,22 @@ def _is_within(quota: QuotaLine, other: QuotaLine) -> bool:
     return not other.pools or (bool(quota.pools) and set(quota.pools) <= set(other.pools))
 
 
-def _free_in(cluster: Cluster, pools: Collection[str], later: bool) -> int:
-    return sum(_available(cluster, name, later) for name in cluster.pools if not pools or name in pools)
+def _free_in(cluster: Cluster, pools: Collection[str], in_future: bool) -> int:
+    return sum(_available(cluster, name, in_future) for name in cluster.pools if not pools or name in pools)
 
 
-def _available(cluster: Cluster, pool: str, later: bool) -> int:
-    free, capacity = cluster.free_gpus(pool, later), cluster.pools[pool].capacity
-    return free if capacity is None else min(free, max(0, capacity - pool_usage(cluster, pool, later)))
+def _available(cluster: Cluster, pool: str, in_future: bool) -> int:
+    free, capacity = cluster.free_gpus(pool, in_future), cluster.pools[pool].capacity
+    return free if capacity is None else min(free, max(0, capacity - pool_usage(cluster, pool, in_future)))
 
 
-def allowed(cluster: Cluster, levels: Sequence[str], pool: str, amount: int, later: bool = False) -> bool:
+def allowed(cluster: Cluster, levels: Sequence[str], pool: str, amount: int, in_future: bool = False) -> bool:
     """Whether limits, the pool's capacity and other teams' static quotas admit `amount` more."""
     if not amount:
         return True
-    if over_capacity(cluster, pool, amount, later) or over_limit(cluster, levels, pool, amount, later):
+    if over_capacity(cluster, pool, amount, in_future) or over_limit(cluster, levels, pool, amount, in_future):
         return False
-    now = later or static_quota(cluster, levels, pool, amount, False) is None
+    now = in_future or static_quota(cluster, levels, pool, amount, False) is None
     return now and static_quota(cluster, levels, pool, amount, True) is None
 
 

@@ -15,24 +15,24 @@ Limit = Callable[[str, int], int]
 """How many of at most so many workers a node may host."""
 
 
-def spares(cluster: Cluster, pool: str, need: Need, parts: Sequence[Part], later: bool) -> bool:
-    """Whether the guaranteed GPUs of a pool keep what they need beside some workers, now and later, or only `later`.
+def spares(cluster: Cluster, pool: str, need: Need, parts: Sequence[Part], in_future: bool) -> bool:
+    """Whether the guaranteed GPUs of a pool keep what they need beside workers, now and later, or only `in_future`.
 
     So do those of the pools with nodes on the same hosts.
     """
     many, cluster = Counter(part.node for part in parts), _without_holds(cluster)
     pools = (pool, *cluster.pools_beside(pool))
-    return all(_can_lose(cluster, p, _loss(cluster, p, many, need, at), at) for p in pools for at in {True, later})
+    return all(_can_lose(cluster, p, _loss(cluster, p, many, need, at), at) for p in pools for at in {True, in_future})
 
 
-def limit_of(cluster: Cluster, pool: str, need: Need, later: bool) -> Limit:
+def limit_of(cluster: Cluster, pool: str, need: Need, in_future: bool) -> Limit:
     """Return the workers that each node may host; those of a gang only where no useful GPU is lost."""
     cluster = _without_holds(cluster)
 
     def limit(name: str, limit: int) -> int:
         for many in range(min(limit, need.min_workers), 0, -1):
             pools = (pool, *cluster.pools_beside(pool))
-            losses = [(p, _loss(cluster, p, {name: many}, need, at), at) for p in pools for at in {True, later}]
+            losses = [(p, _loss(cluster, p, {name: many}, need, at), at) for p in pools for at in {True, in_future}]
             if not any(loss for _, loss, _ in losses):
                 return many
             if need.min_workers == 1 and all(_can_lose(cluster, *loss) for loss in losses):
@@ -64,23 +64,22 @@ def _without_holds(cluster: Cluster) -> Cluster:
     return trial
 
 
-def _can_lose(cluster: Cluster, pool: str, loss: int, later: bool) -> bool:
-    return not loss or loss <= _surplus(cluster, pool, later)
+def _can_lose(cluster: Cluster, pool: str, loss: int, in_future: bool) -> bool:
+    return not loss or loss <= _surplus(cluster, pool, in_future)
 
 
-def _surplus(cluster: Cluster, pool: str, later: bool) -> int:
+def _surplus(cluster: Cluster, pool: str, in_future: bool) -> int:
     """Return the useful free milli-GPUs beyond the guaranteed ones."""
-    return sum(_useful(cluster, name, cluster.remaining(name, later)) for name in cluster.nodes_of(pool)) - unused(
-        cluster, pool
-    )
+    useful = sum(_useful(cluster, name, cluster.remaining(name, in_future)) for name in cluster.nodes_of(pool))
+    return useful - unused(cluster, pool)
 
 
-def _loss(cluster: Cluster, pool: str, many: dict[str, int], need: Need, later: bool) -> int:
+def _loss(cluster: Cluster, pool: str, many: dict[str, int], need: Need, in_future: bool) -> int:
     """Return the useful milli-GPUs of a pool that are lost with so many workers more on each node."""
     lost = 0
     on_hosts = [(other, count) for node, count in many.items() for other in cluster.host_of(node)]
     for name, count in [(name, count) for name, count in on_hosts if cluster.nodes[name].pool == pool]:
-        free = cluster.remaining(name, later)
+        free = cluster.remaining(name, in_future)
         beside = FreeResources(
             free.devices,
             free.cpu - count * need.cpu,

@@ -170,7 +170,11 @@ def shortages_of(p: Preemptor) -> list[tuple[str, Shortage]]:
 def shortage_on(p: Preemptor, node: str) -> Shortage:
     """Return what a node has too little of, in the future and before any eviction."""
     need, free = p.need, p.cluster.future(node)
-    by_devices = len(free.devices) // need.whole if need.whole else len(free.devices) * (GPU // max(1, need.gpus))
+    by_devices = (
+        len(free.devices) // need.whole_devices
+        if need.whole_devices
+        else len(free.devices) * (GPU // max(1, need.gpus))
+    )
     many = min(need.min_workers, by_devices)
     return Shortage(free.cpu < many * need.cpu, free.memory < many * need.memory, free.pods < many)
 

@@ -139,7 +139,7 @@ class VictimBounds:
             return None
         beside = self._beside(node) if node.beside else ()
         allocations = [a for a in self.cluster.evictable_on(node) if not a.workload.non_preemptible]
-        missing = self.need.whole - node.whole_future
+        missing = self.need.whole_devices - node.whole_future
         fewest = _fewest(node, allocations, missing)
         if not (allocations or beside) or (missing > 0 and fewest > len(allocations)):
             return None

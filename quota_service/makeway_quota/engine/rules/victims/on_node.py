@@ -171,7 +171,7 @@ def _groups(candidates: Sequence[Allocation]) -> list[list[Allocation]]:
     groups: dict[object, list[Allocation]] = {}
     for allocation in candidates:
         need, parts = allocation.need, allocation.parts
-        equal = need.gpus >= GPU and len(parts) == 1 and len(parts[0].devices) == need.whole
+        equal = need.gpus >= GPU and len(parts) == 1 and len(parts[0].devices) == need.whole_devices
         equal = equal and not allocation.fresh and allocation.workload.state != STARTING
         known = (allocation.workload.policy, need, parts[0].node.node.name) if equal else allocation.workload.id
         groups.setdefault(known, []).append(allocation)

@@ -151,7 +151,7 @@ class Preemptor:
     def may_tighten(self) -> bool:
         """Whether a victim may make less room than it takes: its team's static quota grows by more than it frees."""
         ledger = self.cluster.ledger
-        if not ledger.holding:
+        if not ledger.unlent_lines:
             return False
         return ledger.counts_twice or any(
             not allocation.parts or not all(part.node.usable for part in allocation.parts)

@@ -253,7 +253,7 @@ def _hosts_any(node: NodeState, policies: Collection[str]) -> bool:
 
 def enough_devices(preemptor: Preemptor, node: NodeState, candidates: Sequence[Allocation]) -> bool:
     """Whether evicting all candidates would free enough devices for a worker; False is certain, True is not."""
-    wanted = preemptor.need.whole - node.whole_future
+    wanted = preemptor.need.whole_devices - node.whole_future
     if wanted <= 0:
         return True
     for allocation in candidates:

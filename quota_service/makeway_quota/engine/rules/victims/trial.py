@@ -46,13 +46,13 @@ def allowed_without(preemptor: Preemptor, victims: Victims) -> bool:
     Only a static quota can change that: of a team that falls below what is kept free for it.
     """
     cluster, pool = preemptor.cluster, preemptor.pool.pool.name
-    for line in cluster.ledger.holding:
+    for line in cluster.ledger.unlent_lines:
         if line.account in preemptor.account.chain and line.quota.covers(pool):
             continue
         gone = sum(
             v.counts_on(line.quota) for v in victims if line.account in cluster.account(v.allocation.workload).chain
         )
-        if gone and line.future - gone < line.spare:
+        if gone and line.future - gone < line.unlent:
             break
     else:
         return True
